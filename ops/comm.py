@@ -1,0 +1,68 @@
+"""Moving gradients to the pservers and parameters back.
+
+A *bucket* is the unit that travels: slices of some tensors, of one dtype, laid out one after the other (about
+4 MB). `send` stands right behind the op that produces the bucket's last gradient, so that sending overlaps the
+rest of backward; `recv` stands before the first use of the bucket's parameters.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from graphft.errors import ProgramError
+from graphft.ir import Block, Operator
+from graphft.ops.context import Context
+from graphft.registry import op
+
+
+def _check_slices(operator: Operator, block: Block) -> None:
+    slices = operator.attrs["slices"]
+    if len(slices) != len(operator.args):
+        raise ProgramError(f"{operator.type} has {len(operator.args)} operands but {len(slices)} slices", block=block,
+                           rule="slices", help="give one (start, end) range of flat elements per operand")
+    for ref, (start, end) in zip(operator.args, slices, strict=True):
+        numel = block.program.variables[ref.name].type.numel
+        if not 0 <= start < end or (numel is not None and end > max(numel, 1)):
+            raise ProgramError(f"slice ({start}, {end}) of {ref} lies outside its {numel} elements", block=block,
+                               rule="slices", help="slices count the flattened tensor's elements")
+
+
+@op("send", check=_check_slices, effect=True)
+def send(ctx: Context, *tensors: Tensor, shard: int, bucket: int, slices: tuple[tuple[int, int], ...]) -> None:
+    """Pushes one bucket of this (step, slot)'s contribution to a pserver.
+
+    Operands are gradients, or buffers after their update. `slices` gives the [start, end) of each one's flat
+    elements. Returns at once: the bytes are copied into the bucket and leave on the communication thread.
+    """
+    assert ctx.comm is not None
+    ctx.comm.push(shard, bucket, tensors, slices)
+
+
+@op("send_barrier", effect=True)
+def send_barrier(ctx: Context, *, shards: int) -> None:
+    """Ends the sends of one (step, slot), by name. With nothing sent before, the contribution is "empty".
+
+    The barrier itself travels with the last bucket: a shard counts a (step, slot) when all of its buckets are in.
+    """
+    assert ctx.comm is not None
+    ctx.comm.end_push()
+
+
+@op("recv", check=_check_slices, writes=("tensors",), effect=True)
+def recv(
+    ctx: Context, *tensors: Tensor, shard: int, bucket: int, slices: tuple[tuple[int, int], ...], refresh: bool = False
+) -> None:
+    """Waits for one bucket at the version of this step, and writes it into the operands.
+
+    A bucket that is there already is not copied again, unless `refresh` (buffers, which the step changes in place).
+    Raises WorkChanged when the work changed while waiting.
+    """
+    assert ctx.comm is not None
+    ctx.comm.pull(shard, bucket, tensors, slices, refresh)
+
+
+@op("fetch_barrier", effect=True)
+def fetch_barrier(ctx: Context, *, shards: int) -> None:
+    """Ends the receives of one step: every shard's buckets are of this step's version (sync), or answered (async)."""
+    assert ctx.comm is not None
+    ctx.comm.end_pull()

@@ -1,0 +1,142 @@
+"""What a kernel may touch: its context, and the ports behind it.
+
+A kernel of ours gets everything that is not an operand from `ctx`: the step it works for, and one *port* per
+outside world (etcd, ZeroMQ, files, data). Roles give ports that are real; the simulation gives simulated ones.
+No kernel reads a clock, the environment or a global.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+Slices = Sequence[tuple[int, int]]
+"""Per operand, the [start, end) range of its flattened elements that travels."""
+
+
+class Interrupt(Exception):
+    """Control flow out of a running block, on purpose: never an error, passes through the executor untouched."""
+
+
+class EndOfPass(Interrupt):
+    """`etcd_get_chunk`: no work is left in this pass, and all of it is complete."""
+
+
+class NoData(Interrupt):
+    """`etcd_get_chunk`: this slot has no batch at this step; the role closes it as empty with `send_barrier`."""
+
+
+class WorkChanged(Interrupt):
+    """A wait ended early because what this role has to do changed (slots gained or lost, a new generation)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkWork:
+    """One batch to compute: the result of `etcd_get_chunk`, the operand of `read_chunk`."""
+
+    pass_index: int
+    chunk: int
+    batch: int
+    """Index of the batch inside its chunk."""
+    samples: int
+    seed: int
+    """Seeds the step's random numbers: a function of (job seed, step, slot), or (job seed, pass, chunk, batch)."""
+    attempt: int = 0
+    claim: int = 0
+    """etcd revision of the claim: the fence of whatever relies on it."""
+
+
+class SessionPort(Protocol):
+    """This process's lease."""
+
+    def register(self, *, role: str, index: int, lease: bool) -> None:
+        """Claims this process's key (`/<job>/ps/<index>`, `/<job>/trainers/<id>`) with its address as the value."""
+
+    def keep_alive(self) -> None:
+        """Renews the lease. Raises LeaseLost when it cannot be relied on any more."""
+
+    def wait_pservers(self, count: int, timeout: float) -> None:
+        """Waits until `count` pservers are registered, and connects to them."""
+
+
+class MembersPort(Protocol):
+    """The watched view of the job: who lives, who holds which slot, which generation it is."""
+
+    def watch(self) -> None:
+        """Takes in what changed since the last call, and wakes whoever waits for it."""
+
+    def claim_slots(self, slots: int, policy: str) -> None:
+        """Claims free slots up to this trainer's share."""
+
+    def release_slots(self) -> None:
+        """Hands surplus slots over. Called at step boundaries only."""
+
+
+class QueuePort(Protocol):
+    """The chunk queue."""
+
+    def enqueue_pass(self) -> None:
+        """Makes the current pass's records, unless somebody has; exactly once, whoever crashes half-way."""
+
+    def get_chunk(self) -> ChunkWork:
+        """The batch to compute now. Raises EndOfPass, NoData or WorkChanged."""
+
+    def complete_chunks(self) -> None:
+        """Completes the chunks whose last batch every shard has applied."""
+
+    def requeue_overdue(self, timeout: float, max_failures: int) -> None:
+        """Returns chunks to todo whose holder lost its lease or exceeded `timeout` seconds."""
+
+
+class CommPort(Protocol):
+    """The trainer's side of the data plane."""
+
+    def push(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices) -> None: ...
+    def end_push(self) -> None: ...
+    def pull(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices, refresh: bool) -> None: ...
+    def end_pull(self) -> None: ...
+
+
+class DataPort(Protocol):
+    """Reads batches, ahead of use."""
+
+    def batch(self, work: ChunkWork, columns: Sequence[str]) -> Sequence[Tensor]: ...
+
+
+class ServerPort(Protocol):
+    """A pserver's own services."""
+
+    def make_bucket(self, index: int, names: Sequence[str], reduce: str) -> None:
+        """Lays the named variables out in one flat buffer; the scope then holds views of it."""
+
+    def load_check_point(self) -> None: ...
+    def save_check_point(self, names: Sequence[str], keep: int) -> None: ...
+    def serve(self, options: Mapping[str, Any]) -> None: ...
+
+
+class CoordinatorPort(Protocol):
+    """The coordinator's services."""
+
+    def put_job(self, pservers: int) -> None: ...
+    def await_job(self) -> None: ...
+
+
+@dataclass(slots=True)
+class Context:
+    """A kernel's world. Ports that a role does not have are None; its program then holds no op that asks for them."""
+
+    scope: MutableMapping[str, Tensor] = field(default_factory=dict)
+    step: int = 0
+    """The step (sync: equal to the version of the parameters that it reads)."""
+    slot: int = 0
+    device: str = "cpu"
+    session: SessionPort | None = None
+    members: MembersPort | None = None
+    queue: QueuePort | None = None
+    comm: CommPort | None = None
+    data: DataPort | None = None
+    server: ServerPort | None = None
+    coordinator: CoordinatorPort | None = None

@@ -1,0 +1,94 @@
+"""A pserver's operators: its flat buckets, its rounds, its checkpoints."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from torch import Tensor
+
+from graphft.errors import ProgramError
+from graphft.ir import Block, Operator, Ref
+from graphft.ops.context import Context
+from graphft.registry import op
+
+
+def _one_dtype(operator: Operator, block: Block) -> None:
+    dtypes = {block.program.variables[r.name].dtype for r in operator.args}
+    if len(dtypes) > 1:
+        raise ProgramError(f"a bucket holds one dtype, got {', '.join(sorted(dtypes))}", block=block, rule="bucket",
+                           help="put variables of different dtypes into different buckets")
+
+
+@op("bucket", check=_one_dtype, effect=True)
+def bucket(
+    ctx: Context, *variables: Ref, index: int,
+    reduce: Literal["weighted_mean", "mean", "first"] = "weighted_mean",
+) -> None:
+    """Lays variables out in one flat buffer, the unit of push and pull. Runs in `init`.
+
+    `reduce` says how listen_and_serv folds the slots' contributions of a step: gradients by `weighted_mean`
+    (weights are samples), float buffers by `mean` over the slots with data, integer buffers take the `first`.
+    """
+    assert ctx.server is not None
+    ctx.server.make_bucket(index, [v.name for v in variables], reduce)
+
+
+@op("assign", writes=("target",))
+def assign(ctx: Context, target: Tensor, value: Tensor) -> None:
+    """target <- value, in place."""
+    target.copy_(value)
+
+
+@op("listen_and_serv", effect=True)
+def listen_and_serv(
+    ctx: Context, *,
+    shard: int,
+    shards: int,
+    sync: bool,
+    slots: int,
+    total_steps: int,
+    optimize_blocks: tuple[str, ...],
+    schedule_block: str = "",
+    reduce_block: str = "",
+    checkpoint_block: str = "",
+    checkpoint_every: int = 0,
+    recovery: bool = False,
+    recovery_timeout: float = 10.0,
+    on_barrier_timeout: Literal["rollback", "proceed"] = "rollback",
+    max_staleness: int = -1,
+) -> None:
+    """Serves one shard until the job is complete.
+
+    Sync: step k closes when all `slots` contributions of k are in; then, in slot order, they are reduced bucket by
+    bucket into `<variable>@GRAD`, and `schedule_block`, `reduce_block` (whose result is exchanged between shards)
+    and every one of `optimize_blocks` runs; the version becomes k + 1. Async: each batch is reduced and applied by
+    itself, once. Every `checkpoint_every` steps (0: only at the end) `checkpoint_block` runs.
+
+    With `recovery`, a restarted shard loads the newest committed checkpoint, and its first barrier has
+    `recovery_timeout` seconds; when they pass, "rollback" raises the job's generation so that everyone meets again
+    at the committed step, "proceed" closes the round with what is there. The mode ends after one round.
+    """
+    assert ctx.server is not None
+    ctx.server.serve(dict(
+        shard=shard, shards=shards, sync=sync, slots=slots, total_steps=total_steps, optimize_blocks=optimize_blocks,
+        schedule_block=schedule_block, reduce_block=reduce_block, checkpoint_block=checkpoint_block,
+        checkpoint_every=checkpoint_every, recovery=recovery, recovery_timeout=recovery_timeout,
+        on_barrier_timeout=on_barrier_timeout, max_staleness=max_staleness))
+
+
+@op("load_check_point", effect=True)
+def load_check_point(ctx: Context) -> None:
+    """Fills the shard's variables from the newest committed checkpoint; leaves the initial values if there is none."""
+    assert ctx.server is not None
+    ctx.server.load_check_point()
+
+
+@op("save_check_point", effect=True)
+def save_check_point(ctx: Context, *variables: Ref, keep: int = 3) -> None:
+    """Saves the variables as this shard's part of a checkpoint of the current version.
+
+    Copies them in memory and returns; a thread writes the file. The checkpoint exists when all shards have written
+    and the manifest is committed; the newest `keep` stay.
+    """
+    assert ctx.server is not None
+    ctx.server.save_check_point([v.name for v in variables], keep)
