@@ -1,0 +1,1 @@
+"""Running programs: lowering, executors, roles, and what connects them."""

@@ -1,0 +1,151 @@
+"""What travels between trainers and shards: a small typed header, and at most one raw frame (a bucket's bytes).
+
+Headers are msgspec structs, told apart by their tag; unknown fields, wrong types and foreign tags are refused by
+decoding. The frame is opaque here: its length is checked against the program's bucket layout by the receiver.
+`generation` is the job's; a shard refuses older ones and answers with its own.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Message(msgspec.Struct, frozen=True, tag_field="t", array_like=True, forbid_unknown_fields=True):
+    """Base of all messages."""
+
+
+class Hello(Message, frozen=True, tag="hello"):
+    """A peer introduces itself; `program` is the hash of the job's programs."""
+
+    job: str
+    program: str
+    peer: str
+
+
+class Welcome(Message, frozen=True, tag="welcome"):
+    shard: int
+    incarnation: str
+    generation: int
+    version: int
+
+
+class Refused(Message, frozen=True, tag="refused"):
+    """The request changed nothing. `code`: foreign-job, stale-generation, future-step, malformed, not-ready."""
+
+    code: str
+    reason: str
+    generation: int
+    version: int
+
+
+class Push(Message, frozen=True, tag="push"):
+    """Sync: one bucket (the frame) of the contribution of `slot` at `step`; `want`: answer with the new bucket."""
+
+    generation: int
+    step: int
+    slot: int
+    bucket: int
+    samples: int
+    want: bool
+
+
+class Empty(Message, frozen=True, tag="empty"):
+    """Sync: `slot` has no data at `step`; counts as a whole contribution of 0 samples."""
+
+    generation: int
+    step: int
+    slot: int
+    want: bool
+
+
+class Pull(Message, frozen=True, tag="pull"):
+    """Asks for a bucket at `version` (answered when the shard has it; it keeps the one before), or with -1 the newest."""
+
+    generation: int
+    version: int
+    bucket: int
+
+
+class Bucket(Message, frozen=True, tag="bucket"):
+    """A bucket (the frame) of the parameters at `version`."""
+
+    generation: int
+    version: int
+    bucket: int
+
+
+class Query(Message, frozen=True, tag="query"):
+    """Asks for the shard's version; answered by Welcome."""
+
+
+class BatchPush(Message, frozen=True, tag="batch"):
+    """Async: one bucket (the frame) of batch `batch` of `chunk` in pass `pass_index`, computed from `version`."""
+
+    generation: int
+    pass_index: int
+    chunk: int
+    batch: int
+    batches: int
+    bucket: int
+    samples: int
+    version: int
+
+
+class BatchAck(Message, frozen=True, tag="ack"):
+    """Async: the batch is in the shard's ledger: applied now (`fresh`) or before. Buckets follow as `Bucket`."""
+
+    pass_index: int
+    chunk: int
+    batch: int
+    version: int
+    fresh: bool
+
+
+class LedgerQuery(Message, frozen=True, tag="ledger?"):
+    """Async: asks which batches of `chunk` this shard has applied."""
+
+    pass_index: int
+    chunk: int
+
+
+class Ledger(Message, frozen=True, tag="ledger"):
+    """Async: the applied batches of a chunk as [start, end) ranges."""
+
+    pass_index: int
+    chunk: int
+    ranges: list[tuple[int, int]]
+
+
+class Partials(Message, frozen=True, tag="partials"):
+    """Shard to shard: the partial sums (the frame: float64) of this shard's slices for global-norm clipping."""
+
+    generation: int
+    step: int
+    shard: int
+
+
+class PartialsQuery(Message, frozen=True, tag="partials?"):
+    """Shard to shard: asks again for the partials of `step`."""
+
+    generation: int
+    step: int
+    shard: int
+
+
+AnyMessage = (
+    Hello | Welcome | Refused | Push | Empty | Pull | Bucket | Query | BatchPush | BatchAck | LedgerQuery | Ledger
+    | Partials | PartialsQuery
+)
+"""What `decode` accepts."""
+
+_decoder = msgspec.msgpack.Decoder(AnyMessage)
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: Message) -> bytes:
+    return _encoder.encode(message)
+
+
+def decode(data: bytes | memoryview) -> AnyMessage:
+    """Raises msgspec.DecodeError (or its subclass ValidationError) for what is no message of ours."""
+    return _decoder.decode(data)
