@@ -1,0 +1,76 @@
+# `make help` lists the targets. Each does its own set-up first: nothing is to be prepared by hand.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+PYTHON ?= python3
+# Tests run side by side in this many processes.
+WORKERS ?= 2
+# Added to every `pip install`; for a torch without CUDA on Linux:
+#   make setup PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
+PIP_ARGS ?=
+
+VENV := .venv
+PY := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
+ETCD := .etcd/.fetched
+PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_ARGS)
+
+.PHONY: help setup run test lint types accept bench chaos sim docs clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(INSTALLED) $(ETCD)  ## virtual environment in .venv, dependencies, etcd in .etcd; done once
+
+$(PY):
+	@echo "[setup 1/4] virtual environment in $(VENV)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' \
+	  || { echo "Python 3.10 or newer is needed: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -m venv $(VENV) \
+	  || { rm -rf $(VENV); echo "python3 -m venv failed; on Debian: apt-get install python3-venv"; exit 1; }
+
+# torch comes first and pinned, so that nothing after it can pull in another build of it.
+$(INSTALLED): setup.cfg pyproject.toml constraints.txt | $(PY)
+	@echo "[setup 2/4] PyTorch (the largest part, some minutes)"
+	@$(PIP) torch
+	@echo "[setup 3/4] graphft and its other dependencies"
+	@$(PIP) --editable '.[dev,examples,files,models]'
+	@touch $@
+
+$(ETCD): | $(INSTALLED)
+	@echo "[setup 4/4] etcd in .etcd"
+	@$(PY) -m graphft.runtime.etcd.server --fetch .etcd
+	@touch $@
+
+run: setup  ## the main job: 336,776 real flights, 2 trainers, 2 pservers, one trainer killed on the way
+	@$(PY) examples/03_flights.py
+
+test: setup  ## the whole test suite
+	@$(PY) -m pytest -q -n $(WORKERS) --dist loadgroup
+
+lint: setup  ## ruff
+	@$(VENV)/bin/ruff check .
+
+types: setup  ## mypy
+	@$(VENV)/bin/mypy
+
+accept: setup  ## rewrite the golden files from what the code prints now; review with git diff
+	@EXPECTTEST_ACCEPT=1 GRAPHFT_ACCEPT=1 $(PY) -m pytest -q -k golden
+
+bench: setup  ## what a step costs beside plain PyTorch
+	@$(PY) -m bench
+
+chaos: setup  ## kills roles of a running job at random and compares the result with the undisturbed run
+	@$(PY) -m pytest -q -m chaos
+
+sim: setup  ## the protocol under simulated time, many seeds
+	@$(PY) -m pytest -q tests/sim
+
+docs: setup  ## regenerate docs/ops.md from the op definitions
+	@$(PY) -m graphft docs docs/ops.md
+
+clean:  ## remove what make made (virtual environment, etcd, job folders, caches)
+	rm -rf $(VENV) .etcd jobs out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,64 @@
+"""Settings of every test: one thread per process, no network, and no process left behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import uuid
+from collections.abc import Iterator
+
+# Before torch is imported, and inherited by the processes that tests start.
+os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TOKENIZERS_PARALLELISM"] = "false"
+
+import hypothesis
+import psutil
+import pytest
+import torch
+
+if importlib.util.find_spec("fixtures_etcd"):
+    pytest_plugins = ["fixtures_etcd"]
+
+torch.set_num_threads(1)
+hypothesis.settings.register_profile("default", deadline=None, max_examples=50)
+hypothesis.settings.register_profile("ci", deadline=None, max_examples=50, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+MARK = "GRAPHFT_TEST_SESSION"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_process_left() -> Iterator[None]:
+    """Fails the session when a process started by a test outlives it, children of children included.
+
+    Every process that a test starts inherits a mark in its environment, so orphans are found as well. Runs first
+    of the session's fixtures, and hence ends last: a server shared by the session's tests is gone by then.
+    """
+    mark = os.environ[MARK] = uuid.uuid4().hex
+    yield
+    left = _marked(mark)
+    _, left = psutil.wait_procs(left, timeout=5)
+    report = [f"{p.pid}: {_command(p)}" for p in left]
+    for p in left:
+        p.kill()
+    assert not report, "processes left behind by the tests:\n" + "\n".join(report)
+
+
+def _marked(mark: str) -> list[psutil.Process]:
+    found = []
+    for p in psutil.process_iter():
+        try:
+            marked = p.environ().get(MARK) == mark and p.pid != os.getpid()
+            if marked and "multiprocessing.resource_tracker" not in _command(p):
+                found.append(p)
+        except psutil.Error:  # ended meanwhile, or not ours to read
+            continue
+    return found
+
+
+def _command(p: psutil.Process) -> str:
+    try:
+        return " ".join(p.cmdline()) or "(zombie)"
+    except psutil.Error:
+        return "(ended)"

@@ -1,0 +1,161 @@
+"""What may import what, and what a wheel holds. See docs/design.md, "Layout"."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("graphft", "ops", "transpiler", "runtime")
+MAX_LINES = 500
+# What a protocol's state machine may use: no clock, no randomness, no threads, no I/O, no tensors.
+PURE = frozenset({
+    "__future__", "abc", "bisect", "collections", "copy", "dataclasses", "enum", "fractions", "functools", "hashlib",
+    "heapq", "itertools", "json", "math", "operator", "re", "string", "struct", "types", "typing", "zlib",
+    "msgspec", "numpy", "typing_extensions", "graphft.errors", "graphft.ir", "graphft.dataset",
+    "graphft.runtime.protocol",
+})
+UNSAFE_MODULES = frozenset({"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"})
+UNSAFE_CALLS = frozenset({"torch.load", "torch.save"})
+
+
+def sources(*folders: str) -> list[Path]:
+    """Python files of the folders, the symbolic links graphft/ops etc. not followed."""
+    return [p for f in folders for p in sorted((ROOT / f).rglob("*.py")) if not _behind_link(p)]
+
+
+def _behind_link(path: Path) -> bool:
+    return any(p.is_symlink() for p in path.parents if ROOT in p.parents)
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+def imports(path: Path, *, top_level: bool = False) -> Iterator[tuple[int, str]]:
+    """(line, module) of every import; with `top_level`, of those that run when the module is imported."""
+    nodes: list[ast.AST] = [ast.parse(path.read_text(), str(path))]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, a.name) for a in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name_of(path)}:{node.lineno}: relative import; import by full name"
+            yield node.lineno, str(node.module)
+            # `from graphft import ops` imports graphft.ops as well
+            yield from ((node.lineno, f"{node.module}.{a.name}") for a in node.names)
+        elif top_level and (isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or _type_checking(node)):
+            continue
+        nodes.extend(ast.iter_child_nodes(node))
+
+
+def _type_checking(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+
+
+def within(module: str, *packages: str) -> bool:
+    return any(module == p or module.startswith(p + ".") for p in packages)
+
+
+def violations(paths: list[Path], *forbidden: str, top_level: bool = False) -> list[str]:
+    assert paths, "no files found: the layout has changed"
+    return [f"{name_of(p)}:{line} imports {module}"
+            for p in paths for line, module in imports(p, top_level=top_level) if within(module, *forbidden)]
+
+
+def test_core_does_not_import_its_siblings() -> None:
+    core = [p for p in sources("graphft") if p.name not in ("__init__.py", "__main__.py")]
+    assert not violations(core, "graphft.ops", "graphft.transpiler", "graphft.runtime", top_level=True)
+
+
+def test_ops_import_neither_runtime_nor_transpiler() -> None:
+    assert not violations(sources("ops"), "graphft.runtime", "graphft.transpiler")
+
+
+def test_transpiler_does_not_import_runtime() -> None:
+    assert not violations(sources("transpiler"), "graphft.runtime")
+
+
+def test_protocol_is_pure() -> None:
+    impure = []
+    for path in sources("runtime/protocol"):
+        for line, module in imports(path, top_level=True):
+            if not (within(module, *PURE) or any(within(p, module) for p in PURE)):
+                impure.append(f"{name_of(path)}:{line} imports {module}")
+    assert not impure
+    assert not violations(sources("runtime/protocol"), "zmq", "etcd3", "threading", "time", "random", "torch")
+
+
+def test_packages_are_imported_under_their_full_names() -> None:
+    paths = sources(*FOLDERS, "tests", "examples")
+    assert not violations(paths, "ops", "transpiler", "runtime")
+
+
+def test_nothing_unpickles() -> None:
+    found = violations(sources(*FOLDERS, "examples"), *UNSAFE_MODULES)
+    for path in sources(*FOLDERS, "examples"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in UNSAFE_CALLS:
+                found.append(f"{name_of(path)}:{node.lineno} calls {ast.unparse(node.func)}")
+            if isinstance(node, ast.keyword) and node.arg == "allow_pickle" and ast.unparse(node.value) != "False":
+                found.append(f"{name_of(path)}:{node.value.lineno} allows pickle")
+    assert not found
+
+
+def test_files_are_short() -> None:
+    lengths = {name_of(p): len(p.read_text().splitlines()) for p in sources(*FOLDERS, "tests", "examples")}
+    assert not {name: n for name, n in lengths.items() if n >= MAX_LINES}
+
+
+@pytest.mark.parametrize("folder", FOLDERS[1:])
+def test_links_are_relative(folder: str) -> None:
+    assert os.readlink(ROOT / "graphft" / folder) == f"../{folder}"
+
+
+def test_every_folder_is_a_package() -> None:
+    folders = {p.parent for p in sources(*FOLDERS)}
+    assert not [name_of(f) for f in folders if not (f / "__init__.py").exists()]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A wheel built from a copy of the sources: a build writes into its source folder."""
+    copy, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    for folder in FOLDERS:
+        shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / file, copy / file)
+    subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
+                    "--wheel-dir", str(out), str(copy)], check=True, timeout=60)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.mark.xdist_group("wheel")
+def test_wheel_holds_everything_under_graphft(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    packaged = {n for n in names if ".dist-info/" not in n}
+    assert not [n for n in packaged if not n.startswith("graphft/")]
+    core = {name_of(p) for p in sources("graphft")}
+    siblings = {f"graphft/{name_of(p)}" for p in sources(*FOLDERS[1:])}
+    assert packaged == core | siblings | {"graphft/py.typed"}
+    assert any(n.endswith("LICENSE") for n in names)
+
+
+@pytest.mark.xdist_group("wheel")
+def test_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
+    zipfile.ZipFile(wheel).extractall(tmp_path / "site")
+    code = ("import graphft, graphft.ops, graphft.transpiler, graphft.runtime.protocol, graphft.runtime.data as d;"
+            "print(graphft.__file__, d.__file__)")
+    shown = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": "site"},
+                           capture_output=True, text=True, timeout=60)
+    assert shown.returncode == 0, shown.stderr
+    assert all(file.startswith(str(tmp_path)) for file in shown.stdout.split()), shown.stdout
