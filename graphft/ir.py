@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -94,6 +95,18 @@ class Sym:
 Arg = Any
 """An operand or attribute value: Ref | Sym | None | bool | int | float | str | tuple of Arg."""
 
+
+def same(a: Any, b: Any) -> bool:
+    """Equality of Args or dicts of them: exact (1 is neither 1.0 nor true), and nan equals nan."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    return repr(a) == repr(b) if isinstance(a, float) else bool(a == b)
+
+
 GRAD = "@GRAD"
 """`grad_name(x)` is `x@GRAD`: the gradient of parameter x."""
 
@@ -102,7 +115,7 @@ def grad_name(name: str) -> str:
     return name + GRAD
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Variable:
     """A named value of a program. `attrs` are printed; an operand in a hand-written program may be a Variable."""
 
@@ -110,7 +123,13 @@ class Variable:
     type: Type
     kind: Kind = Kind.TEMP
     attrs: dict[str, Arg] = field(default_factory=dict)
-    program: Program | None = field(default=None, compare=False, repr=False)
+    program: Program | None = field(default=None, repr=False)
+
+    def __eq__(self, other: object) -> bool:
+        return (isinstance(other, Variable) and self.name == other.name and self.type == other.type
+                and self.kind is other.kind and same(self.attrs, other.attrs))
+
+    __hash__ = None  # type: ignore[assignment]
 
     @property
     def ref(self) -> Ref:
@@ -128,19 +147,28 @@ class Variable:
         return f"%{self.name}: {self.type}"
 
 
-@dataclass(slots=True, eq=True)
+@dataclass(slots=True, eq=False)
 class Operator:
     """One op: `outputs = type(args) {attrs}`. An output of None is not wanted and prints as `_`.
 
     `args` are positional operands and literals (nested tuples of them where the op takes lists); `attrs` are
-    keyword arguments. `loc` is the user's source line, for errors; it takes no part in comparison.
+    keyword arguments. `loc` is the user's source line, for errors; it takes no part in comparison. An attribute
+    that is left out equals one given with its default.
     """
 
     type: str
     args: tuple[Arg, ...] = ()
     attrs: dict[str, Arg] = field(default_factory=dict)
     outputs: tuple[str | None, ...] = ()
-    loc: str = field(default="", compare=False)
+    loc: str = ""
+
+    def __eq__(self, other: object) -> bool:
+        from graphft.registry import given_attrs
+
+        return (isinstance(other, Operator) and self.type == other.type and self.outputs == other.outputs
+                and same(self.args, other.args) and same(given_attrs(self), given_attrs(other)))
+
+    __hash__ = None  # type: ignore[assignment]
 
     @property
     def reads(self) -> tuple[str, ...]:
@@ -208,7 +236,7 @@ class Block:
         return None if not created else created[0] if len(created) == 1 else tuple(created)
 
     def __eq__(self, other: object) -> bool:
-        return (isinstance(other, Block) and self.name == other.name and self.attrs == other.attrs
+        return (isinstance(other, Block) and self.name == other.name and same(self.attrs, other.attrs)
                 and self.ops == other.ops)
 
     __hash__ = None  # type: ignore[assignment]
@@ -273,6 +301,21 @@ class Program:
         """Variables of these kinds, in declaration order."""
         return [v for v in self.variables.values() if v.kind in kinds]
 
+    # -- files ------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes text and values into directory `path`, wholly or not at all (see `graphft.storage`)."""
+        from graphft.storage import save_program
+
+        save_program(self, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Program:
+        """The program that `save` wrote. Raises GraphftError when the files are missing or damaged."""
+        from graphft.storage import load_program
+
+        return load_program(path)
+
     # -- copies and comparison --------------------------------------------------------------------------------
 
     def clone(self, name: str | None = None) -> Program:
@@ -287,7 +330,7 @@ class Program:
         return new
 
     def __eq__(self, other: object) -> bool:
-        return (isinstance(other, Program) and self.name == other.name and self.attrs == other.attrs
+        return (isinstance(other, Program) and self.name == other.name and same(self.attrs, other.attrs)
                 and self.variables == other.variables and list(self.blocks) == list(other.blocks)
                 and all(self.blocks[n] == other.blocks[n] for n in self.blocks))
 

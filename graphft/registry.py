@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graphft.errors import ProgramError
-from graphft.ir import Block, Operator, Ref, Type, refs
+from graphft.ir import Block, Operator, Ref, Type, refs, same
 
 Kernel = Callable[..., Any]
 Infer = Callable[[Operator, Block], Sequence[Type]]
@@ -155,6 +155,15 @@ def writes_of(op: Operator) -> tuple[str, ...]:
     return op.writes + (definition.written_operands(op) if definition else ())
 
 
+def given_attrs(op: Operator) -> dict[str, Any]:
+    """`op`'s attributes without those that equal their default: what is printed, and compared."""
+    definition = get(op.type)
+    if definition is None or not op.attrs:
+        return op.attrs
+    defaults = {a.name: a.default for a in definition.attrs if not a.required}
+    return {k: v for k, v in op.attrs.items() if k not in defaults or not same(v, defaults[k])}
+
+
 def check_operands(op: Operator, block: Block, definition: OpDef, index: int | None = None) -> None:
     """Operand count, existence of variables, attribute names and types. Families check theirs in `infer`."""
     for r in refs((*op.args, *op.attrs.values())):
@@ -220,5 +229,5 @@ def _signature(kernel: Kernel) -> tuple[tuple[Slot, ...], tuple[Attr, ...]]:
     return tuple(slots), tuple(attrs)
 
 
-__all__ = ["Attr", "OpDef", "Ref", "Slot", "check_operands", "conforms", "define", "family", "get", "infer", "op",
-           "own_ops", "require", "writes_of"]
+__all__ = ["Attr", "OpDef", "Ref", "Slot", "check_operands", "conforms", "define", "family", "get", "given_attrs",
+           "infer", "op", "own_ops", "require", "writes_of"]
