@@ -1,0 +1,165 @@
+"""Which checkpoint counts, and which generation the job is in: decided in etcd, fenced by revision.
+
+A checkpoint is committed by one transaction that compares the generation's record and the record of the checkpoint
+before it; so one that began before a rollback cannot be committed after it, and two shards cannot commit twice.
+A rollback is one transaction too: it raises the generation and names the step that everyone returns to.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+import msgspec
+
+from graphft.errors import GraphftError
+from graphft.runtime.checkpoint import CheckpointStore, DamagedCheckpoint, Manifest, Part
+from graphft.runtime.etcd import absent, mod_is, put_op
+from graphft.runtime.etcd.model import KV, Compare, Store
+from graphft.runtime.keys import Keys
+
+
+class Epoch(msgspec.Struct, frozen=True):
+    """The job's generation, and the step (with its checkpoint's folder; "" for the initial values) it began at."""
+
+    generation: int = 0
+    step: int = 0
+    checkpoint: str = ""
+    reason: str = ""
+
+
+class Committed(msgspec.Struct, frozen=True):
+    """The newest committed checkpoint."""
+
+    generation: int
+    step: int
+    checkpoint: str
+
+
+def decode_epoch(kv: KV | None) -> Epoch | None:
+    return None if kv is None else msgspec.json.decode(kv.value, type=Epoch)
+
+
+def decode_committed(kv: KV | None) -> Committed | None:
+    return None if kv is None else msgspec.json.decode(kv.value, type=Committed)
+
+
+@dataclass(frozen=True, slots=True)
+class Commits:
+    """One shard's view of the commit protocol. Every method may be repeated after any crash."""
+
+    etcd: Store
+    keys: Keys
+    store: CheckpointStore
+    shard: int
+    shards: int
+    program: str
+
+    # -- committing ---------------------------------------------------------------------------------------------
+
+    def publish(self, generation: int, step: int, part: Part) -> Manifest | None:
+        """Records this shard's part; commits the checkpoint if it was the last one missing.
+
+        Returns the manifest if the checkpoint is committed now (by whomever), None if parts are missing or the
+        generation has moved on (the checkpoint is then void).
+        """
+        epoch_kv = self.etcd.get(self.keys.epoch)
+        epoch = decode_epoch(epoch_kv)
+        if epoch_kv is None or epoch is None or epoch.generation != generation:
+            return None
+        same_epoch = mod_is(self.keys.epoch, epoch_kv.mod_revision)
+        prefix = self.keys.parts(generation, step)
+        mine = put_op(f"{prefix}{self.shard}", msgspec.json.encode(part))
+        if not self.etcd.txn([same_epoch], [mine], token=f"{prefix}{self.shard}").ok:
+            return None
+        parts = [Part(**json.loads(kv.value)) for kv in self.etcd.range(prefix).kvs]
+        if len(parts) < self.shards:
+            return None
+        manifest = Manifest(generation, step, self.program, tuple(sorted(parts, key=lambda p: p.shard)))
+        self.store.write_manifest(manifest)
+        return manifest if self._commit(manifest, same_epoch) else None
+
+    def _commit(self, manifest: Manifest, same_epoch: Compare) -> bool:
+        record = Committed(manifest.generation, manifest.step, manifest.directory)
+        while True:
+            kv = self.etcd.get(self.keys.committed)
+            current = decode_committed(kv)
+            if current is not None and current.step >= manifest.step:
+                return current == record
+            before = absent(self.keys.committed) if kv is None else mod_is(self.keys.committed, kv.mod_revision)
+            if self.etcd.txn([same_epoch, before], [put_op(self.keys.committed, msgspec.json.encode(record))]).ok:
+                return True
+            epoch = self.etcd.get(self.keys.epoch)
+            if epoch is None or mod_is(self.keys.epoch, epoch.mod_revision) != same_epoch:
+                return False
+
+    # -- starting and going back --------------------------------------------------------------------------------
+
+    def begin(self) -> tuple[Epoch, bool]:
+        """The epoch to start in, and whether this is a restart of a shard that has served before."""
+        self.ensure_epoch()
+        started = self.keys.started(self.shard)
+        fresh = self.etcd.txn([absent(started)], [put_op(started, b"1")], token=started).ok
+        epoch = decode_epoch(self.etcd.get(self.keys.epoch))
+        assert epoch is not None
+        return epoch, not fresh
+
+    def ensure_epoch(self) -> None:
+        """Makes the first epoch: step 0, or what the newest checkpoint on disk says if etcd's data is new."""
+        if self.etcd.get(self.keys.epoch) is not None:
+            return
+        newest = next((m for m in self.store.manifests() if m.program == self.program), None)
+        epoch, ops = Epoch(reason="start"), []
+        if newest is not None:
+            epoch = Epoch(newest.generation + 1, newest.step, newest.directory, "etcd is new; checkpoint found on disk")
+            record = Committed(newest.generation, newest.step, newest.directory)
+            ops = [put_op(self.keys.committed, msgspec.json.encode(record))]
+        self.etcd.txn([absent(self.keys.epoch)], [put_op(self.keys.epoch, msgspec.json.encode(epoch)), *ops],
+                      token=self.keys.epoch)
+
+    def rollback(self, reason: str, *, below: int | None = None) -> Epoch:
+        """Raises the generation: everyone returns to the newest committed checkpoint (older than `below`, if given).
+
+        Returns the epoch that holds afterwards: ours, or the one that somebody else raised meanwhile.
+        """
+        epoch_kv, committed_kv = self.etcd.get(self.keys.epoch), self.etcd.get(self.keys.committed)
+        epoch, committed = decode_epoch(epoch_kv), decode_committed(committed_kv)
+        assert epoch_kv is not None and epoch is not None
+        target = self._usable(committed, below)
+        raised = Epoch(epoch.generation + 1, target.step if target else 0, target.directory if target else "", reason)
+        ops = [put_op(self.keys.epoch, msgspec.json.encode(raised))]
+        if committed is not None and target is not None and target.directory != committed.checkpoint:
+            record = Committed(target.generation, target.step, target.directory)
+            ops.append(put_op(self.keys.committed, msgspec.json.encode(record)))
+        compare = [mod_is(self.keys.epoch, epoch_kv.mod_revision),
+                   absent(self.keys.committed) if committed_kv is None
+                   else mod_is(self.keys.committed, committed_kv.mod_revision)]
+        if self.etcd.txn(compare, ops).ok:
+            return raised
+        now = decode_epoch(self.etcd.get(self.keys.epoch))
+        assert now is not None
+        return now if now.generation > epoch.generation else self.rollback(reason, below=below)
+
+    def _usable(self, committed: Committed | None, below: int | None) -> Manifest | None:
+        """The committed checkpoint's manifest, or the newest older one on disk that is whole."""
+        if committed is None:
+            return None
+        limit = committed.step + 1 if below is None else below
+        if committed.step < limit:
+            try:
+                return self.store.read_manifest(committed.checkpoint)
+            except DamagedCheckpoint:
+                limit = committed.step
+        older = [m for m in self.store.manifests() if m.step < limit and m.program == self.program]
+        return older[0] if older else None
+
+    def manifest_of(self, epoch: Epoch) -> Manifest | None:
+        """The manifest of the checkpoint that the epoch began at; None for the initial values."""
+        if not epoch.checkpoint:
+            return None
+        manifest = self.store.read_manifest(epoch.checkpoint)
+        if manifest.program != self.program:
+            raise GraphftError(f"checkpoint {epoch.checkpoint} is of program {manifest.program[:12]}, this job is "
+                               f"{self.program[:12]}", rule="checkpoint",
+                               help="use the job directory that the checkpoint was written with")
+        return manifest

@@ -1,0 +1,101 @@
+"""Where a job's records are in etcd. See docs/design.md, "etcd keys", for their values."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from graphft.errors import GraphftError
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The keys of one job.
+
+    What every process watches is under `/<job>/`; what is large or changes all the time (queue, status, events)
+    lies beside it, so that nobody's watch carries it.
+    """
+
+    job: str
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.job):
+            raise GraphftError(f"a job cannot be named {self.job!r}", rule="job-name",
+                               help="use 1 to 64 letters, digits, '_' and '-'")
+
+    @property
+    def control(self) -> str:
+        return f"/{self.job}/"
+
+    @property
+    def spec(self) -> str:
+        return f"/{self.job}/spec"
+
+    @property
+    def state(self) -> str:
+        return f"/{self.job}/state"
+
+    @property
+    def epoch(self) -> str:
+        return f"/{self.job}/epoch"
+
+    @property
+    def pass_(self) -> str:
+        return f"/{self.job}/pass"
+
+    @property
+    def ps_desired(self) -> str:
+        return f"/{self.job}/ps_desired"
+
+    @property
+    def pservers(self) -> str:
+        return f"/{self.job}/ps/"
+
+    def pserver(self, index: int) -> str:
+        return f"/{self.job}/ps/{index}"
+
+    def started(self, index: int) -> str:
+        """Present once shard `index` has served: whoever claims it later is a restart."""
+        return f"/{self.job}/started/{index}"
+
+    @property
+    def trainers(self) -> str:
+        return f"/{self.job}/trainers/"
+
+    def trainer(self, trainer: str) -> str:
+        return f"/{self.job}/trainers/{trainer}"
+
+    @property
+    def slots(self) -> str:
+        return f"/{self.job}/slots/"
+
+    def slot(self, slot: int) -> str:
+        return f"/{self.job}/slots/{slot}"
+
+    @property
+    def committed(self) -> str:
+        """The newest committed checkpoint: {generation, step, path}."""
+        return f"/{self.job}/checkpoint"
+
+    def parts(self, generation: int, step: int) -> str:
+        return f"/{self.job}.parts/{generation}-{step}/"
+
+    def queue(self, pass_index: int) -> str:
+        return f"/{self.job}.queue/{pass_index}/"
+
+    @property
+    def queues(self) -> str:
+        return f"/{self.job}.queue/"
+
+    @property
+    def status(self) -> str:
+        return f"/{self.job}.status/"
+
+    def status_of(self, role: str, name: str) -> str:
+        return f"/{self.job}.status/{role}/{name}"
+
+    @property
+    def events(self) -> str:
+        return f"/{self.job}.events/"
