@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import enum
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -222,7 +222,10 @@ class Block:
         types = registry.infer(op, self)
         names = [outputs] if isinstance(outputs, str) else list(outputs) if outputs is not None else None
         if names is None:
-            names = [self.program.fresh(type.split(".")[1] if "." in type else type) for _ in types]
+            stem = type.split(".")[1] if "." in type else type
+            names = []
+            for _ in types:
+                names.append(self.program.fresh(stem, names))
         if len(names) != len(types):
             raise ProgramError(f"{type} has {len(types)} results, but {len(names)} names were given: {names}",
                                block=self, rule="results", help="name each result, or None for one not wanted")
@@ -289,10 +292,10 @@ class Program:
             self.values[name] = value
         return var
 
-    def fresh(self, stem: str) -> str:
-        """A variable name not in use yet: `stem`, `stem_1`, `stem_2` ..."""
+    def fresh(self, stem: str, taken: Container[str] = ()) -> str:
+        """A variable name not in use yet, nor in `taken`: `stem`, `stem_1`, `stem_2` ..."""
         name, n = stem, 0
-        while name in self.variables:
+        while name in self.variables or name in taken:
             n += 1
             name = f"{stem}_{n}"
         return name

@@ -11,6 +11,7 @@ the op reference. Families of ops that share one definition (`aten.*`) register 
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import typing
 from collections.abc import Callable, Sequence
@@ -73,6 +74,7 @@ class OpDef:
         for i, slot in enumerate(self.slots):
             if slot.name in self.writes:
                 names += [r.name for r in refs(op.args[i:] if slot.variadic else op.args[i : i + 1])]
+        names += [r.name for name in self.writes if name in op.attrs for r in refs(op.attrs[name])]
         return tuple(names)
 
 
@@ -106,14 +108,18 @@ def define(definition: OpDef) -> None:
 
 
 def family(prefix: str, resolver: Callable[[str], OpDef | None]) -> None:
-    """Ops named `prefix.*` are defined on first use by `resolver(name)`, which answers None for an unknown one."""
+    """Ops named `prefix.*` are defined on first use by `resolver(name)`, which answers None for an unknown one.
+
+    The prefix `*` stands for every other one.
+    """
     _FAMILIES[prefix] = resolver
 
 
 def get(name: str) -> OpDef | None:
-    """The definition of op `name`, or None."""
+    """The definition of op `name`, or None. The first call imports graphft's own ops."""
     if name not in _OPS:
-        resolver = _FAMILIES.get(name.split(".", 1)[0])
+        importlib.import_module("graphft.ops")
+        resolver = _FAMILIES.get(name.split(".", 1)[0], _FAMILIES.get("*")) if "." in name else None
         found = resolver(name) if resolver else None
         if found is None:
             return None
@@ -135,7 +141,8 @@ def require(op: Operator, block: Block | None = None, index: int | None = None) 
 
 def own_ops() -> list[OpDef]:
     """Definitions registered one by one (not through a family), by family and name: for the op reference."""
-    return sorted((d for d in _OPS.values() if d.name.split(".", 1)[0] not in _FAMILIES),
+    importlib.import_module("graphft.ops")
+    return sorted((d for d in _OPS.values() if "." not in d.name),
                   key=lambda d: (d.family, d.name))
 
 

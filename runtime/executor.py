@@ -1,0 +1,110 @@
+"""Runs programs in this process.
+
+    executor = graphft.Executor()
+    out = executor.run(program, feed={"x": x, "y": y}, fetch=["loss"])
+
+The executor keeps the values of each program's parameters, buffers and optimizer states (its *scope*) from one run
+to the next, starting with the program's own. A program that runs in two executors has two independent copies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graphft.errors import ProgramError
+from graphft.ir import Block, Operator, Program, Variable
+from graphft.ops.context import Context
+from graphft.runtime.feeds import check_feed
+from graphft.runtime.lowering import Lowered, lower
+
+
+@dataclass(slots=True)
+class _Session:
+    """One program in one executor."""
+
+    program: Program
+    context: Context
+    lowered: dict[tuple[str, tuple[str, ...]], tuple[list[Operator], Lowered]] = field(default_factory=dict)
+
+
+class Executor:
+    """Runs programs on `device`. With a `seed`, run k of a program draws its random numbers from (seed, k), and
+    leaves torch's own generator alone; without, they come from torch's generator, as in eager torch."""
+
+    def __init__(self, device: str | torch.device = "cpu", seed: int | None = None) -> None:
+        self.device, self.seed = torch.device(device), seed
+        self._sessions: dict[int, _Session] = {}
+
+    def run(self, program: Program, feed: Mapping[str, Any] | None = None,
+            fetch: str | Variable | Iterable[str | Variable] = (), block: str = "step") -> dict[str, Any]:
+        """Runs `block` once and returns the fetched values by name.
+
+        `feed` maps inputs to tensors (or what `torch.as_tensor` takes); it is checked whole before anything runs.
+        Raises ProgramError: [feed], [no-block], [undeclared] before, [op-failed] with the op while running.
+        """
+        session = self._session(program)
+        if block not in program.blocks:
+            raise ProgramError(f"program '{program.name}' has no block {block}", rule="no-block",
+                               help=f"its blocks are {', '.join(program.blocks) or 'none'}")
+        values = check_feed(program.blocks[block], feed or {}, self.device)
+        wanted = [fetch] if isinstance(fetch, (str, Variable)) else list(fetch)
+        names = tuple(w if isinstance(w, str) else w.name for w in wanted)
+        lowered = self._lowered(session, program.blocks[block], names)
+        session.context.scope.update(values)
+        with torch.random.fork_rng(devices=self._cuda(), enabled=self.seed is not None):
+            if self.seed is not None:
+                torch.manual_seed(seed_of(self.seed, session.context.step))
+            results = lowered(session.context, session.context.scope)
+        session.context.step += 1
+        return {n: self._own(program, n, r) for n, r in zip(names, results, strict=True)}
+
+    def scope(self, program: Program) -> dict[str, Tensor]:
+        """The program's values in this executor, by variable name: live, not copies."""
+        return self._session(program).context.scope  # type: ignore[return-value]
+
+    def state(self, program: Program) -> dict[str, Tensor]:
+        """Copies of the values of the program's persistent variables."""
+        scope = self.scope(program)
+        return {v.name: scope[v.name].clone() for v in program.variables.values() if v.kind.persistent}
+
+    def _session(self, program: Program) -> _Session:
+        session = self._sessions.get(id(program))
+        if session is None:
+            session = _Session(program, Context(scope={}, device=str(self.device)))
+            self._sessions[id(program)] = session
+        scope = session.context.scope
+        for name in program.values.keys() - scope.keys():
+            scope[name] = program.values[name].detach().clone().to(self.device)
+        valueless = [v.name for v in program.variables.values() if v.kind.persistent and v.name not in scope]
+        if valueless:
+            raise ProgramError(f"%{valueless[0]} of program '{program.name}' has no initial value", rule="no-value",
+                               help=f"set program.values[{valueless[0]!r}]")
+        return session
+
+    def _lowered(self, session: _Session, block: Block, fetch: tuple[str, ...]) -> Lowered:
+        """The block's function, made again if the block has changed since."""
+        found = session.lowered.get((block.name, fetch))
+        if found is None or found[0] != block.ops:
+            found = (list(block.ops), lower(block, fetch=fetch, device=self.device))
+            session.lowered[block.name, fetch] = found
+        return found[1]
+
+    def _cuda(self) -> list[torch.device]:
+        return [self.device] if self.device.type == "cuda" else []
+
+    @staticmethod
+    def _own(program: Program, name: str, value: Any) -> Any:
+        """A fetched parameter is copied: the next run changes it in place."""
+        return value.clone() if program.variables[name].kind.persistent else value
+
+
+def seed_of(*key: int) -> int:
+    """A seed for torch's generator that is a function of the numbers in `key`, and differs for every key."""
+    digest = hashlib.blake2b(repr(key).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1

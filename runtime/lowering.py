@@ -1,0 +1,199 @@
+"""Lowering: a block becomes one generated Python function, run as often as the block is.
+
+Variables are local variables of that function (slots: no dictionary look-up per op), kernels are bound in its
+globals, literals are resolved once, and a value is deleted right after the last op that reads it. What lives
+longer than the block (parameters, inputs, ...) is loaded from the scope at its first use, and stored back when
+an op has it as a result. `Lowered.source` is the text.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import MutableMapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+
+from graphft import registry
+from graphft.errors import GraphftError, ProgramError
+from graphft.ir import Arg, Block, Kind, Operator, Ref
+from graphft.ops.context import Interrupt
+from graphft.symbolic import DEVICE, resolve
+
+Scope = MutableMapping[str, Any]
+"""Values by variable name."""
+
+
+def lower(block: Block, *, fetch: Sequence[str] = (), start: int = 0, device: str | torch.device = "cpu") -> Lowered:
+    """The function that runs `block` from op `start` on, and returns the values of the variables in `fetch`.
+
+    Raises ProgramError for an unknown op, and for a fetch that the block neither makes nor finds in the scope.
+    """
+    return Lowered(block, tuple(fetch), start, torch.device(device))
+
+
+class Lowered:
+    """A lowered block. Call it with a context (for own kernels) and a scope; it returns the fetched values.
+
+    A failing op raises ProgramError[op-failed] with the op, its place, the user's line and the operands' actual
+    shapes, chained to torch's own error. Interrupts and graphft's own errors pass through as they are.
+    """
+
+    def __init__(self, block: Block, fetch: tuple[str, ...], start: int, device: torch.device) -> None:
+        self.block, self.fetch, self.start = block, fetch, start
+        for name in fetch:
+            if name not in block.program.variables:
+                raise ProgramError(f"%{name} is fetched, but program '{block.program.name}' does not declare it",
+                                   block=block, rule="undeclared", help="fetch a variable of the program")
+        writer = _Writer(block, fetch, start, device)
+        self.source = writer.source()
+        self._lines = writer.op_of_line
+        self._slots = writer.slots
+        exec(compile(self.source, f"<{block.program.name}.{block.name}>", "exec"), writer.globals)
+        self._function = writer.globals["run"]
+
+    def __call__(self, ctx: Any, scope: Scope) -> tuple[Any, ...]:
+        """Runs the block. `scope` holds what the block loads, and receives what outlives it."""
+        try:
+            with torch.no_grad():
+                return self._function(ctx, scope)
+        except (Interrupt, GraphftError):
+            raise
+        except Exception as error:
+            raise self._located(error) from error
+
+    def _located(self, error: Exception) -> ProgramError:
+        frame = self._frame(error.__traceback__)
+        index = self._lines.get(frame.tb_lineno) if frame is not None else None
+        if frame is None or index is None:
+            return ProgramError(f"block {self.block.name} failed: {error}", block=self.block, rule="op-failed")
+        op = self.block.ops[index]
+        values = frame.tb_frame.f_locals
+        missing = [n for n in op.reads if self._slots[n] not in values]
+        if isinstance(error, KeyError) and missing:
+            return ProgramError(f"%{missing[0]} has no value in the scope", block=self.block, index=index,
+                                rule="no-value", help="feed it, or run the block that makes it first")
+        operands = ", ".join(f"%{n}: {_describe(values[self._slots[n]])}" for n in op.reads
+                             if self._slots[n] in values)
+        return ProgramError(f"{op.type} failed: {type(error).__name__}: {error}", block=self.block, index=index,
+                            rule="op-failed", help=f"its operands were {operands or 'none'}")
+
+    def _frame(self, traceback: TracebackType | None) -> TracebackType | None:
+        while traceback is not None and traceback.tb_frame.f_code is not self._function.__code__:
+            traceback = traceback.tb_next
+        return traceback
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}] on {value.device}"
+    return repr(value)
+
+
+class _Writer:
+    """Writes the text of one block's function."""
+
+    def __init__(self, block: Block, fetch: tuple[str, ...], start: int, device: torch.device) -> None:
+        self.block, self.fetch, self.start, self.device = block, fetch, start, device
+        self.globals: dict[str, Any] = {}
+        self.slots: dict[str, str] = {}
+        self.op_of_line: dict[int, int] = {}
+        self._taken = {"ctx", "scope", "run"}
+        self._bound: dict[Any, str] = {}
+        self._lines = ["def run(ctx, scope):"]
+        self._loaded: set[str] = set()
+
+    def source(self) -> str:
+        """The whole text; fills `globals`, `slots` and `op_of_line`."""
+        last = self._last_use()
+        for index in range(self.start, len(self.block.ops)):
+            op = self.block.ops[index]
+            definition = registry.require(op, self.block, index)
+            for name in op.reads:
+                self._load(name, index)
+            self._line(self._call(op, definition), index)
+            self._loaded.update(op.writes)
+            kept = [n for n in op.writes if self.block.program.variables[n].kind is not Kind.TEMP]
+            for name in kept:
+                self._line(f"scope[{name!r}] = {self._slot(name)}", index)
+            dead = [self._slot(n) for n in dict.fromkeys((*op.reads, *op.writes)) if last.get(n) == index]
+            if None in op.outputs:
+                dead.append("_")
+            if dead:
+                self._lines[-1] += f"; del {', '.join(dead)}"
+        for name in self.fetch:
+            self._load(name, len(self.block.ops) - 1)
+        self._line(f"return ({''.join(self._slot(n) + ', ' for n in self.fetch)})", len(self.block.ops) - 1)
+        return "\n".join(self._lines) + "\n"
+
+    def _last_use(self) -> dict[str, int]:
+        """For every variable that is not fetched, the last op that touches it."""
+        last: dict[str, int] = {}
+        for index in range(self.start, len(self.block.ops)):
+            op = self.block.ops[index]
+            last.update(dict.fromkeys((*op.reads, *op.writes), index))
+        return {n: i for n, i in last.items() if n not in self.fetch}
+
+    def _line(self, text: str, index: int) -> None:
+        self._lines.append(f"    {text}")
+        self.op_of_line[len(self._lines)] = index
+
+    def _load(self, name: str, index: int) -> None:
+        if name not in self._loaded:
+            self._loaded.add(name)
+            self._line(f"{self._slot(name)} = scope[{name!r}]", index)
+
+    def _slot(self, name: str) -> str:
+        if name not in self.slots:
+            self.slots[name] = self._unique(re.sub(r"\W", "_", name))
+        return self.slots[name]
+
+    def _unique(self, stem: str) -> str:
+        stem = f"v_{stem}" if not stem.isidentifier() or keyword.iskeyword(stem) or stem == "_" else stem
+        name, n = stem, 1
+        while name in self._taken:
+            n += 1
+            name = f"{stem}__{n}"
+        self._taken.add(name)
+        return name
+
+    def _call(self, op: Operator, definition: registry.OpDef) -> str:
+        operands = [self._expression(a) for a in op.args]
+        operands += [f"{k}={self._expression(v)}" for k, v in op.attrs.items()]
+        if not definition.extra.get("context_free"):
+            operands.insert(0, "ctx")
+        call = f"{self._bind(definition.kernel, op.type)}({', '.join(operands)})"
+        targets = self._targets(op, definition)
+        return f"{targets} = {call}" if targets else call
+
+    def _targets(self, op: Operator, definition: registry.OpDef) -> str:
+        names = ["_" if n is None else self._slot(n) for n in op.outputs]
+        shape = definition.extra.get("result_lists")
+        if shape:  # results that are lists of tensors take what the single ones leave
+            lists = len(names) - sum(not is_list for is_list in shape)
+            parts = []
+            for is_list in shape:
+                part, names = (names[:lists], names[lists:]) if is_list else (names[:1], names[1:])
+                parts.append(f"[{', '.join(part)}]" if is_list else part[0])
+            return ", ".join(parts)
+        return ", ".join(names)
+
+    def _bind(self, value: Any, stem: str) -> str:
+        key = id(value)
+        if key not in self._bound:
+            self._bound[key] = self._unique(re.sub(r"\W", "_", stem))
+            self.globals[self._bound[key]] = value
+        return self._bound[key]
+
+    def _expression(self, arg: Arg) -> str:
+        if isinstance(arg, Ref):
+            return self._slot(arg.name)
+        if isinstance(arg, tuple):
+            return f"({''.join(self._expression(a) + ', ' for a in arg)})"
+        if isinstance(arg, float) and not abs(arg) < float("inf"):
+            return f"float('{arg}')"
+        if isinstance(arg, (bool, int, float, str)) or arg is None:
+            return repr(arg)
+        return self._bind(self.device if arg == DEVICE else resolve(arg, self.device), arg.name)
