@@ -31,32 +31,34 @@ class GraphftError(Exception):
 
 
 class ProgramError(GraphftError):
-    """An error at a place in a program."""
+    """An error at a place in a program. `after` is the pass behind which it was found, if one was."""
 
     def __init__(
-        self, message: str, *, block: Block | None = None, index: int | None = None, rule: str = "", help: str = ""
+        self, message: str, *, block: Block | None = None, index: int | None = None, rule: str = "", help: str = "",
+        after: str = "",
     ) -> None:
-        self.block, self.index = block, index
+        self.block, self.index, self.after = block, index, after
         super().__init__(message, rule=rule, help=help)
 
     def render(self) -> str:
         head = f"error[{self.rule}]: {self.message}" if self.rule else self.message
         lines = [head]
         if self.block is not None:
-            lines += _excerpt(self.block, self.index)
+            lines += _excerpt(self.block, self.index, self.after)
         if self.help:
             lines.append(f"help: {self.help}")
         return "\n".join(lines)
 
 
-def _excerpt(block: Block, index: int | None, around: int = 1) -> list[str]:
+def _excerpt(block: Block, index: int | None, after: str, around: int = 1) -> list[str]:
     from graphft.printer import format_operator
 
     where = f"  --> program '{block.program.name}', block {block.name}"
+    behind = f" (after pass {after})" if after else ""
     if index is None or not block.ops:
-        return [where]
+        return [where + behind]
     index = min(index, len(block.ops) - 1)
-    lines = [f"{where}, op {index}"]
+    lines = [f"{where}, op {index}{behind}"]
     for i in range(max(0, index - around), min(len(block.ops), index + around + 1)):
         mark = ">" if i == index else " "
         lines.append(f" {mark} {i:3d} | {format_operator(block.ops[i], block.program)}")
