@@ -160,7 +160,9 @@ class _Writer:
         return name
 
     def _call(self, op: Operator, definition: registry.OpDef) -> str:
-        operands = [self._expression(a) for a in op.args]
+        named = {i for i, slot in enumerate(definition.slots) if slot.by_name}
+        operands = [self._bind(a, a.name) if min(i, len(definition.slots) - 1) in named else self._expression(a)
+                    for i, a in enumerate(op.args)]
         operands += [f"{k}={self._expression(v)}" for k, v in op.attrs.items()]
         if not definition.extra.get("context_free"):
             operands.insert(0, "ctx")
