@@ -67,6 +67,8 @@ class OpDef:
     doc: str = ""
     family: str = ""
     extra: dict[str, Any] = field(default_factory=dict)
+    results: tuple[Type, ...] | None = None
+    """The result types where they are fixed, for the op reference; None where `infer` finds them."""
 
     def written_operands(self, op: Operator) -> tuple[str, ...]:
         """Names of the variables that `op` changes in place."""
@@ -95,7 +97,7 @@ def op(
         slots, attrs = _signature(kernel)
         fn = infer if callable(infer) else (lambda op, block, types=tuple(infer): types)
         define(OpDef(name, kernel, slots, attrs, fn, check, tuple(writes), effect, inspect.getdoc(kernel) or "",
-                     kernel.__module__.rsplit(".", 1)[-1]))
+                     kernel.__module__.rsplit(".", 1)[-1], results=None if callable(infer) else tuple(infer)))
         return kernel
 
     return register
