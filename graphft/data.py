@@ -1,0 +1,211 @@
+"""What a job trains on: a description that is plain data, with the records divided into chunks.
+
+A description (`DataSpec`) says where the records are, which columns a batch has, and how the records are divided
+into *chunks*, the unit that the queue hands out. It travels with the job as JSON; `graphft.runtime.data` reads it.
+Three kinds: `arrays` (stored with the job), `dataset` (any map-style torch Dataset, made again where it is read,
+from a reference to the function that makes it), `files` (in `graphft.data_files`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from graphft.errors import GraphftError
+from graphft.ir import Type
+
+if TYPE_CHECKING:
+    import torch
+
+FOLDER = "data"
+"""Where `DataSpec.store` puts arrays, inside the job's folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkInfo:
+    """A range of records: `records` of them from record `start` of its source (file number `file`, if it has files).
+
+    `offset` and `size` are its byte range, for formats that are read so (CSV, JSON lines).
+    """
+
+    id: int
+    records: int
+    start: int = 0
+    file: int = 0
+    offset: int = 0
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DataSpec:
+    """A job's data. `types` are those of a batch, by column: `x` -> `float32[batch, 8]`.
+
+    `source` is what the reader of this `kind` needs, JSON-serialisable. `values` holds the arrays of an `arrays`
+    description that was not stored yet; it is no part of the JSON.
+    """
+
+    kind: str
+    types: dict[str, Type]
+    chunks: tuple[ChunkInfo, ...]
+    source: dict[str, Any]
+    values: dict[str, np.ndarray] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return tuple(self.types)
+
+    @property
+    def records(self) -> int:
+        """Records of one pass."""
+        return sum(c.records for c in self.chunks)
+
+    def record_shape(self, column: str) -> tuple[int, ...]:
+        """The shape of one record's entry in a column."""
+        return tuple(map(int, (self.types[column].shape or ())[1:]))
+
+    def batches(self, batch_size: int, drop_last: bool = False) -> tuple[int, ...]:
+        """Number of batches of every chunk. The last batch of a chunk is shorter, or left out with `drop_last`.
+
+        Raises GraphftError when the data, or every chunk, is shorter than a batch.
+        """
+        if batch_size < 1:
+            raise GraphftError(f"batch_size must be at least 1, got {batch_size}", rule="batch-size")
+        if self.records < batch_size:
+            raise GraphftError(f"the data has {self.records} records, fewer than one batch of {batch_size}",
+                               rule="short-data", help="give more data, or a smaller batch_size")
+        longest = max(c.records for c in self.chunks)
+        if longest < batch_size:
+            raise GraphftError(f"the longest chunk has {longest} records, fewer than one batch of {batch_size}",
+                               rule="short-chunks", help="give a larger chunk_size, or a smaller batch_size")
+        return tuple(c.records // batch_size if drop_last else math.ceil(c.records / batch_size) for c in self.chunks)
+
+    def store(self, folder: str | os.PathLike[str]) -> None:
+        """Writes what must travel with the job (arrays, as `data/<column>.npy`) into the job's `folder`.
+
+        Each file appears whole or not at all. The other kinds have nothing to write.
+        """
+        target = Path(folder) / FOLDER
+        for column, array in self.values.items():
+            target.mkdir(parents=True, exist_ok=True)
+            part = target / f".{column}.{os.getpid()}.part"
+            with part.open("wb") as f:
+                np.save(f, array, allow_pickle=False)
+            part.replace(target / f"{column}.npy")
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "types": {c: [t.dtype, *self.record_shape(c)] for c, t in self.types.items()},
+            "chunks": [dataclasses.astuple(c)[1:] for c in self.chunks],
+            "source": self.source,
+        }
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> DataSpec:
+        """The inverse of `to_json`. Raises GraphftError when `data` is no description."""
+        try:
+            types = {c: Type(dtype, ("batch", *shape)) for c, (dtype, *shape) in data["types"].items()}
+            chunks = tuple(ChunkInfo(i, *map(int, c)) for i, c in enumerate(data["chunks"]))
+            return DataSpec(str(data["kind"]), types, chunks, dict(data["source"]))
+        except (KeyError, TypeError, ValueError, AttributeError) as e:
+            raise GraphftError(f"this is no description of data: {e!r}", rule="data",
+                               help="describe the data with graphft.arrays, dataset or files") from e
+
+
+def split(records: int, chunk_size: int) -> list[tuple[int, int]]:
+    """`records` divided into ranges (start, length) of `chunk_size`; the last may be shorter."""
+    check_chunk_size(chunk_size)
+    return [(start, min(chunk_size, records - start)) for start in range(0, records, chunk_size)]
+
+
+def check_chunk_size(chunk_size: int) -> None:
+    if chunk_size < 1:
+        raise GraphftError(f"chunk_size must be at least 1, got {chunk_size}", rule="chunk-size")
+
+
+def check_columns(columns: Iterable[str]) -> tuple[str, ...]:
+    """Column names are those of the program's inputs, hence Python identifiers, each once."""
+    names = tuple(columns)
+    bad = [n for n in names if not n.isidentifier()]
+    if not names or bad or len(set(names)) < len(names):
+        raise GraphftError(f"columns must be different Python identifiers, at least one; got {names}", rule="columns",
+                           help="name the columns like the inputs of the program")
+    return names
+
+
+def torch_dtype(name: str, dtype: np.dtype[Any]) -> str:
+    """The name of the torch dtype that holds `dtype`. Raises GraphftError when there is none."""
+    import torch
+
+    try:
+        return str(torch.from_numpy(np.empty(0, dtype.newbyteorder("="))).dtype).removeprefix("torch.")
+    except TypeError:
+        raise GraphftError(f"column {name} has dtype {dtype}, which is no tensor's", rule="columns",
+                           help="encode it as numbers first") from None
+
+
+def arrays(chunk_size: int = 4096, **columns: torch.Tensor | np.ndarray | Sequence[Any]) -> DataSpec:
+    """Describes tensors or arrays, one per column, with the records along their first dimension.
+
+    They are stored with the job (`DataSpec.store`), and memory-mapped where they are read. Raises GraphftError when
+    their lengths differ, or one is not of numbers.
+    """
+    names = check_columns(columns)
+    values = {name: _as_array(name, columns[name]) for name in names}
+    lengths = {name: len(a) for name, a in values.items()}
+    if len(set(lengths.values())) > 1:
+        raise GraphftError(f"columns have different lengths: {_listed(lengths)}", rule="column-lengths",
+                           help="give every column one entry per record")
+    records = lengths[names[0]]
+    if records == 0:
+        raise GraphftError("the columns have no records", rule="short-data", help="give at least one batch")
+    types = {n: Type(torch_dtype(n, a.dtype), ("batch", *a.shape[1:])) for n, a in values.items()}
+    chunks = tuple(ChunkInfo(i, n, start) for i, (start, n) in enumerate(split(records, chunk_size)))
+    return DataSpec("arrays", types, chunks, {}, values)
+
+
+def _as_array(name: str, value: Any) -> np.ndarray:
+    if hasattr(value, "detach"):
+        try:
+            value = value.detach().cpu().numpy()
+        except TypeError as e:
+            raise GraphftError(f"column {name}: {e}", rule="columns",
+                               help="give it as float32, and convert it in the model") from e
+    array = np.asarray(value)
+    if array.ndim == 0:
+        raise GraphftError(f"column {name} is a single value", rule="columns", help="give one entry per record")
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+
+
+def _listed(items: Mapping[str, Any]) -> str:
+    return ", ".join(f"{k}: {v}" for k, v in items.items())
+
+
+def dataset(
+    make: str | Callable[..., Any], args: Mapping[str, Any] | None = None, columns: Sequence[str] = ("x", "y"),
+    chunk_size: int = 4096, random: bool | None = None,
+) -> DataSpec:
+    """Describes a map-style torch Dataset: what `make(**args)` returns, with `__len__` and `__getitem__`.
+
+    `make` is `"module:function"`, `"path/to/file.py:function"`, or a function or class at the top level of a module
+    or script; it is called again wherever the data is read (a script is then loaded as a module, so what must run
+    only once belongs under `if __name__ == "__main__":`). `args` must be JSON-serialisable. Items are tuples, whose
+    parts are named by `columns`, or dicts with the `columns` among their keys; `default_collate` makes them batches.
+
+    A dataset that draws random numbers (augmentation) is `random`: its batches are then made on the training thread,
+    seeded per batch, so that whoever reads a batch gets the same one. By default this is found out by reading an item.
+    """
+    from graphft.data_reference import Reference, inspect_dataset
+
+    reference = Reference.of(make, args or {})
+    names = check_columns(columns)
+    records, types, draws = inspect_dataset(reference, names)
+    chunks = tuple(ChunkInfo(i, n, start) for i, (start, n) in enumerate(split(records, chunk_size)))
+    return DataSpec("dataset", types, chunks, {**reference.to_json(), "random": draws if random is None else random})

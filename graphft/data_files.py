@@ -1,0 +1,245 @@
+"""Data in files of any URL that fsspec opens: Parquet, CSV, JSON lines, NumPy.
+
+The files are looked at once, when they are described, to divide them into chunks that can be read without the rest
+of their file: ranges of Parquet row groups, byte ranges of CSV and JSON lines, row ranges of NumPy arrays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import IO, Any
+
+import numpy as np
+
+from graphft.data import ChunkInfo, DataSpec, check_chunk_size, check_columns, split, torch_dtype
+from graphft.errors import GraphftError
+from graphft.ir import Type
+
+FORMATS = ("parquet", "csv", "jsonl", "npy")
+Fields = str | Sequence[str]
+
+
+def files(
+    urls: str | Sequence[str] | Mapping[str, str | Sequence[str]], format: str,
+    columns: Mapping[str, Fields] | None = None, dtypes: Mapping[str, str] | None = None, chunk_size: int = 4096,
+    storage_options: Mapping[str, Any] | None = None,
+) -> DataSpec:
+    """Describes records in files. `urls` are paths or what fsspec understands (`s3://...`, `zip://a.csv::file://...`).
+
+    parquet, csv, jsonl: `columns` maps a column to the field it holds (`"y": "label"`, batch shape [batch]) or to
+    several (`"x": ("f1", "f2")`, [batch, 2]); `dtypes` gives its dtype (default float32). An empty or null field is
+    NaN where the dtype is floating, and an error elsewhere. CSV files have a header line and are UTF-8.
+    npy: `urls` maps each column to its files; the i-th files of all columns have the same number of rows; `columns`
+    and `dtypes` are not given: a column has the shape and dtype of its files.
+
+    A chunk holds at most `chunk_size` records; small Parquet row groups are joined, large ones divided (each part
+    then costs reading the group: better choose row groups of about that size). `storage_options` go to fsspec, and
+    are stored with the job: no secrets in them. Raises GraphftError when a file is missing, lacks a field, is empty
+    or of another format.
+    """
+    check_chunk_size(chunk_size)
+    if format not in FORMATS:
+        raise GraphftError(f"unknown format {format!r}", rule="format", help=f"formats are {', '.join(FORMATS)}")
+    options = dict(storage_options or {})
+    if format == "npy":
+        return _describe_npy(urls, columns, dtypes, chunk_size, options)
+    if isinstance(urls, Mapping) or not columns:
+        raise GraphftError(f"format {format} needs a list of urls, and columns", rule="columns",
+                           help='for example files(["a.csv"], "csv", columns={"x": ("f1", "f2"), "y": "label"})')
+    names = check_columns(columns)
+    fields = {c: _names(columns[c]) for c in names}
+    types = {c: _type(c, columns[c], (dtypes or {}).get(c, "float32")) for c in names}
+    wanted = list(dict.fromkeys(f for fs in fields.values() for f in fs))
+    paths, ranges, sizes = _listed(urls), [], []
+    for number, url in enumerate(paths):
+        with open_url(url, options) as f:
+            sizes.append(f.seek(0, os.SEEK_END))
+            f.seek(0)
+            ranges += list(_RANGES[format](f, url, number, wanted, chunk_size))
+    chunks = tuple(ChunkInfo(i, *r) for i, r in enumerate(ranges))
+    if not chunks:
+        raise GraphftError(f"no records in {', '.join(paths)}", rule="short-data", help="give at least one batch")
+    return DataSpec("files", types, chunks, {"format": format, "urls": paths, "sizes": sizes, "fields": fields,
+                                             "scalar": [c for c in names if isinstance(columns[c], str)],
+                                             "storage_options": options})
+
+
+@contextlib.contextmanager
+def open_url(url: str, options: Mapping[str, Any]) -> Iterator[IO[bytes]]:
+    """The file at `url`, for reading bytes. Raises GraphftError when it cannot be opened."""
+    import fsspec
+
+    with contextlib.ExitStack() as stack:
+        try:
+            opened = fsspec.open(url, "rb", **options)  # kept: a zip file closes when its file system goes
+            f: IO[bytes] = stack.enter_context(opened)
+        except (OSError, KeyError, ValueError, ImportError) as e:
+            raise GraphftError(f"cannot open {url}: {type(e).__name__}: {e}", rule="missing-file",
+                               help="check the URL, and that this machine may read it") from e
+        yield f
+
+
+def _listed(urls: str | Sequence[str]) -> list[str]:
+    """URLs; plain paths become absolute, as the roles may run in other folders."""
+    found = [urls] if isinstance(urls, str) else list(urls)
+    if not found:
+        raise GraphftError("no files are given", rule="missing-file", help="give at least one URL")
+    return [u if "://" in u else os.path.abspath(u) for u in found]
+
+
+def _names(fields: Fields) -> list[str]:
+    return [fields] if isinstance(fields, str) else list(fields)
+
+
+def _type(column: str, fields: Fields, dtype: str) -> Type:
+    try:
+        name = torch_dtype(column, np.dtype(dtype))
+    except TypeError:
+        raise GraphftError(f"column {column}: unknown dtype {dtype!r}", rule="columns",
+                           help="give a NumPy dtype such as float32 or int64") from None
+    return Type(name, ("batch",) if isinstance(fields, str) else ("batch", len(fields)))
+
+
+def _need(fields: Sequence[str], there: Sequence[str], url: str) -> None:
+    missing = [f for f in fields if f not in there]
+    if missing:
+        raise GraphftError(f"{url} has no field {', '.join(missing)}", rule="columns",
+                           help=f"its fields are {', '.join(map(str, there))}")
+
+
+Range = tuple[int, int, int, int, int]
+"""(records, start, file, offset, size): what follows the id in ChunkInfo."""
+
+
+def _parquet_ranges(f: IO[bytes], url: str, number: int, fields: Sequence[str], chunk_size: int) -> Iterator[Range]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError as e:
+        raise GraphftError("reading Parquet needs pyarrow", rule="format", help="pip install 'graphft[files]'") from e
+    try:
+        opened = pyarrow.parquet.ParquetFile(f)
+    except pyarrow.ArrowInvalid as e:
+        raise GraphftError(f"{url} is no Parquet file: {e}", rule="format", help="check the format") from e
+    _need(fields, opened.schema_arrow.names, url)
+    start = length = 0
+    for i in range(opened.metadata.num_row_groups):
+        rows = opened.metadata.row_group(i).num_rows
+        if length and length + rows > chunk_size:
+            yield length, start, number, 0, 0
+            start, length = start + length, 0
+        if rows > chunk_size:
+            yield from ((n, start + a, number, 0, 0) for a, n in split(rows, chunk_size))
+            start += rows
+        else:
+            length += rows
+    if length:
+        yield length, start, number, 0, 0
+
+
+def _csv_ranges(f: IO[bytes], url: str, number: int, fields: Sequence[str], chunk_size: int) -> Iterator[Range]:
+    header = f.readline()
+    _need(fields, csv_header(header, url), url)
+    yield from _text_ranges(_csv_records(f), number, len(header), chunk_size)
+
+
+def csv_header(line: bytes, url: str) -> list[str]:
+    """Field names in a CSV file's first line."""
+    try:
+        return next(csv.reader([line.decode("utf-8-sig")]), [])
+    except (UnicodeDecodeError, csv.Error) as e:
+        raise GraphftError(f"{url} has no header line: {e}", rule="format", help="check the format") from e
+
+
+def _csv_records(f: IO[bytes]) -> Iterator[bytes]:
+    """Records with their line ends: a line end inside quotes ends no record."""
+    parts: list[bytes] = []
+    quotes = 0
+    for line in f:
+        quotes += line.count(b'"')
+        parts.append(line)
+        if quotes % 2 == 0:
+            yield b"".join(parts)
+            parts.clear()
+    if parts:
+        yield b"".join(parts)
+
+
+def _jsonl_ranges(f: IO[bytes], url: str, number: int, fields: Sequence[str], chunk_size: int) -> Iterator[Range]:
+    first = f.readline()
+    try:
+        record = json.loads(first) if first.strip() else dict.fromkeys(fields)
+        _need(fields, list(record), url)
+    except (ValueError, TypeError) as e:
+        raise GraphftError(f"{url}, line 1 is no JSON object: {e}", rule="format", help="one object per line") from e
+    f.seek(0)
+    yield from _text_ranges(iter(f), number, 0, chunk_size)
+
+
+def _text_ranges(records: Iterator[bytes], number: int, offset: int, chunk_size: int) -> Iterator[Range]:
+    """Byte ranges of up to `chunk_size` records that are not blank, from byte `offset` on."""
+    start = length = size = 0
+    for record in records:
+        if length == chunk_size:
+            yield length, start, number, offset, size
+            start, offset, length, size = start + length, offset + size, 0, 0
+        length += not record.isspace()
+        size += len(record)
+    if length:
+        yield length, start, number, offset, size
+
+
+_RANGES = {"parquet": _parquet_ranges, "csv": _csv_ranges, "jsonl": _jsonl_ranges}
+
+
+def _describe_npy(
+    urls: Any, columns: Any, dtypes: Any, chunk_size: int, options: dict[str, Any]
+) -> DataSpec:
+    if not isinstance(urls, Mapping) or columns or dtypes:
+        raise GraphftError("format npy takes its columns from urls", rule="columns",
+                           help='for example files({"x": ["x0.npy"], "y": ["y0.npy"]}, "npy")')
+    names = check_columns(urls)
+    paths = {c: _listed(urls[c]) for c in names}
+    shapes = {c: [_npy_shape(u, options) for u in paths[c]] for c in names}
+    for c in names:
+        if len({(dtype, shape[1:]) for shape, dtype in shapes[c]}) > 1:
+            raise GraphftError(f"the files of column {c} differ in dtype or record shape: {shapes[c]}", rule="columns",
+                               help="write them alike")
+    rows = {c: [shape[0] for shape, _ in shapes[c]] for c in names}
+    if len({tuple(r) for r in rows.values()}) > 1:
+        raise GraphftError(f"the columns' files have different numbers of rows: {rows}", rule="column-lengths",
+                           help="give every column as many files, the i-th ones with as many rows")
+    counts = rows[names[0]]
+    ranges = [(n, start, i) for i, count in enumerate(counts) for start, n in split(count, chunk_size)]
+    if not ranges:
+        raise GraphftError("the files have no rows", rule="short-data", help="give at least one batch")
+    types = {c: Type(torch_dtype(c, dtype), ("batch", *shape[1:])) for c, ((shape, dtype), *_) in shapes.items()}
+    chunks = tuple(ChunkInfo(i, *r) for i, r in enumerate(ranges))
+    return DataSpec("files", types, chunks, {"format": "npy", "urls": paths, "rows": counts,
+                                             "storage_options": options})
+
+
+def _npy_shape(url: str, options: Mapping[str, Any]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    with open_url(url, options) as f:
+        shape, fortran, dtype = npy_header(f, url)
+    if not shape:
+        raise GraphftError(f"{url} holds a single value", rule="format", help="give one row per record")
+    if fortran and len(shape) > 1:
+        raise GraphftError(f"{url} is in Fortran order, so its rows are scattered", rule="format",
+                           help="write numpy.ascontiguousarray of it")
+    return shape, dtype
+
+
+def npy_header(f: IO[bytes], url: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """(shape, whether in Fortran order, dtype) of a .npy file; leaves `f` where its data begins."""
+    try:
+        version = np.lib.format.read_magic(f)
+        if version == (1, 0):
+            return np.lib.format.read_array_header_1_0(f)
+        return np.lib.format.read_array_header_2_0(f)
+    except ValueError as e:
+        raise GraphftError(f"{url} is no .npy file: {e}", rule="format", help="write it with numpy.save") from e

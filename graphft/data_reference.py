@@ -1,0 +1,176 @@
+"""A reference to the function that makes a dataset, and what one item of the dataset tells about its batches."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import json
+import os
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from graphft.errors import GraphftError
+from graphft.ir import Type
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """`name` in the module `module`, or in the file `file` where that is not empty; called with `args`.
+
+    `path` is the folder from which the module, or what the file imports, is found if Python's path lacks it.
+    """
+
+    module: str
+    file: str
+    path: str
+    name: str
+    args: dict[str, Any]
+
+    @staticmethod
+    def of(make: str | Callable[..., Any], args: Mapping[str, Any]) -> Reference:
+        """Checks that the reference can be followed, and returns it."""
+        try:
+            plain: dict[str, Any] = json.loads(json.dumps(dict(args), allow_nan=False))
+        except (TypeError, ValueError) as e:
+            raise GraphftError(f"the dataset's args are not JSON-serialisable: {e}", rule="dataset-args",
+                               help="give numbers, strings, lists and dicts; open files inside the function") from e
+        reference = _from_text(make, plain) if isinstance(make, str) else _from_object(make, plain)
+        reference.resolve()
+        return reference
+
+    def to_json(self) -> dict[str, Any]:
+        return {"module": self.module, "file": self.file, "path": self.path, "name": self.name, "args": self.args}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> Reference:
+        return Reference(data["module"], data["file"], data["path"], data["name"], data["args"])
+
+    def __str__(self) -> str:
+        return f"{self.file or self.module}:{self.name}"
+
+    def resolve(self) -> Callable[..., Any]:
+        """The function. Raises GraphftError when it is not there."""
+        if self.path and self.path not in sys.path:
+            sys.path.append(self.path)
+        try:
+            found: Any = _load(self.file) if self.file else importlib.import_module(self.module)
+            for part in self.name.split("."):
+                found = getattr(found, part)
+        except (ImportError, OSError, AttributeError) as e:
+            raise GraphftError(f"no dataset at {self}: {e}", rule="dataset-reference",
+                               help="give module:function or file.py:function, of a function at the top level") from e
+        if not callable(found):
+            raise GraphftError(f"{self} is no function", rule="dataset-reference",
+                               help="name the function (or class) that returns the dataset, not the dataset")
+        return found
+
+    def make(self) -> Any:
+        """The dataset. Raises GraphftError when it is not map-style, or the function fails."""
+        function = self.resolve()
+        try:
+            made = function(**self.args)
+        except Exception as e:
+            raise GraphftError(f"{self} failed: {type(e).__name__}: {e}", rule="dataset",
+                               help=f"it is called with {self.args or 'no arguments'}") from e
+        if not (hasattr(made, "__len__") and hasattr(made, "__getitem__")):
+            raise GraphftError(f"{self} returned a {type(made).__name__}, which is no map-style dataset",
+                               rule="dataset", help="return an object with __len__ and __getitem__")
+        return made
+
+
+def _from_text(text: str, args: dict[str, Any]) -> Reference:
+    where, colon, name = text.rpartition(":")
+    if not colon or not name:
+        raise GraphftError(f"{text!r} is no reference to a function", rule="dataset-reference",
+                           help="write module:function or path/to/file.py:function")
+    if where.endswith(".py"):
+        file = os.path.abspath(where)
+        return Reference("", file, os.path.dirname(file), name, args)
+    return Reference(where, "", os.getcwd(), name, args)
+
+
+def _from_object(make: Callable[..., Any], args: dict[str, Any]) -> Reference:
+    name, module = getattr(make, "__qualname__", "<"), sys.modules.get(getattr(make, "__module__", ""))
+    file = getattr(module, "__file__", None)
+    if "<" in name or module is None or file is None:
+        raise GraphftError(f"{make!r} cannot be found again by another process", rule="dataset-reference",
+                           help="define it at the top level of a module or script: no lambda, no inner function")
+    file = os.path.abspath(file)
+    if module.__name__ == "__main__" and not getattr(module, "__package__", None):
+        return Reference("", file, os.path.dirname(file), name, args)
+    spec_name = module.__spec__.name if module.__spec__ is not None else module.__name__
+    up = spec_name.count(".") + (Path(file).name == "__init__.py")
+    return Reference(spec_name, "", str(Path(file).parents[up]), name, args)
+
+
+def _load(file: str) -> ModuleType:
+    """The module that a file holds, loaded once, and not as `__main__`."""
+    name = f"_graphft_{Path(file).stem.replace('-', '_')}_{hashlib.sha256(file.encode()).hexdigest()[:8]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, file)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{file} is no Python file")
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module
+
+
+def named(item: Any, columns: Sequence[str]) -> dict[str, Any]:
+    """An item's (or a collated batch's) parts by column. Raises GraphftError when they do not fit `columns`."""
+    if isinstance(item, Mapping):
+        missing = [c for c in columns if c not in item]
+        if missing:
+            raise GraphftError(f"the dataset's items have no {', '.join(missing)}", rule="columns",
+                               help=f"their keys are {', '.join(map(str, item))}")
+        return {c: item[c] for c in columns}
+    parts = item if isinstance(item, (tuple, list)) else (item,)
+    if len(parts) != len(columns):
+        raise GraphftError(f"the dataset's items have {len(parts)} parts, but {len(columns)} columns are named: "
+                           f"{', '.join(columns)}", rule="columns", help="name each part of an item in columns")
+    return dict(zip(columns, parts, strict=True))
+
+
+def inspect_dataset(reference: Reference, columns: Sequence[str]) -> tuple[int, dict[str, Type], bool]:
+    """(records, types of a batch, whether reading an item draws random numbers), from the dataset's first item."""
+    import torch
+    from torch.utils.data import default_collate
+
+    made = reference.make()
+    records = len(made)
+    if records == 0:
+        raise GraphftError(f"the dataset of {reference} has no records", rule="short-data", help="give at least one")
+    before = _random_state()
+    try:
+        batch = default_collate([named(made[0], columns)])
+    except GraphftError:
+        raise
+    except Exception as e:
+        raise GraphftError(f"reading record 0 of the dataset of {reference} failed: {type(e).__name__}: {e}",
+                           rule="dataset", help="its items must be what torch's default_collate takes") from e
+    draws = _random_state() != before
+    for column, value in batch.items():
+        if not isinstance(value, torch.Tensor):
+            raise GraphftError(f"column {column} of the dataset of {reference} is no tensor but "
+                               f"{type(value).__name__}", rule="columns", help="encode it as numbers")
+    return records, {c: Type(str(t.dtype).removeprefix("torch."), ("batch", *t.shape[1:]))
+                     for c, t in batch.items()}, draws
+
+
+def _random_state() -> tuple[Any, ...]:
+    import torch
+
+    kind, keys, *rest = np.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), kind, np.asarray(keys).tobytes(), tuple(rest)

@@ -1,0 +1,8 @@
+"""Reading batches: a pure function of (seed, pass, chunk, batch), and a thread that does it ahead of use."""
+
+from __future__ import annotations
+
+from graphft.runtime.data.prefetch import BatchKey, Prefetcher
+from graphft.runtime.data.reader import Reader, open_reader
+
+__all__ = ["BatchKey", "Prefetcher", "Reader", "open_reader"]

@@ -1,0 +1,124 @@
+"""Decoding one chunk of files: Parquet rows, byte ranges of CSV and JSON lines, rows of NumPy arrays."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Iterable, Sequence
+from typing import IO, Any
+
+import numpy as np
+
+from graphft.data import ChunkInfo, DataSpec
+from graphft.data_files import csv_header, npy_header, open_url
+from graphft.errors import GraphftError
+
+
+class ChunkFiles:
+    """The files of a description. Raises GraphftError when one is missing, or has another size than when described."""
+
+    def __init__(self, spec: DataSpec) -> None:
+        self._spec, self._source = spec, spec.source
+        self._options: dict[str, Any] = spec.source["storage_options"]
+        self._headers: dict[str, list[str]] = {}
+        for url, size in zip(self._source["urls"], self._source.get("sizes", ()), strict=False):
+            with open_url(url, self._options) as f:
+                found = f.seek(0, os.SEEK_END)
+            if found != size:
+                raise GraphftError(f"{url} has {found} bytes, {size} when the job was described", rule="data",
+                                   help="the file was changed: describe the data and the job again")
+
+    def url(self, info: ChunkInfo) -> str:
+        urls = self._source["urls"]
+        return ", ".join(u[info.file] for u in urls.values()) if isinstance(urls, dict) else str(urls[info.file])
+
+    def read(self, info: ChunkInfo) -> dict[str, np.ndarray]:
+        """The chunk's records, by column; every array has `info.records` rows."""
+        if self._source["format"] == "npy":
+            columns = {c: self._rows(urls[info.file], info) for c, urls in self._source["urls"].items()}
+        else:
+            columns = self._fields(info)
+        for name, array in columns.items():
+            if len(array) != info.records:
+                raise GraphftError(f"column {name} has {len(array)} records, {info.records} when described",
+                                   rule="data", help="the file was changed: describe the data and the job again")
+        return columns
+
+    def _fields(self, info: ChunkInfo) -> dict[str, np.ndarray]:
+        fields: dict[str, list[str]] = self._source["fields"]
+        wanted = {f: self._spec.types[c].dtype for c, fs in fields.items() for f in fs}
+        url = self._source["urls"][info.file]
+        with open_url(url, self._options) as f:
+            table = {"parquet": self._parquet, "csv": self._csv, "jsonl": self._jsonl}[self._source["format"]](
+                f, url, info, list(wanted))
+        result = {}
+        for column, names in fields.items():
+            parts = [_numbers(table[n], self._spec.types[column].dtype, n) for n in names]
+            result[column] = parts[0] if column in self._source["scalar"] else np.stack(parts, axis=1)
+        return result
+
+    def _parquet(self, f: IO[bytes], url: str, info: ChunkInfo, names: list[str]) -> dict[str, Sequence[Any]]:
+        import pyarrow.parquet
+
+        opened = pyarrow.parquet.ParquetFile(f)
+        groups: list[int] = []
+        first = start = 0
+        for i in range(opened.metadata.num_row_groups):
+            end = start + opened.metadata.row_group(i).num_rows
+            if start < info.start + info.records and end > info.start:
+                first = first if groups else start
+                groups.append(i)
+            start = end
+        table = opened.read_row_groups(groups, columns=names, use_threads=False).slice(info.start - first, info.records)
+        return {n: table.column(n).to_numpy(zero_copy_only=False) for n in names}
+
+    def _csv(self, f: IO[bytes], url: str, info: ChunkInfo, names: list[str]) -> dict[str, Sequence[Any]]:
+        if url not in self._headers:
+            self._headers[url] = csv_header(f.readline(), url)
+        header = self._headers[url]
+        places = [header.index(n) for n in names]
+        f.seek(info.offset)
+        text = io.StringIO(f.read(info.size).decode(), newline="")
+        rows = [row for row in csv.reader(text) if row and not (len(row) == 1 and row[0].isspace())]
+        short = next((r for r in rows if len(r) < len(header)), None)
+        if short is not None:
+            raise GraphftError(f"a record has {len(short)} fields, the header {len(header)}: {short}", rule="data")
+        return {n: [row[p] or None for row in rows] for n, p in zip(names, places, strict=True)}
+
+    def _jsonl(self, f: IO[bytes], url: str, info: ChunkInfo, names: list[str]) -> dict[str, Sequence[Any]]:
+        f.seek(info.offset)
+        rows = [json.loads(line) for line in f.read(info.size).split(b"\n") if line.strip()]
+        return {n: [row.get(n) for row in rows] for n in names}
+
+    def _rows(self, url: str, info: ChunkInfo) -> np.ndarray:
+        with open_url(url, self._options) as f:
+            shape, _, dtype = npy_header(f, url)
+            row = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
+            f.seek(info.start * row, os.SEEK_CUR)
+            array = np.frombuffer(f.read(info.records * row), dtype).reshape(-1, *shape[1:])
+        return array.astype(dtype.newbyteorder("="))
+
+
+def _numbers(values: Iterable[Any], dtype: str, field: str) -> np.ndarray:
+    """The field's values as `dtype`, none changed by it; missing ones are NaN where the dtype is floating."""
+    target = np.dtype(dtype)
+    floating = target.kind == "f"
+    if not (isinstance(values, np.ndarray) and values.dtype.kind in "iufb"):
+        values = [None if v is None or v != v else v for v in values]
+        if None in values and not floating:
+            raise GraphftError(f"field {field} is empty in record {values.index(None)} of the chunk", rule="data",
+                               help=f"{dtype} has no NaN: give the column a floating dtype, or fill the field")
+        values = np.array([np.nan if v is None else v for v in values])
+    try:
+        numbers = values.astype("float64" if floating else "int64") if values.dtype.kind in "SU" else values
+        with np.errstate(invalid="ignore"):
+            result = numbers.astype(target)
+    except (TypeError, ValueError) as e:
+        raise GraphftError(f"field {field} is not a number everywhere: {e}", rule="data",
+                           help="encode it as numbers first") from e
+    if not floating and not np.array_equal(result, numbers):
+        raise GraphftError(f"field {field} has values that are no {dtype}", rule="data",
+                           help="give the column a larger or floating dtype, or fill what is missing")
+    return result

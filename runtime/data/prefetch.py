@@ -1,0 +1,53 @@
+"""Reading ahead: one thread makes batches while the step before is computed."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import NamedTuple
+
+import torch
+
+from graphft.runtime.data.reader import Reader
+
+
+class BatchKey(NamedTuple):
+    """What identifies a batch: the arguments of `Reader.batch`."""
+
+    pass_index: int
+    chunk: int
+    batch_index: int
+    batch_size: int
+
+
+class Prefetcher:
+    """Makes scheduled batches on one background thread. At most `depth` batches are queued or ready.
+
+    A batch is a pure function of its key, so one that is never asked for (its slot went to another trainer) does no
+    harm: it is dropped when newer ones need the place. To be used from one thread; `close()` ends the thread.
+    """
+
+    def __init__(self, reader: Reader, depth: int = 8) -> None:
+        self._reader, self._depth = reader, depth
+        self._batches: OrderedDict[BatchKey, Future[dict[str, torch.Tensor]]] = OrderedDict()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="graphft-prefetch")
+
+    def schedule(self, key: BatchKey) -> None:
+        """Starts making the batch, unless that was asked for already. Never waits."""
+        if self._reader.calling_thread or key in self._batches:
+            return
+        self._batches[key] = self._thread.submit(self._reader.batch, *key)
+        while len(self._batches) > self._depth:
+            self._batches.popitem(last=False)[1].cancel()
+
+    def get(self, key: BatchKey) -> dict[str, torch.Tensor]:
+        """The batch, made now if it was not scheduled. Raises what `Reader.batch` raised."""
+        scheduled = self._batches.pop(key, None)
+        if scheduled is None or scheduled.cancel():  # not begun: the thread is busy with others
+            return self._reader.batch(*key)
+        return scheduled.result()
+
+    def close(self) -> None:
+        """Drops what is queued, and waits for the batch that is being made."""
+        self._batches.clear()
+        self._thread.shutdown(cancel_futures=True)

@@ -1,0 +1,165 @@
+"""Batches of a described data set: whoever reads (pass, chunk, batch), wherever and whenever, gets the same bits."""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from graphft.data import FOLDER, ChunkInfo, DataSpec
+from graphft.data_reference import Reference, named
+from graphft.errors import GraphftError
+from graphft.runtime.data.formats import ChunkFiles
+from graphft.runtime.data.lru import LRU
+
+
+def permutation(records: int, *key: int) -> np.ndarray:
+    """A permutation of range(records) that depends on `key` only: on no platform, and on no release of NumPy.
+
+    NumPy keeps the raw streams of its bit generators stable across releases, but not what Generator makes of them.
+    """
+    stream = np.random.Philox(np.random.SeedSequence(list(key)))
+    return np.argsort(stream.random_raw(records), kind="stable")
+
+
+def open_reader(spec: DataSpec, root: str | os.PathLike[str], seed: int, cached_chunks: int = 8) -> Reader:
+    """A reader of the data described by `spec`; `root` is the job's folder, where `spec.store` put what it stores.
+
+    `cached_chunks` decoded chunks are kept; give it at least the number of chunks that are read alternately (the
+    slots that a trainer works for) plus one. Raises GraphftError when the data is missing or is no longer as described.
+    """
+    if spec.kind == "arrays":
+        return ArrayReader(spec, Path(root), seed, cached_chunks)
+    if spec.kind == "dataset":
+        return DatasetReader(spec, seed, cached_chunks)
+    if spec.kind == "files":
+        return FileReader(spec, seed, cached_chunks)
+    raise GraphftError(f"unknown kind of data: {spec.kind!r}", rule="data", help="kinds are arrays, dataset and files")
+
+
+class Reader(ABC):
+    """Reads batches; may be used from several threads."""
+
+    calling_thread = False
+    """Whether batches must be made on the thread that uses them (they draw from torch's generator)."""
+
+    def __init__(self, spec: DataSpec, seed: int, cached_chunks: int) -> None:
+        self.spec, self.seed = spec, seed
+        self._orders: LRU[tuple[int, int], np.ndarray] = LRU(cached_chunks)
+        self._lock = threading.Lock()
+
+    def batch(self, pass_index: int, chunk: int, batch_index: int, batch_size: int) -> dict[str, torch.Tensor]:
+        """Records [batch_index * batch_size, + batch_size) of the chunk, in its order in this pass; by column.
+
+        The last batch of a chunk may be shorter. Raises GraphftError, with the chunk named, when reading fails.
+        """
+        if not 0 <= chunk < len(self.spec.chunks):
+            raise GraphftError(f"there is no chunk {chunk}: the data has {len(self.spec.chunks)}", rule="data")
+        info = self.spec.chunks[chunk]
+        start = batch_index * batch_size
+        if batch_size < 1 or not 0 <= start < info.records:
+            raise GraphftError(f"chunk {chunk} of {info.records} records has no batch {batch_index} of {batch_size}",
+                               rule="data")
+        try:
+            with self._lock:
+                order = self._order(pass_index, info)[start : start + batch_size]
+                return self._read(info, order, (self.seed, pass_index, chunk, batch_index))
+        except Exception as e:
+            raise GraphftError(f"reading chunk {chunk} ({self._where(info)}) failed: {type(e).__name__}: {e}",
+                               rule="read", help="see the error above; the data must stay as it was described") from e
+
+    def _order(self, pass_index: int, info: ChunkInfo) -> np.ndarray:
+        key = (pass_index, info.id)
+        order = self._orders.get(key)
+        if order is None:
+            order = self._orders.put(key, permutation(info.records, self.seed, pass_index, info.id))
+        return order
+
+    def _where(self, info: ChunkInfo) -> str:
+        return f"records {info.start} to {info.start + info.records}"
+
+    @abstractmethod
+    def _read(self, info: ChunkInfo, order: np.ndarray, key: tuple[int, int, int, int]) -> dict[str, torch.Tensor]:
+        """The records of `info` at `order` (positions inside the chunk). `key` identifies the batch."""
+
+
+class ArrayReader(Reader):
+    """Arrays: in memory when the description has them, else memory-mapped from the job's folder."""
+
+    def __init__(self, spec: DataSpec, root: Path, seed: int, cached_chunks: int) -> None:
+        super().__init__(spec, seed, cached_chunks)
+        self._arrays = spec.values or {c: self._open(root / FOLDER / f"{c}.npy", c) for c in spec.columns}
+
+    def _open(self, file: Path, column: str) -> np.ndarray:
+        try:
+            array: np.ndarray = np.load(file, mmap_mode="r", allow_pickle=False)
+        except (OSError, ValueError) as e:
+            raise GraphftError(f"cannot read column {column} from {file}: {e}", rule="missing-file",
+                               help="give the job's folder; DataSpec.store writes the arrays into it") from e
+        shape, dtype = (self.spec.records, *self.spec.record_shape(column)), self.spec.types[column].dtype
+        if array.shape != shape or str(array.dtype) != dtype:
+            raise GraphftError(f"{file} holds {array.dtype}{list(array.shape)}, the job expects {dtype}{list(shape)}",
+                               rule="data", help="the file was changed: describe the data and the job again")
+        return array
+
+    def _read(self, info: ChunkInfo, order: np.ndarray, key: tuple[int, int, int, int]) -> dict[str, torch.Tensor]:
+        rows = order + info.start
+        return {c: torch.from_numpy(np.asarray(a[rows])) for c, a in self._arrays.items()}
+
+
+class FileReader(Reader):
+    """Files: a chunk is decoded once, and kept while it is one of the last used."""
+
+    def __init__(self, spec: DataSpec, seed: int, cached_chunks: int) -> None:
+        super().__init__(spec, seed, cached_chunks)
+        self._files = ChunkFiles(spec)
+        self._chunks: LRU[int, dict[str, np.ndarray]] = LRU(cached_chunks)
+
+    def _where(self, info: ChunkInfo) -> str:
+        return f"{super()._where(info)} of {self._files.url(info)}"
+
+    def _read(self, info: ChunkInfo, order: np.ndarray, key: tuple[int, int, int, int]) -> dict[str, torch.Tensor]:
+        columns = self._chunks.get(info.id)
+        if columns is None:
+            columns = self._chunks.put(info.id, self._files.read(info))
+        return {c: torch.from_numpy(a[order]) for c, a in columns.items()}
+
+
+class DatasetReader(Reader):
+    """A map-style Dataset: made when the reader is opened, only the records of a batch are asked for."""
+
+    def __init__(self, spec: DataSpec, seed: int, cached_chunks: int) -> None:
+        super().__init__(spec, seed, cached_chunks)
+        reference = Reference.from_json(spec.source)
+        self._dataset, self.calling_thread = reference.make(), bool(spec.source["random"])
+        if len(self._dataset) != spec.records:
+            raise GraphftError(f"the dataset of {reference} has {len(self._dataset)} records, the job expects "
+                               f"{spec.records}", rule="data", help="describe the data and the job again")
+
+    def _read(self, info: ChunkInfo, order: np.ndarray, key: tuple[int, int, int, int]) -> dict[str, torch.Tensor]:
+        indices = [int(i) + info.start for i in order]
+        if not self.calling_thread:
+            return self._collate(indices)
+        with torch.random.fork_rng(devices=[]):
+            seeds = np.random.SeedSequence(list(key)).generate_state(3)
+            torch.manual_seed(int(seeds[0]))
+            random.seed(int(seeds[1]))
+            np.random.seed(int(seeds[2]))
+            return self._collate(indices)
+
+    def _collate(self, indices: list[int]) -> dict[str, torch.Tensor]:
+        many = getattr(self._dataset, "__getitems__", None)
+        items = many(indices) if many else [self._dataset[i] for i in indices]
+        batch: dict[str, torch.Tensor] = default_collate([named(item, self.spec.columns) for item in items])
+        for column, tensor in batch.items():
+            shape, dtype = (len(indices), *self.spec.record_shape(column)), self.spec.types[column].dtype
+            if tuple(tensor.shape) != shape or str(tensor.dtype) != f"torch.{dtype}":
+                raise GraphftError(f"column {column} is {tensor.dtype}{list(tensor.shape)}, described as "
+                                   f"torch.{dtype}{list(shape)}", rule="columns", help="make all records alike")
+        return batch

@@ -1,0 +1,118 @@
+"""Descriptions of data: chunks, JSON, and errors that are raised when the data is described."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from graphft.data import DataSpec, arrays, dataset, split
+from graphft.errors import GraphftError
+from graphft.ir import Type
+
+HERE = Path(__file__).parent
+DATASETS = str(HERE / "datasets.py")
+
+
+def through_json(spec: DataSpec) -> DataSpec:
+    return DataSpec.from_json(json.loads(json.dumps(spec.to_json())))
+
+
+def test_arrays() -> None:
+    spec = arrays(x=torch.zeros(10, 3), y=np.zeros(10, np.int64), chunk_size=4)
+    assert spec.columns == ("x", "y")
+    assert spec.types == {"x": Type("float32", ("batch", 3)), "y": Type("int64", ("batch",))}
+    assert [(c.id, c.records, c.start) for c in spec.chunks] == [(0, 4, 0), (1, 4, 4), (2, 2, 8)]
+    assert spec.records == 10
+    assert through_json(spec) == spec
+
+
+def test_arrays_accept_lists_views_and_foreign_byte_order() -> None:
+    swapped = np.arange(6, dtype=">i4")
+    spec = arrays(a=[1.5, 2.5, 3.5], b=torch.arange(6).view(3, 2).t().t(), c=swapped[::2], d=[True, False, True])
+    assert [t.dtype for t in spec.types.values()] == ["float64", "int64", "int32", "bool"]
+    assert spec.values["c"].tolist() == [0, 2, 4]
+
+
+@pytest.mark.parametrize(("size", "drop_last", "expected"), [
+    (4, False, (1, 1, 1)), (3, False, (2, 2, 1)), (3, True, (1, 1, 0)), (2, True, (2, 2, 1)),
+])
+def test_batches(size: int, drop_last: bool, expected: tuple[int, ...]) -> None:
+    assert arrays(x=torch.zeros(10), chunk_size=4).batches(size, drop_last) == expected
+
+
+def test_split_covers_everything() -> None:
+    for records in range(20):
+        for size in range(1, 8):
+            assert [i for start, n in split(records, size) for i in range(start, start + n)] == list(range(records))
+
+
+@pytest.mark.parametrize(("make", "rule"), [
+    (lambda: arrays(x=torch.zeros(3), y=torch.zeros(4)), "column-lengths"),
+    (lambda: arrays(x=torch.zeros(0)), "short-data"),
+    (lambda: arrays(x=torch.zeros(3), chunk_size=0), "chunk-size"),
+    (lambda: arrays(x=torch.tensor(1.0)), "columns"),
+    (lambda: arrays(x=torch.zeros(3, dtype=torch.bfloat16)), "columns"),
+    (lambda: arrays(x=np.array(["a", "b"])), "columns"),
+    (lambda: arrays(), "columns"),
+    (lambda: arrays(**{"not a name": torch.zeros(3)}), "columns"),
+    (lambda: arrays(x=torch.zeros(3)).batches(4), "short-data"),
+    (lambda: arrays(x=torch.zeros(9), chunk_size=3).batches(4), "short-chunks"),
+    (lambda: arrays(x=torch.zeros(9)).batches(0), "batch-size"),
+    (lambda: DataSpec.from_json({"kind": "arrays"}), "data"),
+    (lambda: dataset("nowhere.py:make"), "dataset-reference"),
+    (lambda: dataset("no_such_module:make"), "dataset-reference"),
+    (lambda: dataset("json:no_such_function"), "dataset-reference"),
+    (lambda: dataset("json"), "dataset-reference"),
+    (lambda: dataset("json:__doc__"), "dataset-reference"),
+    (lambda: dataset(lambda: [1, 2]), "dataset-reference"),
+    (lambda: dataset(f"{DATASETS}:squares", {"n": object()}), "dataset-args"),
+    (lambda: dataset(f"{DATASETS}:squares"), "dataset"),
+    (lambda: dataset(f"{DATASETS}:squares", {"n": 0}), "short-data"),
+    (lambda: dataset(f"{DATASETS}:squares", {"n": 3}, columns=("x", "y", "z")), "columns"),
+    (lambda: dataset(f"{DATASETS}:Named", columns=("x", "q")), "columns"),
+    (lambda: dataset(f"{DATASETS}:Named", columns=("x", "name")), "columns"),
+    (lambda: dataset(f"{DATASETS}:fails"), "dataset"),
+    (lambda: dataset(f"{DATASETS}:no_dataset"), "dataset"),
+])
+def test_errors(make: Any, rule: str) -> None:
+    with pytest.raises(GraphftError) as error:
+        make()
+    assert error.value.rule == rule
+
+
+def test_dataset() -> None:
+    spec = dataset(f"{DATASETS}:squares", {"n": 10}, chunk_size=4)
+    assert spec.types == {"x": Type("float32", ("batch", 1)), "y": Type("int64", ("batch",))}
+    assert [c.records for c in spec.chunks] == [4, 4, 2]
+    assert spec.source["random"] is False
+    assert through_json(spec) == spec
+
+
+def test_random_dataset_is_found_out() -> None:
+    assert dataset(f"{DATASETS}:Noisy").source["random"] is True
+    assert dataset(f"{DATASETS}:Noisy", random=False).source["random"] is False
+
+
+def module_level() -> list[tuple[float, int]]:
+    return [(1.0, 1), (2.0, 2)]
+
+
+def test_function_object_becomes_a_reference() -> None:
+    spec = dataset(module_level)
+    assert spec.source["name"] == "module_level"
+    assert spec.source["module"].rpartition(".")[2] == "test_describe"
+    relative = Path(*spec.source["module"].split(".")).with_suffix(".py")
+    assert Path(spec.source["path"]) / relative == Path(__file__)
+
+
+def test_stored_arrays_are_whole_or_absent(tmp_path: Path) -> None:
+    spec = arrays(x=torch.arange(5.0), y=torch.arange(5))
+    spec.store(tmp_path)
+    spec.store(tmp_path)
+    assert sorted(p.name for p in (tmp_path / "data").iterdir()) == ["x.npy", "y.npy"]
+    assert np.load(tmp_path / "data" / "x.npy").tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]

@@ -1,0 +1,199 @@
+"""Files of every format and several kinds of URL: ranges, contents, and errors."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from graphft.data import DataSpec
+from graphft.data_files import files
+from graphft.errors import GraphftError
+from graphft.runtime.data import open_reader
+
+COLUMNS = {"x": ("a", "b"), "y": "label"}
+DTYPES = {"y": "int64"}
+
+
+def rows(start: int, n: int) -> dict[str, list[Any]]:
+    r = range(start, start + n)
+    return {"note": [f'i is "{i}",\nreally' for i in r], "a": [i + 0.5 for i in r], "label": list(r),
+            "b": [-float(i) for i in r]}
+
+
+def parquet(table: dict[str, list[Any]], group: int = 7) -> bytes:
+    out = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table(table), out, row_group_size=group)
+    return out.getvalue()
+
+
+def csv_text(table: dict[str, list[Any]]) -> bytes:
+    def cell(v: Any) -> str:
+        return '"' + v.replace('"', '""') + '"' if isinstance(v, str) else str(v)
+
+    lines = [",".join(table)] + [",".join(map(cell, r)) for r in zip(*table.values(), strict=True)]
+    return ("\n".join(lines) + "\n\n").encode()
+
+
+def jsonl(table: dict[str, list[Any]]) -> bytes:
+    return "\n".join(json.dumps(dict(zip(table, r, strict=True))) for r in zip(*table.values(), strict=True)).encode()
+
+
+WRITERS: dict[str, Callable[[dict[str, list[Any]]], bytes]] = {"parquet": parquet, "csv": csv_text, "jsonl": jsonl}
+
+
+def read_all(spec: DataSpec, batch_size: int = 3, cached_chunks: int = 2) -> dict[str, torch.Tensor]:
+    """One pass, put in the order of y."""
+    reader = open_reader(DataSpec.from_json(json.loads(json.dumps(spec.to_json()))), ".", 0, cached_chunks)
+    read = [reader.batch(0, c.id, b, batch_size) for c in spec.chunks for b in range(-(-c.records // batch_size))]
+    whole = {c: torch.cat([r[c] for r in read]) for c in spec.columns}
+    order = whole["y"].argsort()
+    return {c: v[order] for c, v in whole.items()}
+
+
+def check(spec: DataSpec, records: int) -> None:
+    read = read_all(spec)
+    assert read["y"].tolist() == list(range(records))
+    assert read["x"].dtype == torch.float32
+    assert torch.equal(read["x"], torch.stack([torch.arange(records) + 0.5, -torch.arange(float(records))], dim=1))
+
+
+@pytest.mark.parametrize("chunk_size", [1, 4, 7, 20, 100])
+@pytest.mark.parametrize("format", WRITERS)
+def test_local_files(format: str, chunk_size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "one").write_bytes(WRITERS[format](rows(0, 20)))
+    (tmp_path / "two").write_bytes(WRITERS[format](rows(20, 13)))
+    monkeypatch.chdir(tmp_path)
+    spec = files(["one", f"file://{tmp_path}/two"], format, COLUMNS, DTYPES, chunk_size)
+    monkeypatch.chdir("/")
+    assert max(c.records for c in spec.chunks) <= chunk_size
+    assert spec.records == 33
+    check(spec, 33)
+
+
+@pytest.mark.parametrize("format", WRITERS)
+def test_memory_and_zip_urls(format: str, tmp_path: Path) -> None:
+    with fsspec.open(f"memory://graphft-{tmp_path.name}/{format}", "wb") as f:
+        f.write(WRITERS[format](rows(0, 10)))
+    with zipfile.ZipFile(tmp_path / "data.zip", "w", zipfile.ZIP_DEFLATED) as z:
+        z.writestr("inner", WRITERS[format](rows(10, 10)))
+    urls = [f"memory://graphft-{tmp_path.name}/{format}", f"zip://inner::file://{tmp_path}/data.zip"]
+    check(files(urls, format, COLUMNS, DTYPES, chunk_size=6), 20)
+
+
+def test_row_groups_are_joined_and_divided(tmp_path: Path) -> None:
+    (tmp_path / "small").write_bytes(parquet(rows(0, 20), group=2))
+    (tmp_path / "large").write_bytes(parquet(rows(20, 20), group=20))
+    spec = files([str(tmp_path / "small"), str(tmp_path / "large")], "parquet", COLUMNS, DTYPES, chunk_size=7)
+    assert [(c.file, c.start, c.records) for c in spec.chunks] == [
+        (0, 0, 6), (0, 6, 6), (0, 12, 6), (0, 18, 2), (1, 0, 7), (1, 7, 7), (1, 14, 6)]
+    check(spec, 40)
+
+
+def test_npy(tmp_path: Path) -> None:
+    for i, n in enumerate((5, 8)):
+        np.save(tmp_path / f"x{i}.npy", (np.arange(n * 6) + i * 30).reshape(n, 2, 3).astype(">f8"))
+        np.save(tmp_path / f"y{i}.npy", np.arange(n, dtype=np.int32) + i * 5)
+    spec = files({c: [str(tmp_path / f"{c}{i}.npy") for i in range(2)] for c in "xy"}, "npy", chunk_size=3)
+    assert [c.records for c in spec.chunks] == [3, 2, 3, 3, 2]
+    read = read_all(spec)
+    assert torch.equal(read["x"], torch.arange(78, dtype=torch.float64).view(13, 2, 3))
+    assert torch.equal(read["y"], torch.arange(13, dtype=torch.int32))
+
+
+@settings(max_examples=40)
+@given(notes=st.lists(st.text(st.sampled_from('a",\n\r;é '), max_size=6), min_size=1, max_size=12),
+       chunk_size=st.integers(1, 5), end=st.sampled_from(["", "\n", "\n\n"]))
+def test_csv_with_quotes_and_line_ends(notes: list[str], chunk_size: int, end: str) -> None:
+    import csv
+
+    out = io.StringIO(newline="")
+    writer = csv.writer(out)
+    writer.writerow(["y", "note"])
+    writer.writerows([[i, note] for i, note in enumerate(notes)])
+    with fsspec.open("memory://graphft-quotes/data.csv", "wb") as f:
+        f.write((out.getvalue().rstrip("\r\n") + end).encode())
+    spec = files("memory://graphft-quotes/data.csv", "csv", {"y": "y"}, {"y": "int64"}, chunk_size)
+    assert read_all(spec)["y"].tolist() == list(range(len(notes)))
+
+
+@pytest.mark.parametrize("format", WRITERS)
+def test_missing_values_are_nan(format: str, tmp_path: Path) -> None:
+    table = {"a": [1.5, None, 2.5], "y": [0, 1, 2]}
+    if format == "csv":
+        (tmp_path / "f").write_bytes(b"a,y\n1.5,0\n,1\n2.5,2\n")
+    else:
+        (tmp_path / "f").write_bytes(WRITERS[format](table))
+    read = read_all(files(str(tmp_path / "f"), format, {"a": "a", "y": "y"}))
+    assert torch.equal(read["a"].nan_to_num(-1), torch.tensor([1.5, -1, 2.5]))
+    integers = files(str(tmp_path / "f"), format, {"a": "a", "y": "y"}, {"a": "int64"})
+    with pytest.raises(GraphftError, match="field a"):
+        read_all(integers)
+
+
+@pytest.mark.parametrize(("text", "dtype", "message"), [
+    (b"a,y\n1,0\nred,1\n", "float32", "field a is not a number"),
+    (b"a,y\n1,0\n300,1\n", "int8", "values that are no int8"),
+    (b"a,y\n1,0\n2\n", "float32", "has 1 fields, the header 2"),
+])
+def test_damaged_records_name_the_chunk(text: bytes, dtype: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "f.csv").write_bytes(text)
+    spec = files(str(tmp_path / "f.csv"), "csv", {"a": "a", "y": "y"}, {"a": dtype})
+    with pytest.raises(GraphftError, match=rf"chunk 0 .*f\.csv(.|\n)*{message}"):
+        read_all(spec)
+
+
+def test_changed_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"y\n1\n2\n")
+    spec = files(str(tmp_path / "f"), "csv", {"y": "y"})
+    (tmp_path / "f").write_bytes(b"y\n1\n2\n3\n")
+    with pytest.raises(GraphftError, match="bytes, 6 when the job was described"):
+        open_reader(spec, ".", 0)
+    (tmp_path / "f").unlink()
+    with pytest.raises(GraphftError, match="cannot open"):
+        open_reader(spec, ".", 0)
+
+
+@pytest.mark.parametrize(("call", "rule"), [
+    (lambda p: files(f"{p}/none", "csv", COLUMNS), "missing-file"),
+    (lambda p: files("nosuchscheme://none", "csv", COLUMNS), "missing-file"),
+    (lambda p: files([], "csv", COLUMNS), "missing-file"),
+    (lambda p: files(f"{p}/f", "tfrecord", COLUMNS), "format"),
+    (lambda p: files(f"{p}/f", "csv"), "columns"),
+    (lambda p: files(f"{p}/f", "csv", {"x": "none"}), "columns"),
+    (lambda p: files(f"{p}/f", "csv", {"x": "y"}, {"x": "string"}), "columns"),
+    (lambda p: files(f"{p}/f", "csv", {"x": "y"}, {"x": "nonsense"}), "columns"),
+    (lambda p: files(f"{p}/f", "csv", {"x": "y"}, chunk_size=0), "chunk-size"),
+    (lambda p: files(f"{p}/f", "parquet", COLUMNS), "format"),
+    (lambda p: files(f"{p}/f", "jsonl", COLUMNS), "format"),
+    (lambda p: files({"x": f"{p}/f"}, "npy"), "format"),
+    (lambda p: files(f"{p}/f", "npy"), "columns"),
+    (lambda p: files({"x": [f"{p}/3.npy"], "y": [f"{p}/4.npy"]}, "npy"), "column-lengths"),
+    (lambda p: files({"x": [f"{p}/3.npy", f"{p}/t.npy"]}, "npy"), "format"),
+    (lambda p: files({"x": [f"{p}/3.npy", f"{p}/i.npy"]}, "npy"), "columns"),
+    (lambda p: files({"x": f"{p}/s.npy"}, "npy"), "format"),
+    (lambda p: files(f"{p}/empty", "csv", {"x": "y"}), "short-data"),
+])
+def test_errors_when_described(call: Callable[[Path], DataSpec], rule: str, tmp_path: Path) -> None:
+    (tmp_path / "f").write_bytes(b"y\n1\n")
+    (tmp_path / "empty").write_bytes(b"y\n")
+    np.save(tmp_path / "3.npy", np.zeros((3, 2)))
+    np.save(tmp_path / "4.npy", np.zeros((4, 2)))
+    np.save(tmp_path / "t.npy", np.zeros((2, 3)).T)
+    np.save(tmp_path / "i.npy", np.zeros((3, 2), np.int64))
+    np.save(tmp_path / "s.npy", np.zeros(()))
+    with pytest.raises(GraphftError) as error:
+        call(tmp_path)
+    assert error.value.rule == rule

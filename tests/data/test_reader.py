@@ -1,0 +1,165 @@
+"""Readers: every record once per pass, the same bits whoever reads, and errors that name the chunk."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphft.data import DataSpec, arrays, dataset
+from graphft.errors import GraphftError
+from graphft.runtime.data import BatchKey, Reader, open_reader
+from graphft.runtime.data.reader import permutation
+
+DATASETS = str(Path(__file__).parent / "datasets.py")
+
+
+def keys(spec: DataSpec, batch_size: int, pass_index: int = 0) -> list[BatchKey]:
+    counts = spec.batches(batch_size)
+    return [BatchKey(pass_index, c.id, b, batch_size) for c in spec.chunks for b in range(counts[c.id])]
+
+
+def one_pass(reader: Reader, batch_size: int, pass_index: int = 0) -> dict[str, torch.Tensor]:
+    read = [reader.batch(*k) for k in keys(reader.spec, batch_size, pass_index)]
+    return {c: torch.cat([b[c] for b in read]) for c in reader.spec.columns}
+
+
+@given(records=st.integers(1, 60), chunk=st.integers(1, 20), size=st.integers(1, 20), seed=st.integers(0, 2**63),
+       pass_index=st.integers(0, 1000))
+def test_every_record_once_per_pass(records: int, chunk: int, size: int, seed: int, pass_index: int) -> None:
+    chunk = min(chunk, records)
+    spec = arrays(x=torch.arange(records), y=torch.arange(records) * 10, chunk_size=chunk)
+    read = one_pass(open_reader(spec, ".", seed), min(size, chunk), pass_index)
+    assert sorted(read["x"].tolist()) == list(range(records))
+    assert torch.equal(read["y"], read["x"] * 10)
+
+
+def test_permutation_is_the_same_everywhere() -> None:
+    """A change of these numbers would change what running jobs compute after an upgrade."""
+    assert permutation(10, 0, 0, 0).tolist() == PINNED
+    assert permutation(10, 0, 0, 1).tolist() != PINNED
+    assert permutation(10, 0, 1, 0).tolist() != PINNED
+    assert permutation(10, 1, 0, 0).tolist() != PINNED
+
+
+def test_batches_do_not_depend_on_what_was_read_before() -> None:
+    spec = arrays(x=torch.arange(50), chunk_size=10)
+    wanted = {k: open_reader(spec, ".", 7).batch(*k)["x"].tolist() for k in keys(spec, 4)}
+    reader = open_reader(spec, ".", 7, cached_chunks=1)
+    for k in sorted(wanted, key=lambda k: (k.batch_index, -k.chunk)):
+        assert reader.batch(*k)["x"].tolist() == wanted[k]
+
+
+def test_stored_arrays_are_read_alike(tmp_path: Path) -> None:
+    spec = arrays(x=torch.randn(30, 4, dtype=torch.float64), y=torch.arange(30) % 2 == 0, chunk_size=8)
+    spec.store(tmp_path)
+    stored = open_reader(DataSpec.from_json(spec.to_json()), tmp_path, 3)
+    for k in keys(spec, 3):
+        a, b = open_reader(spec, tmp_path, 3).batch(*k), stored.batch(*k)
+        assert torch.equal(a["x"], b["x"])
+        assert torch.equal(a["y"], b["y"])
+        b["x"] += 1  # a batch is the caller's own: neither read-only nor the file's memory
+    assert torch.equal(stored.batch(0, 0, 0, 3)["x"], open_reader(spec, tmp_path, 3).batch(0, 0, 0, 3)["x"])
+
+
+def test_missing_and_changed_arrays(tmp_path: Path) -> None:
+    spec = DataSpec.from_json(arrays(x=torch.zeros(30, 4)).to_json())
+    with pytest.raises(GraphftError, match="cannot read column x"):
+        open_reader(spec, tmp_path, 0)
+    arrays(x=torch.zeros(29, 4)).store(tmp_path)
+    with pytest.raises(GraphftError, match="the job expects"):
+        open_reader(spec, tmp_path, 0)
+
+
+@pytest.mark.parametrize("name", ["Squares", "Named"])
+def test_dataset(name: str) -> None:
+    spec = dataset(f"{DATASETS}:{name}", {"n": 11}, chunk_size=4)
+    read = one_pass(open_reader(DataSpec.from_json(spec.to_json()), ".", 0), 3)
+    assert sorted(read["y"].tolist()) == [i * i for i in range(11)]
+    assert torch.equal(read["x"][:, 0].long() ** 2, read["y"])
+
+
+def test_dataset_that_changed_length() -> None:
+    spec = dataset(f"{DATASETS}:Squares", {"n": 11})
+    spec.source["args"]["n"] = 10
+    with pytest.raises(GraphftError, match="has 10 records, the job expects 11"):
+        open_reader(spec, ".", 0)
+
+
+def test_random_dataset_is_seeded_per_batch_and_leaves_the_generator_alone() -> None:
+    spec = dataset(f"{DATASETS}:Noisy", chunk_size=10)
+    one, other = open_reader(spec, ".", 5), open_reader(spec, ".", 5)
+    assert one.calling_thread
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    assert torch.equal(one.batch(0, 1, 1, 5)["x"], other.batch(0, 1, 1, 5)["x"])
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not torch.equal(one.batch(0, 1, 1, 5)["x"], open_reader(spec, ".", 6).batch(0, 1, 1, 5)["x"])
+
+
+@pytest.mark.parametrize(("name", "message"), [("Broken", "record 13 is damaged"), ("Uneven", "size")])
+def test_errors_name_the_chunk(name: str, message: str) -> None:
+    reader = open_reader(dataset(f"{DATASETS}:{name}", chunk_size=20), ".", 0)
+    with pytest.raises(GraphftError, match=rf"chunk 0 \(records 0 to 20\)(.|\n)*{message}"):
+        reader.batch(0, 0, 0, 20)
+
+
+@pytest.mark.parametrize("key", [(0, 3, 0, 4), (0, 0, 3, 4), (0, -1, 0, 4), (0, 0, -1, 4), (0, 0, 0, 0)])
+def test_no_such_batch(key: tuple[int, int, int, int]) -> None:
+    reader = open_reader(arrays(x=torch.arange(12), chunk_size=4), ".", 0)
+    with pytest.raises(GraphftError, match=r"no (chunk|batch)"):
+        reader.batch(*key)
+
+
+def test_threads_read_the_same() -> None:
+    spec = arrays(x=torch.arange(4000), chunk_size=100)
+    wanted = [open_reader(spec, ".", 0).batch(*k)["x"].tolist() for k in keys(spec, 10)]
+    reader, got = open_reader(spec, ".", 0, cached_chunks=2), {}
+
+    def read(part: int) -> None:
+        for i, k in list(enumerate(keys(spec, 10)))[part::4]:
+            got[i] = reader.batch(*k)["x"].tolist()
+
+    threads = [threading.Thread(target=read, args=(p,)) for p in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert [got[i] for i in range(len(wanted))] == wanted
+
+
+SCRIPT = """
+import json, sys
+import torch
+from graphft.data import DataSpec, dataset
+from helper import LENGTH
+
+class Data:
+    def __len__(self): return LENGTH
+    def __getitem__(self, i): return torch.tensor(float(i)), i
+
+if __name__ == "__main__":
+    print(json.dumps(dataset(Data, chunk_size=3).to_json()))
+"""
+
+
+def test_script_is_loaded_as_a_module(tmp_path: Path) -> None:
+    """A class of a script, described by the script itself, is found again by another process elsewhere."""
+    import json
+
+    (tmp_path / "script.py").write_text(SCRIPT)
+    (tmp_path / "helper.py").write_text("LENGTH = 7\n")
+    shown = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=50,
+                           env={"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"})
+    assert shown.returncode == 0, shown.stderr
+    spec = DataSpec.from_json(json.loads(shown.stdout))
+    assert sorted(one_pass(open_reader(spec, ".", 0), 2)["y"].tolist()) == list(range(7))
+
+
+PINNED = [0, 8, 9, 3, 7, 5, 1, 2, 6, 4]
