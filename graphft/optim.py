@@ -213,7 +213,7 @@ def minimize(program: Program, optimizer: Optimizer | torch.optim.Optimizer, cli
     for v in program.of_kind(Kind.PARAM):
         v.kind = Kind.PARAM if v.name in group_of else Kind.FROZEN
     step = program.variable(GLOBAL_STEP, Type("int64", ()), Kind.STATE, torch.zeros((), dtype=torch.int64))
-    lrs = {rate: schedule.append(block, graph, step, program.fresh("lr")) for rate, graph in rates.items()}
+    lrs = {rate: schedule.append(block, traced, step, program.fresh("lr")) for rate, traced in rates.items()}
     _append_clip(block, clip, [program.variables[grad_name(v.name)] for v in parameters])
     for v in parameters:
         _append_update(block, v, group_of[v.name], lrs[group_of[v.name].optimizer.lr])

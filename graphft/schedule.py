@@ -11,16 +11,17 @@ uses torch functions, not Python's control flow or `math`, on the step:
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
-from torch.fx.experimental.proxy_tensor import make_fx
 
+from graphft import tracing
 from graphft.errors import GraphftError
-from graphft.ir import Arg, Block, Kind, Ref, Type, Variable
-from graphft.symbolic import literal
+from graphft.ir import Block, Type, Variable
+from graphft.symbolic import Symbols
+from graphft.tracing import Traced
 
 Schedule = Callable[[Tensor], Tensor]
 Rate = float | Schedule
@@ -69,61 +70,43 @@ def at(schedule: Rate, step: Tensor) -> Tensor:
     return lr
 
 
-def trace(schedule: Rate) -> GraphModule:
-    """The graph of `schedule` as a function of an int64 step. Raises GraphftError where it cannot be traced."""
+def trace(schedule: Rate) -> Traced:
+    """`schedule` as a recorded function of the int64 step. Raises GraphftError where it cannot be recorded."""
 
-    def lr(step: Tensor) -> Tensor:
-        return at(schedule, step.to(torch.float64))
+    def lr(step: Tensor) -> list[Tensor]:
+        return [at(schedule, step.to(torch.float64))]
 
+    symbols = Symbols()
     try:
-        graph = make_fx(lr)(torch.zeros((), dtype=torch.int64))
+        traced = tracing.trace(lr, [symbols.tensor(Type("int64", ()))], symbols)
     except RuntimeError as error:
-        if "_local_scalar_dense" not in str(error):
-            raise
+        reason = str(error).partition("\n")[0]
         raise GraphftError(
-            f"{_name(schedule)} uses the step as a Python number (if, min, int, math.*, item)", rule="schedule",
-            help="use torch functions on the step: torch.where(step < 10, a, b) for if, torch.cos for math.cos, "
-                 "torch.clamp for min and max") from error
-    graph.graph.eliminate_dead_code()
-    for node in graph.graph.nodes:
+            f"{_name(schedule)} cannot be traced ({tracing.error_line(error)}): {reason}", rule="schedule",
+            help="use torch functions on the step, not Python's: torch.where(step < 10, a, b) for if, torch.cos for "
+                 "math.cos, torch.clamp for min and max") from error
+    for node in traced.module.graph.nodes:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             raise GraphftError(f"{_name(schedule)} draws random numbers ({node.target})", rule="schedule",
                                help="compute the learning rate from the step alone, so that every shard gets the same")
     for k in (0, 1, 1000):
-        step = torch.tensor(k)
-        if not torch.equal(graph(step), lr(step)):
-            raise GraphftError(f"{_name(schedule)} does not depend on the step through torch functions alone: its "
-                               f"traced ops give {graph(step).item()} at step {k}, it gives {lr(step).item()}",
-                               rule="schedule", help="keep no state between calls, and use no numpy on the step")
-    return graph
+        (found,), (expected,) = traced.module(torch.tensor(k)), lr(torch.tensor(k))
+        if not torch.equal(found, expected):
+            raise GraphftError(f"{_name(schedule)} does not depend on the step alone: recorded once, it gives "
+                               f"{found.item()} at step {k}; called again, {expected.item()}", rule="schedule",
+                               help="keep no state between calls, and use only torch functions on the step")
+    (result,) = traced.results
+    if result is None or result.op != "call_function":  # a tensor from outside, which has no op to name `%lr` after
+        return trace(at(schedule, torch.zeros((), dtype=torch.float64)).item())
+    return traced
 
 
-def append(block: Block, graph: GraphModule, step: Variable, name: str) -> Variable:
-    """Appends the ops of a traced schedule to `block`; returns the variable with the learning rate, called `name`."""
-    results: dict[Node, Ref] = {}
-    output = next(n for n in graph.graph.nodes if n.op == "output").args[0]
-    for node in graph.graph.nodes:
-        if node.op == "placeholder":
-            results[node] = step.ref
-        elif node.op == "get_attr":
-            value = getattr(graph, str(node.target)).detach().clone()
-            dtype = str(value.dtype).removeprefix("torch.")
-            results[node] = block.program.variable(block.program.fresh(f"{name}_const"), Type(dtype, value.shape),
-                                                   Kind.CONST, value).ref
-        elif node.op == "call_function":
-            target = str(node.target).removesuffix(".default")
-            out = name if node is output else block.program.fresh(f"{name}_{target.split('.')[1].strip('_')}")
-            results[node] = block.append_op(target, *(_operand(a, results) for a in node.args), outputs=out,
-                                            **{k: _operand(v, results) for k, v in node.kwargs.items()}).ref
-    return block.program.variables[results[output].name]
-
-
-def _operand(value: object, results: dict[Node, Ref]) -> Arg:
-    if isinstance(value, Node):
-        return results[value]
-    if isinstance(value, (list, tuple)):
-        return tuple(_operand(v, results) for v in value)
-    return literal(value)
+def append(block: Block, traced: Traced, step: Variable, name: str) -> Variable:
+    """Appends a recorded schedule's ops to `block`; they compute variable `name`, which is returned, from `step`."""
+    (result,) = traced.results
+    assert result is not None
+    tracing.emit(traced, block, [step.name], {result: name})
+    return block.program.variables[name]
 
 
 def _positive(name: str, **values: int) -> None:
@@ -135,8 +118,8 @@ def _positive(name: str, **values: int) -> None:
 
 def _name(schedule: Rate) -> str:
     code = getattr(schedule, "__code__", None)
-    where = f" ({code.co_filename}, line {code.co_firstlineno})" if code else ""
-    return f"the learning-rate schedule {getattr(schedule, '__qualname__', schedule)}{where}"
+    where = f" ({os.path.basename(code.co_filename)}:{code.co_firstlineno})" if code else ""
+    return f"the learning-rate schedule {getattr(schedule, '__qualname__', type(schedule).__name__)}{where}"
 
 
 __all__ = ["Rate", "Schedule", "append", "at", "constant", "cosine", "exponential", "linear_warmup", "step", "trace"]
