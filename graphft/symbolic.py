@@ -143,6 +143,10 @@ class Symbols:
         expr = sympy.sympify(self.env.simplify(expr)).xreplace(self._names)
         return int(expr) if expr.is_Integer else str(expr)
 
+    def condition(self, expr: Any) -> Any:
+        """A sympy condition over this world's symbols in terms of the names, as far as torch left it undecided."""
+        return sympy.sympify(expr).xreplace(self._names)
+
     def rename(self, text: str) -> str:
         """Torch's text with the dimensions' names in the place of torch's own symbols."""
         for symbol, name in self._names.items():

@@ -57,7 +57,7 @@ def define(name: str) -> OpDef | None:
     return OpDef(
         name, overload, slots, attrs, functools.partial(_infer, overload),
         writes=writes + HIDDEN_WRITES.get(schema.name, ()),
-        effect=torch.Tag.nondeterministic_seeded in overload.tags or not schema.returns and not writes,
+        effect=torch.Tag.nondeterministic_seeded in overload.tags or (not schema.returns and not writes),
         doc=f"Torch's `{schema}`.", family=name.partition(".")[0],
         extra={"own_arguments": True, "context_free": True, **_result_lists(overload)})
 

@@ -54,7 +54,7 @@ def _infer(short: str, op: Operator, block: Block) -> Sequence[Type]:
                            help=f"write {op.type}(a, b)")
     if short in _BOOLS:
         return (Type("bool"),)
-    if short in _FLOATS or short not in _INTS and "float" in types:
+    if short in _FLOATS or (short not in _INTS and "float" in types):
         return (Type("float"),)
     return (Type("int"),)
 

@@ -1,0 +1,31 @@
+"""A dataflow-graph runtime for PyTorch models whose fault tolerance is in the graph. See docs/design.md."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "graphft.capture": ("Input", "build"),
+    "graphft.data": ("DataSpec", "arrays", "dataset"),
+    "graphft.data_files": ("files",),
+    "graphft.ir": ("Block", "Kind", "Operator", "Program", "Ref", "Sym", "Type", "Variable"),
+    "graphft.errors": ("GraphftError", "ProgramError"),
+    "graphft.runtime.executor": ("Executor",),
+}
+_HOME = {name: module for module, names in _PUBLIC.items() for name in names}
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    """Public names are imported when they are first used: `import graphft` alone does not import torch."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'graphft' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

@@ -1,0 +1,277 @@
+"""Capture: a torch model and its loss become a program with forward, backward and buffer updates as ops.
+
+    def loss_fn(model, x, y):
+        return torch.nn.functional.cross_entropy(model(x), y)
+
+    program = graphft.build(model, loss_fn, inputs={"x": (None, 8), "y": ((None,), torch.int64)})
+
+The loss must be the *mean over the samples of the batch*: gradients of several batches are averaged by their number
+of samples. The model is captured in the mode (train or eval) that it is in, and is not changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from graphft.errors import GraphftError
+from graphft.guards import assumptions, captured
+from graphft.ir import Dim, Kind, Program, Type, grad_name
+from graphft.symbolic import Symbols
+from graphft.tracing import Traced, emit, trace
+
+LossFn = Callable[..., Tensor | tuple[Tensor, Mapping[str, Tensor]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An input of a program. In `shape`, a number is a fixed size, a string names a dimension (inputs that name the
+    same one have the same size there), None in front is the dimension `batch`, and None elsewhere one of its own."""
+
+    shape: tuple[int | str | None, ...]
+    dtype: torch.dtype = torch.float32
+
+
+def build(model: nn.Module, loss_fn: LossFn, inputs: Mapping[str, Input | Sequence[Any]], *,
+          targets: Sequence[str] | None = None, name: str = "program", seed: int = 0,
+          allow_unused: bool = False) -> Program:
+    """Captures one training step: block `step` computes `loss`, every gradient `<parameter>@GRAD`, buffer updates.
+
+    `inputs` gives name -> `Input`, or a shape `(None, 8)` (float32), or a pair of shape and dtype.
+    `loss_fn(model, **inputs)` gives the scalar loss, or a pair of it and a dict of further tensors to fetch by name:
+
+        build(model, lambda model, ids: model(input_ids=ids, labels=ids).loss, {"ids": ((None, 64), torch.int64)})
+
+    With `targets`, `loss_fn(model(*other inputs), *targets)` is the loss instead:
+
+        build(model, nn.CrossEntropyLoss(), {"x": (None, 8), "y": ((None,), torch.int64)}, targets=["y"])
+
+    `seed` is recorded for the random numbers of a job. A parameter that the loss does not depend on is an error,
+    or with `allow_unused` treated like a frozen one.
+
+    Raises GraphftError: [inputs] for what is wrong with `inputs`, [model], [loss], [no-gradient], [dimension] when the
+    code fixes the size of a named dimension, and [capture] with the user's line for all that cannot be captured.
+    """
+    specs = {n: _input(n, spec) for n, spec in inputs.items()}
+    state = _State(model, specs)
+    call = loss_fn if targets is None else _with_targets(loss_fn, specs, targets)
+    symbols = Symbols(d for t in [*specs.values(), *state.types.values()] for d in t.shape or () if isinstance(d, int))
+    step = _Step(model, call, state, list(specs))
+    with captured(symbols):
+        fakes = [symbols.mode.from_tensor(t.detach(), static_shapes=True).requires_grad_(n in state.trainable)
+                 for n, t in state.tensors.items()]
+        with torch.device(state.device):
+            feeds = [symbols.tensor(t) for t in specs.values()]
+        traced = trace(step, [*fakes, *feeds], symbols)
+    unused = [n for n in state.trainable if n not in step.gradients]
+    if unused and not allow_unused:
+        raise GraphftError(f"the loss does not depend on parameter {', '.join(unused)}", rule="no-gradient",
+                           help="use it, freeze it with requires_grad_(False), or build with allow_unused=True")
+    program = Program(name, {"device": state.device.type, "loss": "loss", "seed": seed})
+    if step.extras:
+        program.attrs["extras"] = tuple(step.extras)
+    for n, t in specs.items():
+        program.variable(n, t, Kind.INPUT)
+    assume = assumptions(symbols)
+    if assume:
+        program.attrs["assume"] = assume
+    _emit(program, traced, step, state, list(specs))
+    return program
+
+
+# -- inputs ---------------------------------------------------------------------------------------------------
+
+
+def _input(name: str, spec: Input | Sequence[Any]) -> Type:
+    if not isinstance(spec, Input):
+        try:
+            pair = len(spec) == 2 and isinstance(spec[1], torch.dtype)
+            spec = Input(tuple(spec[0]), spec[1]) if pair else Input(tuple(spec))
+        except TypeError:
+            raise _bad_input(name, f"got {spec!r}") from None
+    if not name.isidentifier() or name == "loss":
+        raise _bad_input(name, "its name must be an identifier other than 'loss'")
+    dims: list[Dim] = []
+    for axis, size in enumerate(spec.shape):
+        if size is None:
+            dims.append("batch" if axis == 0 else f"{name}_dim{axis}")
+        elif (isinstance(size, str) and size.isidentifier()) or (isinstance(size, int) and size >= 0):
+            dims.append(size)
+        else:
+            raise _bad_input(name, f"size {size!r} is neither a number, None nor an identifier")
+    return Type(str(spec.dtype).removeprefix("torch."), tuple(dims))
+
+
+def _bad_input(name: str, what: str) -> GraphftError:
+    return GraphftError(f"input {name!r}: {what}", rule="inputs",
+                        help="write (None, 8), or ((None,), torch.int64), or graphft.Input(shape, dtype)")
+
+
+def _with_targets(loss_fn: LossFn, specs: Mapping[str, Type], targets: Sequence[str]) -> LossFn:
+    unknown = [t for t in targets if t not in specs]
+    if unknown or len(targets) == len(specs):
+        raise GraphftError(f"targets {list(targets)} must be some of the inputs {list(specs)}, but not all",
+                           rule="inputs", help="name the inputs that go to the loss and not to the model")
+
+    def call(model: nn.Module, **inputs: Tensor) -> Any:
+        return loss_fn(model(*(v for n, v in inputs.items() if n not in targets)), *(inputs[t] for t in targets))
+
+    return call
+
+
+# -- the model's tensors --------------------------------------------------------------------------------------
+
+
+class _State:
+    """The model's parameters and buffers, each once, under the first of its names."""
+
+    def __init__(self, model: nn.Module, inputs: Mapping[str, Type]) -> None:
+        saved = {n: t for n, t in model.state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
+        self.tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+        self.parameters = [n for n, _ in model.named_parameters()]
+        self.trainable = [n for n, p in model.named_parameters() if p.requires_grad]
+        names = {id(t): n for n, t in self.tensors.items()}
+        self.saved = {names[id(t)] for t in saved.values() if id(t) in names}
+        self.tied: dict[str, tuple[str, ...]] = {}
+        for other, t in saved.items():
+            if names.get(id(t), other) != other:
+                self.tied[names[id(t)]] = (*self.tied.get(names[id(t)], ()), other)
+        self._check(inputs)
+        self.types = {n: Type(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for n, t in self.tensors.items()}
+        self.device = next((t.device for t in self.tensors.values()), torch.device("cpu"))
+
+    def _check(self, inputs: Mapping[str, Type]) -> None:
+        def fail(message: str, help: str) -> GraphftError:
+            return GraphftError(message, rule="model", help=help)
+
+        for n, t in self.tensors.items():
+            if isinstance(t, (nn.UninitializedParameter, nn.UninitializedBuffer)):
+                raise fail(f"{n} of a lazy module has no shape yet", "run the model once on real data first")
+            if t.device.type == "meta":
+                raise fail(f"{n} is on device meta and has no data", "initialise the model on a real device")
+            if n in inputs or n == "loss":
+                raise fail(f"'{n}' names a parameter or buffer of the model as well as an input or the loss",
+                           "rename the input")
+        if not self.trainable:
+            raise fail("the model has no trainable parameter", "leave requires_grad of some parameter true")
+        devices = {str(t.device) for t in self.tensors.values()}
+        if len(devices) > 1:
+            raise fail(f"the model is spread over devices {', '.join(sorted(devices))}", "move it to one device")
+
+
+# -- the step -------------------------------------------------------------------------------------------------
+
+
+class _Whole(nn.Module):
+    """Model and loss as one module, so that the loss, too, sees the traced parameters."""
+
+    def __init__(self, model: nn.Module, loss_fn: LossFn) -> None:
+        super().__init__()
+        self.model, self.loss_fn = model, loss_fn
+
+    def forward(self, **inputs: Tensor) -> Any:
+        return self.loss_fn(self.model, **inputs)
+
+
+class _Step:
+    """The traced function: parameters, buffers and inputs in; loss, extras and gradients out.
+
+    After the trace, `extras` and `gradients` say which results there are, in order behind the loss.
+    """
+
+    def __init__(self, model: nn.Module, loss_fn: LossFn, state: _State, inputs: Sequence[str]) -> None:
+        self.whole, self.state, self.inputs = _Whole(model, loss_fn), state, inputs
+        self.extras: list[str] = []
+        self.gradients: list[str] = []
+
+    def __call__(self, *values: Tensor) -> list[Tensor]:
+        tensors = dict(zip(self.state.tensors, values, strict=False))
+        feeds = dict(zip(self.inputs, values[len(tensors):], strict=True))
+        given = {f"model.{n}": t for n, t in tensors.items()}
+        result = functional_call(self.whole, given, (), feeds)
+        loss, extras = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
+        self._check(loss, extras)
+        trainable = {n: tensors[n] for n in self.state.trainable}
+        gradients = torch.autograd.grad(loss, list(trainable.values()), allow_unused=True)
+        with torch.no_grad():
+            for n, t in tensors.items():  # a buffer that was assigned to, instead of changed in place
+                if given[f"model.{n}"] is not t:
+                    t.copy_(given[f"model.{n}"])
+            return self._results(values, loss, extras, trainable, gradients)
+
+    def _results(self, values: Sequence[Tensor], loss: Tensor, extras: Mapping[str, Tensor],
+                 trainable: Mapping[str, Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor]:
+        """Every result as a tensor of its own, gradients in their parameter's layout (as autograd leaves them)."""
+        taken = {t.untyped_storage()._cdata for t in values}
+        results = [loss]
+        taken.add(loss.untyped_storage()._cdata)
+        for extra in extras.values():
+            results.append(extra.clone() if extra.untyped_storage()._cdata in taken else extra)
+            taken.add(extra.untyped_storage()._cdata)
+        for (name, parameter), gradient in zip(trainable.items(), gradients, strict=True):
+            if gradient is None:
+                continue
+            if gradient.layout is not torch.strided:
+                raise GraphftError(f"the gradient of {name} is sparse", rule="capture",
+                                   help="build the embedding with sparse=False")
+            if gradient.untyped_storage()._cdata in taken or not _same_layout(gradient, parameter):
+                gradient = torch.empty_like(parameter).copy_(gradient)
+            taken.add(gradient.untyped_storage()._cdata)
+            results.append(gradient)
+            self.gradients.append(name)
+        return results
+
+    def _check(self, loss: Any, extras: Any) -> None:
+        def fail(message: str, help: str) -> GraphftError:
+            return GraphftError(message, rule="loss", help=help)
+
+        if not isinstance(loss, Tensor):
+            raise fail(f"the loss must be a tensor, got {type(loss).__name__}",
+                       "return the loss from loss_fn, or (loss, {name: tensor})")
+        if loss.dim() != 0 or not loss.dtype.is_floating_point:
+            raise fail(f"the loss must be one float, got {str(loss.dtype).removeprefix('torch.')} of shape "
+                       f"({', '.join(map(str, loss.shape))})", "take its mean over the batch")
+        if not loss.requires_grad:
+            raise fail("the loss depends on no trainable parameter",
+                       "compute it from the model's output, without detach(), no_grad() or argmax()")
+        if not isinstance(extras, Mapping) or not all(isinstance(v, Tensor) for v in extras.values()):
+            raise fail("the second result of loss_fn must be a dict of tensors", "return (loss, {'accuracy': tensor})")
+        taken = [n for n in extras if n == "loss" or n in self.inputs or n in self.state.tensors]
+        if taken:
+            raise fail(f"'{taken[0]}' is returned by loss_fn, but names something else already", "rename it")
+        self.extras = list(extras)
+
+
+def _same_layout(a: Tensor, b: Tensor) -> bool:
+    return a.stride() == b.stride() or (a.is_contiguous() and b.is_contiguous())
+
+
+def _emit(program: Program, traced: Traced, step: _Step, state: _State, inputs: Sequence[str]) -> None:
+    """Declares the variables and writes the block."""
+    names = ["loss", *step.extras, *map(grad_name, step.gradients)]
+    results = {node: n for node, n in zip(traced.results, names, strict=True) if node is not None}
+    parameters = [n for n in state.tensors if n in step.gradients]
+    for n in parameters:
+        _declare(program, state, n, Kind.PARAM)
+    written = emit(traced, program.block("step"), [*state.tensors, *inputs], results)
+    for n in state.tensors:
+        if n in parameters and n not in written:
+            continue
+        if n in state.parameters and n in written:
+            raise GraphftError(f"the forward pass changes parameter {n} in place", rule="parameter-written",
+                               help="keep such a tensor in a buffer, and leave parameters to the optimizer "
+                                    "(nn.Embedding: without max_norm)")
+        kind = Kind.BUFFER if n in written else Kind.FROZEN if n in state.saved else Kind.CONST
+        _declare(program, state, n, kind)
+
+
+def _declare(program: Program, state: _State, name: str, kind: Kind) -> None:
+    attrs: dict[str, Any] = {"tied": state.tied[name]} if name in state.tied else {}
+    if kind is Kind.BUFFER and name not in state.saved:
+        attrs["persistent"] = False
+    program.variable(name, state.types[name], kind, state.tensors[name].detach().clone().cpu(), **attrs)

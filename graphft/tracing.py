@@ -1,0 +1,285 @@
+"""From a Python function on tensors to operators: what capture and `append_backward` have in common.
+
+`trace` runs the function on tensors without data and records each torch operator that it comes to, those of
+`torch.autograd.grad` included. `emit` writes the record as ops of a block.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.fx.experimental._config as fx_config
+from torch import Tensor, fx
+from torch._ops import OpOverload
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from graphft import registry
+from graphft.errors import GraphftError
+from graphft.ir import Arg, Block, Kind, Operator, Ref, Type, Variable, same
+from graphft.symbolic import Symbols, literal, quiet
+
+_LIBRARIES = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
+_ALIASES = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default})
+"""Without autograd, these are their operand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """A recorded function: the graph, and the node of each of its results (None where it gave none)."""
+
+    module: fx.GraphModule
+    inputs: list[fx.Node]
+    results: list[fx.Node | None]
+    symbols: Symbols
+
+
+# -- recording ------------------------------------------------------------------------------------------------
+
+
+def trace(fn: Callable[..., Sequence[Tensor | None]], inputs: Sequence[Tensor], symbols: Symbols) -> Traced:
+    """Records `fn(*inputs)`. Every node's `meta["loc"]` is the user's line, where there is one.
+
+    Whatever `fn` raises passes through.
+    """
+    def located(*args: Tensor) -> list[Tensor | None]:
+        with _Locations():
+            return list(fn(*args))
+
+    with _without_onednn(), fx_config.patch(backed_size_oblivious=True), quiet():
+        module = make_fx(located, tracing_mode="symbolic", decomposition_table={},
+                         _allow_non_fake_inputs=True)(*inputs)
+    nodes = list(module.graph.nodes)
+    (results,) = nodes[-1].args
+    return Traced(module, [n for n in nodes if n.op == "placeholder"], list(results), symbols)
+
+
+@contextmanager
+def _without_onednn() -> Iterator[None]:
+    """oneDNN's LSTM keeps a workspace that does not survive a replay without autograd: record the LSTM's own ops."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(before)
+
+
+class _Locations(TorchDispatchMode):
+    """Notes for every recorded node which line of the user's code it comes from.
+
+    A node of the backward pass gets the line of the forward op whose gradient it computes: autograd numbers both.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        mode = get_proxy_mode()
+        assert mode is not None
+        self._graph: fx.Graph = mode.tracer.graph
+        self._seen: fx.Node = self._graph._root.prev
+        self._forward: dict[int, str] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        node = torch._C._current_autograd_node()
+        if node is None:
+            loc = user_line(sys._getframe(1))
+            if torch.is_grad_enabled():
+                self._forward.setdefault(torch._C._autograd._get_sequence_nr() - 1, loc)
+        else:
+            loc = self._forward.get(node._sequence_nr(), "")
+        result = func(*args, **(kwargs or {}))
+        last = self._graph._root.prev
+        new = last
+        while new is not self._seen:
+            new.meta["loc"] = loc
+            new = new.prev
+        self._seen = last
+        return result
+
+
+def user_line(frame: FrameType | None) -> str:
+    """`model.py:12 in forward`: the innermost frame outside torch and graphft, or nothing."""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if name == __file__ and frame.f_code.co_name == "located":
+            return ""
+        if not name.startswith(_LIBRARIES) and not name.startswith("<"):
+            return f"{os.path.basename(name)}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back
+    return ""
+
+
+def error_line(error: BaseException) -> str:
+    """The user's line that an error comes from, in the form of `user_line`."""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        name = frame.f_code.co_filename
+        if not name.startswith(_LIBRARIES) and not name.startswith("<"):
+            return f"{os.path.basename(name)}:{line} in {frame.f_code.co_name}"
+    return ""
+
+
+# -- writing --------------------------------------------------------------------------------------------------
+
+
+def emit(traced: Traced, block: Block, inputs: Sequence[str], results: Mapping[fx.Node, str]) -> set[str]:
+    """Appends what was recorded to `block`, without what has neither a use nor an effect.
+
+    `inputs` name the variables that the function's inputs stand for, `results` the variables that get the values of
+    nodes; all else gets fresh names. Constants become CONST variables. Returns the inputs that are written in place.
+    """
+    writer = _Emitter(traced, block, inputs, results)
+    writer.write()
+    return writer.written
+
+
+class _Emitter:
+    def __init__(self, traced: Traced, block: Block, inputs: Sequence[str], results: Mapping[fx.Node, str]) -> None:
+        self.traced, self.block, self.program = traced, block, block.program
+        self.names = dict(results)
+        self.values: dict[fx.Node, Arg] = {n: Ref(name) for n, name in zip(traced.inputs, inputs, strict=True)}
+        self.types: dict[str, Type] = {}
+        self.storages = {_storage(n.meta["val"]): name for n, name in zip(traced.inputs, inputs, strict=True)}
+        self.storage_of: dict[str, int] = {name: s for s, name in self.storages.items()}
+        self.reserved = set(self.names.values())
+        self.constants: dict[int, str] = {}
+        self.ops: list[Operator] = []
+        self.written: set[str] = set()
+
+    def write(self) -> None:
+        for node in self.traced.module.graph.nodes:
+            if node.op == "get_attr":
+                self.values[node] = Ref(self._constant(getattr(self.traced.module, node.target)))
+            elif node.op == "call_function":
+                self._call(node)
+        ops = prune(self.ops, set(self.names.values()))
+        self._check_writes(ops)
+        for op in ops:
+            for name in op.writes:
+                if name not in self.program.variables:
+                    self.program.variables[name] = Variable(name, self.types[name], Kind.TEMP, {}, self.program)
+            self.block.ops.append(op)
+
+    def _call(self, node: fx.Node) -> None:
+        if node.target in _ALIASES and node not in self.names:
+            self.values[node] = self._arg(node.args[0])
+            return
+        if getattr(node.target, "__name__", "") == "getitem" and not isinstance(node.target, OpOverload):
+            source, index = node.args
+            assert isinstance(source, fx.Node)
+            self.values[node] = self.values[source][index]
+            return
+        type, defaults = self._op(node)
+        attrs = {k: self._arg(v) for k, v in node.kwargs.items() if k != "pin_memory"}
+        attrs = {k: v for k, v in attrs.items() if k not in defaults or not same(v, defaults[k])}
+        args = tuple(map(self._arg, node.args))
+        self.values[node], names = self._results(node)
+        self.ops.append(Operator(type, args, attrs, tuple(names), node.meta.get("loc", "")))
+
+    def _op(self, node: fx.Node) -> tuple[str, dict[str, Arg]]:
+        from graphft.ops.prim import NAMES
+
+        target = node.target
+        if isinstance(target, OpOverload):
+            name = op_name(target)
+            definition = registry.get(name)
+            if definition is not None:
+                return name, {a.name: a.default for a in definition.attrs if not a.required}
+        elif target in NAMES:
+            return f"prim.{NAMES[target]}", {}
+        raise GraphftError(f"{target} cannot be captured ({node.meta.get('loc') or 'no line known'})",
+                           rule="capture", help="write this part of the model with ordinary torch functions")
+
+    def _arg(self, value: Any) -> Arg:
+        if isinstance(value, fx.Node):
+            return self.values[value]
+        if isinstance(value, (list, tuple)):
+            return tuple(map(self._arg, value))
+        return literal(value)
+
+    def _results(self, node: fx.Node) -> tuple[Arg, list[str | None]]:
+        """The node's value as operands (nested as torch nests it), and the names of its results."""
+        value = node.meta.get("val")
+        if not isinstance(value, (tuple, list)):
+            if value is None:
+                return None, []
+            name = self._name(node, node.name, value)
+            return Ref(name), [name]
+        picked = {n.args[1]: n for n in node.users if getattr(n.target, "__name__", "") == "getitem"}
+        names: list[str | None] = []
+        values: list[Arg] = []
+        for i, item in enumerate(value):
+            if isinstance(item, (tuple, list)):
+                inner = [self._name(None, f"{node.name}.{i}.{j}", v) for j, v in enumerate(item)]
+                names += inner
+                values.append(tuple(map(Ref, inner)))
+            elif item is None:
+                names.append(None)
+                values.append(None)
+            else:
+                name = self._name(picked.get(i), f"{node.name}.{i}", item)
+                names.append(name)
+                values.append(Ref(name))
+        return tuple(values), names
+
+    def _name(self, node: fx.Node | None, stem: str, value: Any) -> str:
+        name = self.names.get(node) if node is not None else None
+        if name is None:
+            name = self.program.fresh(stem, self.reserved)
+        self.reserved.add(name)
+        self.types[name] = self.traced.symbols.type_of(value)
+        if isinstance(value, Tensor):
+            self.storage_of[name] = _storage(value)
+        return name
+
+    def _constant(self, value: Tensor) -> str:
+        if id(value) not in self.constants:
+            name = self.program.fresh("const", self.reserved)
+            self.constants[id(value)] = name
+            type = self.traced.symbols.type_of(value)
+            self.program.variable(name, type, Kind.CONST, value.detach().clone().cpu())
+        return self.constants[id(value)]
+
+    def _check_writes(self, ops: Sequence[Operator]) -> None:
+        """Notes which inputs are written, be it through a view. Raises GraphftError if a constant is."""
+        for op in ops:
+            definition = registry.get(op.type)
+            for name in definition.written_operands(op) if definition else ():
+                if name in self.constants.values():
+                    raise GraphftError(f"{op.loc or 'the model'} changes a tensor that is neither a parameter nor a "
+                                       f"buffer: its new value would be lost", rule="constant-written",
+                                       help="make it a buffer: self.register_buffer(name, tensor)")
+                if self.storage_of.get(name) in self.storages:
+                    self.written.add(self.storages[self.storage_of[name]])
+
+
+def prune(ops: Sequence[Operator], wanted: set[str]) -> list[Operator]:
+    """`ops` without those that only make what nobody reads; results that nobody reads are None in what is left."""
+    live = set(wanted)
+    kept = []
+    for op in reversed(ops):
+        definition = registry.get(op.type)
+        lasting = definition is None or definition.effect or bool(definition.written_operands(op))
+        if lasting or any(o in live for o in op.writes):
+            op.outputs = tuple(o if o in live else None for o in op.outputs)
+            live.update(op.reads)
+            kept.append(op)
+    return kept[::-1]
+
+
+def op_name(overload: OpOverload) -> str:
+    """The name of torch's operator in a program: `aten.addmm`, `aten.add.Tensor`."""
+    namespace, _, name = overload._schema.name.partition("::")
+    return f"{namespace}.{name}" + ("" if overload._overloadname == "default" else f".{overload._overloadname}")
+
+
+def _storage(value: Any) -> int:
+    return value.untyped_storage()._cdata if isinstance(value, Tensor) else -1
+
