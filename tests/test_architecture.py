@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+import graphft
+
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("graphft", "ops", "transpiler", "runtime")
 MAX_LINES = 500
@@ -113,6 +115,13 @@ def test_nothing_unpickles() -> None:
 def test_files_are_short() -> None:
     lengths = {name_of(p): len(p.read_text().splitlines()) for p in sources(*FOLDERS, "tests", "examples")}
     assert not {name: n for name, n in lengths.items() if n >= MAX_LINES}
+
+
+def test_no_public_name_hides_a_module() -> None:
+    """`graphft.x` would be the function or the module, depending on what was imported before."""
+    modules = {p.stem for p in sources("graphft")} | set(FOLDERS[1:])
+    assert not [name for name in graphft.__all__ if name in modules]
+    assert all(getattr(graphft, name) is not None for name in graphft.__all__)
 
 
 @pytest.mark.parametrize("folder", FOLDERS[1:])
