@@ -1,0 +1,166 @@
+"""Buckets as bytes: slices of tensors, packed one after the other into flat buffers and back.
+
+A frame that is being sent must not change until the transport lets go of it, so each bucket has a few buffers in
+rotation and reuses one only when its `Sent` is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from graphft.errors import GraphftError
+from graphft.runtime.transport.port import Sent
+
+Slices = Sequence[tuple[int, int]]
+"""Per tensor, the [start, end) range of its flattened elements that travels."""
+
+
+@dataclass(frozen=True)
+class BucketLayout:
+    """What a bucket's bytes are: the slices of its tensors in order, all of one dtype."""
+
+    dtype: torch.dtype
+    slices: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def of(cls, tensors: Sequence[Tensor], slices: Slices) -> BucketLayout:
+        """The layout of these slices. Raises GraphftError when the tensors have several dtypes, or are too small."""
+        dtypes = {t.dtype for t in tensors}
+        if len(dtypes) != 1:
+            raise GraphftError(f"a bucket holds one dtype, got {sorted(map(str, dtypes))}", rule="bucket",
+                               help="put tensors of different dtypes into different buckets")
+        layout = cls(dtypes.pop(), tuple((start, end) for start, end in slices))
+        layout.check(tensors)
+        return layout
+
+    @cached_property
+    def numel(self) -> int:
+        return sum(end - start for start, end in self.slices)
+
+    @property
+    def nbytes(self) -> int:
+        return self.numel * self.dtype.itemsize
+
+    def check(self, tensors: Sequence[Tensor]) -> None:
+        """Raises GraphftError unless these tensors have the slices of this bucket."""
+        if len(tensors) != len(self.slices):
+            raise GraphftError(f"a bucket of {len(self.slices)} slices got {len(tensors)} tensors", rule="bucket",
+                               help="give the tensors of the bucket in its program's order")
+        for i, (tensor, (start, end)) in enumerate(zip(tensors, self.slices, strict=True)):
+            if tensor.dtype != self.dtype or not 0 <= start <= end <= tensor.numel():
+                raise GraphftError(
+                    f"operand {i} of a bucket: expected [{start}, {end}) of {self.dtype}, got a tensor of "
+                    f"{tensor.numel()} elements of {tensor.dtype}", rule="bucket",
+                    help="give the tensors of the bucket in its program's order")
+
+    def views(self, flat: Tensor) -> list[Tensor]:
+        """The slices' places in a flat buffer of this bucket."""
+        return list(flat.split([end - start for start, end in self.slices]))
+
+
+def byte_view(tensor: Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor of any dtype, without a copy; keeps the tensor's memory alive."""
+    return tensor.detach().view(-1).view(torch.uint8).numpy().data
+
+
+def as_tensor(frame: memoryview, dtype: torch.dtype) -> Tensor:
+    """The frame as a flat tensor that shares its memory (a copy where the bytes are not aligned for `dtype`).
+
+    Raises GraphftError for a size that is no multiple of the element's, and for bytes that are no bools.
+    """
+    if frame.nbytes % dtype.itemsize:
+        raise GraphftError(f"a frame of {frame.nbytes} bytes holds no whole number of {dtype} elements", rule="frame",
+                           help="the sender runs another program; start all roles from one job directory")
+    if not frame.nbytes:
+        return torch.empty(0, dtype=dtype)
+    raw = torch.frombuffer(frame, dtype=torch.uint8)
+    if dtype == torch.bool and int(raw.max()) > 1:
+        raise GraphftError("a frame of bools holds other bytes than 0 and 1", rule="frame",
+                           help="the sender runs another program; start all roles from one job directory")
+    if raw.data_ptr() % dtype.itemsize:
+        raw = raw.clone()
+    return raw.view(dtype)
+
+
+@torch.no_grad()
+def pack(flat: Tensor, tensors: Sequence[Tensor], layout: BucketLayout) -> None:
+    """Copies the tensors' slices into `flat`, one after the other. The tensors may have any strides."""
+    layout.check(tensors)
+    sources = [_elements(t, start, end) for t, (start, end) in zip(tensors, layout.slices, strict=True)]
+    places = [v.view(s.shape) for v, s in zip(layout.views(flat), sources, strict=True)]
+    torch._foreach_copy_(places, sources)
+
+
+@torch.no_grad()
+def unpack(frame: memoryview, tensors: Sequence[Tensor], slices: Slices) -> None:
+    """Copies a bucket's bytes into the slices of the tensors, which may have any strides.
+
+    Checks everything first: on a GraphftError nothing has changed.
+    """
+    layout = BucketLayout.of(tensors, slices)
+    if frame.nbytes != layout.nbytes:
+        raise GraphftError(f"a bucket's frame: expected {layout.nbytes} bytes ({layout.numel} of {layout.dtype}), "
+                           f"got {frame.nbytes}", rule="frame",
+                           help="the sender runs another program; start all roles from one job directory")
+    sources = layout.views(as_tensor(frame, layout.dtype))
+    places, values = [], []
+    for tensor, (start, end), source in zip(tensors, layout.slices, sources, strict=True):
+        if _whole(tensor, start, end) or tensor.is_contiguous():
+            place = _elements(tensor, start, end)
+            places.append(place)
+            values.append(source.view(place.shape))
+        else:
+            # A part of a strided tensor has no view: replace it in a copy.
+            copy = tensor.reshape(-1).clone()
+            copy[start:end] = source
+            places.append(tensor)
+            values.append(copy.view(tensor.shape))
+    torch._foreach_copy_(places, values)
+
+
+def _whole(tensor: Tensor, start: int, end: int) -> bool:
+    return end - start == tensor.numel()
+
+
+def _elements(tensor: Tensor, start: int, end: int) -> Tensor:
+    """Elements [start, end) of the tensor: the tensor itself when that is all, else flat (a view if contiguous)."""
+    return tensor if _whole(tensor, start, end) else tensor.reshape(-1)[start:end]
+
+
+class BucketBuffers:
+    """The flat buffers of one bucket, in rotation.
+
+        frame = buffers.pack(gradients)
+        buffers.lend(client.send(shard, Push(...), frame))
+
+    Owned by one thread. `copies` is how many sends may be under way at once.
+    """
+
+    def __init__(self, layout: BucketLayout, copies: int = 2) -> None:
+        self.layout = layout
+        self._buffers = [torch.empty(layout.numel, dtype=layout.dtype) for _ in range(copies)]
+        self._sent: list[list[Sent]] = [[] for _ in range(copies)]
+        self._current = 0
+
+    def pack(self, tensors: Sequence[Tensor], timeout_s: float | None = None) -> memoryview:
+        """The tensors' slices as one frame, in the buffer that was used longest ago.
+
+        Waits until the transport has let go of it; raises GraphftError when `timeout_s` pass before.
+        """
+        oldest = (self._current + 1) % len(self._buffers)
+        if not all(sent.wait(timeout_s) for sent in self._sent[oldest]):
+            raise GraphftError(f"a bucket's buffer was not released within {timeout_s} s: its shard takes no data",
+                               rule="buffer-in-use", help="reconnect to the shard, which drops what is queued for it")
+        self._current = oldest
+        self._sent[oldest] = []
+        pack(self._buffers[oldest], tensors, self.layout)
+        return byte_view(self._buffers[oldest])
+
+    def lend(self, sent: Sent) -> None:
+        """The frame packed last is being sent: its buffer is used again only when `sent` is done. Repeatable."""
+        self._sent[self._current].append(sent)

@@ -1,0 +1,125 @@
+"""The port of the data plane: what a shard and a trainer ask of a transport, whatever carries the bytes.
+
+A message is a small typed header (`runtime/protocol/messages.py`) and at most one frame of raw bytes. Delivery is at
+most once and in order per connection; a connection that breaks loses what was in flight. The protocol above copes
+with both, so that a driver needs no retries of its own. Drivers: `zeromq_server`, `zeromq_client` (real), `sim`
+(simulated), `faults` (wraps any of them).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from graphft.runtime.protocol.messages import AnyMessage, Message
+
+Frame = Any
+"""Any contiguous object with the buffer protocol: bytes, memoryview, NumPy array (`buffers.byte_view` of a tensor)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a transport accepts, and when it looks after its peers. Sizes in bytes, times in seconds."""
+
+    max_frame: int = 64 << 20
+    """Frames above it are refused."""
+    max_header: int = 1 << 20
+    zero_copy_from: int = 64 << 10
+    """Smaller frames are copied while sending: tracking them costs more than the copy."""
+    poll_batch: int = 256
+    """Messages that one poll returns at most, so that a flood cannot starve the caller's other duties."""
+    heartbeat: float = 2.0
+    """Interval of the pings that notice frozen peers and broken networks."""
+    heartbeat_timeout: float = 10.0
+
+
+class Received(NamedTuple):
+    """What a server got. `peer` addresses the answer; it holds for one connection, names come with Hello."""
+
+    peer: bytes
+    message: AnyMessage
+    frame: memoryview | None = None
+
+
+class Reply(NamedTuple):
+    """What a client got from a shard."""
+
+    shard: int
+    message: AnyMessage
+    frame: memoryview | None = None
+
+
+class Sent(Protocol):
+    """Says when the frame of a sent message may be changed again. It says nothing about delivery."""
+
+    @property
+    def done(self) -> bool:
+        """True once the transport has let go of the frame's memory: written out, or dropped."""
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Waits until `done`; returns whether it is."""
+
+
+class Released:
+    """The `Sent` of a message whose frame was copied, dropped, or never there."""
+
+    done = True
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        return True
+
+
+class ServerTransport(Protocol):
+    """A shard's side. One thread owns it; only `wake` may be called from others.
+
+    `counters` counts messages and bytes received and sent, `unroutable` answers, and refusals as `refused.<reason>`.
+    """
+
+    counters: Counter[str]
+
+    def bind(self, host: str = "127.0.0.1", port: int = 0) -> str:
+        """Listens; returns the address for clients. Port 0: any free one. Raises GraphftError when it is taken."""
+
+    def poll(self, timeout_s: float | None) -> list[Received]:
+        """What arrived, in order per peer; when nothing has, waits `timeout_s` (None: for ever), or until woken."""
+
+    def send(self, peer: bytes, message: Message, frame: Frame | None = None, *, copy: bool | None = None) -> Sent:
+        """Sends without blocking; to a peer that is gone, the message is counted and dropped.
+
+        The frame must not change until the result is `done`. `copy`: True copies it first, False never does, None
+        copies small ones.
+        """
+
+    def wake(self) -> None:
+        """Makes the running (or the next) poll return. From any thread, also after close."""
+
+    def close(self) -> None:
+        """Stops at once; what is still queued is dropped. Repeatable."""
+
+
+class ClientTransport(Protocol):
+    """A trainer's side: connections to the shards. Every method may be called from any thread, `close` once last."""
+
+    counters: Counter[str]
+
+    def connect(self, shard: int, address: str) -> None:
+        """(Re)connects to a shard's incarnation at `address`; what is queued to or from an earlier one is dropped.
+
+        Returns at once; messages are kept until the connection stands, and while the same connection is re-made.
+        """
+
+    def disconnect(self, shard: int) -> None:
+        """Closes the connection and drops what is queued. Does nothing when there is none."""
+
+    def send(self, shard: int, message: Message, frame: Frame | None = None, *, copy: bool | None = None) -> Sent:
+        """As a server's `send`; to a shard that is not connected, the message is counted and dropped."""
+
+    def receive(self, timeout_s: float | None) -> Reply | None:
+        """The next reply; None when `timeout_s` (None: never) have passed or `wake` was called."""
+
+    def wake(self) -> None:
+        """Makes one running (or the next) receive return None."""
+
+    def close(self) -> None:
+        """Stops at once; what is still queued is dropped. Repeatable."""

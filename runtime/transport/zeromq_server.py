@@ -1,0 +1,105 @@
+"""A shard's ZeroMQ socket: one ROUTER, owned by the shard's loop."""
+
+from __future__ import annotations
+
+import errno
+import math
+from collections import Counter
+
+import zmq
+
+from graphft.errors import GraphftError
+from graphft.runtime.protocol.messages import Message
+from graphft.runtime.transport.address import WILDCARDS, advertise_host, endpoint
+from graphft.runtime.transport.port import Frame, Limits, Received, Released, Sent
+from graphft.runtime.transport.waker import Waker
+from graphft.runtime.transport.wire import Malformed, check_frame, parse
+from graphft.runtime.transport.zeromq import Tracked, configure, receive_parts, send_message
+
+
+class ZmqServer:
+    """The real `ServerTransport`."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.counters: Counter[str] = Counter()
+        self._limits = limits or Limits()
+        self._context = zmq.Context(io_threads=1)
+        self._socket = self._context.socket(zmq.ROUTER)
+        configure(self._socket, self._limits)
+        self._socket.router_mandatory = True
+        # A client that reconnects before its old connection is known to be dead takes its place.
+        self._socket.router_handover = True
+        self._waker = Waker()
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._waker.fd, zmq.POLLIN)
+
+    def bind(self, host: str = "127.0.0.1", port: int = 0) -> str:
+        # Only where asked for: with it, IPv4 addresses come back as IPv6 ones.
+        self._socket.ipv6 = ":" in host
+        wanted = endpoint("*" if host in WILDCARDS else host, port or "*")
+        try:
+            self._socket.bind(wanted)
+        except zmq.ZMQError as e:
+            raise _bind_error(e, wanted) from e
+        bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+        if host in WILDCARDS:
+            return endpoint(advertise_host(), bound.rpartition(":")[2])
+        return bound
+
+    def poll(self, timeout_s: float | None) -> list[Received]:
+        ready = dict(self._poller.poll(None if timeout_s is None else math.ceil(timeout_s * 1000)))
+        if self._waker.fd in ready:
+            self._waker.clear()
+        received: list[Received] = []
+        if self._socket in ready:
+            for _ in range(self._limits.poll_batch):
+                try:
+                    parts = receive_parts(self._socket, small=2)
+                except zmq.Again:
+                    break
+                self._take(parts, received)
+        return received
+
+    def _take(self, parts: list[memoryview], received: list[Received]) -> None:
+        peer = parts[0].tobytes()
+        try:
+            message, frame = parse(parts[1:], self._limits)
+        except Malformed as e:
+            self.counters[f"refused.{e.reason}"] += 1
+            self.send(peer, e.refusal())
+            return
+        self.counters["received"] += 1
+        self.counters["received_bytes"] += frame.nbytes if frame is not None else 0
+        received.append(Received(peer, message, frame))
+
+    def send(self, peer: bytes, message: Message, frame: Frame | None = None, *, copy: bool | None = None) -> Sent:
+        view = None if frame is None else check_frame(frame, self._limits)
+        try:
+            self._socket.send(peer, zmq.DONTWAIT | zmq.SNDMORE)
+        except zmq.ZMQError as e:
+            if e.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
+                raise
+            self.counters["unroutable"] += 1
+            return Released()
+        self.counters["sent"] += 1
+        self.counters["sent_bytes"] += view.nbytes if view is not None else 0
+        sent = Tracked()
+        sent.handed_over(send_message(self._socket, message, view, copy))
+        return sent
+
+    def wake(self) -> None:
+        self._waker.wake()
+
+    def close(self) -> None:
+        self._socket.close(linger=0)
+        self._context.term()
+        self._waker.close()
+
+
+def _bind_error(e: zmq.ZMQError, wanted: str) -> GraphftError:
+    if e.errno == errno.EADDRINUSE:
+        return GraphftError(f"cannot listen on {wanted}: the port is in use", rule="port-in-use",
+                            help="choose another port, or 0 for any free one; `ss -ltnp` shows who holds it")
+    return GraphftError(f"cannot listen on {wanted}: {e.strerror}", rule="bind",
+                        help="use an address of this machine (set GRAPHFT_HOST for what others are told)")
