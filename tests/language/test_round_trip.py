@@ -1,0 +1,139 @@
+"""`parse(print(p)) == p`, for programs by hand and programs at random."""
+
+from __future__ import annotations
+
+import math
+
+import hypothesis.strategies as st
+import pytest
+from golden_tools import assert_golden
+from hypothesis import given
+
+from graphft.ir import Kind, Operator, Program, Ref, Sym, Type, same
+from graphft.parser import parse
+from graphft.printer import KEYWORDS, format_operator, format_program
+from graphft.registry import op
+
+
+@op("rt_defaults")
+def _defaults(ctx: object, *values: object, momentum: float = 0.0, mode: str = "mean", count: int = 1) -> None:
+    """An op with defaults."""
+
+
+# -- random programs ------------------------------------------------------------------------------------------
+
+LABELS = st.text("abzAZ019_.@/-", min_size=1, max_size=12)
+NAMES = st.from_regex(r"[a-z_][A-Za-z0-9_.]{0,8}", fullmatch=True)
+DIMS = st.one_of(st.integers(0, 10**12), st.sampled_from(["batch", "2*batch", "batch//2 + 1", "Max(1, 2*(seq - 1))"]))
+TYPES = st.builds(Type, st.sampled_from(["float32", "bfloat16", "int64", "bool", "chunk"]),
+                  st.none() | st.lists(DIMS, max_size=4).map(tuple))
+SYMBOLS = st.from_regex(r"[a-z@][A-Za-z0-9_.@/:-]{0,8}", fullmatch=True).filter(lambda s: s not in KEYWORDS).map(Sym)
+SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=12), SYMBOLS,
+                    st.characters(categories=["Cs", "Zl", "Zp", "Cc", "Co"]), LABELS.map(Ref))
+VALUES = st.recursive(SCALARS, lambda v: st.lists(v, max_size=3).map(tuple), max_leaves=8)
+ATTRS = st.dictionaries(st.one_of(LABELS, st.text(max_size=4)), VALUES, max_size=3)
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> Program:
+    program = Program(draw(LABELS | st.text(max_size=6)), draw(ATTRS))
+    names = draw(st.lists(LABELS, unique=True, min_size=1, max_size=8))
+    for name in names:
+        program.variable(name, draw(TYPES), draw(st.sampled_from(Kind))).attrs = draw(ATTRS)
+    for label in draw(st.lists(LABELS | st.text(max_size=4), unique=True, max_size=3)):
+        block = program.block(label)
+        block.attrs = draw(ATTRS)
+        for _ in range(draw(st.integers(0, 3))):
+            outputs = draw(st.lists(st.none() | st.sampled_from(names), max_size=3))
+            block.ops.append(Operator(draw(NAMES), draw(st.lists(VALUES, max_size=3).map(tuple)), draw(ATTRS),
+                                      tuple(outputs)))
+    return program
+
+
+@given(programs())
+def test_any_program_reads_back(program: Program) -> None:
+    text = format_program(program)
+    again = parse(text)
+    assert again == program
+    assert format_program(again) == text
+    assert text.isprintable() or all(c == "\n" or c.isprintable() for c in text)
+
+
+@given(VALUES)
+def test_any_value_reads_back_exactly(value: object) -> None:
+    program = Program("p", {"v": value})
+    assert same(parse(str(program)).attrs["v"], value)
+
+
+# -- programs by hand -----------------------------------------------------------------------------------------
+
+
+def example() -> Program:
+    p = Program("trainer", {"role": "trainer", "seed": 0, "note": 'a "quoted"\nline'})
+    p.variable("x", Type("float32", ("batch", 8)), Kind.INPUT)
+    p.variable("fc.weight", Type("float32", (4, 8)), Kind.PARAM, trainable=True)
+    p.variable("fc.weight@GRAD", Type("float32", (4, 8)))
+    p.variable("running_mean", Type("float32", (4,)), Kind.BUFFER)
+    step = p.block("step")
+    weight = step.append_op("aten.t", Ref("fc.weight"))
+    hidden = step.append_op("aten.mm", p.variables["x"], weight)
+    step.append_op("aten.native_dropout", hidden, 0.5, True, outputs=["dropped", None])
+    step.ops.append(Operator("send", (Ref("fc.weight@GRAD"),), {"shard": 0, "bucket": 1, "slices": ((0, 32),)}))
+    step.ops.append(Operator("recv", (Ref("fc.weight"),), {"shard": 0, "bucket": 1, "slices": ((0, 32),)}))
+    p.block("daemon", interval=0.5).append_op("etcd_keep_alive")
+    p.block("idle")
+    return p
+
+
+def test_golden_text_of_a_program() -> None:
+    assert_golden(str(example()), "language_program")
+
+
+def test_example_reads_back() -> None:
+    assert parse(str(example())) == example()
+
+
+def test_defaults_are_left_out_and_equal_what_is_left_out() -> None:
+    p = Program()
+    given_ = Operator("rt_defaults", (1,), {"momentum": 0.0, "mode": "sum", "count": 1})
+    left_out = Operator("rt_defaults", (1,), {"mode": "sum"})
+    assert format_operator(given_, p) == 'rt_defaults(1) {mode = "sum"}'
+    assert given_ == left_out
+    assert given_ != Operator("rt_defaults", (1,), {"mode": "sum", "count": 2})
+
+
+@pytest.mark.parametrize(("a", "b"), [(1, 1.0), (1, True), (0.0, -0.0), ((1,), (1.0,)), ("1", 1), (None, False)])
+def test_equality_is_exact(a: object, b: object) -> None:
+    assert Program("p", {"v": a}) != Program("p", {"v": b})
+    assert Operator("f", (a,)) != Operator("f", (b,))
+
+
+def test_nan_equals_itself() -> None:
+    assert Program("p", {"v": (math.nan,)}) == Program("p", {"v": (float("nan"),)})
+
+
+def test_hand_written_text_may_have_comments_blanks_and_any_order_of_declarations() -> None:
+    p = parse("""
+        # a comment
+        program p   # another
+        temp %unused: int
+        input %x: float32[ batch , 8 ] { note = "# not a comment" }
+
+        block step :
+        %y: float32[8, batch] = aten.t( %x )  # transposed
+        %y, _ = f((1,), ( ), -1, 1e-05, -inf, torch.float32,) {b = (1, (2, "x")), a = none,}
+    """.replace(",}", "}"))
+    assert p.variables["x"].type == Type("float32", ("batch", 8))
+    assert p.variables["x"].attrs == {"note": "# not a comment"}
+    assert p.blocks["step"].ops[1] == Operator(
+        "f", ((1,), (), -1, 1e-5, -math.inf, Sym("torch.float32")), {"a": None, "b": (1, (2, "x"))}, ("y", None))
+    assert parse(str(p)) == p
+
+
+def test_printing_never_fails() -> None:
+    """Errors print ops that may hold anything, and show no address."""
+    assert format_operator(Operator("f", ([1], object()), {}, ("gone",)), Program()) == "%gone = f(<list>, <object>)"
+
+
+def test_windows_line_ends_read() -> None:
+    assert parse("program p\r\n\r\nblock step:\r\n  f(1)\r\n").blocks["step"].ops == [Operator("f", (1,))]
