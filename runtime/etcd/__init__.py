@@ -1,0 +1,84 @@
+"""etcd: client, lasting watches, leases with an own deadline, lock and election, an embedded server, a simulated store.
+
+Import from here. gRPC, and etcd3's messages, load on first use of `Etcd`'s module; gRPC does not survive a fork.
+"""
+
+from graphft.runtime.etcd.binary import EtcdBinary, fetch_etcd, find_etcd
+from graphft.runtime.etcd.client import Etcd, Member, Status
+from graphft.runtime.etcd.embedded import EmbeddedCluster, EmbeddedEtcd, free_ports
+from graphft.runtime.etcd.errors import (
+    Ambiguous,
+    CompactedError,
+    EtcdError,
+    EtcdUnreachable,
+    LeaseLost,
+    StreamEnded,
+)
+from graphft.runtime.etcd.lease import Session
+from graphft.runtime.etcd.model import (
+    KV,
+    MAX_TXN_OPS,
+    Compare,
+    Event,
+    Op,
+    RangeResult,
+    Store,
+    TxnResult,
+    WatchBatch,
+    absent,
+    create_is,
+    delete_op,
+    get_op,
+    mod_is,
+    present,
+    put_op,
+    range_op,
+    value_is,
+)
+from graphft.runtime.etcd.recipes import Election, Lock, holder
+from graphft.runtime.etcd.sim import SimEtcd
+from graphft.runtime.etcd.view import View
+from graphft.runtime.etcd.watch import Watch
+
+__all__ = [
+    "KV",
+    "MAX_TXN_OPS",
+    "Ambiguous",
+    "CompactedError",
+    "Compare",
+    "Election",
+    "EmbeddedCluster",
+    "EmbeddedEtcd",
+    "Etcd",
+    "EtcdBinary",
+    "EtcdError",
+    "EtcdUnreachable",
+    "Event",
+    "LeaseLost",
+    "Lock",
+    "Member",
+    "Op",
+    "RangeResult",
+    "Session",
+    "SimEtcd",
+    "Status",
+    "Store",
+    "StreamEnded",
+    "TxnResult",
+    "View",
+    "Watch",
+    "WatchBatch",
+    "absent",
+    "create_is",
+    "delete_op",
+    "fetch_etcd",
+    "find_etcd",
+    "free_ports",
+    "get_op",
+    "holder",
+    "mod_is",
+    "present",
+    "put_op",
+    "range_op",
+    "value_is",
+]

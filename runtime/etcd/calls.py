@@ -1,0 +1,202 @@
+"""One gRPC channel to etcd with time-outs, retries, fail-over and login. `Etcd` builds its methods on it.
+
+What may be retried is decided by status code alone:
+
+* UNAVAILABLE, DEADLINE_EXCEEDED, CANCELLED, INTERNAL, UNKNOWN, ABORTED: no answer. The request may have been applied.
+* UNAUTHENTICATED: refused before anything was done; log in again once (tokens end with the server's memory).
+* everything else: refused, nothing was changed.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+
+from graphft.runtime.etcd.channel import open_channel, parse_endpoint
+from graphft.runtime.etcd.errors import Ambiguous, CompactedError, EtcdError, EtcdUnreachable, LeaseLost
+from graphft.runtime.etcd.shim import etcdrpc
+
+Code = grpc.StatusCode
+NO_ANSWER = {
+    Code.UNAVAILABLE,
+    Code.DEADLINE_EXCEEDED,
+    Code.CANCELLED,
+    Code.INTERNAL,
+    Code.UNKNOWN,
+    Code.ABORTED,
+}
+Metadata = tuple[tuple[str, str], ...]
+FIRST_PAUSE, LAST_PAUSE = 0.02, 0.25  # seconds between tries
+LEASE_HELP = (
+    "the holder was silent for longer than its TTL, or somebody revoked it; stop, and start anew with a new lease"
+)
+
+
+class Calls:
+    """Thread-safe. Belongs to the process that made it: gRPC does not survive a fork."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        user: str | None,
+        password: str | None,
+        ca_cert: str | None,
+        cert_key: str | None,
+        cert_cert: str | None,
+        timeout: float,
+        deadline: float,
+    ) -> None:
+        if isinstance(endpoints, str) or not endpoints:
+            raise EtcdError(
+                f"etcd endpoints must be a list of host:port, got {endpoints!r}",
+                rule="etcd-endpoint",
+                help='pass e.g. ["127.0.0.1:2379"]',
+            )
+        parsed = [parse_endpoint(e) for e in endpoints]
+        self.endpoints = tuple(map(str, parsed))
+        self.timeout, self.deadline = timeout, deadline
+        self._login = (user, password) if user else None
+        self._token: str | None = None
+        self._token_lock = threading.Lock()
+        self._pid = os.getpid()
+        self._closed = False
+        # Nothing has got through since the last failure: a write that cannot be repeated sends a read first.
+        self.suspect = True
+        self._channel = open_channel(parsed, ca_cert, cert_key, cert_cert)
+        self.kv = etcdrpc.KVStub(self._channel)
+        self.lease = etcdrpc.LeaseStub(self._channel)
+        self.watch = etcdrpc.WatchStub(self._channel)
+        self.cluster = etcdrpc.ClusterStub(self._channel)
+        self.maintenance = etcdrpc.MaintenanceStub(self._channel)
+        self._auth = etcdrpc.AuthStub(self._channel)
+
+    def close(self) -> None:
+        self._closed = True
+        self._channel.close()
+
+    def repeat(self, method: Callable[..., Any], request: Any, deadline: float | None = None) -> Any:
+        """A call that may be made any number of times: retried until `deadline` seconds have passed."""
+        return self.attempt(lambda timeout: self.once(method, request, timeout), deadline)
+
+    def attempt(self, call: Callable[[float], Any], deadline: float | None = None) -> Any:
+        """`call(timeout)` until it answers; `EtcdUnreachable` when `deadline` seconds have passed."""
+        started = time.monotonic()
+        limit = self.deadline if deadline is None else deadline
+        pause, tries = FIRST_PAUSE, 0
+        while True:
+            left = started + limit - time.monotonic()
+            tries += 1
+            try:
+                return call(max(0.01, min(self.timeout, left)))
+            except grpc.RpcError as e:
+                if e.code() not in NO_ANSWER:
+                    raise self.refused(e) from None
+                left = started + limit - time.monotonic()
+                if left <= pause:
+                    raise self.unreachable(time.monotonic() - started, tries, e) from None
+            time.sleep(pause)
+            pause = min(2 * pause, LAST_PAUSE)
+
+    def probe(self, deadline: float | None = None) -> None:
+        """Return when a majority answers; `EtcdUnreachable` when none did in `deadline` seconds."""
+
+        def call(timeout: float) -> None:
+            try:
+                self.once(self.kv.Range, etcdrpc.RangeRequest(key=b"\0", count_only=True), timeout)
+            except grpc.RpcError as e:
+                if e.code() is not Code.PERMISSION_DENIED:  # which is an answer, too
+                    raise
+
+        self.attempt(call, deadline)
+
+    def once(self, method: Callable[..., Any], request: Any, timeout: float, *, wait: bool = False) -> Any:
+        """One try. `wait`: stay queued while there is no connection. Raises `grpc.RpcError`."""
+        return self.logged_in(
+            lambda metadata: method(request, timeout=timeout, metadata=metadata, wait_for_ready=wait), timeout
+        )
+
+    def logged_in(self, call: Callable[[Metadata], Any], timeout: float) -> Any:
+        """`call(metadata)` with the login's token; a second time when etcd does not know the token any more."""
+        self.check_usable()
+        token = self._login_token(timeout)
+        try:
+            try:
+                answer = call(_metadata(token))
+            except grpc.RpcError as e:
+                if token is None or e.code() is not Code.UNAUTHENTICATED:
+                    raise
+                self.forget_login(token)
+                answer = call(_metadata(self._login_token(timeout)))
+        except grpc.RpcError:
+            self.suspect = True
+            raise
+        self.suspect = False
+        return answer
+
+    def check_usable(self) -> None:
+        if self._closed:
+            raise EtcdError("this etcd client is closed", rule="etcd-closed", help="open a new one")
+        if os.getpid() != self._pid:
+            raise EtcdError(
+                "an etcd client was used in a forked process; gRPC does not survive a fork",
+                rule="etcd-fork",
+                help="start processes with multiprocessing's 'spawn' method or subprocess, and open a client in each",
+            )
+
+    def forget_login(self, token: str) -> None:
+        """Drop a token that the server refused."""
+        with self._token_lock:
+            if self._token == token:
+                self._token = None
+
+    def refused(self, error: grpc.RpcError) -> EtcdError:
+        """etcd answered, and said no."""
+        code, details = error.code(), error.details()
+        said = f"etcd refused the request: {details} ({code.name})"
+        if code is Code.NOT_FOUND:  # of the calls made here, only those with a lease
+            return LeaseLost(f"the lease does not exist (any more): {details}", rule="etcd-lease", help=LEASE_HELP)
+        if code is Code.OUT_OF_RANGE:
+            return CompactedError(said, 0)
+        if code in (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED):
+            return EtcdError(said, rule="etcd-denied", help="check user and password, and the user's role in etcd")
+        if code is Code.RESOURCE_EXHAUSTED:
+            return EtcdError(said, rule="etcd-full", help="etcd's quota is used up: compact, defragment, disarm alarms")
+        if code is Code.INVALID_ARGUMENT:
+            return EtcdError(said, rule="etcd-request", help="check user and password, if this etcd wants a login")
+        return EtcdError(said, rule="etcd-request")
+
+    def unreachable(self, seconds: float, tries: int, error: grpc.RpcError) -> EtcdUnreachable:
+        return EtcdUnreachable(
+            f"etcd did not answer at {', '.join(self.endpoints)} for {seconds:.1f} s "
+            f"({tries} tries; the last one: {error.code().name}, {error.details()})",
+            rule="etcd-unreachable",
+            help="check that etcd runs there and has a majority, and that address, scheme and certificates are right; "
+            "without endpoints graphft starts an etcd of its own",
+        )
+
+    def ambiguous(self, seconds: float, error: grpc.RpcError) -> Ambiguous:
+        return Ambiguous(
+            f"a write was sent to etcd at {', '.join(self.endpoints)}, and no answer came in {seconds:.1f} s "
+            f"({error.code().name}, {error.details()}): it may or may not have been applied",
+            rule="etcd-ambiguous",
+            help="read the keys again and decide, or give the transaction a token",
+        )
+
+    def _login_token(self, timeout: float) -> str | None:
+        if self._login is None:
+            return None
+        with self._token_lock:
+            if self._token is None:
+                user, password = self._login
+                request = etcdrpc.AuthenticateRequest(name=user, password=password or "")
+                self._token = str(self._auth.Authenticate(request, timeout=timeout).token)
+            return self._token
+
+
+def _metadata(token: str | None) -> Metadata:
+    return (("token", token),) if token else ()

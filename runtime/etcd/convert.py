@@ -1,0 +1,90 @@
+"""Between etcd's protobuf messages and the plain values of `model`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from graphft.runtime.etcd.model import KV, Compare, Event, Op, RangeResult, TxnResult
+from graphft.runtime.etcd.shim import etcdrpc
+
+TARGETS = {
+    "create": ("CREATE", "create_revision"),
+    "mod": ("MOD", "mod_revision"),
+    "version": ("VERSION", "version"),
+    "lease": ("LEASE", "lease"),
+    "value": ("VALUE", "value"),
+}
+OPERATORS = {"=": "EQUAL", "!=": "NOT_EQUAL", "<": "LESS", ">": "GREATER"}
+
+
+def prefix_span(prefix: str) -> dict[str, bytes]:
+    """`key` and `range_end` of all keys that start with `prefix`; of all keys when it is empty."""
+    start = prefix.encode()
+    head = start.rstrip(b"\xff")
+    end = head[:-1] + bytes([head[-1] + 1]) if head else b"\0"
+    return {"key": start or b"\0", "range_end": end}
+
+
+def kv_of(message: Any) -> KV:
+    return KV(
+        message.key.decode(),
+        message.value,
+        message.create_revision,
+        message.mod_revision,
+        message.version,
+        message.lease,
+    )
+
+
+def range_of(message: Any, revision: int) -> RangeResult:
+    return RangeResult(tuple(kv_of(kv) for kv in message.kvs), revision, message.more)
+
+
+def event_of(message: Any) -> Event:
+    return Event("delete" if message.type == 1 else "put", kv_of(message.kv))
+
+
+def range_request(prefix: str, limit: int, keys_only: bool, count_only: bool = False) -> Any:
+    return etcdrpc.RangeRequest(**prefix_span(prefix), limit=limit, keys_only=keys_only, count_only=count_only)
+
+
+def txn_request(compare: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op]) -> Any:
+    return etcdrpc.TxnRequest(
+        compare=[_compare(c) for c in compare],
+        success=[_op(op) for op in success],
+        failure=[_op(op) for op in failure],
+    )
+
+
+def txn_result(message: Any) -> TxnResult:
+    revision = message.header.revision
+    return TxnResult(message.succeeded, revision, tuple(_response(r, revision) for r in message.responses))
+
+
+def _compare(compare: Compare) -> Any:
+    target, field = TARGETS[compare.target]
+    message = etcdrpc.Compare(
+        key=compare.key.encode(),
+        target=etcdrpc.Compare.CompareTarget.Value(target),
+        result=etcdrpc.Compare.CompareResult.Value(OPERATORS[compare.op]),
+    )
+    setattr(message, field, compare.operand)
+    return message
+
+
+def _op(op: Op) -> Any:
+    if op.kind == "put":
+        return etcdrpc.RequestOp(request_put=etcdrpc.PutRequest(key=op.key.encode(), value=op.value, lease=op.lease))
+    if op.kind == "delete":
+        return etcdrpc.RequestOp(request_delete_range=etcdrpc.DeleteRangeRequest(key=op.key.encode()))
+    if op.kind == "range":
+        return etcdrpc.RequestOp(request_range=range_request(op.key, op.limit, op.keys_only))
+    return etcdrpc.RequestOp(request_range=etcdrpc.RangeRequest(key=op.key.encode()))
+
+
+def _response(message: Any, revision: int) -> RangeResult | int | None:
+    kind = message.WhichOneof("response")
+    if kind == "response_range":
+        return range_of(message.response_range, revision)
+    return message.response_delete_range.deleted if kind == "response_delete_range" else None

@@ -1,0 +1,136 @@
+"""A lease that its holder never believes in for longer than etcd does.
+
+etcd ends a lease TTL seconds after it *received* the last renewal. The holder counts from *before it sent* that
+renewal, and stops at a fraction (`margin`) of the TTL, so it always stops first. Nothing but an answered renewal
+moves that deadline: a dead refresher, a frozen server and a lost network all end in the same way. Once lost, a lease
+stays lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+
+from graphft.runtime.etcd.errors import EtcdError, LeaseLost
+from graphft.runtime.etcd.model import Store
+
+INTERVAL = 1 / 3  # of the TTL: between renewals, and the longest that one may take
+RETRY = 1 / 20  # of the TTL: pause after a renewal that was not answered
+
+
+def steady_clock() -> float:
+    """Seconds that go on while the machine is suspended, as the server's do."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
+
+
+class Session:
+    """A lease of `ttl` seconds, renewed by `tick` (an op of a daemon block, say) or by `run_thread`.
+
+    `lease` is its id, `ttl` what etcd granted. Thread-safe. `with Session(...) as s:` revokes it at the end.
+    """
+
+    def __init__(
+        self, store: Store, ttl: int = 10, *, margin: float = 0.8, clock: Callable[[], float] = steady_clock
+    ) -> None:
+        if not 0 < margin < 1 or ttl < 1:
+            raise EtcdError(
+                f"a session needs ttl >= 1 and 0 < margin < 1, got ttl={ttl}, margin={margin}",
+                rule="etcd-lease",
+                help="ttl is in whole seconds, margin the part of it that the holder trusts",
+            )
+        self.store = store
+        self._margin, self._clock = margin, clock
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._lost = ""
+        self._closed = False
+        started = clock()
+        self.lease, self.ttl = store.lease_grant(ttl)
+        self._deadline = started + self.ttl * margin
+        self._due = started + self.ttl * INTERVAL
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def remaining(self) -> float:
+        """Seconds for which the lease is certain to live; 0 once it is lost."""
+        with self._lock:
+            left = self._deadline - self._clock()
+            if left <= 0 and not self._lost:
+                self._lost = f"no renewal was answered for {self._margin:.0%} of its TTL of {self.ttl} s"
+            return 0.0 if self._lost else left
+
+    def alive(self) -> bool:
+        return self.remaining() > 0
+
+    def check(self) -> None:
+        """Raise `LeaseLost` unless the lease is certain to live. Cheap: call it before serving anything."""
+        if not self.alive():
+            raise LeaseLost(
+                f"lease {self.lease:x} is lost: {self._lost}",
+                rule="etcd-lease",
+                help="stop what it protects at once; start anew with a new session",
+            )
+
+    def tick(self) -> float:
+        """Renew if it is time to; returns the seconds until the next renewal is due. `LeaseLost` when it is over.
+
+        Blocks while etcd does not answer, at most for a third of the TTL.
+        """
+        self.check()
+        now = self._clock()
+        if now >= self._due:
+            self._renew(now)
+            self.check()
+        return max(0.0, self._due - self._clock())
+
+    def run_thread(self, on_lost: Callable[[LeaseLost], None] | None = None) -> Session:
+        """Tick on a daemon thread until `close`; `on_lost` is called there, once, when the lease is lost."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, args=(on_lost,), name="lease", daemon=True)
+            self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """Stop renewing and revoke the lease; its keys vanish now, or within a TTL when etcd does not answer."""
+        self._stop.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        with self._lock:
+            first, self._closed = not self._closed, True
+            self._lost = self._lost or "its session was closed"
+        if first:
+            with contextlib.suppress(EtcdError):  # it ends by itself then
+                self.store.lease_revoke(self.lease, deadline=1.0)
+
+    def _renew(self, started: float) -> None:
+        try:
+            limit = max(0.01, min(self.remaining(), self.ttl * INTERVAL))
+            ttl = self.store.lease_keepalive_once(self.lease, deadline=limit)
+        except LeaseLost as e:
+            with self._lock:
+                self._lost = self._lost or e.message
+        except EtcdError:
+            self._due = self._clock() + self.ttl * RETRY
+        else:
+            with self._lock:
+                # An answer that came after the deadline does not count: someone may have acted on the loss.
+                if self._clock() < self._deadline:
+                    self._deadline = started + ttl * self._margin
+                    self._due = started + ttl * INTERVAL
+
+    def _run(self, on_lost: Callable[[LeaseLost], None] | None) -> None:
+        try:
+            while not self._stop.wait(self.tick()):
+                pass
+        except LeaseLost as e:
+            if on_lost is not None and not self._stop.is_set():
+                on_lost(e)

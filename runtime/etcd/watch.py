@@ -1,0 +1,163 @@
+"""A watch that lasts: over server restarts, lost leaders, compaction and long disconnects."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import TypeVar
+
+from graphft.runtime.etcd.errors import CompactedError, EtcdError, EtcdUnreachable, StreamEnded
+from graphft.runtime.etcd.model import KV, Event, Store, WatchStream
+from graphft.runtime.etcd.view import View
+
+T = TypeVar("T")
+FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0  # seconds between tries while etcd is away
+PING, LIST = 0.5, 2.0  # seconds until a call on the watch's thread gives up (and looks whether to close)
+
+
+class Watch:
+    """Keeps a view of all keys under `prefix`, on a thread of its own.
+
+    The constructor lists the prefix (`EtcdUnreachable` when it cannot) and hands what is there to `on_event` as
+    puts; from then on the thread does, in order, for every change. When the stream ends it is opened again from the
+    last revision; when that has been compacted, the prefix is listed and the differences are handed over. So the
+    view misses nothing that lasts, and events never contradict it. `on_event` runs on the thread of the watch and must
+    not block; an exception in it ends the watch, and shows in `snapshot` and `wait`.
+    """
+
+    def __init__(self, store: Store, prefix: str, on_event: Callable[[Sequence[Event]], None] | None = None) -> None:
+        self.prefix = prefix
+        self._store, self._on_event = store, on_event
+        self._view = View()
+        self._changed = threading.Condition()
+        self._closed = threading.Event()
+        self._stream: WatchStream | None = None
+        self._failure: BaseException | None = None
+        self._connected = False
+        self._relist()
+        self._thread = threading.Thread(target=self._run, name=f"watch {prefix}", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def connected(self) -> bool:
+        """Whether a stream stands; while False, the view may be behind."""
+        return self._connected
+
+    @property
+    def revision(self) -> int:
+        """The revision up to which the view holds everything."""
+        return self._view.revision
+
+    def snapshot(self) -> dict[str, KV]:
+        """A copy of the view."""
+        with self._changed:
+            self._check()
+            return dict(self._view.kvs)
+
+    def wait(self, predicate: Callable[[Mapping[str, KV]], T], timeout: float | None = None) -> T | None:
+        """Block until `predicate(view)` is true and return its value; None after `timeout` seconds.
+
+        The predicate runs under the view's lock, at once and after each change: keep it short.
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            while True:
+                self._check()
+                value = predicate(MappingProxyType(self._view.kvs))
+                if value:
+                    return value
+                left = None if end is None else end - time.monotonic()
+                if left is not None and left <= 0:
+                    return None
+                self._changed.wait(left)
+
+    def close(self) -> None:
+        """End the watch and join its thread, at once, or within two seconds if etcd is away. Waiters get an error."""
+        self._closed.set()
+        with self._changed:
+            stream = self._stream
+            self._changed.notify_all()
+        if stream is not None:
+            stream.cancel()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise EtcdError(
+                f"the watch of {self.prefix!r} ended: {self._failure!r}", rule="etcd-watch", help="see the cause above"
+            ) from self._failure
+        if self._closed.is_set():
+            raise EtcdError(f"the watch of {self.prefix!r} is closed", rule="etcd-watch", help="open a new one")
+
+    def _run(self) -> None:
+        try:
+            pause = FIRST_PAUSE
+            while not self._closed.is_set():
+                with contextlib.suppress(StreamEnded, EtcdUnreachable):
+                    self._follow()
+                pause = FIRST_PAUSE if self._connected else min(2 * pause, LAST_PAUSE)
+                self._connected = False
+                self._await_etcd(pause)
+        except BaseException as e:  # shown to whoever looks at the view; a dead thread must not go unnoticed
+            with self._changed:
+                self._failure = e
+                self._changed.notify_all()
+        finally:
+            self._connected = False
+
+    def _await_etcd(self, pause: float) -> None:
+        """Sleep until etcd answers; the login, if any, is renewed on the way."""
+        while not self._closed.wait(pause):
+            try:
+                self._store.ping(deadline=PING)
+                return
+            except EtcdUnreachable:
+                pause = min(2 * pause, LAST_PAUSE)
+
+    def _follow(self) -> None:
+        """Read one stream until it ends."""
+        stream = self._store.watch(self.prefix, self._view.revision + 1)
+        with self._changed:
+            self._stream = stream
+        if self._closed.is_set():
+            stream.cancel()
+        try:
+            for batch in stream:
+                if batch.revision < self._view.revision and self._went_back():
+                    return
+                self._connected = True
+                with self._changed:
+                    events = self._view.apply(batch)
+                    self._changed.notify_all()
+                self._deliver(events)
+        except CompactedError:
+            self._relist(LIST)
+        finally:
+            stream.cancel()
+
+    def _went_back(self) -> bool:
+        """Whether the store lost its newest revisions (restored from a backup), rather than one member lagging."""
+        before = self._view.revision
+        self._relist(LIST)
+        return self._view.revision < before
+
+    def _relist(self, deadline: float | None = None) -> None:
+        listed = self._store.range(self.prefix, deadline=deadline)
+        with self._changed:
+            events = self._view.relist(listed)
+            self._changed.notify_all()
+        self._deliver(events)
+
+    def _deliver(self, events: Sequence[Event]) -> None:
+        if events and self._on_event is not None:
+            self._on_event(events)
