@@ -13,19 +13,24 @@ _PUBLIC = {
     "graphft.data_files": ("files",),
     "graphft.ir": ("Block", "Kind", "Operator", "Program", "Ref", "Sym", "Type", "Variable"),
     "graphft.errors": ("GraphftError", "ProgramError"),
+    "graphft.optim": ("SGD", "Adagrad", "Adam", "AdamW", "ClipByGlobalNorm", "ClipByValue", "RMSprop"),
+    "graphft.training": ("minimize",),
     "graphft.runtime.executor": ("Executor",),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
+_MODULES = ("schedule",)
 
-__all__ = list(_HOME)
+__all__ = list((*_HOME, *_MODULES))
 
 
 def __getattr__(name: str) -> Any:
     """Public names are imported when they are first used: `import graphft` alone does not import torch."""
+    if name in _MODULES:
+        return importlib.import_module(f"graphft.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'graphft' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_HOME])
+    return sorted([*globals(), *__all__])

@@ -1,33 +1,20 @@
-"""Optimizers, and `minimize`, which appends their ops to a program.
+"""Optimizers and gradient clipping, as values with the names and defaults of their counterparts in torch.
 
-An optimizer is a value with the names and defaults of its torch.optim counterpart; `lr` may be a schedule. Block
-`step` then ends with
+    graphft.minimize(program, graphft.AdamW(lr=graphft.schedule.cosine(1e-3, 10_000)), graphft.ClipByGlobalNorm(1.0))
 
-    schedule ops           %lr (float64[]; %lr_1 ... where parameter groups differ) from %global_step
-    clip ops               in place on the gradients
-    one optimizer op per parameter: `adam(%w, %w@GRAD, %lr, *state) {...}`, in place on parameter and state
-    increment(%global_step)
-
-`%global_step` (int64[]) counts completed steps. State variables are called `<parameter>@<state>`.
+Each optimizer has an op of its own (`ops/optimize.py`), with its options as attributes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
 import torch
-from torch import Tensor
 
-from graphft import registry, schedule
-from graphft.errors import GraphftError, ProgramError
-from graphft.ir import Arg, Block, Kind, Operator, Program, Type, Variable, grad_name
+from graphft.errors import GraphftError
+from graphft.ir import Arg
 from graphft.schedule import Rate
-from graphft.symbolic import dtype_of
-
-GLOBAL_STEP = "global_step"
-"""Name of the variable that counts completed steps."""
 
 
 @dataclass(frozen=True)
@@ -172,105 +159,6 @@ CLIP_OPS = ("clip_by_value", "clip_by_global_norm")
 """Op types that clip operand 0, a gradient, in place. Operand 1 of the latter comes from `squared_norms`."""
 
 Clip = ClipByValue | ClipByGlobalNorm
-
-
-@dataclass(frozen=True)
-class Group:
-    """Parameters that share an optimizer; `state` holds initial state that differs from the optimizer's own."""
-
-    optimizer: Optimizer
-    parameters: tuple[str, ...]
-    state: dict[str, Tensor] = field(default_factory=dict)
-
-
-def minimize(program: Program, optimizer: Optimizer | torch.optim.Optimizer, clip: Clip | None = None, *,
-             model: torch.nn.Module | None = None) -> None:
-    """Appends to block `step` what evolves the program's parameters (see the module's docstring).
-
-    A torch.optim instance (SGD, Adam, AdamW, Adagrad, RMSprop) needs `model`, the module that the program was built
-    from: its parameter groups, with their options and state, are taken over; parameters in no group become frozen.
-    Raises GraphftError for a parameter without gradient, an option that is not supported, or a schedule that cannot
-    be traced, and if the program is minimized already; the program is then unchanged.
-    """
-    if "step" not in program.blocks or GLOBAL_STEP in program.variables:
-        what = "is minimized already" if "step" in program.blocks else "has no block step"
-        raise ProgramError(f"program '{program.name}' {what}", rule="minimize",
-                           help="call minimize() once, after build() or append_backward()")
-    if isinstance(optimizer, torch.optim.Optimizer):
-        from graphft.torch_optim import groups_of
-
-        groups = groups_of(program, optimizer, model)
-    elif isinstance(optimizer, Optimizer):
-        groups = [Group(optimizer, tuple(v.name for v in program.of_kind(Kind.PARAM)))]
-    else:
-        raise GraphftError(f"minimize takes an optimizer, got {type(optimizer).__name__}", rule="optimizer-option",
-                           help="give graphft.SGD, Adam, AdamW, Adagrad or RMSprop, or a torch.optim instance of these")
-    block, group_of = program.blocks["step"], {name: g for g in groups for name in g.parameters}
-    parameters = [v for v in program.of_kind(Kind.PARAM) if v.name in group_of]
-    _require_gradients(block, parameters)
-    rates = {g.optimizer.lr: schedule.trace(g.optimizer.lr) for g in groups}
-
-    for v in program.of_kind(Kind.PARAM):
-        v.kind = Kind.PARAM if v.name in group_of else Kind.FROZEN
-    step = program.variable(GLOBAL_STEP, Type("int64", ()), Kind.STATE, torch.zeros((), dtype=torch.int64))
-    lrs = {rate: schedule.append(block, traced, step, program.fresh("lr")) for rate, traced in rates.items()}
-    _append_clip(block, clip, [program.variables[grad_name(v.name)] for v in parameters])
-    for v in parameters:
-        _append_update(block, v, group_of[v.name], lrs[group_of[v.name].optimizer.lr])
-    block.append_op("increment", step)
-
-
-def _require_gradients(block: Block, parameters: Iterable[Variable]) -> None:
-    written = {name for op in block.ops for name in op.writes}
-    missing = [v.name for v in parameters if grad_name(v.name) not in written]
-    if missing:
-        raise ProgramError(f"parameters without gradient: {', '.join(missing)}", rule="no-gradient",
-                           help="the loss does not depend on them: use them in the loss, or freeze them with "
-                                "requires_grad_(False) before build(); by hand, call append_backward(loss) first")
-
-
-def _append_clip(block: Block, clip: Clip | None, grads: list[Variable]) -> None:
-    if clip is None:
-        return
-    for g in grads:
-        _own(block, g)
-    if isinstance(clip, ClipByValue):
-        for g in grads:
-            block.append_op("clip_by_value", g, limit=float(clip.limit))
-    else:
-        sqnorm = block.append_op("squared_norms", *grads, outputs=block.program.fresh("sqnorm"))
-        for g in grads:
-            block.append_op("clip_by_global_norm", g, sqnorm, max_norm=float(clip.max_norm))
-
-
-def _own(block: Block, grad: Variable) -> None:
-    """Gives `grad` memory of its own where it may be a view of another tensor: clipping writes it in place."""
-    index = max(i for i, op in enumerate(block.ops) if grad.name in op.writes)
-    producer = block.ops[index]
-    if not _may_alias(producer):
-        return
-    view = block.program.fresh(grad.name)
-    block.program.variables[view] = Variable(view, grad.type, grad.kind, {}, block.program)
-    producer.outputs = tuple(view if o == grad.name else o for o in producer.outputs)
-    block.ops.insert(index + 1, Operator("aten.clone", (block.program.variables[view].ref,), {}, (grad.name,)))
-
-
-def _may_alias(op: Operator) -> bool:
-    """Whether torch's schema says that a result shares memory with an operand (views, in-place operators)."""
-    schema = getattr(registry.require(op).kernel, "_schema", None)
-    return schema is not None and any(r.alias_info is not None for r in schema.returns)
-
-
-def _append_update(block: Block, param: Variable, group: Group, lr: Variable) -> None:
-    program, operands = block.program, []
-    for name, fill in group.optimizer.state().items():
-        state, type = f"{param.name}@{name}", Type("float32", ()) if name == SCALAR_STATE else param.type
-        value = group.state.get(state)
-        if value is None:
-            value = torch.full([int(d) for d in type.shape or ()], fill, dtype=dtype_of(type))
-        operands.append(program.variable(state, type, Kind.STATE, value))
-    block.append_op(group.optimizer.op, param, program.variables[grad_name(param.name)], lr, *operands,
-                    **group.optimizer.attributes())
 
 
 def _plain(value: object) -> Arg:

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from graphft.errors import GraphftError
 from graphft.ir import Kind, Program
-from graphft.optim import OPTIMIZERS, SCALAR_STATE, SGD, AdamW, Group, Optimizer
+from graphft.optim import OPTIMIZERS, SCALAR_STATE, SGD, AdamW, Optimizer
+from graphft.training import Group
 
 _UNSUPPORTED = ("capturable", "differentiable")
 
