@@ -1,0 +1,202 @@
+"""The pass plan: which batch slot v computes at step k, as a pure function of the job's data and seed.
+
+Chunk order is a seeded permutation per pass; slot v works through `order[v::V]`, one batch per step. A pass takes as
+many steps as its longest slot; a slot that is through has no data for the rest of the pass. Chunks without a batch
+(empty ones, or shorter than a batch with `drop_last`) are left out.
+
+    plan = Plan(records=[4096, 4096, 1200], slots=2, batch_size=256, seed=0, passes=3)
+    plan.total_steps                              # of the job
+    work = plan.locate(step, slot, discarded)     # None: contribute "empty"
+    seed = batch_seed(job_seed, step, slot)       # of the step's random numbers
+
+Nothing here depends on the platform, the process or a library's version: the permutation sorts hashes of our own.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Container, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from graphft.errors import GraphftError
+
+_MASK = (1 << 64) - 1
+_GOLDEN = 0x9E3779B97F4A7C15
+_ORDER, _RECORDS, _SYNC, _ASYNC = 1, 2, 3, 4
+
+
+def mix(*values: int) -> int:
+    """A 64-bit hash of integers: splitmix64 (Steele, Lea, Flood, 2014) folded over them."""
+    h = 0
+    for value in values:
+        h = (h + _GOLDEN + (value & _MASK)) & _MASK
+        h = ((h ^ (h >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        h = ((h ^ (h >> 27)) * 0x94D049BB133111EB) & _MASK
+        h ^= h >> 31
+    return h
+
+
+def _mix_range(prefix: int, count: int) -> np.ndarray:
+    """`mix` continued from hash `prefix` by each of 0 ... count - 1."""
+    h = np.arange(count, dtype=np.uint64) + np.uint64((prefix + _GOLDEN) & _MASK)
+    h = (h ^ (h >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    h = (h ^ (h >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return h ^ (h >> np.uint64(31))
+
+
+def permutation(count: int, *key: int) -> np.ndarray:
+    """A permutation of 0 ... count - 1 as int64, the same everywhere for the same key."""
+    return np.argsort(_mix_range(mix(*key), count), kind="stable")
+
+
+def record_order(seed: int, pass_index: int, chunk: int, records: int) -> np.ndarray:
+    """The order in which a pass reads a chunk's records."""
+    return permutation(records, _RECORDS, seed, pass_index, chunk)
+
+
+def batch_seed(job_seed: int, step: int, slot: int) -> int:
+    """Sync: the seed of the random numbers of (step, slot); 63 bits."""
+    return mix(_SYNC, job_seed, step, slot) >> 1
+
+
+def chunk_batch_seed(job_seed: int, pass_index: int, chunk: int, batch: int) -> int:
+    """Async: the seed of the random numbers of a batch; 63 bits."""
+    return mix(_ASYNC, job_seed, pass_index, chunk, batch) >> 1
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """The batch of one (step, slot)."""
+
+    pass_index: int
+    chunk: int
+    batch: int
+    """Index inside the chunk: step - chunk_start_step."""
+    samples: int
+    chunk_start_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedChunk:
+    """A chunk's place in a pass: slot `slot` computes its batches at steps first_step ... last_step."""
+
+    chunk: int
+    slot: int
+    first_step: int
+    last_step: int
+
+    @property
+    def batches(self) -> int:
+        return self.last_step - self.first_step + 1
+
+
+class PassPlan:
+    """One pass. `start_step`: its first step in the job."""
+
+    def __init__(self, plan: Plan, index: int, start_step: int) -> None:
+        self.index, self.start_step = index, start_step
+        order = permutation(len(plan.records), _ORDER, plan.seed, index) if plan.shuffle else np.arange(
+            len(plan.records))
+        self._chunks = [order[v :: plan.slots] for v in range(plan.slots)]
+        self._ends = [np.cumsum(plan.batches[chunks]) for chunks in self._chunks]
+        self._plan = plan
+        self.steps = max(int(ends[-1]) if len(ends) else 0 for ends in self._ends)
+
+    def locate(self, step: int, slot: int) -> Located | None:
+        """The batch of `slot` at `step` (of the job), None when it has no data (any more)."""
+        offset, ends = step - self.start_step, self._ends[slot]
+        i = int(np.searchsorted(ends, offset, side="right"))
+        if i == len(ends):
+            return None
+        chunk = int(self._chunks[slot][i])
+        begin = int(ends[i]) - int(self._plan.batches[chunk])
+        batch = offset - begin
+        size = self._plan.batch_size
+        samples = min(size, self._plan.records[chunk] - batch * size)
+        return Located(self.index, chunk, batch, samples, self.start_step + begin)
+
+    def chunks(self) -> list[PlannedChunk]:
+        """Every chunk that has a batch, by slot and then in the slot's order."""
+        result = []
+        for slot, (chunks, ends) in enumerate(zip(self._chunks, self._ends, strict=True)):
+            counts = self._plan.batches[chunks]
+            begins = ends - counts + self.start_step
+            result += [PlannedChunk(c, slot, b, b + n - 1) for c, b, n in
+                       zip(chunks.tolist(), begins.tolist(), counts.tolist(), strict=True) if n]
+        return result
+
+
+class Plan:
+    """The plan of all passes. `records` holds the number of records of each chunk.
+
+    Raises GraphftError when there is no batch at all, or a number makes no sense.
+    """
+
+    def __init__(self, records: Sequence[int], *, slots: int, batch_size: int, seed: int = 0, passes: int = 1,
+                 drop_last: bool = False, shuffle: bool = True) -> None:
+        _check_positive(slots=slots, batch_size=batch_size, passes=passes)
+        self.records = tuple(int(n) for n in records)
+        if any(n < 0 for n in self.records):
+            raise GraphftError(f"a chunk has {min(self.records)} records", rule="plan",
+                               help="give each chunk's number of records, 0 or more")
+        self.slots, self.batch_size, self.seed, self.passes = slots, batch_size, seed, passes
+        self.drop_last, self.shuffle = drop_last, shuffle
+        counts = np.array(self.records, dtype=np.int64)
+        self.batches: np.ndarray = counts // batch_size if drop_last else -(-counts // batch_size)
+        """Number of batches of each chunk."""
+        if not self.batches.sum():
+            raise GraphftError(
+                f"the data has no batch: {sum(self.records)} records in {len(self.records)} chunks, batches of "
+                f"{batch_size}" + (" (incomplete ones dropped)" if drop_last else ""), rule="no-batch",
+                help="choose a smaller batch_size, larger chunks, or drop_last=False" if sum(self.records)
+                else "give data with at least one record")
+        self._recent: dict[int, PassPlan] = {}
+
+    @cached_property
+    def start_steps(self) -> tuple[int, ...]:
+        """The first step of each pass, and behind them the total."""
+        starts = [0]
+        for index in range(self.passes):
+            starts.append(starts[-1] + PassPlan(self, index, starts[-1]).steps)
+        return tuple(starts)
+
+    @property
+    def total_steps(self) -> int:
+        return self.start_steps[-1]
+
+    def pass_of(self, step: int) -> int:
+        """The pass that `step` belongs to; `passes` when the job ends before it."""
+        return min(bisect_right(self.start_steps, step) - 1, self.passes)
+
+    def pass_plan(self, index: int) -> PassPlan:
+        """The plan of one pass; the last few are kept."""
+        if not 0 <= index < self.passes:
+            raise GraphftError(f"there is no pass {index}: the job has {self.passes}", rule="plan",
+                               help=f"passes are 0 to {self.passes - 1}")
+        if index not in self._recent:
+            while len(self._recent) > 1:
+                del self._recent[next(iter(self._recent))]
+            self._recent[index] = PassPlan(self, index, self.start_steps[index])
+        return self._recent[index]
+
+    def locate(self, step: int, slot: int, discarded: Container[int] = ()) -> Located | None:
+        """The batch of (step, slot); None when the slot has no data, its chunk is in `discarded`, or the job ended.
+
+        `discarded`: chunks that failed in the pass of this step.
+        """
+        index = self.pass_of(step)
+        found = self.pass_plan(index).locate(step, slot) if 0 <= index < self.passes else None
+        return None if found is None or found.chunk in discarded else found
+
+    def chunks_of(self, pass_index: int) -> list[PlannedChunk]:
+        """Every chunk of a pass that has a batch: its slot, first step and last step."""
+        return self.pass_plan(pass_index).chunks()
+
+
+def _check_positive(**numbers: int) -> None:
+    for name, value in numbers.items():
+        if value < 1:
+            raise GraphftError(f"{name} is {value}", rule="plan", help=f"{name} must be at least 1")
