@@ -29,11 +29,12 @@ def reference() -> str:
     own = [d for d in registry.own_ops() if d.kernel.__module__.startswith("graphft.ops.")]
     for family, ops in groupby(own, key=lambda d: d.family):
         parts.append(f"## {family}\n")
-        parts += [_section(d) for d in ops]
+        parts += [section(d) for d in ops]
     return "\n".join(parts)
 
 
-def _section(definition: OpDef) -> str:
+def section(definition: OpDef) -> str:
+    """One op: signature, docstring, attributes."""
     lines = [f"### `{definition.name}`", "", "```", _signature(definition), "```", "", definition.doc, ""]
     if definition.attrs:
         lines += ["| attribute | type | default |", "| --- | --- | --- |"]

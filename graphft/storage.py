@@ -34,7 +34,7 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
     _check_target(target)
     text = format_program(program)
     _check_text(text, program)
-    values = {name: _plain(name, value) for name, value in _unshared(program.values).items()}
+    values = _savable(program.values)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as scratch:
@@ -46,6 +46,9 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
                 _fsync(item)
             _replace(new, target, Path(scratch, "old"))
         _fsync(target.parent)
+    except KeyError as error:  # safetensors' way of saying so
+        raise GraphftError(f"program '{program.name}' cannot be saved: safetensors has no dtype {error}", rule="save",
+                           help="convert the value to another dtype") from error
     except (OSError, SafetensorError) as error:
         raise GraphftError(f"cannot save program '{program.name}' to {target}: {error}", rule="save",
                            help="check that the folder above can be written, and has room") from error
@@ -86,27 +89,23 @@ def _check_text(text: str, program: Program) -> None:
                        help="graphft.verify names what cannot be printed (rule unprintable)")
 
 
-def _unshared(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Dense CPU copies where tensors are views or share memory: safetensors takes neither."""
+def _savable(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The values as dense CPU tensors, copied where they are views or share memory: safetensors takes neither."""
     seen: set[int] = set()
-    plain: dict[str, Tensor] = {}
+    savable: dict[str, Tensor] = {}
     for name, value in values.items():
+        if value.layout is not torch.strided or value.is_meta or value.is_quantized:
+            what = "on device meta" if value.is_meta else f"{value.dtype}, {value.layout}"
+            raise GraphftError(f"the value of %{name} cannot be saved: it is {what}", rule="save",
+                               help="give a dense tensor that holds data")
         tensor = value.detach().cpu()
-        if tensor.layout is torch.strided:
-            storage = tensor.untyped_storage()
-            whole = tensor.is_contiguous() and storage.nbytes() == tensor.numel() * tensor.element_size()
-            if not whole or storage.data_ptr() in seen:
-                tensor = tensor.clone(memory_format=torch.contiguous_format)
-            seen.add(storage.data_ptr())
-        plain[name] = tensor
-    return plain
-
-
-def _plain(name: str, tensor: Tensor) -> Tensor:
-    if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
-        raise GraphftError(f"the value of %{name} cannot be saved: it is {'meta' if tensor.is_meta else tensor.layout}",
-                           rule="save", help="give a dense tensor that holds data")
-    return tensor
+        storage = tensor.untyped_storage()
+        whole = tensor.is_contiguous() and storage.nbytes() == tensor.numel() * tensor.element_size()
+        if not whole or storage.data_ptr() in seen:
+            tensor = tensor.clone(memory_format=torch.contiguous_format)
+        seen.add(storage.data_ptr())
+        savable[name] = tensor
+    return savable
 
 
 def _replace(new: Path, target: Path, old: Path) -> None:

@@ -56,7 +56,7 @@ def unreachable(block: Block, fetch: Iterable[str] = ()) -> list[int]:
     """
     wanted = set(fetch) | _read_elsewhere(block)
     classes = alias_classes(block)
-    lasting = {classes(v.name) for v in block.program.variables.values() if v.kind is not Kind.TEMP}
+    lasting = {classes(v.name) for v in block.program.variables.values() if v.kind is not Kind.TEMP or v.name in wanted}
     live: set[int] = set()
     for i, op in enumerate(block.ops):
         definition = registry.get(op.type)

@@ -1,0 +1,278 @@
+"""Each rule of the verifier, broken once; and what must not be reported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+import torch
+from golden_tools import assert_golden
+
+from graphft import verify as verifier
+from graphft.errors import ProgramError
+from graphft.ir import Block, Kind, Operator, Program, Ref, Sym, Type, Variable
+from graphft.parser import parse
+from graphft.registry import op
+from graphft.verify import Diagnostic, Options, VerificationError, check, job_rule, rule, verify, verify_job
+
+
+@op("ver_train", writes=("param",))
+def _train(ctx: object, param: object, grad: object, *, lr: float = 0.1, mode: str = "a") -> None:
+    """An optimizer op."""
+
+
+@op("ver_pair", infer=[Type("int"), Type("int")])
+def _pair(ctx: object, a: object) -> None:
+    """Two results."""
+
+
+@op("ver_must", effect=True)
+def _must(ctx: object, *, count: int) -> None:
+    """Has an attribute that must be given."""
+
+
+def _refuse(operator: Operator, block: Block) -> None:
+    raise ProgramError("never fits", block=block, rule="ver-own-check", help="nothing helps")
+
+
+@op("ver_refuses", check=_refuse, effect=True)
+def _refuses(ctx: object) -> None:
+    """Its own check always fails."""
+
+
+GOOD = """
+program good {role = "trainer"}
+
+input %x: float32[batch, 8]
+param %w: float32[4, 8]
+buffer %mean: float32[4]
+
+block step:
+  %t: float32[8, 4] = aten.t(%w)
+  %h: float32[batch, 4] = aten.mm(%x, %t)
+  %r: float32[batch, 4] = aten.relu_(%h)
+  %m: float32[4] = aten.mean.dim(%h, (0,))
+  %c: float32[4] = aten.copy_(%mean, %m)
+  %w@GRAD: float32[4, 8] = aten.clone(%w)
+  ver_train(%w, %w@GRAD)
+"""
+
+BROKEN = {
+    "unknown-op": ("  %t: float32[8, 4] = aten.t(%w)", "  %t: float32[8, 4] = aten.tt(%w)", "no op is named aten.tt"),
+    "undeclared": ("aten.t(%w)", "aten.t(%nowhere)", "reads %nowhere, which is not declared"),
+    "operands": ("ver_train(%w, %w@GRAD)", "ver_train(%w)", "takes operands (param, grad), got 1"),
+    "attribute": ("ver_train(%w, %w@GRAD)", "ver_train(%w, %w@GRAD) {speed = 1}", "has no attribute speed"),
+    "attribute-type": ("ver_train(%w, %w@GRAD)", 'ver_train(%w, %w@GRAD) {lr = "x"}', "lr must be float, got 'x'"),
+    "type-mismatch": ("%h: float32[batch, 4]", "%h: float32[2*batch, 4]", "declared float32[2*batch, 4], but aten.mm"),
+    "results": ("%t: float32[8, 4] =", "%t: float32[8, 4], _ =", "has 1 results, here it is given 2 names"),
+    "shape": ("aten.mm(%x, %t)", "aten.mm(%x, %w)", "aten.mm does not take"),
+    "ver-own-check": ("  ver_train", "  ver_refuses()\n  ver_train", "never fits"),
+    "read-before-write": ("param %w", "temp %lost: float32[batch, 8]\nparam %w", "%lost is read by aten.mm"),
+    "out-of-order": ("  %t: float32[8, 4] = aten.t(%w)\n", "", "read by aten.mm, but written only later, by op 6"),
+    "cycle": ("  %t: float32[8, 4] = aten.t(%w)\n", "", "which in turn waits for it"),
+    "redefined": ("  ver_train", "  %t: float32[8, 4] = aten.t(%w)\n  ver_train", "and of op 0 before"),
+    "grad-shape": ("%w@GRAD: float32[4, 8] = aten.clone(%w)", "%w@GRAD: float32[8, 4] = aten.clone(%t)",
+                   "%w@GRAD is float32[8, 4], but %w is float32[4, 8]"),
+    "missing-gradient": ("  %w@GRAD: float32[4, 8] = aten.clone(%w)\n", "", "which nothing produces"),
+}
+"""rule -> (what to replace in GOOD, by what, a part of the message)."""
+
+MORE = {"read-before-write": [("aten.mm(%x, %t)", "aten.mm(%lost, %t)")],
+        "out-of-order": [("ver_train(%w, %w@GRAD)", "ver_train(%w, %w@GRAD)\n  %t: float32[8, 4] = aten.t(%w)")],
+        "cycle": [("%w@GRAD: float32[4, 8] = aten.clone(%w)", "%t: float32[8, 4] = aten.mm(%x, %h)")],
+        "missing-gradient": [("param %w", "temp %w@GRAD: float32[4, 8]\nparam %w")]}
+
+
+def broken(id: str) -> Program:
+    text = GOOD
+    for old, new in [BROKEN[id][:2], *MORE.get(id, [])]:
+        assert text.count(old) == 1, (old, text)
+        text = text.replace(old, new)
+    return parse(text)
+
+
+def by_rule(program: Program, **options: bool) -> dict[str, Diagnostic]:
+    """The first finding of each rule."""
+    return {d.rule: d for d in reversed(check(program, **options))}  # type: ignore[arg-type]
+
+
+def test_a_good_program_has_no_findings() -> None:
+    assert check(parse(GOOD), strict=True) == []
+
+
+@pytest.mark.parametrize("id", BROKEN)
+def test_rule_is_broken(id: str) -> None:
+    found = by_rule(broken(id))
+    assert id in found, found
+    assert BROKEN[id][2] in found[id].message
+    assert found[id].help
+    assert found[id].severity == "error"
+    with pytest.raises(VerificationError) as caught:
+        verify(broken(id))
+    assert f"error[{id}]" in str(caught.value)
+
+
+def test_every_shared_rule_has_a_test() -> None:
+    elsewhere = {"unprintable", "redeclared", "missing-value", "value-type", "unreachable"}
+    shared = {r.id for r in verifier.rules() if not r.id.startswith("ver-")}
+    assert shared <= BROKEN.keys() | elsewhere
+
+
+def test_a_good_program_broken_once_shows_one_finding() -> None:
+    """Follow-up errors would hide the cause."""
+    for id in BROKEN.keys() - {"type-mismatch", "results", "cycle"}:
+        errors = [d for d in check(broken(id)) if d.severity == "error"]
+        assert [d.rule for d in errors] == [id], list(map(str, errors))
+
+
+# -- rules that need more than a text -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", [
+    lambda p: p.variables.update({"a b": Variable("a b", Type("int"))}),
+    lambda p: p.variables.update(v=Variable("v", Type("float32", ("a;b",)))),
+    lambda p: p.variables.update(v=Variable("v", Type("float 32"))),
+    lambda p: p.attrs.update(v=[1]),
+    lambda p: p.attrs.update(v=((object(),),)),
+    lambda p: p.blocks["step"].attrs.update(v=Sym("true")),
+    lambda p: p.blocks["step"].attrs.update(v=Sym("a b")),
+    lambda p: p.blocks["step"].ops[-1].attrs.update(v=Ref("a b")),
+    lambda p: p.blocks["step"].ops.append(Operator("a b")),
+])
+def test_unprintable(damage: Callable[[Program], object]) -> None:
+    program = parse(GOOD)
+    damage(program)
+    assert "unprintable" in by_rule(program)
+
+
+@pytest.mark.parametrize("table", ["variables", "blocks"])
+def test_redeclared(table: str) -> None:
+    program = parse(GOOD)
+    items = getattr(program, table)
+    items["second"] = next(iter(items.values()))
+    assert "declared twice" in by_rule(program)["redeclared"].message
+
+
+def test_a_required_attribute_is_missing() -> None:
+    program = parse("program p\nblock step:\n  ver_must()\n")
+    assert by_rule(program)["attribute"].message == "ver_must needs attribute count"
+
+
+def test_missing_value_is_asked_for() -> None:
+    program = parse(GOOD)
+    program.values["w"] = torch.zeros(4, 8)
+    assert by_rule(program) == {}
+    assert by_rule(program, require_values=True)["missing-value"].message == "buffer %mean has no initial value"
+    with pytest.raises(VerificationError, match="missing-value"):
+        verify(program, require_values=True)
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("w", torch.zeros(8, 4)), ("w", torch.zeros(4, 8, dtype=torch.float64)), ("other", torch.zeros(1))])
+def test_value_type(name: str, value: torch.Tensor) -> None:
+    program = parse(GOOD)
+    program.values[name] = value
+    assert "value-type" in by_rule(program)
+
+
+def test_unreachable_is_a_warning_unless_strict() -> None:
+    program = parse(GOOD + "  %dead: float32[8, 4] = aten.t(%w)\n  %d2: float32[8, 4] = aten.relu(%dead)\n")
+    verify(program)
+    assert [(d.severity, d.index) for d in check(program)] == [("warning", 7), ("warning", 8)]
+    assert check(program, fetch=("d2",)) == []
+    with pytest.raises(VerificationError, match=r"error\[unreachable\]: nothing uses what aten.t computes"):
+        verify(program, strict=True)
+
+
+# -- what is legal --------------------------------------------------------------------------------------------
+
+
+def test_optimize_blocks_read_what_schedule_and_reduce_leave() -> None:
+    text = """
+        program p {role = "pserver"}
+        input %w@GRAD: float32[64]
+        param %w: float32[64]
+        block schedule:
+          %lr: float32[64] = aten.clone(%w)
+        block reduce:
+          %norm: float32[64] = aten.relu(%lr)
+        block optimize.w:
+          %g: float32[64] = aten.add.Tensor(%norm, %lr)
+          ver_train(%w, %g)
+    """
+    assert check(parse(text)) == []
+    found = by_rule(parse(text.replace("block schedule:", "block daemon:")))
+    assert "it is a temporary of block daemon" in found["read-before-write"].message
+
+
+def test_two_blocks_may_have_a_temporary_of_the_same_name() -> None:
+    text = "program p\nblock {}:\n  %a: int, %b: int = ver_pair(1)\n  ver_must() {{count = 1}}\n"
+    two = text.format("pass") + "block step:\n  %a: int, _ = ver_pair(2)\n"
+    assert [d.rule for d in check(parse(two)) if d.severity == "error"] == []
+
+
+def test_an_op_that_reads_its_own_result_is_a_cycle() -> None:
+    program = parse("program p\nblock step:\n  %a: int, %b: int = ver_pair(%a)\n")
+    assert "cycle" in by_rule(program)
+
+
+# -- errors ---------------------------------------------------------------------------------------------------
+
+
+def test_golden_text_of_an_error() -> None:
+    text = GOOD.replace("aten.mm(%x, %t)", "aten.mm(%x, %lost)").replace("ver_train(%w", "ver_trian(%w")
+    with pytest.raises(VerificationError) as caught:
+        verify(parse(text), after="insert-communication")
+    assert [d.rule for d in caught.value.diagnostics] == ["unknown-op", "undeclared"]
+    assert_golden(str(caught.value), "language_verify_error")
+
+
+def test_an_error_of_no_op_names_the_program() -> None:
+    program = parse(GOOD)
+    program.attrs["v"] = [1]
+    with pytest.raises(VerificationError, match=r"--> program 'good' \(after pass slice\)"):
+        verify(program, after="slice")
+
+
+# -- rules of roles and jobs ----------------------------------------------------------------------------------
+
+
+@rule("ver-quick", "a test's rule for one role", role="ver-courier")
+def _quick(program: Program, options: Options) -> Iterator[Diagnostic]:
+    yield Diagnostic("ver-quick", "too slow", "hurry")
+
+
+@job_rule("ver-job", "a test's rule across programs")
+def _names_differ(programs: Mapping[str, Program]) -> Iterator[Diagnostic]:
+    names = [p.name for p in programs.values()]
+    if len(set(names)) < len(names):
+        yield Diagnostic("ver-job", f"two programs are called {names[0]}", "rename one")
+
+
+def test_a_rule_of_a_role_holds_for_that_role_only() -> None:
+    assert "ver-quick" in by_rule(Program("p", {"role": "ver-courier"}))
+    assert "ver-quick" not in by_rule(Program("p", {"role": "trainer"}))
+    assert "ver-quick" not in by_rule(Program("p"))
+
+
+def test_rules_across_the_programs_of_a_job() -> None:
+    programs = {"a": Program("same"), "b": Program("same")}
+    with pytest.raises(VerificationError, match=r"two programs are called same\n  --> job of programs a, b"):
+        verify_job(programs)
+    verify_job({"a": Program("a"), "b": Program("b")})
+    with pytest.raises(VerificationError, match="no op is named"):
+        verify_job({"a": broken("unknown-op")})
+
+
+def test_a_rule_is_defined_once() -> None:
+    with pytest.raises(ValueError, match="ver-quick is defined twice"):
+        rule("ver-quick", "again", role="ver-courier")(_quick)
+    with pytest.raises(ValueError, match="ver-job is defined twice"):
+        job_rule("ver-job", "again")(_names_differ)
+
+
+def test_values_are_checked_against_kinds() -> None:
+    """Inputs and temporaries need no value."""
+    program = parse("program p\ninput %x: int\ntemp %t: int\n")
+    assert Kind.INPUT is program.variables["x"].kind
+    verify(program, require_values=True)
