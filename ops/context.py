@@ -61,6 +61,9 @@ class SessionPort(Protocol):
     def wait_pservers(self, count: int, timeout: float) -> None:
         """Waits until `count` pservers are registered, and connects to them."""
 
+    def report_status(self) -> None:
+        """Writes what this process has reached where displays read it."""
+
 
 class MembersPort(Protocol):
     """The watched view of the job: who lives, who holds which slot, which generation it is."""

@@ -109,3 +109,10 @@ def await_job(ctx: Context) -> None:
     """Waits until the job is complete. Raises when it failed."""
     assert ctx.coordinator is not None
     ctx.coordinator.await_job()
+
+
+@op("etcd_report_status", effect=True)
+def etcd_report_status(ctx: Context) -> None:
+    """Writes this process's progress to `/<job>.status/...`, for `graphft status` and the display."""
+    assert ctx.session is not None
+    ctx.session.report_status()

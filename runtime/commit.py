@@ -54,6 +54,8 @@ class Commits:
     shard: int
     shards: int
     program: str
+    process: str
+    """Unique to this process: tells its own writes from those of the processes before it."""
 
     # -- committing ---------------------------------------------------------------------------------------------
 
@@ -99,7 +101,7 @@ class Commits:
         """The epoch to start in, and whether this is a restart of a shard that has served before."""
         self.ensure_epoch()
         started = self.keys.started(self.shard)
-        fresh = self.etcd.txn([absent(started)], [put_op(started, b"1")], token=started).ok
+        fresh = self.etcd.txn([absent(started)], [put_op(started, self.process.encode())], token=started).ok
         epoch = decode_epoch(self.etcd.get(self.keys.epoch))
         assert epoch is not None
         return epoch, not fresh

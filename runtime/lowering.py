@@ -11,6 +11,7 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import MutableMapping, Sequence
+from functools import cached_property
 from types import TracebackType
 from typing import Any
 
@@ -115,7 +116,7 @@ class _Writer:
                 self._load(name, index)
             self._line(self._call(op, definition), index)
             self._loaded.update(op.writes)
-            kept = [n for n in op.writes if self.block.program.variables[n].kind is not Kind.TEMP]
+            kept = [n for n in op.writes if self._outlives(n)]
             for name in kept:
                 self._line(f"scope[{name!r}] = {self._slot(name)}", index)
             dead = [self._slot(n) for n in dict.fromkeys((*op.reads, *op.writes)) if last.get(n) == index]
@@ -127,6 +128,16 @@ class _Writer:
             self._load(name, len(self.block.ops) - 1)
         self._line(f"return ({''.join(self._slot(n) + ', ' for n in self.fetch)})", len(self.block.ops) - 1)
         return "\n".join(self._lines) + "\n"
+
+    def _outlives(self, name: str) -> bool:
+        """Whether a result is stored in the scope: what is no temporary, and what another block reads."""
+        program = self.block.program
+        return program.variables[name].kind is not Kind.TEMP or name in self._read_elsewhere
+
+    @cached_property
+    def _read_elsewhere(self) -> frozenset[str]:
+        others = (b for b in self.block.program.blocks.values() if b is not self.block)
+        return frozenset(name for b in others for op in b.ops for name in op.reads)
 
     def _last_use(self) -> dict[str, int]:
         """For every variable that is not fetched, the last op that touches it."""

@@ -1,0 +1,174 @@
+"""The `graphft` command."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import runpy
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from graphft.errors import GraphftError
+from graphft.runtime.process import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Entry point of `graphft` and `python -m graphft`. Returns the exit status."""
+    options = _parser().parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = options.command
+    try:
+        return command(options)
+    except GraphftError as error:
+        print(error, file=sys.stderr)
+        return EXIT_FAILED if error.rule == "job-failed" else EXIT_USAGE
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="graphft", description="fault-tolerant training, in the graph")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    launch = commands.add_parser("launch", help="run a script (or a saved job) with all roles on this machine")
+    launch.add_argument("--trainers", type=int, help="trainers to start here (default: what the job says)")
+    launch.add_argument("--pservers", type=int, help="pservers to start here (default: what the job says)")
+    launch.add_argument("--etcd", default="", help="host:port[,host:port...] (default: start one)")
+    launch.add_argument("--job", default="", metavar="DIR", help="the job's folder (default: jobs/<name>)")
+    launch.add_argument("--max-restarts", type=int, default=3, help="failures of a role before giving up (default: 3)")
+    launch.add_argument("--quiet", action="store_true", help="no progress display")
+    launch.add_argument("script", nargs="?", help="a Python script that calls job.run(); without one, --job is run")
+    launch.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
+    launch.set_defaults(command=_launch)
+
+    start = commands.add_parser("start", help="run one role of a saved job in this process")
+    start.add_argument("role", choices=("trainer", "pserver", "coordinator"))
+    start.add_argument("--job", required=True, metavar="DIR", help="the job's folder")
+    start.add_argument("--etcd", default="", help="host:port[,host:port...] (default: what the folder says)")
+    start.add_argument("--index", type=int, default=-1, help="the pserver's index (default: any free one)")
+    start.set_defaults(command=_start)
+
+    status = commands.add_parser("status", help="what a running job is doing")
+    status.add_argument("--job", default="", help="the job's name or folder (default: the only one)")
+    status.add_argument("--etcd", default="", help="host:port[,host:port...] (default: what the job's folder says)")
+    status.add_argument("--watch", action="store_true", help="stay and update")
+    status.add_argument("--json", action="store_true", help="print JSON")
+    status.set_defaults(command=_status)
+
+    show = commands.add_parser("show", help="print programs of a job, or a saved program")
+    show.add_argument("path", help="a job's folder, or a program's")
+    show.add_argument("--role", help="trainer, pserver0, pserver1, ..., coordinator (default: all)")
+    show.add_argument("--passes", action="store_true", help="the programs after each pass of the transpiler")
+    show.add_argument("--diff", action="store_true", help="what ft=True changes, as a diff")
+    show.add_argument("--dot", action="store_true", help="GraphViz")
+    show.add_argument("--mermaid", action="store_true", help="Mermaid")
+    show.set_defaults(command=_show)
+    return parser
+
+
+def _launch(options: argparse.Namespace) -> int:
+    from graphft.runtime.launch import LaunchOptions, launch_directory
+
+    chosen = LaunchOptions(options.trainers, options.pservers, options.etcd, options.job, options.max_restarts,
+                           options.quiet)
+    if options.script is None:
+        if not options.job:
+            raise GraphftError("nothing to launch", rule="usage", help="give a script, or --job DIR of a saved job")
+        launch_directory(_load_job(options.job), Path(options.job), chosen)
+        return EXIT_OK
+    if not Path(options.script).is_file():
+        raise GraphftError(f"there is no script {options.script}", rule="missing-file", help="check the path")
+    os.environ["GRAPHFT_LAUNCH"] = json.dumps(asdict(chosen))
+    sys.argv = [options.script, *options.args]
+    sys.path.insert(0, str(Path(options.script).resolve().parent))
+    runpy.run_path(options.script, run_name="__main__")
+    return EXIT_OK
+
+
+def _start(options: argparse.Namespace) -> int:
+    from graphft.runtime.roles.environment import RoleSpec, run_role
+
+    job = _load_job(options.job)
+    return run_role(job, Path(options.job), RoleSpec(options.role, options.index, options.job, options.etcd))
+
+
+def _status(options: argparse.Namespace) -> int:
+    from rich.console import Console
+    from rich.live import Live
+
+    from graphft.runtime.display import render
+    from graphft.runtime.etcd import Etcd
+    from graphft.runtime.keys import Keys
+    from graphft.runtime.status import list_jobs, read_status
+
+    name, endpoints = _locate(options)
+    with Etcd(endpoints.split(",")) as etcd:
+        if not name:
+            names = list_jobs(etcd)
+            if len(names) != 1:
+                raise GraphftError(f"etcd knows {len(names)} jobs: {', '.join(names) or 'none'}", rule="unknown-job",
+                                   help="name one with --job")
+            name = names[0]
+        keys = Keys(name)
+        if options.json:
+            print(read_status(etcd, keys).to_json())
+        elif options.watch:
+            with Live(render(read_status(etcd, keys)), refresh_per_second=4) as live:
+                while (status := read_status(etcd, keys)).state == "running":
+                    live.update(render(status))
+                    time.sleep(0.5)
+                live.update(render(status))
+        else:
+            Console(highlight=False).print(render(read_status(etcd, keys)))
+    return EXIT_OK
+
+
+def _locate(options: argparse.Namespace) -> tuple[str, str]:
+    """(job name, endpoints) from --job, which is a name or a folder, and --etcd."""
+    name, endpoints = options.job, options.etcd
+    for folder in (Path(name), Path("jobs") / name) if name else ():
+        if (folder / "job.json").exists():
+            name = _load_job(folder).config.name
+            if not endpoints and (folder / "etcd.json").exists():
+                endpoints = json.loads((folder / "etcd.json").read_text())["endpoints"]
+            break
+    if not endpoints:
+        raise GraphftError("no etcd endpoints", rule="etcd-endpoints",
+                           help="give --etcd HOST:PORT, or --job with the folder of a job launched on this machine")
+    return name, endpoints
+
+
+def _show(options: argparse.Namespace) -> int:
+    from graphft.storage import load_program
+    from graphft.views import to_dot, to_mermaid
+
+    path = Path(options.path)
+    if (path / "job.json").exists():
+        job = _load_job(path)
+        if options.diff:
+            print(job.diff())
+            return EXIT_OK
+        if options.passes:
+            for stage in job.passes:
+                print(f"===== after {stage.after or 'capture'}\n{stage.programs}")
+            return EXIT_OK
+        programs = job.programs.by_name()
+        if options.role is not None and options.role not in programs:
+            raise GraphftError(f"the job has no program {options.role}", rule="role",
+                               help=f"it has {', '.join(programs)}")
+        chosen = [p for name, p in programs.items() if options.role in (None, name)]
+    else:
+        chosen = [load_program(path)]
+    for program in chosen:
+        print(to_dot(program) if options.dot else to_mermaid(program) if options.mermaid else program)
+    return EXIT_OK
+
+
+def _load_job(path: str | Path):  # type: ignore[no-untyped-def]
+    from graphft.transpiler import Job
+
+    return Job.load(path)

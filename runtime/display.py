@@ -1,0 +1,88 @@
+"""The progress display: one live panel on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from typing import TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from graphft.runtime.events import Event
+from graphft.runtime.status import JobStatus
+
+LINE_EVERY_SECONDS = 5.0
+EVENTS_SHOWN = 6
+
+
+def format_line(status: JobStatus) -> str:
+    """One line that says where the job is."""
+    loss = f"{status.loss:.4f}" if status.loss is not None else "-"
+    total = status.spec["total_steps"]
+    return (f"pass {status.pass_index + 1}/{status.spec['passes']}  step {status.step}/{total or '?'}  loss {loss}  "
+            f"{status.samples_per_second:,.0f} samples/s  {len(status.trainers)} trainers  "
+            f"{len(status.pservers)}/{status.spec['pservers']} pservers  {_queue(status)}")
+
+
+def _queue(status: JobStatus) -> str:
+    return "chunks " + " ".join(f"{n} {name}" for name, n in status.queue.items() if n or name != "failed")
+
+
+def render(status: JobStatus) -> Group:
+    """The live panel: progress, roles, and the newest events."""
+    head = Text(f"graphft job {status.job}: {status.state}, generation {status.generation}", style="bold")
+    table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
+    for column in ("role", "process", "at", "slots", ""):
+        table.add_column(column)
+    for index, shard in status.pservers.items():
+        table.add_row(f"pserver {index}", f"{shard['host']}:{shard['pid']}", f"version {shard.get('version', '-')}", "", "")
+    for name, trainer in status.trainers.items():
+        slots = ", ".join(str(v) for v, holder in status.slots.items() if holder == name)
+        rate = f"{trainer.get('samples_per_second', 0):,.0f} samples/s"
+        table.add_row(f"trainer {name}", f"{trainer['host']}:{trainer['pid']}", f"step {trainer.get('step', '-')}",
+                      slots, rate)
+    bar = ProgressBar(total=status.spec["total_steps"] or None, completed=status.step, width=60)
+    events = [Text(format_event(e), style="yellow") for e in status.events[-EVENTS_SHOWN:]]
+    return Group(head, Text(format_line(status)), bar, table, *events)
+
+
+def format_event(event: Event) -> str:
+    return f"{time.strftime('%H:%M:%S', time.localtime(event.at))} [{event.who}] {event.text}"
+
+
+class Display:
+    """Shows statuses as they come. On a terminal a live panel; else a line each 5 s, and each event once."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.console = Console(file=stream, highlight=False)
+        self._live = Live(console=self.console, refresh_per_second=4, transient=True) if self.console.is_terminal else None
+        self._shown: set[tuple[float, str]] = set()
+        self._next_line = 0.0
+        if self._live is not None:
+            self._live.start()
+
+    def show(self, status: JobStatus) -> None:
+        if self._live is not None:
+            self._live.update(render(status))
+            return
+        self._new_events(status)
+        if time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + LINE_EVERY_SECONDS
+            self.console.print(format_line(status), soft_wrap=True)
+
+    def close(self, status: JobStatus | None) -> None:
+        """Leaves the events on the screen."""
+        if self._live is not None:
+            self._live.stop()
+        if status is not None:
+            self._new_events(status)
+            self.console.print(format_line(status), soft_wrap=True)
+
+    def _new_events(self, status: JobStatus) -> None:
+        for event in status.events:
+            if (event.at, event.text) not in self._shown:
+                self._shown.add((event.at, event.text))
+                self.console.print(format_event(event), soft_wrap=True)

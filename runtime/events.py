@@ -1,0 +1,57 @@
+"""What happened in a job, for people: a bounded log in etcd that every process writes to, and that displays read."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import msgspec
+
+from graphft.runtime.etcd import EtcdError, delete_op
+from graphft.runtime.etcd.model import Store
+from graphft.runtime.keys import Keys
+
+KEEP = 500
+"""So many events stay in etcd; each process's log file has all of its own."""
+
+
+class Event(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One event. `kind` is stable (for counting); `text` is the sentence that people read. `at`: Unix seconds."""
+
+    at: float
+    who: str
+    kind: str
+    text: str
+    fields: dict[str, Any] = {}
+
+
+class Events:
+    """Writes events. Losing one must never hurt the job: what etcd does not take goes to the log only."""
+
+    def __init__(self, etcd: Store, keys: Keys, who: str) -> None:
+        self.etcd, self.keys, self.who, self._count = etcd, keys, who, 0
+        self.log = logging.getLogger("graphft")
+
+    def emit(self, kind: str, text: str, **fields: Any) -> None:
+        self.log.info("%s", text)
+        event = Event(time.time(), self.who, kind, text, fields)
+        self._count += 1
+        try:
+            key = f"{self.keys.events}{time.time_ns():020d}-{self.who.replace(' ', '-')}-{self._count}"
+            self.etcd.put(key, msgspec.json.encode(event), deadline=1.0)
+            if self._count % 50 == 0:
+                self._prune()
+        except EtcdError as error:
+            self.log.warning("event not recorded in etcd: %s", error.message)
+
+    def _prune(self) -> None:
+        kvs = self.etcd.range(self.keys.events, keys_only=True).kvs
+        for start in range(0, max(len(kvs) - KEEP, 0), 100):
+            batch = kvs[start : min(start + 100, len(kvs) - KEEP)]
+            self.etcd.txn([], [delete_op(kv.key) for kv in batch])
+
+
+def read_events(etcd: Store, keys: Keys) -> list[tuple[str, Event]]:
+    """(key, event) of the events that are kept, oldest first."""
+    return [(kv.key, msgspec.json.decode(kv.value, type=Event)) for kv in etcd.range(keys.events).kvs]

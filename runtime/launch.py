@@ -1,0 +1,228 @@
+"""Running a job: as one role of it, or with all of its roles on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from graphft.errors import GraphftError
+from graphft.runtime.display import Display
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.keys import Keys
+from graphft.runtime.status import JobStatus, read_status
+from graphft.runtime.supervisor import Supervisor
+from graphft.runtime.transport import role_environment
+
+if TYPE_CHECKING:
+    from graphft.transpiler import Job
+
+STATUS_EVERY_SECONDS = 0.5
+EXIT_GRACE_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """How many processes to start here, and where. None: what the job says."""
+
+    trainers: int | None = None
+    pservers: int | None = None
+    etcd: str = ""
+    job_dir: str = ""
+    max_restarts: int = 3
+    quiet: bool = False
+
+    @staticmethod
+    def from_environment() -> LaunchOptions:
+        """What `graphft launch` was called with; defaults when the script was started directly."""
+        data = json.loads(os.environ.get("GRAPHFT_LAUNCH", "{}"))
+        return LaunchOptions(**data)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A completed job. `model` is the trained model's safetensors state_dict; `losses` has (step, slot, loss)."""
+
+    job_dir: Path
+    model: Path
+    steps: int
+    seconds: float
+    failures: dict[str, int] = field(default_factory=dict)
+    preemptions: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def losses(self) -> list[tuple[int, int, float]]:
+        """(step, slot, loss), each (step, slot) once, from the metrics that trainers of this machine wrote."""
+        found: dict[tuple[int, int], float] = {}
+        for path in sorted((self.job_dir / "metrics").glob("*.jsonl")):
+            for line in path.read_text().splitlines():
+                if line.endswith("}"):  # the last line of a killed trainer may be cut off
+                    row = json.loads(line)
+                    found[row["step"], row["slot"]] = row["loss"]
+        return [(step, slot, loss) for (step, slot), loss in sorted(found.items())]
+
+
+def choose_directory(job: Job, wanted: str = "") -> Path:
+    """The job's folder: an unfinished run of the same job is resumed, anything else gets a new folder.
+
+    Raises GraphftError if `wanted` holds another job, or one that is complete.
+    """
+    if wanted:
+        state = _state_of(Path(wanted), job.hash)
+        if state in ("other", "complete"):
+            what = "another job" if state == "other" else "a job that is complete"
+            raise GraphftError(f"{wanted} holds {what}", rule="job-directory",
+                               help="choose another directory, or delete this one")
+        return Path(wanted)
+    base, n = Path("jobs") / job.config.name, 1
+    path = base
+    while _state_of(path, job.hash) in ("other", "complete"):
+        n += 1
+        path = base.with_name(f"{base.name}-{n}")
+    return path
+
+
+def _state_of(path: Path, program_hash: str) -> str:
+    """absent, resumable, complete or other."""
+    if not path.exists() or not any(path.iterdir()):
+        return "absent"
+    try:
+        found = json.loads((path / "job.json").read_text()).get("hash")
+    except (OSError, ValueError):
+        return "other"
+    if found != program_hash:
+        return "other"
+    return "complete" if (path / "model.safetensors").exists() else "resumable"
+
+
+def run_job(job: Job, *, options: LaunchOptions | None = None,
+            on_status: Callable[[Supervisor, JobStatus], None] | None = None, **overrides: Any) -> Result:
+    """Runs `job` to its end with all roles on this machine, and returns its result.
+
+    With GRAPHFT_ROLE (or torchrun's RANK) in the environment, this process is that one role instead, and exits
+    with it. `overrides` are fields of `LaunchOptions`. `on_status` sees each status as the display does, with the
+    supervisor, whose `add` and `signal` may be used. Raises GraphftError if the job fails.
+    """
+    from graphft.runtime.roles.environment import role_of_environment, run_as_role
+
+    role = role_of_environment(os.environ, job.config.pservers)
+    if role is not None:
+        sys.exit(run_as_role(job, role))
+    base = options or LaunchOptions.from_environment()
+    chosen = LaunchOptions(**{f: overrides.get(f, getattr(base, f)) for f in LaunchOptions.__dataclass_fields__})
+    job_dir = choose_directory(job, chosen.job_dir)
+    if not (job_dir / "job.json").exists():
+        job.save(job_dir)
+    return launch_directory(job, job_dir, chosen, on_status)
+
+
+def launch_directory(job: Job, job_dir: Path, options: LaunchOptions,
+                     on_status: Callable[[Supervisor, JobStatus], None] | None = None) -> Result:
+    """Starts etcd if needed and all roles of a saved job; returns when it is complete."""
+    started = time.monotonic()
+    keys = Keys(job.config.name)
+    with ExitStack() as stack:
+        endpoints = options.etcd or ",".join(job.config.etcd_endpoints or ())
+        embedded = None
+        if not endpoints:
+            embedded = EmbeddedEtcd(job_dir / "etcd")
+            stack.callback(embedded.stop)
+            embedded.start()
+            endpoints = ",".join(embedded.endpoints)
+        (job_dir / "etcd.json").write_text(json.dumps({"endpoints": endpoints}))
+        etcd = Etcd(endpoints.split(","))
+        stack.callback(etcd.close)
+        put_job(etcd, keys, job)
+        environment = role_environment() | {"OMP_NUM_THREADS": str(job.config.threads)}
+        supervisor = Supervisor(job_dir, keys, etcd, endpoints, environment, options.max_restarts, job.config.ft)
+        stack.callback(supervisor.close)
+        _stop_on_signals(stack)
+        for index in range(options.pservers if options.pservers is not None else job.config.pservers):
+            supervisor.add("pserver", index)
+        for index in range(options.trainers if options.trainers is not None else job.config.trainers):
+            supervisor.add("trainer", index)
+        display = None if options.quiet else Display()
+        status = _supervise(supervisor, etcd, keys, display, on_status, embedded)
+        if display is not None:
+            display.close(status)
+        if supervisor.report.failed or status is None or status.state != "complete":
+            raise GraphftError(f"job {keys.job} failed: {supervisor.report.failed or 'it did not complete'}",
+                               rule="job-failed", help=f"logs of all roles are in {job_dir / 'logs'}")
+        result = Result(job_dir, job_dir / "model.safetensors", status.step, time.monotonic() - started,
+                        dict(supervisor.report.failures), dict(supervisor.report.preemptions))
+        if display is not None:
+            display.console.print(_summary(result, status), soft_wrap=True)
+        return result
+
+
+def put_job(etcd: Etcd, keys: Keys, job: Job) -> None:
+    from graphft.runtime.roles.coordinator import put_job as put
+
+    put(etcd, keys, job)
+
+
+def _supervise(supervisor: Supervisor, etcd: Etcd, keys: Keys, display: Display | None,
+               on_status: Callable[[Supervisor, JobStatus], None] | None,
+               embedded: EmbeddedEtcd | None) -> JobStatus | None:
+    status, next_status, complete_at = None, 0.0, None
+    while not supervisor.all_done and not supervisor.report.failed:
+        supervisor.step(0.2)
+        if embedded is not None and not embedded.running:
+            supervisor.events.log.warning("etcd died, starting it again with its data")
+            embedded.restart()
+        if time.monotonic() < next_status:
+            continue
+        next_status = time.monotonic() + STATUS_EVERY_SECONDS
+        status = _look(etcd, keys, status)
+        if status is None:
+            continue
+        if display is not None:
+            display.show(status)
+        if on_status is not None:
+            on_status(supervisor, status)
+        if status.state == "failed":
+            supervisor.report.failed = supervisor.report.failed or "a role reported that the job cannot go on"
+        if status.state == "complete":
+            complete_at = complete_at or time.monotonic()
+            if time.monotonic() - complete_at > EXIT_GRACE_SECONDS:
+                break
+    return _look(etcd, keys, status)
+
+
+def _look(etcd: Etcd, keys: Keys, last: JobStatus | None) -> JobStatus | None:
+    from graphft.runtime.etcd import EtcdError
+
+    try:
+        return read_status(etcd, keys)
+    except EtcdError:
+        return last  # etcd is away for a moment: the display waits, the job decides for itself
+
+
+def _stop_on_signals(stack: ExitStack) -> None:
+    """SIGTERM ends like Ctrl-C, so that children and etcd are stopped in order."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    stack.callback(signal.signal, signal.SIGTERM, before)
+
+
+def _summary(result: Result, status: JobStatus) -> str:
+    failures, preemptions = sum(result.failures.values()), sum(result.preemptions.values())
+    parts = [f"complete: {result.steps} steps in {result.seconds:.1f} s", f"{preemptions} preemptions",
+             f"{failures} failures", f"generation {status.generation}"]
+    poisoned = status.queue.get("failed", 0)
+    if poisoned:
+        parts.append(f"{poisoned} chunks DISCARDED as poison")
+    return f"{', '.join(parts)}\nmodel: {result.model}"

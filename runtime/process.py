@@ -1,0 +1,57 @@
+"""Role processes: how they are started, how they die with their launcher, how their end is read."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_LEASE_LOST = 75
+"""The process could not rely on its lease any more and fenced itself (EX_TEMPFAIL): start it again."""
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent: int) -> None:
+    """Has the kernel kill this process when its parent ends, however that happens. Linux only, elsewhere a no-op.
+
+    `parent` is the expected parent's pid: if it died before this call, this process ends at once.
+    """
+    if not sys.platform.startswith("linux"):
+        return
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(EXIT_FAILED)
+
+
+def was_preempted(status: int) -> bool:
+    """Whether an exit status tells of a preemption (killed from outside, lease lost) rather than a failure."""
+    return status in (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, EXIT_LEASE_LOST)
+
+
+def describe_exit(status: int) -> str:
+    """An exit status in words."""
+    if status < 0:
+        return f"killed by {signal.Signals(-status).name}"
+    return {EXIT_OK: "done", EXIT_USAGE: "wrong usage", EXIT_LEASE_LOST: "lease lost"}.get(status, f"exit status {status}")
+
+
+def start_role(arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Starts `python -m graphft start ARGUMENTS`, its output appended to `log`; it dies with this process."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    import graphft
+
+    package_parent = str(Path(graphft.__file__).resolve().parent.parent)
+    inherited = os.environ.get("PYTHONPATH", "")
+    path = os.pathsep.join([package_parent, *([inherited] if inherited else [])])
+    env = {**os.environ, **environment, "PYTHONPATH": path, "GRAPHFT_PARENT": str(os.getpid())}
+    with log.open("ab") as out:
+        return subprocess.Popen([sys.executable, "-m", "graphft", "start", *arguments], stdout=out, stderr=out,
+                                stdin=subprocess.DEVNULL, env=env)

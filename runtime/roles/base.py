@@ -1,0 +1,178 @@
+"""What all roles share: etcd, the lease, the watched view, the daemon thread, and exactness settings."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+
+from graphft.errors import GraphftError
+from graphft.ir import Block, Program
+from graphft.ops.context import Context
+from graphft.runtime.etcd import Etcd, EtcdError, LeaseLost, Session, Watch, absent, put_op
+from graphft.runtime.events import Events
+from graphft.runtime.keys import Keys
+from graphft.runtime.lowering import Lowered, lower
+from graphft.runtime.process import EXIT_FAILED, EXIT_LEASE_LOST
+from graphft.runtime.view import JobView, Registration, read_view
+
+if TYPE_CHECKING:
+    from graphft.transpiler import Job
+
+log = logging.getLogger("graphft")
+
+WAIT_NOTICE_SECONDS = 5.0
+
+
+class Role:
+    """One process of a job. Subclasses give the ports of their context and run their blocks.
+
+    `wake` is called (from any thread) when the view changed.
+    """
+
+    kind = ""
+
+    def __init__(self, job: Job, job_dir: Path, program: Program, etcd: Etcd, index: int) -> None:
+        self.job, self.job_dir, self.program, self.etcd, self.index = job, Path(job_dir), program, etcd, index
+        self.config = job.config
+        self.keys = Keys(self.config.name)
+        self.id = f"{index}-{uuid.uuid4().hex[:8]}"
+        self.address = ""
+        self.events = Events(etcd, self.keys, f"{self.kind} {index}")
+        self.session = Session(etcd, self.config.lease_ttl) if self.config.ft else None
+        self.changed = threading.Event()
+        self.watcher = Watch(etcd, self.keys.control, lambda _: self._notify())
+        self.ctx = Context(device=self.config.device, session=self, members=self)
+        self._lowered: dict[tuple[str, int], Lowered] = {}
+        self._stop_daemon = threading.Event()
+        self._daemon: threading.Thread | None = None
+
+    # -- blocks -------------------------------------------------------------------------------------------------
+
+    def lowered(self, block: Block, fetch: tuple[str, ...] = (), start: int = 0) -> Lowered:
+        key = (block.name, start)
+        if key not in self._lowered:
+            self._lowered[key] = lower(block, fetch=fetch, start=start, device=self.config.device)
+        return self._lowered[key]
+
+    def run_block(self, name: str, fetch: tuple[str, ...] = ()) -> tuple[object, ...]:
+        """Runs a block of the program once, if it has it."""
+        if name not in self.program.blocks:
+            return ()
+        return self.lowered(self.program.blocks[name], fetch)(self.ctx, self.ctx.scope)
+
+    # -- the daemon block ---------------------------------------------------------------------------------------
+
+    def start_daemon(self) -> None:
+        if "daemon" in self.program.blocks:
+            self._daemon = threading.Thread(target=self._run_daemon, name="daemon block", daemon=True)
+            self._daemon.start()
+
+    def _run_daemon(self) -> None:
+        block = self.program.blocks["daemon"]
+        run = self.lowered(block)
+        while not self._stop_daemon.is_set():
+            try:
+                run(self.ctx, self.ctx.scope)
+            except LeaseLost as error:
+                self._fence(error)
+            except EtcdError as error:
+                log.warning("etcd: %s", error.message)  # the lease's own deadline decides how long this may last
+            except BaseException:
+                log.exception("the daemon block failed; a process without it must not go on")
+                os._exit(EXIT_FAILED)
+            self.changed.wait(float(block.attrs["interval"]))
+            self.changed.clear()
+
+    def _fence(self, error: LeaseLost) -> None:
+        """Ends the process at once: whatever it claims may be somebody else's by now."""
+        if not self._stop_daemon.is_set():
+            log.error("lease lost: %s", error.message)
+            logging.shutdown()
+            os._exit(EXIT_LEASE_LOST)
+
+    def _notify(self) -> None:
+        self.changed.set()
+        self.wake()
+
+    def wake(self) -> None:
+        """Interrupts whatever the main thread waits for. Called from other threads."""
+
+    # -- SessionPort --------------------------------------------------------------------------------------------
+
+    def keep_alive(self) -> None:
+        if self.session is not None:
+            self.session.tick()
+
+    @property
+    def lease(self) -> int:
+        """The lease that this process's keys hang on; 0 without fault tolerance."""
+        return self.session.lease if self.session is not None else 0
+
+    def check_lease(self) -> None:
+        """Raises LeaseLost unless the lease is certain to live."""
+        if self.session is not None:
+            self.session.check()
+
+    def register(self, *, role: str, index: int, lease: bool) -> None:
+        """Claims this process's key; waits while a live process holds it."""
+        key = self.keys.pserver(index) if role == "pserver" else self.keys.trainer(self.id)
+        record = Registration(self.id, self.address, os.getpid(), socket.gethostname())
+        put = put_op(key, msgspec.json.encode(record), self.lease if lease else 0)
+        told = False
+        while not self.etcd.txn([absent(key)], [put], token=key).ok:
+            if not told:
+                log.info("%s is held by a live process, waiting for it to go", key)
+                told = True
+            self.watcher.wait(lambda kvs: key not in kvs, WAIT_NOTICE_SECONDS)
+            self.check_lease()
+
+    def wait_pservers(self, count: int, timeout: float) -> None:
+        prefix = self.keys.pservers
+        here = self.watcher.wait(lambda kvs: sum(k.startswith(prefix) for k in kvs) >= count, timeout)
+        if here is None:
+            raise GraphftError(f"waited {timeout:.0f} s for {count} pservers, {len(self.view.pservers)} are there",
+                               rule="wait-pservers", help="start the missing ones; `graphft status` shows which are alive")
+
+    def report_status(self) -> None:
+        key = self.keys.status_of(self.kind, str(self.index) if self.kind == "pserver" else self.id)
+        value = msgspec.json.encode(self.status())
+        self.etcd.put(key, value, self.lease, deadline=1.0)
+
+    def status(self) -> msgspec.Struct:
+        raise NotImplementedError
+
+    # -- MembersPort --------------------------------------------------------------------------------------------
+
+    @property
+    def view(self) -> JobView:
+        return read_view(self.keys, self.watcher.snapshot().values())
+
+    def watch(self) -> None:
+        """Subclasses take in `self.view`. Called on the daemon thread."""
+
+    def claim_slots(self, slots: int, policy: str) -> None:
+        raise NotImplementedError
+
+    def release_slots(self) -> None:
+        raise NotImplementedError
+
+    # -- ending -------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        self._stop_daemon.set()
+        self.changed.set()
+        if self._daemon is not None:
+            self._daemon.join()
+        self.watcher.close()
+        if self.session is not None:
+            self.session.close()
+        self.etcd.close()

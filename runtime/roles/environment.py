@@ -1,0 +1,164 @@
+"""Which role this process is: from GRAPHFT_ROLE and friends, from torchrun's RANK, or from the command line."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from graphft.errors import GraphftError
+from graphft.runtime.process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK, EXIT_USAGE, die_with_parent
+
+if TYPE_CHECKING:
+    from graphft.transpiler import Job
+
+ROLES = ("trainer", "pserver", "coordinator")
+ETCD_WAIT_SECONDS = 60.0
+
+log = logging.getLogger("graphft")
+
+
+@dataclass(frozen=True, slots=True)
+class RoleSpec:
+    """One process: its role, its index (-1: any free one), the job's folder and etcd's endpoints ("": from there)."""
+
+    kind: str
+    index: int = -1
+    job_dir: str = ""
+    etcd: str = ""
+    embed_etcd: bool = False
+
+
+def role_of_environment(env: Mapping[str, str], pservers: int) -> RoleSpec | None:
+    """The role that the environment names, or None when it names none.
+
+    GRAPHFT_ROLE, GRAPHFT_INDEX, GRAPHFT_JOB_DIR, GRAPHFT_ETCD; or torchrun's RANK: the first ranks are pservers, the
+    others trainers, and without GRAPHFT_ETCD rank 0 starts etcd (ranks on one machine, or on a shared job folder).
+    """
+    job_dir, etcd = env.get("GRAPHFT_JOB_DIR", ""), env.get("GRAPHFT_ETCD", "")
+    if env.get("GRAPHFT_ROLE"):
+        kind = env["GRAPHFT_ROLE"]
+        if kind not in ROLES:
+            raise GraphftError(f"GRAPHFT_ROLE is {kind!r}", rule="role", help=f"it is one of {', '.join(ROLES)}")
+        return RoleSpec(kind, _integer(env, "GRAPHFT_INDEX", -1), job_dir, etcd)
+    if "RANK" in env and "WORLD_SIZE" in env:
+        rank, world = _integer(env, "RANK", 0), _integer(env, "WORLD_SIZE", 1)
+        if world <= pservers:
+            raise GraphftError(f"WORLD_SIZE is {world}, but the job has {pservers} pservers and needs a trainer as well",
+                               rule="world-size", help=f"start at least {pservers + 1} processes")
+        embed = rank == 0 and not etcd
+        if rank < pservers:
+            return RoleSpec("pserver", rank, job_dir, etcd, embed)
+        return RoleSpec("trainer", rank - pservers, job_dir, etcd, embed)
+    return None
+
+
+def _integer(env: Mapping[str, str], name: str, default: int) -> int:
+    try:
+        return int(env.get(name, default))
+    except ValueError:
+        raise GraphftError(f"{name} is {env[name]!r}, expected a number", rule="environment",
+                           help=f"correct or unset {name}") from None
+
+
+def run_as_role(job: Job, spec: RoleSpec) -> int:
+    """Runs `job`, just built by the user's script, as one role of it. Returns the exit status.
+
+    The first process saves the job where all of them find it; the others load what it saved, so that all start from
+    the same initial values.
+    """
+    from graphft.transpiler import Job
+
+    job_dir = Path(spec.job_dir or Path("jobs") / job.config.name)
+    try:
+        if not (job_dir / "job.json").exists():
+            job.save(job_dir)
+    except GraphftError:
+        if not (job_dir / "job.json").exists():
+            raise
+    saved = Job.load(job_dir)
+    if saved.hash != job.hash:
+        raise GraphftError(f"{job_dir} holds another job ({saved.hash[:12]}, this script builds {job.hash[:12]})",
+                           rule="job-directory", help="set GRAPHFT_JOB_DIR to a new folder")
+    return run_role(saved, job_dir, spec)
+
+
+def run_role(job: Job, job_dir: Path, spec: RoleSpec) -> int:
+    """Runs one role to its end; logs to stderr. Returns the exit status (see runtime/process.py)."""
+    from graphft.runtime.etcd import EmbeddedEtcd, EtcdError, LeaseLost
+
+    _log_as(spec)
+    if "GRAPHFT_PARENT" in os.environ:
+        die_with_parent(int(os.environ["GRAPHFT_PARENT"]))
+    embedded = None
+    try:
+        if spec.embed_etcd:
+            embedded = EmbeddedEtcd(job_dir / "etcd")
+            embedded.start()
+            (job_dir / "etcd.json").write_text(json.dumps({"endpoints": ",".join(embedded.endpoints)}))
+        _run(job, job_dir, spec, spec.etcd or ",".join(job.config.etcd_endpoints or ()) or _endpoints(job_dir))
+        return EXIT_OK
+    except LeaseLost as error:
+        log.error("%s", error)
+        return EXIT_LEASE_LOST
+    except EtcdError as error:
+        log.error("%s", error)
+        return EXIT_FAILED
+    except GraphftError as error:
+        log.error("%s", error, exc_info=error.__cause__)
+        return EXIT_USAGE if error.rule in USAGE_RULES else EXIT_FAILED
+    except Exception:
+        log.exception("%s failed", spec.kind)
+        return EXIT_FAILED
+    finally:
+        if embedded is not None:
+            embedded.stop()
+
+
+USAGE_RULES = frozenset({"exactness", "foreign-job", "job-directory", "role", "port-in-use", "bind"})
+"""Errors that starting the process again cannot mend."""
+
+
+def _run(job: Job, job_dir: Path, spec: RoleSpec, endpoints: str) -> None:
+    from graphft.runtime.etcd import Etcd
+    from graphft.runtime.exactness import enforce
+    from graphft.runtime.keys import Keys
+    from graphft.runtime.roles.coordinator import Coordinator, put_job
+    from graphft.runtime.roles.pserver import Pserver, free_index
+    from graphft.runtime.roles.trainer import Trainer
+
+    enforce(job.config)
+    etcd = Etcd([e.strip() for e in endpoints.split(",")])
+    put_job(etcd, Keys(job.config.name), job)
+    if spec.kind == "pserver":
+        index = spec.index if spec.index >= 0 else free_index(etcd, Keys(job.config.name), job.config.pservers)
+        Pserver(job, job_dir, etcd, index).run()
+    elif spec.kind == "trainer":
+        Trainer(job, job_dir, etcd, max(spec.index, 0)).run()
+    else:
+        Coordinator(job, job_dir, etcd).run()
+
+
+def _endpoints(job_dir: Path) -> str:
+    """The endpoints that whoever started etcd for this job left in its folder; waits for them a while."""
+    path, deadline = job_dir / "etcd.json", time.monotonic() + ETCD_WAIT_SECONDS
+    while not path.exists():
+        if time.monotonic() > deadline:
+            raise GraphftError(f"no etcd endpoints: none were given, and {path} is not there", rule="etcd-endpoints",
+                               help="give --etcd HOST:PORT[,...] or set GRAPHFT_ETCD")
+        time.sleep(0.1)
+    return str(json.loads(path.read_text())["endpoints"])
+
+
+def _log_as(spec: RoleSpec) -> None:
+    level = logging.DEBUG if int(os.environ.get("GRAPHFT_DEBUG", "0") or 0) >= 1 else logging.INFO
+    name = f"{spec.kind} {spec.index}" if spec.index >= 0 else f"{spec.kind} {socket.gethostname()}:{os.getpid()}"
+    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s.%(msecs)03d [{name}] %(message)s", datefmt="%H:%M:%S",
+                        force=True)
+    log.setLevel(level)

@@ -1,0 +1,120 @@
+"""What a running job looks like from outside: read from etcd, for the display, `graphft status` and tests."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import msgspec
+
+from graphft.errors import GraphftError
+from graphft.runtime.commit import decode_committed, decode_epoch
+from graphft.runtime.etcd.model import Store
+from graphft.runtime.events import Event, read_events
+from graphft.runtime.keys import Keys
+
+
+class JobSpec(msgspec.Struct, frozen=True):
+    """The job's record at `/<job>/spec`."""
+
+    program: str
+    trainers: int
+    pservers: int
+    sync: bool
+    ft: bool
+    passes: int
+    total_steps: int
+
+
+class TrainerStatus(msgspec.Struct, frozen=True):
+    """What a trainer reports of itself. `samples_per_second` is over its last few seconds."""
+
+    step: int = 0
+    pass_index: int = 0
+    loss: float | None = None
+    samples: int = 0
+    samples_per_second: float = 0.0
+    skipped: int = 0
+
+
+class ShardStatus(msgspec.Struct, frozen=True):
+    """What a pserver reports of itself."""
+
+    version: int = 0
+    generation: int = 0
+    rounds_per_second: float = 0.0
+    counters: dict[str, int] = {}
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """One look at a job."""
+
+    job: str
+    state: str
+    spec: dict[str, Any]
+    generation: int
+    pass_index: int
+    step: int
+    checkpoint: int | None
+    pservers: dict[int, dict[str, Any]] = field(default_factory=dict)
+    trainers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    slots: dict[int, str] = field(default_factory=dict)
+    queue: dict[str, int] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def loss(self) -> float | None:
+        """Mean of the live trainers' newest losses."""
+        losses = [t["loss"] for t in self.trainers.values() if t.get("loss") is not None]
+        return sum(losses) / len(losses) if losses else None
+
+    @property
+    def samples_per_second(self) -> float:
+        return sum(t.get("samples_per_second", 0.0) for t in self.trainers.values())
+
+    def to_json(self) -> str:
+        data = asdict(self) | {"loss": self.loss, "samples_per_second": self.samples_per_second}
+        data["events"] = [msgspec.to_builtins(e) for e in self.events]
+        return json.dumps(data, indent=1, sort_keys=True, default=str)
+
+
+def list_jobs(etcd: Store) -> list[str]:
+    """Names of the jobs that this etcd knows."""
+    names = {kv.key.split("/")[1] for kv in etcd.range("/", keys_only=True).kvs if kv.key.endswith("/spec")}
+    return sorted(names)
+
+
+def read_status(etcd: Store, keys: Keys) -> JobStatus:
+    """Raises GraphftError when etcd knows no such job."""
+    control = {kv.key: kv for kv in etcd.range(keys.control).kvs}
+    if keys.spec not in control:
+        known = ", ".join(list_jobs(etcd)) or "none"
+        raise GraphftError(f"etcd knows no job named {keys.job}", rule="unknown-job",
+                           help=f"jobs that it knows: {known}")
+    spec = json.loads(control[keys.spec].value)
+    epoch, committed = decode_epoch(control.get(keys.epoch)), decode_committed(control.get(keys.committed))
+    reports = {kv.key: json.loads(kv.value) for kv in etcd.range(keys.status).kvs}
+    pservers = _members(control, keys.pservers, reports, f"{keys.status}pserver/")
+    trainers = _members(control, keys.trainers, reports, f"{keys.status}trainer/")
+    slots = {int(k.removeprefix(keys.slots)): kv.value.decode() for k, kv in control.items()
+             if k.startswith(keys.slots)}
+    versions = [p["version"] for p in pservers.values() if "version" in p]
+    pass_index = json.loads(control[keys.pass_].value)["pass"] if keys.pass_ in control else 0
+    return JobStatus(
+        keys.job, control[keys.state].value.decode() if keys.state in control else "running", spec,
+        epoch.generation if epoch else 0, pass_index, min(versions, default=0), committed.step if committed else None,
+        {int(k): v for k, v in sorted(pservers.items(), key=lambda kv: int(kv[0]))}, trainers, dict(sorted(slots.items())),
+        {name: etcd.count(f"{keys.queue(pass_index)}{name}/") for name in ("todo", "pending", "done", "failed")},
+        [event for _, event in read_events(etcd, keys)])
+
+
+def _members(control: dict[str, Any], prefix: str, reports: dict[str, Any], reported: str) -> dict[str, dict[str, Any]]:
+    """Registrations below `prefix`, each with what its process reports of itself."""
+    members = {}
+    for key, kv in control.items():
+        if key.startswith(prefix):
+            name = key.removeprefix(prefix)
+            members[name] = json.loads(kv.value) | reports.get(reported + name, {})
+    return members

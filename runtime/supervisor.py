@@ -1,0 +1,182 @@
+"""Starting a job's roles on this machine, and starting them again when they die."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from graphft.runtime.etcd import Etcd, EtcdError, Watch
+from graphft.runtime.events import Events
+from graphft.runtime.keys import Keys
+from graphft.runtime.process import EXIT_OK, EXIT_USAGE, describe_exit, start_role, was_preempted
+from graphft.runtime.view import JobView, read_view
+
+log = logging.getLogger("graphft")
+
+BACKOFF_SECONDS = 0.25
+BACKOFF_LIMIT = 10.0
+
+
+@dataclass(slots=True)
+class Child:
+    """One role of the job on this machine, over all of its processes."""
+
+    role: str
+    index: int
+    process: subprocess.Popen[bytes] | None = None
+    failures: int = 0
+    preemptions: int = 0
+    in_a_row: int = 0
+    started_at: float = 0.0
+    restart_at: float | None = None
+    done: bool = False
+
+    @property
+    def name(self) -> str:
+        return f"{self.role} {self.index}"
+
+
+@dataclass(slots=True)
+class Report:
+    """How the job ended, as far as this machine's processes tell."""
+
+    failed: str = ""
+    failures: dict[str, int] = field(default_factory=dict)
+    preemptions: dict[str, int] = field(default_factory=dict)
+
+
+class Supervisor:
+    """Keeps a set of role processes running until the job is over.
+
+    A child that dies is noticed at once (a thread waits for each), its lease is revoked, so that the others need
+    not wait for it to expire, and it is started again: immediately after a preemption, with a growing delay after
+    failures, of which each child may have `max_restarts`.
+    """
+
+    def __init__(self, job_dir: Path, keys: Keys, etcd: Etcd, endpoints: str, environment: Mapping[str, str],
+                 max_restarts: int = 3, restart: bool = True) -> None:
+        self.job_dir, self.keys, self.etcd, self.endpoints = job_dir, keys, etcd, endpoints
+        self.environment, self.max_restarts, self.restart = environment, max_restarts, restart
+        self.children: dict[tuple[str, int], Child] = {}
+        self.events = Events(etcd, keys, "launcher")
+        self.report = Report()
+        self._watch = Watch(etcd, keys.control)
+        self._exits: queue.Queue[tuple[Child, subprocess.Popen[bytes], int]] = queue.Queue()
+
+    @property
+    def view(self) -> JobView:
+        return read_view(self.keys, self._watch.snapshot().values())
+
+    def add(self, role: str, index: int) -> Child:
+        """Starts one more role."""
+        child = self.children[role, index] = Child(role, index)
+        self._start(child)
+        return child
+
+    def signal(self, role: str, index: int, signum: int) -> bool:
+        """Sends a signal to a role's process; False if there is none now."""
+        child = self.children.get((role, index))
+        if child is None or child.process is None or child.process.poll() is not None:
+            return False
+        child.process.send_signal(signum)
+        return True
+
+    def step(self, timeout: float) -> None:
+        """Waits up to `timeout` seconds for something to happen, and deals with it."""
+        now = time.monotonic()
+        pending = [c.restart_at - now for c in self.children.values() if c.restart_at is not None]
+        try:
+            child, process, status = self._exits.get(timeout=max(0.0, min([timeout, *pending])))
+            self._ended(child, process, status)
+        except queue.Empty:
+            pass
+        for child in self.children.values():
+            if child.restart_at is not None and time.monotonic() >= child.restart_at:
+                self._start(child)
+
+    @property
+    def all_done(self) -> bool:
+        return all(c.done for c in self.children.values())
+
+    def stop(self, grace: float = 10.0) -> None:
+        """Ends all children: SIGTERM, then SIGKILL after `grace` seconds."""
+        running = [c.process for c in self.children.values() if c.process is not None and c.process.poll() is None]
+        for child in self.children.values():
+            child.restart_at = None
+        for process in running:
+            process.terminate()
+        deadline = time.monotonic() + grace
+        for process in running:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def close(self) -> None:
+        self.stop(grace=2.0)
+        self._watch.close()
+
+    # -- one child ----------------------------------------------------------------------------------------------
+
+    def _start(self, child: Child) -> None:
+        child.restart_at = None
+        child.started_at = time.monotonic()
+        arguments: Sequence[str] = [child.role, "--job", str(self.job_dir), "--etcd", self.endpoints,
+                                    "--index", str(child.index)]
+        process = start_role(arguments, self.job_dir / "logs" / f"{child.role}-{child.index}.log", self.environment)
+        child.process = process
+        threading.Thread(target=lambda: self._exits.put((child, process, process.wait())), daemon=True).start()
+
+    def _ended(self, child: Child, process: subprocess.Popen[bytes], status: int) -> None:
+        if status == EXIT_OK:
+            child.done = True
+            return
+        self._revoke(process.pid)
+        what = describe_exit(status)
+        if was_preempted(status):
+            child.preemptions += 1
+        else:
+            child.failures += 1
+        child.in_a_row = child.in_a_row + 1 if time.monotonic() - child.started_at < 30 else 1
+        self.report.failures[child.name], self.report.preemptions[child.name] = child.failures, child.preemptions
+        if not self.restart:
+            self._give_up(child, f"{child.name} died ({what}), and the job has no fault tolerance (ft=False)")
+        elif status == EXIT_USAGE:
+            self._give_up(child, f"{child.name} cannot start ({what})")
+        elif child.failures > self.max_restarts:
+            self._give_up(child, f"{child.name} failed {child.failures} times, --max-restarts is {self.max_restarts}")
+        else:
+            delay = 0.0 if was_preempted(status) and child.in_a_row == 1 else min(
+                BACKOFF_SECONDS * 2 ** (child.in_a_row - 1), BACKOFF_LIMIT)
+            child.restart_at = time.monotonic() + delay
+            self.events.emit("died", f"{child.name} died ({what}), starting it again",
+                             role=child.role, index=child.index, status=status)
+
+    def _give_up(self, child: Child, why: str) -> None:
+        child.done = True
+        tail = self.tail_of_log(child)
+        self.report.failed = self.report.failed or why + (f"\n{tail}" if tail else "")
+        self.events.emit("failed", why)
+
+    def tail_of_log(self, child: Child, lines: int = 15) -> str:
+        path = self.job_dir / "logs" / f"{child.role}-{child.index}.log"
+        text = path.read_text(errors="replace").splitlines() if path.exists() else []
+        return "\n".join([f"last lines of {path}:", *("  " + t for t in text[-lines:])]) if text else ""
+
+    def _revoke(self, pid: int) -> None:
+        """Revokes the lease of the dead process, so that its slots and chunks are free at once."""
+        view, host = self.view, socket.gethostname()
+        for record in [*view.pservers.values(), *view.trainers.values()]:
+            if record.pid == pid and record.host == host and view.leases.get(record.id):
+                try:
+                    self.etcd.lease_revoke(view.leases[record.id])
+                except EtcdError as error:
+                    log.warning("cannot revoke the lease of process %d: %s", pid, error.message)

@@ -1,0 +1,63 @@
+"""The job's control records as one typed value: who lives, who holds which slot, which generation it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from graphft.runtime.commit import Committed, Epoch, decode_committed, decode_epoch
+from graphft.runtime.etcd.model import KV
+from graphft.runtime.keys import Keys
+
+
+class Registration(msgspec.Struct, frozen=True):
+    """The value of `/<job>/ps/<index>` and `/<job>/trainers/<id>`. `id` is new for every process."""
+
+    id: str
+    address: str
+    pid: int
+    host: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A snapshot of `/<job>/`."""
+
+    pservers: dict[int, Registration] = field(default_factory=dict)
+    trainers: dict[str, Registration] = field(default_factory=dict)
+    slots: dict[int, str] = field(default_factory=dict)
+    epoch: Epoch | None = None
+    committed: Committed | None = None
+    state: str = ""
+    leases: dict[str, int] = field(default_factory=dict)
+    """Lease of each registration's process, by registration id."""
+
+    @property
+    def over(self) -> bool:
+        return self.state in ("complete", "failed")
+
+
+def read_view(keys: Keys, kvs: Iterable[KV]) -> JobView:
+    """The view that these records of `/<job>/` give. Records of other kinds are ignored."""
+    pservers: dict[int, Registration] = {}
+    trainers: dict[str, Registration] = {}
+    slots: dict[int, str] = {}
+    leases: dict[str, int] = {}
+    by_key: dict[str, KV] = {}
+    for kv in kvs:
+        by_key[kv.key] = kv
+        if kv.key.startswith(keys.pservers):
+            record = msgspec.json.decode(kv.value, type=Registration)
+            pservers[int(kv.key.removeprefix(keys.pservers))] = record
+            leases[record.id] = kv.lease
+        elif kv.key.startswith(keys.trainers):
+            record = msgspec.json.decode(kv.value, type=Registration)
+            trainers[record.id] = record
+            leases[record.id] = kv.lease
+        elif kv.key.startswith(keys.slots):
+            slots[int(kv.key.removeprefix(keys.slots))] = kv.value.decode()
+    state = by_key.get(keys.state)
+    return JobView(pservers, trainers, slots, decode_epoch(by_key.get(keys.epoch)),
+                   decode_committed(by_key.get(keys.committed)), state.value.decode() if state else "", leases)
