@@ -59,7 +59,7 @@ class Empty(Message, frozen=True, tag="empty"):
 
 
 class Pull(Message, frozen=True, tag="pull"):
-    """Asks for a bucket at `version` (answered when the shard has it; it keeps the one before), or with -1 the newest."""
+    """Asks for a bucket at `version`: answered when the shard has it (it keeps the one before); -1: the newest."""
 
     generation: int
     version: int

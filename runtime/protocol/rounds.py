@@ -1,0 +1,79 @@
+"""The contributions of one step on one shard: named (slot, bucket) pairs, never counters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What one slot gave to a step: its number of samples, and a payload per bucket of the shard."""
+
+    slot: int
+    samples: int
+    payloads: Mapping[int, Any]
+
+
+@dataclass(slots=True)
+class _Partial:
+    samples: int
+    peer: str
+    payloads: dict[int, Any] = field(default_factory=dict)
+    empty: bool = False
+
+
+Outcome = Literal["kept", "duplicate", "conflict"]
+
+
+class Round:
+    """Step `step` while it is open. A slot is complete when all `buckets` are in, or it is empty."""
+
+    def __init__(self, step: int, slots: int, buckets: tuple[int, ...]) -> None:
+        self.step, self.slots, self.buckets = step, slots, buckets
+        self._partial: dict[int, _Partial] = {}
+
+    def keep(self, slot: int, bucket: int, samples: int, payload: Any, peer: str) -> tuple[Outcome, str]:
+        """Keeps the first copy of (slot, bucket). A conflict is another number of samples than its sibling buckets'."""
+        part = self._partial.setdefault(slot, _Partial(samples, peer))
+        if part.empty:
+            return "duplicate", f"slot {slot} is closed as empty at step {self.step}, by {part.peer}"
+        if part.samples != samples:
+            return "conflict", (f"bucket {bucket} of slot {slot} at step {self.step} has {samples} samples, but "
+                                f"{part.samples} came with its other buckets from {part.peer}")
+        if bucket in part.payloads:
+            return "duplicate", f"bucket {bucket} of slot {slot} at step {self.step} is here already, from {part.peer}"
+        part.payloads[bucket] = payload
+        return "kept", f"kept bucket {bucket} of slot {slot} at step {self.step} from {peer}"
+
+    def keep_empty(self, slot: int, peer: str) -> tuple[Outcome, str]:
+        """Closes a slot as empty, unless it is complete. Half a contribution is dropped: its chunk was discarded."""
+        part = self._partial.get(slot)
+        if part is not None and (part.empty or len(part.payloads) == len(self.buckets)):
+            return "duplicate", f"slot {slot} is complete at step {self.step} already, from {part.peer}"
+        self._partial[slot] = _Partial(0, peer, empty=True)
+        dropped = len(part.payloads) if part is not None else 0
+        return "kept", f"slot {slot} is empty at step {self.step}, says {peer}" + (
+            f" ({dropped} buckets of it dropped)" if dropped else "")
+
+    def missing(self) -> dict[int, tuple[int, ...]]:
+        """Slots that are not complete, with the buckets that they lack."""
+        result = {}
+        for slot in range(self.slots):
+            part = self._partial.get(slot)
+            if part is None:
+                result[slot] = self.buckets
+            elif not part.empty and len(part.payloads) < len(self.buckets):
+                result[slot] = tuple(b for b in self.buckets if b not in part.payloads)
+        return result
+
+    @property
+    def complete(self) -> bool:
+        return len(self._partial) == self.slots and all(
+            p.empty or len(p.payloads) == len(self.buckets) for p in self._partial.values())
+
+    def contributions(self) -> tuple[Contribution, ...]:
+        """The complete contributions with data, in slot order: the order of summation."""
+        return tuple(Contribution(slot, part.samples, dict(part.payloads)) for slot, part in sorted(
+            self._partial.items()) if not part.empty and len(part.payloads) == len(self.buckets))

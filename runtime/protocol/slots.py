@@ -1,0 +1,84 @@
+"""Who holds which slot: what one trainer should claim and release, from what it sees.
+
+Every live trainer runs this on its own, perhaps stale, view. Claims are compare-and-swaps in etcd, so two claims of one
+slot are settled there; whoever loses just looks again.
+
+    todo = assign(slots=V, live=view.trainers, holders=view.slots, me=my_id, policy="takeover")
+    for slot in todo.claim: ...      # put /<job>/slots/<slot> = me under my lease, if absent
+    for slot in todo.release: ...    # at a step boundary: delete it, if it is still mine
+
+Shares differ by one at most: floor(V / live) to ceil(V / live) each. Slots move only from a trainer above the ceiling,
+or for the sake of one below the floor that no free slot serves; so a settled assignment stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """Slots to claim, in order of preference, and slots to release. `reason` says why, for the log."""
+
+    claim: tuple[int, ...] = ()
+    release: tuple[int, ...] = ()
+    reason: str = ""
+
+
+def assign(*, slots: int, live: Collection[str], holders: Mapping[int, str], me: str, policy: str) -> Assignment:
+    """What trainer `me` should do now.
+
+    `live`: ids of the registered trainers. `holders`: slot -> id, for slots that are taken (also by ids that are not
+    live: such a slot is free only when its key is gone). `policy`: "takeover", or "wait" (at most one slot each).
+    """
+    if me not in live:
+        return Assignment(reason="not registered")
+    if policy not in ("takeover", "wait"):
+        raise ValueError(f"policy must be 'takeover' or 'wait', got {policy!r}")
+    held = dict.fromkeys(sorted(live), 0)
+    for holder in holders.values():
+        if holder in held:
+            held[holder] += 1
+    free = [v for v in range(slots) if v not in holders]
+    mine = sorted(v for v, holder in holders.items() if holder == me)
+    floor, ceiling = slots // len(held), -(-slots // len(held))
+    if policy == "wait":
+        floor, ceiling = min(floor, 1), 1
+    claim = _claims(held, len(free), me, floor, ceiling)
+    release = _releases(held, len(free), me, floor, ceiling)
+    if claim:
+        return Assignment(_preferred(free, list(held).index(me), len(held))[:claim], (),
+                          f"holds {len(mine)} of {slots} slots, {len(free)} free, {len(held)} trainers live")
+    if release:
+        return Assignment((), tuple(mine[-release:]),
+                          f"holds {len(mine)} of {slots} slots, its share is {floor} to {ceiling}")
+    return Assignment(reason="settled")
+
+
+def _claims(held: Mapping[str, int], free: int, me: str, floor: int, ceiling: int) -> int:
+    """How many free slots are `me`'s to claim: up to the floor; above it only what nobody lacks."""
+    lacking = {t: max(0, floor - n) for t, n in held.items()}
+    if lacking[me]:
+        return min(lacking[me], free)
+    return max(0, min(ceiling - held[me], free - sum(lacking.values())))
+
+
+def _releases(held: Mapping[str, int], free: int, me: str, floor: int, ceiling: int) -> int:
+    """How many slots `me` gives away: all above the ceiling, and its part of what trainers below the floor lack."""
+    kept = {t: min(n, ceiling) for t, n in held.items()}
+    above = sum(held.values()) - sum(kept.values())
+    lack = sum(max(0, floor - n) for n in held.values()) - free - above
+    while lack > 0:
+        donor = max(kept, key=lambda t: (kept[t], t))
+        if kept[donor] <= floor:
+            break
+        kept[donor] -= 1
+        lack -= 1
+    return max(0, held[me] - kept[me])
+
+
+def _preferred(free: list[int], rank: int, live: int) -> tuple[int, ...]:
+    """The free slots, each trainer beginning at another place, so that claims made at once rarely meet."""
+    begin = len(free) * rank // live
+    return tuple(free[begin:] + free[:begin])

@@ -1,0 +1,131 @@
+"""Events and effects of the machines of sync mode. See shard_sync and trainer_sync for what a driver does with them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from graphft.runtime.protocol.events import Count, Reply, TakeCheckpoint
+from graphft.runtime.protocol.messages import Message
+from graphft.runtime.protocol.rounds import Contribution
+
+
+@dataclass(frozen=True, slots=True)
+class SyncOptions:
+    """Times in seconds. `buckets`: indices of this shard's buckets. `reduce`: partial sums are exchanged (global norm).
+
+    `recovery`: this is a restarted shard, in recovery mode. `checkpoint_every` 0: only at the end.
+    """
+
+    shard: int
+    shards: int
+    slots: int
+    buckets: tuple[int, ...]
+    total_steps: int
+    job: str = ""
+    program: str = ""
+    checkpoint_every: int = 0
+    reduce: bool = False
+    recovery: bool = False
+    recovery_timeout: float = 10.0
+    on_barrier_timeout: Literal["rollback", "proceed"] = "rollback"
+    retry_interval: float = 1.0
+
+
+# -- events of a shard (and Received, PeerLeft, Tick) -----------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The first event: the shard serves from now on, which is when recovery mode's time-out begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartialsReady:
+    """The driver has computed the own partial sums."""
+
+    generation: int
+    step: int
+    payload: Any
+
+
+@dataclass(frozen=True, slots=True)
+class RoundApplied:
+    """The driver has carried out ApplyRound."""
+
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """The job is in `generation` now, which began at `step`; that version is loaded."""
+
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAt:
+    """Take a checkpoint at this version, beside the regular ones."""
+
+    step: int
+
+
+# -- effects of a shard (and Reply, Count, TakeCheckpoint) ------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ComputePartials:
+    generation: int
+    step: int
+    contributions: tuple[Contribution, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyRound:
+    """`contributions`: those with data, in slot order. `partials`: one per shard, in order, None for a shard without;
+    () when nothing is exchanged."""
+
+    generation: int
+    step: int
+    contributions: tuple[Contribution, ...]
+    partials: tuple[Any, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RoundSkipped:
+    """No slot had data at this step: the version advanced, nothing is to be computed."""
+
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class SendShard:
+    """Send to another shard's socket; what it answers (Welcome, Refused) need not be read."""
+
+    shard: int
+    message: Message
+    payload: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRollback:
+    """Raise the job's generation above `generation`, to the newest committed checkpoint."""
+
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The job's last version is there."""
+
+    step: int
+
+
+ShardEffect = (Reply | Count | TakeCheckpoint | ComputePartials | ApplyRound | RoundSkipped | SendShard
+               | RequestRollback | Finished)
