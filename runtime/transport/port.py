@@ -73,10 +73,11 @@ class Released:
 class ServerTransport(Protocol):
     """A shard's side. One thread owns it; only `wake` may be called from others.
 
-    `counters` counts messages and bytes received and sent, `unroutable` answers, and refusals as `refused.<reason>`.
     """
 
-    counters: Counter[str]
+    @property
+    def counters(self) -> Counter[str]:
+        """Messages and bytes `received` and `sent`, `unroutable` answers, refusals as `refused.<reason>`."""
 
     def bind(self, host: str = "127.0.0.1", port: int = 0) -> str:
         """Listens; returns the address for clients. Port 0: any free one. Raises GraphftError when it is taken."""
@@ -101,7 +102,9 @@ class ServerTransport(Protocol):
 class ClientTransport(Protocol):
     """A trainer's side: connections to the shards. Every method may be called from any thread, `close` once last."""
 
-    counters: Counter[str]
+    @property
+    def counters(self) -> Counter[str]:
+        """As a server's; and `stale` replies of connections that were replaced."""
 
     def connect(self, shard: int, address: str) -> None:
         """(Re)connects to a shard's incarnation at `address`; what is queued to or from an earlier one is dropped.
@@ -119,7 +122,7 @@ class ClientTransport(Protocol):
         """The next reply; None when `timeout_s` (None: never) have passed or `wake` was called."""
 
     def wake(self) -> None:
-        """Makes one running (or the next) receive return None."""
+        """Makes one receive return None, once what arrived before is taken."""
 
     def close(self) -> None:
         """Stops at once; what is still queued is dropped. Repeatable."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -38,6 +39,25 @@ def parse(parts: Sequence[memoryview], limits: Limits) -> tuple[AnyMessage, memo
         return decode(header), frame
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as e:
         raise Malformed("undecodable", str(e)) from None
+
+
+def accept(
+    parts: Sequence[memoryview], limits: Limits, counters: Counter[str]
+) -> tuple[AnyMessage, memoryview | None]:
+    """`parse`, counted: `received` and `received_bytes`, or `refused.<reason>`."""
+    try:
+        message, frame = parse(parts, limits)
+    except Malformed as e:
+        counters[f"refused.{e.reason}"] += 1
+        raise
+    counters["received"] += 1
+    counters["received_bytes"] += frame.nbytes if frame is not None else 0
+    return message, frame
+
+
+def count_sent(counters: Counter[str], frame: memoryview | None) -> None:
+    counters["sent"] += 1
+    counters["sent_bytes"] += frame.nbytes if frame is not None else 0
 
 
 def check_frame(frame: Frame, limits: Limits) -> memoryview:

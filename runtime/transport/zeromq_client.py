@@ -6,6 +6,7 @@ kernels both run without the interpreter's lock.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -20,7 +21,7 @@ from graphft.runtime.protocol.messages import Message
 from graphft.runtime.transport.address import split_endpoint
 from graphft.runtime.transport.port import Frame, Limits, Released, Reply, Sent
 from graphft.runtime.transport.waker import Waker
-from graphft.runtime.transport.wire import Malformed, check_frame, parse
+from graphft.runtime.transport.wire import Malformed, accept, check_frame, count_sent
 from graphft.runtime.transport.zeromq import Tracked, configure, receive_parts, send_message
 
 
@@ -197,8 +198,7 @@ class ZmqClient:
 
     def _transmit(self, command: _Send, socket: zmq.Socket) -> None:
         tracker = send_message(socket, command.message, command.frame, command.copy)
-        self.counters["sent"] += 1
-        self.counters["sent_bytes"] += command.frame.nbytes if command.frame is not None else 0
+        count_sent(self.counters, command.frame)
         if command.sent is not None:
             command.sent.handed_over(tracker)
 
@@ -212,11 +212,6 @@ class ZmqClient:
                 parts = receive_parts(link.socket, small=1)
             except zmq.Again:
                 return
-            try:
-                message, frame = parse(parts, self._limits)
-            except Malformed as e:
-                self.counters[f"refused.{e.reason}"] += 1
-                continue
-            self.counters["received"] += 1
-            self.counters["received_bytes"] += frame.nbytes if frame is not None else 0
-            self._inbox.put((link.epoch, Reply(link.shard, message, frame)))
+            with contextlib.suppress(Malformed):  # counted; a client answers nothing
+                reply = Reply(link.shard, *accept(parts, self._limits, self.counters))
+                self._inbox.put((link.epoch, reply))

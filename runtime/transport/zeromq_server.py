@@ -13,7 +13,7 @@ from graphft.runtime.protocol.messages import Message
 from graphft.runtime.transport.address import WILDCARDS, advertise_host, endpoint
 from graphft.runtime.transport.port import Frame, Limits, Received, Released, Sent
 from graphft.runtime.transport.waker import Waker
-from graphft.runtime.transport.wire import Malformed, check_frame, parse
+from graphft.runtime.transport.wire import Malformed, accept, check_frame, count_sent
 from graphft.runtime.transport.zeromq import Tracked, configure, receive_parts, send_message
 
 
@@ -64,14 +64,9 @@ class ZmqServer:
     def _take(self, parts: list[memoryview], received: list[Received]) -> None:
         peer = parts[0].tobytes()
         try:
-            message, frame = parse(parts[1:], self._limits)
+            received.append(Received(peer, *accept(parts[1:], self._limits, self.counters)))
         except Malformed as e:
-            self.counters[f"refused.{e.reason}"] += 1
             self.send(peer, e.refusal())
-            return
-        self.counters["received"] += 1
-        self.counters["received_bytes"] += frame.nbytes if frame is not None else 0
-        received.append(Received(peer, message, frame))
 
     def send(self, peer: bytes, message: Message, frame: Frame | None = None, *, copy: bool | None = None) -> Sent:
         view = None if frame is None else check_frame(frame, self._limits)
@@ -82,8 +77,7 @@ class ZmqServer:
                 raise
             self.counters["unroutable"] += 1
             return Released()
-        self.counters["sent"] += 1
-        self.counters["sent_bytes"] += view.nbytes if view is not None else 0
+        count_sent(self.counters, view)
         sent = Tracked()
         sent.handed_over(send_message(self._socket, message, view, copy))
         return sent
