@@ -129,3 +129,124 @@ class Finished:
 
 ShardEffect = (Reply | Count | TakeCheckpoint | ComputePartials | ApplyRound | RoundSkipped | SendShard
                | RequestRollback | Finished)
+
+
+# -- a trainer: options -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerOptions:
+    """`buckets`: per shard, the indices of its buckets. `refresh`: those (shard, bucket) whose tensors a step changes
+    in place. Intervals in seconds: how long an answer is waited for before asking again."""
+
+    trainer: str
+    buckets: tuple[tuple[int, ...], ...]
+    total_steps: int
+    job: str = ""
+    program: str = ""
+    refresh: frozenset[tuple[int, int]] = frozenset()
+    hello_interval: float = 0.5
+    retry_interval: float = 5.0
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Work:
+    """One contribution to compute."""
+
+    step: int
+    slot: int
+
+
+# -- events of a trainer (and Rollback, Tick) -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ShardUp:
+    """Connected to this incarnation (the registration's id) of a shard: for the first time, or again."""
+
+    shard: int
+    incarnation: str
+
+
+@dataclass(frozen=True, slots=True)
+class ShardDown:
+    """The connection broke, or the shard's registration is gone."""
+
+    shard: int
+
+
+@dataclass(frozen=True, slots=True)
+class FromShard:
+    """A message (and its frame) from a shard."""
+
+    shard: int
+    message: Message
+    payload: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class SlotGained:
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLost:
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Begin the next work; what was begun before, and not closed, is abandoned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """The tensors hold this bucket at `version` now."""
+
+    shard: int
+    bucket: int
+    version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """A bucket of the current contribution is computed."""
+
+    shard: int
+    bucket: int
+    samples: int
+    payload: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The current contribution is whole: all buckets are pushed, or none (then it is empty)."""
+
+
+# -- effects of a trainer (and Count) ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send a message, with `payload` as its frame unless that is None, to a shard."""
+
+    shard: int
+    message: Message
+    payload: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """The answer to one of the trainer's questions may have changed."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """This trainer cannot take part in the job."""
+
+    reason: str
+
+
+TrainerEffect = Send | Wake | Fail | Count

@@ -1,0 +1,79 @@
+"""What a sync trainer knows of each shard, each slot and each bucket. See trainer_sync."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from graphft.runtime.protocol.sync_events import Work
+
+
+@dataclass(slots=True)
+class Link:
+    """A shard. `introduced`: it welcomed this trainer on the present connection, in the trainer's generation."""
+
+    up: bool = False
+    introduced: bool = False
+    incarnation: str = ""
+    retired: set[str] = field(default_factory=set)
+    """Incarnations that were replaced: a welcome of theirs is late."""
+    version: int = -1
+    """At least this; meaningful while introduced."""
+    asked: float = float("-inf")
+    """When Hello or Query was sent last."""
+
+    def expect(self, incarnation: str) -> None:
+        if self.incarnation and incarnation != self.incarnation:
+            self.retired.add(self.incarnation)
+        self.incarnation = incarnation
+
+
+@dataclass(slots=True)
+class SlotState:
+    """A held slot. `next`: steps below it are contributed; `confirm`: shards whose version is asked for first."""
+
+    next: int = 0
+    confirm: set[int] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class Current:
+    """The work that was begun. `redo`: a part of it was lost, do it again; `pushed`: (shard, bucket) done so far."""
+
+    work: Work
+    state: SlotState
+    want: bool
+    redo: bool = False
+    pushed: set[tuple[int, int]] = field(default_factory=set)
+
+
+class Tray:
+    """Frames of one bucket by version, and the version that the tensors hold.
+
+    A `refresh` bucket (buffers, which a step changes in place) is copied for every use; its frame is kept until then.
+    """
+
+    __slots__ = ("frames", "loaded", "refresh")
+
+    def __init__(self, refresh: bool) -> None:
+        self.refresh = refresh
+        self.clear()
+
+    def clear(self) -> None:
+        self.loaded = -1
+        self.frames: dict[int, Any] = {}
+
+    def lacks(self, version: int) -> bool:
+        return version not in self.frames and (self.refresh or self.loaded != version)
+
+    def put(self, version: int, frame: Any) -> None:
+        if self.lacks(version):
+            self.frames[version] = frame
+
+    def copied(self, version: int) -> None:
+        self.loaded = version
+        if not self.refresh:
+            self.frames.pop(version, None)
+
+    def prune(self, lowest: int) -> None:
+        self.frames = {v: f for v, f in self.frames.items() if v >= lowest}

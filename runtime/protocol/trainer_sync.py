@@ -1,0 +1,420 @@
+"""A trainer in sync mode: which (step, slot) to work on, which buckets it has, what it asks the shards for.
+
+    trainer = SyncTrainer(TrainerOptions(trainer=my_id, buckets=((0, 1), (0,)), total_steps=100, job=..., program=...),
+                          generation=epoch.generation)
+
+Events may come from any thread, under the driver's one lock; effects are carried out in order:
+
+    ShardUp(shard, incarnation) / ShardDown(shard)    # connected (also again, after a break) / the connection broke
+    FromShard(shard, message, frame)                  # whatever arrives
+    SlotGained(slot) / SlotLost(slot), Rollback(generation, step), Tick()
+
+- `Send(shard, message, payload)`: send it. `Wake`: notify whoever waits for one of the questions below to change.
+- `Fail`: the job cannot go on (a foreign job, a fault in the protocol). `Count`: count it, log the reason.
+
+The thread that computes, for one (step, slot) after the other:
+
+    effects = trainer.step(Begin(), now)              # asks for the buckets that are missing
+    work = trainer.current                            # Work(step, slot), or None: wait for Wake, begin again
+    recv of (shard, bucket):
+        wait until trainer.has(shard, bucket), or trainer.work_changed (then abandon: raise WorkChanged, begin again)
+        frame = trainer.frame(shard, bucket)          # None: the tensors hold this version already
+        copy it into the tensors; trainer.step(Copied(shard, bucket, work.step), now)
+    send of (shard, bucket):  trainer.step(Pushed(shard, bucket, samples, frame), now)
+    send_barrier:             trainer.step(Closed(), now)
+    without data:             wait until trainer.ready or trainer.work_changed; trainer.step(Closed(), now)
+
+Between Begin and Closed a generation may end: what is pushed then goes nowhere, and the work is not counted as done.
+Abandoning work, and doing it twice, is always safe. What arrives on a connection before the last ShardUp should not be
+fed any more, or before that ShardUp is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from graphft.errors import GraphftError
+from graphft.runtime.protocol.events import Count, Tick
+from graphft.runtime.protocol.messages import Bucket, Empty, Hello, Pull, Push, Query, Refused, Welcome
+from graphft.runtime.protocol.story import Story
+from graphft.runtime.protocol.sync_events import (
+    Begin,
+    Closed,
+    Copied,
+    Fail,
+    FromShard,
+    Pushed,
+    Rollback,
+    Send,
+    ShardDown,
+    ShardUp,
+    SlotGained,
+    SlotLost,
+    TrainerEffect,
+    TrainerOptions,
+    Wake,
+    Work,
+)
+from graphft.runtime.protocol.trainer_state import Current, Link, SlotState, Tray
+
+NEVER = float("-inf")
+
+
+class SyncTrainer:
+    """See the module's text. `step` is the only method that changes it."""
+
+    def __init__(self, options: TrainerOptions, *, generation: int) -> None:
+        for shard, buckets in enumerate(options.buckets):
+            if not buckets:
+                raise GraphftError(f"shard {shard} holds no bucket", rule="empty-shard", help="use fewer pservers")
+        self.options, self.generation = options, generation
+        self.story = Story()
+        self.links = [Link() for _ in options.buckets]
+        self.slots: dict[int, SlotState] = {}
+        self.trays = {(s, b): Tray((s, b) in options.refresh) for s, bs in enumerate(options.buckets) for b in bs}
+        self.pending: dict[tuple[int, int, int], float] = {}
+        """(shard, bucket, version) asked for, and when."""
+        self.behind = False
+        """A shard is in a newer generation than this trainer: nothing is done until Rollback."""
+        self._current: Current | None = None
+        self._probed = NEVER
+        self._pruned = -1
+        self._now = 0.0
+
+    def step(self, event: Any, now: float) -> list[TrainerEffect]:
+        """Takes in one event; returns what is to be done, in order. Raises IllegalTransition."""
+        self._now = self.story.now = now
+        handler = self._EVENTS.get(type(event))
+        if handler is None:
+            self.story.illegal(f"a sync trainer knows no event {event!r}")
+        return handler(self, event)
+
+    # -- questions ----------------------------------------------------------------------------------------------------
+
+    @property
+    def current(self) -> Work | None:
+        """What was begun, and is neither closed nor made void by a new generation."""
+        return self._current.work if self._current else None
+
+    @property
+    def work_changed(self) -> bool:
+        """The work that was begun is not what should be worked on now."""
+        return self._current is None or self.next_work() != self._current.work
+
+    @property
+    def ready(self) -> bool:
+        """Every shard has reached the current step: an empty contribution may be closed."""
+        lowest = self.lowest()
+        return self._current is not None and lowest is not None and lowest >= self._current.work.step
+
+    @property
+    def finished(self) -> bool:
+        """Every shard has the job's last version."""
+        lowest = self.lowest()
+        return lowest is not None and lowest >= self.options.total_steps
+
+    def lowest(self) -> int | None:
+        """The lowest version among the shards, as far as known; None while a shard is away."""
+        if self.behind or not all(link.introduced for link in self.links):
+            return None
+        return min(link.version for link in self.links)
+
+    def next_work(self) -> Work | None:
+        """The lowest (step, slot) to do, the begun one first; None: nothing can be done now."""
+        lowest = self.lowest()
+        if lowest is None or max(link.version for link in self.links) > lowest + 1:
+            return None
+        begun = self._current.work.slot if self._current else None
+        steps = [(max(state.next, lowest), slot != begun, slot)
+                 for slot, state in self.slots.items() if not state.confirm]
+        steps = [s for s in steps if s[0] < self.options.total_steps]
+        return Work(min(steps)[0], min(steps)[2]) if steps else None
+
+    def has(self, shard: int, bucket: int) -> bool:
+        """The bucket is here (or in the tensors) at the version of the current step."""
+        return self._current is not None and not self.trays[shard, bucket].lacks(self._current.work.step)
+
+    def frame(self, shard: int, bucket: int) -> Any:
+        """The bucket's frame for the current step; None when the tensors hold it already."""
+        return self.trays[shard, bucket].frames.get(self._current.work.step) if self._current else None
+
+    def should_want(self, step: int, slot: int) -> bool:
+        """Whether the contribution (step, slot) is this trainer's last of the step: it asks for the new buckets."""
+        return not any(state.next <= step and not state.confirm for v, state in self.slots.items() if v != slot)
+
+    # -- events: shards -----------------------------------------------------------------------------------------------
+
+    def _shard_up(self, event: ShardUp) -> list[TrainerEffect]:
+        link = self.links[event.shard]
+        if link.up and link.introduced and link.incarnation == event.incarnation:
+            return []
+        link.up, link.introduced = True, False
+        link.expect(event.incarnation)
+        self._tell(f"shard {event.shard} is up: {event.incarnation}", event.shard)
+        return [self._hello(event.shard), Wake(f"shard {event.shard} is up")]
+
+    def _shard_down(self, event: ShardDown) -> list[TrainerEffect]:
+        link = self.links[event.shard]
+        link.up = link.introduced = False
+        return [Wake(self._tell(f"shard {event.shard} is down", event.shard))]
+
+    def _from_shard(self, event: FromShard) -> list[TrainerEffect]:
+        handler = self._MESSAGES.get(type(event.message))
+        if handler is None:
+            return [Fail(self._tell(f"shard {event.shard} sent {type(event.message).__name__} to a sync trainer",
+                                    event.shard))]
+        return handler(self, event.shard, event.message, event.payload)
+
+    def _welcome(self, shard: int, message: Welcome, payload: Any) -> list[TrainerEffect]:
+        link = self.links[shard]
+        where = f"shard {shard} ({message.incarnation}) at version {message.version} of {message.generation}"
+        if message.shard != shard or message.incarnation in link.retired or not link.up:
+            return [self._count("other-welcome", f"not the present connection to shard {shard}: {where}", shard)]
+        if message.generation > self.generation:
+            return self._fall_behind(where)
+        if message.generation < self.generation:
+            link.introduced = False
+            return [self._count("early-shard", f"{where}, this trainer is in {self.generation}", shard)]
+        if link.introduced and message.incarnation == link.incarnation:
+            link.version = max(link.version, message.version)
+            effects: list[TrainerEffect] = []
+        else:
+            effects = self._meet(shard, message)
+        for state in self.slots.values():
+            state.confirm.discard(shard)
+        self._tell(where, shard)
+        return [*effects, *self._versions_changed(), *self._ask_missing(), Wake(where)]
+
+    def _meet(self, shard: int, message: Welcome) -> list[TrainerEffect]:
+        """A connection begins: what was sent on the one before may be lost. The shard has all steps below its version;
+        what this trainer contributed to others is done again, and what it asked for is asked for again."""
+        link = self.links[shard]
+        link.expect(message.incarnation)
+        link.introduced, link.version, self._pruned = True, message.version, -1
+        for state in self.slots.values():
+            state.next = min(state.next, message.version)
+        current = self._current
+        if current and message.version < current.work.step + bool(current.pushed):
+            current.redo = True
+        again = [key for key in self.pending if key[0] == shard]
+        for key in again:
+            del self.pending[key]
+        return [e for _, bucket, version in again if version <= message.version + 1
+                for e in self._ask(shard, bucket, version)]
+
+    def _refused(self, shard: int, message: Refused, payload: Any) -> list[TrainerEffect]:
+        link = self.links[shard]
+        reason = f"shard {shard} refused ({message.code}): {message.reason}"
+        if message.code in ("foreign-job", "malformed"):
+            return [Fail(self._tell(reason, shard))]
+        if message.generation > self.generation:
+            return self._fall_behind(reason)
+        effects: list[TrainerEffect] = [self._count(f"refused-{message.code}", reason, shard)]
+        if message.code in ("unknown-peer", "not-ready", "future-step") and link.introduced:
+            link.introduced = False  # what was sent since is lost: meet again
+            effects += [self._hello(shard)] if message.code == "unknown-peer" else []
+        elif message.generation == self.generation and link.introduced:
+            link.version = max(link.version, message.version)
+            for key in [k for k in self.pending if k[0] == shard and k[2] < message.version - 1]:
+                del self.pending[key]
+            effects += self._versions_changed()
+        return [*effects, Wake(reason)]
+
+    def _bucket(self, shard: int, message: Bucket, payload: Any) -> list[TrainerEffect]:
+        link, key = self.links[shard], (shard, message.bucket)
+        where = f"bucket {message.bucket} of shard {shard} at version {message.version} of {message.generation}"
+        if key not in self.trays or payload is None:
+            return [Fail(self._tell(f"{where}: no such bucket, or no frame", shard))]
+        if not link.introduced or message.generation != self.generation:
+            return [self._count("other-bucket", f"{where}, this trainer is in {self.generation}", shard)]
+        link.version = max(link.version, message.version)
+        self.pending.pop((*key, message.version), None)
+        lowest = self.lowest()
+        if lowest is None or message.version >= lowest:
+            self.trays[key].put(message.version, payload)
+        return [*self._versions_changed(), Wake(where)]
+
+    # -- events: membership -------------------------------------------------------------------------------------------
+
+    def _slot_gained(self, event: SlotGained) -> list[TrainerEffect]:
+        if event.slot in self.slots:
+            return []
+        self.slots[event.slot] = SlotState(confirm=set(range(len(self.links))))
+        self._tell(f"gained slot {event.slot}, asking where the shards are")
+        return [self._query(s) for s, link in enumerate(self.links) if link.introduced]
+
+    def _slot_lost(self, event: SlotLost) -> list[TrainerEffect]:
+        if self.slots.pop(event.slot, None) is None:
+            return []
+        return [Wake(self._tell(f"lost slot {event.slot}"))]
+
+    def _rollback(self, event: Rollback) -> list[TrainerEffect]:
+        if event.generation <= self.generation:
+            return [self._count("old-rollback", f"generation {event.generation} is not newer than {self.generation}")]
+        reason = self._tell(f"generation {event.generation} begins at step {event.step}")
+        self.generation, self.behind, self._current = event.generation, False, None
+        self.pending.clear()
+        for tray in self.trays.values():
+            tray.clear()
+        for state in self.slots.values():
+            state.next = 0
+        for link in self.links:
+            link.introduced = False
+        return [*[self._hello(s) for s, link in enumerate(self.links) if link.up], Wake(reason)]
+
+    def _tick(self, event: Tick) -> list[TrainerEffect]:
+        due, due_hello = self._now - self.options.retry_interval, self._now - self.options.hello_interval
+        effects: list[TrainerEffect] = []
+        unsure = {s for state in self.slots.values() for s in state.confirm}
+        idle = bool(self.slots) and not self.finished and self.next_work() is None
+        for shard, link in enumerate(self.links):
+            if link.up and link.asked <= due_hello and (not link.introduced or shard in unsure or idle):
+                effects.append(self._query(shard) if link.introduced else self._hello(shard))
+        for (shard, bucket, version), asked in list(self.pending.items()):
+            if asked <= due and self.links[shard].introduced and version <= self.links[shard].version + 1:
+                del self.pending[shard, bucket, version]
+                effects += self._ask(shard, bucket, version)
+        return effects + self._ask_missing() + self._probe()
+
+    # -- events: the work ---------------------------------------------------------------------------------------------
+
+    def _begin(self, event: Begin) -> list[TrainerEffect]:
+        work = self.next_work()
+        if work is None:
+            self._current = None
+            return []
+        self._current = Current(work, self.slots[work.slot], self.should_want(work.step, work.slot))
+        self._tell(f"began step {work.step} for slot {work.slot}")
+        return self._ask_missing()
+
+    def _copied(self, event: Copied) -> list[TrainerEffect]:
+        if self._current is not None and self._current.work.step == event.version:
+            self.trays[event.shard, event.bucket].copied(event.version)
+        return []
+
+    def _pushed(self, event: Pushed) -> list[TrainerEffect]:
+        current, key = self._current, (event.shard, event.bucket)
+        if current is None:
+            return [self._count("void-push", f"bucket {event.bucket} for shard {event.shard}: its generation is over")]
+        if key not in self.trays or key in current.pushed:
+            self.story.illegal(f"bucket {key} is pushed twice, or is none of the program's, in {current.work}")
+        current.pushed.add(key)
+        step, slot = current.work.step, current.work.slot
+        push = Push(self.generation, step, slot, event.bucket, event.samples, current.want)
+        return self._contribute(current, event.shard, push, event.payload, (event.bucket,))
+
+    def _closed(self, event: Closed) -> list[TrainerEffect]:
+        current = self._current
+        if current is None:
+            return [self._count("void-push", "a contribution was closed whose generation is over")]
+        if current.pushed and len(current.pushed) < len(self.trays):
+            left = sorted(self.trays.keys() - current.pushed)
+            self.story.illegal(f"{current.work} is closed, but (shard, bucket) {left} were not pushed")
+        effects: list[TrainerEffect] = []
+        if not current.pushed:
+            empty = Empty(self.generation, current.work.step, current.work.slot, current.want)
+            for shard, buckets in enumerate(self.options.buckets):
+                effects += self._contribute(current, shard, empty, None, buckets)
+        self._current = None
+        if not current.redo:
+            current.state.next = max(current.state.next, current.work.step + 1)
+        self._tell(f"closed step {current.work.step} for slot {current.work.slot}" + (", to be redone" * current.redo))
+        return effects
+
+    def _contribute(self, current: Current, shard: int, message: Push | Empty, payload: Any,
+                    buckets: tuple[int, ...]) -> list[TrainerEffect]:
+        """Sends a part of a contribution, unless the shard is away or behind: then it is done again later."""
+        link = self.links[shard]
+        if self.behind or not link.introduced or link.version < message.step:
+            current.redo = True
+            return [self._count("void-push", f"step {message.step}, slot {message.slot}: shard {shard} is not there",
+                                shard)]
+        if message.want:
+            for bucket in buckets:
+                self.pending[shard, bucket, message.step + 1] = self._now
+        return [Send(shard, message, payload)]
+
+    # -- asking -------------------------------------------------------------------------------------------------------
+
+    def _hello(self, shard: int) -> Send:
+        self.links[shard].asked = self._now
+        return Send(shard, Hello(self.options.job, self.options.program, self.options.trainer))
+
+    def _query(self, shard: int) -> Send:
+        self.links[shard].asked = self._now
+        return Send(shard, Query())
+
+    def _ask(self, shard: int, bucket: int, version: int) -> list[TrainerEffect]:
+        if (shard, bucket, version) in self.pending:
+            return []
+        self.pending[shard, bucket, version] = self._now
+        return [Send(shard, Pull(self.generation, version, bucket))]
+
+    def _ask_missing(self) -> list[TrainerEffect]:
+        """Asks for the buckets that the current step lacks. Its version is at most one above any shard's."""
+        if self._current is None or self.lowest() is None:
+            return []
+        step = self._current.work.step
+        return [e for (s, b), tray in self.trays.items() if tray.lacks(step) and step <= self.links[s].version + 1
+                for e in self._ask(s, b, step)]
+
+    def _versions_changed(self) -> list[TrainerEffect]:
+        lowest = self.lowest()
+        if lowest is not None and lowest != self._pruned:
+            self._pruned = lowest
+            for tray in self.trays.values():
+                tray.prune(lowest)
+            for key in [k for k in self.pending if k[2] < lowest]:
+                del self.pending[key]
+        return self._probe()
+
+    def _probe(self) -> list[TrainerEffect]:
+        """A shard two versions behind another has lost steps: a pull of what it cannot have makes it ask for a
+        rollback (and does nothing when it is only this trainer's knowledge that is old)."""
+        if self.lowest() is None or self._now < self._probed + self.options.retry_interval:
+            return []
+        versions = [link.version for link in self.links]
+        low, high = min(versions), max(versions)
+        if high <= low + 1:
+            return []
+        self._probed, shard = self._now, versions.index(low)
+        self._tell(f"shard {shard} is at version {low}, another at {high}", shard)
+        return [Send(shard, Pull(self.generation, high, self.options.buckets[shard][0]))]
+
+    def _fall_behind(self, reason: str) -> list[TrainerEffect]:
+        self.behind = True
+        return [self._count("behind", f"{reason}; this trainer is in {self.generation}"), Wake(reason)]
+
+    def _count(self, name: str, reason: str, *shards: int) -> Count:
+        return Count(name, self._tell(reason, *shards))
+
+    def _tell(self, text: str, *shards: int) -> str:
+        return self.story.tell(text, *[f"shard {s}" for s in shards])
+
+    def check_invariants(self) -> None:
+        """Raises IllegalTransition when the state contradicts itself. For tests, after each event."""
+        lowest, current = self.lowest(), self._current
+        facts = {
+            "introduced shards are up": all(link.up or not link.introduced for link in self.links),
+            "no slot is ahead of a shard by more than one step": lowest is None or all(
+                s.next <= lowest + 1 for s in self.slots.values()),
+            "kept frames are not of old versions": lowest is None or all(
+                v >= lowest for t in self.trays.values() for v in t.frames),
+            "only the program's buckets are asked for": all(k[:2] in self.trays for k in self.pending),
+            "an incarnation that was replaced is not the present one": all(
+                link.incarnation not in link.retired for link in self.links),
+            "begun work is of this job": current is None or current.work.step < self.options.total_steps,
+        }
+        for fact, holds in facts.items():
+            if not holds:
+                self.story.illegal(f"broken invariant of trainer {self.options.trainer}: {fact}")
+
+    _EVENTS: ClassVar[dict[type, Callable[[SyncTrainer, Any], list[TrainerEffect]]]] = {
+        ShardUp: _shard_up, ShardDown: _shard_down, FromShard: _from_shard, SlotGained: _slot_gained,
+        SlotLost: _slot_lost, Rollback: _rollback, Tick: _tick, Begin: _begin, Copied: _copied, Pushed: _pushed,
+        Closed: _closed,
+    }
+    _MESSAGES: ClassVar[dict[type, Callable[[SyncTrainer, int, Any, Any], list[TrainerEffect]]]] = {
+        Welcome: _welcome, Refused: _refused, Bucket: _bucket,
+    }
