@@ -69,7 +69,7 @@ sim: setup  ## the protocol under simulated time, many seeds
 	@$(PY) -m pytest -q tests/sim
 
 docs: setup  ## regenerate docs/ops.md from the op definitions
-	@$(PY) -m graphft docs docs/ops.md
+	@$(PY) -m graphft.opdocs
 
 clean:  ## remove what make made (virtual environment, etcd, job folders, caches)
 	rm -rf $(VENV) .etcd jobs out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -234,6 +234,17 @@ def _redefined(program: Program, options: Options) -> Iterator[Diagnostic]:
                 by.setdefault(name, i)
 
 
+@rule("constant-write", "what never changes (frozen, const) is not written")
+def _constant_write(program: Program, options: Options) -> Iterator[Diagnostic]:
+    for block, i, op in _ops(program):
+        for name in dict.fromkeys(registry.writes_of(op)):
+            v = program.variables.get(name)
+            if v is not None and v.kind in (Kind.FROZEN, Kind.CONST):
+                yield Diagnostic("constant-write", f"{op.type} writes %{name}, which is {v.kind.value}: its value is "
+                                 "the same in every process and step", "declare it as a buffer, or write to a copy",
+                                 block, i)
+
+
 # -- gradients, values, dead ops ------------------------------------------------------------------------------
 
 

@@ -52,7 +52,8 @@ def critical_path(block: Block, cost: Callable[[Operator], float] | None = None)
 def unreachable(block: Block, fetch: Iterable[str] = ()) -> list[int]:
     """Indices of pure ops whose results reach nothing: no effect, no variable that outlives the block, no `fetch`.
 
-    Variables that the attributes of the program or a block name, and those that another block reads, are reached.
+    The program's `loss`, variables in the attributes of the program or a block, and those that another block reads,
+    are reached.
     """
     wanted = set(fetch) | _read_elsewhere(block)
     classes = alias_classes(block)
@@ -163,7 +164,7 @@ def _mermaid_string(*lines: str) -> str:
 def _read_elsewhere(block: Block) -> set[str]:
     program = block.program
     attrs = [*program.attrs.values(), *(v for b in program.blocks.values() for v in b.attrs.values())]
-    names = {r.name for r in refs(tuple(attrs))}
+    names = {r.name for r in refs(tuple(attrs))} | {str(program.attrs.get("loss", ""))}
     for other in program.blocks.values():
         if other is not block:
             names.update(name for op in other.ops for name in op.reads)

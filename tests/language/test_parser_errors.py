@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hypothesis.strategies as st
 import pytest
 from golden_tools import assert_golden
+from hypothesis import given, settings
 
 from graphft.errors import GraphftError
+from graphft.ir import Program
 from graphft.parser import ParseError, parse
 
 HEAD = "program p\n"
@@ -64,6 +67,38 @@ def test_error_says_where(text: str, line: int, column: int, message: str) -> No
     assert (error.line, error.column) == (line, column), str(error)
     assert message in error.message
     assert f"file.gft:{line}:{column}" in str(error)
+
+
+VALID = """program p {seed = 0, note = "a\\"b"}
+param %w: float32[2*batch, Max(1, 8)] {trainable = true}
+block step {interval = 0.5}:
+  %t: float32[8], _, %u: chunk = aten.t(%w, (1, (2,)), -1e-05, torch.float32)
+  send(%t) {shard = none}
+"""
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_damaged_text_gives_a_parse_error_or_a_program(data: st.DataObject) -> None:
+    """Nothing but ParseError, whatever is cut out, put in or doubled."""
+    text = VALID
+    for _ in range(data.draw(st.integers(1, 4))):
+        start = data.draw(st.integers(0, len(text)))
+        end = data.draw(st.integers(start, min(len(text), start + 12)))
+        text = text[:start] + data.draw(st.text('(){}[]%,=:"\\_ \n#abx01.-', max_size=4)) + text[end:]
+    found = attempt(text)
+    if isinstance(found, ParseError):
+        assert 1 <= found.line <= text.count("\n") + 1
+        assert 1 <= found.column <= len(found.text) + 1
+    else:
+        assert parse(str(found)) == found
+
+
+def attempt(text: str) -> Program | ParseError:
+    try:
+        return parse(text)
+    except ParseError as error:
+        return error
 
 
 def test_parse_error_is_a_graphft_error_with_a_rule() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import pytest
 import torch
@@ -71,6 +72,7 @@ BROKEN = {
     "out-of-order": ("  %t: float32[8, 4] = aten.t(%w)\n", "", "read by aten.mm, but written only later, by op 6"),
     "cycle": ("  %t: float32[8, 4] = aten.t(%w)\n", "", "which in turn waits for it"),
     "redefined": ("  ver_train", "  %t: float32[8, 4] = aten.t(%w)\n  ver_train", "and of op 0 before"),
+    "constant-write": ("buffer %mean", "frozen %mean", "aten.copy_ writes %mean, which is frozen"),
     "grad-shape": ("%w@GRAD: float32[4, 8] = aten.clone(%w)", "%w@GRAD: float32[8, 4] = aten.clone(%t)",
                    "%w@GRAD is float32[8, 4], but %w is float32[4, 8]"),
     "missing-gradient": ("  %w@GRAD: float32[4, 8] = aten.clone(%w)\n", "", "which nothing produces"),
@@ -116,6 +118,12 @@ def test_every_shared_rule_has_a_test() -> None:
     elsewhere = {"unprintable", "redeclared", "missing-value", "value-type", "unreachable"}
     shared = {r.id for r in verifier.rules() if not r.id.startswith("ver-")}
     assert shared <= BROKEN.keys() | elsewhere
+
+
+def test_every_shared_rule_is_documented() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "language.md").read_text(encoding="utf-8")
+    for r in verifier.rules():
+        assert r.id.startswith("ver-") or f"`{r.id}`" in page
 
 
 def test_a_good_program_broken_once_shows_one_finding() -> None:

@@ -115,6 +115,7 @@ def test_unreachable() -> None:
 def test_an_attribute_or_another_block_keeps_what_it_names() -> None:
     named = parse(TEXT.replace("program p", "program p {loss = %dead}"))
     assert unreachable(named.blocks["step"]) == []
+    assert unreachable(parse(TEXT.replace("program p", 'program p {loss = "dead"}')).blocks["step"]) == []
     read = parse(TEXT + "block other:\n  view_send(%dead)\n")
     assert unreachable(read.blocks["step"]) == []
 
