@@ -20,6 +20,7 @@ from torch import Tensor
 from graphft import tracing
 from graphft.errors import GraphftError
 from graphft.ir import Block, Type, Variable
+from graphft.locations import error_line
 from graphft.symbolic import Symbols
 from graphft.tracing import Traced
 
@@ -82,7 +83,7 @@ def trace(schedule: Rate) -> Traced:
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise GraphftError(
-            f"{_name(schedule)} cannot be traced ({tracing.error_line(error)}): {reason}", rule="schedule",
+            f"{_name(schedule)} cannot be traced ({error_line(error)}): {reason}", rule="schedule",
             help="use torch functions on the step, not Python's: torch.where(step < 10, a, b) for if, torch.cos for "
                  "math.cos, torch.clamp for min and max") from error
     for node in traced.module.graph.nodes:

@@ -1,0 +1,204 @@
+"""Twenty steps of a program against twenty steps of eager torch, for every optimizer and kind of model.
+
+Losses, parameters, buffers and optimizer state are bit-identical: the same kernels run on the same values, torch's
+fused ones where it has them on the CPU (SGD, Adam, AdamW, Adagrad), and its plain ones for RMSprop.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from zoo import CASES
+
+import graphft
+from graphft.optim import Optimizer
+
+STEPS = 20
+MODELS = ["mlp", "convnet", "transformer", "tied", "embedding"]
+OPTIMIZERS: dict[str, Optimizer] = {
+    "sgd": graphft.SGD(0.1),
+    "sgd-momentum": graphft.SGD(0.1, momentum=0.9, dampening=0.1, weight_decay=0.01),
+    "sgd-nesterov": graphft.SGD(0.1, momentum=0.9, nesterov=True),
+    "adam": graphft.Adam(1e-2),
+    "adam-amsgrad": graphft.Adam(1e-2, weight_decay=0.01, amsgrad=True),
+    "adamw": graphft.AdamW(1e-2),
+    "adagrad": graphft.Adagrad(0.05, lr_decay=0.01, initial_accumulator_value=0.1),
+    "rmsprop": graphft.RMSprop(1e-3),
+    "rmsprop-centered": graphft.RMSprop(1e-3, momentum=0.9, centered=True, weight_decay=0.01),
+}
+
+
+@dataclasses.dataclass
+class Subject:
+    """A model, its program as captured, and batches for both."""
+
+    model: nn.Module
+    loss_fn: Callable[..., Any]
+    program: graphft.Program
+    batches: list[dict[str, Tensor]]
+
+    def fresh(self) -> Subject:
+        return dataclasses.replace(self, model=copy.deepcopy(self.model), program=self.program.clone())
+
+    def eager(self, optimizer: torch.optim.Optimizer, clip: Callable[[list[nn.Parameter]], object] | None = None,
+              start: int = 0, stop: int = STEPS) -> Tensor:
+        """Trains the model; returns the losses."""
+        losses = []
+        torch.manual_seed(3)
+        for batch in self.batches[start:stop]:
+            optimizer.zero_grad()
+            result = self.loss_fn(self.model, **batch)
+            loss = result[0] if isinstance(result, tuple) else result
+            loss.backward()
+            if clip:
+                clip(list(self.model.parameters()))
+            optimizer.step()
+            losses.append(loss.detach())
+        return torch.stack(losses)
+
+    def run(self, start: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
+        """Runs the program; returns the losses, and the values at the end."""
+        executor = graphft.Executor()
+        torch.manual_seed(3)
+        losses = [executor.run(self.program, batch, "loss")["loss"] for batch in self.batches[start:]]
+        return torch.stack(losses), executor.state(self.program)
+
+
+def capture(name: str) -> Subject:
+    torch.manual_seed(0)
+    case = CASES[name]()
+    program = graphft.build(case.model, case.loss_fn, case.inputs)
+    return Subject(case.model, case.loss_fn, program, [case.batch(4 + k % 3) for k in range(STEPS)])
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def captured(request: pytest.FixtureRequest) -> Subject:
+    return capture(request.param)
+
+
+@pytest.fixture(scope="module")
+def captured_mlp() -> Subject:
+    return capture("mlp")
+
+
+@pytest.fixture
+def mlp(captured_mlp: Subject) -> Subject:
+    return captured_mlp.fresh()
+
+
+def counterpart(optimizer: Optimizer, parameters: Any) -> torch.optim.Optimizer:
+    """The optimizer in torch, fused where torch has a fused kernel on the CPU."""
+    fused = {} if optimizer.op == "rmsprop" else {"fused": True}
+    return optimizer.torch_class(parameters, **dataclasses.asdict(optimizer), **fused)
+
+
+def assert_same_state(state: dict[str, Tensor], model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Parameters, buffers and optimizer state of a program equal those of eager training, to the bit."""
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        assert torch.equal(state[name], value), name
+    for name, p in model.named_parameters():
+        for key, value in optimizer.state[p].items():
+            if value is not None and p.requires_grad:
+                assert torch.equal(state[f"{name}@{key}"], value), f"{name}@{key}"
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_twenty_steps(captured: Subject, optimizer: Optimizer) -> None:
+    subject = captured.fresh()
+    graphft.minimize(subject.program, optimizer)
+    reference = counterpart(optimizer, subject.model.parameters())
+    losses, state = subject.run()
+    assert torch.equal(losses, subject.eager(reference))
+    assert_same_state(state, subject.model, reference)
+    assert state["global_step"] == STEPS
+
+
+def test_clipping_by_value(mlp: Subject) -> None:
+    optimizer = graphft.SGD(0.1, momentum=0.9)
+    graphft.minimize(mlp.program, optimizer, graphft.ClipByValue(0.01))
+    reference = counterpart(optimizer, mlp.model.parameters())
+    losses, state = mlp.run()
+    assert torch.equal(losses, mlp.eager(reference, lambda parameters: nn.utils.clip_grad_value_(parameters, 0.01)))
+    assert_same_state(state, mlp.model, reference)
+
+
+def test_clipping_by_global_norm(captured: Subject) -> None:
+    """To float tolerance: torch sums the squares in float32, graphft in float64 and in an order that shards keep."""
+    subject, unclipped = captured.fresh(), captured.fresh()
+    graphft.minimize(subject.program, graphft.SGD(0.1), graphft.ClipByGlobalNorm(0.2))
+    graphft.minimize(unclipped.program, graphft.SGD(0.1))
+    _, state = subject.run()
+    _, without = unclipped.run()
+    subject.eager(torch.optim.SGD(subject.model.parameters(), 0.1, fused=True),
+                  lambda parameters: nn.utils.clip_grad_norm_(parameters, 0.2))
+    for name, p in subject.model.named_parameters():
+        torch.testing.assert_close(state[name], p.detach(), rtol=1e-5, atol=1e-6)
+    assert any(not torch.allclose(state[n], without[n], rtol=1e-3) for n, _ in subject.model.named_parameters())
+
+
+def test_a_schedule_against_torch(mlp: Subject) -> None:
+    graphft.minimize(mlp.program, graphft.SGD(lr=graphft.schedule.step(0.1, 5, 0.5)))
+    reference = torch.optim.SGD(mlp.model.parameters(), 0.1, fused=True)
+    scheduler = torch.optim.lr_scheduler.StepLR(reference, 5, 0.5)
+    _, state = mlp.run()
+    reference.register_step_post_hook(lambda *_: scheduler.step())
+    mlp.eager(reference)
+    assert_same_state(state, mlp.model, reference)  # halving is exact: the learning rates have the same bits
+
+
+# -- torch.optim instances ------------------------------------------------------------------------------------
+
+
+def test_parameter_groups_of_torch(mlp: Subject) -> None:
+    p = dict(mlp.model.named_parameters())
+    reference = torch.optim.AdamW([{"params": [p["0.weight"], p["2.weight"]], "weight_decay": 0.1},
+                                   {"params": [p["0.bias"]], "lr": torch.tensor(0.02), "betas": (0.8, 0.9)},
+                                   {"params": [p["2.bias"]], "weight_decay": 0.0}], lr=1e-2, fused=True)
+    graphft.minimize(mlp.program, reference, model=mlp.model)
+    updates = {op.args[0].name: op for op in mlp.program.blocks["step"] if op.type == "adamw"}
+    assert {n: op.args[2].name for n, op in updates.items()} == {
+        "0.weight": "lr", "0.bias": "lr_1", "2.weight": "lr", "2.bias": "lr"}
+    assert {n: op.attrs["weight_decay"] for n, op in updates.items()} == {
+        "0.weight": 0.1, "0.bias": 0.01, "2.weight": 0.1, "2.bias": 0.0}
+
+    losses, state = mlp.run()
+    reference.param_groups[1]["lr"] = reference.param_groups[1]["lr"].item()  # as a tensor, it is a float32
+    assert torch.equal(losses, mlp.eager(reference))
+    assert_same_state(state, mlp.model, reference)
+
+
+def test_parameters_outside_the_groups_stay(mlp: Subject) -> None:
+    p = dict(mlp.model.named_parameters())
+    reference = torch.optim.SGD([p["2.weight"]], 0.1, fused=True)
+    graphft.minimize(mlp.program, reference, model=mlp.model)
+    assert {v.name for v in mlp.program.of_kind(graphft.Kind.PARAM)} == {"2.weight"}
+    _, state = mlp.run()
+    mlp.eager(reference)
+    assert_same_state(state, mlp.model, reference)
+
+
+def test_frozen_and_tied_parameters_of_torch() -> None:
+    subject = capture("tied")
+    reference = torch.optim.Adam(subject.model.parameters(), 1e-2, fused=True)
+    graphft.minimize(subject.program, reference, model=subject.model)
+    assert {v.name for v in subject.program.of_kind(graphft.Kind.PARAM)} == {"embed.weight", "mix.weight", "mix.bias"}
+    losses, state = subject.run()
+    assert torch.equal(losses, subject.eager(reference))
+    assert_same_state(state, subject.model, reference)
+
+
+@pytest.mark.parametrize("name", ["sgd-momentum", "adam-amsgrad", "adagrad", "rmsprop-centered"])
+def test_training_that_torch_began_goes_on(name: str, mlp: Subject) -> None:
+    reference = counterpart(OPTIMIZERS[name], mlp.model.parameters())
+    mlp.eager(reference, stop=5)
+    mlp.program = graphft.build(mlp.model, mlp.loss_fn, CASES["mlp"]().inputs)
+    graphft.minimize(mlp.program, reference, model=mlp.model)
+    losses, state = mlp.run(start=5)
+    assert torch.equal(losses, mlp.eager(reference, start=5))
+    assert_same_state(state, mlp.model, reference)
