@@ -1,0 +1,143 @@
+"""What a job was asked to be: the options of `transpile`, and what its bits depend on."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from graphft.data import DataSpec
+from graphft.errors import GraphftError
+from graphft.plan import Plan
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_CHOICES = {"on_trainer_loss": ("takeover", "wait"), "on_barrier_timeout": ("rollback", "proceed")}
+_AT_LEAST = {
+    "trainers": 1, "pservers": 1, "batch_size": 1, "passes": 1, "checkpoint_every": 0, "keep_checkpoints": 1,
+    "max_failures": 1, "lease_ttl": 1, "slice_unit": 64, "min_block": 1, "bucket_bytes": 1024, "threads": 1,
+    "max_staleness": -1,
+}
+_TYPES: dict[str, type | tuple[type, ...]] = {"int": int, "bool": bool, "str": str, "float": (int, float)}
+_POSITIVE = ("recovery_timeout", "chunk_timeout", "daemon_interval", "push_timeout")
+_NOT_HASHED = ("name", "etcd_endpoints", "exact", "torch_version", "cpu_capability")
+
+
+@dataclass(frozen=True)
+class JobConfig:
+    """The options of a job. The programs are a function of the source program and these; times are seconds."""
+
+    name: str
+    data: DataSpec
+    batch_size: int
+    trainers: int = 1
+    """Logical trainers (slots)."""
+    pservers: int = 1
+    sync: bool = True
+    ft: bool = False
+    passes: int = 1
+    """Passes over the data."""
+    seed: int = 0
+    drop_last: bool = False
+    """Leave a chunk's last batch out when it is shorter than the others."""
+    etcd_endpoints: tuple[str, ...] | None = None
+    """None: etcd is started with the job."""
+    checkpoint_every: int = 50
+    """Steps between checkpoints; 0: only at the end."""
+    keep_checkpoints: int = 3
+    on_trainer_loss: Literal["takeover", "wait"] = "takeover"
+    on_barrier_timeout: Literal["rollback", "proceed"] = "rollback"
+    recovery_timeout: float = 10.0
+    chunk_timeout: float = 60.0
+    max_failures: int = 3
+    """Failures of a chunk in a row, without progress, that make it poison."""
+    lease_ttl: int = 10
+    """Whole seconds; a process whose lease ended is dead to the others."""
+    push_timeout: float = 10.0
+    """Async: a shard that has not answered for so long is skipped for this batch."""
+    daemon_interval: float = 0.5
+    slice_unit: int = 8192
+    min_block: int = 8192
+    """Elements; a tensor is not cut into smaller slices to spread it over the shards."""
+    bucket_bytes: int = 4 << 20
+    max_staleness: int = -1
+    """Async: how many versions old the parameters of a gradient may be; -1: any."""
+    exact: bool = True
+    """A role refuses to run where it would not give the bits of the others."""
+    threads: int = 1
+    device: str = "cpu"
+    torch_version: str = ""
+    cpu_capability: str = ""
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    @cached_property
+    def plan(self) -> Plan:
+        """Which batch each slot computes at each step (sync); in async mode, of all batches in one slot."""
+        return Plan([c.records for c in self.data.chunks], slots=self.trainers if self.sync else 1,
+                    batch_size=self.batch_size, seed=self.seed, passes=self.passes, drop_last=self.drop_last)
+
+    @property
+    def total_steps(self) -> int:
+        """Sync: steps of the job. Async: its batches, each of which is one version of every shard."""
+        return self.plan.total_steps
+
+    def replace(self, **changes: Any) -> JobConfig:
+        """A copy with other options."""
+        return dataclasses.replace(self, **changes)
+
+    def hashed(self) -> dict[str, Any]:
+        """What makes two jobs different, as JSON: not the name, where etcd is, or what machine transpiled it."""
+        return {k: v for k, v in self.to_json().items() if k not in _NOT_HASHED}
+
+    def to_json(self) -> dict[str, Any]:
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        return values | {"data": self.data.to_json()}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any]) -> JobConfig:
+        """The inverse of `to_json`. Raises GraphftError when `data` is no configuration."""
+        try:
+            endpoints = data["etcd_endpoints"]
+            return JobConfig(**{**data, "data": DataSpec.from_json(data["data"]),
+                                "etcd_endpoints": None if endpoints is None else tuple(endpoints)})
+        except (KeyError, TypeError) as error:
+            raise GraphftError(f"this is no job configuration: {error}", rule="job-config",
+                               help="was the job saved by another version of graphft? transpile it again") from error
+
+
+def _check(config: JobConfig) -> None:
+    """Raises GraphftError[option] for the first option that makes no sense, and says which."""
+    if not isinstance(config.name, str) or not _NAME.fullmatch(config.name):
+        raise _bad("name", config.name, "1 to 64 letters, digits, '_' and '-'")
+    if not isinstance(config.data, DataSpec):
+        raise _bad("chunks", type(config.data).__name__, "what graphft.arrays, dataset or files return")
+    for f in dataclasses.fields(config):
+        value = getattr(config, f.name)
+        wanted = _TYPES.get(str(f.type))
+        if wanted is not None and (not isinstance(value, wanted) or (isinstance(value, bool) and f.type != "bool")):
+            raise _bad(f.name, value, f"a value of type {f.type}")
+    for name, least in _AT_LEAST.items():
+        if getattr(config, name) < least:
+            raise _bad(name, getattr(config, name), f"at least {least}")
+    for name in _POSITIVE:
+        if not getattr(config, name) > 0:
+            raise _bad(name, getattr(config, name), "a positive number of seconds")
+    for name, choices in _CHOICES.items():
+        if getattr(config, name) not in choices:
+            raise _bad(name, getattr(config, name), " or ".join(map(repr, choices)))
+    if config.slice_unit % 64:
+        raise _bad("slice_unit", config.slice_unit, "a multiple of 64, so that vector kernels give the same bits")
+    if config.etcd_endpoints is not None and (not config.etcd_endpoints or not all(
+            isinstance(e, str) and e for e in config.etcd_endpoints)):
+        raise _bad("etcd_endpoints", config.etcd_endpoints, "None, or a sequence of 'host:port'")
+    if not config.sync and config.on_trainer_loss == "wait":
+        raise _bad("on_trainer_loss", "wait", "'takeover': in async mode no trainer is waited for")
+    config.data.batches(config.batch_size, config.drop_last)
+
+
+def _bad(name: str, value: object, wanted: str) -> GraphftError:
+    return GraphftError(f"{name} is {value!r}, expected {wanted}", rule="option", help=f"correct {name}")

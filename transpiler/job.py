@@ -1,0 +1,212 @@
+"""A job: the programs of its roles, and what they need besides. A job's folder is enough to start any role anywhere.
+
+    job.json                      configuration, and the hash
+    source/program.gft            the program it was made from
+    programs/<role>/              program.gft and values.safetensors of trainer, pserver0 ..., coordinator
+    data/                         arrays that travel with the job
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from graphft.errors import GraphftError
+from graphft.ir import Program
+from graphft.printer import format_block
+from graphft.storage import load_program
+from graphft.transpiler import rules
+from graphft.transpiler.config import JobConfig
+from graphft.transpiler.passes import (
+    InsertCheckpoints,
+    InsertCommunication,
+    InsertLiveness,
+    InsertQueue,
+    MakeBuckets,
+    SliceParameters,
+    SplitOptimizer,
+)
+from graphft.transpiler.programs import Pass, Programs, Stage, run_passes
+from graphft.verify import VerificationError, verify_job
+
+FORMAT = 1
+"""Of the job's folder; raised when an older graphft could not read it."""
+
+
+def pipeline(config: JobConfig) -> tuple[Pass, ...]:
+    """The passes that make a job of these options, in order."""
+    c = config
+    return (
+        SliceParameters(c.pservers, c.slice_unit, c.min_block, c.bucket_bytes),
+        MakeBuckets(c.bucket_bytes),
+        SplitOptimizer(c.pservers, c.slice_unit, c.sync),
+        InsertCommunication(c.trainers, c.sync, c.total_steps, c.max_staleness),
+        InsertQueue(c.ft, c.chunk_timeout, c.max_failures),
+        InsertLiveness(c.trainers, c.sync, c.ft, c.on_trainer_loss, c.daemon_interval),
+        InsertCheckpoints(c.ft, c.checkpoint_every, c.keep_checkpoints, c.recovery_timeout, c.on_barrier_timeout),
+    )
+
+
+@dataclass(frozen=True)
+class Job:
+    """What `transpile` returns: source program, options, and the programs made from them."""
+
+    source: Program
+    config: JobConfig
+    programs: Programs
+
+    @staticmethod
+    def make(source: Program, config: JobConfig) -> Job:
+        """Runs the passes on a copy of `source`. Raises ProgramError when one cannot be applied."""
+        source = source.clone()
+        source.attrs.update(device=config.device, seed=config.seed)
+        return Job(source, config, run_passes(source, pipeline(config))[-1].programs)
+
+    def trainer_program(self) -> Program:
+        return self.programs.trainer
+
+    def pserver_program(self, index: int) -> Program:
+        """The program of shard `index`. Raises GraphftError if there is no such shard."""
+        if not 0 <= index < len(self.programs.pservers):
+            raise GraphftError(f"there is no pserver {index}", rule="pserver-index",
+                               help=f"the job has pservers 0 to {len(self.programs.pservers) - 1}")
+        return self.programs.pservers[index]
+
+    def coordinator_program(self) -> Program:
+        assert self.programs.coordinator is not None
+        return self.programs.coordinator
+
+    def verify(self) -> None:
+        """Verifies each program, and what must hold across them. Raises VerificationError."""
+        found = list(rules.check_config(self.programs, self.config))
+        verify_job(self.programs.by_name())
+        if found:
+            raise VerificationError(found, f"job '{self.config.name}'")
+
+    @cached_property
+    def hash(self) -> str:
+        """A sha256 that is the same for the same programs and options, wherever and whenever they are made.
+
+        Initial values and the contents of the data take no part: a script that is run again finds its job.
+        """
+        digest = hashlib.sha256()
+        for name, program in self.programs.by_name().items():
+            digest.update(f"{name}\n{program}\n".encode())
+        digest.update(json.dumps(self.config.hashed(), sort_keys=True).encode())
+        return digest.hexdigest()
+
+    @property
+    def passes(self) -> tuple[Stage, ...]:
+        """The programs as captured, and after each pass."""
+        return run_passes(self.source, pipeline(self.config))
+
+    def diff(self) -> str:
+        """What `ft` changes in the trainer's program: a text diff of the blocks without and with it."""
+        before, after = (self._step_with(ft) for ft in (False, True))
+        return "\n".join(difflib.unified_diff(before, after, "ft=False", "ft=True", lineterm="", n=1))
+
+    def _step_with(self, ft: bool) -> list[str]:
+        stages = run_passes(self.source, pipeline(self.config.replace(ft=ft)))
+        return "\n\n".join(map(format_block, stages[-1].programs.trainer.blocks.values())).splitlines()
+
+    def run(self, **options: Any) -> Any:
+        """Runs the job to its end with all roles on this machine; or as the role that the environment names.
+
+        See `graphft.run_job`, which is the runtime's: this package does not know it.
+        """
+        import graphft
+
+        return graphft.run_job(self, **options)
+
+    # -- files ------------------------------------------------------------------------------------------------
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Writes the job's folder, wholly or not at all. A folder that holds the same job is left as it is.
+
+        Raises GraphftError when the folder holds anything else, or cannot be written.
+        """
+        target = Path(path).absolute()
+        if _holds(target, self.hash):
+            return
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as scratch:
+                new = Path(scratch, "job")
+                new.mkdir()
+                self._write(new)
+                if not _holds(target, self.hash):  # somebody else may have saved it meanwhile
+                    new.rename(target)
+        except OSError as error:
+            if _holds(target, self.hash):
+                return
+            raise GraphftError(f"cannot save job '{self.config.name}' to {target}: {error}", rule="save",
+                               help="check that the folder above can be written, and has room") from error
+
+    def _write(self, folder: Path) -> None:
+        source = self.source.clone()
+        source.values = {}
+        source.save(folder / "source")
+        for name, program in self.programs.by_name().items():
+            program.save(folder / "programs" / name)
+        self.config.data.store(folder)
+        record = {"format": FORMAT, "hash": self.hash, "config": self.config.to_json()}
+        with (folder / "job.json").open("w", encoding="utf-8") as f:
+            json.dump(record, f, indent=1)
+            f.flush()
+            os.fsync(f.fileno())
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Job:
+        """The job that `save` wrote. Raises GraphftError for a folder that is missing, damaged or no job's."""
+        folder = Path(path)
+        record = _read_record(folder)
+        config = JobConfig.from_json(record["config"])
+        pservers = [load_program(folder / "programs" / f"pserver{i}") for i in range(config.pservers)]
+        programs = Programs(load_program(folder / "programs" / "trainer"), tuple(pservers),
+                            load_program(folder / "programs" / "coordinator"))
+        job = Job(load_program(folder / "source"), config, programs)
+        if job.hash != record["hash"]:
+            raise GraphftError(f"{folder} is damaged: its files are of job {job.hash[:12]}, job.json is of "
+                               f"{str(record['hash'])[:12]}", rule="load", help="transpile and save the job again")
+        return job
+
+
+def _read_record(folder: Path) -> dict[str, Any]:
+    try:
+        record = json.loads((folder / "job.json").read_bytes())
+    except OSError:
+        what = "is no job's folder: it has no job.json" if folder.is_dir() else "is no folder"
+        raise GraphftError(f"cannot load a job: {folder} {what}", rule="job-directory",
+                           help="give the folder that Job.save or graphft launch wrote") from None
+    except ValueError as error:
+        raise GraphftError(f"{folder / 'job.json'} is damaged: {error}", rule="load",
+                           help="transpile and save the job again") from error
+    if not isinstance(record, dict) or record.get("format") != FORMAT or not {"hash", "config"} <= record.keys():
+        raise GraphftError(f"{folder / 'job.json'} is of another format than this graphft's ({FORMAT})", rule="load",
+                           help="use the graphft that saved the job, or transpile it again")
+    return record
+
+
+def _holds(folder: Path, hash: str) -> bool:
+    """Whether `folder` holds the job of this hash. Raises GraphftError if it holds something else."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return False
+    try:
+        found = json.loads((folder / "job.json").read_bytes())["hash"]
+    except (OSError, ValueError, KeyError, TypeError):
+        found = None
+    if found == hash:
+        return True
+    what = f"holds another job ({found[:12]}, this one is {hash[:12]})" if found else "is not empty, and holds no job"
+    raise GraphftError(f"cannot save a job to {folder}: it {what}", rule="job-directory",
+                       help="choose another folder, or delete this one")
+
+
+__all__ = ["Job", "pipeline"]

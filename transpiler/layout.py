@@ -1,0 +1,130 @@
+"""Where everything that evolves lies: slices of variables, and buckets of slices, as the program's text says it.
+
+A parameter or buffer is cut, flattened, into slices; slices of one shard travel together in buckets. Both stand in
+the attributes of the variable in the trainer's program:
+
+    param %fc.weight: float32[256, 64] {buckets = ((0, 1), (0, 0)), slices = ((0, 8192, 0), (8192, 16384, 1))}
+
+`slices` holds (start, end, shard) of flat elements, `buckets` (bucket, position in it) of each slice in turn; buckets
+count from 0 on each shard. A slice is called `<variable>@slice<i>`, or `<variable>` when it is whole.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from graphft.errors import ProgramError
+from graphft.ir import Kind, Program, Ref, Variable, grad_name
+
+Reduce = Literal["weighted_mean", "mean", "first"]
+
+EVOLVING = (Kind.PARAM, Kind.BUFFER)
+"""Kinds of the variables that live on pservers (optimizer state follows its parameter)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Elements [start, end) of a flattened variable, and the shard that owns them."""
+
+    variable: str
+    index: int
+    start: int
+    end: int
+    shard: int
+    whole: bool
+
+    @property
+    def name(self) -> str:
+        """Its name on the pserver."""
+        return self.variable if self.whole else f"{self.variable}@slice{self.index}"
+
+    @property
+    def numel(self) -> int:
+        return self.end - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """What travels together between a trainer and shard `shard`: slices of one dtype, one after the other."""
+
+    shard: int
+    index: int
+    dtype: str
+    reduce: Reduce
+    slices: tuple[Slice, ...]
+
+    @property
+    def numel(self) -> int:
+        return sum(s.numel for s in self.slices)
+
+
+def evolving(program: Program) -> list[Variable]:
+    """The variables that live on pservers, in declaration order."""
+    return program.of_kind(*EVOLVING)
+
+
+def slices_of(variable: Variable) -> tuple[Slice, ...]:
+    """The slices of a variable, by start. Raises ProgramError if it has not been sliced."""
+    given = _attribute(variable, "slices", 3)
+    return tuple(Slice(variable.name, i, start, end, shard, len(given) == 1)
+                 for i, (start, end, shard) in enumerate(given))
+
+
+def all_slices(program: Program) -> list[Slice]:
+    """The slices of everything that evolves, in canonical order: variables as declared, then by start."""
+    return [s for v in evolving(program) for s in slices_of(v)]
+
+
+def buckets_of(program: Program) -> tuple[Bucket, ...]:
+    """The buckets, by shard and index. Raises ProgramError if the program has not been laid out."""
+    members: dict[tuple[int, int], list[tuple[int, Slice, Variable]]] = defaultdict(list)
+    for v in evolving(program):
+        for s, (bucket, position) in zip(slices_of(v), _attribute(v, "buckets", 2), strict=True):
+            members[s.shard, bucket].append((position, s, v))
+    buckets = []
+    for (shard, index), found in sorted(members.items()):
+        found.sort(key=lambda m: m[0])
+        first = found[0][2]
+        buckets.append(Bucket(shard, index, first.dtype, reduce_of(first), tuple(s for _, s, _ in found)))
+    return tuple(buckets)
+
+
+def reduce_of(variable: Variable) -> Reduce:
+    """How the slots' contributions to a variable are folded into one (see op `bucket`)."""
+    if variable.kind is Kind.PARAM:
+        return "weighted_mean"
+    return "mean" if is_float(variable) else "first"
+
+
+def is_float(variable: Variable) -> bool:
+    return variable.dtype.startswith(("float", "bfloat", "complex"))
+
+
+def itemsize(dtype: str) -> int:
+    """Bytes per element."""
+    import torch
+
+    return int(getattr(torch, dtype).itemsize)
+
+
+def gradient_of(parameter: Variable) -> str:
+    """The variable that holds a parameter's gradient in the trainer's program: `<parameter>@GRAD`, or what its
+    attribute `grad` names.
+    """
+    given = parameter.attrs.get("grad")
+    return given.name if isinstance(given, Ref) else grad_name(parameter.name)
+
+
+def shards_of(program: Program) -> int:
+    """The number of shards that the program is laid out on."""
+    return 1 + max(s.shard for s in all_slices(program))
+
+
+def _attribute(variable: Variable, name: str, width: int) -> tuple[tuple[int, ...], ...]:
+    value: Any = variable.attrs.get(name)
+    if not isinstance(value, tuple) or not all(isinstance(v, tuple) and len(v) == width for v in value):
+        raise ProgramError(f"%{variable.name} has no attribute {name}", rule="layout",
+                           help="run the passes slice-parameters and make-buckets first")
+    return cast("tuple[tuple[int, ...], ...]", value)

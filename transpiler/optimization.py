@@ -1,0 +1,127 @@
+"""Finds in a minimized program what evolves the parameters: updates, gradient clipping, the schedule.
+
+What it looks for is what `graphft.minimize` appends, or a user by hand: optimizer ops (param, grad, lr, *state),
+clip ops in place on gradients, `squared_norms` for the global norm, and the ops that compute the learning rates.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graphft import registry
+from graphft.errors import ProgramError
+from graphft.ir import Block, Kind, Operator, Ref, Variable
+from graphft.optim import CLIP_OPS, OPTIMIZER_OPS, SCALAR_STATE
+
+NORM_OP = "squared_norms"
+
+
+@dataclass(frozen=True)
+class Optimization:
+    """The part of block `step` that leaves the trainer. Each op of it stands in exactly one field."""
+
+    updates: dict[str, Operator]
+    """The optimizer op of each parameter."""
+    norm: Operator | None
+    """`squared_norms`, where gradients are clipped by their global norm."""
+    before_norm: dict[str, list[Operator]]
+    """Clip ops that stand before `norm`, by gradient."""
+    clips: dict[str, list[Operator]]
+    """Clip ops behind it (all, where there is none), by gradient."""
+    schedule: list[Operator]
+    """What computes the learning rates and counts the steps, in order."""
+
+    @property
+    def ops(self) -> list[Operator]:
+        clips = [op for ops in (*self.before_norm.values(), *self.clips.values()) for op in ops]
+        return [*self.updates.values(), *([self.norm] if self.norm else []), *clips, *self.schedule]
+
+    def state_of(self, parameter: Variable) -> list[Variable]:
+        """The optimizer state of a parameter."""
+        assert parameter.program is not None
+        return [parameter.program.variables[r.name] for r in self.updates[parameter.name].args[3:]]
+
+
+def find_optimization(block: Block) -> Optimization:
+    """Raises ProgramError when a parameter has no optimizer op, or one that no shard could run by itself."""
+    updates = _updates(block)
+    gradients = {op.args[1].name for op in updates.values()}
+    norms = [op for op in block.ops if op.type == NORM_OP and gradients.issuperset(op.reads)]
+    if len(norms) > 1:
+        raise ProgramError(f"{len(norms)} global norms are computed", block=block, index=block.ops.index(norms[1]),
+                           rule="two-norms", help="clip all gradients by one global norm")
+    norm_at = next((i for i, op in enumerate(block.ops) if norms and op is norms[0]), -1)
+    before: dict[str, list[Operator]] = {}
+    after: dict[str, list[Operator]] = {}
+    for i, op in enumerate(block.ops):
+        if op.type in CLIP_OPS and op.args[0].name in gradients:
+            (before if i < norm_at else after).setdefault(op.args[0].name, []).append(op)
+    found = Optimization(updates, norms[0] if norms else None, before, after, _schedule(block, updates))
+    _check_alone(block, found)
+    return found
+
+
+def scalar_state(state: Variable, parameter: Variable) -> bool:
+    """Whether a state variable is one number for the whole parameter, which each of its slices has a copy of."""
+    return state.shape == () and (parameter.shape != () or state.name.endswith(f"@{SCALAR_STATE}"))
+
+
+def _updates(block: Block) -> dict[str, Operator]:
+    updates: dict[str, Operator] = {}
+    for i, op in enumerate(block.ops):
+        if op.type in OPTIMIZER_OPS:
+            name = op.args[0].name
+            if name in updates:
+                raise ProgramError(f"%{name} is updated twice in a step", block=block, index=i, rule="updated-twice",
+                                   help="give each parameter one optimizer op")
+            updates[name] = op
+    parameters = [v.name for v in block.program.of_kind(Kind.PARAM)]
+    missing = [name for name in parameters if name not in updates]
+    if missing and not updates:
+        raise ProgramError(f"program '{block.program.name}' has no optimizer", block=block, rule="not-minimized",
+                           help="call graphft.minimize(program, graphft.SGD(lr=0.1)) before transpile()")
+    if missing:
+        raise ProgramError(f"%{missing[0]} is a parameter, but no optimizer op updates it", block=block,
+                           rule="no-optimizer", help="pass it to the optimizer, or freeze it")
+    return updates
+
+
+def _schedule(block: Block, updates: dict[str, Operator]) -> list[Operator]:
+    """The ops that the learning rates, and state of no parameter, come from."""
+    own = {r.name for op in updates.values() for r in op.args[3:]}
+    needed = {op.args[2].name for op in updates.values()}
+    needed |= {v.name for v in block.program.of_kind(Kind.STATE) if v.name not in own}
+    taken: set[int] = set()
+    while True:
+        more = [i for i, op in enumerate(block.ops) if i not in taken and needed.intersection(registry.writes_of(op))]
+        if not more:
+            return [block.ops[i] for i in sorted(taken)]
+        taken.update(more)
+        needed.update(name for i in more for name in block.ops[i].reads)
+
+
+def _check_alone(block: Block, found: Optimization) -> None:
+    """A pserver has parameters, their state and constants, and no batch; a trainer has no optimizer state."""
+    variables = block.program.variables
+    for op in found.schedule:
+        for name in op.reads:
+            if variables[name].kind in (Kind.INPUT, Kind.PARAM, Kind.BUFFER):
+                raise ProgramError(f"the learning rate depends on {variables[name].kind.value} %{name}", block=block,
+                                   index=_index(block, op), rule="schedule-input",
+                                   help="a schedule is a function of the step; pservers see no batch")
+    moved = {id(op) for op in found.ops}
+    for i, op in enumerate(block.ops):
+        for name in (*op.reads, *op.writes) if id(op) not in moved else ():
+            if variables[name].kind is Kind.STATE:
+                raise ProgramError(f"{op.type} uses optimizer state %{name}, which trainers do not have", block=block,
+                                   index=i, rule="state-on-trainer", help="let only optimizer and schedule ops use it")
+
+
+def _index(block: Block, op: Operator) -> int:
+    return next(i for i, other in enumerate(block.ops) if other is op)
+
+
+def with_operands(op: Operator, names: dict[str, str]) -> Operator:
+    """`op` with its operands renamed; results and attributes stay."""
+    return Operator(op.type, tuple(Ref(names.get(a.name, a.name)) if isinstance(a, Ref) else a for a in op.args),
+                    dict(op.attrs), op.outputs, op.loc)

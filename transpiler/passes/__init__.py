@@ -1,0 +1,12 @@
+"""The passes, one per file. `graphft.transpiler.job.pipeline` has them in order."""
+
+from graphft.transpiler.passes.insert_checkpoints import InsertCheckpoints
+from graphft.transpiler.passes.insert_communication import InsertCommunication
+from graphft.transpiler.passes.insert_liveness import InsertLiveness
+from graphft.transpiler.passes.insert_queue import InsertQueue
+from graphft.transpiler.passes.make_buckets import MakeBuckets
+from graphft.transpiler.passes.slice_parameters import SliceParameters
+from graphft.transpiler.passes.split_optimizer import SplitOptimizer
+
+__all__ = ["InsertCheckpoints", "InsertCommunication", "InsertLiveness", "InsertQueue", "MakeBuckets",
+           "SliceParameters", "SplitOptimizer"]

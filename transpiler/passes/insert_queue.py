@@ -1,0 +1,45 @@
+"""Feeds the step from the chunk queue."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from graphft.ir import Kind, Operator, Ref, Type, Variable
+from graphft.transpiler.programs import Programs, order_blocks
+
+
+@dataclass(frozen=True)
+class InsertQueue:
+    """A step begins by getting its batch: which one, its columns, its random seed.
+
+    With `ft`, the queue in etcd records the progress: block `pass` makes the pass's records, the step claims chunks
+    and completes those that every shard has applied (`etcd_get_chunk`, `etcd_complete_chunk`), and the daemons of
+    trainers and coordinator return overdue ones to todo. Without, the step computes what the plan says (`get_chunk`).
+    """
+
+    name: ClassVar[str] = "insert-queue"
+    ft: bool = True
+    chunk_timeout: float = 60.0
+    max_failures: int = 3
+
+    def run(self, job: Programs) -> Programs:
+        job = job.clone()
+        step = job.trainer.blocks["step"]
+        columns = tuple(v.name for v in job.trainer.of_kind(Kind.INPUT))
+        chunk = job.trainer.fresh("chunk")
+        job.trainer.variables[chunk] = Variable(chunk, Type("chunk"), Kind.TEMP, {}, job.trainer)
+        head = [Operator("etcd_get_chunk" if self.ft else "get_chunk", (), {}, (chunk,)),
+                Operator("read_chunk", (Ref(chunk),), {"columns": columns}, columns),
+                Operator("seed_rng", (Ref(chunk),))]
+        step.ops = [*head, *step.ops]
+        if self.ft:
+            at = next(i for i, op in enumerate(step.ops) if op.type == "fetch_barrier")
+            step.ops.insert(at + 1, Operator("etcd_complete_chunk"))
+            job.trainer.block("pass").append_op("etcd_enqueue_todo")
+            order_blocks(job.trainer, "pass")
+            for program in (job.trainer, job.coordinator):
+                if program is not None:
+                    program.block("daemon").append_op("etcd_enqueue_timeout", timeout=self.chunk_timeout,
+                                                      max_failures=self.max_failures)
+        return job
