@@ -1,0 +1,220 @@
+"""The chunk queue's records, and the one transaction that each transition is.
+
+Per pass, under a prefix of its own (`keys.queue(pass)`):
+
+    todo/<chunk>     stays until the chunk is done or failed; holds attempts and failures
+    pending/<chunk>  the claim, under its trainer's lease: it goes when the trainer does, and nothing else need be done
+    done/<chunk>, failed/<chunk>
+
+So a pass is over when no `todo` record is left: pending and discarded chunks cannot be overlooked. The functions take
+records as they were read, and return a `Change` as plain data; a driver makes an etcd transaction of it:
+
+    change = claim(prefix, chunk, todo=store.get(todo_key(prefix, chunk)), ...)
+    result = store.txn([compare ...], [put ..., delete ...])   # `Put.leased`: under this process's lease
+    if result.ok and change.outcome == "claimed": fence = result.revision      # the claim's create_revision
+
+A transaction that fails changed nothing: read again. The fence is compared by whatever relies on the claim, so a
+trainer that was given up cannot complete, renew or release what has another owner now.
+
+Failures are counted at the next claim: a claim that was neither completed nor released failed. It resets the count
+when the chunk progressed meanwhile (`progress`: batches applied so far), so preemptions never discard good data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import msgspec
+
+from graphft.plan import PlannedChunk
+
+MAX_PUTS = 100  # per transaction; etcd takes 128 operations
+
+
+class Todo(msgspec.Struct, frozen=True):
+    """Value of `todo/<chunk>`. `progress`: batches that were applied when it was claimed (or renewed) last."""
+
+    attempt: int = 0
+    failures: int = 0
+    progress: int = 0
+    open: bool = False
+    """The last claim has not been released: when no claim is there any more, it failed."""
+
+
+class Pending(msgspec.Struct, frozen=True):
+    """Value of `pending/<chunk>`. `start_step`: the chunk's first step (sync). `deadline`: wall-clock seconds."""
+
+    trainer: str
+    slot: int
+    start_step: int
+    deadline: float
+    attempt: int = 1
+
+
+class Record(Protocol):
+    """A key as it was read from etcd."""
+
+    @property
+    def value(self) -> bytes: ...
+    @property
+    def create_revision(self) -> int: ...
+    @property
+    def mod_revision(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """The key has this create or mod revision; 0: it is absent."""
+
+    key: str
+    target: Literal["create", "mod"]
+    revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    key: str
+    value: bytes
+    leased: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One transaction: if all `compares` hold, all `puts` and `deletes` happen, else nothing."""
+
+    outcome: Literal["claimed", "failed", "completed", "renewed", "released", "overdue", "enqueued", "rewound"]
+    reason: str
+    compares: tuple[Compare, ...]
+    puts: tuple[Put, ...] = ()
+    deletes: tuple[str, ...] = ()
+
+
+def todo_key(prefix: str, chunk: int) -> str:
+    """Chunks are numbered with eight digits, so that a range over a key's beginning is a range of chunks."""
+    return f"{prefix}todo/{chunk:08d}"
+
+
+def pending_key(prefix: str, chunk: int) -> str:
+    return f"{prefix}pending/{chunk:08d}"
+
+
+def done_key(prefix: str, chunk: int) -> str:
+    return f"{prefix}done/{chunk:08d}"
+
+
+def failed_key(prefix: str, chunk: int) -> str:
+    return f"{prefix}failed/{chunk:08d}"
+
+
+def chunk_of(key: str) -> int:
+    return int(key.rsplit("/", 1)[1])
+
+
+def claim(
+    prefix: str, chunk: int, todo: Record, *, trainer: str, slot: int = -1, start_step: int = 0, progress: int = 0,
+    now: float, timeout: float, max_failures: int,
+) -> Change:
+    """Claims a chunk whose `todo` record was read; or, when it failed too often, moves it to failed.
+
+    `progress`: batches of it that are applied, as far as known. `now` and the deadline: wall-clock seconds.
+    """
+    old = msgspec.json.decode(todo.value, type=Todo)
+    failures = 0 if progress > old.progress else old.failures + old.open
+    compares = (Compare(todo_key(prefix, chunk), "mod", todo.mod_revision),
+                Compare(pending_key(prefix, chunk), "create", 0))
+    if failures >= max_failures:
+        reason = (f"chunk {chunk} failed {failures} times in a row without progress, the last time after {progress} "
+                  f"batches; it is left out of this pass")
+        return Change("failed", reason, compares, (Put(failed_key(prefix, chunk), msgspec.json.encode(reason)),),
+                      (todo_key(prefix, chunk),))
+    new = Todo(old.attempt + 1, failures, max(progress, old.progress), True)
+    pending = Pending(trainer, slot, start_step, now + timeout, new.attempt)
+    return Change("claimed", f"{trainer} claims chunk {chunk}, attempt {new.attempt}, {failures} failures", compares,
+                  (Put(todo_key(prefix, chunk), msgspec.json.encode(new)),
+                   Put(pending_key(prefix, chunk), msgspec.json.encode(pending), leased=True)))
+
+
+def complete(prefix: str, chunk: int, fence: int) -> Change:
+    """Completes a chunk under the claim whose create_revision is `fence`. All of its batches are applied."""
+    return Change("completed", f"chunk {chunk} is done", (Compare(pending_key(prefix, chunk), "create", fence),),
+                  (Put(done_key(prefix, chunk), b"{}"),), (todo_key(prefix, chunk), pending_key(prefix, chunk)))
+
+
+def renew(
+    prefix: str, chunk: int, fence: int, pending: Pending, todo: Record, *, progress: int, now: float, timeout: float
+) -> Change:
+    """Moves the deadline of one's own claim on. When more has been applied, the failures so far are forgotten."""
+    old = msgspec.json.decode(todo.value, type=Todo)
+    moved = msgspec.structs.replace(pending, deadline=now + timeout)
+    new = Todo(old.attempt, 0 if progress > old.progress else old.failures, max(progress, old.progress), True)
+    return Change("renewed", f"chunk {chunk} has {progress} batches applied", _own(prefix, chunk, fence, todo),
+                  (Put(todo_key(prefix, chunk), msgspec.json.encode(new)),
+                   Put(pending_key(prefix, chunk), msgspec.json.encode(moved), leased=True)))
+
+
+def release(prefix: str, chunk: int, fence: int, todo: Record, *, progress: int) -> Change:
+    """Gives one's own claim back on purpose (a slot is handed over): no failure."""
+    old = msgspec.json.decode(todo.value, type=Todo)
+    new = Todo(old.attempt, old.failures, max(progress, old.progress), False)
+    return Change("released", f"chunk {chunk} is handed over after {progress} batches",
+                  _own(prefix, chunk, fence, todo), (Put(todo_key(prefix, chunk), msgspec.json.encode(new)),),
+                  (pending_key(prefix, chunk),))
+
+
+def _own(prefix: str, chunk: int, fence: int, todo: Record) -> tuple[Compare, ...]:
+    return (Compare(pending_key(prefix, chunk), "create", fence),
+            Compare(todo_key(prefix, chunk), "mod", todo.mod_revision))
+
+
+def overdue(prefix: str, chunk: int, pending: Record, now: float) -> Change | None:
+    """Takes a claim away whose deadline is over: its holder lives, but is stuck. None: it is in time."""
+    claim_ = msgspec.json.decode(pending.value, type=Pending)
+    if now <= claim_.deadline:
+        return None
+    return Change("overdue", f"chunk {chunk}: {claim_.trainer} is {now - claim_.deadline:.1f} s over its deadline",
+                  (Compare(pending_key(prefix, chunk), "mod", pending.mod_revision),), (),
+                  (pending_key(prefix, chunk),))
+
+
+def claimable(todo: Iterable[int], pending: Iterable[int]) -> list[int]:
+    """Chunks that nobody holds, ascending."""
+    return sorted(set(todo) - set(pending))
+
+
+def enqueue(prefix: str, chunks: Iterable[int], fence: Compare) -> list[Change]:
+    """The todo records of a pass. `fence` holds as long as the pass has not begun (its record is written last): then
+    nobody has claimed anything, and whoever repeats this after a crash half-way changes nothing that is in use."""
+    puts = [Put(todo_key(prefix, c), msgspec.json.encode(Todo())) for c in chunks]
+    return [Change("enqueued", f"{len(puts[i:i + MAX_PUTS])} chunks to do", (fence,), tuple(puts[i:i + MAX_PUTS]))
+            for i in range(0, len(puts), MAX_PUTS)]
+
+
+def rewind(prefix: str, chunks: Iterable[PlannedChunk], step: int, records: Mapping[str, Record]) -> list[Change]:
+    """Sets a pass's records to what the plan says of `step`: a chunk is done if its last step lies below.
+
+    `records`: all of the pass's, by key. A failed chunk stays failed; one that is open keeps its claim.
+    """
+    return [change for planned in chunks if (change := _rewind(prefix, planned, step, records))]
+
+
+def _rewind(prefix: str, planned: PlannedChunk, step: int, records: Mapping[str, Record]) -> Change | None:
+    chunk = planned.chunk
+    todo, pending, done, failed = (key(prefix, chunk) for key in (todo_key, pending_key, done_key, failed_key))
+    if failed in records:
+        return None
+    compares = tuple(Compare(k, "mod", records[k].mod_revision if k in records else 0) for k in (todo, pending, done))
+    if planned.last_step < step:
+        return None if done in records else Change(
+            "rewound", f"chunk {chunk} is done at step {step}", compares, (Put(done, b"{}"),), (todo, pending))
+    if done in records or todo not in records:
+        return Change("rewound", f"chunk {chunk} is to be done again from step {step} on", compares,
+                      (Put(todo, msgspec.json.encode(Todo())),), (done,))
+    old = msgspec.json.decode(records[todo].value, type=Todo)
+    applied = max(0, step - planned.first_step)
+    if old.progress <= applied:
+        return None
+    new = msgspec.structs.replace(old, progress=applied)
+    return Change("rewound", f"chunk {chunk} is back at batch {applied}", compares,
+                  (Put(todo, msgspec.json.encode(new)),))
