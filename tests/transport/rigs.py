@@ -1,0 +1,170 @@
+"""The drivers under test, behind one face; and servers in processes of their own, which can be killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+import zmq
+
+from graphft.runtime.protocol.messages import Message, decode
+from graphft.runtime.transport.faults import Faults, FaultyClient, FaultyServer
+from graphft.runtime.transport.port import ClientTransport, Limits, Received, ServerTransport
+from graphft.runtime.transport.sim import SimNetwork
+from graphft.runtime.transport.zeromq_client import ZmqClient
+from graphft.runtime.transport.zeromq_server import ZmqServer
+
+LIMITS = Limits(max_frame=1 << 20, max_header=4096, poll_batch=64)
+
+
+class Rig(Protocol):
+    """Makes transports of one driver; closes them at the end."""
+
+    def server(self) -> ServerTransport: ...
+    def client(self, identity: str = "t0") -> ClientTransport: ...
+    def exchange_raw(self, address: str, parts: Sequence[bytes], server: ServerTransport) -> Message | None:
+        """Sends these parts as a stranger would; the answer, if one comes."""
+    def close(self) -> None: ...
+
+
+class ZmqRig:
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        self.limits = limits
+        self._open: list[ServerTransport | ClientTransport] = []
+        self._context = zmq.Context()
+
+    def server(self) -> ServerTransport:
+        return self._keep(ZmqServer(self.limits))
+
+    def client(self, identity: str = "t0") -> ClientTransport:
+        return self._keep(ZmqClient(identity, self.limits))
+
+    def _keep(self, transport):  # type: ignore[no-untyped-def]
+        self._open.append(transport)
+        return transport
+
+    def exchange_raw(self, address: str, parts: Sequence[bytes], server: ServerTransport) -> Message | None:
+        with self._context.socket(zmq.DEALER) as socket:
+            socket.linger = 0
+            socket.connect(address)
+            socket.send_multipart(parts)
+            assert server.poll(5) == []
+            return decode(socket.recv()) if socket.poll(2000) else None
+
+    def close(self) -> None:
+        for transport in self._open:
+            transport.close()
+        self._context.destroy(linger=0)
+
+
+class SimRig:
+    def __init__(self, limits: Limits = LIMITS) -> None:
+        self.network = SimNetwork(limits=limits)
+
+    def server(self) -> ServerTransport:
+        return self.network.server()
+
+    def client(self, identity: str = "t0") -> ClientTransport:
+        return self.network.client(identity)
+
+    def exchange_raw(self, address: str, parts: Sequence[bytes], server: ServerTransport) -> Message | None:
+        client = self.network.client("stranger")
+        client.connect(0, address)
+        client.send_parts(0, parts)
+        assert server.poll(5) == []
+        reply = client.receive(2)
+        return reply.message if reply else None
+
+    def close(self) -> None:
+        return
+
+
+class FaultyRig:
+    """A rig whose transports are wrapped, with the given faults."""
+
+    def __init__(self, inner: ZmqRig | SimRig, faults: Faults) -> None:
+        self.inner, self._faults = inner, faults
+        self._clock = inner.network.time if isinstance(inner, SimRig) else time.monotonic
+
+    def server(self) -> ServerTransport:
+        return FaultyServer(self.inner.server(), self._faults, self._clock)
+
+    def client(self, identity: str = "t0") -> ClientTransport:
+        return FaultyClient(self.inner.client(identity), self._faults, self._clock)
+
+    def exchange_raw(self, address: str, parts: Sequence[bytes], server: ServerTransport) -> Message | None:
+        return self.inner.exchange_raw(address, parts, server)
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+RIGS: dict[str, Callable[[], Rig]] = {
+    "zeromq": ZmqRig,
+    "sim": SimRig,
+    "faultless-zeromq": lambda: FaultyRig(ZmqRig(), Faults()),
+    "faultless-sim": lambda: FaultyRig(SimRig(), Faults()),
+}
+
+
+def collect(server: ServerTransport, count: int, timeout_s: float = 10) -> list[Received]:
+    """The next `count` messages."""
+    got: list[Received] = []
+    end = time.monotonic() + timeout_s
+    while len(got) < count and time.monotonic() < end:
+        got += server.poll(0.2)
+    assert len(got) == count, f"{len(got)} of {count} messages arrived"
+    return got
+
+
+SERVER = """
+import sys
+from graphft.runtime.protocol.messages import Bucket, Push, Welcome
+from graphft.runtime.transport.port import Limits
+from graphft.runtime.transport.zeromq_server import ZmqServer
+server = ZmqServer(Limits(heartbeat=float(sys.argv[2])))
+print(server.bind(port=int(sys.argv[1])), flush=True)
+while True:
+    for peer, message, frame in server.poll(None):
+        if isinstance(message, Push):
+            server.send(peer, Bucket(generation=0, version=message.step, bucket=message.bucket), frame)
+        else:
+            server.send(peer, Welcome(shard=0, incarnation=sys.argv[3], generation=0, version=0))
+"""
+
+
+class ServerProcess:
+    """A shard in a process of its own: answers Push with its frame, everything else with Welcome."""
+
+    def __init__(self, port: int = 0, incarnation: str = "first", heartbeat: float = 2.0) -> None:
+        self.process = subprocess.Popen([sys.executable, "-c", SERVER, str(port), str(heartbeat), incarnation],
+                                        stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        self.address = self.process.stdout.readline().strip()
+        self.port = int(self.address.rpartition(":")[2])
+
+    def signal(self, number: int) -> None:
+        os.kill(self.process.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL; repeatable."""
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+
+def packed(value: object) -> bytes:
+    return msgspec.msgpack.encode(value)
