@@ -15,17 +15,9 @@ from torch.utils.data import default_collate
 from graphft.data import FOLDER, ChunkInfo, DataSpec
 from graphft.data_reference import Reference, named
 from graphft.errors import GraphftError
+from graphft.plan import mix, record_order
 from graphft.runtime.data.formats import ChunkFiles
 from graphft.runtime.data.lru import LRU
-
-
-def permutation(records: int, *key: int) -> np.ndarray:
-    """A permutation of range(records) that depends on `key` only: on no platform, and on no release of NumPy.
-
-    NumPy keeps the raw streams of its bit generators stable across releases, but not what Generator makes of them.
-    """
-    stream = np.random.Philox(np.random.SeedSequence(list(key)))
-    return np.argsort(stream.random_raw(records), kind="stable")
 
 
 def open_reader(spec: DataSpec, root: str | os.PathLike[str], seed: int, cached_chunks: int = 8) -> Reader:
@@ -78,7 +70,7 @@ class Reader(ABC):
         key = (pass_index, info.id)
         order = self._orders.get(key)
         if order is None:
-            order = self._orders.put(key, permutation(info.records, self.seed, pass_index, info.id))
+            order = self._orders.put(key, record_order(self.seed, pass_index, info.id, info.records))
         return order
 
     def _where(self, info: ChunkInfo) -> str:
@@ -147,10 +139,10 @@ class DatasetReader(Reader):
         if not self.calling_thread:
             return self._collate(indices)
         with torch.random.fork_rng(devices=[]):
-            seeds = np.random.SeedSequence(list(key)).generate_state(3)
-            torch.manual_seed(int(seeds[0]))
-            random.seed(int(seeds[1]))
-            np.random.seed(int(seeds[2]))
+            seed = mix(*key)
+            torch.manual_seed(seed)
+            random.seed(seed)
+            np.random.seed(seed % 2**32)
             return self._collate(indices)
 
     def _collate(self, indices: list[int]) -> dict[str, torch.Tensor]:
