@@ -1,0 +1,338 @@
+"""Outcomes of calls when answers, requests or the server are lost; login, TLS, endpoints."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from etcd.proxy import Proxy
+
+from graphft.runtime.etcd import (
+    Ambiguous,
+    EmbeddedEtcd,
+    Etcd,
+    EtcdError,
+    EtcdUnreachable,
+    Watch,
+    absent,
+    find_etcd,
+    free_ports,
+    get_op,
+    put_op,
+)
+from graphft.runtime.etcd.channel import Endpoint, parse_endpoint, target_of
+from graphft.runtime.etcd.child import Child
+from graphft.runtime.etcd.shim import etcdrpc
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture
+def proxy(etcd_server: EmbeddedEtcd) -> Iterator[Proxy]:
+    with Proxy(etcd_server.endpoints[0]) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def far(proxy: Proxy) -> Iterator[Etcd]:
+    """A client behind the proxy, connected, with short tries."""
+    with Etcd([proxy.endpoint], timeout=0.3) as client:
+        client.ping()
+        yield client
+
+
+def heal_after(proxy: Proxy, seconds: float) -> None:
+    threading.Timer(seconds, proxy.heal).start()
+
+
+def test_nobody_there_is_a_clear_error_soon() -> None:
+    (port,) = free_ports(1)
+    with Etcd([f"127.0.0.1:{port}"]) as client:
+        started = time.monotonic()
+        with pytest.raises(EtcdUnreachable) as caught:
+            client.ping(deadline=0.5)
+        assert time.monotonic() - started < 2
+        assert f"127.0.0.1:{port}" in str(caught.value)
+        assert "0." in caught.value.message
+        assert "check that etcd runs there" in caught.value.help
+        with pytest.raises(EtcdUnreachable):  # never sent, hence not ambiguous
+            client.txn([], [put_op("/a", b"")], deadline=0.3)
+
+
+def test_a_frozen_server_does_not_hang_a_call(tmp_path: Path) -> None:
+    with EmbeddedEtcd(tmp_path) as server, Etcd(server.endpoints, timeout=0.2) as client:
+        client.put("/a", b"1")
+        server.pause()
+        started = time.monotonic()
+        with pytest.raises(EtcdUnreachable):
+            client.get("/a", deadline=0.6)
+        with pytest.raises(EtcdUnreachable):
+            client.txn([], [put_op("/a", b"2")], deadline=0.3)
+        assert time.monotonic() - started < 3
+        server.resume()
+        kv = client.get("/a")
+        assert kv is not None
+        assert kv.value == b"1"
+
+
+def test_reads_and_puts_outlast_lost_answers(far: Etcd, proxy: Proxy, prefix: str) -> None:
+    far.put(prefix + "a", b"1")
+    proxy.drop_replies = True
+    heal_after(proxy, 0.7)
+    kv = far.get(prefix + "a")
+    assert kv is not None
+    proxy.drop_requests = True
+    heal_after(proxy, 0.7)
+    far.put(prefix + "a", b"2")
+    kv = far.get(prefix + "a")
+    assert kv is not None
+    assert kv.value == b"2"
+
+
+def test_txn_whose_answer_is_lost_is_ambiguous(far: Etcd, proxy: Proxy, etcd: Etcd, prefix: str) -> None:
+    proxy.drop_replies = True
+    with pytest.raises(Ambiguous) as caught:
+        far.txn([absent(prefix + "a")], [put_op(prefix + "a", b"me")], deadline=0.5)
+    assert "may or may not" in caught.value.message
+    assert etcd.get(prefix + "a") is not None  # this one was applied
+    with pytest.raises(EtcdUnreachable):  # and now that nothing gets through, nothing is sent
+        far.txn([absent(prefix + "b")], [put_op(prefix + "b", b"me")], deadline=0.5)
+    proxy.heal()
+    assert etcd.get(prefix + "b") is None
+
+
+def test_a_token_finds_the_try_whose_answer_was_lost(far: Etcd, proxy: Proxy, etcd: Etcd, prefix: str) -> None:
+    key = prefix + "claim"
+    proxy.drop_replies = True
+    heal_after(proxy, 0.7)
+    done = far.txn([absent(key)], [put_op(key, b"me, 1"), put_op(prefix + "b", b"")], token=key)
+    assert done.ok
+    kv = etcd.get(key)
+    assert kv is not None
+    assert (kv.version, kv.mod_revision) == (1, done.revision)
+
+
+def test_a_token_repeats_what_never_arrived(far: Etcd, proxy: Proxy, etcd: Etcd, prefix: str) -> None:
+    key = prefix + "claim"
+    proxy.drop_requests = True
+    heal_after(proxy, 0.7)
+    done = far.txn([absent(key)], [put_op(key, b"me, 1")], token=key)
+    kv = etcd.get(key)
+    assert kv is not None
+    assert done.ok
+    assert (kv.version, kv.mod_revision) == (1, done.revision)
+
+
+def test_a_token_does_not_claim_what_another_took(far: Etcd, proxy: Proxy, etcd: Etcd, prefix: str) -> None:
+    key = prefix + "claim"
+    proxy.drop_requests = True
+    threading.Timer(0.1, lambda: etcd.put(key, b"you")).start()
+    heal_after(proxy, 0.7)
+    done = far.txn([absent(key)], [put_op(key, b"me, 1")], [get_op(prefix + "none"), get_op(key)], token=key)
+    assert not done.ok
+    assert done.kv(0) is None
+    kv = done.kv(1)
+    assert kv is not None
+    assert kv.value == b"you"
+    assert len(done.responses) == 2
+
+
+def test_a_token_does_not_help_when_nothing_comes_back(far: Etcd, proxy: Proxy, prefix: str) -> None:
+    proxy.drop_replies = True
+    with pytest.raises(Ambiguous):
+        far.txn([absent(prefix + "a")], [put_op(prefix + "a", b"me")], token=prefix + "a", deadline=0.8)
+
+
+def test_verify_decides_on_the_repeat(far: Etcd, proxy: Proxy, etcd: Etcd, prefix: str) -> None:
+    old = etcd.put(prefix + "a", b"")
+    proxy.drop_replies = True
+    heal_after(proxy, 0.7)
+    seen = []
+    done = far.txn(
+        [absent(prefix + "b")],
+        [put_op(prefix + "b", b"")],
+        [get_op(prefix + "a")],
+        verify=lambda failed: seen.append(failed.kv(0)) or old,
+    )
+    assert done.ok
+    assert done.revision == old
+    assert seen[0].mod_revision == old
+
+
+def test_a_lease_whose_grant_was_not_answered_exists_once(far: Etcd, proxy: Proxy, etcd: Etcd) -> None:
+    proxy.drop_replies = True
+    heal_after(proxy, 0.7)
+    lease, ttl = far.lease_grant(30)
+    assert ttl == 30
+    assert etcd.lease_keepalive_once(lease) == 30
+    assert etcd.lease_revoke(lease)
+
+
+def test_keepalive_outlasts_a_lost_answer(far: Etcd, proxy: Proxy) -> None:
+    lease, _ = far.lease_grant(30)
+    proxy.drop_replies = True
+    heal_after(proxy, 0.7)
+    assert far.lease_keepalive_once(lease) == 30
+    far.lease_revoke(lease)
+
+
+def test_many_threads_share_a_client(etcd: Etcd, prefix: str) -> None:
+    def work(name: str) -> None:
+        for i in range(20):
+            etcd.put(f"{prefix}{name}/{i:02d}", b"")
+
+    threads = [threading.Thread(target=work, args=(str(n),)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert etcd.count(prefix) == 160
+
+
+def test_status_and_members(etcd: Etcd, etcd_server: EmbeddedEtcd) -> None:
+    status = etcd.status()
+    (member,) = etcd.members()
+    assert status.leader == status.member == member.id
+    assert member.name == etcd_server.name
+    assert member.client_urls == (f"http://{etcd_server.endpoints[0]}",)
+    assert status.revision > 0
+
+
+FORKED = """
+import os, sys
+from graphft.runtime.etcd import Etcd, EtcdError
+client = Etcd(sys.argv[1:])
+client.ping()
+if os.fork() == 0:
+    try:
+        client.get("/a")
+    except EtcdError as e:
+        os.write(1, e.rule.encode())
+    os._exit(0)
+os.wait()
+client.ping()
+"""
+
+
+def test_use_in_a_forked_child_is_refused(etcd_server: EmbeddedEtcd) -> None:
+    done = subprocess.run([sys.executable, "-c", FORKED, *etcd_server.endpoints], capture_output=True, timeout=30)
+    assert done.stdout == b"etcd-fork"
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_closed_client_says_so(etcd_server: EmbeddedEtcd) -> None:
+    client = Etcd(etcd_server.endpoints)
+    client.close()
+    with pytest.raises(EtcdError, match="closed"):
+        client.get("/a")
+
+
+def enable_login(server: EmbeddedEtcd) -> None:
+    with Etcd(server.endpoints) as client:
+        auth = client._calls._auth
+        auth.UserAdd(etcdrpc.AuthUserAddRequest(name="root", password="secret"))
+        auth.UserGrantRole(etcdrpc.AuthUserGrantRoleRequest(user="root", role="root"))
+        auth.UserAdd(etcdrpc.AuthUserAddRequest(name="guest", password="guest"))
+        auth.AuthEnable(etcdrpc.AuthEnableRequest())
+
+
+def test_login(tmp_path: Path) -> None:
+    with EmbeddedEtcd(tmp_path) as server:
+        enable_login(server)
+        with Etcd(server.endpoints) as client, pytest.raises(EtcdError) as caught:
+            client.get("/a")
+        assert "user and password" in caught.value.help
+        with Etcd(server.endpoints, user="root", password="wrong") as client, pytest.raises(EtcdError) as caught:
+            client.get("/a")
+        assert "user and password" in caught.value.help
+        with Etcd(server.endpoints, user="guest", password="guest") as client:
+            client.ping()
+            with pytest.raises(EtcdError, match="PERMISSION_DENIED"):
+                client.get("/a")
+        with Etcd(server.endpoints, user="root", password="secret") as client, Watch(client, "/") as watch:
+            client.put("/a", b"1")
+            assert watch.wait(lambda view: "/a" in view, 5)
+            server.restart()  # which forgets the tokens it gave
+            client.put("/b", b"2")
+            assert watch.wait(lambda view: "/b" in view, 10)
+            lease, _ = client.lease_grant(10)
+            assert client.lease_keepalive_once(lease) == 10
+
+
+def test_tls(tmp_path: Path) -> None:
+    client_port, peer_port = free_ports(2)
+    url, peer = f"https://127.0.0.1:{client_port}", f"http://127.0.0.1:{peer_port}"
+    binary = str(find_etcd().path)
+    key, certificate = str(HERE / "tls" / "key.pem"), str(HERE / "tls" / "cert.pem")
+    options = [f"--data-dir={tmp_path / 'data'}", f"--listen-client-urls={url}"]
+    options += [f"--key-file={key}", f"--cert-file={certificate}", f"--trusted-ca-file={certificate}"]
+    options += ["--client-cert-auth"]
+    options += [f"--advertise-client-urls={url}", f"--listen-peer-urls={peer}"]
+    options += [f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=default={peer}"]
+    server = Child([binary, *options], tmp_path / "etcd.log")
+    try:
+        with Etcd([url, url], ca_cert=certificate, cert_key=key, cert_cert=certificate) as client:
+            client.ping(deadline=20)
+            client.put("/a", b"1")
+            with Watch(client, "/") as watch:
+                assert set(watch.snapshot()) == {"/a"}
+        with Etcd([url]) as client, pytest.raises(EtcdUnreachable):  # a server that nobody vouches for
+            client.ping(deadline=0.3)
+        with Etcd([url], ca_cert=certificate) as client, pytest.raises(EtcdUnreachable):  # and such a client
+            client.ping(deadline=0.3)
+    finally:
+        server.send(signal.SIGKILL)
+        assert server.wait(10)
+
+
+@pytest.mark.parametrize(
+    ("text", "endpoint"),
+    [
+        ("a:1", Endpoint("a", 1)),
+        ("http://a:1/", Endpoint("a", 1, False)),
+        ("https://[::1]:5", Endpoint("::1", 5, True)),
+        ("[::1]", Endpoint("::1", 2379)),
+        (" 10.0.0.1 ", Endpoint("10.0.0.1", 2379)),
+    ],
+)
+def test_endpoints(text: str, endpoint: Endpoint) -> None:
+    assert parse_endpoint(text) == endpoint
+
+
+@pytest.mark.parametrize("text", ["", "a:b", "a:0", "a:65536", "ftp://a:1", "::1", "http://", "a:1/b"])
+def test_bad_endpoints(text: str) -> None:
+    with pytest.raises(EtcdError, match="not an etcd endpoint") as caught:
+        Etcd([text])
+    assert "host:port" in caught.value.help
+
+
+def test_targets() -> None:
+    assert target_of([Endpoint("127.0.0.1", 1), Endpoint("127.0.0.2", 2)]) == "ipv4:127.0.0.1:1,127.0.0.2:2"
+    assert target_of([Endpoint("::1", 1)]) == "ipv6:[::1]:1"
+    assert target_of([Endpoint("etcd.example", 1)]) == "dns:///etcd.example:1"
+    with pytest.raises(EtcdError, match="in common"):
+        target_of([Endpoint("127.0.0.1", 1), Endpoint("::1", 1)])
+    with pytest.raises(EtcdUnreachable, match="does not resolve"):
+        target_of([Endpoint("127.0.0.1", 1), Endpoint("no-such-host.invalid", 1)])
+
+
+@pytest.mark.parametrize(
+    ("endpoints", "options", "message"),
+    [
+        ([], {}, "must be a list"),
+        ("127.0.0.1:1", {}, "must be a list"),
+        (["http://127.0.0.1:1", "https://127.0.0.1:2"], {}, "some endpoints say http"),
+        (["127.0.0.1:1"], {"ca_cert": os.devnull + "/none"}, "cannot be read"),
+        (["127.0.0.1:1"], {"cert_key": os.devnull}, "needs both"),
+    ],
+)
+def test_bad_options(endpoints: list[str], options: dict[str, str], message: str) -> None:
+    with pytest.raises(EtcdError, match=message):
+        Etcd(endpoints, **options)

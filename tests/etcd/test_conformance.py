@@ -1,0 +1,345 @@
+"""What a store does, the real one and the simulated one alike."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+
+import pytest
+
+from graphft.runtime.etcd import (
+    MAX_TXN_OPS,
+    CompactedError,
+    Compare,
+    Election,
+    EtcdError,
+    Event,
+    LeaseLost,
+    Lock,
+    Session,
+    SimEtcd,
+    Store,
+    Watch,
+    absent,
+    create_is,
+    delete_op,
+    get_op,
+    holder,
+    mod_is,
+    present,
+    put_op,
+    range_op,
+    value_is,
+)
+
+
+@pytest.fixture(params=["real", "simulated"])
+def store(request: pytest.FixtureRequest) -> Store:
+    return request.getfixturevalue("etcd") if request.param == "real" else SimEtcd()
+
+
+@pytest.fixture
+def root(store: Store) -> Iterator[str]:
+    name = f"/conformance-{uuid.uuid4().hex}/"
+    yield name
+    store.delete_prefix(name)
+
+
+def test_a_key_has_revisions_and_a_version(store: Store, root: str) -> None:
+    assert store.get(root + "a") is None
+    first = store.put(root + "a", b"1")
+    second = store.put(root + "a", b"\x00\xff")
+    assert second > first
+    kv = store.get(root + "a")
+    assert kv is not None
+    assert (kv.key, kv.value) == (root + "a", b"\x00\xff")
+    assert (kv.create_revision, kv.mod_revision, kv.version, kv.lease) == (first, second, 2, 0)
+    assert store.delete(root + "a") == 1
+    assert store.delete(root + "a") == 0
+    third = store.put(root + "a", b"")
+    again = store.get(root + "a")
+    assert again is not None
+    assert (again.create_revision, again.version, again.value) == (third, 1, b"")
+
+
+def test_range_is_sorted_limited_and_dated(store: Store, root: str) -> None:
+    for name in ("b", "a", "c/1", "c"):
+        last = store.put(root + name, name.encode())
+    found = store.range(root)
+    assert [kv.key for kv in found.kvs] == [root + n for n in ("a", "b", "c", "c/1")]
+    assert found.revision >= last
+    assert not found.more
+    limited = store.range(root, limit=2, keys_only=True)
+    assert [(kv.key, kv.value) for kv in limited.kvs] == [(root + "a", b""), (root + "b", b"")]
+    assert limited.more
+    assert [kv.key for kv in store.range(root + "c").kvs] == [root + "c", root + "c/1"]
+    assert store.range(root + "none").kvs == ()
+    assert store.count(root) == 4
+
+
+def test_delete_prefix_deletes_what_starts_with_it_at_one_revision(store: Store, root: str) -> None:
+    for name in ("x/1", "x/2", "y"):
+        last = store.put(root + name, b"")
+    assert store.delete_prefix(root + "x/") == 2
+    assert store.delete_prefix(root + "x/") == 0
+    assert [kv.key for kv in store.range(root).kvs] == [root + "y"]
+    deletes = next(batch.events for batch in store.watch(root, last + 1) if batch.events)
+    assert len(deletes) == 2
+    assert len({e.kv.mod_revision for e in deletes}) == 1
+    with pytest.raises(EtcdError, match="every key"):
+        store.delete_prefix("")
+
+
+def test_txn_runs_one_branch_at_one_revision(store: Store, root: str) -> None:
+    start = store.put(root + "a", b"old")
+    ops = [
+        get_op(root + "a"),
+        put_op(root + "a", b"new"),
+        range_op(root),
+        put_op(root + "b", b""),
+        delete_op(root + "c"),
+    ]
+    done = store.txn([value_is(root + "a", b"old"), absent(root + "b")], ops)
+    assert done.ok
+    assert done.revision > start
+    before = done.kv(0)
+    assert before is not None
+    assert before.value == b"old"
+    assert [kv.value for kv in done.range(2).kvs] == [b"new"]  # a read sees the transaction's earlier writes
+    assert done.responses[1] is None
+    assert done.responses[4] == 0
+    assert {kv.mod_revision for kv in store.range(root).kvs} == {done.revision}
+    refused = store.txn([absent(root + "a")], [put_op(root + "a", b"never")], [get_op(root + "b"), get_op(root + "z")])
+    assert not refused.ok
+    assert refused.revision == done.revision
+    other = refused.kv(0)
+    assert other is not None
+    assert other.mod_revision == done.revision
+    assert refused.kv(1) is None
+    with pytest.raises(EtcdError, match="read nothing"):
+        done.kv(1)
+
+
+@pytest.mark.parametrize(
+    ("compare", "holds"),
+    [
+        (absent("no"), True),
+        (present("no"), False),
+        (absent("yes"), False),
+        (present("yes"), True),
+        (value_is("yes", b"v"), True),
+        (value_is("yes", b"w"), False),
+        (value_is("no", b""), False),
+        (mod_is("no", 0), True),
+        (mod_is("yes", 1), False),
+        (create_is("yes", 0), False),
+        (Compare("yes", "version", "=", 2), True),
+        (Compare("yes", "version", ">", 2), False),
+        (Compare("yes", "version", "<", 3), True),
+        (Compare("yes", "version", "!=", 2), False),
+        (Compare("no", "version", "!=", 2), True),
+        (Compare("yes", "value", "<", b"w"), True),
+        (Compare("yes", "value", ">", b"v"), False),
+        (Compare("yes", "lease", "=", 0), True),
+    ],
+)
+def test_compares(store: Store, root: str, compare: Compare, holds: bool) -> None:
+    store.put(root + "yes", b"")
+    store.put(root + "yes", b"v")
+    placed = Compare(root + compare.key, compare.target, compare.op, compare.operand)
+    assert store.txn([placed], [], []).ok is holds
+
+
+def test_mod_and_create_compares_fence_a_key(store: Store, root: str) -> None:
+    created = store.put(root + "k", b"1")
+    changed = store.put(root + "k", b"2")
+    assert not store.txn([mod_is(root + "k", created)], []).ok
+    assert store.txn([mod_is(root + "k", changed), create_is(root + "k", created)], []).ok
+    store.delete(root + "k")
+    store.put(root + "k", b"2")
+    assert not store.txn([create_is(root + "k", created)], []).ok
+
+
+def test_txn_refuses_what_etcd_would(store: Store, root: str) -> None:
+    with pytest.raises(EtcdError, match=f"at most {MAX_TXN_OPS}"):
+        store.txn([], [put_op(f"{root}{i}", b"") for i in range(MAX_TXN_OPS + 1)])
+    for twice in ([put_op(root, b"1"), put_op(root, b"2")], [put_op(root, b"1"), delete_op(root)]):
+        with pytest.raises(EtcdError, match="twice"):
+            store.txn([], twice)
+    with pytest.raises(EtcdError, match="token"):
+        store.txn([], [put_op(root + "a", b"")], token=root + "b")
+    assert store.count(root) == 0
+    full = [put_op(f"{root}{i}", b"") for i in range(MAX_TXN_OPS)]
+    assert store.txn([absent(root + "0")], full).ok
+    assert store.count(root) == MAX_TXN_OPS
+
+
+def test_a_token_changes_nothing_when_all_is_answered(store: Store, root: str) -> None:
+    key = root + "claim"
+    first = store.txn([absent(key)], [put_op(key, b"me")], [get_op(key)], token=key)
+    assert first.ok
+    second = store.txn([absent(key)], [put_op(key, b"you")], [get_op(key)], token=key)
+    assert not second.ok
+    assert len(second.responses) == 1
+    kv = second.kv(0)
+    assert kv is not None
+    assert kv.value == b"me"
+
+
+def test_a_lease_takes_its_keys_along(store: Store, root: str) -> None:
+    lease, ttl = store.lease_grant(30)
+    assert ttl == 30
+    store.put(root + "mine", b"", lease)
+    store.put(root + "freed", b"", lease)
+    store.put(root + "freed", b"")  # without the lease now
+    kv = store.get(root + "mine")
+    assert kv is not None
+    assert kv.lease == lease
+    assert store.lease_keepalive_once(lease) == 30
+    assert store.lease_revoke(lease)
+    assert not store.lease_revoke(lease)
+    assert [kv.key for kv in store.range(root).kvs] == [root + "freed"]
+    with pytest.raises(LeaseLost):
+        store.lease_keepalive_once(lease)
+    with pytest.raises(LeaseLost):
+        store.put(root + "mine", b"", lease)
+    with pytest.raises(LeaseLost):
+        store.txn([], [put_op(root + "other", b""), put_op(root + "mine", b"", lease)])
+    assert store.count(root) == 1
+
+
+def test_a_lease_expires_unless_renewed(store: Store, root: str) -> None:
+    kept, _ = store.lease_grant(1)
+    left, _ = store.lease_grant(1)
+    store.put(root + "kept", b"", kept)
+    store.put(root + "left", b"", left)
+    end = time.monotonic() + 5
+    while store.get(root + "left") is not None:
+        store.lease_keepalive_once(kept)
+        assert time.monotonic() < end, "the lease did not expire"
+        time.sleep(0.1)
+    assert store.get(root + "kept") is not None
+    with pytest.raises(LeaseLost):
+        store.lease_keepalive_once(left)
+
+
+def test_a_stream_replays_the_history_from_a_revision(store: Store, root: str) -> None:
+    first = store.put(root + "a", b"1")
+    second = store.put(root + "a", b"2")
+    third = store.txn([], [put_op(root + "b", b"3"), delete_op(root + "a")]).revision
+    stream = store.watch(root, first + 1)
+    seen: list[Event] = []
+    for batch in stream:
+        seen += batch.events
+        if len(seen) == 3:
+            break
+    stream.cancel()
+    changes = [(e.kind, e.kv.key, e.kv.value, e.kv.mod_revision) for e in seen]
+    assert changes[0] == ("put", root + "a", b"2", second)
+    # Within one revision, etcd promises no order.
+    assert set(changes[1:]) == {("put", root + "b", b"3", third), ("delete", root + "a", b"", third)}
+
+
+def test_a_stream_from_a_compacted_revision_says_so(store: Store, root: str) -> None:
+    first = store.put(root + "a", b"1")
+    last = store.put(root + "a", b"2")
+    store.compact(last)
+    stream = store.watch(root, first)
+    with pytest.raises(CompactedError) as caught:
+        for _ in stream:
+            pass
+    assert caught.value.compact_revision == last
+    with pytest.raises(CompactedError):
+        store.compact(first)
+
+
+def test_cancel_ends_a_stream_from_another_thread(store: Store, root: str) -> None:
+    stream = store.watch(root, store.put(root + "a", b"") + 1)
+    threading.Timer(0.1, stream.cancel).start()
+    assert [event for batch in stream for event in batch.events] == []
+
+
+def test_watch_keeps_a_view(store: Store, root: str) -> None:
+    store.put(root + "old", b"0")
+    events: list[Event] = []
+    with Watch(store, root, events.extend) as watch:
+        assert set(watch.snapshot()) == {root + "old"}
+        assert [(e.kind, e.kv.key) for e in events] == [("put", root + "old")]
+        store.put(root + "new", b"1")
+        revision = store.put(root + "new", b"2")
+        kv = watch.wait(lambda view: root + "new" in view and view[root + "new"].version == 2 and view[root + "new"], 5)
+        assert kv
+        assert kv.value == b"2"
+        assert watch.revision == revision
+        store.delete(root + "old")
+        assert watch.wait(lambda view: root + "old" not in view, 5)
+        assert watch.wait(lambda view: root + "never" in view, 0.05) is None
+    assert [(e.kind, e.kv.key, e.prev.value if e.prev else None) for e in events] == [
+        ("put", root + "old", None),
+        ("put", root + "new", None),
+        ("put", root + "new", b"1"),
+        ("delete", root + "old", b"0"),
+    ]
+    with pytest.raises(EtcdError, match="closed"):
+        watch.snapshot()
+
+
+def test_a_failing_callback_shows_where_the_view_is_used(store: Store, root: str) -> None:
+    def fail(events: object) -> None:
+        raise ValueError("bad value")
+
+    with Watch(store, root, fail) as watch:
+        store.put(root + "a", b"")
+        with pytest.raises(EtcdError, match="bad value"):
+            watch.wait(lambda view: False, 5)
+
+
+def test_session_keeps_its_lease_and_revokes_it(store: Store, root: str) -> None:
+    with Session(store, 1) as session:
+        session.run_thread()
+        store.put(root + "mine", b"", session.lease)
+        end = time.monotonic() + 2
+        while time.monotonic() < end:
+            session.check()
+            time.sleep(0.05)
+        assert store.get(root + "mine") is not None
+    assert store.get(root + "mine") is None
+    with pytest.raises(LeaseLost):
+        session.check()
+
+
+def test_lock_excludes_and_fences(store: Store, root: str) -> None:
+    with Session(store, 10) as one, Session(store, 10) as two:
+        first, second = Lock(one, root + "lock"), Lock(two, root + "lock")
+        assert first.acquire()
+        assert not second.acquire(timeout=0)
+        fence = first.fence()
+        assert store.txn([fence], [put_op(root + "data", b"1")]).ok
+        with pytest.raises(EtcdError, match="held already"):
+            first.acquire()
+        first.release()
+        assert second.acquire(timeout=5)
+        assert not store.txn([fence], [put_op(root + "data", b"stale")]).ok
+        with pytest.raises(EtcdError, match="not held"):
+            first.fence()
+        second.release()
+        assert holder(store, root + "lock") is None
+
+
+def test_election_has_one_leader_with_a_value(store: Store, root: str) -> None:
+    with Session(store, 10) as one, Session(store, 10) as two:
+        first, second = Election(one, root + "lead"), Election(two, root + "lead")
+        assert first.campaign(b"one")
+        assert not second.campaign(b"two", timeout=0.1)
+        first.proclaim(b"one again")
+        leader = holder(store, root + "lead")
+        assert leader is not None
+        assert leader.value == b"one again"
+        one.close()
+        assert second.campaign(b"two", timeout=5)
+        with pytest.raises(LeaseLost):
+            first.proclaim(b"too late")
+        second.resign()
+        assert holder(store, root + "lead") is None
