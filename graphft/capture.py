@@ -259,6 +259,7 @@ def _emit(program: Program, traced: Traced, step: _Step, state: _State, inputs: 
     for n in parameters:
         _declare(program, state, n, Kind.PARAM)
     written = emit(traced, program.block("step"), [*state.tensors, *inputs], results)
+    read = {name for op in program.blocks["step"].ops for name in op.reads}
     for n in state.tensors:
         if n in parameters and n not in written:
             continue
@@ -266,6 +267,8 @@ def _emit(program: Program, traced: Traced, step: _Step, state: _State, inputs: 
             raise GraphftError(f"the forward pass changes parameter {n} in place", rule="parameter-written",
                                help="keep such a tensor in a buffer, and leave parameters to the optimizer "
                                     "(nn.Embedding: without max_norm)")
+        if n not in state.saved and n not in read:
+            continue
         kind = Kind.BUFFER if n in written else Kind.FROZEN if n in state.saved else Kind.CONST
         _declare(program, state, n, kind)
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import sympy
-import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -16,10 +14,10 @@ from torch._subclasses.fake_tensor import (
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
 from graphft.errors import GraphftError
+from graphft.locations import TORCH, error_line
 from graphft.symbolic import Symbols
-from graphft.tracing import error_line
 
-_META = tuple(os.path.join(os.path.dirname(torch.__file__), d) for d in (
+_META = tuple(TORCH + d for d in (
     "_subclasses", "_meta_registrations", "_prims", "_refs", "_decomp", "fx", "_inductor", "_library", "_higher_order"))
 """Torch's code for tensors without data: what it decides on sizes is about strides and errors, not about values."""
 
@@ -60,16 +58,17 @@ def assumptions(symbols: Symbols) -> tuple[tuple[str, str], ...]:
     Raises GraphftError[dimension] if the code fixed a named dimension, or made two of them equal.
     """
     found: dict[str, str] = {}
-    for guard in symbols.env.guards:
-        frame = guard.sloc.framework_loc
-        file = getattr(frame, "filename", "")
-        line = f"{os.path.basename(file)}:{frame.lineno} in {frame.name}" if file else "the code"
-        expr = symbols.condition(guard.expr)
-        fixed = isinstance(expr, sympy.Eq) and expr.lhs.is_Symbol and (expr.rhs.is_Integer or expr.rhs.is_Symbol)
-        if fixed:
-            raise GraphftError(f"dimension {expr.lhs} must vary, but {line} makes it equal to {expr.rhs}",
-                               rule="dimension", help=f"give it the size {expr.rhs} in inputs, or do not compare "
-                                                      "or convert sizes there")
-        if isinstance(expr, sympy.Rel) and not file.startswith(_META):
-            found.setdefault(f"{expr.lhs} {expr.rel_op} {expr.rhs}", line)
+    decisions = [d for d in symbols.env.decisions if not d.file.startswith(_META)]
+    for name, value in symbols.fixed().items():
+        line = next((d.loc for d in decisions if name in map(str, symbols.named_condition(d.expression).free_symbols)
+                     and not isinstance(d.expression, sympy.Rel)), "the model")
+        raise GraphftError(f"dimension {name} must vary, but {line} makes it equal to {value}", rule="dimension",
+                           help=f"give it the size {value} in inputs, or do not convert sizes to numbers there")
+    for decision in decisions:
+        condition = symbols.named_condition(decision.expression)
+        if isinstance(condition, sympy.Rel):
+            if not decision.result:
+                condition = sympy.Not(condition)
+            if condition not in (sympy.true, sympy.false):
+                found.setdefault(f"{condition.lhs} {condition.rel_op} {condition.rhs}", decision.loc)
     return tuple(found.items())

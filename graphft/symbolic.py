@@ -10,8 +10,11 @@ import ast
 import logging
 import operator
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
 from typing import Any
 
 import sympy
@@ -23,6 +26,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from graphft.errors import GraphftError
 from graphft.ir import Arg, Dim, Sym, Type
+from graphft.locations import TRACED, line_of, user_line
 
 DEVICE = Sym("@device")
 """The literal that stands for the role's device."""
@@ -30,6 +34,10 @@ DEVICE = Sym("@device")
 SCALARS: dict[type, str] = {bool: "bool", SymBool: "bool", int: "int", SymInt: "int", float: "float",
                             SymFloat: "float"}
 
+UNKNOWN = sympy.Symbol("unknown", integer=True, positive=True)
+"""Name of every size that depends on values, not on sizes: of `x[mask]`, for one."""
+
+_CONVERSIONS = ("__bool__", "__int__", "__index__", "__float__")
 _HINTS = (7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59)
 _BINARY: dict[type, Callable[[Any, Any], Any]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
@@ -98,12 +106,49 @@ def quiet() -> Iterator[None]:
         logger.disabled = before
 
 
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Python code asked for the value of a size expression, and went on with `result`."""
+
+    expression: Any
+    result: Any
+    file: str
+    """The Python file that asked."""
+    loc: str
+    """The user's line, or the one in `file` if there is none."""
+
+
+class _Env(ShapeEnv):
+    """Notes what Python code decides on sizes. What torch's kernels decide inside is about strides and errors."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.decisions: list[Decision] = []
+
+    def evaluate_sym_node(self, sym_node: Any, *args: Any, **kwargs: Any) -> Any:
+        expression = sym_node.expr  # before a guard replaces its symbols
+        result = super().evaluate_sym_node(sym_node, *args, **kwargs)
+        frame: FrameType | None = sys._getframe(1)
+        for _ in range(6):
+            if frame is not None and frame.f_code.co_name in _CONVERSIONS and frame.f_back is not None:
+                if frame.f_code.co_filename == torch.__file__:
+                    self._note(expression, result, frame.f_back)
+                break
+            frame = frame.f_back if frame is not None else None
+        return result
+
+    def _note(self, expression: Any, result: Any, frame: FrameType) -> None:
+        code = frame.f_code
+        loc = user_line(frame, until=TRACED) or line_of(code.co_filename, frame.f_lineno, code.co_name)
+        self.decisions.append(Decision(expression, result, code.co_filename, loc))
+
+
 class Symbols:
     """Named dimensions, and tensors without data whose sizes are made of them."""
 
     def __init__(self, static: Iterable[int] = ()) -> None:
         """`static` are sizes that occur in the program: no dimension's example size is one of them."""
-        self.env = ShapeEnv(specialize_zero_one=False, duck_shape=False)
+        self.env = _Env(specialize_zero_one=False, duck_shape=False)
         self.mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
         self.dims: dict[str, SymInt] = {}
         self._names: dict[sympy.Symbol, sympy.Symbol] = {}
@@ -124,7 +169,9 @@ class Symbols:
         symbol = self.env.create_symbol(hint, source, dynamic_dim=DimDynamic.DYNAMIC,
                                         do_not_specialize_zero_one=True)
         self._names[symbol] = sympy.Symbol(name, integer=True, positive=True)
-        return self.env.create_symintnode(symbol, hint=hint, source=source)
+        size = self.env.create_symintnode(symbol, hint=hint, source=source)
+        assert isinstance(size, SymInt)
+        return size
 
     def tensor(self, type: Type) -> Tensor:
         """A contiguous tensor of this type without data."""
@@ -141,11 +188,17 @@ class Symbols:
     def named(self, expr: Any) -> Dim:
         """A sympy expression over this world's symbols as it prints."""
         expr = sympy.sympify(self.env.simplify(expr)).xreplace(self._names)
+        expr = expr.xreplace({s: UNKNOWN for s in expr.free_symbols if s not in self._names.values()})
         return int(expr) if expr.is_Integer else str(expr)
 
-    def condition(self, expr: Any) -> Any:
-        """A sympy condition over this world's symbols in terms of the names, as far as torch left it undecided."""
+    def named_condition(self, expr: Any) -> Any:
+        """A sympy expression in terms of the names, simplified by nothing but that they are positive."""
         return sympy.sympify(expr).xreplace(self._names)
+
+    def fixed(self) -> dict[str, Dim]:
+        """Named dimensions that torch has found to be equal to a number, or to another dimension."""
+        found = {str(name): self.named(symbol) for symbol, name in self._names.items()}
+        return {name: value for name, value in found.items() if value != name}
 
     def rename(self, text: str) -> str:
         """Torch's text with the dimensions' names in the place of torch's own symbols."""

@@ -6,13 +6,10 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
 import torch
@@ -23,11 +20,12 @@ from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphft import registry
+from graphft.dependence import alias_classes
 from graphft.errors import GraphftError
 from graphft.ir import Arg, Block, Kind, Operator, Ref, Type, Variable, same
+from graphft.locations import TRACED, user_line
 from graphft.symbolic import Symbols, literal, quiet
 
-_LIBRARIES = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
 _ALIASES = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default})
 """Without autograd, these are their operand."""
 
@@ -50,12 +48,12 @@ def trace(fn: Callable[..., Sequence[Tensor | None]], inputs: Sequence[Tensor], 
 
     Whatever `fn` raises passes through.
     """
-    def located(*args: Tensor) -> list[Tensor | None]:
+    def traced_by_graphft(*args: Tensor) -> list[Tensor | None]:
         with _Locations():
             return list(fn(*args))
 
-    with _without_onednn(), fx_config.patch(backed_size_oblivious=True), quiet():
-        module = make_fx(located, tracing_mode="symbolic", decomposition_table={},
+    with _without_onednn(), fx_config.patch(backed_size_oblivious=True), quiet():  # type: ignore[attr-defined]
+        module = make_fx(traced_by_graphft, tracing_mode="symbolic", decomposition_table={},
                          _allow_non_fake_inputs=True)(*inputs)
     nodes = list(module.graph.nodes)
     (results,) = nodes[-1].args
@@ -90,7 +88,7 @@ class _Locations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         node = torch._C._current_autograd_node()
         if node is None:
-            loc = user_line(sys._getframe(1))
+            loc = user_line(sys._getframe(1), until=TRACED)
             if torch.is_grad_enabled():
                 self._forward.setdefault(torch._C._autograd._get_sequence_nr() - 1, loc)
         else:
@@ -105,27 +103,6 @@ class _Locations(TorchDispatchMode):
         return result
 
 
-def user_line(frame: FrameType | None) -> str:
-    """`model.py:12 in forward`: the innermost frame outside torch and graphft, or nothing."""
-    while frame is not None:
-        name = frame.f_code.co_filename
-        if name == __file__ and frame.f_code.co_name == "located":
-            return ""
-        if not name.startswith(_LIBRARIES) and not name.startswith("<"):
-            return f"{os.path.basename(name)}:{frame.f_lineno} in {frame.f_code.co_name}"
-        frame = frame.f_back
-    return ""
-
-
-def error_line(error: BaseException) -> str:
-    """The user's line that an error comes from, in the form of `user_line`."""
-    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
-        name = frame.f_code.co_filename
-        if not name.startswith(_LIBRARIES) and not name.startswith("<"):
-            return f"{os.path.basename(name)}:{line} in {frame.f_code.co_name}"
-    return ""
-
-
 # -- writing --------------------------------------------------------------------------------------------------
 
 
@@ -136,8 +113,7 @@ def emit(traced: Traced, block: Block, inputs: Sequence[str], results: Mapping[f
     nodes; all else gets fresh names. Constants become CONST variables. Returns the inputs that are written in place.
     """
     writer = _Emitter(traced, block, inputs, results)
-    writer.write()
-    return writer.written
+    return writer.write(inputs)
 
 
 class _Emitter:
@@ -146,26 +122,23 @@ class _Emitter:
         self.names = dict(results)
         self.values: dict[fx.Node, Arg] = {n: Ref(name) for n, name in zip(traced.inputs, inputs, strict=True)}
         self.types: dict[str, Type] = {}
-        self.storages = {_storage(n.meta["val"]): name for n, name in zip(traced.inputs, inputs, strict=True)}
-        self.storage_of: dict[str, int] = {name: s for s, name in self.storages.items()}
         self.reserved = set(self.names.values())
         self.constants: dict[int, str] = {}
         self.ops: list[Operator] = []
-        self.written: set[str] = set()
 
-    def write(self) -> None:
+    def write(self, inputs: Sequence[str]) -> set[str]:
         for node in self.traced.module.graph.nodes:
             if node.op == "get_attr":
                 self.values[node] = Ref(self._constant(getattr(self.traced.module, node.target)))
             elif node.op == "call_function":
                 self._call(node)
         ops = prune(self.ops, set(self.names.values()))
-        self._check_writes(ops)
         for op in ops:
             for name in op.writes:
                 if name not in self.program.variables:
                     self.program.variables[name] = Variable(name, self.types[name], Kind.TEMP, {}, self.program)
             self.block.ops.append(op)
+        return self._written(ops, inputs)
 
     def _call(self, node: fx.Node) -> None:
         if node.target in _ALIASES and node not in self.names:
@@ -235,8 +208,6 @@ class _Emitter:
             name = self.program.fresh(stem, self.reserved)
         self.reserved.add(name)
         self.types[name] = self.traced.symbols.type_of(value)
-        if isinstance(value, Tensor):
-            self.storage_of[name] = _storage(value)
         return name
 
     def _constant(self, value: Tensor) -> str:
@@ -247,17 +218,20 @@ class _Emitter:
             self.program.variable(name, type, Kind.CONST, value.detach().clone().cpu())
         return self.constants[id(value)]
 
-    def _check_writes(self, ops: Sequence[Operator]) -> None:
-        """Notes which inputs are written, be it through a view. Raises GraphftError if a constant is."""
+    def _written(self, ops: Sequence[Operator], inputs: Sequence[str]) -> set[str]:
+        """Inputs that `ops` change in place, be it through a view. Raises GraphftError if a constant is changed."""
+        memory = alias_classes(self.block)
+        constants = {memory(name) for name in self.constants.values()}
+        changed = set()
         for op in ops:
             definition = registry.get(op.type)
             for name in definition.written_operands(op) if definition else ():
-                if name in self.constants.values():
+                changed.add(memory(name))
+                if memory(name) in constants:
                     raise GraphftError(f"{op.loc or 'the model'} changes a tensor that is neither a parameter nor a "
                                        f"buffer: its new value would be lost", rule="constant-written",
                                        help="make it a buffer: self.register_buffer(name, tensor)")
-                if self.storage_of.get(name) in self.storages:
-                    self.written.add(self.storages[self.storage_of[name]])
+        return {name for name in inputs if memory(name) in changed}
 
 
 def prune(ops: Sequence[Operator], wanted: set[str]) -> list[Operator]:
@@ -278,8 +252,4 @@ def op_name(overload: OpOverload) -> str:
     """The name of torch's operator in a program: `aten.addmm`, `aten.add.Tensor`."""
     namespace, _, name = overload._schema.name.partition("::")
     return f"{namespace}.{name}" + ("" if overload._overloadname == "default" else f".{overload._overloadname}")
-
-
-def _storage(value: Any) -> int:
-    return value.untyped_storage()._cdata if isinstance(value, Tensor) else -1
 

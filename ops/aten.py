@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload, OpOverloadPacket
 
 from graphft import registry
@@ -140,7 +141,8 @@ def _result_types(call: _Call) -> tuple[Type, ...]:
 
     args, kwargs = [value(a) for a in call.args], {k: value(v) for k, v in call.kwargs.items()}
     try:
-        with symbols.mode, torch.no_grad(), quiet():
+        # the Python dispatcher, as in a trace: some of torch's C++ code takes a size for a number
+        with symbols.mode, enable_python_dispatcher(), torch.no_grad(), quiet():
             results = call.overload(*args, **kwargs)
     except Exception as error:
         raise _TorchError(symbols.rename(str(error))) from error
