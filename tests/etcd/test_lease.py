@@ -1,0 +1,190 @@
+"""A session stops trusting its lease before etcd ends it, whatever fails."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, EtcdUnreachable, LeaseLost, Session, SimEtcd
+
+
+class World(SimEtcd):
+    """A simulated store with a settable clock, to which the way can be lost."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.away = False
+        self.delay = 0.0
+        super().__init__(clock=self.time)
+
+    def time(self) -> float:
+        return self.now
+
+    def lease_keepalive_once(self, lease: int, *, deadline: float | None = None) -> int:
+        if self.away:
+            self.now += deadline or 0.0
+            raise EtcdUnreachable("away")
+        ttl = super().lease_keepalive_once(lease)
+        self.now += self.delay  # the answer's way back
+        return ttl
+
+    def session(self, ttl: int = 10) -> Session:
+        return Session(self, ttl, clock=self.time)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def test_renewals_are_due_every_third_of_the_ttl(world: World) -> None:
+    session = world.session(ttl=9)
+    assert session.tick() == pytest.approx(3)
+    world.now += 2
+    assert session.tick() == pytest.approx(1)
+    assert session.remaining() == pytest.approx(0.8 * 9 - 2)
+    world.now += 1
+    assert session.tick() == pytest.approx(3)
+    assert session.remaining() == pytest.approx(0.8 * 9)
+
+
+def test_a_dead_refresher_is_noticed_before_the_server_ends_the_lease(world: World) -> None:
+    session = world.session()
+    world.put("/mine", b"", session.lease)
+    world.now += 7.9
+    session.check()
+    world.now += 0.2
+    with pytest.raises(LeaseLost, match="no renewal was answered"):
+        session.check()
+    assert world.get("/mine") is not None
+
+
+def test_a_lost_lease_stays_lost(world: World) -> None:
+    session = world.session()
+    world.now += 8.5
+    assert not session.alive()
+    with pytest.raises(LeaseLost):
+        session.tick()  # etcd would still renew it
+    assert session.remaining() == 0
+    assert world.lease_keepalive_once(session.lease) == 10
+
+
+def test_an_answer_after_the_deadline_does_not_count(world: World) -> None:
+    session = world.session()
+    world.now += 7
+    world.delay = 1.5
+    with pytest.raises(LeaseLost):
+        session.tick()
+
+
+def test_the_deadline_counts_from_before_the_renewal_was_sent(world: World) -> None:
+    session = world.session()
+    world.now += 4
+    world.delay = 2
+    session.tick()
+    assert session.remaining() == pytest.approx(8 - 2)
+
+
+def test_ticks_outlast_an_etcd_that_is_away_for_a_while(world: World) -> None:
+    session = world.session()
+    world.now += 4
+    world.away = True
+    pause = session.tick()
+    assert 0 < pause <= 1
+    world.now += pause
+    world.away = False
+    session.tick()
+    assert session.remaining() == pytest.approx(8)
+
+
+def test_a_revoked_lease_is_lost_at_the_next_renewal(world: World) -> None:
+    session = world.session()
+    world.lease_revoke(session.lease)
+    world.now += 4
+    with pytest.raises(LeaseLost, match="expired"):
+        session.tick()
+    session.close()
+
+
+def test_bad_options(world: World) -> None:
+    for options in ({"ttl": 0}, {"ttl": 5, "margin": 1.0}, {"ttl": 5, "margin": 0}):
+        with pytest.raises(EtcdError, match="a session needs"):
+            Session(world, **options)
+
+
+steps = st.lists(
+    st.tuples(
+        st.floats(0, 4),  # time passes
+        st.booleans(),  # the way is lost
+        st.floats(0, 3),  # how long an answer takes
+        st.booleans(),  # whether the refresher runs
+        st.booleans(),  # whether somebody looks
+    ),
+    max_size=40,
+)
+
+
+@given(steps)
+def test_whoever_is_alive_has_a_lease(steps: list[tuple[float, bool, float, bool, bool]]) -> None:
+    world = World()
+    session = world.session()
+    world.put("/mine", b"", session.lease)
+    lost = False
+    for passes, away, delay, runs, looks in steps:
+        world.now += passes
+        world.away, world.delay = away, delay
+        if runs:
+            try:
+                session.tick()
+            except LeaseLost:
+                lost = True
+        if looks and session.alive():
+            assert not lost
+            assert world.get("/mine") is not None
+
+
+def test_a_frozen_etcd_ends_the_session_in_time(tmp_path: Path) -> None:
+    lost: list[LeaseLost] = []
+    over = threading.Event()
+    with EmbeddedEtcd(tmp_path) as server, Etcd(server.endpoints) as client:
+        session = Session(client, 2)
+        session.run_thread(lambda error: (lost.append(error), over.set()))
+        time.sleep(1.5)
+        session.check()
+        frozen = time.monotonic()
+        server.pause()
+        while session.alive():
+            time.sleep(0.01)
+        passed = time.monotonic() - frozen
+        assert passed < 0.8 * 2 + 0.3, "the session trusted its lease for longer than its TTL"
+        assert over.wait(3)
+        assert "no renewal" in lost[0].message
+        server.resume()
+        with pytest.raises(LeaseLost):
+            session.tick()
+        session.close()
+        session.close()
+
+
+def test_a_thread_reports_a_revoked_lease(etcd: Etcd) -> None:
+    over = threading.Event()
+    with Session(etcd, 1) as session:
+        session.run_thread(lambda error: over.set())
+        etcd.lease_revoke(session.lease)
+        assert over.wait(5)
+        assert not session.alive()
+
+
+def test_sessions_outlast_a_restart(tmp_path: Path) -> None:
+    with EmbeddedEtcd(tmp_path) as server, Etcd(server.endpoints) as client, Session(client, 3).run_thread() as session:
+        client.put("/mine", b"", session.lease)
+        for _ in range(2):
+            server.restart()
+            time.sleep(1.2)
+            session.check()
+        assert client.get("/mine") is not None
