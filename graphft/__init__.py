@@ -11,25 +11,28 @@ _PUBLIC = {
     "graphft.capture": ("Input", "build"),
     "graphft.data": ("DataSpec", "arrays", "dataset"),
     "graphft.data_files": ("files",),
-    "graphft.ir": ("Block", "Kind", "Operator", "Program", "Ref", "Sym", "Type", "Variable"),
+    "graphft.ir": ("Block", "Kind", "Operator", "Program", "Ref", "Sym", "Type", "Variable", "grad_name"),
     "graphft.errors": ("GraphftError", "ProgramError"),
     "graphft.optim": ("SGD", "Adagrad", "Adam", "AdamW", "ClipByGlobalNorm", "ClipByValue", "RMSprop"),
     "graphft.training": ("minimize",),
+    "graphft.transpiler": ("Job", "JobConfig", "transpile"),
+    "graphft.transpiler": ("Job", "transpile"),
     "graphft.runtime.executor": ("Executor",),
+    "graphft.runtime.launch": ("Result", "run_job"),
+    "graphft.runtime.launch": ("run_job",),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
-_MODULES = ("schedule",)
+_HOME["schedule"] = "graphft.schedule"
 
-__all__ = list((*_HOME, *_MODULES))
+__all__ = list(_HOME)
 
 
 def __getattr__(name: str) -> Any:
     """Public names are imported when they are first used: `import graphft` alone does not import torch."""
-    if name in _MODULES:
-        return importlib.import_module(f"graphft.{name}")
     if name not in _HOME:
         raise AttributeError(f"module 'graphft' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+    module = importlib.import_module(_HOME[name])
+    return module if _HOME[name] == f"graphft.{name}" else getattr(module, name)
 
 
 def __dir__() -> list[str]:

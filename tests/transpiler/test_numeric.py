@@ -1,0 +1,177 @@
+"""What transpiled programs compute is what the program computes in one process, whatever the number of shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+from inprocess import InProcess
+from torch import Tensor, nn
+from zoo import CASES, Case
+
+import graphft
+from graphft.ir import Kind, Program
+from graphft.plan import Located
+from graphft.transpiler import Job
+
+SMALL = {"slice_unit": 64, "min_block": 64, "bucket_bytes": 1024}
+OPTIMIZERS: dict[str, Callable[[], object]] = {
+    "sgd": lambda: graphft.SGD(lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-3),
+    "adam": lambda: graphft.Adam(lr=graphft.schedule.linear_warmup(graphft.schedule.cosine(0.01, 30), 4)),
+    "rmsprop": lambda: graphft.RMSprop(lr=1e-3, momentum=0.5, centered=True),
+}
+
+
+class Data:
+    """Records in memory, described for the transpiler and read as the plan says."""
+
+    def __init__(self, case: Case, records: int = 44, chunk_size: int = 12, batch_size: int = 4) -> None:
+        torch.manual_seed(1)
+        self.columns = case.batch(records)
+        self.batch_size, self.chunk_size = batch_size, chunk_size
+        self.spec = graphft.arrays(chunk_size=chunk_size, **self.columns)
+
+    def __call__(self, work: Located) -> Mapping[str, Tensor]:
+        start = work.chunk * self.chunk_size + work.batch * self.batch_size
+        return {n: c[start : start + work.samples] for n, c in self.columns.items()}
+
+
+def minimized(case: Case, optimizer: str = "adam", clip: object = None) -> Program:
+    program = graphft.build(case.model, case.loss_fn, case.inputs)
+    graphft.minimize(program, OPTIMIZERS[optimizer](), clip)
+    return program
+
+
+def transpiled(program: Program, data: Data, **options: object) -> Job:
+    return graphft.transpile(program, chunks=data.spec, batch_size=data.batch_size, passes=2, seed=5,
+                             **{**SMALL, **options})
+
+
+def executed(program: Program, job: Job, data: Data) -> dict[str, Tensor]:
+    """The same samples per step, in one process, in one batch."""
+    executor = graphft.Executor()
+    for step in range(job.config.total_steps):
+        works = [job.config.plan.locate(step, slot) for slot in range(job.config.trainers)]
+        batches = [data(w) for w in works if w is not None]
+        executor.run(program, {n: torch.cat([b[n] for b in batches]) for n in batches[0]})
+    return executor.state(program)
+
+
+def case_of(name: str) -> Case:
+    torch.manual_seed(0)
+    return CASES[name]()
+
+
+@pytest.mark.parametrize("clip", [None, graphft.ClipByGlobalNorm(0.05), graphft.ClipByValue(0.01)],
+                         ids=["", "norm", "value"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("trainers", [1, 3])
+def test_sync_training_equals_one_process(optimizer: str, trainers: int, clip: object) -> None:
+    case = case_of("mlp")
+    program, data = minimized(case, optimizer, clip), Data(case)
+    job = transpiled(program, data, trainers=trainers, pservers=2)
+    alone = executed(program, job, data)
+    together = InProcess(job, data)
+    together.run()
+    for name, value in together.model().items():
+        torch.testing.assert_close(value, alone[name], rtol=1e-4, atol=1e-5)
+        assert not torch.equal(value, program.values[name]), f"{name} was not trained"
+
+
+@pytest.mark.parametrize("name", ["mlp", "convnet", "transformer", "tied", "embedding"])
+def test_bits_do_not_depend_on_the_number_of_shards(name: str) -> None:
+    case = case_of(name)
+    program, data = minimized(case, clip=graphft.ClipByGlobalNorm(0.5)), Data(case, records=30)
+    models, counts = [], []
+    for pservers in (1, 2, 3):
+        job = transpiled(program, data, trainers=2, pservers=pservers, ft=pservers > 1)
+        run = InProcess(job, data)
+        run.run()
+        models.append(run.model())
+        counts.append(len({n for s in run.shards for n in s.options["optimize_blocks"]}))
+    assert counts[2] > counts[0], "nothing was sliced"
+    for other in models[1:]:
+        assert other.keys() == models[0].keys()
+        assert all(torch.equal(other[n], models[0][n]) for n in other)
+
+
+@pytest.mark.parametrize("name", ["convnet", "embedding"])
+def test_buffers_and_random_numbers_in_one_slot(name: str) -> None:
+    """Batch norm and dropout: one slot has the batch of one process, and its random numbers."""
+    case = case_of(name)
+    program, data = minimized(case, "sgd"), Data(case)
+    job = transpiled(program, data, pservers=2)
+    run = InProcess(job, data)
+    run.run()
+    executor = graphft.Executor()
+    for step in range(job.config.total_steps):
+        work = job.config.plan.locate(step, 0)
+        assert work is not None
+        run.trainer.work, run.trainer.ctx.step = work, step
+        torch.manual_seed(run.trainer.get_chunk().seed)
+        executor.run(program, data(work))
+    alone = executor.state(program)
+    for n, value in run.model().items():
+        torch.testing.assert_close(value, alone[n], rtol=1e-4, atol=1e-5)
+    buffers = [v.name for v in program.of_kind(Kind.BUFFER)]
+    assert all(not torch.equal(alone[n], program.values[n]) for n in buffers)
+
+
+def test_buffers_are_the_mean_over_slots_and_integers_the_first() -> None:
+    case = case_of("convnet")
+    program, data = minimized(case, "sgd"), Data(case)
+    job = transpiled(program, data, trainers=2)
+    run = InProcess(job, data)
+    run.run(steps=1)
+    means = []
+    for slot in range(2):
+        executor = graphft.Executor()
+        work = job.config.plan.locate(0, slot)
+        assert work is not None
+        executor.run(program, data(work))
+        means.append(executor.state(program)["1.running_mean"])
+    model = run.model()
+    torch.testing.assert_close(model["1.running_mean"], (means[0] + means[1]) / 2)
+    assert model["1.num_batches_tracked"].item() == 1
+
+
+def test_async_applies_each_batch_by_itself() -> None:
+    case = case_of("mlp")
+    program, data = minimized(case, clip=graphft.ClipByValue(0.05)), Data(case)
+    models = []
+    for pservers in (1, 2):
+        job = transpiled(program, data, trainers=2, pservers=pservers, sync=False, ft=True)
+        assert job.config.total_steps == 2 * sum(data.spec.batches(data.batch_size))
+        run = InProcess(job, data)
+        run.run()
+        models.append(run.model())
+    alone = executed(program, transpiled(program, data), data)
+    for n, value in models[0].items():
+        assert torch.equal(value, models[1][n])
+        torch.testing.assert_close(value, alone[n], rtol=1e-4, atol=1e-5)
+
+
+def test_async_clips_by_the_norm_of_each_shard() -> None:
+    case = case_of("mlp")
+    program, data = minimized(case, clip=graphft.ClipByGlobalNorm(0.01)), Data(case)
+    job = transpiled(program, data, pservers=2, sync=False)
+    run = InProcess(job, data)
+    run.run()
+    assert all(torch.isfinite(v).all() for v in run.model().values())
+    for shard in run.shards:
+        gradients = [shard.ctx.scope[f"{s}@GRAD"] for s in shard.program.variables if f"{s}@GRAD" in shard.ctx.scope]
+        assert torch.cat(gradients).norm() == pytest.approx(0.01, rel=1e-3)
+
+
+def test_model_loads_into_torch_with_every_name() -> None:
+    case = case_of("tied")
+    program, data = minimized(case), Data(case)
+    run = InProcess(transpiled(program, data, pservers=2), data)
+    run.run(steps=2)
+    state = run.model()
+    assert state.keys() == case.model.state_dict().keys()
+    model = case.model
+    assert isinstance(model, nn.Module)
+    model.load_state_dict(state)
+    assert torch.equal(model.head.weight, state["embed.weight"])
