@@ -16,10 +16,8 @@ _PUBLIC = {
     "graphft.optim": ("SGD", "Adagrad", "Adam", "AdamW", "ClipByGlobalNorm", "ClipByValue", "RMSprop"),
     "graphft.training": ("minimize",),
     "graphft.transpiler": ("Job", "JobConfig", "transpile"),
-    "graphft.transpiler": ("Job", "transpile"),
     "graphft.runtime.executor": ("Executor",),
     "graphft.runtime.launch": ("Result", "run_job"),
-    "graphft.runtime.launch": ("run_job",),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 _HOME["schedule"] = "graphft.schedule"
