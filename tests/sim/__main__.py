@@ -1,0 +1,36 @@
+"""`python -m tests.sim --seeds 1000 [--first 0]`, or `--seed 17` to replay one with its story. A seed is exact."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+
+from tests.sim.job import SimJob
+from tests.sim.world import SimulationFailed
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.sim", description="Sync jobs under faults")
+    parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--seed", type=int, help="replay this one, and print its story")
+    options = parser.parse_args()
+    seeds = [options.seed] if options.seed is not None else range(options.first, options.first + options.seeds)
+    counts: Counter[str] = Counter()
+    for seed in seeds:
+        try:
+            job = SimJob(seed).run()
+        except SimulationFailed as failure:
+            print(failure)
+            print(f"replay: python -m tests.sim --seed {seed}")
+            return 1
+        counts += job.counts
+        if options.seed is not None:
+            print("\n".join(job.world.lines))
+            print(f"{job.describe()}; {job.store.rollbacks} rollbacks, {job.world.now:.1f} s")
+    print(f"{len(seeds)} seeds as they should be; counted: {dict(sorted(counts.items()))}")
+    return 0
+
+
+sys.exit(main())

@@ -1,0 +1,216 @@
+"""One simulated sync job under faults, compared with the undisturbed run at every round."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from graphft.plan import Plan
+from graphft.runtime.protocol.rounds import Contribution
+from graphft.runtime.protocol.sync_events import ApplyRound
+from tests.sim.actors import Key, Setup, ShardActor, TrainerActor, gradient, initial, partial_sum, updated
+from tests.sim.world import Network, SimulationFailed, Store, World
+
+
+def reference(setup: Setup) -> tuple[list[dict[Key, str]], dict[int, tuple[Contribution, ...]]]:
+    """The undisturbed run: the parameters of every version, and (per shard and step) what is contributed."""
+    keys = [(s, b) for s, bs in enumerate(setup.buckets) for b in bs]
+    versions = [{key: initial(key) for key in keys}]
+    given: dict[Any, tuple[Contribution, ...]] = {}
+    for step in range(setup.plan.total_steps):
+        old = versions[-1]
+        located = {slot: setup.plan.locate(step, slot) for slot in range(setup.plan.slots)}
+        for shard, buckets in enumerate(setup.buckets):
+            given[shard, step] = tuple(
+                Contribution(slot, at.samples, {b: gradient(step, slot, (shard, b), old) for b in buckets})
+                for slot, at in located.items() if at)
+        if not any(located.values()):
+            versions.append(dict(old))
+            continue
+        partials = tuple(partial_sum(step, s, given[s, step]) for s in range(setup.shards)) if setup.reduce else ()
+        versions.append({key: updated(key, old[key], step, given[key[0], step], partials) for key in keys})
+    return versions, given
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What happens, and until when; then everything must end well."""
+
+    until: float
+    mean_interval: float
+    kinds: tuple[str, ...] = ("shard", "trainer", "join", "pause", "pause-shard", "cut")
+
+
+class SimJob:
+    """Builds the job of a seed, lets faults happen, and runs it to its end."""
+
+    def __init__(self, seed: int, faults: bool = True) -> None:
+        self.seed = seed
+        self.world = World(seed)
+        rng = random.Random(seed * 7919 + 1)
+        self.setup = _setup(rng)
+        self.versions, self.given = reference(self.setup)
+        self.store = Store(self.world, self.setup.shards)
+        self.network = Network(self.world, duplicates=rng.choice((0.0, 0.05)), reorder=rng.random() < 0.3)
+        self.faults = Faults(rng.uniform(1, 12) if faults else 0.0, rng.uniform(0.1, 2.0))
+        self.names = 0
+        self.applied: Counter[tuple[int, int, int]] = Counter()
+        self.counts: Counter[str] = Counter()
+        self.processes: list[Any] = []
+        for index in range(self.setup.shards):
+            self.start_shard(index, 0)
+        for _ in range(rng.randint(1, self.setup.plan.slots + 1)):
+            self.start_trainer()
+        self.world.after(rng.uniform(0, 1), self.fault)
+
+    def describe(self) -> str:
+        s = self.setup
+        return (f"seed {self.seed}: {s.plan.total_steps} steps, {s.plan.slots} slots, buckets {s.buckets}, checkpoint "
+                f"every {s.checkpoint_every}, reduce {s.reduce}, refresh {sorted(s.refresh)}, policy {s.policy}, "
+                f"faults until {self.faults.until:.1f} s, every {self.faults.mean_interval:.1f} s")
+
+    def run(self, limit: float = 400.0) -> SimJob:
+        try:
+            self.world.run(self.complete, limit)
+            self.check_result()
+        except Exception as error:
+            story = "\n".join(self.world.lines)
+            raise SimulationFailed(f"{error}\n{story}\n{type(error).__name__}: {str(error).splitlines()[0]}\n"
+                                   f"{self.describe()}\n{self.state()}") from error
+        for process in self.processes:
+            self.counts += process.counts
+        return self
+
+    def state(self) -> str:
+        shards = [f"{p.name}: version {p.machine.version} of {p.machine.generation}, {p.machine.phase}, missing "
+                  f"{p.machine.round.missing()}" for p in self.store.pservers.values()]
+        trainers = [f"{t.name}: {t.machine.current} next {t.machine.next_work()} slots {t.machine.slots} "
+                    f"pending {sorted(t.machine.pending)}" for t in self.store.trainers.values()]
+        return "\n".join([*shards, *trainers])
+
+    def complete(self) -> bool:
+        return self.store.committed == self.setup.plan.total_steps
+
+    # -- promises ---------------------------------------------------------------------------------------------------
+
+    def check_result(self) -> None:
+        final = {(s, b): v for s, state in self.store.checkpoints[self.store.committed].items()
+                 for b, v in state.items()}
+        if final != self.versions[-1]:
+            self.world.fail("the final parameters differ from the undisturbed run's")
+
+    def check_parameters(self, key: Key, version: int, value: str) -> None:
+        if value != self.versions[version][key]:
+            self.world.fail(f"bucket {key} at version {version} is not that of the undisturbed run")
+
+    def check_round(self, shard: int, effect: ApplyRound) -> None:
+        if effect.contributions != self.given[shard, effect.step]:
+            self.world.fail(f"shard {shard} applies {effect.contributions} at step {effect.step}, "
+                            f"not {self.given[shard, effect.step]}")
+        self.applied[effect.generation, shard, effect.step] += 1
+
+    # -- processes and messages -------------------------------------------------------------------------------------
+
+    def start_shard(self, index: int, incarnation: int) -> None:
+        self.processes.append(ShardActor(self, index, incarnation))
+
+    def start_trainer(self) -> None:
+        self.names += 1
+        self.processes.append(TrainerActor(self, f"trainer-{self.names}", self.world.rng.choice((1, 1, 4))))
+
+    def to_shard(self, sender: str, shard: int, peer: str, message: Any, payload: Any) -> None:
+        def deliver() -> None:
+            target = self.store.pservers.get(shard)
+            if target is not None and target.alive:
+                target.receive(peer, message, payload)
+        self.network.send((sender, shard), "out", deliver)
+
+    def to_trainer(self, shard: int, peer: str, message: Any, payload: Any) -> None:
+        def deliver() -> None:
+            target = self.store.trainers.get(peer) or next((p for p in self.processes if p.name == peer), None)
+            if target is not None and target.alive and shard in target.connected:
+                target.receive(shard, message, payload)
+        self.network.send((peer, shard), "back", deliver)
+
+    def cut_shard(self, shard: int) -> None:
+        for process in self.processes:
+            self.network.cut((process.name, shard))
+            if isinstance(process, TrainerActor) and process.alive and self.world.rng.random() < 0.7:
+                process.later(self.world.rng.uniform(0.001, 0.05), lambda p=process: _notice(p, shard))
+
+    # -- faults -----------------------------------------------------------------------------------------------------
+
+    def fault(self) -> None:
+        if self.world.now > self.faults.until:
+            if not self.store.trainers:
+                self.start_trainer()
+            self.world.after(1.0, self.fault)  # somebody has to do the work
+            return
+        kind = self.world.rng.choice(self.faults.kinds)
+        self.world.trace("fault", kind)
+        getattr(self, "fault_" + kind.replace("-", "_"))()
+        self.world.after(self.world.rng.expovariate(1 / self.faults.mean_interval), self.fault)
+
+    def fault_shard(self) -> None:
+        index = self.world.rng.randrange(self.setup.shards)
+        shard = self.store.pservers[index]
+        if shard.alive:
+            shard.crash()
+            incarnation = int(shard.name.rsplit(".", 1)[1]) + 1
+            self.world.after(self.world.rng.uniform(0.05, 2), lambda: self.start_shard(index, incarnation))
+
+    def fault_trainer(self) -> None:
+        trainer = self._some_trainer()
+        if trainer:
+            trainer.leave("crashes")
+            self.world.after(self.world.rng.choice((0.01, 2.0)), lambda: self.store.expire(trainer.name))
+            self.world.after(self.world.rng.uniform(0.1, 2), self.start_trainer)
+
+    def fault_join(self) -> None:
+        if len(self.store.trainers) < 6:
+            self.start_trainer()
+
+    def fault_pause(self) -> None:
+        """A trainer stops for a while; when it is away longer than its lease, it comes back as a zombie."""
+        trainer = self._some_trainer()
+        if trainer:
+            seconds = self.world.rng.uniform(0.1, 4)
+            trainer.pause(seconds)
+            if seconds > 2:
+                self.world.after(2, lambda: self.store.expire(trainer.name))
+
+    def fault_pause_shard(self) -> None:
+        self.world.rng.choice(list(self.store.pservers.values())).pause(self.world.rng.uniform(0.1, 2))
+
+    def fault_cut(self) -> None:
+        trainer = self._some_trainer()
+        if trainer:
+            index = self.world.rng.randrange(self.setup.shards)
+            trainer.do(lambda: trainer.disconnect(index, comes_back=True))
+
+    def _some_trainer(self) -> TrainerActor | None:
+        alive = [t for _, t in sorted(self.store.trainers.items()) if t.alive]
+        return self.world.rng.choice(alive) if alive else None
+
+
+def _notice(trainer: TrainerActor, shard: int) -> None:
+    connected = trainer.connected.get(shard)
+    if connected is not None and not connected.alive:
+        trainer.disconnect(shard, comes_back=False)
+
+
+def _setup(rng: random.Random) -> Setup:
+    slots = rng.randint(1, 4)
+    chunks = rng.randint(1, 8)
+    plan = Plan([rng.randint(0, 40) for _ in range(chunks)] + [5], slots=slots, batch_size=rng.choice((4, 8)),
+                seed=rng.randint(0, 99), passes=rng.randint(1, 3))
+    buckets, first = [], 0
+    for _ in range(rng.randint(1, 3)):
+        count = rng.randint(1, 2)
+        buckets.append(tuple(range(first, first + count)))
+        first += count * rng.randint(0, 1)
+    keys = [(s, b) for s, bs in enumerate(buckets) for b in bs]
+    return Setup(plan, tuple(buckets), rng.choice((0, 1, 3, 5)), rng.random() < 0.5,
+                 frozenset(k for k in keys if rng.random() < 0.2))

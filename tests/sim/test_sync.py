@@ -1,0 +1,28 @@
+"""Sync jobs under faults end with the parameters of the undisturbed run. `python -m tests.sim` runs more seeds."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.sim.job import SimJob
+
+
+@pytest.mark.parametrize("first", range(0, 200, 20))
+def test_disturbed_runs_equal_the_undisturbed_one(first: int) -> None:
+    """PITFALLS 1, 3, 4, 7, 8, 22: whatever is killed, stopped, cut off, repeated or reordered on the way."""
+    for seed in range(first, first + 20):
+        SimJob(seed).run()
+
+
+def test_a_run_without_faults_refuses_and_repeats_nothing() -> None:
+    for seed in range(300, 320):
+        job = SimJob(seed, faults=False)
+        job.network.duplicates, job.network.reorder = 0.0, False
+        job.run()
+        assert job.store.rollbacks == 0
+        wasted = {name: n for name, n in job.counts.items() if name.startswith("refused") or name == "void-push"}
+        assert not wasted, job.describe()
+
+
+def test_a_seed_replays_exactly() -> None:
+    assert list(SimJob(5).run().world.lines) == list(SimJob(5).run().world.lines)

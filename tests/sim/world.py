@@ -1,0 +1,134 @@
+"""A simulated world: one clock, one random generator, a store with watches, and a network that loses, repeats and
+reorders. Everything that happens is a function of the seed."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+
+class SimulationFailed(AssertionError):
+    """A promise was broken; the message ends with the newest lines of the trace."""
+
+
+class World:
+    """Time in seconds. `trace` holds the newest lines of what happened."""
+
+    def __init__(self, seed: int, trace: int = 4000) -> None:
+        self.rng = random.Random(seed)
+        self.now = 0.0
+        self.lines: deque[str] = deque(maxlen=trace)
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+
+    def after(self, delay: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._queue, (self.now + delay, next(self._order), action))
+
+    def trace(self, who: str, text: str) -> None:
+        self.lines.append(f"{self.now:8.3f} {who}: {text}")
+
+    def run(self, until: Callable[[], bool], limit: float) -> None:
+        """Runs until `until()`; fails when it does not come true within `limit` seconds of simulated time."""
+        while not until():
+            if not self._queue or self._queue[0][0] > limit:
+                self.fail(f"nothing ended within {limit:.0f} s")
+            self.now, _, action = heapq.heappop(self._queue)
+            action()
+
+    def fail(self, what: str) -> None:
+        raise SimulationFailed(what)
+
+
+@dataclass
+class Epoch:
+    generation: int = 0
+    step: int = 0
+
+
+@dataclass
+class Store:
+    """What etcd and the checkpoint folder hold. Changes are atomic; everyone hears of them a little later."""
+
+    world: World
+    shards: int
+    epoch: Epoch = field(default_factory=Epoch)
+    committed: int = 0
+    """Step of the newest committed checkpoint."""
+    checkpoints: dict[int, dict[int, Any]] = field(default_factory=dict)
+    parts: dict[tuple[int, int], dict[int, Any]] = field(default_factory=dict)
+    pservers: dict[int, Any] = field(default_factory=dict)
+    trainers: dict[str, Any] = field(default_factory=dict)
+    slots: dict[int, str] = field(default_factory=dict)
+    watchers: dict[str, Callable[[], None]] = field(default_factory=dict)
+    rollbacks: int = 0
+
+    def changed(self) -> None:
+        """Lets every watcher look again, each after a delay of its own."""
+        for name in list(self.watchers):
+            self.world.after(self.world.rng.uniform(0.001, 0.1), lambda n=name: self.watchers.get(n, _nothing)())
+
+    def write_part(self, generation: int, step: int, shard: int, state: Any) -> None:
+        """A shard's part of a checkpoint; committed with the last one, if the generation is still the same."""
+        parts = self.parts.setdefault((generation, step), {})
+        parts[shard] = state
+        if len(parts) == self.shards and generation == self.epoch.generation and step > self.committed:
+            self.committed, self.checkpoints[step] = step, dict(parts)
+            self.world.trace("store", f"checkpoint {step} is committed in generation {generation}")
+            self.changed()
+
+    def roll_back(self, generation: int) -> None:
+        if self.epoch.generation == generation:
+            self.rollbacks += 1
+            self.epoch = Epoch(generation + 1, self.committed)
+            self.world.trace("store", f"generation {generation + 1} begins at step {self.committed}")
+            self.changed()
+
+    def claim(self, slot: int, trainer: str) -> bool:
+        if slot in self.slots or trainer not in self.trainers:
+            return False
+        self.slots[slot] = trainer
+        self.changed()
+        return True
+
+    def release(self, slot: int, trainer: str) -> None:
+        if self.slots.get(slot) == trainer:
+            del self.slots[slot]
+            self.changed()
+
+    def expire(self, trainer: str) -> None:
+        """The trainer's lease ends: its registration and its slots go."""
+        if self.trainers.pop(trainer, None) is not None:
+            self.slots = {v: t for v, t in self.slots.items() if t != trainer}
+            self.world.trace("store", f"{trainer}'s lease ended")
+            self.changed()
+
+
+def _nothing() -> None:
+    pass
+
+
+class Network:
+    """Delivers messages between connected ends. Those in flight on a connection that breaks are lost."""
+
+    def __init__(self, world: World, duplicates: float, reorder: bool) -> None:
+        self.world, self.duplicates, self.reorder = world, duplicates, reorder
+        self._epochs: dict[Any, int] = {}
+        self._clear: dict[Any, float] = {}
+
+    def send(self, link: Any, way: str, deliver: Callable[[], None]) -> None:
+        """Delivers over `link` in direction `way`: in order, unless this network reorders."""
+        rng, epoch = self.world.rng, self._epochs.get(link, 0)
+        for _ in range(2 if rng.random() < self.duplicates else 1):
+            at = self.world.now + rng.uniform(0.0005, 0.02) + (rng.random() < 0.02) * rng.uniform(0, 0.3)
+            if not self.reorder:
+                at = max(at, self._clear.get((link, way), 0.0))
+                self._clear[link, way] = at
+            self.world.after(at - self.world.now, lambda: deliver() if self._epochs.get(link, 0) == epoch else None)
+
+    def cut(self, link: Any) -> None:
+        self._epochs[link] = self._epochs.get(link, 0) + 1
