@@ -1,0 +1,80 @@
+"""A cluster of three: what goes on when its leader is killed or frozen, and when the majority is gone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from graphft.runtime.etcd import (
+    EmbeddedCluster,
+    Etcd,
+    EtcdError,
+    EtcdUnreachable,
+    Session,
+    Watch,
+    absent,
+    put_op,
+)
+
+
+@pytest.fixture
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedCluster]:
+    with EmbeddedCluster(tmp_path_factory.mktemp("cluster") / "members") as cluster:
+        yield cluster
+
+
+def test_work_goes_on_when_the_leader_is_killed(cluster: EmbeddedCluster) -> None:
+    seen: list[str] = []
+    with (
+        Etcd(cluster.endpoints) as etcd,
+        Session(etcd, 10).run_thread() as session,
+        Watch(etcd, "/w/", lambda events: seen.extend(e.kv.key for e in events)) as watch,
+    ):
+        etcd.put("/mine", b"", session.lease)
+        expected = []
+        for cycle in range(2):
+            leader = cluster.leader()
+            leader.kill()
+            started = time.monotonic()
+            for i in range(10):
+                key = f"/w/{cycle}-{i}"
+                assert etcd.txn([absent(key)], [put_op(key, b"me")], token=key).ok
+                expected.append(key)
+            assert time.monotonic() - started < 8
+            assert watch.wait(lambda view: len(view) == len(expected), 8)
+            leader.start()
+        assert seen == expected
+        session.check()
+        kv = etcd.get("/mine")
+        assert kv is not None
+        assert kv.lease == session.lease
+
+
+def test_a_frozen_leader_is_passed_over(cluster: EmbeddedCluster) -> None:
+    with Etcd(cluster.endpoints, timeout=0.5) as etcd:
+        etcd.put("/a", b"0")
+        leader = cluster.leader()
+        leader.pause()
+        for i in range(6):
+            assert etcd.txn([absent(f"/f/{i}")], [put_op(f"/f/{i}", b"me")], token=f"/f/{i}").ok
+            etcd.get("/a")
+        assert etcd.count("/f/") == 6
+        leader.resume()
+
+
+def test_without_a_majority_nothing_is_reported_as_done(cluster: EmbeddedCluster) -> None:
+    with Etcd(cluster.endpoints, timeout=0.5) as etcd:
+        etcd.put("/a", b"1")
+        for member in cluster.members[1:]:
+            member.kill()
+        with pytest.raises(EtcdUnreachable, match="did not answer"):
+            etcd.get("/a", deadline=1.0)
+        with pytest.raises(EtcdError):
+            etcd.txn([], [put_op("/a", b"2")], deadline=1.0)
+        for member in cluster.members[1:]:
+            member.launch()
+        kv = etcd.get("/a", deadline=15)
+        assert kv is not None
+        assert kv.value == b"1"

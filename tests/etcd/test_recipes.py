@@ -1,0 +1,152 @@
+"""Locks with contenders, with holders that die or freeze, and the fence that makes them safe."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd, LeaseLost, Lock, Session, holder, put_op, value_is
+
+
+def test_contenders_exclude_each_other(etcd: Etcd, etcd_server: EmbeddedEtcd, prefix: str) -> None:
+    rounds, workers = 8, 4
+    inside: list[int] = []
+    most: list[int] = []
+    errors: list[BaseException] = []
+    etcd.put(prefix + "sum", b"0")
+
+    def work(worker: int) -> None:
+        try:
+            with Etcd(etcd_server.endpoints) as own, Session(own, 10).run_thread() as session:
+                for _ in range(rounds):
+                    with Lock(session, prefix + "lock") as lock:
+                        inside.append(worker)
+                        most.append(len(inside))
+                        kv = own.get(prefix + "sum")
+                        assert kv is not None
+                        put = put_op(prefix + "sum", b"%d" % (int(kv.value) + 1))
+                        assert own.txn([lock.fence(), value_is(prefix + "sum", kv.value)], [put]).ok
+                        inside.remove(worker)
+        except BaseException as e:
+            errors.append(e)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(workers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert max(most) == 1
+    kv = etcd.get(prefix + "sum")
+    assert kv is not None
+    assert kv.value == b"%d" % (rounds * workers)
+    assert holder(etcd, prefix + "lock") is None
+
+
+def test_the_queue_is_first_come_first_served(etcd: Etcd, prefix: str) -> None:
+    order: list[int] = []
+    with Session(etcd, 10) as session:
+        first = Lock(session, prefix + "lock")
+        first.acquire()
+        threads = []
+        for n in range(3):
+
+            def work(n: int = n) -> None:
+                with Lock(session, prefix + "lock"):
+                    order.append(n)
+
+            threads.append(threading.Thread(target=work))
+            threads[-1].start()
+            while etcd.count(prefix + "lock/") < n + 2:
+                time.sleep(0.01)
+        first.release()
+        for thread in threads:
+            thread.join()
+    assert order == [0, 1, 2]
+
+
+def test_a_waiter_that_gives_up_blocks_nobody(etcd: Etcd, prefix: str) -> None:
+    with Session(etcd, 10) as session:
+        first, second, third = (Lock(session, prefix + "lock") for _ in range(3))
+        first.acquire()
+        assert not second.acquire(timeout=0.2)
+        assert etcd.count(prefix + "lock/") == 1
+        threading.Timer(0.1, first.release).start()
+        assert third.acquire(timeout=5)
+
+
+def test_a_dead_holder_is_replaced_after_its_ttl(etcd: Etcd, prefix: str) -> None:
+    with Session(etcd, 10) as alive:
+        dead = Session(etcd, 1)  # never renewed
+        lost = Lock(dead, prefix + "lock")
+        lost.acquire()
+        started = time.monotonic()
+        lock = Lock(alive, prefix + "lock")
+        assert lock.acquire(timeout=10)
+        assert 0.5 < time.monotonic() - started < 5
+        assert not lost.held
+        assert not etcd.txn([lost.fence()], [put_op(prefix + "data", b"stale")]).ok
+        assert etcd.txn([lock.fence()], [put_op(prefix + "data", b"good")]).ok
+        with pytest.raises(LeaseLost):
+            Lock(dead, prefix + "lock").acquire()
+
+
+def test_a_waiter_whose_lease_ends_says_so(etcd: Etcd, prefix: str) -> None:
+    with Session(etcd, 10) as one, Session(etcd, 1) as two:
+        Lock(one, prefix + "lock").acquire()
+        with pytest.raises(LeaseLost):
+            Lock(two, prefix + "lock").acquire(timeout=10)
+        with Session(etcd, 10).run_thread() as three:
+            etcd.lease_revoke(three.lease)
+            with pytest.raises(LeaseLost):
+                Lock(three, prefix + "lock").acquire(timeout=10)
+
+
+HOLDER = """
+import sys
+from graphft.runtime.etcd import Etcd, Lock, Session, put_op
+etcd, prefix = Etcd(sys.argv[2:]), sys.argv[1]
+session = Session(etcd, 1).run_thread()
+lock = Lock(session, prefix + "lock")
+lock.acquire()
+print("holds", flush=True)
+sys.stdin.readline()
+print(lock.held, etcd.txn([lock.fence()], [put_op(prefix + "data", b"stale")]).ok, flush=True)
+"""
+
+
+@pytest.fixture
+def other(etcd_server: EmbeddedEtcd, prefix: str) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the lock, and writes under its fence when a line comes."""
+    command = [sys.executable, "-c", HOLDER, prefix, *etcd_server.endpoints]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "holds\n"
+        yield process
+        process.kill()
+
+
+def test_a_killed_holder_is_replaced(etcd: Etcd, prefix: str, other: subprocess.Popen[str]) -> None:
+    with Session(etcd, 10) as session:
+        lock = Lock(session, prefix + "lock")
+        assert not lock.acquire(timeout=1.5)  # it renews
+        other.kill()
+        assert lock.acquire(timeout=10)
+
+
+def test_a_frozen_holder_that_wakes_writes_nothing(etcd: Etcd, prefix: str, other: subprocess.Popen[str]) -> None:
+    other.send_signal(signal.SIGSTOP)
+    with Session(etcd, 10) as session:
+        lock = Lock(session, prefix + "lock")
+        assert lock.acquire(timeout=10)
+        other.send_signal(signal.SIGCONT)
+        said, _ = other.communicate("write\n", timeout=20)
+        assert said == "False False\n"
+        assert etcd.get(prefix + "data") is None
+        assert etcd.txn([lock.fence()], [put_op(prefix + "data", b"good")]).ok

@@ -1,0 +1,192 @@
+"""A watch's view misses nothing that lasts, whatever happens to the server and the way to it."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from etcd.proxy import Proxy
+
+from graphft.runtime.etcd import KV, EmbeddedEtcd, Etcd, EtcdUnreachable, Event, RangeResult, View, Watch, WatchBatch
+
+
+class Record:
+    """Replays events, and checks that each fits the state before it."""
+
+    def __init__(self) -> None:
+        self.kvs: dict[str, KV] = {}
+        self.events: list[Event] = []
+
+    def __call__(self, events: list[Event]) -> None:
+        for event in events:
+            self.events.append(event)
+            assert event.prev == self.kvs.get(event.kv.key), "an event does not follow from the one before"
+            if event.kind == "put":
+                self.kvs[event.kv.key] = event.kv
+            else:
+                del self.kvs[event.kv.key]
+
+
+def caught_up(watch: Watch, etcd: Etcd, timeout: float = 15) -> bool:
+    """Wait until the view is what a list says."""
+    expected = {kv.key: kv for kv in etcd.range(watch.prefix).kvs}
+    return bool(watch.wait(lambda view: dict(view) == expected, timeout))
+
+
+def test_every_change_is_seen_over_kills_of_the_server(tmp_path: Path) -> None:
+    record = Record()
+    written: list[int] = []
+    with EmbeddedEtcd(tmp_path) as server, Etcd(server.endpoints) as etcd, Watch(etcd, "/w/", record) as watch:
+        stop = threading.Event()
+
+        def write() -> None:
+            while not stop.wait(0.002):
+                written.append(etcd.put(f"/w/{len(written) % 7}", b"%d" % len(written)))
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        for _ in range(4):
+            time.sleep(0.3)
+            server.restart()
+        time.sleep(0.3)
+        stop.set()
+        writer.join()
+        assert caught_up(watch, etcd)
+        assert watch.connected
+    seen = [e.kv.mod_revision for e in record.events]
+    assert seen == sorted(set(seen)), "out of order, or twice"
+    assert set(written) <= set(seen), "an acknowledged change was not seen"
+    assert len(written) > 50
+
+
+def test_a_long_disconnect_with_compaction(etcd: Etcd, etcd_server: EmbeddedEtcd, prefix: str) -> None:
+    record = Record()
+    etcd.put(prefix + "kept", b"1")
+    etcd.put(prefix + "gone", b"1")
+    etcd.put(prefix + "remade", b"1")
+    etcd.put(prefix + "changed", b"1")
+    with (
+        Proxy(etcd_server.endpoints[0]) as proxy,
+        Etcd([proxy.endpoint], timeout=0.5) as far,
+        Watch(far, prefix, record) as watch,
+    ):
+        record.events.clear()
+        proxy.refuse = True
+        proxy.cut()
+        etcd.delete(prefix + "gone")
+        etcd.delete(prefix + "remade")
+        etcd.put(prefix + "remade", b"2")
+        etcd.put(prefix + "changed", b"2")
+        etcd.put(prefix + "passing", b"")
+        etcd.delete(prefix + "passing")
+        etcd.compact(etcd.put(prefix + "new", b"1"))
+        time.sleep(0.3)
+        assert not watch.connected
+        assert watch.snapshot().keys() == {prefix + name for name in ("kept", "gone", "remade", "changed")}
+        proxy.heal()
+        assert caught_up(watch, etcd)
+        etcd.put(prefix + "after", b"")
+        assert watch.wait(lambda view: prefix + "after" in view, 10)
+    changes = sorted((e.kv.key.removeprefix(prefix), e.kind) for e in record.events)
+    assert changes == [
+        ("after", "put"),
+        ("changed", "put"),
+        ("gone", "delete"),
+        ("new", "put"),
+        ("remade", "delete"),
+        ("remade", "put"),
+    ]
+
+
+def test_a_store_that_lost_its_data_is_listed_anew(tmp_path: Path) -> None:
+    record = Record()
+    with EmbeddedEtcd(tmp_path) as server, Etcd(server.endpoints) as etcd:
+        for i in range(5):
+            etcd.put(f"/w/{i}", b"")
+        with Watch(etcd, "/w/", record) as watch:
+            server.kill()
+            shutil.rmtree(tmp_path / "data")
+            server.start()
+            assert watch.wait(lambda view: not view, 10) is not None
+            etcd.put("/w/new", b"")
+            assert watch.wait(lambda view: set(view) == {"/w/new"}, 10)
+    assert set(record.kvs) == {"/w/new"}
+
+
+def test_no_processor_time_is_burnt_while_etcd_is_away(tmp_path: Path) -> None:
+    with EmbeddedEtcd(tmp_path) as server, Etcd(server.endpoints) as etcd, Watch(etcd, "/w/") as watch:
+        server.stop()
+        time.sleep(0.2)
+        before = time.process_time()
+        time.sleep(1.5)
+        assert time.process_time() - before < 0.15
+        assert not watch.connected
+        started = time.monotonic()
+        watch.close()
+        assert time.monotonic() - started < 2.5
+
+
+def test_a_frozen_server_is_noticed(tmp_path: Path) -> None:
+    with EmbeddedEtcd(tmp_path) as server, Etcd(server.endpoints) as etcd, Watch(etcd, "/w/") as watch:
+        assert caught_up(watch, etcd)
+        end = time.monotonic() + 5
+        while not watch.connected and time.monotonic() < end:
+            time.sleep(0.01)
+        server.pause()
+        end = time.monotonic() + 15
+        while watch.connected:
+            assert time.monotonic() < end, "the keep-alive pings do not work"
+            time.sleep(0.1)
+        server.resume()
+        etcd.put("/w/a", b"")
+        assert caught_up(watch, etcd)
+
+
+def test_without_etcd_a_watch_does_not_begin(tmp_path: Path) -> None:
+    with EmbeddedEtcd(tmp_path) as server, Etcd(server.endpoints, deadline=0.3) as etcd:
+        server.stop()
+        with pytest.raises(EtcdUnreachable):
+            Watch(etcd, "/w/")
+
+
+def test_closing_wakes_who_waits(etcd: Etcd, prefix: str) -> None:
+    watch = Watch(etcd, prefix)
+    threading.Timer(0.1, watch.close).start()
+    with pytest.raises(Exception, match="closed"):
+        watch.wait(lambda view: False)
+    watch.close()
+    assert not [t for t in threading.enumerate() if t.name == f"watch {prefix}"]
+
+
+def test_a_view_from_lists_and_events_in_any_mixture() -> None:
+    """Against a reference history: whatever is listed, resumed or repeated, the view is the state at its revision."""
+    for seed in range(100):
+        draw = random.Random(seed)
+        state: dict[str, KV] = {}
+        states, events = [dict(state)], []
+        for revision in range(1, 40):
+            key = draw.choice("abc")
+            old = state.get(key)
+            if old is not None and draw.random() < 0.4:
+                del state[key]
+                events.append(Event("delete", KV(key, b"", 0, revision, 0)))
+            else:
+                created, version = (old.create_revision, old.version + 1) if old else (revision, 1)
+                state[key] = KV(key, b"", created, revision, version)
+                events.append(Event("put", state[key]))
+            states.append(dict(state))
+        view, record, at = View(), Record(), 0
+        while at < 39:
+            if draw.random() < 0.3:
+                at = draw.randint(at, 39)
+                record(view.relist(RangeResult(tuple(states[at].values()), at)))
+            else:
+                start = draw.randint(max(0, at - 3), at)  # a resumed stream may repeat
+                at = draw.randint(at, 39)
+                record(view.apply(WatchBatch(39, tuple(events[start:at]))))
+            assert view.kvs == states[view.revision] == record.kvs
+            assert view.revision == at
