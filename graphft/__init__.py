@@ -8,6 +8,7 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
+    "graphft.backward": ("append_backward",),
     "graphft.capture": ("Input", "build"),
     "graphft.data": ("DataSpec", "arrays", "dataset"),
     "graphft.data_files": ("files",),

@@ -23,7 +23,7 @@ from graphft.errors import GraphftError
 from graphft.guards import assumptions, captured
 from graphft.ir import Dim, Kind, Program, Type, grad_name
 from graphft.symbolic import Symbols
-from graphft.tracing import Traced, emit, trace
+from graphft.tracing import Traced, emit, settle, storage, trace
 
 LossFn = Callable[..., Tensor | tuple[Tensor, Mapping[str, Tensor]]]
 
@@ -207,23 +207,18 @@ class _Step:
     def _results(self, values: Sequence[Tensor], loss: Tensor, extras: Mapping[str, Tensor],
                  trainable: Mapping[str, Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor]:
         """Every result as a tensor of its own, gradients in their parameter's layout (as autograd leaves them)."""
-        taken = {t.untyped_storage()._cdata for t in values}
+        taken = {storage(t) for t in (*values, loss)}
         results = [loss]
-        taken.add(loss.untyped_storage()._cdata)
         for extra in extras.values():
-            results.append(extra.clone() if extra.untyped_storage()._cdata in taken else extra)
-            taken.add(extra.untyped_storage()._cdata)
+            results.append(extra.clone() if storage(extra) in taken else extra)
+            taken.add(storage(extra))
         for (name, parameter), gradient in zip(trainable.items(), gradients, strict=True):
-            if gradient is None:
-                continue
-            if gradient.layout is not torch.strided:
-                raise GraphftError(f"the gradient of {name} is sparse", rule="capture",
-                                   help="build the embedding with sparse=False")
-            if gradient.untyped_storage()._cdata in taken or not _same_layout(gradient, parameter):
-                gradient = torch.empty_like(parameter).copy_(gradient)
-            taken.add(gradient.untyped_storage()._cdata)
-            results.append(gradient)
-            self.gradients.append(name)
+            if gradient is not None:
+                if gradient.layout is not torch.strided:
+                    raise GraphftError(f"the gradient of {name} is sparse", rule="capture",
+                                       help="build the embedding with sparse=False")
+                results.append(settle(gradient, parameter, taken))
+                self.gradients.append(name)
         return results
 
     def _check(self, loss: Any, extras: Any) -> None:
@@ -245,10 +240,6 @@ class _Step:
         if taken:
             raise fail(f"'{taken[0]}' is returned by loss_fn, but names something else already", "rename it")
         self.extras = list(extras)
-
-
-def _same_layout(a: Tensor, b: Tensor) -> bool:
-    return a.stride() == b.stride() or (a.is_contiguous() and b.is_contiguous())
 
 
 def _emit(program: Program, traced: Traced, step: _Step, state: _State, inputs: Sequence[str]) -> None:

@@ -16,7 +16,7 @@ import torch
 import torch.fx.experimental._config as fx_config
 from torch import Tensor, fx
 from torch._ops import OpOverload
-from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot, make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from graphft import registry
@@ -43,13 +43,16 @@ class Traced:
 # -- recording ------------------------------------------------------------------------------------------------
 
 
-def trace(fn: Callable[..., Sequence[Tensor | None]], inputs: Sequence[Tensor], symbols: Symbols) -> Traced:
+def trace(fn: Callable[..., Sequence[Any]], inputs: Sequence[Any], symbols: Symbols,
+          recorder: Recorder | None = None) -> Traced:
     """Records `fn(*inputs)`. Every node's `meta["loc"]` is the user's line, where there is one.
 
-    Whatever `fn` raises passes through.
+    Give a `recorder` to use it inside `fn`. Whatever `fn` raises passes through.
     """
-    def traced_by_graphft(*args: Tensor) -> list[Tensor | None]:
-        with _Locations():
+    recorder = recorder or Recorder()
+
+    def traced_by_graphft(*args: Any) -> list[Any]:
+        with recorder:
             return list(fn(*args))
 
     with _without_onednn(), fx_config.patch(backed_size_oblivious=True), quiet():  # type: ignore[attr-defined]
@@ -71,36 +74,73 @@ def _without_onednn() -> Iterator[None]:
         torch._C._set_mkldnn_enabled(before)
 
 
-class _Locations(TorchDispatchMode):
-    """Notes for every recorded node which line of the user's code it comes from.
+class Recorder(TorchDispatchMode):
+    """Notes for every recorded node which line of the user's code it comes from, as `meta["loc"]`.
 
     A node of the backward pass gets the line of the forward op whose gradient it computes: autograd numbers both.
     """
 
     def __init__(self) -> None:
         super().__init__()
+        self.loc: str | None = None
+        """Stands for the user's line, when it is not None."""
+        self._forward: dict[int, str] = {}
+
+    def __enter__(self) -> Recorder:
         mode = get_proxy_mode()
         assert mode is not None
-        self._graph: fx.Graph = mode.tracer.graph
-        self._seen: fx.Node = self._graph._root.prev
-        self._forward: dict[int, str] = {}
+        self._tracer = mode.tracer
+        self._seen: fx.Node = self._tracer.graph._root.prev
+        super().__enter__()
+        return self
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         node = torch._C._current_autograd_node()
-        if node is None:
-            loc = user_line(sys._getframe(1), until=TRACED)
+        if node is not None:
+            loc = self._forward.get(node._sequence_nr(), "")
+        else:
+            loc = user_line(sys._getframe(1), until=TRACED) if self.loc is None else self.loc
             if torch.is_grad_enabled():
                 self._forward.setdefault(torch._C._autograd._get_sequence_nr() - 1, loc)
-        else:
-            loc = self._forward.get(node._sequence_nr(), "")
         result = func(*args, **(kwargs or {}))
-        last = self._graph._root.prev
-        new = last
-        while new is not self._seen:
+        for new in self.new_nodes():
             new.meta["loc"] = loc
-            new = new.prev
-        self._seen = last
         return result
+
+    def new_nodes(self, since: fx.Node | None = None) -> list[fx.Node]:
+        """Nodes recorded after `since` (by default, since the last call)."""
+        since, self._seen = since or self._seen, self.last
+        found, node = [], self.last
+        while node is not since:
+            found.append(node)
+            node = node.prev
+        return found
+
+    @property
+    def last(self) -> fx.Node:
+        """The node recorded last."""
+        return self._tracer.graph._root.prev
+
+    def node_of(self, value: Tensor) -> fx.Node:
+        """The node that a traced tensor is the value of."""
+        return get_proxy_slot(value, self._tracer).proxy.node
+
+
+def settle(gradient: Tensor, parameter: Tensor, taken: set[int]) -> Tensor:
+    """`gradient` in its parameter's layout and in memory of its own, as autograd leaves it in `.grad`.
+
+    `taken` are storages in use; that of the result is added.
+    """
+    same = gradient.stride() == parameter.stride() or (gradient.is_contiguous() and parameter.is_contiguous())
+    if not same or storage(gradient) in taken:
+        gradient = torch.empty_like(parameter).copy_(gradient)
+    taken.add(storage(gradient))
+    return gradient
+
+
+def storage(value: Tensor) -> int:
+    """Identifies the memory that a tensor lies in."""
+    return value.untyped_storage()._cdata
 
 
 # -- writing --------------------------------------------------------------------------------------------------
@@ -112,33 +152,54 @@ def emit(traced: Traced, block: Block, inputs: Sequence[str], results: Mapping[f
     `inputs` name the variables that the function's inputs stand for, `results` the variables that get the values of
     nodes; all else gets fresh names. Constants become CONST variables. Returns the inputs that are written in place.
     """
-    writer = _Emitter(traced, block, inputs, results)
-    return writer.write(inputs)
+    emitter = Emitter(traced, block, inputs, results)
+    block.ops += [op for op, _ in emitter.ops]
+    return emitter.written()
 
 
-class _Emitter:
+class Emitter:
+    """Makes `ops`: each op of a record with its node, in order, and declares their results. See `emit`."""
+
     def __init__(self, traced: Traced, block: Block, inputs: Sequence[str], results: Mapping[fx.Node, str]) -> None:
-        self.traced, self.block, self.program = traced, block, block.program
+        self.traced, self.block, self.program, self.inputs = traced, block, block.program, inputs
         self.names = dict(results)
         self.values: dict[fx.Node, Arg] = {n: Ref(name) for n, name in zip(traced.inputs, inputs, strict=True)}
         self.types: dict[str, Type] = {}
         self.reserved = set(self.names.values())
         self.constants: dict[int, str] = {}
-        self.ops: list[Operator] = []
+        self.ops: list[tuple[Operator, fx.Node]] = []
+        self._make()
 
-    def write(self, inputs: Sequence[str]) -> set[str]:
+    def _make(self) -> None:
         for node in self.traced.module.graph.nodes:
             if node.op == "get_attr":
                 self.values[node] = Ref(self._constant(getattr(self.traced.module, node.target)))
             elif node.op == "call_function":
                 self._call(node)
-        ops = prune(self.ops, set(self.names.values()))
-        for op in ops:
+        kept = {id(op) for op in prune([op for op, _ in self.ops], set(self.names.values()))}
+        self.ops = [(op, node) for op, node in self.ops if id(op) in kept]
+        for op, _ in self.ops:
             for name in op.writes:
                 if name not in self.program.variables:
                     self.program.variables[name] = Variable(name, self.types[name], Kind.TEMP, {}, self.program)
-            self.block.ops.append(op)
-        return self._written(ops, inputs)
+
+    def written(self) -> set[str]:
+        """Inputs that the block's ops change in place, be it through a view.
+
+        Raises GraphftError[constant-written] if a constant is changed.
+        """
+        memory = alias_classes(self.block)
+        constants = {memory(name) for name in self.constants.values()}
+        changed = set()
+        for op, _ in self.ops:
+            definition = registry.get(op.type)
+            for name in definition.written_operands(op) if definition else ():
+                changed.add(memory(name))
+                if memory(name) in constants:
+                    raise GraphftError(f"{op.loc or 'the model'} changes a tensor that is neither a parameter nor a "
+                                       f"buffer: its new value would be lost", rule="constant-written",
+                                       help="make it a buffer: self.register_buffer(name, tensor)")
+        return {name for name in self.inputs if memory(name) in changed}
 
     def _call(self, node: fx.Node) -> None:
         if node.target in _ALIASES and node not in self.names:
@@ -154,7 +215,7 @@ class _Emitter:
         attrs = {k: v for k, v in attrs.items() if k not in defaults or not same(v, defaults[k])}
         args = tuple(map(self._arg, node.args))
         self.values[node], names = self._results(node)
-        self.ops.append(Operator(type, args, attrs, tuple(names), node.meta.get("loc", "")))
+        self.ops.append((Operator(type, args, attrs, tuple(names), node.meta.get("loc", "")), node))
 
     def _op(self, node: fx.Node) -> tuple[str, dict[str, Arg]]:
         from graphft.ops.prim import NAMES
@@ -217,21 +278,6 @@ class _Emitter:
             type = self.traced.symbols.type_of(value)
             self.program.variable(name, type, Kind.CONST, value.detach().clone().cpu())
         return self.constants[id(value)]
-
-    def _written(self, ops: Sequence[Operator], inputs: Sequence[str]) -> set[str]:
-        """Inputs that `ops` change in place, be it through a view. Raises GraphftError if a constant is changed."""
-        memory = alias_classes(self.block)
-        constants = {memory(name) for name in self.constants.values()}
-        changed = set()
-        for op in ops:
-            definition = registry.get(op.type)
-            for name in definition.written_operands(op) if definition else ():
-                changed.add(memory(name))
-                if memory(name) in constants:
-                    raise GraphftError(f"{op.loc or 'the model'} changes a tensor that is neither a parameter nor a "
-                                       f"buffer: its new value would be lost", rule="constant-written",
-                                       help="make it a buffer: self.register_buffer(name, tensor)")
-        return {name for name in inputs if memory(name) in changed}
 
 
 def prune(ops: Sequence[Operator], wanted: set[str]) -> list[Operator]:
