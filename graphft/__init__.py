@@ -16,6 +16,7 @@ _PUBLIC = {
     "graphft.errors": ("GraphftError", "ProgramError"),
     "graphft.optim": ("SGD", "Adagrad", "Adam", "AdamW", "ClipByGlobalNorm", "ClipByValue", "RMSprop"),
     "graphft.training": ("minimize",),
+    "graphft.weights": ("load_into", "save_weights", "state_dict"),
     "graphft.transpiler": ("Job", "JobConfig", "transpile"),
     "graphft.runtime.executor": ("Executor",),
     "graphft.runtime.launch": ("Result", "run_job"),

@@ -1,0 +1,109 @@
+"""Weights go back: from a program's values to the model's `state_dict`, a plain safetensors file, or the model itself.
+
+    state = graphft.state_dict(program, executor.scope(program))
+    graphft.save_weights(program, executor.scope(program), "model.safetensors")
+    graphft.load_into(model, "model.safetensors")
+
+The file holds what `model.state_dict()` holds, under the same names, so torch loads it without graphft:
+`model.load_state_dict(safetensors.torch.load_file(path))`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor, nn
+
+from graphft.errors import GraphftError
+from graphft.ir import Kind, Program, Variable
+
+SAVED = (Kind.PARAM, Kind.BUFFER, Kind.FROZEN)
+
+
+def state_dict(program: Program, values: Mapping[str, Tensor] | None = None) -> dict[str, Tensor]:
+    """The model's `state_dict`: parameters, frozen ones and saved buffers, each under all of its original names.
+
+    `values` are by variable name (an executor's scope, for one), by default the program's initial values. The
+    result's tensors are copies on the CPU; tied names share one. Raises GraphftError[weights] if a value is missing.
+    """
+    source = program.values if values is None else values
+    state: dict[str, Tensor] = {}
+    for variable in saved_variables(program):
+        if variable.name not in source:
+            raise GraphftError(f"program '{program.name}' has no value of %{variable.name}", rule="weights",
+                               help="give the scope of an executor that ran the program")
+        value = source[variable.name].detach().clone(memory_format=torch.contiguous_format).cpu()
+        state.update(dict.fromkeys((variable.name, *variable.attrs.get("tied", ())), value))
+    return state
+
+
+def saved_variables(program: Program) -> list[Variable]:
+    """The variables that are in the model's `state_dict`, in the program's order."""
+    return [v for v in program.of_kind(*SAVED) if v.attrs.get("persistent", True)]
+
+
+def save_weights(program: Program, values: Mapping[str, Tensor] | None, path: str | os.PathLike[str]) -> Path:
+    """Writes `state_dict(program, values)` as a safetensors file: whole, or not at all. Returns its path."""
+    path = Path(path)
+    # safetensors stores no tensor twice under two names unless they are two tensors
+    content = save({name: value.clone() for name, value in state_dict(program, values).items()}, {"format": "pt"})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+    return path
+
+
+def load_into(model: nn.Module, source: str | os.PathLike[str] | Mapping[str, Tensor]) -> nn.Module:
+    """Copies weights into the model, in place, and returns it.
+
+    `source` is a safetensors file or a state dict. Names, shapes and dtypes must be the model's (of tied tensors, one
+    name is enough). All of them are checked first: when GraphftError[weights] is raised, the model is as it was.
+    """
+    state, origin = (source, "the state") if isinstance(source, Mapping) else (_read(Path(source)), f"'{source}'")
+    targets = {n: t for n, t in model.state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
+    problems = _differences(targets, state)
+    if problems:
+        shown = problems[:5] + ([f"and {len(problems) - 5} more"] if len(problems) > 5 else [])
+        raise GraphftError(f"{origin} does not fit the model: {'; '.join(shown)}", rule="weights",
+                           help="build the model with the configuration that it was trained with")
+    with torch.no_grad():
+        for name, target in targets.items():
+            if name in state:
+                target.copy_(state[name])
+    return model
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise GraphftError(f"there is no file '{path}'", rule="weights", help="give the path of a safetensors file")
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise GraphftError(f"'{path}' is no readable safetensors file: {error}", rule="weights",
+                           help="give a file that save_weights or safetensors wrote") from error
+
+
+def _differences(targets: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:
+    given = {id(t) for n, t in targets.items() if n in state}
+    problems = [f"{n} is missing" for n, t in targets.items() if n not in state and id(t) not in given]
+    problems += [f"{n} is not in the model" for n in state if n not in targets]
+    for name, value in state.items():
+        if name in targets and (value.shape != targets[name].shape or value.dtype != targets[name].dtype):
+            problems.append(f"{name} is {_show(value)}, the model's is {_show(targets[name])}")
+    return problems
+
+
+def _show(value: Tensor) -> str:
+    return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"
