@@ -15,7 +15,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 ETCD := .etcd/.fetched
-PIP := $(PY) -m pip install --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_ARGS)
+PIP := $(PY) -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_ARGS)
 
 .PHONY: help setup run test lint types accept bench chaos sim docs clean
 
@@ -57,10 +57,10 @@ types: setup  ## mypy
 	@$(VENV)/bin/mypy
 
 accept: setup  ## rewrite the golden files from what the code prints now; review with git diff
-	@EXPECTTEST_ACCEPT=1 GRAPHFT_ACCEPT=1 $(PY) -m pytest -q -k golden
+	@GRAPHFT_ACCEPT=1 $(PY) -m pytest -q $$(grep -rl golden_tools tests --include='test_*.py')
 
 bench: setup  ## what a step costs beside plain PyTorch
-	@$(PY) -m bench
+	@set -e; for file in benchmarks/*.py; do $(PY) $$file; done
 
 chaos: setup  ## kills roles of a running job at random and compares the result with the undisturbed run
 	@$(PY) -m pytest -q -m chaos

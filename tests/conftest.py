@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import uuid
 from collections.abc import Iterator
@@ -17,8 +16,7 @@ import psutil
 import pytest
 import torch
 
-if importlib.util.find_spec("fixtures_etcd"):
-    pytest_plugins = ["fixtures_etcd"]
+pytest_plugins = ["fixtures_etcd"]
 
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("default", deadline=None, max_examples=50)
