@@ -12,10 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graphft.ir import Kind, Program, Ref
+from graphft.ir import Kind, Program
 from graphft.ops.context import ChunkWork, Context, NoData
 from graphft.plan import Located, batch_seed
-from graphft.rules import ROUND
 from graphft.runtime.lowering import Lowered, lower
 from graphft.symbolic import dtype_of
 from graphft.transpiler import Job, assemble
@@ -53,16 +52,6 @@ class Role:
         if key not in self._lowered:
             self._lowered[key] = lower(self.program.blocks[block], start=start, fetch=fetch)
         return self._lowered[key](self.ctx, self.ctx.scope)
-
-    def carry(self, block: str) -> None:
-        """Runs a block of a round, and leaves its temporaries for the blocks behind it that read them."""
-        made = {n for op in self.program.blocks[block].ops for n in op.writes
-                if self.program.variables[n].kind is Kind.TEMP}
-        wanted = {n for b in self.program.blocks.values() if block in ROUND.get(b.name.split(".")[0], ())
-                  for op in b.ops for n in op.reads}
-        wanted |= {r.name for r in self.program.blocks[block].attrs.values() if isinstance(r, Ref)}
-        names = tuple(sorted(made & wanted))
-        self.ctx.scope.update(zip(names, self.run(block, fetch=names), strict=True))
 
 
 class Shard(Role):
@@ -197,19 +186,21 @@ class InProcess:
             shard.reduce([(samples, pushed[i]) for samples, pushed in contributions])
             for option in ("schedule_block", "reduce_block"):
                 if shard.options[option]:
-                    shard.carry(shard.options[option])
+                    shard.run(shard.options[option])
         self._exchange_norms()
         for shard in self.shards:
             for block in shard.options["optimize_blocks"]:
                 shard.run(block)
 
     def _exchange_norms(self) -> None:
-        blocks = {i: s.program.blocks["reduce"] for i, s in enumerate(self.shards) if s.options["reduce_block"]}
-        order: Any = next((b.attrs["order"] for b in blocks.values() if "order" in b.attrs), ())
+        """Lays the shards' partial sums out as they all say: attributes of block `reduce`."""
+        blocks = [s.program.blocks.get(s.options["reduce_block"]) for s in self.shards]
+        order: Any = next((b.attrs["order"] for b in blocks if b is not None and "order" in b.attrs), ())
         parts = []
         for owner, start, count in order:
-            partials: Any = blocks[owner].attrs["partials"]
-            parts.append(self.shards[owner].ctx.scope[partials.name][start : start + count])
+            partials: Any = blocks[owner].attrs["partials"]  # type: ignore[union-attr]
+            (sums,) = self.shards[owner].run("reduce", fetch=(partials.name,))
+            parts.append(sums[start : start + count])
         for shard in self.shards if parts else ():
             shard.ctx.scope[ALL_NORMS] = torch.cat(parts)
 

@@ -54,7 +54,7 @@ def pipeline(config: JobConfig) -> tuple[Pass, ...]:
     )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Job:
     """What `transpile` returns: source program, options, and the programs made from them."""
 
@@ -68,6 +68,11 @@ class Job:
         source = source.clone()
         source.attrs.update(device=config.device, seed=config.seed)
         return Job(source, config, run_passes(source, pipeline(config))[-1].programs)
+
+    def __repr__(self) -> str:
+        c = self.config
+        return (f"<Job {c.name!r}: {c.trainers} trainers, {c.pservers} pservers, {'sync' if c.sync else 'async'}"
+                f"{', ft' if c.ft else ''}, {c.total_steps} steps>")
 
     def trainer_program(self) -> Program:
         return self.programs.trainer
@@ -85,8 +90,8 @@ class Job:
 
     def verify(self) -> None:
         """Verifies each program, and what must hold across them. Raises VerificationError."""
-        found = list(rules.check_config(self.programs, self.config))
         verify_job(self.programs.by_name())
+        found = list(rules.check_config(self.programs, self.config))
         if found:
             raise VerificationError(found, f"job '{self.config.name}'")
 

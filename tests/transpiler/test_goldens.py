@@ -1,0 +1,73 @@
+"""Whole programs: what each pass makes of them, and what every role of a job runs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from golden_tools import assert_golden
+from programs_by_hand import linear
+from zoo import CASES
+
+import graphft
+from graphft.ir import Program
+from graphft.parser import parse
+from graphft.transpiler import Job
+
+SMALL = {"slice_unit": 64, "min_block": 64, "bucket_bytes": 1024}
+
+
+def regression(**options: object) -> Job:
+    data = graphft.arrays(chunk_size=8, x=torch.zeros(32, 200), y=torch.zeros(32, 1))
+    return graphft.transpile(linear(), chunks=data, batch_size=4, **{**SMALL, **options})
+
+
+def mlp(**options: object) -> Job:
+    """Adam, a schedule, clipping by global norm."""
+    program = _captured("mlp")
+    graphft.minimize(program, graphft.Adam(lr=graphft.schedule.cosine(0.01, 100)), graphft.ClipByGlobalNorm(1.0))
+    data = graphft.arrays(chunk_size=8, x=torch.zeros(32, 8), y=torch.zeros(32, 4))
+    return graphft.transpile(program, chunks=data, batch_size=4, **{**SMALL, **options})
+
+
+def convnet(**options: object) -> Job:
+    """Batch norm and dropout: buffers, and random numbers."""
+    program = _captured("convnet")
+    graphft.minimize(program, graphft.SGD(lr=0.1), graphft.ClipByValue(1.0))
+    data = graphft.arrays(chunk_size=8, x=torch.zeros(32, 1, 8, 8), y=torch.zeros(32, dtype=torch.int64))
+    return graphft.transpile(program, chunks=data, batch_size=4, **{**SMALL, **options})
+
+
+def _captured(name: str) -> Program:
+    torch.manual_seed(0)
+    case = CASES[name]()
+    return graphft.build(case.model, case.loss_fn, case.inputs, name=name)
+
+
+@pytest.mark.parametrize("number", range(1, 8))
+def test_each_pass(number: int) -> None:
+    stage = regression(trainers=2, pservers=2, ft=True).passes[number]
+    assert_golden(str(stage.programs), f"pass_{number}_{stage.after.replace('-', '_')}")
+
+
+JOBS = {
+    "linear_s1": lambda: regression(),
+    "linear_s3_ft": lambda: regression(trainers=4, pservers=3, ft=True, on_trainer_loss="wait", checkpoint_every=7),
+    "linear_s2_async": lambda: regression(trainers=2, pservers=2, sync=False, max_staleness=4),
+    "mlp_s2": lambda: mlp(trainers=2, pservers=2),
+    "mlp_s3_ft": lambda: mlp(trainers=2, pservers=3, ft=True, passes=2),
+    "mlp_s2_async_ft": lambda: mlp(trainers=2, pservers=2, ft=True, sync=False),
+    "convnet_s2_ft": lambda: convnet(trainers=2, pservers=2, ft=True, on_barrier_timeout="proceed"),
+}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_job(name: str) -> None:
+    job = JOBS[name]()
+    assert_golden(str(job.programs), f"job_{name}")
+    assert all(parse(str(p)) == p for p in job.programs.by_name().values())
+
+
+@pytest.mark.parametrize("sync", [True, False], ids=["sync", "async"])
+def test_what_fault_tolerance_changes(sync: bool) -> None:
+    job = regression(trainers=2, pservers=2, sync=sync)
+    assert_golden(job.diff(), f"ft_diff_{'sync' if sync else 'async'}")

@@ -1,0 +1,133 @@
+"""Every rule across the programs of a job, broken once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from programs_by_hand import linear
+
+import graphft
+from graphft.ir import Kind, Operator, Program, Type
+from graphft.transpiler import Job, Programs
+from graphft.verify import VerificationError, job_rules
+
+
+@pytest.fixture(scope="module")
+def sound() -> Job:
+    """Two shards, three slices, a global norm."""
+    data = graphft.arrays(chunk_size=8, x=torch.zeros(32, 200), y=torch.zeros(32, 1))
+    program = linear(clip=graphft.ClipByGlobalNorm(1.0))
+    return graphft.transpile(program, chunks=data, batch_size=4, trainers=2, pservers=2, ft=True, slice_unit=64,
+                             min_block=64)
+
+
+def op_of(program: Program, type: str, nth: int = 0) -> Operator:
+    return [op for b in program.blocks.values() for op in b.ops if op.type == type][nth]
+
+
+def remove(program: Program, type: str) -> None:
+    for b in program.blocks.values():
+        b.ops = [op for op in b.ops if op.type != type]
+
+
+def repeat(program: Program, type: str) -> None:
+    op = op_of(program, type)
+    block = next(b for b in program.blocks.values() if any(o is op for o in b.ops))
+    block.ops.insert(block.ops.index(op), replace(op, attrs=dict(op.attrs)))
+
+
+def drop_operand(program: Program, type: str) -> None:
+    op = op_of(program, type)
+    op.args = op.args[:-1]
+    if "slices" in op.attrs:
+        op.attrs["slices"] = op.attrs["slices"][:-1]
+
+
+Break = Callable[[Programs], object]
+BREAKS: list[tuple[str, str, Break]] = [
+    ("slice-cover", "misses elements 64 to 128", lambda p: p.trainer.variables["w"].attrs.update(
+        slices=((0, 64, 0), (128, 200, 1)))),
+    ("slice-cover", "covers element 100 twice", lambda p: p.trainer.variables["w"].attrs.update(
+        slices=((0, 128, 0), (100, 200, 1)))),
+    ("slice-cover", "its slices end at 199", lambda p: p.trainer.variables["w"].attrs.update(
+        slices=((0, 128, 0), (128, 199, 1)))),
+    ("slice-owner", "%b lives on pserver 0", lambda p: p.trainer.variables["b"].attrs.update(slices=((0, 1, 0),))),
+    ("slice-owner", "%b is buffer float32[1]", lambda p: setattr(p.pservers[1].variables["b"], "kind", Kind.BUFFER)),
+    ("slice-owner", "is no slice of its own", lambda p: p.pservers[0].variable("z", Type("float32", (1,)), Kind.PARAM)),
+    ("slice-gradient", "%b@GRAD of pserver1 is state float32[1]", lambda p: setattr(
+        p.pservers[1].variables["b@GRAD"], "kind", Kind.STATE)),
+    ("optimize-block", "%b of pserver1 is written by 0 ops", lambda p: op_of(
+        p.pservers[1], "listen_and_serv").attrs.update(optimize_blocks=("optimize.w@slice1",))),
+    ("optimize-block", "%w@slice0 of pserver0 is written by 2 ops", lambda p: repeat(p.pservers[0], "sgd")),
+    ("optimize-block", "runs block optimize.q", lambda p: op_of(p.pservers[1], "listen_and_serv").attrs.update(
+        optimize_blocks=("optimize.w@slice1", "optimize.b", "optimize.q"))),
+    ("saved-state", "leaves %global_step out", lambda p: drop_operand(p.pservers[0], "save_check_point")),
+    ("sent-bucket", "which no pserver has", lambda p: op_of(p.trainer, "send").attrs.update(bucket=7)),
+    ("sent-bucket", "moved by 2 send ops", lambda p: repeat(p.trainer, "send")),
+    ("sent-bucket", "%w@GRAD[0:127]: float32[127], but the pserver has %w@slice0: float32[128]", lambda p: op_of(
+        p.trainer, "send").attrs.update(slices=((0, 127),))),
+    ("pulled-bucket", "moved by 0 recv ops", lambda p: remove(p.trainer, "recv")),
+    ("pulled-bucket", "but the pserver has", lambda p: drop_operand(p.pservers[1], "bucket")),
+    ("barrier-count", "send_barrier counts 1 pservers, the job has 2", lambda p: op_of(
+        p.trainer, "send_barrier").attrs.update(shards=1)),
+    ("barrier-count", "wait_pservers counts 3", lambda p: op_of(p.trainer, "wait_pservers").attrs.update(count=3)),
+    ("barrier-count", "etcd_put_job counts 3", lambda p: op_of(p.coordinator, "etcd_put_job").attrs.update(pservers=3)),
+    ("barrier-count", "0 fetch_barrier ops", lambda p: remove(p.trainer, "fetch_barrier")),
+    ("slot-count", "listen_and_serv counts 4 slots, etcd_claim_slots counts 2", lambda p: op_of(
+        p.pservers[0], "listen_and_serv").attrs.update(slots=4)),
+    ("serve-agree", "serves shard 0, expected 1", lambda p: op_of(
+        p.pservers[1], "listen_and_serv").attrs.update(shard=0)),
+    ("serve-agree", "checkpoint_every = 9, pserver0 has 50", lambda p: op_of(
+        p.pservers[1], "listen_and_serv").attrs.update(checkpoint_every=9)),
+    ("serve-agree", "0 listen_and_serv ops", lambda p: remove(p.pservers[0], "listen_and_serv")),
+    ("norm-order", "unlike the others", lambda p: p.pservers[1].blocks["reduce"].attrs.update(order=((1, 0, 3),))),
+    ("norm-order", "has 3 of its partial sums, expected each of 2 once", lambda p: [
+        s.blocks["reduce"].attrs.update(order=((0, 0, 3), (1, 0, 3))) for s in p.pservers]),
+    ("config-agree", "total_steps = 99, the configuration says 4", lambda p: [
+        op_of(s, "listen_and_serv").attrs.update(total_steps=99) for s in p.pservers]),
+]
+
+
+@pytest.mark.parametrize(("rule", "message", "break_it"), BREAKS, ids=[rule for rule, _, _ in BREAKS])
+def test_broken(sound: Job, rule: str, message: str, break_it: Break) -> None:
+    programs = sound.programs.clone()
+    break_it(programs)
+    with pytest.raises(VerificationError) as caught:
+        replace(sound, programs=programs).verify()
+    found = [d for d in caught.value.diagnostics if d.rule == rule]
+    assert found, caught.value
+    assert any(message in d.message for d in found), [d.message for d in found]
+    assert all(d.help for d in found)
+
+
+def test_sound(sound: Job) -> None:
+    sound.verify()
+
+
+def test_every_rule_is_broken_by_a_test() -> None:
+    assert {r.id for r in job_rules()} | {"config-agree"} == {rule for rule, _, _ in BREAKS}
+
+
+def test_number_of_pservers_is_the_configurations(sound: Job) -> None:
+    with pytest.raises(VerificationError, match="2 pserver programs, its configuration says 3"):
+        replace(sound, config=sound.config.replace(pservers=3)).verify()
+
+
+def test_a_broken_pass_is_named(sound: Job) -> None:
+    class Careless:
+        name = "careless"
+
+        def run(self, job: Programs) -> Programs:
+            job = job.clone()
+            remove(job.trainer, "aten.addmm")
+            return job
+
+    from graphft.transpiler import run_passes
+
+    with pytest.raises(VerificationError) as caught:
+        run_passes(sound.source, [Careless()])
+    assert "(after pass careless)" in str(caught.value)
+    assert caught.value.rule == "read-before-write"
