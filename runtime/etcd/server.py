@@ -16,6 +16,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m graphft.runtime.etcd.server", description=main.__doc__)
     parser.add_argument("--fetch", metavar="DIR", type=Path, required=True, help="where to unpack etcd, e.g. .etcd")
     args = parser.parse_args(argv)
+    args.fetch.mkdir(parents=True, exist_ok=True)
     try:
         binary = provide_etcd(args.fetch)
     except GraphftError as e:

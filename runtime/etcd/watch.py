@@ -24,8 +24,9 @@ class Watch:
     The constructor lists the prefix (`EtcdUnreachable` when it cannot) and hands what is there to `on_event` as
     puts; from then on the thread does, in order, for every change. When the stream ends it is opened again from the
     last revision; when that has been compacted, the prefix is listed and the differences are handed over. So the
-    view misses nothing that lasts, and events never contradict it. `on_event` runs on the thread of the watch and must
-    not block; an exception in it ends the watch, and shows in `snapshot` and `wait`.
+    view misses nothing that lasts, and events never contradict it. The view changes first, then `on_event` is
+    called, on the thread of the watch, which it must not block; an exception in it ends the watch, and shows in
+    `snapshot` and `wait`.
     """
 
     def __init__(self, store: Store, prefix: str, on_event: Callable[[Sequence[Event]], None] | None = None) -> None:

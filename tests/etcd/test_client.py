@@ -25,6 +25,7 @@ from graphft.runtime.etcd import (
     find_etcd,
     free_ports,
     get_op,
+    mod_is,
     put_op,
 )
 from graphft.runtime.etcd.channel import Endpoint, parse_endpoint, target_of
@@ -219,6 +220,42 @@ if os.fork() == 0:
 os.wait()
 client.ping()
 """
+
+
+def test_tokens_make_every_transaction_happen_once_over_kills(tmp_path: Path) -> None:
+    done = [0] * 4
+    errors: list[BaseException] = []
+    stop = threading.Event()
+
+    def count(worker: int, endpoints: list[str]) -> None:
+        try:
+            with Etcd(endpoints, timeout=0.5) as client:
+                for i in range(10_000):
+                    if stop.is_set():
+                        return
+                    kv = client.get("/sum")
+                    value, revision = (int(kv.value), kv.mod_revision) if kv else (0, 0)
+                    own = f"/own/{worker}/{i}"
+                    puts = [put_op("/sum", b"%d" % (value + 1)), put_op(own, b"")]
+                    done[worker] += client.txn([mod_is("/sum", revision)], puts, token=own).ok
+        except BaseException as e:
+            errors.append(e)
+
+    with EmbeddedEtcd(tmp_path) as server, Etcd(server.endpoints) as client:
+        threads = [threading.Thread(target=count, args=(n, server.endpoints)) for n in range(len(done))]
+        for thread in threads:
+            thread.start()
+        for _ in range(6):
+            time.sleep(0.2)
+            server.restart()
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert not errors
+        kv = client.get("/sum")
+        assert kv is not None
+        assert int(kv.value) == sum(done) == client.count("/own/")
+        assert min(done) > 0
 
 
 def test_use_in_a_forked_child_is_refused(etcd_server: EmbeddedEtcd) -> None:

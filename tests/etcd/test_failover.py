@@ -45,11 +45,11 @@ def test_work_goes_on_when_the_leader_is_killed(cluster: EmbeddedCluster) -> Non
             assert time.monotonic() - started < 8
             assert watch.wait(lambda view: len(view) == len(expected), 8)
             leader.start()
-        assert seen == expected
         session.check()
         kv = etcd.get("/mine")
         assert kv is not None
         assert kv.lease == session.lease
+    assert seen == expected
 
 
 def test_a_frozen_leader_is_passed_over(cluster: EmbeddedCluster) -> None:
