@@ -6,10 +6,11 @@ import logging
 import os
 import socket
 import threading
+import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import torch
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("graphft")
 
 WAIT_NOTICE_SECONDS = 5.0
+RETRY_SECONDS = 0.1
+T = TypeVar("T")
 
 
 class Role:
@@ -134,6 +137,21 @@ class Role:
                 told = True
             self.watcher.wait(lambda kvs: key not in kvs, WAIT_NOTICE_SECONDS)
             self.check_lease()
+
+    def patiently(self, call: Callable[[], T]) -> T:
+        """`call()`, again while etcd does not answer, for as long as this process may believe in its lease.
+
+        For calls that look before they change: repeating them is safe.
+        """
+        while True:
+            try:
+                return call()
+            except LeaseLost:
+                raise
+            except EtcdError as error:
+                self.check_lease()
+                log.warning("etcd: %s; trying again", error.message)
+                time.sleep(RETRY_SECONDS)
 
     def wait_pservers(self, count: int, timeout: float) -> None:
         prefix = self.keys.pservers

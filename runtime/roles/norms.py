@@ -1,0 +1,56 @@
+"""Shards exchanging partial sums, so that clipping by global norm has the same bits on any number of shards."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping, Sequence
+from typing import Any
+
+import torch
+
+from graphft.ir import Block
+from graphft.runtime.protocol.messages import Message
+from graphft.runtime.transport import ZmqClient
+from graphft.runtime.transport.buffers import as_tensor
+from graphft.runtime.view import JobView
+from graphft.transpiler.passes.split_optimizer import ALL_NORMS
+
+
+class NormExchange:
+    """One shard's connections to the others, and the layout of the sums (attributes of block `reduce`).
+
+    A shard that owns nothing of what is clipped has no such block, and takes part without sums of its own.
+    """
+
+    def __init__(self, identity: str, shard: int, block: Block | None) -> None:
+        self.partials: str = block.attrs["partials"].name if block is not None else ""
+        self.order: Sequence[tuple[int, int, int]] = block.attrs["order"] if block is not None else ()
+        self.shard = shard
+        self.client = ZmqClient(identity)
+        self._connected: dict[int, str] = {}
+
+    def fill(self, scope: MutableMapping[str, Any], partials: Sequence[Any]) -> None:
+        """Lays all shards' partial sums out in canonical order. A shard without a contribution counts as zeros."""
+        sums = [None if p is None else as_tensor(p, torch.float64) for p in partials]
+        pieces = []
+        for shard, start, count in self.order:
+            values = sums[shard]
+            pieces.append(torch.zeros(count, dtype=torch.float64) if values is None else values[start : start + count])
+        if pieces:
+            scope[ALL_NORMS] = torch.cat(pieces)
+
+    def connect(self, view: JobView) -> None:
+        """(Re)connects to shards that are new or have moved."""
+        for shard, record in view.pservers.items():
+            if shard != self.shard and self._connected.get(shard) != record.id:
+                self._connected[shard] = record.id
+                self.client.connect(shard, record.address)
+
+    def send(self, view: JobView, shard: int, message: Message, payload: Any) -> None:
+        """Sends, best effort: what is lost is asked for again. Answers are not read."""
+        self.connect(view)
+        self.client.send(shard, message, payload)
+        while self.client.receive(0) is not None:
+            pass
+
+    def close(self) -> None:
+        self.client.close()

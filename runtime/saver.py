@@ -1,0 +1,115 @@
+"""Writing checkpoints beside the steps: one background thread per shard."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from graphft.runtime.checkpoint import write_atomically
+from graphft.runtime.commit import Committed, Commits
+from graphft.runtime.etcd import EtcdError, put_op, value_is
+from graphft.runtime.events import Events
+
+if TYPE_CHECKING:
+    from graphft.transpiler import Job
+
+RETRY_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    generation: int
+    step: int
+    values: Mapping[str, Tensor]
+    ledger: str
+    keep: int
+
+
+class Saver:
+    """Writes this shard's parts in order, and commits a checkpoint when its part was the last.
+
+    While etcd does not answer the thread retries: a checkpoint is late then, never lost silently. An unexpected
+    error ends the thread, and `check` raises it in the shard's loop.
+    """
+
+    def __init__(self, commits: Commits, events: Events, job: Job, job_dir: Path) -> None:
+        self.commits, self.events, self.job, self.job_dir = commits, events, job, job_dir
+        self._queue: queue.SimpleQueue[_Snapshot | Committed | None] = queue.SimpleQueue()
+        self._failure: BaseException | None = None
+        self._finishing = False
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="saver", daemon=True)
+        self._thread.start()
+
+    def submit(self, generation: int, step: int, values: Mapping[str, Tensor], keep: int, ledger: str = "") -> None:
+        """Saves `values`, which must not change any more, as this shard's part of the checkpoint of `step`."""
+        self._queue.put(_Snapshot(generation, step, values, ledger, keep))
+
+    def finish(self, committed: Committed) -> None:
+        """Writes the trained model from the final checkpoint and completes the job. Once; repeats do nothing."""
+        if not self._finishing:
+            self._finishing = True
+            self._queue.put(committed)
+
+    def check(self) -> None:
+        """Raises what the thread died of."""
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        self._closed.set()
+        self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while (item := self._queue.get()) is not None:
+                while not self._closed.is_set():
+                    try:
+                        self._save(item) if isinstance(item, _Snapshot) else self._finish(item)
+                        break
+                    except EtcdError as error:
+                        self.events.log.warning("checkpoint: etcd: %s; trying again", error.message)
+                        self._closed.wait(RETRY_SECONDS)
+        except BaseException as error:
+            self._failure = error
+
+    def _save(self, item: _Snapshot) -> None:
+        commits = self.commits
+        part = commits.store.write_part(item.generation, item.step, commits.shard, commits.shards, item.values,
+                                        item.ledger)
+        manifest = commits.publish(item.generation, item.step, part)
+        if manifest is not None:
+            self.events.log.info("checkpoint of step %d is committed", item.step)
+            commits.store.prune(item.keep, manifest)
+            commits.etcd.delete_prefix(commits.keys.parts(item.generation, item.step))
+
+    def _finish(self, committed: Committed) -> None:
+        from safetensors.torch import save
+
+        from graphft.transpiler.assemble import assemble
+
+        manifest = self.commits.store.read_manifest(committed.checkpoint)
+        shards = [self.commits.store.read_part(manifest, i)[0] for i in range(self.commits.shards)]
+        model = self.job_dir / "model.safetensors"
+        state = {k: v.contiguous() for k, v in assemble(self.job.trainer_program(), shards).items()}
+        write_atomically(model, save(_unshared(state)))
+        self.events.emit("complete", f"the model is in {model}", path=str(model))
+        state_key = self.commits.keys.state
+        self.commits.etcd.txn([value_is(state_key, b"running")], [put_op(state_key, b"complete")])
+
+
+def _unshared(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tied weights have several names for one storage; safetensors wants each to be its own."""
+    seen: set[int] = set()
+    result = {}
+    for name, value in state.items():
+        result[name] = value.clone() if value.data_ptr() in seen else value
+        seen.add(value.data_ptr())
+    return result
