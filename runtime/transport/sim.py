@@ -83,7 +83,7 @@ class _Flight:
     def read(self) -> list[memoryview]:
         """What arrives: the bytes as they are now. Their memory is then free; a second copy arrives alike."""
         if self.sent is not None and not self.sent.done:
-            self.parts = [memoryview(bytes(p)) for p in self.parts]
+            self.parts = [memoryview(bytearray(p)) for p in self.parts]
             self.sent.done = True
         return self.parts
 
@@ -175,7 +175,7 @@ def _flight(network: SimNetwork, header: bytes, frame: Frame | None, copy: bool 
         return _Flight([memoryview(header)], None)
     view = check_frame(frame, network.limits)
     if copy or (copy is None and view.nbytes < network.limits.zero_copy_from):
-        return _Flight([memoryview(header), memoryview(bytes(view))], None)
+        return _Flight([memoryview(header), memoryview(bytearray(view))], None)
     return _Flight([memoryview(header), view], _SimSent(network))
 
 

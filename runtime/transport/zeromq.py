@@ -58,6 +58,8 @@ def configure(socket: zmq.Socket, limits: Limits) -> None:
     # Pings are sent and answered by ZeroMQ's own thread: a busy peer answers, a stopped or unreachable one does not.
     socket.heartbeat_ivl = int(limits.heartbeat * 1000)
     socket.heartbeat_timeout = int(limits.heartbeat_timeout * 1000)
+    # A ping cannot overtake a half-written frame; this notices a peer that stopped reading in the middle of one.
+    socket.tcp_maxrt = int(limits.heartbeat_timeout * 1000)
 
 
 def send_message(

@@ -1,0 +1,247 @@
+"""Peers that die, freeze, come back, or talk nonsense: real processes, real sockets."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+import zmq
+from transport.rigs import LIMITS, ServerProcess, collect
+
+from graphft.errors import GraphftError
+from graphft.runtime.protocol.messages import Bucket, Push, Query, Welcome, encode
+from graphft.runtime.transport.address import split_endpoint
+from graphft.runtime.transport.port import Limits, Received, Reply
+from graphft.runtime.transport.zeromq_client import ZmqClient
+from graphft.runtime.transport.zeromq_server import ZmqServer
+
+
+@pytest.fixture
+def client() -> Iterator[ZmqClient]:
+    client = ZmqClient("t0")
+    yield client
+    client.close()
+
+
+def push(step: int) -> Push:
+    return Push(generation=0, step=step, slot=0, bucket=0, samples=1, want=True)
+
+
+def welcome(incarnation: str) -> Welcome:
+    return Welcome(shard=0, incarnation=incarnation, generation=0, version=0)
+
+
+def receive(client: ZmqClient) -> Reply:
+    reply = client.receive(10)
+    assert reply is not None
+    return reply
+
+
+def test_a_killed_server_that_returns_at_its_address_is_found_again(client: ZmqClient) -> None:
+    with ServerProcess() as first:
+        client.connect(0, first.address)
+        client.send(0, push(1), bytes(1 << 20))
+        assert receive(client).message == Bucket(generation=0, version=1, bucket=0)
+        first.kill()
+        # The same connection, made again by itself: what could not be written is sent to the new process. What had
+        # been written is lost, so the protocol above asks again.
+        sent = [client.send(0, push(step), bytes(1 << 20)) for step in range(2, 5)]
+        with ServerProcess(first.port, "second"):
+            client.send(0, Query())
+            while receive(client).message != welcome("second"):
+                pass
+            assert all(s.wait(5) for s in sent)
+
+
+def test_a_killed_server_that_returns_elsewhere_gets_only_what_is_sent_to_it(client: ZmqClient) -> None:
+    with ServerProcess() as first, ServerProcess(incarnation="second") as second:
+        client.connect(0, first.address)
+        client.send(0, Query())
+        assert receive(client).message == welcome("first")
+        first.kill()
+        sent = [client.send(0, push(step), bytes(1 << 20)) for step in range(50)]
+        client.connect(0, second.address)
+        client.send(0, Query())
+        assert receive(client).message == welcome("second")
+        assert client.receive(0.1) is None
+        assert all(s.wait(5) for s in sent)
+
+
+def test_a_kill_in_the_middle_of_a_frame_leaves_no_half_message(client: ZmqClient) -> None:
+    with ServerProcess() as first:
+        client.connect(0, first.address)
+        client.send(0, Query())
+        assert receive(client).message == welcome("first")
+        first.signal(signal.SIGSTOP)  # so that the frame is half written
+        sent = client.send(0, push(1), os.urandom(32 << 20))
+        assert not sent.wait(0.2)
+        first.kill()
+        with ServerProcess(first.port, "second"):
+            frame = os.urandom(1 << 20)
+            client.send(0, push(2), frame)
+            reply = receive(client)
+            while reply.message != Bucket(generation=0, version=2, bucket=0):
+                reply = receive(client)
+            assert reply.frame == frame
+            assert sent.wait(5)
+
+
+def test_a_frozen_server_is_noticed_and_found_again() -> None:
+    client = ZmqClient("t0", Limits(heartbeat=0.1, heartbeat_timeout=0.4))
+    with ServerProcess() as server:
+        client.connect(0, server.address)
+        client.send(0, Query())
+        assert receive(client).message == welcome("first")
+        server.signal(signal.SIGSTOP)
+        # Half of it fits into the kernel's buffers; giving up the connection gives the rest back.
+        assert client.send(0, push(1), bytes(32 << 20)).wait(20)
+        server.signal(signal.SIGCONT)
+        client.send(0, Query())
+        assert receive(client).message == welcome("first")
+    client.close()
+
+
+def test_a_frozen_peer_becomes_unroutable() -> None:
+    server = ZmqServer(Limits(heartbeat=0.1, heartbeat_timeout=0.4))
+    address = split_endpoint(server.bind())
+    # A peer that greets as ZeroMQ 3 does (its routing id: x), asks, and then neither reads nor writes.
+    with socket.create_connection(address) as peer:
+        peer.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00NULL".ljust(24, b"\x00") + bytes(31))
+        ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER\x08Identity\x00\x00\x00\x01x"
+        peer.sendall(b"\x04" + bytes([len(ready)]) + ready)
+        heard = b""
+        while b"READY" not in heard:
+            heard += peer.recv(1000)
+        query = encode(Query())
+        peer.sendall(b"\x00" + bytes([len(query)]) + query)
+        (got,) = collect(server, 1)
+        assert got.peer == b"x"
+        assert not server.counters["unroutable"]
+        end = time.monotonic() + 10
+        while not server.counters["unroutable"] and time.monotonic() < end:
+            server.send(got.peer, welcome("first"))
+            server.poll(0.1)
+        assert server.counters["unroutable"]
+    server.close()
+
+
+def test_random_bytes_on_the_port_harm_nobody(client: ZmqClient) -> None:
+    server = ZmqServer(LIMITS)
+    address = server.bind()
+    client.connect(0, address)
+    for seed in range(20):
+        with socket.create_connection(split_endpoint(address)) as stranger:
+            stranger.sendall(bytes((seed * 131 + i * 29) % 256 for i in range(200 + seed)))
+    context = zmq.Context()
+    with context.socket(zmq.REQ) as asker, context.socket(zmq.DEALER) as dealer:
+        asker.linger = dealer.linger = 0
+        asker.connect(address)
+        dealer.connect(address)
+        asker.send(encode(Query()))  # REQ puts an empty part before
+        for size in range(1, 100):
+            dealer.send(os.urandom(size))
+        client.send(0, Query())
+        end = time.monotonic() + 10
+        got: list[Received] = []
+        while time.monotonic() < end and (server.counters["refused.undecodable"] < 100 or not got):
+            got += server.poll(0.1)
+        assert server.counters["refused.undecodable"] >= 100
+        assert [g.message for g in got] == [Query()]
+    context.destroy(linger=0)
+    server.close()
+
+
+def test_a_gigantic_message_costs_its_sender_the_connection(client: ZmqClient) -> None:
+    server = ZmqServer(LIMITS)
+    address = server.bind()
+    context = zmq.Context()
+    with context.socket(zmq.DEALER) as stranger:
+        stranger.linger = 0
+        stranger.connect(address)
+        stranger.send_multipart([encode(push(0)), bytes(8 * LIMITS.max_frame)])
+        assert server.poll(0.3) == []
+        client.connect(0, address)
+        client.send(0, Query())
+        assert [g.message for g in collect(server, 1)] == [Query()]
+        assert server.counters == {"received": 1, "received_bytes": 0}
+    context.destroy(linger=0)
+    server.close()
+
+
+def test_a_client_counts_and_drops_malformed_answers(client: ZmqClient) -> None:
+    context = zmq.Context()
+    with context.socket(zmq.ROUTER) as shard:
+        shard.linger = 0
+        port = shard.bind_to_random_port("tcp://127.0.0.1")
+        client.connect(0, f"tcp://127.0.0.1:{port}")
+        client.send(0, Query())
+        peer, _ = shard.recv_multipart()
+        for parts in ([b"junk"], [b""], [encode(Query()), b"", b""], [encode(welcome("x"))]):
+            shard.send_multipart([peer, *parts])
+        assert receive(client).message == welcome("x")
+        assert client.counters["refused.undecodable"] == 2
+        assert client.counters["refused.parts"] == 1
+    context.destroy(linger=0)
+
+
+def test_wake_interrupts_a_poll_within_milliseconds() -> None:
+    server = ZmqServer()
+    server.bind()
+    woken: list[float] = []
+    waiting = threading.Semaphore(0)
+
+    def loop() -> None:
+        for _ in range(30):
+            waiting.release()
+            assert server.poll(30) == []
+            woken.append(time.perf_counter())
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    called = []
+    for _ in range(30):
+        waiting.acquire()
+        time.sleep(0.005)
+        called.append(time.perf_counter())
+        server.wake()
+    thread.join(20)
+    assert statistics.median(w - c for w, c in zip(woken, called, strict=True)) < 0.01
+    server.close()
+
+
+def test_close_ends_a_wait_in_another_thread(client: ZmqClient) -> None:
+    errors: list[str] = []
+
+    def wait() -> None:
+        try:
+            client.receive(None)
+        except GraphftError as e:
+            errors.append(e.rule)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.05)
+    client.close()
+    thread.join(5)
+    assert errors == ["transport"]
+
+
+def test_many_threads_may_send(client: ZmqClient) -> None:
+    server = ZmqServer()
+    client.connect(0, server.bind())
+    threads = [threading.Thread(target=lambda t=t: [client.send(0, push(100 * t + i), bytes(80_000))
+                                                    for i in range(100)]) for t in range(4)]
+    for thread in threads:
+        thread.start()
+    steps = [g.message.step for g in collect(server, 400)]
+    for thread in threads:
+        thread.join()
+    assert sorted(steps) == list(range(400))
+    assert all([s for s in steps if s // 100 == t] == list(range(100 * t, 100 * t + 100)) for t in range(4))
+    server.close()

@@ -1,0 +1,70 @@
+"""Whatever bytes arrive: a message of ours, or a refusal; never another exception."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from transport.rigs import LIMITS
+
+from graphft.runtime.protocol.messages import BatchAck, Bucket, Ledger, Message, Push, Query, Refused, Welcome, encode
+from graphft.runtime.transport.address import advertise_host, endpoint, split_endpoint
+from graphft.runtime.transport.wire import Malformed, accept, parse
+
+NUMBER = st.integers(-(2**63), 2**63 - 1)
+MESSAGES = st.one_of(
+    st.builds(Push, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, st.booleans()),
+    st.builds(Refused, st.text(), st.text(), NUMBER, NUMBER), st.builds(Bucket, NUMBER, NUMBER, NUMBER),
+    st.builds(Welcome, NUMBER, st.text(), NUMBER, NUMBER), st.builds(Query),
+    st.builds(BatchAck, NUMBER, NUMBER, NUMBER, NUMBER, st.booleans()),
+    st.builds(Ledger, NUMBER, NUMBER, st.lists(st.tuples(NUMBER, NUMBER))),
+)
+
+
+def outcome(parts: list[bytes]) -> tuple[str, Counter[str]]:
+    """How the parts are counted: received, or the reason of the refusal."""
+    counters: Counter[str] = Counter()
+    try:
+        message, _ = accept([memoryview(p) for p in parts], LIMITS, counters)
+    except Malformed as e:
+        return e.reason, counters
+    return ("received" if isinstance(message, Message) else "something else"), counters
+
+
+@given(st.lists(st.binary(max_size=200), max_size=4))
+def test_random_parts_are_messages_or_malformed(parts: list[bytes]) -> None:
+    what, counters = outcome(parts)
+    assert what in ("received", "parts", "undecodable")
+    assert counters["received" if what == "received" else f"refused.{what}"] == 1
+
+
+@given(MESSAGES, st.integers(0, 10**6), st.integers(0, 255))
+def test_a_damaged_header_is_a_message_or_malformed(message: Message, where: int, value: int) -> None:
+    header = bytearray(encode(message))
+    assert parse([memoryview(header)], LIMITS) == (message, None)
+    header[where % len(header)] = value
+    assert outcome([bytes(header)])[0] in ("received", "undecodable")
+
+
+@given(MESSAGES, st.integers(1, 100))
+def test_a_cut_header_is_malformed(message: Message, cut: int) -> None:
+    header = encode(message)
+    with pytest.raises(Malformed):
+        parse([memoryview(header[: max(0, len(header) - cut)])], LIMITS)
+
+
+@pytest.mark.parametrize(("address", "parts"), [
+    ("tcp://10.0.0.1:80", ("10.0.0.1", 80)), ("tcp://[::1]:65535", ("::1", 65535)), ("tcp://node7:1", ("node7", 1)),
+])
+def test_addresses_split_and_join(address: str, parts: tuple[str, int]) -> None:
+    assert split_endpoint(address) == parts
+    assert endpoint(*parts) == address
+
+
+def test_the_host_to_advertise() -> None:
+    assert advertise_host(environ={"GRAPHFT_HOST": "node7"}) == "node7"
+    assert advertise_host("127.0.0.1", environ={}) == "127.0.0.1"
+    assert advertise_host("host.invalid", environ={}) == "127.0.0.1"
+    assert advertise_host(environ={}).count(".") == 3
