@@ -27,7 +27,7 @@ def loss_fn(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--passes", type=int, default=12)
+    parser.add_argument("--passes", type=int, default=6)
     parser.add_argument("--small", action="store_true", help="a run of seconds, for tests")
     options = parser.parse_args()
 

@@ -105,7 +105,7 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=1)
     parser.add_argument("--small", action="store_true", help="a run of seconds, for tests")
     options = parser.parse_args()
-    blocks = 1024 if options.small else 32768
+    blocks = 1024 if options.small else 16384
 
     torch.manual_seed(0)
     model = TinyGPT()

@@ -1,0 +1,73 @@
+"""Every example runs as its own reader would run it, small, and learns something."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors import safe_open
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(name: str, folder: Path, *options: str) -> str:
+    """The script's output. It runs in `folder`, so that what it writes lands there."""
+    shown = subprocess.run([sys.executable, str(EXAMPLES / name), "--small", *options], cwd=folder, timeout=110,
+                           capture_output=True, text=True)
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+    return shown.stdout
+
+
+def number(pattern: str, text: str) -> float:
+    found = re.search(pattern, text)
+    assert found, text
+    return float(found.group(1))
+
+
+def parameters(text: str, folder: Path) -> int:
+    """Number of tensors in the model file that the example names in its last lines."""
+    file = re.search(r"model +(\S+\.safetensors)", text)
+    assert file, text
+    with safe_open(folder / file.group(1), "pt") as f:
+        return len(list(f.keys()))
+
+
+@pytest.mark.timeout(120)
+def test_linear_regression(tmp_path: Path) -> None:
+    text = run("01_linear_regression.py", tmp_path)
+    assert "aten.addmm(%bias, %x, %weight)" in text
+    assert number(r"R2 +([\d.]+)", text) > 0.45
+    assert parameters(text, tmp_path) == 2
+
+
+@pytest.mark.timeout(120)
+def test_digits(tmp_path: Path) -> None:
+    text = run("02_digits.py", tmp_path)
+    assert number(r"held-out accuracy +([\d.]+)", text) > 0.9
+    assert parameters(text, tmp_path) == 16
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.chaos
+def test_flights(tmp_path: Path) -> None:
+    text = run("03_flights.py", tmp_path, "--passes", "4")
+    assert number(r"held-out AUC +([\d.]+)", text) > 0.6
+    assert "killed" in text
+    assert (tmp_path / "out" / "flights-loss.png").read_bytes().startswith(b"\x89PNG")
+    assert parameters(text, tmp_path) == 10
+
+
+@pytest.mark.timeout(120)
+def test_tiny_gpt(tmp_path: Path) -> None:
+    text = run("04_tiny_gpt.py", tmp_path, "--passes", "2")
+    assert number(r"unseen text +([\d.]+)", text) < 5.0
+    assert "def read(self" in text
+    assert parameters(text, tmp_path) == 41
+
+
+def test_all_examples_are_tested() -> None:
+    names = {p.name for p in EXAMPLES.glob("[0-9]*.py")}
+    assert names == set(re.findall(r'run\("(\w+\.py)"', Path(__file__).read_text()))
