@@ -132,8 +132,9 @@ class SyncTrainer:
         return Work(min(steps)[0], min(steps)[2]) if steps else None
 
     def has(self, shard: int, bucket: int) -> bool:
-        """The bucket is here (or in the tensors) at the version of the current step."""
-        return self._current is not None and not self.trays[shard, bucket].lacks(self._current.work.step)
+        """The bucket is here (or in the tensors) at the version of the current step, which its shard has reached."""
+        return (self._current is not None and self.links[shard].version >= self._current.work.step
+                and not self.trays[shard, bucket].lacks(self._current.work.step))
 
     def frame(self, shard: int, bucket: int) -> Any:
         """The bucket's frame for the current step; None when the tensors hold it already."""
@@ -352,12 +353,20 @@ class SyncTrainer:
         return [Send(shard, Pull(self.generation, version, bucket))]
 
     def _ask_missing(self) -> list[TrainerEffect]:
-        """Asks for the buckets that the current step lacks. Its version is at most one above any shard's."""
+        """Asks for the buckets that the current step lacks. Its version is at most one above any shard's.
+
+        Of a shard that came back one version older, all buckets may be here: then the first one is asked for, as the
+        answer tells when the shard has reached the step."""
         if self._current is None or self.lowest() is None:
             return []
         step = self._current.work.step
-        return [e for (s, b), tray in self.trays.items() if tray.lacks(step) and step <= self.links[s].version + 1
-                for e in self._ask(s, b, step)]
+        effects: list[TrainerEffect] = []
+        for shard, (link, buckets) in enumerate(zip(self.links, self.options.buckets, strict=True)):
+            lacking = [b for b in buckets if self.trays[shard, b].lacks(step)]
+            if step <= link.version + 1:
+                for bucket in lacking or buckets[: step > link.version]:
+                    effects += self._ask(shard, bucket, step)
+        return effects
 
     def _versions_changed(self) -> list[TrainerEffect]:
         lowest = self.lowest()
