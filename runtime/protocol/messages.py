@@ -30,7 +30,13 @@ class Welcome(Message, frozen=True, tag="welcome"):
 
 
 class Refused(Message, frozen=True, tag="refused"):
-    """The request changed nothing. `code`: foreign-job, stale-generation, future-step, malformed, not-ready."""
+    """The request changed nothing. `code`, with the shard's generation and version:
+
+    foreign-job: of another job or program. malformed: no shard can accept it. unknown-peer: say Hello first (again).
+    stale-generation: older than the shard's. not-ready: newer than the shard's. future-step: the shard is behind, and
+    asks for a rollback. gone: the version asked for is not kept any more. complete: the job's last step is done.
+    stale (async): the gradient is too many versions behind; the newest bucket follows.
+    """
 
     code: str
     reason: str
@@ -109,7 +115,7 @@ class LedgerQuery(Message, frozen=True, tag="ledger?"):
 
 
 class Ledger(Message, frozen=True, tag="ledger"):
-    """Async: the applied batches of a chunk as [start, end) ranges."""
+    """Async: the applied batches of a chunk as [start, end) ranges; [0, 2**31 - 1) when it is applied wholly."""
 
     pass_index: int
     chunk: int

@@ -1,0 +1,103 @@
+"""Which batches are applied: sets of integers as sorted, disjoint [start, end) ranges, per pass and chunk."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import Any
+
+ALL = 2**31 - 1
+"""The end of the range that stands for "the whole chunk"."""
+
+
+class Ranges:
+    """A set of integers >= 0."""
+
+    __slots__ = ("_ends", "_starts")
+
+    def __init__(self, ranges: Iterable[tuple[int, int]] = ()) -> None:
+        self._starts: list[int] = []
+        self._ends: list[int] = []
+        for start, end in ranges:
+            if start >= end or (self._ends and start <= self._ends[-1]):
+                raise ValueError(f"range [{start}, {end}) is empty, or not behind the one before")
+            self._starts.append(start)
+            self._ends.append(end)
+
+    def __contains__(self, value: int) -> bool:
+        i = bisect_right(self._starts, value) - 1
+        return i >= 0 and value < self._ends[i]
+
+    def add(self, value: int) -> bool:
+        """False: it is in already."""
+        if value in self:
+            return False
+        i = bisect_right(self._starts, value)
+        joins_before = i > 0 and self._ends[i - 1] == value
+        joins_behind = i < len(self._starts) and self._starts[i] == value + 1
+        if joins_before and joins_behind:
+            self._ends[i - 1] = self._ends.pop(i)
+            del self._starts[i]
+        elif joins_before:
+            self._ends[i - 1] += 1
+        elif joins_behind:
+            self._starts[i] -= 1
+        else:
+            self._starts.insert(i, value)
+            self._ends.insert(i, value + 1)
+        return True
+
+    def __len__(self) -> int:
+        return sum(self._ends) - sum(self._starts)
+
+    def pairs(self) -> list[tuple[int, int]]:
+        return list(zip(self._starts, self._ends, strict=True))
+
+
+class Ledger:
+    """The applied batches of every chunk. Wholly applied chunks take no room: a finished pass is one range."""
+
+    def __init__(self) -> None:
+        self._whole: dict[int, Ranges] = {}
+        self._partly: dict[int, dict[int, Ranges]] = {}
+
+    def has(self, pass_index: int, chunk: int, batch: int) -> bool:
+        whole, partly = self._whole.get(pass_index), self._partly.get(pass_index, {})
+        return (whole is not None and chunk in whole) or (chunk in partly and batch in partly[chunk])
+
+    def add(self, pass_index: int, chunk: int, batch: int, batches: int) -> bool:
+        """Enters a batch of a chunk of `batches`. False: it is in already."""
+        if self.has(pass_index, chunk, batch):
+            return False
+        partly = self._partly.setdefault(pass_index, {})
+        ranges = partly.setdefault(chunk, Ranges())
+        ranges.add(batch)
+        if len(ranges) == batches:
+            del partly[chunk]
+            self._whole.setdefault(pass_index, Ranges()).add(chunk)
+        return True
+
+    def ranges(self, pass_index: int, chunk: int) -> list[tuple[int, int]]:
+        """The applied batches of a chunk; [(0, ALL)] when it is whole."""
+        whole = self._whole.get(pass_index)
+        if whole is not None and chunk in whole:
+            return [(0, ALL)]
+        ranges = self._partly.get(pass_index, {}).get(chunk)
+        return ranges.pairs() if ranges is not None else []
+
+    def export(self) -> dict[str, Any]:
+        """As JSON: {pass: {"whole": ranges of chunks, "partly": {chunk: ranges of batches}}}."""
+        return {str(p): {
+            "whole": [list(r) for r in self._whole[p].pairs()] if p in self._whole else [],
+            "partly": {str(c): [list(r) for r in ranges.pairs()] for c, ranges in self._partly.get(p, {}).items()},
+        } for p in sorted(self._whole.keys() | self._partly.keys())}
+
+    @staticmethod
+    def load(data: dict[str, Any]) -> Ledger:
+        """What `export` gave. Raises ValueError (or a sibling) for anything else."""
+        ledger = Ledger()
+        for index, chunks in data.items():
+            ledger._whole[int(index)] = Ranges((int(s), int(e)) for s, e in chunks["whole"])
+            ledger._partly[int(index)] = {
+                int(chunk): Ranges((int(s), int(e)) for s, e in ranges) for chunk, ranges in chunks["partly"].items()}
+        return ledger

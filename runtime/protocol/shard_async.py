@@ -1,0 +1,238 @@
+"""A shard in async mode: applies every batch once, in order of arrival, and answers with its newest parameters.
+
+    shard = AsyncShard(AsyncOptions(shard=0, buckets=(0, 1), job=..., program=...), incarnation=process_id,
+                       generation=epoch.generation, version=saved_version, ledger=Ledger.load(saved_ledger))
+    for effect in shard.step(Received(peer, decode(header), frame), now): carry it out, in order, before the next step()
+
+A batch is applied when all of its buckets on this shard are in, from one trainer and one version of the parameters.
+`ApplyBatch`: reduce the payloads into the gradients and run the optimize blocks; the acknowledgement and the new
+buckets are effects behind it, so nothing is acknowledged that was not applied. `TakeCheckpoint`: save the state with
+`shard.ledger.export()` and `shard.version`; a restart that loads all of them repeats nothing and leaves nothing out.
+
+`max_staleness` bounds how many versions of this shard a gradient may be behind; -1: no bound. One that is too old is
+refused (`stale`) with the newest bucket behind the refusal, so that the batch can be computed again.
+
+A trainer pushes each bucket of a batch with the version that it computed from (the lowest of this shard's buckets),
+waits for BatchAck (`fresh` or not: it is in), and asks `LedgerQuery` which batches of a chunk that it takes over are
+in; a range that ends at `ledger.ALL` is the whole chunk. After a new connection: Hello, and push again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, TakeCheckpoint, Tick
+from graphft.runtime.protocol.ledger import Ledger
+from graphft.runtime.protocol.messages import (
+    BatchAck,
+    BatchPush,
+    Bucket,
+    Hello,
+    LedgerQuery,
+    Pull,
+    Query,
+    Refused,
+    Welcome,
+)
+from graphft.runtime.protocol.messages import Ledger as LedgerAnswer
+from graphft.runtime.protocol.story import Story
+
+BatchKey = tuple[int, int, int]
+"""(pass, chunk, batch)"""
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncOptions:
+    """`checkpoint_every` counts versions (applied batches); 0: the driver decides."""
+
+    shard: int
+    buckets: tuple[int, ...]
+    job: str = ""
+    program: str = ""
+    checkpoint_every: int = 0
+    max_staleness: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyBatch:
+    """Apply this gradient now. `staleness`: versions applied since the parameters that it was computed from."""
+
+    pass_index: int
+    chunk: int
+    batch: int
+    samples: int
+    payloads: Mapping[int, Any]
+    staleness: int
+    reason: str
+
+
+AsyncEffect = Reply | Count | TakeCheckpoint | ApplyBatch
+
+
+@dataclass(slots=True)
+class _Copy:
+    """One trainer's copy of a batch, while its buckets come in."""
+
+    version: int
+    samples: int
+    payloads: dict[int, Any] = field(default_factory=dict)
+
+
+class AsyncShard:
+    """See the module's text. `step` is the only method that changes it."""
+
+    def __init__(self, options: AsyncOptions, *, incarnation: str, generation: int, version: int = 0,
+                 ledger: Ledger | None = None) -> None:
+        self.options, self.incarnation, self.generation = options, incarnation, generation
+        self.version = version
+        """Number of batches applied."""
+        self.ledger = ledger if ledger is not None else Ledger()
+        self.peers: set[str] = set()
+        self.copies: dict[tuple[BatchKey, str], _Copy] = {}
+        """Half-arrived batches, by batch and peer: gradients of two trainers are never mixed."""
+        self.story = Story()
+
+    def step(self, event: Any, now: float) -> list[AsyncEffect]:
+        """Takes in one event; returns what is to be done, in order. Raises IllegalTransition."""
+        self.story.now = now
+        if isinstance(event, Received):
+            return self._received(event)
+        if isinstance(event, PeerLeft):
+            self._forget(event.peer)
+            self.peers.discard(event.peer)
+            self.story.tell(f"{event.peer} has left", f"peer {event.peer}")
+        elif not isinstance(event, Tick):
+            self.story.illegal(f"an async shard knows no event {event!r}")
+        return []
+
+    def _received(self, event: Received) -> list[AsyncEffect]:
+        peer, message = event.peer, event.message
+        if isinstance(message, Hello):
+            return self._hello(peer, message)
+        if peer not in self.peers:
+            return self._refuse(peer, "unknown-peer", f"{peer} has not said hello to {self.incarnation}")
+        handler = self._MESSAGES.get(type(message))
+        if handler is None or event.fault:
+            return self._refuse(peer, "malformed", event.fault or f"{type(message).__name__} is not for an async shard")
+        return handler(self, peer, message, event.payload)
+
+    def _hello(self, peer: str, message: Hello) -> list[AsyncEffect]:
+        if (message.job, message.program) != (self.options.job, self.options.program):
+            return self._refuse(peer, "foreign-job", f"{peer} is of job {message.job} with program {message.program}")
+        self._forget(peer)  # it begins anew: what it pushed before comes again, perhaps from other parameters
+        self.peers.add(peer)
+        self.story.tell(f"{peer} said hello", f"peer {peer}")
+        return [self._welcome(peer)]
+
+    def _forget(self, peer: str) -> None:
+        self.copies = {key: copy for key, copy in self.copies.items() if key[1] != peer}
+
+    def _query(self, peer: str, message: Query, payload: Any) -> list[AsyncEffect]:
+        return [self._welcome(peer)]
+
+    def _pull(self, peer: str, message: Pull, payload: Any) -> list[AsyncEffect]:
+        if message.bucket not in self.options.buckets:
+            return self._refuse(peer, "malformed", f"this shard has no bucket {message.bucket}")
+        return [self._bucket(peer, message.bucket)]
+
+    def _ledger_query(self, peer: str, message: LedgerQuery, payload: Any) -> list[AsyncEffect]:
+        ranges = self.ledger.ranges(message.pass_index, message.chunk)
+        return [Reply(peer, LedgerAnswer(message.pass_index, message.chunk, ranges))]
+
+    def _push(self, peer: str, message: BatchPush, payload: Any) -> list[AsyncEffect]:
+        if problem := self._problem(message, payload):
+            return self._refuse(peer, "malformed", problem)
+        if message.generation != self.generation:
+            code = "stale-generation" if message.generation < self.generation else "not-ready"
+            return self._refuse(peer, code, f"this is generation {self.generation}, not {message.generation}")
+        key = (message.pass_index, message.chunk, message.batch)
+        if self.ledger.has(*key):
+            reason = self._tell(f"{_name(key)} from {peer} is applied already", key, peer)
+            return [Count("duplicate-batch", reason), self._ack(peer, key, fresh=False),
+                    self._bucket(peer, message.bucket)]
+        staleness = self.version - message.version
+        if 0 <= self.options.max_staleness < staleness:
+            self.copies.pop((key, peer), None)
+            reason = self._tell(f"{_name(key)} from {peer} is {staleness} versions behind", key, peer)
+            return [*self._refuse(peer, "stale", reason), self._bucket(peer, message.bucket)]
+        return self._keep(peer, key, message, payload)
+
+    def _keep(self, peer: str, key: BatchKey, message: BatchPush, payload: Any) -> list[AsyncEffect]:
+        copy = self.copies.get((key, peer))
+        effects: list[AsyncEffect] = []
+        if copy is not None and (copy.version, copy.samples) != (message.version, message.samples):
+            effects.append(Count("replaced-batch", self._tell(f"{_name(key)} from {peer} comes anew", key, peer)))
+            copy = None
+        if copy is None:
+            copy = self.copies[key, peer] = _Copy(message.version, message.samples)
+        if message.bucket in copy.payloads:
+            reason = self._tell(f"bucket {message.bucket} of {_name(key)} from {peer} is here already", key, peer)
+            return [*effects, Count("duplicate-push", reason)]
+        copy.payloads[message.bucket] = payload
+        self._tell(f"kept bucket {message.bucket} of {_name(key)} from {peer}", key, peer)
+        if len(copy.payloads) < len(self.options.buckets):
+            return effects
+        return [*effects, *self._apply(peer, key, copy, message.batches)]
+
+    def _apply(self, peer: str, key: BatchKey, copy: _Copy, batches: int) -> list[AsyncEffect]:
+        if not self.ledger.add(*key, batches):
+            self.story.illegal(f"{_name(key)} is applied twice", _name(key))
+        staleness = max(0, self.version - copy.version)
+        self.version += 1
+        left = sorted(other for batch, other in self.copies if batch == key and other != peer)
+        self.copies = {k: c for k, c in self.copies.items() if k[0] != key}
+        reason = self._tell(f"{_name(key)} from {peer} is complete: version {self.version}", key, peer)
+        effects: list[AsyncEffect] = [
+            ApplyBatch(*key, copy.samples, {b: copy.payloads[b] for b in self.options.buckets}, staleness, reason)]
+        effects += [Count("duplicate-push", f"half of {_name(key)} from {other} is dropped") for other in left]
+        effects.append(self._ack(peer, key, fresh=True))
+        effects += [self._bucket(peer, b) for b in self.options.buckets]
+        every = self.options.checkpoint_every
+        if every and self.version % every == 0:
+            effects.append(TakeCheckpoint(self.version, f"every {every} versions"))
+        return effects
+
+    def _problem(self, message: BatchPush, payload: Any) -> str:
+        if message.bucket not in self.options.buckets:
+            return f"this shard has no bucket {message.bucket}"
+        if not 0 <= message.batch < message.batches or message.samples < 1:
+            return f"batch {message.batch} of {message.batches} with {message.samples} samples"
+        if min(message.pass_index, message.chunk) < 0:
+            return f"there is no chunk {message.chunk} of pass {message.pass_index}"
+        return "a push has no frame" if payload is None else ""
+
+    def _ack(self, peer: str, key: BatchKey, fresh: bool) -> Reply:
+        return Reply(peer, BatchAck(*key, self.version, fresh))
+
+    def _bucket(self, peer: str, bucket: int) -> Reply:
+        return Reply(peer, Bucket(self.generation, self.version, bucket), "current")
+
+    def _welcome(self, peer: str) -> Reply:
+        return Reply(peer, Welcome(self.options.shard, self.incarnation, self.generation, self.version))
+
+    def _refuse(self, peer: str, code: str, reason: str) -> list[AsyncEffect]:
+        self.story.tell(f"refused ({code}) {peer}: {reason}", f"peer {peer}")
+        return [Reply(peer, Refused(code, reason, self.generation, self.version)),
+                Count(f"refused-{code}", f"{peer}: {reason}")]
+
+    def _tell(self, text: str, key: BatchKey, peer: str) -> str:
+        return self.story.tell(text, _name(key), f"peer {peer}")
+
+    def check_invariants(self) -> None:
+        """Raises IllegalTransition when the state contradicts itself. For tests, after each event."""
+        for (key, peer), copy in self.copies.items():
+            if self.ledger.has(*key):
+                self.story.illegal(f"{_name(key)} is applied, and a copy from {peer} is kept", _name(key))
+            if not 0 < len(copy.payloads) < len(self.options.buckets) or peer not in self.peers:
+                self.story.illegal(f"the copy of {_name(key)} from {peer} is no partial copy of a known peer",
+                                   _name(key))
+
+    _MESSAGES: ClassVar[dict[type, Callable[[AsyncShard, str, Any, Any], list[AsyncEffect]]]] = {
+        Query: _query, Pull: _pull, LedgerQuery: _ledger_query, BatchPush: _push,
+    }
+
+
+def _name(key: BatchKey) -> str:
+    return f"batch {key[2]} of chunk {key[1]} in pass {key[0]}"
