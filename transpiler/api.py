@@ -48,8 +48,8 @@ def transpile(program: Program, *, chunks: DataSpec, batch_size: int, trainers: 
         etcd_endpoints=None if etcd_endpoints is None else tuple(etcd_endpoints),
         torch_version=torch.__version__, cpu_capability=torch.backends.cpu.get_cpu_capability(),
         **{**defaults, **options})
-    verify(program, require_values=True)
     _check_program(program)
+    verify(program, require_values=True)
     _check_columns(program, config)
     job = Job.make(program, config)
     job.verify()

@@ -99,6 +99,7 @@ class SplitOptimizer:
         if found.norm is not None and self.sync:
             names[str(found.norm.outputs[0])] = ALL_NORMS
         for op in (*found.clips.get(gradient, ()), update):
+            _copy_variables(program, source, (n for n in op.reads if n not in names))  # a constant learning rate
             moved = with_operands(op, names)
             registry.infer(moved, block)
             block.ops.append(moved)

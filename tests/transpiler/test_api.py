@@ -1,0 +1,150 @@
+"""What `transpile` refuses: each a clear error with a remedy, before anything is made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from programs_by_hand import linear
+
+import graphft
+from graphft.data import DataSpec
+from graphft.errors import GraphftError
+from graphft.ir import Kind, Program, Ref, Type
+from graphft.transpiler import Job
+
+DATA = graphft.arrays(chunk_size=8, x=torch.zeros(32, 200), y=torch.zeros(32, 1))
+
+
+def transpile(program: Program | None = None, chunks: Any = DATA, **options: Any) -> Job:
+    return graphft.transpile(linear() if program is None else program, chunks=chunks, **{"batch_size": 4, **options})
+
+
+@pytest.mark.parametrize(("options", "message"), [
+    ({"trainer": 2}, "transpile has no option trainer\nhelp: did you mean trainers or on_trainer_loss?"),
+    ({"data": DATA}, "transpile has no option data"),
+    ({"trainers": 0}, "trainers is 0, expected at least 1"),
+    ({"pservers": -1}, "pservers is -1, expected at least 1"),
+    ({"trainers": 2.0}, "trainers is 2.0, expected a value of type int"),
+    ({"trainers": True}, "trainers is True, expected a value of type int"),
+    ({"sync": 1}, "sync is 1, expected a value of type bool"),
+    ({"batch_size": 0}, "batch_size is 0"),
+    ({"passes": 0}, "passes is 0"),
+    ({"on_trainer_loss": "panic"}, "on_trainer_loss is 'panic', expected 'takeover' or 'wait'"),
+    ({"on_barrier_timeout": "wait"}, "on_barrier_timeout is 'wait', expected 'rollback' or 'proceed'"),
+    ({"sync": False, "on_trainer_loss": "wait"}, "in async mode no trainer is waited for"),
+    ({"recovery_timeout": 0}, "recovery_timeout is 0, expected a positive number of seconds"),
+    ({"slice_unit": 100}, "slice_unit is 100, expected a multiple of 64"),
+    ({"name": "a/b"}, "name is 'a/b', expected 1 to 64 letters"),
+    ({"etcd_endpoints": []}, "etcd_endpoints is ()"),
+    ({"chunks": [1, 2]}, "chunks is 'list', expected what graphft.arrays"),
+    ({"batch_size": 64}, "the data has 32 records, fewer than one batch of 64"),
+    ({"batch_size": 16}, "the longest chunk has 8 records, fewer than one batch of 16"),
+    ({"pservers": 3}, "3 pservers, but the program's parameters and buffers make only 2 slices"),
+])
+def test_options(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(GraphftError) as caught:
+        transpile(**options)
+    assert message in str(caught.value)
+    assert caught.value.help
+    assert caught.value.rule
+
+
+@pytest.mark.parametrize(("columns", "message"), [
+    ({"x": torch.zeros(32, 200)}, "input %y is not in the data, whose columns are x"),
+    ({"x": torch.zeros(32, 200), "y": torch.zeros(32, 1).double()},
+     "input %y is float32[batch, 1], but the data's column is float64[batch, 1]\nhelp: convert the column to float32"),
+    ({"x": torch.zeros(32, 100), "y": torch.zeros(32, 1)},
+     "input %x is float32[batch, 200], but the data's column is float32[batch, 100]"),
+    ({"x": torch.zeros(32, 200), "y": torch.zeros(32)},
+     "input %y is float32[batch, 1], but the data's column is float32[batch]"),
+])
+def test_columns(columns: dict[str, torch.Tensor], message: str) -> None:
+    with pytest.raises(GraphftError) as caught:
+        transpile(chunks=graphft.arrays(chunk_size=8, **columns))
+    assert message in str(caught.value)
+    assert caught.value.rule == "columns"
+
+
+def test_more_columns_than_inputs_are_fine() -> None:
+    data = graphft.arrays(chunk_size=8, id=torch.arange(32), x=torch.zeros(32, 200), y=torch.zeros(32, 1))
+    step = transpile(chunks=data).trainer_program().blocks["step"]
+    assert step.ops[1].attrs["columns"] == ("x", "y")
+
+
+def fixed_batch(size: int) -> Program:
+    program = linear()
+    for v in program.variables.values():
+        v.type = Type(v.dtype, tuple(size if d == "batch" else d for d in v.shape))
+    return program
+
+
+def test_a_fixed_batch_must_be_the_batch_size() -> None:
+    with pytest.raises(GraphftError, match="takes batches of 3, batch_size is 4"):
+        transpile(fixed_batch(3))
+    with pytest.raises(GraphftError, match="a chunk's last batch is shorter"):
+        transpile(fixed_batch(3), batch_size=3)
+    assert transpile(fixed_batch(3), batch_size=3, drop_last=True).config.total_steps == 8
+    assert transpile(fixed_batch(4)).config.total_steps == 8
+
+
+def test_not_minimized() -> None:
+    with pytest.raises(GraphftError, match="has no optimizer") as caught:
+        transpile(linear(minimized=False))
+    assert caught.value.rule == "not-minimized"
+    assert "minimize" in caught.value.help
+
+
+def test_transpiled_already() -> None:
+    with pytest.raises(GraphftError, match="is a trainer's already") as caught:
+        transpile(transpile().trainer_program())
+    assert caught.value.rule == "transpiled"
+
+
+def test_parameter_without_gradient() -> None:
+    program = linear(minimized=False)
+    program.variable("unused", Type("float32", (3,)), Kind.PARAM, torch.zeros(3))
+    step = program.blocks["step"]
+    lr = step.append_op("aten.full", (), 0.1)
+    for name in ("w", "b"):
+        step.append_op("sgd", Ref(name), Ref(f"{name}@GRAD"), lr)
+    with pytest.raises(GraphftError, match="%unused is a parameter, but no optimizer op updates it") as caught:
+        transpile(program)
+    assert caught.value.rule == "no-optimizer"
+
+
+def test_parameter_without_value() -> None:
+    program = linear()
+    del program.values["w"]
+    with pytest.raises(GraphftError) as caught:
+        transpile(program)
+    assert caught.value.rule == "missing-value"
+
+
+def test_other_blocks_and_no_step() -> None:
+    program = linear()
+    program.block("eval").append_op("aten.neg", Ref("w"))
+    with pytest.raises(GraphftError, match="has a block eval"):
+        transpile(program)
+    with pytest.raises(GraphftError, match="has no block step"):
+        transpile(Program("empty"))
+
+
+def test_defaults_come_from_the_program() -> None:
+    program = linear()
+    program.name, program.attrs["seed"] = "my model (v2)", 11
+    config = transpile(program, etcd_endpoints="a:1,b:2").config
+    assert (config.name, config.seed, config.device) == ("my-model-v2-", 11, "cpu")
+    assert config.etcd_endpoints == ("a:1", "b:2")
+    assert config.torch_version == torch.__version__
+    assert transpile(program, seed=3, name="x").config.seed == 3
+
+
+def test_steps_follow_from_the_plan() -> None:
+    data: DataSpec = graphft.arrays(chunk_size=10, x=torch.zeros(25, 200), y=torch.zeros(25, 1))  # 3, 3 and 2 batches
+    assert transpile(chunks=data).config.total_steps == 8
+    assert transpile(chunks=data, passes=3).config.total_steps == 24
+    assert transpile(chunks=data, drop_last=True).config.total_steps == 5
+    assert transpile(chunks=data, trainers=2).config.total_steps in (5, 6)
+    assert transpile(chunks=data, trainers=2, sync=False).config.total_steps == 8

@@ -1,0 +1,170 @@
+"""A job on disk: what is saved is what is loaded; what is damaged, missing or foreign is a clear error."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from programs_by_hand import linear
+
+import graphft
+from graphft.errors import GraphftError
+from graphft.transpiler import Job, JobConfig, assemble, shard_values
+
+
+def job_of(**options: object) -> Job:
+    data = graphft.arrays(chunk_size=8, x=torch.arange(6400.0).reshape(32, 200), y=torch.zeros(32, 1))
+    return graphft.transpile(linear(), chunks=data, **{
+        "batch_size": 4, "trainers": 2, "pservers": 2, "ft": True, "slice_unit": 64, "min_block": 64, **options})
+
+
+@pytest.fixture(scope="module")
+def job() -> Job:
+    return job_of()
+
+
+@pytest.fixture
+def saved(job: Job, tmp_path: Path) -> Path:
+    job.save(tmp_path / "job")
+    return tmp_path / "job"
+
+
+def test_round_trip(job: Job, saved: Path) -> None:
+    loaded = Job.load(saved)
+    assert loaded.programs == job.programs
+    assert (loaded.config, loaded.hash) == (job.config, job.hash)
+    for name, program in job.programs.by_name().items():
+        values = loaded.programs.by_name()[name].values
+        assert values.keys() == program.values.keys()
+        assert all(torch.equal(values[n], v) for n, v in program.values.items())
+    assert loaded.diff() == job.diff()
+    assert [s.after for s in loaded.passes] == [s.after for s in job.passes]
+    assert loaded.passes[-1].programs == job.programs
+    loaded.verify()
+    assert sorted(p.name for p in saved.iterdir()) == ["data", "job.json", "programs", "source"]
+    assert sorted(p.name for p in (saved / "data").iterdir()) == ["x.npy", "y.npy"]
+
+
+def test_saving_the_same_job_again_changes_nothing(saved: Path) -> None:
+    before = {p: p.stat().st_mtime_ns for p in saved.rglob("*")}
+    job_of().save(saved)
+    assert {p: p.stat().st_mtime_ns for p in saved.rglob("*")} == before
+    assert [p.name for p in saved.parent.iterdir()] == ["job"]
+
+
+def test_an_empty_folder_is_taken(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    job.save(tmp_path / "empty")
+    assert Job.load(tmp_path / "empty").hash == job.hash
+
+
+def test_another_folder_is_left_alone(job: Job, saved: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").write_text("years of work")
+    with pytest.raises(GraphftError, match="holds no job") as caught:
+        job.save(tmp_path / "mine")
+    assert caught.value.rule == "job-directory"
+    with pytest.raises(GraphftError, match="holds another job"):
+        job_of(seed=1).save(saved)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(GraphftError):
+        job.save(tmp_path / "file")
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "job", "mine"]
+
+
+def test_nothing_half_written(job: Job, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(GraphftError, match="cannot save job") as caught:
+        job.save(tmp_path / "file" / "job")
+    assert caught.value.help
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_wrong_folders(job: Job, saved: Path, tmp_path: Path) -> None:
+    with pytest.raises(GraphftError, match="is no folder") as caught:
+        Job.load(tmp_path / "nothing")
+    assert caught.value.rule == "job-directory"
+    with pytest.raises(GraphftError, match="it has no job"):
+        Job.load(tmp_path)
+    (saved / "job.json").write_text("{")
+    with pytest.raises(GraphftError, match="damaged"):
+        Job.load(saved)
+    (saved / "job.json").write_text("{}")
+    with pytest.raises(GraphftError, match="another format"):
+        Job.load(saved)
+
+
+@pytest.mark.parametrize("file", ["programs/pserver1/program.gft", "programs/trainer/values.safetensors",
+                                  "source/program.gft"])
+def test_missing_files(saved: Path, file: str) -> None:
+    (saved / file).unlink()
+    with pytest.raises(GraphftError, match=Path(file).name):
+        Job.load(saved)
+
+
+def test_changed_programs_are_noticed(saved: Path) -> None:
+    text = saved / "programs" / "pserver0" / "program.gft"
+    text.write_text(text.read_text().replace("momentum = 0.9", "momentum = 0.8"))
+    with pytest.raises(GraphftError, match="its files are of job"):
+        Job.load(saved)
+
+
+def test_other_configuration_is_noticed(saved: Path) -> None:
+    record = json.loads((saved / "job.json").read_text())
+    (saved / "job.json").write_text(json.dumps(record | {"config": record["config"] | {"unknown": 1}}))
+    with pytest.raises(GraphftError, match="unknown"):
+        Job.load(saved)
+
+
+def test_hash_says_what_job_it_is(job: Job) -> None:
+    assert job_of(name="other", etcd_endpoints="a:1,b:2", exact=False).hash == job.hash
+    others = [job_of(seed=1), job_of(batch_size=8), job_of(trainers=1), job_of(ft=False), job_of(passes=2),
+              job_of(sync=False), job_of(checkpoint_every=3)]
+    assert len({j.hash for j in [job, *others]}) == 8
+
+
+def test_hash_is_stable_across_processes(job: Job) -> None:
+    code = "import sys; sys.path.insert(0, 'tests/transpiler'); import test_job; print(test_job.job_of().hash)"
+    root = Path(__file__).parents[2]
+    shown = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=50,
+                           env={**os.environ, "PYTHONPATH": f"{root}:{root / 'tests'}", "PYTHONHASHSEED": "12345"})
+    assert shown.stdout.strip() == job.hash, shown.stderr
+
+
+def test_config_as_json(job: Job) -> None:
+    text = json.dumps(job.config.to_json())
+    assert JobConfig.from_json(json.loads(text)) == job.config
+
+
+def test_programs_by_role(job: Job) -> None:
+    assert job.trainer_program().attrs["role"] == "trainer"
+    assert job.pserver_program(1).attrs["index"] == 1
+    assert job.coordinator_program().attrs["role"] == "coordinator"
+    with pytest.raises(GraphftError, match="there is no pserver 2"):
+        job.pserver_program(2)
+    assert repr(job) == "<Job 'linear': 2 trainers, 2 pservers, sync, ft, 4 steps>"
+
+
+def test_source_is_not_changed() -> None:
+    program = linear()
+    before = str(program)
+    data = graphft.arrays(x=torch.zeros(8, 200), y=torch.zeros(8, 1))
+    graphft.transpile(program, chunks=data, batch_size=4, seed=3)
+    assert str(program) == before
+
+
+def test_slices_and_back(job: Job) -> None:
+    whole = {n: torch.randn_like(v) for n, v in job.source.values.items() if n in ("w", "b")}
+    shards = shard_values(job.trainer_program(), whole)
+    assert [sorted(s) for s in shards] == [["w@slice0"], ["b", "w@slice1"]]
+    back = assemble(job.trainer_program(), shards)
+    assert all(torch.equal(back[n], v) for n, v in whole.items())
+    with pytest.raises(GraphftError, match="shard 1 gives nothing for %w@slice1"):
+        assemble(job.trainer_program(), shards[:1])
+    with pytest.raises(GraphftError, match=r"shard 0 gives float64\[128\] for %w@slice0"):
+        assemble(job.trainer_program(), [{"w@slice0": torch.zeros(128, dtype=torch.float64)}, shards[1]])
