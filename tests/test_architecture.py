@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -124,6 +126,30 @@ def test_no_public_name_hides_a_module() -> None:
     modules = {p.stem for p in sources("graphft")} | set(FOLDERS[1:])
     public = {name: getattr(graphft, name) for name in graphft.__all__}
     assert not [name for name, value in public.items() if name in modules and not isinstance(value, ModuleType)]
+
+
+# Distributions whose modules have other names.
+MODULES = {"grpcio": "grpc", "pyzmq": "zmq", "protobuf": "google", "scikit-learn": "sklearn"}
+
+
+def declared(section: str, key: str = "") -> set[str]:
+    """Modules of the distributions that setup.cfg names: of `key` in `section`, or of all of it."""
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    lines = "\n".join(v for k, v in config[section].items() if not key or k == key).splitlines()
+    names = [re.split(r"[ <>=!]", line, maxsplit=1)[0] for line in lines if line and not line.startswith("#")]
+    return {MODULES.get(n, n.replace("-", "_")) for n in names}
+
+
+def test_dependencies_are_declared() -> None:
+    """What is imported when a module loads is required; what functions import may come with an extra."""
+    required, extras = declared("options", "install_requires"), declared("options.extras_require")
+    known = sys.stdlib_module_names | {"graphft"} | required
+    for path in sources(*FOLDERS):
+        for line, module in imports(path, top_level=True):
+            assert module.split(".")[0] in known, f"{name_of(path)}:{line} needs {module}, which is not required"
+        for line, module in imports(path):
+            assert module.split(".")[0] in known | extras, f"{name_of(path)}:{line} needs {module}, in no extra"
 
 
 @pytest.mark.parametrize("folder", FOLDERS[1:])
