@@ -60,6 +60,13 @@ class Child:
             with contextlib.suppress(ProcessLookupError):
                 self._process.send_signal(number)
 
+    def freeze(self) -> None:
+        """SIGSTOP, and wait until all of the child's threads have stopped: the signal alone takes effect later."""
+        self.send(signal.SIGSTOP)
+        if hasattr(os, "waitid"):
+            with contextlib.suppress(ChildProcessError):  # it has ended
+                os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
+
     def wait(self, timeout: float | None = None) -> bool:
         """Whether the child has ended (and was collected) within `timeout` seconds."""
         self._thread.join(timeout)

@@ -169,7 +169,7 @@ class EmbeddedEtcd:
 
     def pause(self) -> None:
         """Freeze it (SIGSTOP): it keeps its connections, and answers nothing."""
-        self._running().send(signal.SIGSTOP)
+        self._running().freeze()
 
     def resume(self) -> None:
         self._running().send(signal.SIGCONT)
