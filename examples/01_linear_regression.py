@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 
 import torch
+from safetensors.torch import load_file
 from sklearn.datasets import load_diabetes
 from sklearn.linear_model import LinearRegression
 from sklearn.metrics import r2_score
@@ -51,7 +52,7 @@ def main() -> None:
                             passes=10 if options.small else options.passes)
     result = job.run()
 
-    state = graphft.load_state(result.model)
+    state = load_file(result.model)
     prediction = torch.addmm(state["bias"], x, state["weight"])
     closed_form = LinearRegression().fit(x.numpy(), y.numpy())
     print(f"R2     {r2_score(y, prediction):.4f}  this program\n"
