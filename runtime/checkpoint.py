@@ -6,6 +6,9 @@
 
 Every file is written under a temporary name, fsynced and renamed. Which checkpoint is *committed* is decided in
 etcd (`runtime.commit`); what lies here is only what a commit may name. No pickle: safetensors and JSON.
+
+A manifest is checked against the sizes of its files, a part against its checksum when it is read: whoever finds a
+checkpoint damaged uses the one before.
 """
 
 from __future__ import annotations
@@ -16,16 +19,21 @@ import os
 import re
 import shutil
 import uuid
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors import safe_open
+from safetensors.torch import save
 from torch import Tensor
 
 from graphft.errors import GraphftError
 
 _DIRECTORY = re.compile(r"step-(\d+)\.g(\d+)")
+_OLDER = "an older checkpoint is used instead"
 
 
 class DamagedCheckpoint(GraphftError):
@@ -61,7 +69,7 @@ class Manifest:
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Manifest:
-        parts = tuple(Part(**p) for p in data["parts"])
+        parts = tuple(Part(int(p["shard"]), str(p["file"]), str(p["sha256"]), int(p["bytes"])) for p in data["parts"])
         return Manifest(int(data["generation"]), int(data["step"]), str(data["program"]), parts, dict(data["meta"]))
 
 
@@ -78,9 +86,7 @@ class CheckpointStore:
     def write_part(self, generation: int, step: int, shard: int, shards: int, tensors: Mapping[str, Tensor],
                    ledger: str = "") -> Part:
         """Writes one shard's file and returns its record. Safe to call again: the same content replaces itself."""
-        from safetensors.torch import save
-
-        data = save(dict(tensors), metadata={"ledger": ledger, "generation": str(generation), "step": str(step)})
+        data = to_bytes(tensors, {"ledger": ledger, "generation": str(generation), "step": str(step)})
         name = f"{directory_name(generation, step)}/shard-{shard}-of-{shards}.safetensors"
         write_atomically(self.root / name, data)
         return Part(shard, name, hashlib.sha256(data).hexdigest(), len(data))
@@ -96,18 +102,20 @@ class CheckpointStore:
             manifest = Manifest.from_json(json.loads(path.read_bytes()))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DamagedCheckpoint(f"checkpoint {path.parent} has no usable manifest: {error}", rule="checkpoint",
-                                    help="an older checkpoint is used instead; delete this folder") from error
+                                    help=f"{_OLDER}; delete this folder") from error
+        if manifest.directory != directory:
+            raise DamagedCheckpoint(f"{path} is the manifest of {manifest.directory}", rule="checkpoint",
+                                    help=f"{_OLDER}; give the folder its name back")
         for part in manifest.parts:
-            size = (self.root / part.file).stat().st_size if (self.root / part.file).exists() else -1
+            size = _size(self.root / part.file)
             if size != part.bytes:
-                raise DamagedCheckpoint(f"{self.root / part.file}: expected {part.bytes} bytes, found {max(size, 0)}",
-                                        rule="checkpoint", help="an older checkpoint is used instead")
+                found = "it is missing" if size is None else f"found {size}"
+                raise DamagedCheckpoint(f"{self.root / part.file}: expected {part.bytes} bytes, {found}",
+                                        rule="checkpoint", help=_OLDER)
         return manifest
 
     def read_part(self, manifest: Manifest, shard: int) -> tuple[dict[str, Tensor], str]:
         """One shard's tensors and ledger, after checking the file's checksum. Raises DamagedCheckpoint."""
-        from safetensors import safe_open
-
         part = next((p for p in manifest.parts if p.shard == shard), None)
         if part is None:
             raise DamagedCheckpoint(f"checkpoint {manifest.directory} has no part of shard {shard}", rule="checkpoint",
@@ -115,14 +123,13 @@ class CheckpointStore:
         path = self.root / part.file
         try:
             found = _sha256(path)
+            if found != part.sha256:
+                raise DamagedCheckpoint(f"{path}: its checksum is {found[:12]}..., the manifest says "
+                                        f"{part.sha256[:12]}...", rule="checkpoint", help=_OLDER)
+            with safe_open(path, framework="pt") as file:
+                return {k: file.get_tensor(k) for k in file.keys()}, file.metadata().get("ledger", "")  # noqa: SIM118
         except OSError as error:
-            raise DamagedCheckpoint(f"{path} cannot be read: {error}", rule="checkpoint",
-                                    help="an older checkpoint is used instead") from error
-        if found != part.sha256:
-            raise DamagedCheckpoint(f"{path}: its checksum is {found[:12]}..., the manifest says {part.sha256[:12]}...",
-                                    rule="checkpoint", help="an older checkpoint is used instead")
-        with safe_open(path, framework="pt") as file:
-            return {k: file.get_tensor(k) for k in file.keys()}, file.metadata().get("ledger", "")  # noqa: SIM118
+            raise DamagedCheckpoint(f"{path} cannot be read: {error}", rule="checkpoint", help=_OLDER) from error
 
     def manifests(self) -> list[Manifest]:
         """Usable checkpoints, newest (by step, then generation) first. Damaged ones are left out."""
@@ -134,17 +141,33 @@ class CheckpointStore:
                 continue
         return found
 
+    def latest_generation(self) -> int:
+        """The highest generation that has left anything here; -1 if none has."""
+        return max((_key(d)[1] for d in self._directories()), default=-1)
+
     def prune(self, keep: int, last_good: Manifest) -> None:
-        """Deletes checkpoints older than the newest `keep`, and leftovers; never `last_good` nor anything newer."""
+        """Deletes what is older than the newest `keep` usable checkpoints: older ones, and what crashes left behind.
+
+        Never `last_good`, nor anything of a later step or generation, which may be being written.
+        """
         kept = 0
         for directory in self._directories():
-            key = _key(directory)
-            if key >= (last_good.step, last_good.generation):
-                kept += key == (last_good.step, last_good.generation)
-            elif (self.root / directory / "manifest.json").exists() and kept < keep:
+            step, generation = _key(directory)
+            if (step, generation) == (last_good.step, last_good.generation):
+                kept += 1
+            elif step >= last_good.step or generation > last_good.generation:
+                continue
+            elif kept < keep and self._usable(directory):
                 kept += 1
             else:
                 shutil.rmtree(self.root / directory, ignore_errors=True)
+
+    def _usable(self, directory: str) -> bool:
+        try:
+            self.read_manifest(directory)
+        except DamagedCheckpoint:
+            return False
+        return True
 
     def _directories(self) -> list[str]:
         names = [p.name for p in self.root.iterdir()] if self.root.is_dir() else []
@@ -157,14 +180,32 @@ def _key(directory: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
 def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest() if hasattr(hashlib, "file_digest") else hashlib.sha256(
-            file.read()).hexdigest()
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def to_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
+    """The tensors as a safetensors file. Those that share memory (tied weights, views) are each written whole."""
+    storages = Counter(t.untyped_storage().data_ptr() for t in tensors.values())
+    own = {n: t.contiguous() if storages[t.untyped_storage().data_ptr()] == 1 else t.clone(
+        memory_format=torch.contiguous_format) for n, t in tensors.items()}
+    return save(own, metadata=dict(metadata) if metadata is not None else None)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Writes `path` so that it holds the old or the new content, whenever the machine stops."""
+    made = not path.parent.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
     try:
@@ -175,8 +216,13 @@ def write_atomically(path: Path, data: bytes) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY)
+    for directory in (path.parent, path.parent.parent) if made else (path.parent,):
+        _fsync(directory)
+
+
+def _fsync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
     try:
-        os.fsync(directory)
+        os.fsync(descriptor)
     finally:
-        os.close(directory)
+        os.close(descriptor)

@@ -14,8 +14,8 @@ import msgspec
 
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint import CheckpointStore, DamagedCheckpoint, Manifest, Part
-from graphft.runtime.etcd import absent, mod_is, put_op
-from graphft.runtime.etcd.model import KV, Compare, Store
+from graphft.runtime.etcd import absent, delete_op, mod_is, put_op
+from graphft.runtime.etcd.model import KV, Compare, Op, Store
 from graphft.runtime.keys import Keys
 
 
@@ -63,7 +63,7 @@ class Commits:
         """Records this shard's part; commits the checkpoint if it was the last one missing.
 
         Returns the manifest if the checkpoint is committed now (by whomever), None if parts are missing or the
-        generation has moved on (the checkpoint is then void).
+        generation has moved on (the checkpoint is then void). Raises EtcdError; it may be repeated then.
         """
         epoch_kv = self.etcd.get(self.keys.epoch)
         epoch = decode_epoch(epoch_kv)
@@ -88,12 +88,21 @@ class Commits:
             current = decode_committed(kv)
             if current is not None and current.step >= manifest.step:
                 return current == record
-            before = absent(self.keys.committed) if kv is None else mod_is(self.keys.committed, kv.mod_revision)
-            if self.etcd.txn([same_epoch, before], [put_op(self.keys.committed, msgspec.json.encode(record))]).ok:
+            before = mod_is(self.keys.committed, kv.mod_revision if kv is not None else 0)
+            put = put_op(self.keys.committed, msgspec.json.encode(record))
+            if self.etcd.txn([same_epoch, before], [put], token=self.keys.committed).ok:
                 return True
             epoch = self.etcd.get(self.keys.epoch)
             if epoch is None or mod_is(self.keys.epoch, epoch.mod_revision) != same_epoch:
                 return False
+
+    def forget_parts(self, manifest: Manifest) -> None:
+        """Deletes the records of parts of this checkpoint and of those before it, void ones included."""
+        root, limit = self.keys.all_parts, (manifest.generation, manifest.step)
+        for kv in self.etcd.range(root, keys_only=True).kvs:
+            generation, step = kv.key.removeprefix(root).split("/")[0].split("-")
+            if (int(generation), int(step)) <= limit:
+                self.etcd.delete(kv.key)
 
     # -- starting and going back --------------------------------------------------------------------------------
 
@@ -111,9 +120,11 @@ class Commits:
         if self.etcd.get(self.keys.epoch) is not None:
             return
         newest = next((m for m in self.store.manifests() if m.program == self.program), None)
-        epoch, ops = Epoch(reason="start"), []
+        # Never a generation again that has written files here, committed or not.
+        generation = self.store.latest_generation() + 1
+        epoch, ops = Epoch(generation, reason="start"), []
         if newest is not None:
-            epoch = Epoch(newest.generation + 1, newest.step, newest.directory, "etcd is new; checkpoint found on disk")
+            epoch = Epoch(generation, newest.step, newest.directory, "etcd is new; checkpoint found on disk")
             record = Committed(newest.generation, newest.step, newest.directory)
             ops = [put_op(self.keys.committed, msgspec.json.encode(record))]
         self.etcd.txn([absent(self.keys.epoch)], [put_op(self.keys.epoch, msgspec.json.encode(epoch)), *ops],
@@ -124,23 +135,33 @@ class Commits:
 
         Returns the epoch that holds afterwards: ours, or the one that somebody else raised meanwhile.
         """
-        epoch_kv, committed_kv = self.etcd.get(self.keys.epoch), self.etcd.get(self.keys.committed)
-        epoch, committed = decode_epoch(epoch_kv), decode_committed(committed_kv)
-        assert epoch_kv is not None and epoch is not None
-        target = self._usable(committed, below)
-        raised = Epoch(epoch.generation + 1, target.step if target else 0, target.directory if target else "", reason)
-        ops = [put_op(self.keys.epoch, msgspec.json.encode(raised))]
-        if committed is not None and target is not None and target.directory != committed.checkpoint:
-            record = Committed(target.generation, target.step, target.directory)
-            ops.append(put_op(self.keys.committed, msgspec.json.encode(record)))
-        compare = [mod_is(self.keys.epoch, epoch_kv.mod_revision),
-                   absent(self.keys.committed) if committed_kv is None
-                   else mod_is(self.keys.committed, committed_kv.mod_revision)]
-        if self.etcd.txn(compare, ops).ok:
-            return raised
-        now = decode_epoch(self.etcd.get(self.keys.epoch))
-        assert now is not None
-        return now if now.generation > epoch.generation else self.rollback(reason, below=below)
+        while True:
+            epoch_kv, committed_kv = self.etcd.get(self.keys.epoch), self.etcd.get(self.keys.committed)
+            epoch, committed = decode_epoch(epoch_kv), decode_committed(committed_kv)
+            assert epoch_kv is not None
+            assert epoch is not None
+            target = self._usable(committed, below)
+            step, checkpoint = (target.step, target.directory) if target is not None else (0, "")
+            raised = Epoch(epoch.generation + 1, step, checkpoint, reason)
+            ops = [put_op(self.keys.epoch, msgspec.json.encode(raised)), *self._lower(committed, target)]
+            compare = [mod_is(self.keys.epoch, epoch_kv.mod_revision),
+                       mod_is(self.keys.committed, committed_kv.mod_revision if committed_kv else 0)]
+            # Of two shards that write the very same record, either may take the other's for its own: no harm.
+            if self.etcd.txn(compare, ops, token=self.keys.epoch).ok:
+                return raised
+            now = decode_epoch(self.etcd.get(self.keys.epoch))
+            assert now is not None
+            if now.generation > epoch.generation:
+                return now
+
+    def _lower(self, committed: Committed | None, target: Manifest | None) -> list[Op]:
+        """What makes `target` the newest committed checkpoint: later steps are to be committed once more."""
+        if committed is None or (target is not None and target.directory == committed.checkpoint):
+            return []
+        if target is None:
+            return [delete_op(self.keys.committed)]
+        record = Committed(target.generation, target.step, target.directory)
+        return [put_op(self.keys.committed, msgspec.json.encode(record))]
 
     def _usable(self, committed: Committed | None, below: int | None) -> Manifest | None:
         """The committed checkpoint's manifest, or the newest older one on disk that is whole."""

@@ -38,7 +38,8 @@ def render(status: JobStatus) -> Group:
     for column in ("role", "process", "at", "slots", ""):
         table.add_column(column)
     for index, shard in status.pservers.items():
-        table.add_row(f"pserver {index}", f"{shard['host']}:{shard['pid']}", f"version {shard.get('version', '-')}", "", "")
+        at = f"version {shard.get('version', '-')}"
+        table.add_row(f"pserver {index}", f"{shard['host']}:{shard['pid']}", at, "", "")
     for name, trainer in status.trainers.items():
         slots = ", ".join(str(v) for v, holder in status.slots.items() if holder == name)
         rate = f"{trainer.get('samples_per_second', 0):,.0f} samples/s"
@@ -57,8 +58,10 @@ class Display:
     """Shows statuses as they come. On a terminal a live panel; else a line each 5 s, and each event once."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self.console = Console(file=stream, highlight=False)
-        self._live = Live(console=self.console, refresh_per_second=4, transient=True) if self.console.is_terminal else None
+        # Texts of events are not ours to mark up: "[pserver 0]" would be taken for a style.
+        self.console = Console(file=stream, highlight=False, markup=False, emoji=False)
+        live = self.console.is_terminal
+        self._live = Live(console=self.console, refresh_per_second=4, transient=True) if live else None
         self._shown: set[tuple[float, str]] = set()
         self._next_line = 0.0
         if self._live is not None:
@@ -74,7 +77,7 @@ class Display:
             self.console.print(format_line(status), soft_wrap=True)
 
     def close(self, status: JobStatus | None) -> None:
-        """Leaves the events on the screen."""
+        """Leaves the events, and the last line, on the screen. Repeatable."""
         if self._live is not None:
             self._live.stop()
         if status is not None:

@@ -13,7 +13,8 @@ from graphft.runtime.etcd.model import Store
 from graphft.runtime.keys import Keys
 
 KEEP = 500
-"""So many events stay in etcd; each process's log file has all of its own."""
+"""About so many events stay in etcd; each process's log file has all of its own."""
+PRUNE_EVERY = 50
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -39,19 +40,20 @@ class Events:
         self._count += 1
         try:
             key = f"{self.keys.events}{time.time_ns():020d}-{self.who.replace(' ', '-')}-{self._count}"
-            self.etcd.put(key, msgspec.json.encode(event), deadline=1.0)
-            if self._count % 50 == 0:
+            self.etcd.put(key, msgspec.json.encode(event, enc_hook=str), deadline=1.0)
+            if self._count % PRUNE_EVERY == 1:  # and hence by processes, too, that die young and start again
                 self._prune()
         except EtcdError as error:
             self.log.warning("event not recorded in etcd: %s", error.message)
 
     def _prune(self) -> None:
-        kvs = self.etcd.range(self.keys.events, keys_only=True).kvs
+        kvs = self.etcd.range(self.keys.events, keys_only=True, deadline=1.0).kvs
         for start in range(0, max(len(kvs) - KEEP, 0), 100):
             batch = kvs[start : min(start + 100, len(kvs) - KEEP)]
-            self.etcd.txn([], [delete_op(kv.key) for kv in batch])
+            self.etcd.txn([], [delete_op(kv.key) for kv in batch], deadline=1.0)
 
 
-def read_events(etcd: Store, keys: Keys) -> list[tuple[str, Event]]:
+def read_events(etcd: Store, keys: Keys, deadline: float | None = None) -> list[tuple[str, Event]]:
     """(key, event) of the events that are kept, oldest first."""
-    return [(kv.key, msgspec.json.decode(kv.value, type=Event)) for kv in etcd.range(keys.events).kvs]
+    kvs = etcd.range(keys.events, deadline=deadline).kvs
+    return [(kv.key, msgspec.json.decode(kv.value, type=Event)) for kv in kvs]

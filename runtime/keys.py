@@ -79,8 +79,13 @@ class Keys:
         """The newest committed checkpoint: {generation, step, path}."""
         return f"/{self.job}/checkpoint"
 
+    @property
+    def all_parts(self) -> str:
+        """The parts of checkpoints that are not committed yet."""
+        return f"/{self.job}.parts/"
+
     def parts(self, generation: int, step: int) -> str:
-        return f"/{self.job}.parts/{generation}-{step}/"
+        return f"{self.all_parts}{generation}-{step}/"
 
     def queue(self, pass_index: int) -> str:
         return f"/{self.job}.queue/{pass_index}/"

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from graphft.errors import GraphftError
 from graphft.ir import grad_name
 from graphft.runtime.protocol.rounds import Contribution
 from graphft.runtime.transport.buffers import as_tensor, byte_view
@@ -56,7 +57,7 @@ class ShardMemory:
         self._published: dict[int, list[_Published]] = {}
 
     def make_bucket(self, index: int, names: Sequence[str], reduce: str) -> None:
-        """Lays the variables out in one flat buffer; the scope then holds views of it, and of its sum as `<name>@GRAD`."""
+        """Lays the variables out in one flat buffer; the scope then holds views of it, and of its sum (`<name>@GRAD`)."""
         values = [self.scope[n] for n in names]
         flat = torch.cat([v.reshape(-1) for v in values]).contiguous()
         bucket = Bucket(index, reduce, tuple(names), flat, torch.zeros_like(flat))
@@ -116,7 +117,16 @@ class ShardMemory:
 
     @torch.no_grad()
     def restore(self, values: Mapping[str, Tensor]) -> None:
-        """Writes the values into the scope's tensors, in place (they are views of the buckets)."""
+        """Writes the values into the scope's tensors, in place (they are views of the buckets).
+
+        Raises GraphftError, changing nothing, for a value that the scope does not have, or has otherwise.
+        """
+        for name, value in values.items():
+            found = self.scope.get(name)
+            if found is None or (found.shape, found.dtype) != (value.shape, value.dtype):
+                here = "nothing" if found is None else f"{found.dtype} {list(found.shape)}"
+                raise GraphftError(f"%{name} is restored as {value.dtype} {list(value.shape)}, but this shard has {here}",
+                                   rule="restore", help="use the job directory that the checkpoint was written with")
         for name, value in values.items():
             self.scope[name].copy_(value)
 

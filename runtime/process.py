@@ -39,8 +39,10 @@ def was_preempted(status: int) -> bool:
 def describe_exit(status: int) -> str:
     """An exit status in words."""
     if status < 0:
-        return f"killed by {signal.Signals(-status).name}"
-    return {EXIT_OK: "done", EXIT_USAGE: "wrong usage", EXIT_LEASE_LOST: "lease lost"}.get(status, f"exit status {status}")
+        named = [s.name for s in signal.Signals if s == -status]
+        return f"killed by {named[0] if named else f'signal {-status}'}"
+    known = {EXIT_OK: "done", EXIT_USAGE: "wrong usage", EXIT_LEASE_LOST: "lease lost"}
+    return known.get(status, f"exit status {status}")
 
 
 def start_role(arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:

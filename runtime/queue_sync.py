@@ -82,6 +82,7 @@ class PlanQueue:
         self.claims: dict[int, Claim] = {}
         self._discarded: dict[int, set[int]] = {}
         self._seen: dict[str, tuple[int, float]] = {}
+        self._closed = False
 
     # -- QueuePort ----------------------------------------------------------------------------------------------
 
@@ -171,6 +172,13 @@ class PlanQueue:
                                            f"{work.step} on: it failed {failures} times in a row ({reason})",
                                  chunk=located.chunk, pass_index=located.pass_index)
 
+    def complete_job(self) -> None:
+        """The last step is applied: every chunk of the last pass that is not poison is done. Once."""
+        self.claims.clear()
+        if self.records and not self._closed:
+            self._closed = True
+            self.trainer.patiently(lambda: self._close(self.plan.passes - 1))
+
     # -- transactions -------------------------------------------------------------------------------------------
 
     def _claim(self, slot: int, located: Located) -> Claim:
@@ -256,9 +264,20 @@ class PlanQueue:
             finally:
                 etcd.txn([value_is(lock, self.trainer.id.encode())], [delete_op(lock)])
 
+    def _close(self, index: int) -> None:
+        """A pass is over: what its plan has is applied, so records that a dead trainer left are completed for it."""
+        prefix = self.keys.queue(index)
+        for kv in self.trainer.etcd.range(f"{prefix}todo/", keys_only=True).kvs:
+            chunk = kv.key.rsplit("/", 1)[1]
+            self.trainer.etcd.txn([mod_is(kv.key, kv.mod_revision)],
+                                  [delete_op(kv.key), delete_op(f"{prefix}pending/{chunk}"),
+                                   put_op(f"{prefix}done/{chunk}", b"0")])
+
     def _make_records(self, index: int, marker: KV | None) -> None:
         """Writes what is missing of the pass. Every write compares the marker: whoever is late changes nothing."""
         etcd, prefix, key = self.trainer.etcd, self.keys.queue(index), self.keys.pass_
+        if index > 0 and self.trainer.comm.lowest() >= self.plan.start_steps[index]:
+            self._close(index - 1)
         same = mod_is(key, marker.mod_revision if marker is not None else 0)
         there = {int(kv.key.rsplit("/", 1)[1]) for kv in etcd.range(prefix, keys_only=True).kvs}
         chunks = [c for c in range(len(self.plan.records)) if self.plan.batches[c]]

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from graphft.runtime.checkpoint import write_atomically
-from graphft.runtime.commit import Committed, Commits
+from graphft.runtime.checkpoint import DamagedCheckpoint, to_bytes, write_atomically
+from graphft.runtime.commit import Commits, Committed, decode_committed
 from graphft.runtime.etcd import EtcdError, put_op, value_is
 from graphft.runtime.events import Events
 
@@ -52,7 +52,7 @@ class Saver:
         self._queue.put(_Snapshot(generation, step, values, ledger, keep))
 
     def finish(self, committed: Committed) -> None:
-        """Writes the trained model from the final checkpoint and completes the job. Once; repeats do nothing."""
+        """Writes the trained model from the final checkpoint and completes the job. Repeats meanwhile do nothing."""
         if not self._finishing:
             self._finishing = True
             self._queue.put(committed)
@@ -88,28 +88,28 @@ class Saver:
         if manifest is not None:
             self.events.log.info("checkpoint of step %d is committed", item.step)
             commits.store.prune(item.keep, manifest)
-            commits.etcd.delete_prefix(commits.keys.parts(item.generation, item.step))
+            commits.forget_parts(manifest)
 
     def _finish(self, committed: Committed) -> None:
-        from safetensors.torch import save
-
         from graphft.transpiler.assemble import assemble
 
-        manifest = self.commits.store.read_manifest(committed.checkpoint)
-        shards = [self.commits.store.read_part(manifest, i)[0] for i in range(self.commits.shards)]
+        commits = self.commits
+        try:
+            manifest = commits.store.read_manifest(committed.checkpoint)
+            shards = [commits.store.read_part(manifest, i)[0] for i in range(commits.shards)]
+        except DamagedCheckpoint as error:
+            self._redo(committed, error)
+            return
         model = self.job_dir / "model.safetensors"
-        state = {k: v.contiguous() for k, v in assemble(self.job.trainer_program(), shards).items()}
-        write_atomically(model, save(_unshared(state)))
-        self.events.emit("complete", f"the model is in {model}", path=str(model))
-        state_key = self.commits.keys.state
-        self.commits.etcd.txn([value_is(state_key, b"running")], [put_op(state_key, b"complete")])
+        write_atomically(model, to_bytes(assemble(self.job.trainer_program(), shards)))
+        state = commits.keys.state
+        if commits.etcd.txn([value_is(state, b"running")], [put_op(state, b"complete")], token=state).ok:
+            self.events.emit("complete", f"the model is in {model}", path=str(model))
 
-
-def _unshared(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tied weights have several names for one storage; safetensors wants each to be its own."""
-    seen: set[int] = set()
-    result = {}
-    for name, value in state.items():
-        result[name] = value.clone() if value.data_ptr() in seen else value
-        seen.add(value.data_ptr())
-    return result
+    def _redo(self, committed: Committed, error: DamagedCheckpoint) -> None:
+        """The final checkpoint cannot be read: everyone goes back to one that can, and trains to the end again."""
+        if decode_committed(self.commits.etcd.get(self.commits.keys.committed)) == committed:
+            epoch = self.commits.rollback("the final checkpoint is damaged", below=committed.step)
+            self.events.emit("damaged-checkpoint", f"the final checkpoint is damaged, going back to step {epoch.step}: "
+                                                   f"{error.message}", step=epoch.step)
+        self._finishing = False

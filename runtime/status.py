@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -13,6 +14,8 @@ from graphft.runtime.commit import decode_committed, decode_epoch
 from graphft.runtime.etcd.model import Store
 from graphft.runtime.events import Event, read_events
 from graphft.runtime.keys import Keys
+
+_SPEC = re.compile(r"/([A-Za-z0-9_-]{1,64})/spec")
 
 
 class JobSpec(msgspec.Struct, frozen=True):
@@ -49,7 +52,7 @@ class ShardStatus(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class JobStatus:
-    """One look at a job."""
+    """One look at a job. `step` is the lowest version among the live shards; without any, what was committed last."""
 
     job: str
     state: str
@@ -82,32 +85,37 @@ class JobStatus:
 
 def list_jobs(etcd: Store) -> list[str]:
     """Names of the jobs that this etcd knows."""
-    names = {kv.key.split("/")[1] for kv in etcd.range("/", keys_only=True).kvs if kv.key.endswith("/spec")}
-    return sorted(names)
+    found = (_SPEC.fullmatch(kv.key) for kv in etcd.range("/", keys_only=True).kvs)
+    return sorted(match[1] for match in found if match is not None)
 
 
-def read_status(etcd: Store, keys: Keys) -> JobStatus:
-    """Raises GraphftError when etcd knows no such job."""
-    control = {kv.key: kv for kv in etcd.range(keys.control).kvs}
+def read_status(etcd: Store, keys: Keys, deadline: float | None = None) -> JobStatus:
+    """One look, in a few reads of at most `deadline` seconds each.
+
+    Raises GraphftError when etcd knows no such job, EtcdUnreachable when it does not answer.
+    """
+    control = {kv.key: kv for kv in etcd.range(keys.control, deadline=deadline).kvs}
     if keys.spec not in control:
         known = ", ".join(list_jobs(etcd)) or "none"
         raise GraphftError(f"etcd knows no job named {keys.job}", rule="unknown-job",
                            help=f"jobs that it knows: {known}")
     spec = json.loads(control[keys.spec].value)
     epoch, committed = decode_epoch(control.get(keys.epoch)), decode_committed(control.get(keys.committed))
-    reports = {kv.key: json.loads(kv.value) for kv in etcd.range(keys.status).kvs}
+    reports = {kv.key: json.loads(kv.value) for kv in etcd.range(keys.status, deadline=deadline).kvs}
     pservers = _members(control, keys.pservers, reports, f"{keys.status}pserver/")
     trainers = _members(control, keys.trainers, reports, f"{keys.status}trainer/")
     slots = {int(k.removeprefix(keys.slots)): kv.value.decode() for k, kv in control.items()
              if k.startswith(keys.slots)}
     versions = [p["version"] for p in pservers.values() if "version" in p]
+    saved = committed.step if committed is not None else None
     pass_index = json.loads(control[keys.pass_].value)["pass"] if keys.pass_ in control else 0
     return JobStatus(
         keys.job, control[keys.state].value.decode() if keys.state in control else "running", spec,
-        epoch.generation if epoch else 0, pass_index, min(versions, default=0), committed.step if committed else None,
-        {int(k): v for k, v in sorted(pservers.items(), key=lambda kv: int(kv[0]))}, trainers, dict(sorted(slots.items())),
-        {name: etcd.count(f"{keys.queue(pass_index)}{name}/") for name in ("todo", "pending", "done", "failed")},
-        [event for _, event in read_events(etcd, keys)])
+        epoch.generation if epoch else 0, pass_index, min(versions, default=saved or 0), saved,
+        {int(k): v for k, v in sorted(pservers.items(), key=lambda kv: int(kv[0]))}, trainers,
+        dict(sorted(slots.items())), {name: etcd.count(f"{keys.queue(pass_index)}{name}/", deadline=deadline)
+                                      for name in ("todo", "pending", "done", "failed")},
+        [event for _, event in read_events(etcd, keys, deadline)])
 
 
 def _members(control: dict[str, Any], prefix: str, reports: dict[str, Any], reported: str) -> dict[str, dict[str, Any]]:

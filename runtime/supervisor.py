@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import signal
 import socket
 import subprocess
 import threading
@@ -12,16 +13,22 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from graphft.runtime.etcd import Etcd, EtcdError, Watch
+from graphft.runtime.etcd import Etcd, EtcdError
 from graphft.runtime.events import Events
 from graphft.runtime.keys import Keys
 from graphft.runtime.process import EXIT_OK, EXIT_USAGE, describe_exit, start_role, was_preempted
-from graphft.runtime.view import JobView, read_view
+from graphft.runtime.view import JobView, Registration, read_view
 
 log = logging.getLogger("graphft")
 
 BACKOFF_SECONDS = 0.25
 BACKOFF_LIMIT = 10.0
+QUICK_FAILURE_SECONDS = 30.0
+"""Failures after less than this are in a row: each doubles the delay before the next start."""
+QUICK_PREEMPTION_SECONDS = 5.0
+"""So are preemptions: a process that is killed whenever it starts (out of memory, say) must not burn the machine."""
+ETCD_SECONDS = 2.0
+"""So long etcd may keep this process from looking after its children."""
 
 
 @dataclass(slots=True)
@@ -67,12 +74,12 @@ class Supervisor:
         self.children: dict[tuple[str, int], Child] = {}
         self.events = Events(etcd, keys, "launcher")
         self.report = Report()
-        self._watch = Watch(etcd, keys.control)
         self._exits: queue.Queue[tuple[Child, subprocess.Popen[bytes], int]] = queue.Queue()
 
     @property
     def view(self) -> JobView:
-        return read_view(self.keys, self._watch.snapshot().values())
+        """The job's control records now. Raises EtcdUnreachable."""
+        return read_view(self.keys, self.etcd.range(self.keys.control, deadline=ETCD_SECONDS).kvs)
 
     def add(self, role: str, index: int) -> Child:
         """Starts one more role."""
@@ -106,12 +113,13 @@ class Supervisor:
         return all(c.done for c in self.children.values())
 
     def stop(self, grace: float = 10.0) -> None:
-        """Ends all children: SIGTERM, then SIGKILL after `grace` seconds."""
+        """Ends all children, stopped ones too: SIGTERM, then SIGKILL after `grace` seconds."""
         running = [c.process for c in self.children.values() if c.process is not None and c.process.poll() is None]
         for child in self.children.values():
             child.restart_at = None
         for process in running:
             process.terminate()
+            process.send_signal(signal.SIGCONT)
         deadline = time.monotonic() + grace
         for process in running:
             try:
@@ -122,7 +130,6 @@ class Supervisor:
 
     def close(self) -> None:
         self.stop(grace=2.0)
-        self._watch.close()
 
     # -- one child ----------------------------------------------------------------------------------------------
 
@@ -139,13 +146,14 @@ class Supervisor:
         if status == EXIT_OK:
             child.done = True
             return
-        self._revoke(process.pid)
-        what = describe_exit(status)
-        if was_preempted(status):
+        self._revoke(child, process.pid)
+        what, preempted = describe_exit(status), was_preempted(status)
+        if preempted:
             child.preemptions += 1
         else:
             child.failures += 1
-        child.in_a_row = child.in_a_row + 1 if time.monotonic() - child.started_at < 30 else 1
+        quick = QUICK_PREEMPTION_SECONDS if preempted else QUICK_FAILURE_SECONDS
+        child.in_a_row = child.in_a_row + 1 if time.monotonic() - child.started_at < quick else 1
         self.report.failures[child.name], self.report.preemptions[child.name] = child.failures, child.preemptions
         if not self.restart:
             self._give_up(child, f"{child.name} died ({what}), and the job has no fault tolerance (ft=False)")
@@ -154,8 +162,8 @@ class Supervisor:
         elif child.failures > self.max_restarts:
             self._give_up(child, f"{child.name} failed {child.failures} times, --max-restarts is {self.max_restarts}")
         else:
-            delay = 0.0 if was_preempted(status) and child.in_a_row == 1 else min(
-                BACKOFF_SECONDS * 2 ** (child.in_a_row - 1), BACKOFF_LIMIT)
+            delay = 0.0 if preempted and child.in_a_row == 1 else min(
+                BACKOFF_SECONDS * 2 ** min(child.in_a_row - 1, 10), BACKOFF_LIMIT)
             child.restart_at = time.monotonic() + delay
             self.events.emit("died", f"{child.name} died ({what}), starting it again",
                              role=child.role, index=child.index, status=status)
@@ -171,12 +179,20 @@ class Supervisor:
         text = path.read_text(errors="replace").splitlines() if path.exists() else []
         return "\n".join([f"last lines of {path}:", *("  " + t for t in text[-lines:])]) if text else ""
 
-    def _revoke(self, pid: int) -> None:
+    def _revoke(self, child: Child, pid: int) -> None:
         """Revokes the lease of the dead process, so that its slots and chunks are free at once."""
-        view, host = self.view, socket.gethostname()
-        for record in [*view.pservers.values(), *view.trainers.values()]:
-            if record.pid == pid and record.host == host and view.leases.get(record.id):
-                try:
-                    self.etcd.lease_revoke(view.leases[record.id])
-                except EtcdError as error:
-                    log.warning("cannot revoke the lease of process %d: %s", pid, error.message)
+        try:
+            view = self.view
+            for record in _registrations(view, child):
+                lease = view.leases[record.id]
+                if (record.pid, record.host) == (pid, socket.gethostname()) and lease:
+                    self.etcd.lease_revoke(lease, deadline=ETCD_SECONDS)
+        except EtcdError as error:
+            log.warning("cannot revoke the lease of %s, it ends by itself: %s", child.name, error.message)
+
+
+def _registrations(view: JobView, child: Child) -> list[Registration]:
+    """What processes of this role have registered; ids begin with the index."""
+    if child.role == "pserver":
+        return [record for index, record in view.pservers.items() if index == child.index]
+    return [record for name, record in view.trainers.items() if name.startswith(f"{child.index}-")]

@@ -111,10 +111,8 @@ class SyncComm:
                 self.transport.connect(event.shard, self._addresses[event.shard])
             elif isinstance(event, ShardDown):
                 self.transport.disconnect(event.shard)
-            if self.machine is None:
-                self.trainer.control.appendleft(event)  # nothing is to be done before the job has an epoch
-                return
-            self._do(event)
+            if self.machine is not None:  # the job's first epoch comes before everything else
+                self._do(event)
 
     def _do(self, event: Any) -> None:
         assert self.machine is not None
@@ -152,6 +150,11 @@ class SyncComm:
                 self.transport.connect(shard, self._addresses[shard])
                 self._do(ShardDown(shard))
                 self._do(ShardUp(shard, incarnation))
+
+    @property
+    def finished(self) -> bool:
+        """Whether every shard has the job's last version."""
+        return self.machine is not None and self.machine.finished
 
     def lowest(self) -> int:
         """The lowest version among the shards; -1 while that is not known."""

@@ -79,7 +79,6 @@ class Trainer(Role):
             self.run_block("init")
             self.watch()
             self._loop()
-            self.queue.complete_chunks()
         finally:
             self.prefetcher.close()
             self.close()
@@ -105,6 +104,8 @@ class Trainer(Role):
                 return
             work = self.comm.begin()
             if work is None:
+                if self.comm.finished:
+                    self.queue.complete_job()
                 self.comm.pump(IDLE_SECONDS)
             else:
                 self._step(work)
@@ -170,8 +171,10 @@ class Trainer(Role):
 
     def watch(self) -> None:
         """Turns what changed in etcd into events of the protocol, for the main thread to take in."""
-        view = self.view
-        with self._claiming:
+        with self._claiming:  # the main thread calls this too: views must be taken in in order
+            view = self.view
+            if view.epoch is None:
+                return  # the first pserver makes it; nothing can be done before
             before, self._known = self._known, view
             self._addresses = {record.id: record.address for record in view.pservers.values()} | self._addresses
             self.control.extend(_changes(before, view, self.id))

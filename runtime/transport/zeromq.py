@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-import threading
-import time
+from collections.abc import Iterator
 
 import zmq
 
 from graphft.runtime.protocol.messages import Message, encode
-from graphft.runtime.transport.port import Limits
+from graphft.runtime.transport.port import Limits, Released, Sent
 
 
 class Tracked:
-    """The `Sent` of a frame that ZeroMQ reads in place. `handed_over` is called by the thread that owns the socket."""
+    """The `Sent` of a frame that ZeroMQ reads in place."""
 
-    __slots__ = ("_queued", "_tracker")
+    __slots__ = ("_tracker",)
 
-    def __init__(self) -> None:
-        self._queued = threading.Event()
-        self._tracker: zmq.MessageTracker | None = None
-
-    def handed_over(self, tracker: zmq.MessageTracker | None) -> None:
-        """`tracker` says when ZeroMQ lets go of the frame; None: it has no use of it (any more)."""
+    def __init__(self, tracker: zmq.MessageTracker) -> None:
         self._tracker = tracker
-        self._queued.set()
 
     @property
     def done(self) -> bool:
-        return self._queued.is_set() and (self._tracker is None or self._tracker.done)
+        return self._tracker.done
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        end = None if timeout_s is None else time.monotonic() + timeout_s
-        if not self._queued.wait(timeout_s):
-            return False
-        if self._tracker is None:
-            return True
         try:
-            self._tracker.wait(-1 if end is None else max(0.0, end - time.monotonic()))
+            self._tracker.wait(-1 if timeout_s is None else timeout_s)
         except zmq.NotDone:
             return False
         return True
@@ -62,30 +50,36 @@ def configure(socket: zmq.Socket, limits: Limits) -> None:
     socket.tcp_maxrt = int(limits.heartbeat_timeout * 1000)
 
 
-def send_message(
-    socket: zmq.Socket, message: Message, frame: memoryview | None, copy: bool | None
-) -> zmq.MessageTracker | None:
-    """Queues header and frame on the socket (after the routing part, if any). None: nothing of the frame is in use."""
+def send_message(socket: zmq.Socket, message: Message, frame: memoryview | None, copy: bool | None) -> Sent:
+    """Queues header and frame on the socket (after the routing part, if any)."""
     if frame is None:
         socket.send(encode(message), zmq.DONTWAIT)
-        return None
+        return Released()
     socket.send(encode(message), zmq.DONTWAIT | zmq.SNDMORE)
     if copy or (copy is None and frame.nbytes < socket.copy_threshold):
         socket.send(frame, zmq.DONTWAIT)
-        return None
+        return Released()
     # An explicit zmq.Frame: Socket.send(copy=False) would still copy below its threshold.
-    return socket.send(zmq.Frame(frame, track=True, copy=False), zmq.DONTWAIT, copy=False, track=True)
+    return Tracked(socket.send(zmq.Frame(frame, track=True, copy=False), zmq.DONTWAIT, copy=False, track=True))
 
 
-def receive_parts(socket: zmq.Socket, small: int) -> list[memoryview]:
-    """One whole message, without blocking; the first `small` parts are copied, the rest stays in ZeroMQ's memory.
+def readable(socket: zmq.Socket) -> bool:
+    """Whether a message is there. Only after a look like this may one wait for the socket's descriptor."""
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
-    Raises zmq.Again when nothing is there.
+
+def drain(socket: zmq.Socket, limit: int, small: int) -> Iterator[list[memoryview]]:
+    """The messages that are there, at most `limit`, in parts.
+
+    The first `small` parts of each are copied, the rest stays in ZeroMQ's memory.
     """
-    parts = [memoryview(socket.recv(zmq.DONTWAIT))]
-    while socket.rcvmore:
-        if len(parts) < small:
-            parts.append(memoryview(socket.recv(zmq.DONTWAIT)))
-        else:
-            parts.append(socket.recv(zmq.DONTWAIT, copy=False).buffer)
-    return parts
+    for _ in range(limit):
+        if not readable(socket):
+            return
+        parts = [memoryview(socket.recv(zmq.DONTWAIT))]
+        while socket.getsockopt(zmq.RCVMORE):
+            if len(parts) < small:
+                parts.append(memoryview(socket.recv(zmq.DONTWAIT)))
+            else:
+                parts.append(socket.recv(zmq.DONTWAIT, copy=False).buffer)
+        yield parts

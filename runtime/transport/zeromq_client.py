@@ -1,18 +1,19 @@
-"""A trainer's ZeroMQ sockets: one DEALER per shard, all owned by one communication thread.
+"""A trainer's ZeroMQ sockets: one DEALER per shard, behind a lock.
 
-Other threads hand it commands through a queue and an eventfd, so that sending overlaps computing: ZeroMQ and torch's
-kernels both run without the interpreter's lock.
+ZeroMQ's own thread is the communication thread: it writes and reads the network without the interpreter's lock while
+torch computes. `send` only hands it a pointer, and `receive` takes what it has put together, so a thread of ours in
+between would add nothing but two more switches per message.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
-import queue
+import select
 import threading
 import time
 from collections import Counter, deque
-from dataclasses import dataclass
 
 import zmq
 
@@ -22,31 +23,7 @@ from graphft.runtime.transport.address import split_endpoint
 from graphft.runtime.transport.port import Frame, Limits, Released, Reply, Sent
 from graphft.runtime.transport.waker import Waker
 from graphft.runtime.transport.wire import Malformed, accept, check_frame, count_sent
-from graphft.runtime.transport.zeromq import Tracked, configure, receive_parts, send_message
-
-
-@dataclass(frozen=True, slots=True)
-class _Connect:
-    shard: int
-    epoch: int
-    address: str | None
-    """None: only disconnect."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Send:
-    shard: int
-    message: Message
-    frame: memoryview | None
-    copy: bool | None
-    sent: Tracked | None
-
-
-class _Link:
-    """One connection: the socket, and which of the connects to its shard it belongs to."""
-
-    def __init__(self, shard: int, epoch: int, socket: zmq.Socket) -> None:
-        self.shard, self.epoch, self.socket = shard, epoch, socket
+from graphft.runtime.transport.zeromq import configure, drain, readable, send_message
 
 
 class ZmqClient:
@@ -57,161 +34,125 @@ class ZmqClient:
         self._identity = identity
         self._limits = limits or Limits()
         self._context = zmq.Context(io_threads=1)
+        self._lock = threading.Lock()
+        """Guards everything below; held for microseconds, never while waiting."""
+        self._links: dict[int, zmq.Socket] = {}
+        self._inbox: deque[Reply] = deque()
+        self._wakes = 0
+        self._waiting = False
+        self._closed = False
         self._waker = Waker()
-        self._commands: deque[_Connect | _Send] = deque()
-        self._inbox: queue.SimpleQueue[tuple[int, Reply] | None] = queue.SimpleQueue()
-        self._epochs: dict[int, int] = {}
-        self._lock = threading.RLock()
-        """Guards the numbering of connects, and that no command is queued once the thread has ended."""
-        self._closing = False
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._main, name=f"transport {identity}", daemon=True)
-        self._thread.start()
-
-    # Called by any thread
+        self._poll = self._make_poll()
+        self._receiving = threading.Lock()
+        """Held by the one thread that receives."""
 
     def connect(self, shard: int, address: str) -> None:
         split_endpoint(address)
-        self._link(shard, address)
+        with self._lock:
+            self._check_open()
+            self._unlink(shard)
+            socket = self._context.socket(zmq.DEALER)
+            configure(socket, self._limits)
+            socket.ipv6 = True
+            socket.reconnect_ivl = 50
+            socket.reconnect_ivl_max = 1000
+            # One connection, one routing id: an answer to an earlier connection can never reach this one.
+            socket.routing_id = f"{self._identity}#{os.urandom(6).hex()}".encode()[-255:]
+            try:
+                socket.connect(address)
+            except zmq.ZMQError as e:
+                socket.close()
+                raise GraphftError(f"'{address}' is no address of a shard: {e.strerror}", rule="address",
+                                   help="see what the pserver registered in etcd; GRAPHFT_HOST sets its host") from e
+            self._links[shard] = socket
+            self._relinked()
 
     def disconnect(self, shard: int) -> None:
-        self._link(shard, None)
-
-    def _link(self, shard: int, address: str | None) -> None:
         with self._lock:
-            epoch = self._epochs[shard] = self._epochs.get(shard, 0) + 1
-            self._command(_Connect(shard, epoch, address))
+            self._unlink(shard)
+            self._relinked()
+
+    def _unlink(self, shard: int) -> None:
+        socket = self._links.pop(shard, None)
+        if socket is None:
+            return
+        socket.close(linger=0)
+        fresh = [r for r in self._inbox if r.shard != shard]
+        self.counters["stale"] += len(self._inbox) - len(fresh)
+        self._inbox = deque(fresh)
+
+    def _relinked(self) -> None:
+        self._poll = self._make_poll()
+        if self._waiting:
+            self._waker.wake()
+
+    def _make_poll(self) -> select.poll:
+        poll = select.poll()
+        poll.register(self._waker.fd, select.POLLIN)
+        for socket in self._links.values():
+            poll.register(socket.fileno(), select.POLLIN)
+        return poll
 
     def send(self, shard: int, message: Message, frame: Frame | None = None, *, copy: bool | None = None) -> Sent:
-        if frame is None:
-            self._command(_Send(shard, message, None, None, None))
-            return Released()
-        view = check_frame(frame, self._limits)
-        if copy or (copy is None and view.nbytes < self._limits.zero_copy_from):
-            # Copied here and now: the caller may change the frame as soon as this returns.
-            self._command(_Send(shard, message, memoryview(bytes(view)), None, None))
-            return Released()
-        sent = Tracked()
-        self._command(_Send(shard, message, view, False, sent))
-        return sent
-
-    def _command(self, command: _Connect | _Send) -> None:
+        view = None if frame is None else check_frame(frame, self._limits)
         with self._lock:
-            if self._closing:
-                raise self._ended()
-            self._commands.append(command)
-        self._waker.wake()
+            self._check_open()
+            socket = self._links.get(shard)
+            if socket is None:
+                self.counters["unroutable"] += 1
+                return Released()
+            sent = send_message(socket, message, view, copy)
+            count_sent(self.counters, view)
+            # Sending takes in ZeroMQ's notices; the thread that waits for them would not see them any more.
+            if self._waiting and readable(socket):
+                self._waker.wake()
+            return sent
 
     def receive(self, timeout_s: float | None) -> Reply | None:
         end = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            try:
-                item = self._inbox.get(timeout=None if end is None else max(0.0, end - time.monotonic()))
-            except queue.Empty:
-                return None
-            if item is None and not self._closing:
-                return None
-            if item is None:
-                self._inbox.put(None)  # for the next call
-                raise self._ended()
-            epoch, reply = item
-            if epoch == self._epochs.get(reply.shard):
-                return reply
-            self.counters["stale"] += 1
+        with self._receiving:
+            while True:
+                with self._lock:
+                    self._check_open()
+                    self._waiting = False
+                    reply = self._take()
+                    if reply is not None:
+                        return reply
+                    left = None if end is None else end - time.monotonic()
+                    if self._wakes or (left is not None and left <= 0):
+                        self._wakes = max(0, self._wakes - 1)
+                        return None
+                    self._waiting = True
+                    poll = self._poll
+                ready = poll.poll(None if left is None else math.ceil(left * 1000))
+                if any(fd == self._waker.fd for fd, _ in ready):
+                    self._waker.clear()
+
+    def _take(self) -> Reply | None:
+        if not self._inbox:
+            for shard, socket in self._links.items():
+                for parts in drain(socket, self._limits.poll_batch, small=1):
+                    with contextlib.suppress(Malformed):  # counted; a client answers nothing
+                        self._inbox.append(Reply(shard, *accept(parts, self._limits, self.counters)))
+        return self._inbox.popleft() if self._inbox else None
 
     def wake(self) -> None:
-        self._inbox.put(None)
+        with self._lock:
+            self._wakes += 1
+        self._waker.wake()
 
     def close(self) -> None:
         with self._lock:
-            self._closing = True
+            self._closed = True
+            for socket in self._links.values():
+                socket.close(linger=0)
+            self._links.clear()
         self._waker.wake()
-        self._thread.join()
+        with self._receiving:  # nobody waits any more
+            self._waker.close()
         self._context.term()
-        self._waker.close()
 
-    def _ended(self) -> GraphftError:
-        if self._failure is not None:
-            return GraphftError(f"the communication thread of {self._identity} failed: {self._failure!r}",
-                                rule="transport", help="restart this role; the traceback is in its log")
-        return GraphftError(f"the transport of {self._identity} is closed", rule="transport",
-                            help="send and connect before close()")
-
-    # The communication thread
-
-    def _main(self) -> None:
-        links: dict[int, _Link] = {}
-        poller = zmq.Poller()
-        poller.register(self._waker.fd, zmq.POLLIN)
-        try:
-            while not self._closing:
-                ready = dict(poller.poll())
-                for link in links.values():
-                    if link.socket in ready:
-                        self._drain(link)
-                if self._waker.fd in ready:
-                    self._waker.clear()
-                    self._run_commands(links, poller)
-        except BaseException as e:
-            self._failure = e
-            raise
-        finally:
-            self._end(links)
-
-    def _end(self, links: dict[int, _Link]) -> None:
-        with self._lock:
-            self._closing = True
-        for link in links.values():
-            link.socket.close(linger=0)
-        for command in self._commands:
-            self._drop(command)
-        self._inbox.put(None)
-
-    def _run_commands(self, links: dict[int, _Link], poller: zmq.Poller) -> None:
-        while self._commands:
-            command = self._commands.popleft()
-            if isinstance(command, _Connect):
-                self._relink(command, links, poller)
-            elif command.shard not in links:
-                self.counters["unroutable"] += 1
-                self._drop(command)
-            else:
-                self._transmit(command, links[command.shard].socket)
-
-    def _relink(self, command: _Connect, links: dict[int, _Link], poller: zmq.Poller) -> None:
-        old = links.pop(command.shard, None)
-        if old is not None:
-            poller.unregister(old.socket)
-            old.socket.close(linger=0)
-        if command.address is None:
-            return
-        socket = self._context.socket(zmq.DEALER)
-        configure(socket, self._limits)
-        socket.ipv6 = True
-        socket.reconnect_ivl = 50
-        socket.reconnect_ivl_max = 1000
-        # One connection, one routing id: an answer to an earlier connection can never reach this one.
-        socket.routing_id = f"{self._identity}#{os.urandom(6).hex()}".encode()[-255:]
-        socket.connect(command.address)
-        poller.register(socket, zmq.POLLIN)
-        links[command.shard] = _Link(command.shard, command.epoch, socket)
-
-    def _transmit(self, command: _Send, socket: zmq.Socket) -> None:
-        tracker = send_message(socket, command.message, command.frame, command.copy)
-        count_sent(self.counters, command.frame)
-        if command.sent is not None:
-            command.sent.handed_over(tracker)
-
-    def _drop(self, command: _Connect | _Send) -> None:
-        if isinstance(command, _Send) and command.sent is not None:
-            command.sent.handed_over(None)
-
-    def _drain(self, link: _Link) -> None:
-        for _ in range(self._limits.poll_batch):
-            try:
-                parts = receive_parts(link.socket, small=1)
-            except zmq.Again:
-                return
-            with contextlib.suppress(Malformed):  # counted; a client answers nothing
-                reply = Reply(link.shard, *accept(parts, self._limits, self.counters))
-                self._inbox.put((link.epoch, reply))
+    def _check_open(self) -> None:
+        if self._closed:
+            raise GraphftError(f"the transport of {self._identity} is closed", rule="transport",
+                               help="send, receive and connect before close()")

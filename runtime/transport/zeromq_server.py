@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import math
+import select
+import time
 from collections import Counter
 
 import zmq
@@ -14,7 +16,7 @@ from graphft.runtime.transport.address import WILDCARDS, advertise_host, endpoin
 from graphft.runtime.transport.port import Frame, Limits, Received, Released, Sent
 from graphft.runtime.transport.waker import Waker
 from graphft.runtime.transport.wire import Malformed, accept, check_frame, count_sent
-from graphft.runtime.transport.zeromq import Tracked, configure, receive_parts, send_message
+from graphft.runtime.transport.zeromq import configure, drain, send_message
 
 
 class ZmqServer:
@@ -30,9 +32,9 @@ class ZmqServer:
         # A client that reconnects before its old connection is known to be dead takes its place.
         self._socket.router_handover = True
         self._waker = Waker()
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._waker.fd, zmq.POLLIN)
+        self._poller = select.poll()
+        self._poller.register(self._socket.fileno(), select.POLLIN)
+        self._poller.register(self._waker.fd, select.POLLIN)
 
     def bind(self, host: str = "127.0.0.1", port: int = 0) -> str:
         # Only where asked for: with it, IPv4 addresses come back as IPv6 ones.
@@ -48,17 +50,21 @@ class ZmqServer:
         return bound
 
     def poll(self, timeout_s: float | None) -> list[Received]:
-        ready = dict(self._poller.poll(None if timeout_s is None else math.ceil(timeout_s * 1000)))
-        if self._waker.fd in ready:
-            self._waker.clear()
+        end = None if timeout_s is None else time.monotonic() + timeout_s
+        while True:
+            received = self._drain()
+            left = None if end is None else end - time.monotonic()
+            if received or (left is not None and left <= 0):
+                return received
+            ready = self._poller.poll(None if left is None else math.ceil(left * 1000))
+            if any(fd == self._waker.fd for fd, _ in ready):
+                self._waker.clear()
+                return self._drain()
+
+    def _drain(self) -> list[Received]:
         received: list[Received] = []
-        if self._socket in ready:
-            for _ in range(self._limits.poll_batch):
-                try:
-                    parts = receive_parts(self._socket, small=2)
-                except zmq.Again:
-                    break
-                self._take(parts, received)
+        for parts in drain(self._socket, self._limits.poll_batch, small=2):
+            self._take(parts, received)
         return received
 
     def _take(self, parts: list[memoryview], received: list[Received]) -> None:
@@ -78,9 +84,7 @@ class ZmqServer:
             self.counters["unroutable"] += 1
             return Released()
         count_sent(self.counters, view)
-        sent = Tracked()
-        sent.handed_over(send_message(self._socket, message, view, copy))
-        return sent
+        return send_message(self._socket, message, view, copy)
 
     def wake(self) -> None:
         self._waker.wake()
