@@ -55,20 +55,20 @@ def unreachable(block: Block, fetch: Iterable[str] = ()) -> list[int]:
     The program's `loss`, variables in the attributes of the program or a block, and those that another block reads,
     are reached.
     """
+    live = {i for i, op in enumerate(block.ops) if _lasts(op, block)}
+    if len(live) == len(block.ops):  # as in every optimize block, of which there may be many
+        return []
     wanted = set(fetch) | _read_elsewhere(block)
     classes = alias_classes(block)
     lasting = {classes(v.name) for v in block.program.variables.values() if v.kind is not Kind.TEMP or v.name in wanted}
-    live: set[int] = set()
-    for i, op in enumerate(block.ops):
-        definition = registry.get(op.type)
-        writes = registry.writes_of(op)
-        if definition is None or definition.effect or wanted.intersection(writes) or any(
-                classes(n) in lasting for n in memory_writes(op, block)):
-            live.add(i)
+    live.update(i for i, op in enumerate(block.ops) if wanted.intersection(registry.writes_of(op)) or any(
+        classes(n) in lasting for n in memory_writes(op, block)))
     graph = flow(def_use(block))
-    for root in list(live):
-        if root in graph:
-            live |= nx.ancestors(graph, root)
+    pending = [i for i in live if i in graph]
+    while pending:
+        found = [i for i in graph.predecessors(pending.pop()) if i not in live]
+        live.update(found)
+        pending += found
     return [i for i in range(len(block.ops)) if i not in live]
 
 
@@ -159,6 +159,13 @@ def _dot_style(edge: _Edge) -> str:
 
 def _mermaid_string(*lines: str) -> str:
     return '"' + "<br/>".join(s.replace("&", "#amp;").replace('"', "#quot;").replace("<", "#lt;") for s in lines) + '"'
+
+
+def _lasts(op: Operator, block: Block) -> bool:
+    """Whether `op` has an effect, or changes, under its own name, a variable that outlives the block."""
+    definition, variables = registry.get(op.type), block.program.variables
+    return definition is None or definition.effect or any(
+        n in variables and variables[n].kind is not Kind.TEMP for n in memory_writes(op, block))
 
 
 def _read_elsewhere(block: Block) -> set[str]:
