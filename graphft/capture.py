@@ -141,6 +141,9 @@ class _State:
         for other, t in saved.items():
             if names.get(id(t), other) != other:
                 self.tied[names[id(t)]] = (*self.tied.get(names[id(t)], ()), other)
+        if hasattr(model, "_orig_mod"):
+            raise GraphftError("the model has been through torch.compile", rule="model",
+                               help="capture the model that was given to torch.compile")
         self._check(inputs)
         self.types = {n: Type(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for n, t in self.tensors.items()}
         self.device = next((t.device for t in self.tensors.values()), torch.device("cpu"))
@@ -159,9 +162,17 @@ class _State:
                            "rename the input")
         if not self.trainable:
             raise fail("the model has no trainable parameter", "leave requires_grad of some parameter true")
+        hooked = [n for n in self.trainable if _has_hook(self.tensors[n])]
+        if hooked:
+            raise fail(f"parameter {hooked[0]} has a gradient hook, which a captured program would leave out",
+                       "remove the hook; clipping and the like are options of minimize")
         devices = {str(t.device) for t in self.tensors.values()}
         if len(devices) > 1:
             raise fail(f"the model is spread over devices {', '.join(sorted(devices))}", "move it to one device")
+
+
+def _has_hook(parameter: Tensor) -> bool:
+    return bool(parameter._backward_hooks) or bool(getattr(parameter, "_post_accumulate_grad_hooks", None))
 
 
 # -- the step -------------------------------------------------------------------------------------------------

@@ -29,8 +29,8 @@ def captured(symbols: Symbols) -> Iterator[None]:
     """Turns whatever a trace raises into GraphftError[capture] with the user's line and the remedy."""
     try:
         yield
-    except GraphftError:
-        raise
+    except GraphftError as error:
+        raise GraphftError(symbols.rename(error.message), rule=error.rule, help=error.help) from error.__cause__
     except Exception as error:
         line = error_line(error)
         where = f"{line}: " if line else ""
@@ -63,7 +63,8 @@ def assumptions(symbols: Symbols) -> tuple[tuple[str, str], ...]:
         line = next((d.loc for d in decisions if name in map(str, symbols.named_condition(d.expression).free_symbols)
                      and not isinstance(d.expression, sympy.Rel)), "the model")
         raise GraphftError(f"dimension {name} must vary, but {line} makes it equal to {value}", rule="dimension",
-                           help=f"give it the size {value} in inputs, or do not convert sizes to numbers there")
+                           help=f"give it the size {value} in inputs, or do not make a number of a size there "
+                                "(x.shape[0] instead of len(x), for one)")
     for decision in decisions:
         condition = symbols.named_condition(decision.expression)
         if isinstance(condition, sympy.Rel):

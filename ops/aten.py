@@ -173,7 +173,7 @@ _SCALARS: dict[str, tuple[type, ...]] = {
     "ScalarType": (Sym,), "Layout": (Sym,), "MemoryFormat": (Sym,), "Device": (Sym,),
     "Tensor": (bool, int, float),
 }
-_OPERANDS = {"Tensor": None, "int": ("int",), "number": ("int", "float", "bool"), "float": ("float", "int"),
+_OPERANDS = {"Tensor": ("int", "float", "bool"), "int": ("int",), "number": ("int", "float", "bool"), "float": ("float", "int"),
              "bool": ("bool",)}
 
 
@@ -220,8 +220,7 @@ def _conforms(value: Any, expected: str) -> bool:
     if isinstance(value, _Dim):
         return expected in ("int", "number", "float", "Tensor")
     if isinstance(value, Type):
-        accepted = _OPERANDS.get(expected, ())
-        return value.is_tensor if accepted is None else value.dtype in accepted and not value.is_tensor
+        return expected == "Tensor" if value.is_tensor else value.dtype in _OPERANDS.get(expected, ())
     if expected not in _SCALARS:
         return value is None or isinstance(value, Tensor)
     return isinstance(value, _SCALARS[expected]) and not (isinstance(value, bool) and expected in ("int", "float"))

@@ -68,7 +68,7 @@ def _sequences(model: nn.Module) -> Case:
 
 
 def lstm() -> Case:
-    return _sequences(Recurrent(nn.LSTM, num_layers=2, dropout=0.2))
+    return _sequences(Recurrent(nn.LSTM, num_layers=2))
 
 
 def gru() -> Case:

@@ -1,0 +1,115 @@
+"""Torch's operators as ops: inference from schemas and fake tensors, argument checks, effects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from graphft import registry
+from graphft.errors import ProgramError
+from graphft.ir import Block, Kind, Operator, Program, Ref, Sym, Type
+
+
+@pytest.fixture
+def block() -> Block:
+    program = Program("p")
+    program.variable("x", Type("float32", ("batch", 8)), Kind.INPUT)
+    program.variable("w", Type("float32", (4, 8)), Kind.PARAM)
+    program.variable("count", Type("int64", ()), Kind.BUFFER)
+    program.variable("n", Type("int"), Kind.INPUT)
+    return program.block()
+
+
+X, W, COUNT, N = Ref("x"), Ref("w"), Ref("count"), Ref("n")
+
+
+@pytest.mark.parametrize(("op", "args", "attrs", "types"), [
+    ("aten.t", (W,), {}, ["float32[8, 4]"]),
+    ("aten.linear", (X, W), {}, ["float32[batch, 4]"]),
+    ("aten.view", (X, (-1, 4)), {}, ["float32[2*batch, 4]"]),
+    ("aten.cat", ((X, X, X),), {}, ["float32[3*batch, 8]"]),
+    ("aten.mm", (X, X), {}, None),
+    ("aten.split.Tensor", (X, 3, 1), {}, ["float32[batch, 3]", "float32[batch, 3]", "float32[batch, 2]"]),
+    ("aten.sum.dim_IntList", (X, (0,)), {"dtype": Sym("torch.float64")}, ["float64[8]"]),
+    ("aten.gt.Scalar", (X, 0), {}, ["bool[batch, 8]"]),
+    ("aten.add.Tensor", (COUNT, 1.5), {}, ["float32[]"]),
+    ("aten.add.Tensor", (COUNT, 1), {}, ["int64[]"]),
+    ("aten.full", ((N, 2), 0.5), {"device": Sym("@device")}, ["float32[n, 2]"]),
+    ("aten.native_layer_norm", (X, (8,), None, None, 1e-5), {},
+     ["float32[batch, 8]", "float32[batch, 1]", "float32[batch, 1]"]),
+    ("aten.sym_size.int", (X, 0), {}, ["int"]),
+    ("aten.nonzero", (X,), {}, ["int64[unknown, 2]"]),
+    ("aten.max_pool2d_with_indices", (X, (2, 2)), {}, None),
+    ("aten._foreach_add_.Scalar", ((W,), 1), {}, []),
+    ("prim.mul", (N, 2), {}, ["int"]),
+    ("prim.truediv", (N, 2), {}, ["float"]),
+    ("prim.lt", (N, 2), {}, ["bool"]),
+])
+def test_inference(block: Block, op: str, args: tuple[Any, ...], attrs: dict[str, Any],
+                   types: list[str] | None) -> None:
+    operator = Operator(op, args, attrs)
+    if types is None:
+        with pytest.raises(ProgramError, match=rf"error\[shape\]: {op} does not take"):
+            registry.infer(operator, block)
+    else:
+        assert [str(t) for t in registry.infer(operator, block)] == types
+
+
+def test_integers_are_followed_through_arithmetic(block: Block) -> None:
+    n = block.append_op("aten.sym_size.int", X, 0)
+    m = block.append_op("prim.add", block.append_op("prim.mul", n, 2), 1)
+    made = block.append_op("aten.zeros", (m, block.append_op("prim.floordiv", n, 2)))
+    assert str(made.type) == "float32[2*batch + 1, (batch//2)]"
+    again = block.append_op("aten.neg", made)
+    assert again.type == made.type
+
+
+def test_shape_errors_speak_of_the_programs_dimensions(block: Block) -> None:
+    with pytest.raises(ProgramError) as caught:
+        block.append_op("aten.mm", X, W)
+    assert "aten.mm does not take (float32[batch, 8], float32[4, 8])" in str(caught.value)
+    assert "[batch, 8] X [4, 8]" in str(caught.value)
+    assert "help: its schema is aten::mm(Tensor self, Tensor mat2) -> Tensor" in str(caught.value)
+
+
+@pytest.mark.parametrize(("op", "args", "attrs", "rule", "words"), [
+    ("aten.nothing", (X,), {}, "unknown-op", "no op is named aten.nothing"),
+    ("aten.mm.default", (X, W), {}, "unknown-op", "aten.mm.default"),
+    ("nowhere.mm", (X, W), {}, "unknown-op", "nowhere.mm"),
+    ("aten.mm", (X,), {}, "operands", "needs mat2"),
+    ("aten.mm", (X, X, X), {}, "operands", "takes at most 2 operands, got 3"),
+    ("aten.mm", (X, "w"), {}, "operand-type", "needs mat2 of type Tensor, got w"),
+    ("aten.add", (X, X), {}, "operand-type", "other overloads are aten.add.Tensor"),
+    ("aten.sum", (X,), {"dtype": "float32"}, "attribute-type", "needs dtype of type Optional"),
+    ("aten.sum", (X,), {"axis": 0}, "attribute", "has no attribute axis"),
+    ("aten.sum.dim_IntList", (X, (0,)), {"dim": (0,)}, "attribute", "is given dim twice"),
+    ("aten.view", (X, (1.5, 2)), {}, "operand-type", "needs size"),
+    ("prim.mul", (X, 2), {}, "operand-type", "takes scalars"),
+])
+def test_arguments_are_checked(block: Block, op: str, args: tuple[Any, ...], attrs: dict[str, Any], rule: str,
+                               words: str) -> None:
+    with pytest.raises(ProgramError, match=words) as caught:
+        block.append_op(op, *args, **attrs)
+    assert caught.value.rule == rule
+    assert block.ops == []
+
+
+def test_writes_come_from_the_schema_and_from_what_it_hides(block: Block) -> None:
+    def written(op: str, *args: Any, **attrs: Any) -> tuple[str, ...]:
+        return registry.require(Operator(op)).written_operands(Operator(op, args, attrs))
+
+    assert written("aten.add_.Tensor", X, 1) == ("x",)
+    assert written("aten.add.Tensor", X, 1) == ()
+    assert written("aten.add.out", X, X, out=W) == ("w",)
+    assert written("aten._foreach_add_.Scalar", (X, W), 1) == ("x", "w")
+    norm = (X, None, None, W, COUNT, True, 0.1, 1e-5)
+    assert written("aten._native_batch_norm_legit", *norm) == ("w", "count")
+    assert written("aten.native_batch_norm", *norm) == ("w", "count")
+
+
+def test_random_ops_have_an_effect() -> None:
+    effects = {name: registry.require(Operator(name)).effect for name in (
+        "aten.native_dropout", "aten.rand_like", "aten.bernoulli_.float", "aten.mm", "aten.add_.Tensor")}
+    assert effects == {"aten.native_dropout": True, "aten.rand_like": True, "aten.bernoulli_.float": True,
+                       "aten.mm": False, "aten.add_.Tensor": False}

@@ -1,0 +1,330 @@
+"""What capture makes of a model's parts, and how it refuses what it cannot capture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from zoo import embedding, mlp, tied
+
+import graphft
+from graphft.errors import GraphftError
+from graphft.ir import Kind, Type
+
+Forward = Callable[["Model", Tensor], Tensor]
+
+
+class Model(nn.Module):
+    """A linear layer, a buffer and a plain tensor, with the forward pass that a test gives."""
+
+    def __init__(self, forward: Forward) -> None:
+        super().__init__()
+        self.code = forward
+        self.linear = nn.Linear(8, 4)
+        self.register_buffer("average", torch.zeros(4))
+        self.register_buffer("scratch", torch.ones(4), persistent=False)
+        self.plain = torch.full((4,), 2.0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.code(self, x)
+
+
+def square(model: nn.Module, x: Tensor) -> Tensor:
+    return (model(x) ** 2).mean()
+
+
+def build(forward: Forward, **options: Any) -> graphft.Program:
+    torch.manual_seed(0)
+    return graphft.build(Model(forward), square, {"x": (None, 8)}, **options)
+
+
+def line_of(function: Callable[..., Any], offset: int = 1) -> str:
+    return f"test_capture.py:{function.__code__.co_firstlineno + offset}"
+
+
+# -- what becomes of a model's tensors ------------------------------------------------------------------------
+
+
+def test_kinds_of_variables() -> None:
+    def forward(self: Model, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        self.average.mul_(0.9).add_(y.detach().mean(0))
+        return y * self.scratch + self.plain
+
+    program = build(forward)
+    kinds = {v.name: v.kind for v in program.variables.values() if v.kind is not Kind.TEMP}
+    assert kinds == {"x": Kind.INPUT, "linear.weight": Kind.PARAM, "linear.bias": Kind.PARAM,
+                     "average": Kind.BUFFER, "scratch": Kind.CONST, "const": Kind.CONST}
+    assert program.variables["x"].type == Type("float32", ("batch", 8))
+    assert torch.equal(program.values["const"], torch.full((4,), 2.0))
+    assert program.variables["linear.weight@GRAD"].type == program.variables["linear.weight"].type
+
+
+def test_tied_and_frozen_parameters() -> None:
+    case = tied()
+    program = graphft.build(case.model, case.loss_fn, case.inputs)
+    assert program.variables["embed.weight"].attrs == {"tied": ("head.weight",)}
+    assert "head.weight" not in program.variables
+    assert program.variables["scale"].kind is Kind.FROZEN
+    assert "scale@GRAD" not in program.variables
+    assert program.variables["ids"].type == Type("int64", ("batch", "length"))
+
+
+def test_values_are_copies() -> None:
+    case = mlp()
+    program = graphft.build(case.model, case.loss_fn, case.inputs)
+    before = program.values["0.weight"].clone()
+    with torch.no_grad():
+        case.model[0].weight.zero_()
+    assert torch.equal(program.values["0.weight"], before)
+    assert all(p.grad is None for p in case.model.parameters())
+
+
+def assigned(self: Model, x: Tensor) -> Tensor:
+    y = self.linear(x)
+    self.average = self.average * 0.9 + y.detach().mean(0) * 0.1
+    return y - self.average
+
+
+def viewed(self: Model, x: Tensor) -> Tensor:
+    y = self.linear(x)
+    self.average[1:3] += y.detach().mean()
+    self.scratch.view(2, 2)[0].mul_(2)
+    return y - self.average - self.scratch
+
+
+@pytest.mark.parametrize("forward", [assigned, viewed])
+def test_buffers_change_like_eager(forward: Forward) -> None:
+    program = build(forward)
+    torch.manual_seed(0)
+    model, executor = Model(forward), graphft.Executor()
+    for size in (4, 7):
+        x = torch.randn(size, 8)
+        assert torch.equal(executor.run(program, {"x": x}, "loss")["loss"], square(model, x))
+        assert torch.equal(executor.scope(program)["average"], model.average)
+    assert program.variables["average"].kind is Kind.BUFFER
+    if forward is viewed:
+        assert program.variables["scratch"].attrs == {"persistent": False}
+        assert "scratch" not in graphft.state_dict(program)
+
+
+def test_gradients_lie_in_memory_of_their_own() -> None:
+    """`(w + b).sum()` has the same, expanded gradient for both."""
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w, self.b = nn.Parameter(torch.randn(3, 2)), nn.Parameter(torch.randn(3, 2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x.mean() + (self.w + self.b)
+
+    program = graphft.build(Sum(), lambda model, x: model(x).sum(), {"x": (None,)})
+    out = graphft.Executor().run(program, {"x": torch.ones(3)}, ["w@GRAD", "b@GRAD"])
+    out["w@GRAD"].add_(1)
+    assert out["w@GRAD"].tolist() == [[2.0, 2.0]] * 3
+    assert out["b@GRAD"].tolist() == [[1.0, 1.0]] * 3
+
+
+def test_channels_last_gradients_keep_the_layout() -> None:
+    model = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
+    program = graphft.build(model, square, {"x": (None, 2, 5, 5)})
+    out = graphft.Executor().run(program, {"x": torch.randn(2, 2, 5, 5)}, "weight@GRAD")
+    assert out["weight@GRAD"].is_contiguous(memory_format=torch.channels_last)
+
+
+# -- loss, extras, targets ------------------------------------------------------------------------------------
+
+
+def test_extras_are_fetched_by_name() -> None:
+    case = embedding()
+    program = graphft.build(case.model, case.loss_fn, case.inputs)
+    batch = case.batch(4)
+    out = graphft.Executor().run(program, batch, ["loss", "logits"])
+    assert program.attrs["extras"] == ("logits",)
+    assert torch.equal(F.binary_cross_entropy_with_logits(out["logits"], batch["late"].float()), out["loss"])
+
+
+def test_targets_go_to_the_loss() -> None:
+    model = nn.Linear(8, 3)
+    inputs = {"x": (None, 8), "y": ((None,), torch.int64)}
+    short = graphft.build(model, nn.CrossEntropyLoss(), inputs, targets=["y"])
+    long = graphft.build(model, lambda model, x, y: F.cross_entropy(model(x), y), inputs)
+    assert str(short) == str(long)
+
+
+def test_ops_know_the_users_line() -> None:
+    def forward(self: Model, x: Tensor) -> Tensor:
+        h = self.linear(x)
+        return torch.tanh(h)
+
+    locs = {op.type: op.loc for op in build(forward).block("step").ops}
+    assert locs["aten.addmm"] == f"{line_of(forward, 1)} in forward"
+    assert locs["aten.tanh"] == locs["aten.tanh_backward"] == f"{line_of(forward, 2)} in forward"
+    assert locs["aten.mean"] == f"{line_of(square)} in square"
+
+
+# -- sizes ----------------------------------------------------------------------------------------------------
+
+
+def test_branches_on_sizes_are_recorded_and_checked() -> None:
+    def forward(self: Model, x: Tensor) -> Tensor:
+        return self.linear(x) * 2 if x.shape[0] > 3 else self.linear(x)
+
+    program = build(forward)
+    assert program.attrs["assume"] == (("batch > 3", f"{line_of(forward)} in forward"),)
+    executor = graphft.Executor()
+    assert executor.run(program, {"x": torch.ones(4, 8)}, "loss")["loss"] > 0
+    with pytest.raises(GraphftError, match=r"error\[feed\].*captured for batch > 3 only .*got batch = 2"):
+        executor.run(program, {"x": torch.ones(2, 8)})
+
+
+def test_batch_norm_of_one_sample_is_refused() -> None:
+    program = graphft.build(nn.Sequential(nn.Linear(8, 4), nn.BatchNorm1d(4)), square, {"x": (None, 8)})
+    with pytest.raises(GraphftError, match="captured for batch != 1 only"):
+        graphft.Executor().run(program, {"x": torch.ones(1, 8)})
+
+
+def test_sizes_take_part_in_arithmetic() -> None:
+    def forward(self: Model, x: Tensor) -> Tensor:
+        pairs = self.linear(x).view(x.shape[0] * 2, 2)
+        return pairs * (x.shape[0] / 2) + torch.arange(x.shape[0] * 2)[:, None]
+
+    program = build(forward)
+    assert Type("float32", ("2*batch", 2)) in [v.type for v in program.variables.values()]
+    torch.manual_seed(0)
+    model, x = Model(forward), torch.randn(5, 8)
+    assert torch.equal(graphft.Executor().run(program, {"x": x}, "loss")["loss"], square(model, x))
+
+
+def test_results_whose_size_depends_on_values() -> None:
+    def forward(self: Model, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        return y[y > 0]
+
+    program = build(forward)
+    assert Type("float32", ("unknown",)) in [v.type for v in program.variables.values()]
+    torch.manual_seed(0)
+    model, x = Model(forward), torch.randn(5, 8)
+    loss = square(model, x)
+    loss.backward()
+    out = graphft.Executor().run(program, {"x": x}, ["loss", "linear.bias@GRAD"])
+    assert torch.equal(out["loss"], loss)
+    assert torch.equal(out["linear.bias@GRAD"], model.linear.bias.grad)
+
+
+# -- refusals -------------------------------------------------------------------------------------------------
+
+
+def item(self: Model, x: Tensor) -> Tensor:
+    y = self.linear(x)
+    return y * 2 if y.sum().item() > 0 else y
+
+
+def truth(self: Model, x: Tensor) -> Tensor:
+    y = self.linear(x)
+    return y * 2 if (y > 0).all() else y
+
+
+def numpy(self: Model, x: Tensor) -> Tensor:
+    return self.linear(x) + float(
+        x.numpy().sum())
+
+
+def mismatch(self: Model, x: Tensor) -> Tensor:
+    y = self.linear(x)
+    return y @ torch.ones(3, 3)
+
+
+def loop(self: Model, x: Tensor) -> Tensor:
+    y = self.linear(x)
+    return sum((y * i for i in range(x.shape[0])), torch.zeros(4))
+
+
+def plain_written(self: Model, x: Tensor) -> Tensor:
+    y = self.linear(x)
+    self.plain[0] += 1
+    return y * self.plain
+
+
+def weight_written(self: Model, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        self.linear.weight.clamp_(-1, 1)
+    return self.linear(x)
+
+
+def bias_unused(self: Model, x: Tensor) -> Tensor:
+    return x @ self.linear.weight.t()
+
+
+def cut(self: Model, x: Tensor) -> Tensor:
+    return self.linear(x).detach()
+
+
+
+@pytest.mark.parametrize(("forward", "rule", "line", "words"), [
+    (item, "capture", 2, "needs the value of a tensor"),
+    (truth, "capture", 2, "torch.where"),
+    (numpy, "capture", 2, "numpy"),
+    (mismatch, "capture", 2, r"\[batch, 4\] X \[3, 3\]"),
+    (loop, "dimension", 2, "dimension batch must vary"),
+    (plain_written, "constant-written", 2, "register_buffer"),
+    (weight_written, "parameter-written", None, "parameter linear.weight in place"),
+    (bias_unused, "no-gradient", None, r"linear.bias\nhelp: use it, freeze it"),
+    (cut, "loss", None, "depends on no trainable parameter"),
+])
+def test_refused(forward: Forward, rule: str, line: int | None, words: str) -> None:
+    with pytest.raises(GraphftError, match=words) as caught:
+        build(forward)
+    assert caught.value.rule == rule
+    assert caught.value.help
+    if line is not None:
+        assert line_of(forward, line) in str(caught.value)
+
+
+def test_unused_parameters_can_be_allowed() -> None:
+    program = build(bias_unused, allow_unused=True)
+    assert program.variables["linear.bias"].kind is Kind.FROZEN
+    assert "linear.bias" in graphft.state_dict(program)
+
+
+def test_loss_must_be_a_scalar() -> None:
+    with pytest.raises(GraphftError, match=r"got float32 of shape \(batch, 4\)\nhelp: take its mean"):
+        graphft.build(nn.Linear(8, 4), lambda model, x: model(x), {"x": (None, 8)})
+
+
+@pytest.mark.parametrize(("inputs", "words"), [
+    ({"x": (None, -1)}, "size -1 is neither"),
+    ({"x": 8}, "got 8"),
+    ({"x": ((None, 8), "float32")}, "is neither a number"),
+    ({"loss": (None, 8)}, "other than 'loss'"),
+    ({"weight": (None, 8)}, "names a parameter"),
+])
+def test_bad_inputs(inputs: dict[str, Any], words: str) -> None:
+    with pytest.raises(GraphftError, match=words):
+        graphft.build(nn.Linear(8, 4), lambda model, **given: square(model, *given.values()), inputs)
+
+
+def test_two_dimensions_that_must_agree_need_one_name() -> None:
+    def loss_fn(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        return ((model(x) - y) ** 2).mean()
+
+    with pytest.raises(GraphftError, match="inputs that must agree in a size need the same name"):
+        graphft.build(nn.Linear(8, 4), loss_fn, {"x": (None, "a", 8), "y": (None, "b", 4)})
+    graphft.build(nn.Linear(8, 4), loss_fn, {"x": (None, "a", 8), "y": (None, "a", 4)})
+
+
+def test_models_that_cannot_be_captured_as_they_are() -> None:
+    def refused(model: nn.Module, words: str) -> None:
+        with pytest.raises(GraphftError, match=words):
+            graphft.build(model, square, {"x": (None, 8)})
+
+    refused(nn.LazyLinear(4), "has no shape yet")
+    refused(nn.Linear(8, 4, device="meta"), "on device meta")
+    refused(nn.Linear(8, 4).requires_grad_(False), "no trainable parameter")
+    hooked = nn.Linear(8, 4)
+    hooked.weight.register_hook(lambda g: g * 2)
+    refused(hooked, "weight has a gradient hook")

@@ -1,0 +1,115 @@
+"""The local executor: feeds checked before anything runs, values kept from run to run, random numbers by seed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from zoo import convnet, mlp
+
+import graphft
+from graphft.errors import ProgramError
+from graphft.ir import Kind, Program, Type
+
+
+@pytest.fixture(scope="module")
+def program() -> Program:
+    torch.manual_seed(0)
+    case = mlp()
+    return graphft.build(case.model, case.loss_fn, case.inputs)
+
+
+X, Y = torch.ones(3, 8), torch.ones(3, 4)
+
+
+@pytest.mark.parametrize(("feed", "words"), [
+    ({"x": X}, r"input %y \(float32\[batch, 4\]\) is not fed"),
+    ({"x": X, "y": Y, "z": Y}, "'z' is fed, but is no input of program 'program'\n.*\nhelp: its inputs are x, y"),
+    ({"x": X.double(), "y": Y}, r"input %x must be float32\[batch, 8\], got float64\n(.*\n)*help: convert"),
+    ({"x": X[0], "y": Y}, r"must be float32\[batch, 8\], got shape \(8,\)"),
+    ({"x": torch.ones(3, 7), "y": Y}, r"float32\[batch, 8\], got size 7 in dimension 1\n(.*\n)*help: make it 8"),
+    ({"x": X, "y": torch.ones(4, 4)}, "dimension batch is 3 in %x, but 4 in %y"),
+    ({"x": X, "y": "text"}, "input %y must be a tensor or array, got str"),
+    ({"x": X, "y": np.ones((3, 4))}, r"input %y must be float32\[batch, 4\], got float64"),
+])
+def test_feeds_are_checked(program: Program, feed: dict[str, Any], words: str) -> None:
+    executor = graphft.Executor()
+    with pytest.raises(ProgramError, match=words) as caught:
+        executor.run(program, feed, "loss")
+    assert caught.value.rule == "feed"
+    assert not executor.scope(program).keys() & feed.keys()
+
+
+def test_arrays_are_fed_as_tensors(program: Program) -> None:
+    executor = graphft.Executor()
+    a = executor.run(program, {"x": X, "y": Y}, ["loss"])
+    b = executor.run(program, {"x": X.numpy(), "y": Y.tolist()}, ["loss"])
+    assert torch.equal(a["loss"], b["loss"])
+
+
+def test_unknown_block_and_fetch(program: Program) -> None:
+    executor = graphft.Executor()
+    with pytest.raises(ProgramError, match=r"has no block init\nhelp: its blocks are step"):
+        executor.run(program, block="init")
+    with pytest.raises(ProgramError, match="%nothing is fetched, but program 'program' does not declare it"):
+        executor.run(program, {"x": X, "y": Y}, ["nothing"])
+
+
+def test_two_executors_are_independent() -> None:
+    case = convnet()
+    program = graphft.build(case.model, case.loss_fn, case.inputs)
+    first, second = graphft.Executor(), graphft.Executor()
+    first.run(program, case.batch(4))
+    assert first.state(program)["1.num_batches_tracked"] == 1
+    assert second.state(program)["1.num_batches_tracked"] == 0
+    assert program.values["1.num_batches_tracked"] == 0
+
+
+def test_random_numbers_come_from_the_seed_and_the_run() -> None:
+    model = nn.Sequential(nn.Linear(8, 64), nn.Dropout(0.5))
+
+    def loss_fn(model: nn.Module, x: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        out = model(x)
+        return out.mean(), {"out": out}
+
+    program = graphft.build(model, loss_fn, {"x": (None, 8)})
+
+    def masks(executor: graphft.Executor) -> list[torch.Tensor]:
+        return [executor.run(program, {"x": X}, "out")["out"] == 0 for _ in range(2)]
+
+    torch.manual_seed(7)
+    expected = torch.rand(1)
+    torch.manual_seed(7)
+    a, b, c = (masks(graphft.Executor(seed=s)) for s in (1, 1, 2))
+    assert torch.equal(torch.rand(1), expected), "the executor with a seed drew from torch's generator"
+    assert all(map(torch.equal, a, b))
+    assert not torch.equal(a[0], a[1])
+    assert not torch.equal(a[0], c[0])
+
+
+def test_a_program_that_changes_is_lowered_again(program: Program) -> None:
+    program = program.clone()
+    executor = graphft.Executor()
+    executor.run(program, {"x": X, "y": Y}, "loss")
+    block = program.block("step")
+    program.variable("steps", Type("int64", ()), Kind.STATE, torch.tensor(5))
+    block.append_op("aten.add_.Tensor", program.variables["steps"], 1, outputs=[None])
+    for expected in (6, 7):
+        assert executor.run(program, {"x": X, "y": Y}, "steps")["steps"] == expected
+
+
+def test_fetched_parameters_are_copies(program: Program) -> None:
+    executor = graphft.Executor()
+    executor.run(program, {"x": X, "y": Y}, "0.weight")["0.weight"].zero_()
+    assert torch.equal(executor.scope(program)["0.weight"], program.values["0.weight"])
+
+
+def test_missing_value() -> None:
+    program = Program("p")
+    program.variable("w", Type("float32", (2,)), Kind.PARAM)
+    program.block("step")
+    with pytest.raises(ProgramError, match=r"error\[no-value\]: %w of program 'p' has no initial value"):
+        graphft.Executor().run(program)
