@@ -11,9 +11,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from graphft.errors import GraphftError
 from graphft.runtime.process import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+
+if TYPE_CHECKING:
+    from graphft.ir import Program
+    from graphft.transpiler import Job
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -28,6 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # `graphft show ... | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -64,8 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("--role", help="trainer, pserver0, pserver1, ..., coordinator (default: all)")
     show.add_argument("--passes", action="store_true", help="the programs after each pass of the transpiler")
     show.add_argument("--diff", action="store_true", help="what ft=True changes, as a diff")
-    show.add_argument("--dot", action="store_true", help="GraphViz")
-    show.add_argument("--mermaid", action="store_true", help="Mermaid")
+    formats = show.add_mutually_exclusive_group()
+    formats.add_argument("--dot", action="store_true", help="GraphViz")
+    formats.add_argument("--mermaid", action="store_true", help="Mermaid")
     show.set_defaults(command=_show)
     return parser
 
@@ -100,13 +109,13 @@ def _status(options: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.live import Live
 
+    from graphft.runtime.connect import connect
     from graphft.runtime.display import render
-    from graphft.runtime.etcd import Etcd
     from graphft.runtime.keys import Keys
     from graphft.runtime.status import list_jobs, read_status
 
     name, endpoints = _locate(options)
-    with Etcd(endpoints.split(",")) as etcd:
+    with connect(endpoints) as etcd:
         if not name:
             names = list_jobs(etcd)
             if len(names) != 1:
@@ -123,19 +132,22 @@ def _status(options: argparse.Namespace) -> int:
                     time.sleep(0.5)
                 live.update(render(status))
         else:
-            Console(highlight=False).print(render(read_status(etcd, keys)))
+            Console(highlight=False, markup=False, emoji=False).print(render(read_status(etcd, keys)))
     return EXIT_OK
 
 
 def _locate(options: argparse.Namespace) -> tuple[str, str]:
     """(job name, endpoints) from --job, which is a name or a folder, and --etcd."""
+    from graphft.runtime.connect import read_endpoints
+
     name, endpoints = options.job, options.etcd
-    for folder in (Path(name), Path("jobs") / name) if name else ():
-        if (folder / "job.json").exists():
-            name = _load_job(folder).config.name
-            if not endpoints and (folder / "etcd.json").exists():
-                endpoints = json.loads((folder / "etcd.json").read_text())["endpoints"]
-            break
+    folders = [f for f in (Path(name), Path("jobs") / name) if (f / "job.json").exists()] if name else []
+    if folders:
+        config = _load_job(folders[0]).config
+        name = config.name
+        endpoints = endpoints or read_endpoints(folders[0]) or ",".join(config.etcd_endpoints or ())
+    elif "/" in name or (name and not endpoints and Path(name).is_dir()):
+        _load_job(name)  # says what is wrong with the folder
     if not endpoints:
         raise GraphftError("no etcd endpoints", rule="etcd-endpoints",
                            help="give --etcd HOST:PORT, or --job with the folder of a job launched on this machine")
@@ -143,32 +155,47 @@ def _locate(options: argparse.Namespace) -> tuple[str, str]:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from graphft.storage import load_program
-    from graphft.views import to_dot, to_mermaid
-
     path = Path(options.path)
-    if (path / "job.json").exists():
-        job = _load_job(path)
-        if options.diff:
-            print(job.diff())
-            return EXIT_OK
+    if not (path / "job.json").exists():
+        return _show_program(path, options)
+    from graphft.transpiler import Stage
+
+    job = _load_job(path)
+    if options.diff:
+        print(job.diff())
+        return EXIT_OK
+    stages = job.passes if options.passes else [Stage("", job.programs)]
+    role = options.role
+    if role is not None and role not in job.programs.by_name():
+        raise GraphftError(f"the job has no program {role}", rule="role",
+                           help=f"it has {', '.join(job.programs.by_name())}")
+    for stage in stages:
         if options.passes:
-            for stage in job.passes:
-                print(f"===== after {stage.after or 'capture'}\n{stage.programs}")
-            return EXIT_OK
-        programs = job.programs.by_name()
-        if options.role is not None and options.role not in programs:
-            raise GraphftError(f"the job has no program {options.role}", rule="role",
-                               help=f"it has {', '.join(programs)}")
-        chosen = [p for name, p in programs.items() if options.role in (None, name)]
-    else:
-        chosen = [load_program(path)]
-    for program in chosen:
-        print(to_dot(program) if options.dot else to_mermaid(program) if options.mermaid else program)
+            print(f"===== after {stage.after or 'capture'}")
+        for name, program in stage.programs.by_name().items():
+            if role in (None, name):
+                _print_program(program, options)
     return EXIT_OK
 
 
-def _load_job(path: str | Path):  # type: ignore[no-untyped-def]
+def _show_program(path: Path, options: argparse.Namespace) -> int:
+    from graphft.storage import load_program
+
+    for option in ("role", "passes", "diff"):
+        if getattr(options, option):
+            raise GraphftError(f"--{option} is for jobs, and {path} holds none", rule="usage",
+                               help="give the folder that Job.save or graphft launch wrote")
+    _print_program(load_program(path), options)
+    return EXIT_OK
+
+
+def _print_program(program: Program, options: argparse.Namespace) -> None:
+    from graphft.views import to_dot, to_mermaid
+
+    print(to_dot(program) if options.dot else to_mermaid(program) if options.mermaid else program)
+
+
+def _load_job(path: str | Path) -> Job:
     from graphft.transpiler import Job
 
     return Job.load(path)

@@ -76,7 +76,7 @@ class Display:
             self._next_line = time.monotonic() + LINE_EVERY_SECONDS
             self.console.print(format_line(status), soft_wrap=True)
 
-    def close(self, status: JobStatus | None) -> None:
+    def close(self, status: JobStatus | None = None) -> None:
         """Leaves the events, and the last line, on the screen. Repeatable."""
         if self._live is not None:
             self._live.stop()

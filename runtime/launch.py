@@ -5,28 +5,36 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psutil
+
 from graphft.errors import GraphftError
+from graphft.runtime.connect import connect, write_endpoints
 from graphft.runtime.display import Display
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError
 from graphft.runtime.keys import Keys
+from graphft.runtime.process import EXIT_USAGE
 from graphft.runtime.status import JobStatus, read_status
 from graphft.runtime.supervisor import Supervisor
 from graphft.runtime.transport import role_environment
+from graphft.runtime.view import read_view
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
 
 STATUS_EVERY_SECONDS = 0.5
 EXIT_GRACE_SECONDS = 30.0
+LOOK_SECONDS = 1.0
+"""So long one read of the display may keep this process from looking after its children, and after etcd."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +47,12 @@ class LaunchOptions:
     job_dir: str = ""
     max_restarts: int = 3
     quiet: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("trainers", "pservers", "max_restarts"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise GraphftError(f"{name} is {value}, expected 0 or more", rule="option", help=f"correct {name}")
 
     @staticmethod
     def from_environment() -> LaunchOptions:
@@ -92,11 +106,11 @@ def choose_directory(job: Job, wanted: str = "") -> Path:
 
 def _state_of(path: Path, program_hash: str) -> str:
     """absent, resumable, complete or other."""
-    if not path.exists() or not any(path.iterdir()):
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return "absent"
     try:
-        found = json.loads((path / "job.json").read_text()).get("hash")
-    except (OSError, ValueError):
+        found = json.loads((path / "job.json").read_text())["hash"]
+    except (OSError, ValueError, KeyError, TypeError):
         return "other"
     if found != program_hash:
         return "other"
@@ -111,17 +125,39 @@ def run_job(job: Job, *, options: LaunchOptions | None = None,
     with it. `overrides` are fields of `LaunchOptions`. `on_status` sees each status as the display does, with the
     supervisor, whose `add` and `signal` may be used. Raises GraphftError if the job fails.
     """
-    from graphft.runtime.roles.environment import role_of_environment, run_as_role
+    from graphft.transpiler import Job
 
-    role = role_of_environment(os.environ, job.config.pservers)
-    if role is not None:
-        sys.exit(run_as_role(job, role))
-    base = options or LaunchOptions.from_environment()
-    chosen = LaunchOptions(**{f: overrides.get(f, getattr(base, f)) for f in LaunchOptions.__dataclass_fields__})
+    _act_as_role(job)
+    chosen = _chosen(job, options, overrides)
     job_dir = choose_directory(job, chosen.job_dir)
-    if not (job_dir / "job.json").exists():
+    if (job_dir / "job.json").exists():  # goes on as it began: its name and initial values are not part of the hash
+        job = Job.load(job_dir)
+    else:
         job.save(job_dir)
     return launch_directory(job, job_dir, chosen, on_status)
+
+
+def _act_as_role(job: Job) -> None:
+    """If the environment names a role, this process is that role, and ends with it."""
+    from graphft.runtime.roles.environment import role_of_environment, run_as_role
+
+    try:
+        role = role_of_environment(os.environ, job.config.pservers)
+        status = run_as_role(job, role) if role is not None else None
+    except GraphftError as error:
+        print(error, file=sys.stderr)
+        status = EXIT_USAGE
+    if status is not None:
+        sys.exit(status)
+
+
+def _chosen(job: Job, options: LaunchOptions | None, overrides: dict[str, Any]) -> LaunchOptions:
+    known = LaunchOptions.__dataclass_fields__
+    unknown = [name for name in overrides if name not in known]
+    if unknown:
+        raise GraphftError(f"run has no option {unknown[0]}", rule="option", help=f"it has {', '.join(known)}")
+    chosen = replace(options or LaunchOptions.from_environment(), **overrides)
+    return chosen if chosen.etcd else replace(chosen, etcd=",".join(job.config.etcd_endpoints or ()))
 
 
 def launch_directory(job: Job, job_dir: Path, options: LaunchOptions,
@@ -137,10 +173,12 @@ def launch_directory(job: Job, job_dir: Path, options: LaunchOptions,
             stack.callback(embedded.stop)
             embedded.start()
             endpoints = ",".join(embedded.endpoints)
-        (job_dir / "etcd.json").write_text(json.dumps({"endpoints": endpoints}))
-        etcd = Etcd(endpoints.split(","))
+        etcd = connect(endpoints)
         stack.callback(etcd.close)
         put_job(etcd, keys, job)
+        write_endpoints(job_dir, endpoints)
+        if embedded is not None:
+            _revoke_dead(etcd, keys)
         environment = role_environment() | {"OMP_NUM_THREADS": str(job.config.threads)}
         supervisor = Supervisor(job_dir, keys, etcd, endpoints, environment, options.max_restarts, job.config.ft)
         stack.callback(supervisor.close)
@@ -150,6 +188,8 @@ def launch_directory(job: Job, job_dir: Path, options: LaunchOptions,
         for index in range(options.trainers if options.trainers is not None else job.config.trainers):
             supervisor.add("trainer", index)
         display = None if options.quiet else Display()
+        if display is not None:
+            stack.callback(display.close)
         status = _supervise(supervisor, etcd, keys, display, on_status, embedded)
         if display is not None:
             display.close(status)
@@ -161,6 +201,14 @@ def launch_directory(job: Job, job_dir: Path, options: LaunchOptions,
         if display is not None:
             display.console.print(_summary(result, status), soft_wrap=True)
         return result
+
+
+def _revoke_dead(etcd: Etcd, keys: Keys) -> None:
+    """Ends the leases that a killed launcher's processes left in its etcd, which nobody else uses."""
+    view = read_view(keys, etcd.range(keys.control).kvs)
+    for record in [*view.pservers.values(), *view.trainers.values()]:
+        if record.host == socket.gethostname() and not psutil.pid_exists(record.pid) and view.leases[record.id]:
+            etcd.lease_revoke(view.leases[record.id])
 
 
 def put_job(etcd: Etcd, keys: Keys, job: Job) -> None:
@@ -198,10 +246,8 @@ def _supervise(supervisor: Supervisor, etcd: Etcd, keys: Keys, display: Display 
 
 
 def _look(etcd: Etcd, keys: Keys, last: JobStatus | None) -> JobStatus | None:
-    from graphft.runtime.etcd import EtcdError
-
     try:
-        return read_status(etcd, keys)
+        return read_status(etcd, keys, deadline=LOOK_SECONDS)
     except EtcdError:
         return last  # etcd is away for a moment: the display waits, the job decides for itself
 

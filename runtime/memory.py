@@ -57,7 +57,10 @@ class ShardMemory:
         self._published: dict[int, list[_Published]] = {}
 
     def make_bucket(self, index: int, names: Sequence[str], reduce: str) -> None:
-        """Lays the variables out in one flat buffer; the scope then holds views of it, and of its sum (`<name>@GRAD`)."""
+        """Lays the variables out in one flat buffer; the scope then holds views of it, and of its sum (`x@GRAD`).
+
+        The variables are of one dtype.
+        """
         values = [self.scope[n] for n in names]
         flat = torch.cat([v.reshape(-1) for v in values]).contiguous()
         bucket = Bucket(index, reduce, tuple(names), flat, torch.zeros_like(flat))
@@ -125,7 +128,7 @@ class ShardMemory:
             found = self.scope.get(name)
             if found is None or (found.shape, found.dtype) != (value.shape, value.dtype):
                 here = "nothing" if found is None else f"{found.dtype} {list(found.shape)}"
-                raise GraphftError(f"%{name} is restored as {value.dtype} {list(value.shape)}, but this shard has {here}",
+                raise GraphftError(f"%{name} is restored as {value.dtype} {list(value.shape)}, the shard has {here}",
                                    rule="restore", help="use the job directory that the checkpoint was written with")
         for name, value in values.items():
             self.scope[name].copy_(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import socket
@@ -13,13 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphft.errors import GraphftError
+from graphft.runtime.connect import connect, connect_from, write_endpoints
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd, LeaseLost
+from graphft.runtime.keys import Keys
 from graphft.runtime.process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK, EXIT_USAGE, die_with_parent
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
 
 ROLES = ("trainer", "pserver", "coordinator")
-ETCD_WAIT_SECONDS = 60.0
+LEAVE_SECONDS = 10.0
+"""So long the process that embeds etcd keeps it for others that have not left yet."""
 
 log = logging.getLogger("graphft")
 
@@ -39,7 +42,8 @@ def role_of_environment(env: Mapping[str, str], pservers: int) -> RoleSpec | Non
     """The role that the environment names, or None when it names none.
 
     GRAPHFT_ROLE, GRAPHFT_INDEX, GRAPHFT_JOB_DIR, GRAPHFT_ETCD; or torchrun's RANK: the first ranks are pservers, the
-    others trainers, and without GRAPHFT_ETCD rank 0 starts etcd (ranks on one machine, or on a shared job folder).
+    others trainers, and without GRAPHFT_ETCD rank 0 starts etcd (ranks on one machine). `graphft launch` (which says so
+    in GRAPHFT_LAUNCH) starts all roles itself: ranks that happen to be in its environment do not count then.
     """
     job_dir, etcd = env.get("GRAPHFT_JOB_DIR", ""), env.get("GRAPHFT_ETCD", "")
     if env.get("GRAPHFT_ROLE"):
@@ -47,11 +51,14 @@ def role_of_environment(env: Mapping[str, str], pservers: int) -> RoleSpec | Non
         if kind not in ROLES:
             raise GraphftError(f"GRAPHFT_ROLE is {kind!r}", rule="role", help=f"it is one of {', '.join(ROLES)}")
         return RoleSpec(kind, _integer(env, "GRAPHFT_INDEX", -1), job_dir, etcd)
-    if "RANK" in env and "WORLD_SIZE" in env:
+    if env.get("RANK") and env.get("WORLD_SIZE") and not env.get("GRAPHFT_LAUNCH"):
         rank, world = _integer(env, "RANK", 0), _integer(env, "WORLD_SIZE", 1)
         if world <= pservers:
-            raise GraphftError(f"WORLD_SIZE is {world}, but the job has {pservers} pservers and needs a trainer as well",
+            raise GraphftError(f"WORLD_SIZE is {world}, but the job has {pservers} pservers and needs a trainer, too",
                                rule="world-size", help=f"start at least {pservers + 1} processes")
+        if not 0 <= rank < world:
+            raise GraphftError(f"RANK is {rank}, expected 0 to {world - 1} (WORLD_SIZE is {world})", rule="environment",
+                               help="start the processes with torchrun, which numbers them")
         embed = rank == 0 and not etcd
         if rank < pservers:
             return RoleSpec("pserver", rank, job_dir, etcd, embed)
@@ -61,7 +68,7 @@ def role_of_environment(env: Mapping[str, str], pservers: int) -> RoleSpec | Non
 
 def _integer(env: Mapping[str, str], name: str, default: int) -> int:
     try:
-        return int(env.get(name, default))
+        return int(env.get(name) or default)
     except ValueError:
         raise GraphftError(f"{name} is {env[name]!r}, expected a number", rule="environment",
                            help=f"correct or unset {name}") from None
@@ -91,25 +98,22 @@ def run_as_role(job: Job, spec: RoleSpec) -> int:
 
 def run_role(job: Job, job_dir: Path, spec: RoleSpec) -> int:
     """Runs one role to its end; logs to stderr. Returns the exit status (see runtime/process.py)."""
-    from graphft.runtime.etcd import EmbeddedEtcd, EtcdError, LeaseLost
-
     _log_as(spec)
     if "GRAPHFT_PARENT" in os.environ:
         die_with_parent(int(os.environ["GRAPHFT_PARENT"]))
     embedded = None
     try:
-        if spec.embed_etcd:
+        if spec.embed_etcd and not job.config.etcd_endpoints:
             embedded = EmbeddedEtcd(job_dir / "etcd")
             embedded.start()
-            (job_dir / "etcd.json").write_text(json.dumps({"endpoints": ",".join(embedded.endpoints)}))
-        _run(job, job_dir, spec, spec.etcd or ",".join(job.config.etcd_endpoints or ()) or _endpoints(job_dir))
+            write_endpoints(job_dir, ",".join(embedded.endpoints))
+        _run(job, job_dir, spec)
+        if embedded is not None:
+            _await_others(job, embedded)
         return EXIT_OK
     except LeaseLost as error:
         log.error("%s", error)
         return EXIT_LEASE_LOST
-    except EtcdError as error:
-        log.error("%s", error)
-        return EXIT_FAILED
     except GraphftError as error:
         log.error("%s", error, exc_info=error.__cause__)
         return EXIT_USAGE if error.rule in USAGE_RULES else EXIT_FAILED
@@ -121,43 +125,41 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec) -> int:
             embedded.stop()
 
 
-USAGE_RULES = frozenset({"exactness", "foreign-job", "job-directory", "role", "port-in-use", "bind"})
+USAGE_RULES = frozenset({
+    "address", "bind", "dataset-reference", "environment", "etcd-denied", "etcd-endpoint", "etcd-missing", "etcd-tls",
+    "etcd-version", "exactness", "foreign-job", "job-directory", "port-in-use", "role"})
 """Errors that starting the process again cannot mend."""
 
 
-def _run(job: Job, job_dir: Path, spec: RoleSpec, endpoints: str) -> None:
-    from graphft.runtime.etcd import Etcd
+def _run(job: Job, job_dir: Path, spec: RoleSpec) -> None:
     from graphft.runtime.exactness import enforce
-    from graphft.runtime.keys import Keys
     from graphft.runtime.roles.coordinator import Coordinator, put_job
     from graphft.runtime.roles.pserver import Pserver, free_index
     from graphft.runtime.roles.trainer import Trainer
 
     enforce(job.config)
-    etcd = Etcd([e.strip() for e in endpoints.split(",")])
-    put_job(etcd, Keys(job.config.name), job)
+    endpoints, keys = spec.etcd or ",".join(job.config.etcd_endpoints or ()), Keys(job.config.name)
+    etcd = connect(endpoints) if endpoints else connect_from(job_dir)
+    put_job(etcd, keys, job)
     if spec.kind == "pserver":
-        index = spec.index if spec.index >= 0 else free_index(etcd, Keys(job.config.name), job.config.pservers)
+        index = spec.index if spec.index >= 0 else free_index(etcd, keys, job.config.pservers)
         Pserver(job, job_dir, etcd, index).run()
     elif spec.kind == "trainer":
         Trainer(job, job_dir, etcd, max(spec.index, 0)).run()
     else:
-        Coordinator(job, job_dir, etcd).run()
+        Coordinator(job, job_dir, job.coordinator_program(), etcd, max(spec.index, 0)).run()
 
 
-def _endpoints(job_dir: Path) -> str:
-    """The endpoints that whoever started etcd for this job left in its folder; waits for them a while."""
-    path, deadline = job_dir / "etcd.json", time.monotonic() + ETCD_WAIT_SECONDS
-    while not path.exists():
-        if time.monotonic() > deadline:
-            raise GraphftError(f"no etcd endpoints: none were given, and {path} is not there", rule="etcd-endpoints",
-                               help="give --etcd HOST:PORT[,...] or set GRAPHFT_ETCD")
-        time.sleep(0.1)
-    return str(json.loads(path.read_text())["endpoints"])
+def _await_others(job: Job, embedded: EmbeddedEtcd) -> None:
+    """The others still read from etcd that the job is complete: it ends when they have left."""
+    keys, end = Keys(job.config.name), time.monotonic() + LEAVE_SECONDS
+    with Etcd(embedded.endpoints) as etcd:
+        while time.monotonic() < end and (etcd.count(keys.pservers) or etcd.count(keys.trainers)):
+            time.sleep(0.1)
 
 
 def _log_as(spec: RoleSpec) -> None:
-    level = logging.DEBUG if int(os.environ.get("GRAPHFT_DEBUG", "0") or 0) >= 1 else logging.INFO
+    level = logging.DEBUG if _integer(os.environ, "GRAPHFT_DEBUG", 0) >= 1 else logging.INFO
     name = f"{spec.kind} {spec.index}" if spec.index >= 0 else f"{spec.kind} {socket.gethostname()}:{os.getpid()}"
     logging.basicConfig(level=logging.INFO, format=f"%(asctime)s.%(msecs)03d [{name}] %(message)s", datefmt="%H:%M:%S",
                         force=True)

@@ -1,0 +1,62 @@
+"""The way to a job's etcd: endpoints, login and certificates."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from graphft.errors import GraphftError
+from graphft.runtime.checkpoint import write_atomically
+from graphft.runtime.etcd import Etcd, EtcdUnreachable
+
+WAIT_SECONDS = 60.0
+_FILE = "etcd.json"
+
+
+def connect(endpoints: str, wait: float = 5.0, environ: Mapping[str, str] = os.environ) -> Etcd:
+    """A client of `host:port[,host:port...]`, once etcd has answered.
+
+    User, password and the files of TLS come from GRAPHFT_ETCD_USER, _PASSWORD, _CA, _CERT and _KEY (not from a command
+    line, which everybody on the machine can read). Raises EtcdUnreachable after `wait` seconds.
+    """
+    user, password, ca, cert, key = (environ.get(f"GRAPHFT_ETCD_{name}") or None for name in (
+        "USER", "PASSWORD", "CA", "CERT", "KEY"))
+    etcd = Etcd([e.strip() for e in endpoints.split(",")], user, password, ca_cert=ca, cert_cert=cert, cert_key=key)
+    try:
+        etcd.ping(wait)
+    except BaseException:
+        etcd.close()
+        raise
+    return etcd
+
+
+def write_endpoints(job_dir: Path, endpoints: str) -> None:
+    """Leaves in the job's folder where its etcd is."""
+    write_atomically(job_dir / _FILE, json.dumps({"endpoints": endpoints}).encode())
+
+
+def read_endpoints(job_dir: Path) -> str:
+    """What was left there; "" if nothing was."""
+    path = job_dir / _FILE
+    return str(json.loads(path.read_bytes())["endpoints"]) if path.exists() else ""
+
+
+def connect_from(job_dir: Path, wait: float = WAIT_SECONDS) -> Etcd:
+    """A client of the etcd that whoever started it left in the folder. Waits for it; what an earlier run left there
+    may be followed by something newer."""
+    end = time.monotonic() + wait
+    while True:
+        endpoints = read_endpoints(job_dir)
+        try:
+            if endpoints:
+                return connect(endpoints, wait=1.0)
+        except EtcdUnreachable:
+            if time.monotonic() > end:
+                raise
+        if time.monotonic() > end:
+            raise GraphftError(f"no etcd endpoints: none were given, and {job_dir / _FILE} is not there",
+                               rule="etcd-endpoints", help="give --etcd HOST:PORT[,...] or set GRAPHFT_ETCD")
+        time.sleep(0.1)
