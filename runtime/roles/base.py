@@ -52,6 +52,7 @@ class Role:
         self.events = Events(etcd, self.keys, f"{self.kind} {index}")
         self.session = Session(etcd, self.config.lease_ttl) if self.config.ft else None
         self.changed = threading.Event()
+        self._view: tuple[int, JobView] = (-1, JobView())
         self.watcher = Watch(etcd, self.keys.control, lambda _: self._notify())
         self.ctx = Context(device=self.config.device, session=self, members=self)
         self._lowered: dict[tuple[str, int], Lowered] = {}
@@ -172,7 +173,12 @@ class Role:
 
     @property
     def view(self) -> JobView:
-        return read_view(self.keys, self.watcher.snapshot().values())
+        """The job as it is watched now; read anew only when something changed. From any thread."""
+        revision, (known, view) = self.watcher.revision, self._view
+        if revision != known:
+            view = read_view(self.keys, self.watcher.snapshot().values())
+            self._view = (revision, view)
+        return view
 
     def watch(self) -> None:
         """Subclasses take in `self.view`. Called on the daemon thread."""
