@@ -123,7 +123,7 @@ def baseline(train: Flights, held_out: Flights) -> float:
 
 
 def plot(losses: list[tuple[int, int, float]], file: Path) -> None:
-    """The loss of each step (mean over the slots), and its mean over the 50 steps around."""
+    """The loss of each step (mean over the slots), and its mean over the last 50 of them."""
     by_step: dict[int, list[float]] = {}
     for step, _, loss in losses:
         by_step.setdefault(step, []).append(loss)
