@@ -268,7 +268,7 @@ class SyncTrainer:
         due, due_hello = self._now - self.options.retry_interval, self._now - self.options.hello_interval
         effects: list[TrainerEffect] = []
         unsure = {s for state in self.slots.values() for s in state.confirm}
-        idle = bool(self.slots) and not self.finished and self.next_work() is None
+        idle = bool(self.slots) and self.lowest() is not None and not self.finished and self.next_work() is None
         for shard, link in enumerate(self.links):
             if link.up and link.asked <= due_hello and (not link.introduced or shard in unsure or idle):
                 effects.append(self._query(shard) if link.introduced else self._hello(shard))

@@ -1,0 +1,106 @@
+"""The pass plan: every batch of every chunk exactly once per pass, the same on every machine."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphft.errors import GraphftError
+from graphft.plan import Plan, batch_seed, chunk_batch_seed, mix, permutation, record_order
+
+plans = st.builds(
+    Plan, st.lists(st.integers(0, 30), min_size=1, max_size=12).map(lambda r: [*r, 7]), slots=st.integers(1, 5),
+    batch_size=st.integers(1, 7), seed=st.integers(-5, 2**70), passes=st.integers(1, 3), drop_last=st.booleans(),
+    shuffle=st.booleans())
+
+
+@given(plans)
+def test_every_batch_is_computed_exactly_once_per_pass(plan: Plan) -> None:
+    seen = []
+    for step in range(plan.total_steps):
+        for slot in range(plan.slots):
+            found = plan.locate(step, slot)
+            if found is not None:
+                assert found.batch == step - found.chunk_start_step
+                seen.append((found.pass_index, found.chunk, found.batch, found.samples))
+    size = plan.batch_size
+    expected = [(p, c, b, min(size, n - b * size)) for p in range(plan.passes) for c, n in enumerate(plan.records)
+                for b in range(n // size if plan.drop_last else -(-n // size))]
+    assert sorted(seen) == sorted(expected)
+
+
+@given(plans)
+def test_chunks_and_steps_agree(plan: Plan) -> None:
+    assert plan.start_steps[0] == 0
+    for index in range(plan.passes):
+        chunks = plan.chunks_of(index)
+        assert max(c.last_step for c in chunks) == plan.start_steps[index + 1] - 1  # no step without data
+        for c in chunks:
+            first, last = plan.locate(c.first_step, c.slot), plan.locate(c.last_step, c.slot)
+            assert first is not None
+            assert last is not None
+            assert (first.pass_index, first.chunk, first.batch, last.batch) == (index, c.chunk, 0, c.batches - 1)
+            assert plan.pass_of(c.first_step) == plan.pass_of(c.last_step) == index
+            assert plan.locate(c.first_step, c.slot, {c.chunk}) is None
+    assert plan.pass_of(plan.total_steps) == plan.passes
+    assert plan.locate(plan.total_steps, 0) is None
+
+
+def test_passes_differ_and_slots_share_the_order() -> None:
+    plan = Plan([8] * 20, slots=3, batch_size=4, seed=1, passes=2)
+    orders = [[c.chunk for c in sorted(plan.chunks_of(p), key=lambda c: (c.first_step, c.slot))] for p in (0, 1)]
+    assert orders[0] != orders[1]
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(20))
+    assert Plan([8] * 20, slots=3, batch_size=4, seed=2).chunks_of(0) != plan.chunks_of(0)
+    unshuffled = Plan([8] * 20, slots=3, batch_size=4, shuffle=False).chunks_of(0)
+    assert [c.chunk for c in unshuffled if c.slot == 1] == list(range(1, 20, 3))
+
+
+def test_order_and_seeds_are_the_same_everywhere() -> None:
+    """PITFALLS 29: no `hash()`, no library's stream: these values may never change."""
+    assert mix(0) == 0xE220A8397B1DCDAF  # the first output of splitmix64 with seed 0
+    assert mix(1, 2, 3) == 7702586659592502839
+    assert permutation(10, 1, 2, 3).tolist() == [7, 0, 4, 1, 8, 2, 5, 6, 3, 9]
+    assert batch_seed(0, 1, 2) == 8585083842537145641
+    assert chunk_batch_seed(0, 1, 2, 3) == 3339676507993276414
+    assert record_order(0, 1, 2, 6).tolist() == [0, 5, 3, 2, 1, 4]
+
+
+@given(st.integers(0, 50), st.lists(st.integers(-(2**70), 2**70), max_size=3))
+def test_a_permutation_sorts_hashes(count: int, key: list[int]) -> None:
+    hashes = [mix(*key, i) for i in range(count)]
+    assert permutation(count, *key).tolist() == sorted(range(count), key=hashes.__getitem__)
+
+
+@given(st.integers(), st.integers(0, 2**40), st.integers(0, 1000))
+def test_seeds_have_63_bits_and_their_own_domains(seed: int, step: int, slot: int) -> None:
+    assert 0 <= batch_seed(seed, step, slot) < 2**63
+    assert batch_seed(seed, step, slot) != batch_seed(seed, slot, step) or step == slot
+    assert batch_seed(seed, step, slot) != batch_seed(seed + 1, step, slot)
+    assert batch_seed(seed, step, slot) != chunk_batch_seed(seed, step, slot, 0)
+
+
+def test_a_hundred_thousand_chunks() -> None:
+    plan = Plan([4096 + i % 300 for i in range(100_000)], slots=16, batch_size=256, seed=3, passes=2)
+    start = plan.start_steps[1]
+    chunks = plan.chunks_of(1)
+    assert len(chunks) == 100_000
+    rng = np.random.default_rng(0)
+    for c in (chunks[i] for i in rng.integers(0, 100_000, 200)):
+        assert plan.locate(c.last_step, c.slot).chunk == c.chunk  # type: ignore[union-attr]
+    assert start == max(c.last_step for c in plan.chunks_of(0)) + 1
+
+
+def test_nonsense_is_refused() -> None:
+    with pytest.raises(GraphftError, match=r"no batch: 9 records in 3 chunks, batches of 4 \(incomplete ones dropped"):
+        Plan([3, 3, 3], slots=1, batch_size=4, drop_last=True)
+    with pytest.raises(GraphftError, match="no batch: 0 records"):
+        Plan([], slots=1, batch_size=4)
+    with pytest.raises(GraphftError, match="slots is 0"):
+        Plan([3], slots=0, batch_size=4)
+    with pytest.raises(GraphftError, match="a chunk has -1 records"):
+        Plan([3, -1], slots=1, batch_size=4)
+    with pytest.raises(GraphftError, match="there is no pass 1"):
+        Plan([3], slots=1, batch_size=4).pass_plan(1)

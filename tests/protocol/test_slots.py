@@ -1,0 +1,86 @@
+"""Trainers that look at perhaps stale views share the slots fairly, and then leave them alone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphft.runtime.protocol.slots import Assignment, assign
+
+
+def settle(
+    slots: int, live: list[str], holders: dict[int, str], policy: str, order: st.DataObject | None = None
+) -> int:
+    """Everyone acts in turn on the present view, until nobody has anything to do; returns the number of moves."""
+    moves = 0
+    for _ in range(4 * slots * len(live) + 4):
+        turn = order.draw(st.permutations(live)) if order else live
+        todo = {t: assign(slots=slots, live=live, holders=holders, me=t, policy=policy) for t in turn}
+        if not any(a.claim or a.release for a in todo.values()):
+            return moves
+        for trainer, assignment in todo.items():  # all from one view: claims may meet, and one of them loses
+            for slot in assignment.claim:
+                holders.setdefault(slot, trainer)
+            for slot in assignment.release:
+                assert holders.pop(slot) == trainer
+                moves += 1
+    raise AssertionError(f"does not settle: {holders}")
+
+
+names = st.lists(st.text("abcdef", min_size=1, max_size=3), min_size=1, max_size=6, unique=True)
+
+
+@given(slots=st.integers(1, 9), live=names, data=st.data())
+def test_from_any_state_everyone_ends_with_a_fair_share(slots: int, live: list[str], data: st.DataObject) -> None:
+    holders = data.draw(st.dictionaries(st.integers(0, slots - 1), st.sampled_from(live)))
+    settle(slots, live, holders, "takeover", data)
+    shares = [list(holders.values()).count(t) for t in live]
+    assert sum(shares) == slots
+    assert max(shares) - min(shares) <= 1
+
+
+@given(slots=st.integers(1, 9), live=names, data=st.data())
+def test_waiting_trainers_hold_one_slot_at_most(slots: int, live: list[str], data: st.DataObject) -> None:
+    holders: dict[int, str] = {}
+    settle(slots, live, holders, "wait", data)
+    assert len(holders) == len(set(holders.values())) == min(slots, len(live))
+
+
+@given(slots=st.integers(1, 9), live=names)
+def test_a_death_moves_only_the_dead_ones_slots_unless_shares_differ(slots: int, live: list[str]) -> None:
+    holders: dict[int, str] = {}
+    settle(slots, live, holders, "takeover")
+    dead = sorted(live)[0]
+    left = [t for t in live if t != dead]
+    if left:
+        kept = {v: t for v, t in holders.items() if t != dead}
+        holders = dict(kept)
+        assert settle(slots, left, holders, "takeover") == 0
+        assert all(holders[v] == t for v, t in kept.items())
+
+
+def test_a_joining_trainer_is_given_just_its_share() -> None:
+    holders = dict.fromkeys(range(4), "a")
+    assert assign(slots=4, live=["a", "b"], holders=holders, me="a", policy="takeover").release == (2, 3)
+    assert settle(4, ["a", "b"], holders, "takeover") == 2
+    assert settle(4, ["a", "b", "c"], holders, "takeover") == 1
+
+
+def test_spare_trainers_hold_none() -> None:
+    holders = {0: "b", 1: "c"}
+    for trainer in "abc":
+        assert assign(slots=2, live="abc", holders=holders, me=trainer, policy="takeover").reason == "settled"
+    assert assign(slots=2, live="ac", holders={1: "c"}, me="a", policy="takeover").claim == (0,)
+
+
+def test_a_slot_whose_holder_is_gone_is_free_only_when_its_key_is() -> None:
+    assert assign(slots=2, live="a", holders={0: "a", 1: "gone"}, me="a", policy="takeover").claim == ()
+
+
+def test_the_reason_is_told_and_strangers_do_nothing() -> None:
+    assert assign(slots=2, live="ab", holders={}, me="a", policy="takeover") == Assignment(
+        (0,), (), "holds 0 of 2 slots, 2 free, 2 trainers live")
+    assert assign(slots=2, live="ab", holders={}, me="x", policy="takeover") == Assignment(reason="not registered")
+    with pytest.raises(ValueError, match="policy"):
+        assign(slots=2, live="ab", holders={}, me="a", policy="steal")
