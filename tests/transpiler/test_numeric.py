@@ -8,11 +8,11 @@ import pytest
 import torch
 from inprocess import InProcess
 from torch import Tensor, nn
-from zoo import CASES, Case
+from zoo import CASES, HUGGING_FACE, Case
 
 import graphft
 from graphft.ir import Kind, Program
-from graphft.plan import Located
+from graphft.plan import Located, batch_seed
 from graphft.transpiler import Job
 
 SMALL = {"slice_unit": 64, "min_block": 64, "bucket_bytes": 1024}
@@ -96,26 +96,51 @@ def test_bits_do_not_depend_on_the_number_of_shards(name: str) -> None:
         assert all(torch.equal(other[n], models[0][n]) for n in other)
 
 
-@pytest.mark.parametrize("name", ["convnet", "embedding"])
-def test_buffers_and_random_numbers_in_one_slot(name: str) -> None:
-    """Batch norm and dropout: one slot has the batch of one process, and its random numbers."""
-    case = case_of(name)
+def test_bits_with_slices_of_the_default_size() -> None:
+    """One slot: also the bits of one process, whose global norm is summed in the same order."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(150, 301), nn.Tanh(), nn.Linear(301, 3))
+    case = Case(model, lambda m, x, y: (m(x) - y).square().mean(), {"x": (None, 150), "y": (None, 3)},
+                lambda n: {"x": torch.randn(n, 150), "y": torch.randn(n, 3)})
+    program, data = minimized(case, clip=graphft.ClipByGlobalNorm(0.1)), Data(case, records=24)
+    alone = executed(program, transpiled(program, data), data)
+    for pservers in (1, 2, 3):
+        job = transpiled(program, data, pservers=pservers, slice_unit=8192, min_block=8192, bucket_bytes=4 << 20)
+        assert len(job.trainer_program().variables["0.weight"].attrs["slices"]) == pservers
+        run = InProcess(job, data)
+        run.run()
+        assert all(torch.equal(value, alone[n]) for n, value in run.model().items())
+
+
+def one_slot_and_one_process(case: Case, steps: int) -> None:
+    """One slot has the batch of one process, and its random numbers."""
     program, data = minimized(case, "sgd"), Data(case)
     job = transpiled(program, data, pservers=2)
     run = InProcess(job, data)
-    run.run()
+    run.run(steps)
     executor = graphft.Executor()
-    for step in range(job.config.total_steps):
+    for step in range(steps):
         work = job.config.plan.locate(step, 0)
         assert work is not None
-        run.trainer.work, run.trainer.ctx.step = work, step
-        torch.manual_seed(run.trainer.get_chunk().seed)
+        torch.manual_seed(batch_seed(job.config.seed, step, 0))
         executor.run(program, data(work))
     alone = executor.state(program)
-    for n, value in run.model().items():
-        torch.testing.assert_close(value, alone[n], rtol=1e-4, atol=1e-5)
-    buffers = [v.name for v in program.of_kind(Kind.BUFFER)]
-    assert all(not torch.equal(alone[n], program.values[n]) for n in buffers)
+    model = run.model()
+    for v in program.of_kind(Kind.PARAM, Kind.BUFFER):
+        torch.testing.assert_close(model[v.name], alone[v.name], rtol=1e-4, atol=1e-5)
+        assert v.kind is Kind.PARAM or not torch.equal(model[v.name], program.values[v.name])
+
+
+@pytest.mark.parametrize("name", ["convnet", "resnet", "gru", "embedding"])
+def test_buffers_and_random_numbers_in_one_slot(name: str) -> None:
+    one_slot_and_one_process(case_of(name), steps=6)
+
+
+@pytest.mark.parametrize("name", HUGGING_FACE)
+def test_models_that_were_not_written_for_this(name: str) -> None:
+    pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    one_slot_and_one_process(HUGGING_FACE[name](), steps=2)
 
 
 def test_buffers_are_the_mean_over_slots_and_integers_the_first() -> None:
