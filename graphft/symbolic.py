@@ -91,6 +91,8 @@ def names_in(expression: Dim) -> set[str]:
     """The named dimensions in an expression."""
     if isinstance(expression, int):
         return set()
+    if expression.isidentifier():
+        return {expression}
     tree = ast.parse(expression, mode="eval")
     return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} - set(_CALLS)
 

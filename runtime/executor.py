@@ -20,8 +20,19 @@ from torch import Tensor
 from graphft.errors import ProgramError
 from graphft.ir import Block, Operator, Program, Variable
 from graphft.ops.context import Context
-from graphft.runtime.feeds import check_feed
+from graphft.runtime.feeds import check_feed, needed_inputs
 from graphft.runtime.lowering import Lowered, lower
+
+
+@dataclass(frozen=True, slots=True)
+class _Ready:
+    """A block made ready to run with one choice of fetches."""
+
+    ops: list[Operator]
+    """The block's ops when it was lowered."""
+    function: Lowered
+    inputs: list[str]
+    """The inputs that must be fed."""
 
 
 @dataclass(slots=True)
@@ -30,7 +41,7 @@ class _Session:
 
     program: Program
     context: Context
-    lowered: dict[tuple[str, tuple[str, ...]], tuple[list[Operator], Lowered]] = field(default_factory=dict)
+    ready: dict[tuple[str, tuple[str, ...]], _Ready] = field(default_factory=dict)
 
 
 class Executor:
@@ -52,21 +63,22 @@ class Executor:
         if block not in program.blocks:
             raise ProgramError(f"program '{program.name}' has no block {block}", rule="no-block",
                                help=f"its blocks are {', '.join(program.blocks) or 'none'}")
-        values = check_feed(program.blocks[block], feed or {}, self.device)
         wanted = [fetch] if isinstance(fetch, (str, Variable)) else list(fetch)
         names = tuple(w if isinstance(w, str) else w.name for w in wanted)
-        lowered = self._lowered(session, program.blocks[block], names)
-        session.context.scope.update(values)
+        ready = self._ready(session, program.blocks[block], names)
+        session.context.scope.update(check_feed(program.blocks[block], feed or {}, self.device, ready.inputs))
         with torch.random.fork_rng(devices=self._cuda(), enabled=self.seed is not None):
             if self.seed is not None:
                 torch.manual_seed(seed_of(self.seed, session.context.step))
-            results = lowered(session.context, session.context.scope)
+            results = ready.function(session.context, session.context.scope)
         session.context.step += 1
         return {n: self._own(program, n, r) for n, r in zip(names, results, strict=True)}
 
     def scope(self, program: Program) -> dict[str, Tensor]:
         """The program's values in this executor, by variable name: live, not copies."""
-        return self._session(program).context.scope  # type: ignore[return-value]
+        session = self._session(program)
+        self._fill(session)
+        return session.context.scope  # type: ignore[return-value]
 
     def state(self, program: Program) -> dict[str, Tensor]:
         """Copies of the values of the program's persistent variables."""
@@ -78,22 +90,26 @@ class Executor:
         if session is None:
             session = _Session(program, Context(scope={}, device=str(self.device)))
             self._sessions[id(program)] = session
-        scope = session.context.scope
+        return session
+
+    def _fill(self, session: _Session) -> None:
+        """Gives the persistent variables that have no value yet their initial one."""
+        program, scope = session.program, session.context.scope
         for name in program.values.keys() - scope.keys():
             scope[name] = program.values[name].detach().clone().to(self.device)
         valueless = [v.name for v in program.variables.values() if v.kind.persistent and v.name not in scope]
         if valueless:
             raise ProgramError(f"%{valueless[0]} of program '{program.name}' has no initial value", rule="no-value",
                                help=f"set program.values[{valueless[0]!r}]")
-        return session
 
-    def _lowered(self, session: _Session, block: Block, fetch: tuple[str, ...]) -> Lowered:
+    def _ready(self, session: _Session, block: Block, fetch: tuple[str, ...]) -> _Ready:
         """The block's function, made again if the block has changed since."""
-        found = session.lowered.get((block.name, fetch))
-        if found is None or found[0] != block.ops:
-            found = (list(block.ops), lower(block, fetch=fetch, device=self.device))
-            session.lowered[block.name, fetch] = found
-        return found[1]
+        found = session.ready.get((block.name, fetch))
+        if found is None or found.ops != block.ops:
+            self._fill(session)
+            function = lower(block, fetch=fetch, device=self.device)
+            found = session.ready[block.name, fetch] = _Ready(list(block.ops), function, needed_inputs(block))
+        return found
 
     def _cuda(self) -> list[torch.device]:
         return [self.device] if self.device.type == "cuda" else []

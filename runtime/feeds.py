@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,8 +12,9 @@ from graphft.ir import Block, Kind, Program, Variable
 from graphft.symbolic import dtype_of, evaluate, names_in
 
 
-def check_feed(block: Block, feed: Mapping[str, Any], device: str | torch.device = "cpu") -> dict[str, Any]:
-    """`feed` as tensors on `device`, if it is just what `block` reads.
+def check_feed(block: Block, feed: Mapping[str, Any], device: str | torch.device, needed: Sequence[str]
+               ) -> dict[str, Any]:
+    """`feed` as tensors on `device`, if it is just what `block` reads: all of `needed`, and inputs only.
 
     Raises ProgramError[feed] for missing and unknown names, dtypes, ranks and sizes that differ from the program's,
     one dimension with two sizes, and sizes for which the program was not captured.
@@ -24,7 +25,7 @@ def check_feed(block: Block, feed: Mapping[str, Any], device: str | torch.device
     if unknown:
         raise _error(block, f"'{unknown[0]}' is fed, but is no input of program '{program.name}'",
                      f"its inputs are {', '.join(inputs) or 'none'}")
-    missing = [n for n in needed_inputs(block) if n not in feed]
+    missing = [n for n in needed if n not in feed]
     if missing:
         raise _error(block, f"input %{missing[0]} ({inputs[missing[0]].type}) is not fed",
                      f"give feed={{{missing[0]!r}: ...}}")
