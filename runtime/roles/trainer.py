@@ -182,6 +182,8 @@ class Trainer(Role):
 
     def claim_slots(self, slots: int, policy: str) -> None:
         view = self.view
+        if view.over or self.comm.finished:
+            return  # whoever leaves now was through with its slots
         self._assignment = assign(slots=slots, live=view.trainers, holders=view.slots, me=self.id, policy=policy)
         for slot in self._assignment.claim:
             key = self.keys.slot(slot)
