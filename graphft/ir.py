@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import enum
 import os
+import sys
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -216,8 +217,9 @@ class Block:
         sequence with None for unwanted ones); by default they get fresh names. Raises ProgramError when the op
         is unknown, an argument has the wrong type, or shapes do not fit; the program is then unchanged.
         """
-        from graphft import registry
+        from graphft import locations, registry
 
+        loc = loc or locations.user_line(sys._getframe(1))
         op = Operator(type, tuple(map(_to_arg, args)), {k: _to_arg(v) for k, v in attrs.items()}, (), loc)
         types = registry.infer(op, self)
         names = [outputs] if isinstance(outputs, str) else list(outputs) if outputs is not None else None

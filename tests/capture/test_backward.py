@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -85,6 +87,18 @@ def test_composite_random_op_is_drawn_once() -> None:
     got = graphft.Executor(seed=3).run(block.program, {"x": torch.randn(6, 8)}, ["dropped", "bias@GRAD"])
     mask = (got["dropped"] != 0).float()
     torch.testing.assert_close(got["bias@GRAD"], (mask * 2 / mask.numel()).sum(0))
+
+
+def test_ops_know_the_users_line() -> None:
+    _, block, v = declare({"weight": torch.randn(4, 8)})
+    h = block.append_op("aten.mm", v["x"], block.append_op("aten.t", v["weight"]), outputs="h")
+    first = sys._getframe().f_lineno - 1
+    t = block.append_op("aten.tanh", h)
+    graphft.append_backward(block.append_op("aten.mean", t, outputs="loss"))
+    locs = {op.type: op.loc for op in block.ops}
+    here = "in test_ops_know_the_users_line"
+    assert locs["aten.mm"] == f"test_backward.py:{first} {here}"
+    assert locs["aten.tanh"] == locs["aten.tanh_backward"] == f"test_backward.py:{first + 2} {here}"
 
 
 def test_some_parameters_only() -> None:
