@@ -85,8 +85,8 @@ class CheckpointStore:
 
     def write_part(self, generation: int, step: int, shard: int, shards: int, tensors: Mapping[str, Tensor],
                    ledger: str = "") -> Part:
-        """Writes one shard's file and returns its record. Safe to call again: the same content replaces itself."""
-        data = to_bytes(tensors, {"ledger": ledger, "generation": str(generation), "step": str(step)})
+        """Writes one shard's file and returns its record. Safe to call again: the same bytes replace themselves."""
+        data = to_bytes(tensors, ledger)
         name = f"{directory_name(generation, step)}/shard-{shard}-of-{shards}.safetensors"
         write_atomically(self.root / name, data)
         return Part(shard, name, hashlib.sha256(data).hexdigest(), len(data))
@@ -195,12 +195,15 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def to_bytes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> bytes:
-    """The tensors as a safetensors file. Those that share memory (tied weights, views) are each written whole."""
+def to_bytes(tensors: Mapping[str, Tensor], ledger: str | None = None) -> bytes:
+    """The tensors as a safetensors file. Those that share memory (tied weights, views) are each written whole.
+
+    The same tensors give the same bytes: hence one entry of metadata, as safetensors writes several in any order.
+    """
     storages = Counter(t.untyped_storage().data_ptr() for t in tensors.values())
     own = {n: t.contiguous() if storages[t.untyped_storage().data_ptr()] == 1 else t.clone(
         memory_format=torch.contiguous_format) for n, t in tensors.items()}
-    return save(own, metadata=dict(metadata) if metadata is not None else None)
+    return save(own, metadata={"ledger": ledger} if ledger is not None else None)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

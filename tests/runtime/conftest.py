@@ -1,0 +1,38 @@
+"""A job's keys in the session's etcd, emptied afterwards; and a small job."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from programs_by_hand import linear
+
+import graphft
+from graphft.runtime.etcd import Etcd
+from graphft.runtime.keys import Keys
+from graphft.transpiler import Job
+
+
+@pytest.fixture
+def keys(etcd: Etcd) -> Iterator[Keys]:
+    """Keys of a job that nobody else uses."""
+    keys = Keys(f"job-{uuid.uuid4().hex[:16]}")
+    yield keys
+    etcd.delete_prefix(f"/{keys.job}")
+
+
+@pytest.fixture(scope="session")
+def job() -> Job:
+    """Linear regression, 2 trainers, 2 pservers, 4 steps."""
+    data = graphft.arrays(chunk_size=8, x=torch.arange(6400.0).reshape(32, 200), y=torch.zeros(32, 1))
+    return graphft.transpile(linear(), chunks=data, batch_size=4, trainers=2, pservers=2, ft=True, slice_unit=64,
+                             min_block=64)
+
+
+@pytest.fixture
+def saved(job: Job, tmp_path: Path) -> Path:
+    job.save(tmp_path / "job")
+    return tmp_path / "job"

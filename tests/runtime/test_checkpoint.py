@@ -1,0 +1,238 @@
+"""A checkpoint exists wholly or not at all; what is damaged is passed over, and what is needed is never deleted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from graphft.runtime.checkpoint import CheckpointStore, DamagedCheckpoint, Manifest, directory_name, write_atomically
+
+SHARDS = 2
+
+
+def values(step: int, shard: int) -> dict[str, torch.Tensor]:
+    return {"w": torch.full((3, 2), float(step)), "n": torch.tensor(step * 10 + shard),
+            "half": torch.ones(2, dtype=torch.bfloat16), "none": torch.empty(0)}
+
+
+def write(store: CheckpointStore, step: int, generation: int = 0, meta: dict[str, int] | None = None) -> Manifest:
+    parts = tuple(store.write_part(generation, step, s, SHARDS, values(step, s), f"ledger {s}") for s in range(SHARDS))
+    manifest = Manifest(generation, step, "program", parts, meta or {})
+    store.write_manifest(manifest)
+    return manifest
+
+
+def steps(store: CheckpointStore) -> list[int]:
+    return [m.step for m in store.manifests()]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> CheckpointStore:
+    return CheckpointStore(tmp_path / "checkpoints")
+
+
+def test_round_trip(store: CheckpointStore) -> None:
+    written = write(store, 50, generation=2, meta={"pass": 1})
+    assert store.read_manifest(written.directory) == written
+    for shard in range(SHARDS):
+        tensors, ledger = store.read_part(written, shard)
+        assert ledger == f"ledger {shard}"
+        wanted = values(50, shard)
+        assert tensors.keys() == wanted.keys()
+        for name, value in wanted.items():
+            assert tensors[name].dtype == value.dtype
+            assert torch.equal(tensors[name], value)
+    assert sorted(p.name for p in store.root.iterdir()) == ["step-00000050.g2"]
+    assert sorted(p.name for p in (store.root / "step-00000050.g2").iterdir()) == [
+        "manifest.json", "shard-0-of-2.safetensors", "shard-1-of-2.safetensors"]
+
+
+def test_tensors_that_share_memory_or_are_not_contiguous(store: CheckpointStore) -> None:
+    flat = torch.arange(12.0)
+    shared = {"all": flat, "view": flat[2:6].view(2, 2), "tied": flat, "transposed": torch.arange(6.0).view(2, 3).t()}
+    part = store.write_part(0, 1, 0, 1, shared)
+    found, _ = store.read_part(Manifest(0, 1, "", (part,)), 0)
+    assert {n: v.tolist() for n, v in found.items()} == {n: v.tolist() for n, v in shared.items()}
+
+
+def test_a_shard_without_variables(store: CheckpointStore) -> None:
+    part = store.write_part(0, 1, 0, 1, {}, "applied")
+    assert store.read_part(Manifest(0, 1, "", (part,)), 0) == ({}, "applied")
+
+
+def test_writing_a_part_again_gives_the_same_bytes(store: CheckpointStore) -> None:
+    """A shard whose answer from etcd was lost writes once more: what others have committed by then must still hold."""
+    assert len({store.write_part(0, 1, 0, 1, values(1, 0), "ledger") for _ in range(10)}) == 1
+
+
+def test_newest_is_by_step_then_generation(store: CheckpointStore) -> None:
+    for step, generation in ((50, 3), (100, 1), (100, 2), (9, 0)):
+        write(store, step, generation)
+    assert [(m.step, m.generation) for m in store.manifests()] == [(100, 2), (100, 1), (50, 3), (9, 0)]
+    assert store.latest_generation() == 3
+
+
+def test_nothing_there(store: CheckpointStore) -> None:
+    assert store.manifests() == []
+    assert store.latest_generation() == -1
+
+
+# -- damage -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\"x\"", b"{}", b"\xff\xfe", b"null",
+                                     b'{"generation": 0, "step": 100, "program": "", "parts": [1], "meta": {}}'])
+def test_damaged_manifest_is_passed_over(store: CheckpointStore, content: bytes) -> None:
+    write(store, 50)
+    newest = write(store, 100)
+    (store.root / newest.directory / "manifest.json").write_bytes(content)
+    assert steps(store) == [50]
+    with pytest.raises(DamagedCheckpoint, match="no usable manifest"):
+        store.read_manifest(newest.directory)
+
+
+def test_missing_manifest_is_passed_over(store: CheckpointStore) -> None:
+    write(store, 50)
+    newest = write(store, 100)
+    (store.root / newest.directory / "manifest.json").unlink()
+    assert steps(store) == [50]
+
+
+def test_a_folder_under_another_name_is_passed_over(store: CheckpointStore) -> None:
+    write(store, 50)
+    newest = write(store, 100)
+    (store.root / newest.directory).rename(store.root / directory_name(0, 200))
+    assert steps(store) == [50]
+
+
+def test_missing_or_truncated_part_is_passed_over(store: CheckpointStore) -> None:
+    write(store, 50)
+    truncated, missing = write(store, 100), write(store, 150)
+    os.truncate(store.root / truncated.parts[1].file, 20)
+    (store.root / missing.parts[0].file).unlink()
+    assert steps(store) == [50]
+    with pytest.raises(DamagedCheckpoint, match=r"expected \d+ bytes, it is missing"):
+        store.read_manifest(missing.directory)
+    with pytest.raises(DamagedCheckpoint, match=r"expected \d+ bytes, found 20"):
+        store.read_manifest(truncated.directory)
+    with pytest.raises(DamagedCheckpoint):
+        store.read_part(truncated, 1)
+    with pytest.raises(DamagedCheckpoint, match="cannot be read"):
+        store.read_part(missing, 0)
+
+
+def test_a_flipped_bit_is_noticed_when_the_part_is_read(store: CheckpointStore) -> None:
+    manifest = write(store, 50)
+    path = store.root / manifest.parts[0].file
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(DamagedCheckpoint, match="checksum"):
+        store.read_part(manifest, 0)
+    assert store.read_part(manifest, 1)[0]["w"][0, 0] == 50
+
+
+def test_a_shard_that_has_no_part(store: CheckpointStore) -> None:
+    with pytest.raises(DamagedCheckpoint, match="no part of shard 2") as caught:
+        store.read_part(write(store, 50), 2)
+    assert "number of pservers" in caught.value.help
+
+
+# -- pruning ----------------------------------------------------------------------------------------------------
+
+
+def test_prune_keeps_the_newest(store: CheckpointStore) -> None:
+    manifests = [write(store, step) for step in (50, 100, 150, 200)]
+    store.prune(2, manifests[-1])
+    assert steps(store) == [200, 150]
+
+
+def test_prune_never_deletes_the_last_good_nor_anything_newer(store: CheckpointStore) -> None:
+    good, newer = write(store, 100), write(store, 150)
+    write(store, 50)
+    store.write_part(0, 200, 0, SHARDS, values(200, 0))  # being written
+    store.write_part(3, 75, 0, SHARDS, values(75, 0))  # so is this one, after everyone went back to step 50
+    store.prune(1, good)
+    assert steps(store) == [150, 100]
+    assert newer in store.manifests()
+    assert {p.name for p in store.root.iterdir()} == {
+        directory_name(0, 100), directory_name(0, 150), directory_name(0, 200), directory_name(3, 75)}
+
+
+def test_prune_counts_only_what_can_be_used(store: CheckpointStore) -> None:
+    write(store, 50)
+    damaged, last = write(store, 100), write(store, 150)
+    os.truncate(store.root / damaged.parts[0].file, 3)
+    store.prune(2, last)
+    assert steps(store) == [150, 50]
+
+
+def test_prune_removes_what_crashes_left(store: CheckpointStore) -> None:
+    store.write_part(0, 50, 0, SHARDS, values(50, 0))
+    (store.root / directory_name(0, 50) / ".shard-1-of-2.safetensors.ab.tmp").write_bytes(b"half")
+    (store.root / "notes").mkdir()
+    store.prune(3, write(store, 100, generation=1))
+    assert sorted(p.name for p in store.root.iterdir()) == ["notes", directory_name(1, 100)]
+
+
+# -- crashes ----------------------------------------------------------------------------------------------------
+
+
+def test_a_crash_between_any_two_writes_leaves_the_older_one(store: CheckpointStore) -> None:
+    write(store, 50)
+    folder = store.root / directory_name(0, 100)
+    folder.mkdir()
+    assert steps(store) == [50]
+    (folder / ".shard-0-of-2.safetensors.1.tmp").write_bytes(b"half")
+    assert steps(store) == [50]
+    parts = []
+    for shard in range(SHARDS):
+        parts.append(store.write_part(0, 100, shard, SHARDS, values(100, shard)))
+        assert steps(store) == [50]
+    (folder / ".manifest.json.2.tmp").write_bytes(b"{")
+    assert steps(store) == [50]
+    store.write_manifest(Manifest(0, 100, "program", tuple(parts)))
+    assert steps(store) == [100, 50]
+
+
+def test_atomic_write_survives_sigkill(tmp_path: Path) -> None:
+    """A process that rewrites a file all the time is killed at random moments: the file is always whole."""
+    path = tmp_path / "file"
+    code = ("import sys; from pathlib import Path; from graphft.runtime.checkpoint import write_atomically\n"
+            "n = 0\n"
+            "while True:\n"
+            "    write_atomically(Path(sys.argv[1]), bytes([n % 256]) * 300_000); n += 1; print(n, flush=True)\n")
+    child = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
+    assert child.stdout is not None
+    for _ in range(5):
+        child.stdout.readline()
+        data = path.read_bytes()
+        assert len(data) == 300_000
+        assert len(set(data)) == 1
+    child.send_signal(signal.SIGKILL)
+    child.wait()
+    child.stdout.close()
+    data = path.read_bytes()
+    assert (len(data), len(set(data))) == (300_000, 1)
+
+
+def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").mkdir()
+    (tmp_path / "file" / "inside").touch()
+    with pytest.raises(OSError, match="file"):
+        write_atomically(tmp_path / "file", b"data")
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_no_pickle_and_readable_without_graphft(store: CheckpointStore) -> None:
+    part = store.write_part(4, 7, 0, 1, values(7, 0), "ledger")
+    with safe_open(store.root / part.file, framework="pt") as file:
+        assert file.metadata() == {"ledger": "ledger"}
+        assert torch.equal(file.get_tensor("w"), torch.full((3, 2), 7.0))

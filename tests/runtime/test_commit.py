@@ -1,0 +1,322 @@
+"""Which checkpoint counts: committed once, never across a rollback, and never one that cannot be read."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from graphft.errors import GraphftError
+from graphft.runtime.checkpoint import CheckpointStore, DamagedCheckpoint, Manifest
+from graphft.runtime.commit import Commits, Committed, Epoch, decode_committed, decode_epoch
+from graphft.runtime.etcd import Etcd
+from graphft.runtime.keys import Keys
+
+PROGRAM = "0123456789abcdef"
+
+
+class Interposed:
+    """A real etcd; `before_txn` runs before each transaction of this client, `after_txn` behind it."""
+
+    def __init__(self, etcd: Etcd) -> None:
+        self.etcd = etcd
+        self.before_txn: Callable[[], None] | None = None
+        self.after_txn: Callable[[], None] | None = None
+
+    def txn(self, *args: Any, **kwargs: Any) -> Any:
+        before, self.before_txn = self.before_txn, None
+        if before is not None:
+            before()
+        result = self.etcd.txn(*args, **kwargs)
+        after, self.after_txn = self.after_txn, None
+        if after is not None:
+            after()
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.etcd, name)
+
+
+class Shards:
+    """The commit protocol of several shards of one job, on one real etcd and one folder."""
+
+    def __init__(self, etcd: Etcd, keys: Keys, root: Path, shards: int = 3) -> None:
+        self.etcd, self.keys, self.store = etcd, keys, CheckpointStore(root)
+        self.all = [self.shard(i, shards) for i in range(shards)]
+
+    def shard(self, index: int, shards: int = 3, etcd: Any = None, program: str = PROGRAM) -> Commits:
+        return Commits(etcd or self.etcd, self.keys, self.store, index, shards, program, f"process-{index}")
+
+    def publish(self, commits: Commits, generation: int, step: int) -> Manifest | None:
+        value = {"w": torch.full((4,), float(step))}
+        part = commits.store.write_part(generation, step, commits.shard, commits.shards, value)
+        return commits.publish(generation, step, part)
+
+    def commit(self, step: int, generation: int = 0) -> Manifest:
+        """All shards publish, and the checkpoint is committed."""
+        (manifest,) = [m for c in self.all if (m := self.publish(c, generation, step)) is not None]
+        return manifest
+
+    @property
+    def committed(self) -> Committed | None:
+        return decode_committed(self.etcd.get(self.keys.committed))
+
+    @property
+    def epoch(self) -> Epoch | None:
+        return decode_epoch(self.etcd.get(self.keys.epoch))
+
+    def damage(self, manifest: Manifest, shard: int = 1) -> None:
+        os.truncate(self.store.root / manifest.parts[shard].file, 5)
+
+
+@pytest.fixture
+def shards(etcd: Etcd, keys: Keys, tmp_path: Path) -> Shards:
+    shards = Shards(etcd, keys, tmp_path)
+    shards.all[0].ensure_epoch()
+    return shards
+
+
+# -- committing ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
+def test_the_last_part_commits_whatever_the_order(shards: Shards, order: tuple[int, ...]) -> None:
+    results = [shards.publish(shards.all[i], 0, 50) for i in order]
+    assert results[:2] == [None, None]
+    assert results[2] is not None
+    assert [p.shard for p in results[2].parts] == [0, 1, 2]
+    assert shards.committed == Committed(0, 50, "step-00000050.g0")
+    assert shards.store.manifests() == [results[2]]
+
+
+def test_committed_once_by_shards_that_publish_at_the_same_moment(shards: Shards) -> None:
+    for step in (50, 100, 150):
+        with ThreadPoolExecutor(3) as pool:
+            found = list(pool.map(shards.publish, shards.all, [0] * 3, [step] * 3))
+        assert any(m is not None for m in found)
+        kv = shards.etcd.get(shards.keys.committed)
+        assert kv is not None
+        assert kv.version == step // 50, "one write per checkpoint"
+        assert decode_committed(kv) == Committed(0, step, f"step-{step:08d}.g0")
+
+
+def test_publishing_again_after_the_commit_changes_nothing(shards: Shards) -> None:
+    shards.commit(50)
+    kv = shards.etcd.get(shards.keys.committed)
+    assert shards.publish(shards.all[1], 0, 50) is not None  # its first answer was lost, say
+    assert shards.etcd.get(shards.keys.committed) == kv
+
+
+def test_an_older_step_is_never_committed_over_a_newer_one(shards: Shards) -> None:
+    shards.commit(100)
+    assert [shards.publish(c, 0, 50) for c in shards.all] == [None, None, None]
+    assert shards.committed == Committed(0, 100, "step-00000100.g0")
+
+
+def test_the_manifest_is_written_before_the_commit(shards: Shards) -> None:
+    """PITFALLS: the old checkpoint was deleted before the new one was recorded."""
+    etcd = Interposed(shards.etcd)
+    last = shards.shard(2, etcd=etcd)
+    seen: list[tuple[Committed | None, list[int]]] = []
+
+    def look() -> None:
+        etcd.before_txn = lambda: seen.append((shards.committed, [m.step for m in shards.store.manifests()]))
+
+    first = shards.commit(50)
+    for c in shards.all[:2]:
+        shards.publish(c, 0, 100)
+    etcd.after_txn = look  # behind the part's transaction, before the commit's
+    shards.publish(last, 0, 100)
+    assert seen == [(Committed(0, 50, first.directory), [100, 50])]
+
+
+def test_parts_are_forgotten_with_the_void_ones(shards: Shards) -> None:
+    shards.publish(shards.all[0], 0, 25)
+    shards.all[1].rollback("shard 1 was restarted")
+    manifest = shards.commit(25, generation=1)
+    shards.publish(shards.all[0], 1, 50)
+    shards.all[0].forget_parts(manifest)
+    left = [kv.key for kv in shards.etcd.range(shards.keys.all_parts).kvs]
+    assert left == [f"{shards.keys.parts(1, 50)}0"]
+    assert [shards.publish(c, 1, 50) is not None for c in shards.all[1:]] == [False, True]
+
+
+# -- generations --------------------------------------------------------------------------------------------------
+
+
+def test_a_part_of_an_older_generation_is_void(shards: Shards) -> None:
+    shards.publish(shards.all[0], 0, 50)
+    assert shards.all[1].rollback("shard 1 was restarted").generation == 1
+    assert [shards.publish(c, 0, 50) for c in shards.all] == [None, None, None]
+    assert shards.committed is None
+    assert shards.commit(50, generation=1).generation == 1
+
+
+def test_a_commit_begun_before_a_rollback_is_not_made_after_it(shards: Shards) -> None:
+    shards.commit(50)
+    etcd = Interposed(shards.etcd)
+    last = shards.shard(2, etcd=etcd)
+    for c in shards.all[:2]:
+        shards.publish(c, 0, 100)
+
+    def then_roll_back() -> None:  # behind the transaction that records the part, before the one that commits
+        etcd.before_txn = lambda: shards.all[0].rollback("shard 0 was restarted")
+
+    etcd.after_txn = then_roll_back
+    assert shards.publish(last, 0, 100) is None
+    assert shards.committed == Committed(0, 50, "step-00000050.g0")
+    assert shards.epoch == Epoch(1, 50, "step-00000050.g0", "shard 0 was restarted")
+    assert shards.commit(100, generation=1).directory == "step-00000100.g1"
+
+
+def test_a_rollback_takes_a_commit_that_was_made_meanwhile(shards: Shards) -> None:
+    shards.commit(50)
+    etcd = Interposed(shards.etcd)
+    etcd.before_txn = lambda: shards.commit(100)
+    assert shards.shard(0, etcd=etcd).rollback("late") == Epoch(1, 100, "step-00000100.g0", "late")
+
+
+def test_rollbacks_by_two_shards_at_once_are_one(shards: Shards) -> None:
+    shards.commit(50)
+    etcd = Interposed(shards.etcd)
+    etcd.before_txn = lambda: shards.all[1].rollback("shard 1 was restarted")
+    assert shards.shard(0, etcd=etcd).rollback("shard 0 was restarted") == Epoch(
+        1, 50, "step-00000050.g0", "shard 1 was restarted")
+    assert shards.epoch == Epoch(1, 50, "step-00000050.g0", "shard 1 was restarted")
+
+
+def test_a_rollback_whose_answer_is_lost_is_made_once(etcd_server: Any, keys: Keys, tmp_path: Path) -> None:
+    with Etcd(etcd_server.endpoints) as etcd:
+        shards = Shards(etcd, keys, tmp_path)
+        shards.all[0].ensure_epoch()
+        shards.commit(50)
+        send, lost = etcd._calls.once, []
+
+        def lose_first_answer(method: Any, request: Any, timeout: float, **options: Any) -> Any:
+            answer = send(method, request, timeout, **options)
+            if method is etcd._calls.kv.Txn and not lost:
+                lost.append(answer)
+                return send(etcd._calls.kv.Range, request, 0.000001)  # DEADLINE_EXCEEDED, as if nothing had come back
+            return answer
+
+        etcd._calls.once = lose_first_answer  # type: ignore[method-assign]
+        assert shards.all[0].rollback("restarted").generation == 1
+        assert lost
+        assert shards.epoch is not None
+        assert shards.epoch.generation == 1
+
+
+# -- going back past what is damaged --------------------------------------------------------------------------------
+
+
+def test_rollback_before_the_first_checkpoint(shards: Shards) -> None:
+    assert shards.all[0].rollback("restarted") == Epoch(1, 0, "", "restarted")
+    assert shards.all[0].manifest_of(Epoch(1, 0, "", "restarted")) is None
+
+
+def test_a_damaged_newest_checkpoint_is_passed_over(shards: Shards) -> None:
+    first, second = shards.commit(50), shards.commit(100)
+    shards.damage(second)
+    epoch = shards.all[0].rollback("restarted")
+    assert epoch == Epoch(1, 50, first.directory, "restarted")
+    assert shards.committed == Committed(0, 50, first.directory)
+    assert shards.commit(100, generation=1).directory == "step-00000100.g1", "the step is committed once more"
+
+
+def test_rollback_below_a_part_that_cannot_be_read(shards: Shards) -> None:
+    manifests = [shards.commit(step) for step in (50, 100, 150)]
+    epoch = shards.all[0].rollback("damaged", below=150)
+    assert (epoch.generation, epoch.step) == (1, 100)
+    assert shards.all[0].rollback("damaged", below=100).checkpoint == manifests[0].directory
+    epoch = shards.all[0].rollback("damaged", below=50)
+    assert epoch == Epoch(3, 0, "", "damaged")
+
+
+def test_without_any_usable_checkpoint_the_job_starts_over_and_commits_again(shards: Shards) -> None:
+    shards.damage(shards.commit(50))
+    shards.damage(shards.commit(100))
+    assert shards.all[0].rollback("restarted") == Epoch(1, 0, "", "restarted")
+    assert shards.committed is None
+    shards.commit(50, generation=1)
+    assert shards.committed == Committed(1, 50, "step-00000050.g1")
+
+
+def test_checkpoints_of_another_program_are_not_gone_back_to(shards: Shards) -> None:
+    foreign = [shards.store.write_part(0, 25, i, 3, {"w": torch.ones(1)}) for i in range(3)]
+    shards.store.write_manifest(Manifest(0, 25, "another program", tuple(foreign)))
+    shards.damage(shards.commit(50))
+    assert shards.all[0].rollback("restarted").step == 0
+    with pytest.raises(GraphftError, match="of program another prog"):
+        shards.all[0].manifest_of(Epoch(1, 25, "step-00000025.g0"))
+
+
+def test_the_manifest_of_a_lost_checkpoint(shards: Shards) -> None:
+    with pytest.raises(DamagedCheckpoint):
+        shards.all[0].manifest_of(Epoch(1, 75, "step-00000075.g0"))
+
+
+# -- starting -----------------------------------------------------------------------------------------------------
+
+
+def test_begin_tells_a_first_start_from_a_restart(etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
+    """PITFALLS: a restart before the first checkpoint found "already initialised", and nobody filled it."""
+    shards = Shards(etcd, keys, tmp_path)
+    assert shards.all[0].begin() == (Epoch(reason="start"), False)
+    assert shards.all[1].begin() == (Epoch(reason="start"), False)
+    epoch, restarted = Commits(etcd, keys, shards.store, 0, 3, PROGRAM, "process-0-again").begin()
+    assert (epoch.step, restarted) == (0, True)
+    assert shards.all[2].begin() == (Epoch(reason="start"), False)
+
+
+def test_begin_joins_the_epoch_that_holds(shards: Shards) -> None:
+    shards.commit(50)
+    raised = shards.all[0].rollback("restarted")
+    assert shards.all[2].begin() == (raised, False)
+
+
+def test_after_a_restart_checkpoints_are_taken_again(shards: Shards) -> None:
+    """PITFALLS: a recovered server never took a checkpoint again."""
+    for generation in range(3):
+        step = 50 * (generation + 1)
+        shards.commit(step, generation)
+        assert shards.all[0].rollback("restarted") == Epoch(
+            generation + 1, step, f"step-{step:08d}.g{generation}", "restarted")
+
+
+def test_a_new_etcd_goes_on_from_the_checkpoint_on_disk(shards: Shards) -> None:
+    newest = [shards.commit(step) for step in (50, 100)][-1]
+    shards.store.write_part(7, 125, 0, 3, {"w": torch.ones(1)})  # of a generation that did not get far
+    shards.etcd.delete_prefix(f"/{shards.keys.job}")
+    for c in reversed(shards.all):
+        epoch, restarted = c.begin()
+        assert (epoch.generation, epoch.step, epoch.checkpoint) == (8, 100, newest.directory)
+        assert not restarted
+    assert shards.committed == Committed(0, 100, newest.directory)
+    assert shards.commit(150, generation=8).step == 150
+
+
+def test_a_new_etcd_and_only_damaged_checkpoints(shards: Shards) -> None:
+    shards.damage(shards.commit(50))
+    shards.etcd.delete_prefix(f"/{shards.keys.job}")
+    epoch, _ = shards.all[0].begin()
+    assert (epoch.generation, epoch.step, epoch.checkpoint) == (1, 0, "")
+
+
+def test_ensure_epoch_leaves_what_is_there(shards: Shards) -> None:
+    raised = shards.all[0].rollback("restarted")
+    shards.all[1].ensure_epoch()
+    assert shards.epoch == raised
+
+
+def test_publishing_before_there_is_an_epoch(etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
+    shards = Shards(etcd, keys, tmp_path)
+    assert shards.publish(shards.all[0], 0, 50) is None
+    assert etcd.range(keys.all_parts).kvs == ()
+
+
