@@ -17,7 +17,8 @@ from graphft import registry
 from graphft.errors import ProgramError
 from graphft.guards import captured
 from graphft.ir import Block, Kind, Operator, Variable, grad_name, map_refs
-from graphft.symbolic import Symbols, resolve
+from graphft.literals import resolve
+from graphft.symbolic import Symbols
 from graphft.tracing import Emitter, Recorder, settle, storage, trace
 
 

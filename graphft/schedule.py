@@ -13,16 +13,17 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from graphft import tracing
 from graphft.errors import GraphftError
 from graphft.ir import Block, Type, Variable
 from graphft.locations import error_line
-from graphft.symbolic import Symbols
-from graphft.tracing import Traced
+
+if TYPE_CHECKING:
+    from graphft.tracing import Traced
 
 Schedule = Callable[[Tensor], Tensor]
 Rate = float | Schedule
@@ -74,6 +75,9 @@ def at(schedule: Rate, step: Tensor) -> Tensor:
 def trace(schedule: Rate) -> Traced:
     """`schedule` as a recorded function of the int64 step. Raises GraphftError where it cannot be recorded."""
 
+    from graphft import tracing  # tracing takes a second to import, and only this needs it
+    from graphft.symbolic import Symbols
+
     def lr(step: Tensor) -> list[Tensor]:
         return [at(schedule, step.to(torch.float64))]
 
@@ -104,6 +108,8 @@ def trace(schedule: Rate) -> Traced:
 
 def append(block: Block, traced: Traced, step: Variable, name: str) -> Variable:
     """Appends a recorded schedule's ops to `block`; they compute variable `name`, which is returned, from `step`."""
+    from graphft import tracing
+
     (result,) = traced.results
     assert result is not None
     tracing.emit(traced, block, [step.name], {result: name})

@@ -6,12 +6,10 @@ size is the symbol `batch`, and prints the sizes of whatever torch infers from i
 
 from __future__ import annotations
 
-import ast
 import logging
-import operator
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -25,11 +23,9 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from graphft.errors import GraphftError
-from graphft.ir import Arg, Dim, Sym, Type
+from graphft.ir import Dim, Type
+from graphft.literals import dtype_of, evaluate, names_in
 from graphft.locations import TRACED, line_of, user_line
-
-DEVICE = Sym("@device")
-"""The literal that stands for the role's device."""
 
 SCALARS: dict[type, str] = {bool: "bool", SymBool: "bool", int: "int", SymInt: "int", float: "float",
                             SymFloat: "float"}
@@ -39,64 +35,6 @@ UNKNOWN = sympy.Symbol("unknown", integer=True, positive=True)
 
 _CONVERSIONS = ("__bool__", "__int__", "__index__", "__float__")
 _HINTS = (7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59)
-_BINARY: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod, ast.Div: operator.truediv, ast.Pow: operator.pow,
-}
-_COMPARE: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-}
-_CALLS: dict[str, Callable[..., Any]] = {
-    "Mod": operator.mod, "PythonMod": operator.mod, "FloorDiv": operator.floordiv,
-    "Max": torch.sym_max, "Min": torch.sym_min,
-}
-
-
-def evaluate(expression: Dim, dims: dict[str, Any]) -> Any:
-    """The value of a dimension expression (or of a condition on dimensions), given the named dimensions' values.
-
-    Raises GraphftError when it is not an expression of that kind, or names a dimension that `dims` lacks.
-    """
-    if isinstance(expression, int):
-        return expression
-    try:
-        return _evaluate(ast.parse(expression, mode="eval").body, dims)
-    except (SyntaxError, KeyError, TypeError, ZeroDivisionError) as error:
-        raise GraphftError(f"cannot evaluate dimension {expression!r}: {error}", rule="dimension",
-                           help="a dimension is a number or an expression over names, such as 2*batch") from None
-
-
-def _evaluate(node: ast.expr, dims: dict[str, Any]) -> Any:
-    match node:
-        case ast.Constant(value=int() as value):
-            return value
-        case ast.Name(id=name):
-            return dims[name]
-        case ast.UnaryOp(op=ast.USub(), operand=inner):
-            return -_evaluate(inner, dims)
-        case ast.BinOp(left=left, op=op, right=right) if type(op) in _BINARY:
-            return _BINARY[type(op)](_evaluate(left, dims), _evaluate(right, dims))
-        case ast.Compare(left=left, ops=[op], comparators=[right]) if type(op) in _COMPARE:
-            return _COMPARE[type(op)](_evaluate(left, dims), _evaluate(right, dims))
-        case ast.Call(func=ast.Name(id=name), args=args) if name in _CALLS:
-            first, *rest = (_evaluate(a, dims) for a in args)
-            for value in rest:
-                first = _CALLS[name](first, value)
-            return first
-    raise TypeError(f"{ast.unparse(node)} is not supported")
-
-
-def names_in(expression: Dim) -> set[str]:
-    """The named dimensions in an expression."""
-    if isinstance(expression, int):
-        return set()
-    if expression.isidentifier():
-        return {expression}
-    tree = ast.parse(expression, mode="eval")
-    return {n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} - set(_CALLS)
-
-
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keeps torch from logging a traceback for an error that we raise with a better message."""
@@ -216,41 +154,3 @@ class Symbols:
             raise GraphftError(f"a value of Python type {type(value).__name__} has no type in a program",
                                rule="type", help="operators give tensors, ints, floats and truth values")
         return Type(SCALARS[type(value)])
-
-
-def dtype_of(type: Type) -> torch.dtype:
-    """The torch dtype of a tensor type. Raises GraphftError for an unknown name."""
-    found = getattr(torch, type.dtype, None)
-    if not isinstance(found, torch.dtype):
-        raise GraphftError(f"torch has no dtype {type.dtype}", rule="dtype", help="use a name such as float32")
-    return found
-
-
-def literal(value: Any) -> Arg:
-    """A torch literal as it stands in a program. Raises GraphftError for what cannot be written down."""
-    if value is None or isinstance(value, (bool, int, float, str, Sym)):
-        return value
-    if isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
-        return Sym(str(value))
-    if isinstance(value, torch.device):
-        return DEVICE
-    if isinstance(value, (list, tuple)):
-        return tuple(map(literal, value))
-    raise GraphftError(f"a {type(value).__name__} cannot be an operand: {value!r}", rule="literal",
-                       help="use numbers, strings, dtypes and devices; draw random numbers from torch's default "
-                            "generator")
-
-
-def resolve(value: Arg, device: str | torch.device) -> Any:
-    """The inverse of `literal`; `@device` becomes `device`."""
-    if isinstance(value, tuple):
-        return [resolve(v, device) for v in value]
-    if not isinstance(value, Sym):
-        return value
-    if value == DEVICE:
-        return torch.device(device)
-    found = getattr(torch, value.name.removeprefix("torch."), None) if value.name.startswith("torch.") else None
-    if not isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
-        raise GraphftError(f"{value.name} is no literal that torch knows", rule="literal",
-                           help="write a dtype, layout or memory format, such as torch.float32, or @device")
-    return found

@@ -23,8 +23,9 @@ from graphft import registry
 from graphft.dependence import alias_classes
 from graphft.errors import GraphftError
 from graphft.ir import Arg, Block, Kind, Operator, Ref, Type, Variable, same
+from graphft.literals import literal
 from graphft.locations import TRACED, user_line
-from graphft.symbolic import Symbols, literal, quiet
+from graphft.symbolic import Symbols, quiet
 
 _ALIASES = frozenset({torch.ops.aten.detach.default, torch.ops.aten.alias.default, torch.ops.aten.lift_fresh.default})
 """Without autograd, these are their operand."""

@@ -21,8 +21,8 @@ from torch import Tensor
 from graphft import registry, schedule
 from graphft.errors import GraphftError, ProgramError
 from graphft.ir import Block, Kind, Operator, Program, Ref, Type, Variable, grad_name
+from graphft.literals import dtype_of
 from graphft.optim import SCALAR_STATE, Clip, ClipByValue, Optimizer
-from graphft.symbolic import dtype_of
 
 GLOBAL_STEP = "global_step"
 """Name of the variable that counts completed steps."""

@@ -15,15 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload, OpOverloadPacket
 
 from graphft import registry
 from graphft.errors import ProgramError
 from graphft.ir import Arg, Block, Operator, Ref, Sym, Type
+from graphft.literals import literal, resolve
 from graphft.ops.prim import dim_of
 from graphft.registry import Attr, OpDef, Slot
-from graphft.symbolic import Symbols, literal, quiet, resolve
 
 HIDDEN_WRITES = {
     "aten::native_batch_norm": ("running_mean", "running_var"),
@@ -128,6 +127,11 @@ def _show(value: Any) -> str:
 
 @functools.lru_cache(maxsize=8192)
 def _result_types(call: _Call) -> tuple[Type, ...]:
+    # Imported here: inference needs parts of torch that take a second to load, and roles do not infer.
+    from torch._dispatch.python import enable_python_dispatcher
+
+    from graphft.symbolic import Symbols, quiet
+
     symbols = Symbols(_sizes((*call.args, *call.kwargs.values())))
 
     def value(arg: Any) -> Any:
@@ -173,8 +177,8 @@ _SCALARS: dict[str, tuple[type, ...]] = {
     "ScalarType": (Sym,), "Layout": (Sym,), "MemoryFormat": (Sym,), "Device": (Sym,),
     "Tensor": (bool, int, float),
 }
-_OPERANDS = {"Tensor": ("int", "float", "bool"), "int": ("int",), "number": ("int", "float", "bool"), "float": ("float", "int"),
-             "bool": ("bool",)}
+_OPERANDS = {"Tensor": ("int", "float", "bool"), "int": ("int",), "number": ("int", "float", "bool"),
+             "float": ("float", "int"), "bool": ("bool",)}
 
 
 def _check_arguments(overload: OpOverload, op: Operator, block: Block, args: tuple[Any, ...],

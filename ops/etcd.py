@@ -57,7 +57,7 @@ def etcd_release_slots(ctx: Context) -> None:
 
 @op("etcd_enqueue_todo", effect=True)
 def etcd_enqueue_todo(ctx: Context) -> None:
-    """Makes the records of the pass that begins, one key per chunk; exactly one trainer does it, whole or not at all."""
+    """Makes the records of the pass that begins, one key per chunk; one trainer does it, whole or not at all."""
     assert ctx.queue is not None
     ctx.queue.enqueue_pass()
 
@@ -92,7 +92,7 @@ def etcd_enqueue_timeout(ctx: Context, *, timeout: float = 60.0, max_failures: i
 
 @op("get_chunk", infer=[Type("chunk")], effect=True)
 def get_chunk(ctx: Context) -> ChunkWork:
-    """`etcd_get_chunk` without fault tolerance: the batch that the pass plan gives (step, slot); nothing is recorded."""
+    """`etcd_get_chunk` without fault tolerance: the batch that the pass plan gives (step, slot), unrecorded."""
     assert ctx.queue is not None
     return ctx.queue.get_chunk()
 

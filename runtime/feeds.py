@@ -9,7 +9,7 @@ import torch
 
 from graphft.errors import GraphftError, ProgramError
 from graphft.ir import Block, Kind, Program, Variable
-from graphft.symbolic import dtype_of, evaluate, names_in
+from graphft.literals import dtype_of, evaluate, names_in
 
 
 def check_feed(block: Block, feed: Mapping[str, Any], device: str | torch.device, needed: Sequence[str]

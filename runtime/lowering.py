@@ -20,8 +20,8 @@ import torch
 from graphft import registry
 from graphft.errors import GraphftError, ProgramError
 from graphft.ir import Arg, Block, Kind, Operator, Ref
+from graphft.literals import DEVICE, resolve
 from graphft.ops.context import Interrupt
-from graphft.symbolic import DEVICE, resolve
 
 Scope = MutableMapping[str, Any]
 """Values by variable name."""

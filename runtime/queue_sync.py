@@ -11,6 +11,7 @@ done and failed, count failures, and let anybody see them. One key per chunk:
 
 from __future__ import annotations
 
+import functools
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -108,7 +109,7 @@ class PlanQueue:
         lowest = self.trainer.comm.lowest()
         for slot, claim in list(self.claims.items()):
             if claim.last_step < lowest:
-                self.trainer.patiently(lambda claim=claim: self._complete(claim))
+                self.trainer.patiently(functools.partial(self._complete, claim))
                 del self.claims[slot]
 
     def enqueue_pass(self) -> None:

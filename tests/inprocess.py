@@ -16,7 +16,7 @@ from graphft.ir import Kind, Program
 from graphft.ops.context import ChunkWork, Context, NoData
 from graphft.plan import Located, batch_seed
 from graphft.runtime.lowering import Lowered, lower
-from graphft.symbolic import dtype_of
+from graphft.literals import dtype_of
 from graphft.transpiler import Job, assemble
 from graphft.transpiler.passes.split_optimizer import ALL_NORMS
 

@@ -13,7 +13,7 @@ import torch
 from graphft.data import DataSpec
 from graphft.errors import GraphftError, ProgramError
 from graphft.ir import Kind, Program
-from graphft.symbolic import names_in
+from graphft.literals import names_in
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.job import Job
 from graphft.verify import verify

@@ -10,10 +10,9 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
-import torch
 
 from graphft.errors import GraphftError
 from graphft.ir import Block, Program
@@ -67,7 +66,7 @@ class Role:
             self._lowered[key] = lower(block, fetch=fetch, start=start, device=self.config.device)
         return self._lowered[key]
 
-    def run_block(self, name: str, fetch: tuple[str, ...] = ()) -> tuple[object, ...]:
+    def run_block(self, name: str, fetch: tuple[str, ...] = ()) -> tuple[Any, ...]:
         """Runs a block of the program once, if it has it."""
         if name not in self.program.blocks:
             return ()
@@ -159,7 +158,7 @@ class Role:
         here = self.watcher.wait(lambda kvs: sum(k.startswith(prefix) for k in kvs) >= count, timeout)
         if here is None:
             raise GraphftError(f"waited {timeout:.0f} s for {count} pservers, {len(self.view.pservers)} are there",
-                               rule="wait-pservers", help="start the missing ones; `graphft status` shows which are alive")
+                               rule="wait-pservers", help="start the missing ones; `graphft status` shows who is alive")
 
     def report_status(self) -> None:
         key = self.keys.status_of(self.kind, str(self.index) if self.kind == "pserver" else self.id)

@@ -155,9 +155,9 @@ class Pserver(Role):
         view = self.view
         if view.state == "failed":
             raise GraphftError(f"job {self.keys.job} failed", rule="job-failed", help="see its events")
-        last = view.committed is not None and view.committed.step >= self.config.total_steps
-        if last and self.index == 0 and not view.over:
-            self.saver.finish(view.committed)
+        committed = view.committed
+        if committed is not None and committed.step >= self.config.total_steps and self.index == 0 and not view.over:
+            self.saver.finish(committed)
         return view.over
 
     def _follow_epoch(self) -> None:

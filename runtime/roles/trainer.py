@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import signal
 import threading
 import time
 import traceback
 from collections import Counter, deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -145,7 +147,7 @@ class Trainer(Role):
 
     # -- data ---------------------------------------------------------------------------------------------------
 
-    def batch(self, work: ChunkWork, columns: tuple[str, ...]) -> list[torch.Tensor]:
+    def batch(self, work: ChunkWork, columns: Sequence[str]) -> list[torch.Tensor]:
         batch = self.prefetcher.get(BatchKey(work.pass_index, work.chunk, work.batch, self.config.batch_size))
         return [batch[c] for c in columns]
 
@@ -160,7 +162,7 @@ class Trainer(Role):
     def _read_ahead(self, work: Work) -> None:
         """Schedules what comes next: this trainer's other slots at this step, and all of them at the next."""
         slots = self.comm.slots()
-        ahead = [(work.step, v) for v in slots if v >= work.slot] + [(work.step + 1, v) for v in slots if v <= work.slot]
+        ahead = [(work.step + (v <= work.slot), v) for v in slots] + [(work.step, work.slot)]
         for step, slot in ahead:
             located = self.plan.locate(step, slot)
             if located is not None:
@@ -202,10 +204,12 @@ class Trainer(Role):
         for slot in assignment.release:
             if slot in self.comm.slots():
                 self.queue.release(slot)
-                self.patiently(lambda key=self.keys.slot(slot): self.etcd.txn(
-                    [value_is(key, self.id.encode())], [delete_op(key)], token=None))
+                self.patiently(functools.partial(self._free, self.keys.slot(slot)))
                 self.control.append(SlotLost(slot))
                 log.info("handed slot %d over (%s)", slot, assignment.reason)
+
+    def _free(self, key: str) -> None:
+        self.etcd.txn([value_is(key, self.id.encode())], [delete_op(key)])
 
     # -- what is reported ---------------------------------------------------------------------------------------
 
@@ -239,4 +243,5 @@ def _changes(before: JobView, after: JobView, me: str) -> list[Any]:
             events.append(ShardUp(shard, now.id))
     mine_before = {v for v, holder in before.slots.items() if holder == me}
     mine = {v for v, holder in after.slots.items() if holder == me}
-    return [*events, *(SlotLost(v) for v in sorted(mine_before - mine)), *(SlotGained(v) for v in sorted(mine - mine_before))]
+    lost, gained = sorted(mine_before - mine), sorted(mine - mine_before)
+    return [*events, *map(SlotLost, lost), *map(SlotGained, gained)]
