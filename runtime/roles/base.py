@@ -154,8 +154,11 @@ class Role:
                 time.sleep(RETRY_SECONDS)
 
     def wait_pservers(self, count: int, timeout: float) -> None:
-        prefix = self.keys.pservers
-        here = self.watcher.wait(lambda kvs: sum(k.startswith(prefix) for k in kvs) >= count, timeout)
+        """Returns when they are there, or when the job is over, whose pservers may be gone already."""
+        prefix, state = self.keys.pservers, self.keys.state
+        here = self.watcher.wait(
+            lambda kvs: sum(k.startswith(prefix) for k in kvs) >= count
+            or (state in kvs and kvs[state].value in (b"complete", b"failed")), timeout)
         if here is None:
             raise GraphftError(f"waited {timeout:.0f} s for {count} pservers, {len(self.view.pservers)} are there",
                                rule="wait-pservers", help="start the missing ones; `graphft status` shows who is alive")
