@@ -63,7 +63,7 @@ class Display:
         live = self.console.is_terminal
         self._live = Live(console=self.console, refresh_per_second=4, transient=True) if live else None
         self._shown: set[tuple[float, str]] = set()
-        self._next_line = 0.0
+        self._next_line, self._last_line = 0.0, ""
         if self._live is not None:
             self._live.start()
 
@@ -74,7 +74,7 @@ class Display:
         self._new_events(status)
         if time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LINE_EVERY_SECONDS
-            self.console.print(format_line(status), soft_wrap=True)
+            self._line(status)
 
     def close(self, status: JobStatus | None = None) -> None:
         """Leaves the events, and the last line, on the screen. Repeatable."""
@@ -82,7 +82,13 @@ class Display:
             self._live.stop()
         if status is not None:
             self._new_events(status)
-            self.console.print(format_line(status), soft_wrap=True)
+            self._line(status)
+
+    def _line(self, status: JobStatus) -> None:
+        line = format_line(status)
+        if line != self._last_line:
+            self.console.print(line, soft_wrap=True)
+        self._last_line = line
 
     def _new_events(self, status: JobStatus) -> None:
         for event in status.events:

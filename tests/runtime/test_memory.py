@@ -1,0 +1,211 @@
+"""A shard's memory: sums in slot order to the bit, copies that are not changed while they are sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from graphft.errors import GraphftError
+from graphft.runtime.memory import ShardMemory, frame_fault
+from graphft.runtime.protocol.rounds import Contribution
+from graphft.runtime.transport.buffers import as_tensor, byte_view
+
+
+@dataclass
+class Sending:
+    """A `Sent` that is done when the test says so."""
+
+    done: bool = False
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        return self.done
+
+
+def memory_of(reduce: str = "weighted_mean", dtype: torch.dtype = torch.float32) -> ShardMemory:
+    scope = {"a": torch.arange(4).to(dtype), "b": torch.arange(3).to(dtype) + 10, "a@momentum": torch.zeros(4)}
+    memory = ShardMemory(scope)
+    memory.make_bucket(0, ["a", "b"], reduce)
+    return memory
+
+
+def give(*parts: tuple[int, int, Tensor]) -> list[Contribution]:
+    """Contributions of (slot, samples, bucket 0)."""
+    return [Contribution(slot, samples, {0: byte_view(part)}) for slot, samples, part in parts]
+
+
+def same_bits(x: Tensor, y: Tensor) -> bool:
+    return x.dtype == y.dtype and torch.equal(x.view(torch.uint8), y.view(torch.uint8))
+
+
+def test_the_scope_holds_views_of_the_bucket_and_its_sum() -> None:
+    memory = memory_of()
+    bucket = memory.buckets[0]
+    assert bucket.nbytes == 28
+    memory.scope["a"].fill_(5)
+    memory.scope["b@GRAD"].fill_(7)
+    assert bucket.flat.tolist() == [5, 5, 5, 5, 10, 11, 12]
+    assert bucket.total.tolist() == [0, 0, 0, 0, 7, 7, 7]
+
+
+# -- sums -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("reduce", ["weighted_mean", "mean", "first"])
+def test_a_single_contribution_is_taken_bit_by_bit(reduce: str) -> None:
+    part = torch.tensor([0.1, -0.0, 1e-45, float("inf"), float("nan"), 3e38, -1 / 3])
+    memory = memory_of(reduce)
+    memory.reduce(give((3, 17, part)))
+    assert same_bits(memory.buckets[0].total, part)
+
+
+@pytest.mark.parametrize(("reduce", "weights"), [("weighted_mean", (8 / 13, 4 / 13, 1 / 13)), ("mean", (1 / 3,) * 3)])
+def test_sums_are_made_in_slot_order(reduce: str, weights: tuple[float, ...]) -> None:
+    torch.manual_seed(0)
+    parts = [torch.randn(7) * 10**e for e in (0, 4, -3)]
+    memory = memory_of(reduce)
+    memory.reduce(give(*((slot, n, part) for slot, n, part in zip((0, 1, 5), (8, 4, 1), parts, strict=True))))
+    wanted = parts[0] * weights[0]
+    for part, weight in zip(parts[1:], weights[1:], strict=True):
+        wanted.add_(part, alpha=weight)
+    assert same_bits(memory.buckets[0].total, wanted)
+    exact = sum(p.double() * w for p, w in zip(parts, weights, strict=True))
+    assert torch.allclose(memory.buckets[0].total.double(), exact, rtol=1e-5)
+
+
+def test_the_order_matters_and_is_kept() -> None:
+    """Otherwise the test above could not fail."""
+    large, small = torch.full((7,), 1e8), torch.ones(7)
+    sums = []
+    for parts in ((large, small, -large), (large, -large, small)):
+        memory = memory_of("mean")
+        memory.reduce(give(*((slot, 1, part) for slot, part in enumerate(parts))))
+        sums.append(memory.buckets[0].total.clone())
+    assert not torch.equal(*sums)
+
+
+def test_first_takes_the_lowest_slot_with_data() -> None:
+    memory = memory_of("first", torch.int64)
+    first, second = torch.arange(7) + 2**60, torch.zeros(7, dtype=torch.int64)
+    memory.reduce(give((1, 4, first), (2, 9, second)))
+    assert memory.buckets[0].total.tolist() == first.tolist()
+
+
+def test_sums_do_not_accumulate_over_rounds() -> None:
+    """PITFALLS: a departed trainer's last gradient was added again in every later step."""
+    memory = memory_of("mean")
+    for value in (1.0, 2.0):
+        memory.reduce(give((0, 1, torch.full((7,), value)), (1, 1, torch.full((7,), 3 * value))))
+    assert memory.buckets[0].total.tolist() == [4.0] * 7
+
+
+def test_unaligned_frames() -> None:
+    part = torch.randn(7)
+    raw = bytearray(1) + bytes(byte_view(part))
+    memory = memory_of()
+    memory.reduce([Contribution(0, 1, {0: memoryview(raw)[1:]})])
+    assert same_bits(memory.buckets[0].total, part)
+
+
+# -- versions -------------------------------------------------------------------------------------------------------
+
+
+def values(memory: ShardMemory, version: int) -> list[float]:
+    return as_tensor(memory.frame(0, version), torch.float32).tolist()
+
+
+def test_the_current_and_the_previous_version_are_kept() -> None:
+    memory = memory_of()
+    for version in range(4):
+        memory.scope["a"].fill_(version)
+        memory.publish(version)
+    memory.scope["a"].fill_(99)  # the optimizer goes on
+    assert values(memory, 3)[:4] == [3] * 4
+    assert values(memory, 2)[:4] == [2] * 4
+    for gone in (1, 4):
+        with pytest.raises(KeyError, match=f"version {gone}"):
+            memory.frame(0, gone)
+
+
+def test_buffers_are_used_again() -> None:
+    memory = memory_of()
+    places = []
+    for version in range(6):
+        memory.publish(version)
+        places.append(memory.published(0, version).flat.data_ptr())
+    assert len(set(places)) == 2
+
+
+def test_a_copy_is_not_written_over_while_it_is_sent() -> None:
+    memory = memory_of()
+    memory.publish(0)
+    sending, done = Sending(), Sending(done=True)
+    frame = memory.frame(0, 0)
+    before = bytes(frame)
+    for sent in (done, sending, done):
+        memory.lend(0, 0, sent)
+    for version in range(1, 6):
+        memory.scope["a"].fill_(version)
+        memory.publish(version)
+    assert bytes(frame) == before, "a peer that is slow to read still gets what it was promised"
+    assert len({memory.published(0, v).flat.data_ptr() for v in (4, 5)}) == 2
+
+
+def test_a_copy_is_used_again_once_it_was_sent() -> None:
+    memory = memory_of()
+    memory.publish(0)
+    place, sending = memory.published(0, 0).flat.data_ptr(), Sending()
+    memory.lend(0, 0, sending)
+    memory.publish(1)
+    sending.done = True
+    memory.publish(2)
+    assert memory.published(0, 2).flat.data_ptr() == place
+
+
+def test_publishing_after_going_back() -> None:
+    memory = memory_of()
+    for version in (6, 7):
+        memory.publish(version)
+    memory.lend(0, 7, Sending())
+    memory.scope["a"].fill_(-1)
+    memory.publish(5)
+    assert values(memory, 5)[0] == -1
+    for gone in (4, 6, 7):
+        with pytest.raises(KeyError):
+            memory.frame(0, gone)
+
+
+# -- whole states ---------------------------------------------------------------------------------------------------
+
+
+def test_restore_writes_through_the_views() -> None:
+    memory = memory_of()
+    saved = memory.clone(["a", "b", "a@momentum"])
+    flat = memory.buckets[0].flat
+    memory.scope["a"].fill_(-1)
+    memory.scope["a@momentum"].fill_(-1)
+    memory.restore(saved)
+    assert flat.tolist() == [0, 1, 2, 3, 10, 11, 12]
+    assert memory.scope["a@momentum"].tolist() == [0] * 4
+    assert memory.scope["a"].data_ptr() == flat.data_ptr()
+    saved["a"].fill_(9)
+    assert flat[0] == 0, "a snapshot and the memory share nothing"
+
+
+@pytest.mark.parametrize(("name", "value"), [
+    ("a", torch.ones(1)), ("a", torch.ones(4, dtype=torch.float64)), ("a", torch.ones(2, 2)), ("c", torch.ones(4))])
+def test_restore_refuses_what_does_not_fit_and_changes_nothing(name: str, value: Tensor) -> None:
+    memory = memory_of()
+    with pytest.raises(GraphftError, match=f"%{name} is restored as"):
+        memory.restore({"b": torch.zeros(3), name: value})
+    assert memory.buckets[0].flat.tolist() == [0, 1, 2, 3, 10, 11, 12]
+
+
+def test_frame_fault() -> None:
+    bucket = memory_of().buckets[0]
+    assert frame_fault(bucket, memoryview(bytes(28))) == ""
+    assert frame_fault(bucket, memoryview(bytes(24))) == "expected 28 bytes, got 24"
+    assert frame_fault(bucket, None) == "expected 28 bytes, got 0"
+    assert frame_fault(None, memoryview(b"")) == "there is no such bucket"
