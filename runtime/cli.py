@@ -60,6 +60,10 @@ def _parser() -> argparse.ArgumentParser:
     start.add_argument("--index", type=int, default=-1, help="the pserver's index (default: any free one)")
     start.set_defaults(command=_start)
 
+    standby = commands.add_parser("standby")  # what the launcher starts; of no use to people
+    standby.add_argument("--job", required=True)
+    standby.set_defaults(command=_standby)
+
     status = commands.add_parser("status", help="what a running job is doing")
     status.add_argument("--job", default="", help="the job's name or folder (default: the only one)")
     status.add_argument("--etcd", default="", help="host:port[,host:port...] (default: what the job's folder says)")
@@ -103,6 +107,12 @@ def _start(options: argparse.Namespace) -> int:
 
     job = _load_job(options.job)
     return run_role(job, Path(options.job), RoleSpec(options.role, options.index, options.job, options.etcd))
+
+
+def _standby(options: argparse.Namespace) -> int:
+    from graphft.runtime.standby import wait_for_role
+
+    return wait_for_role(Path(options.job))
 
 
 def _status(options: argparse.Namespace) -> int:

@@ -47,6 +47,8 @@ class LaunchOptions:
     job_dir: str = ""
     max_restarts: int = 3
     quiet: bool = False
+    standby: bool = True
+    """Keep a spare process that has imported everything: whoever dies is replaced in a fraction of a second."""
 
     def __post_init__(self) -> None:
         for name in ("trainers", "pservers", "max_restarts"):
@@ -180,7 +182,8 @@ def launch_directory(job: Job, job_dir: Path, options: LaunchOptions,
         if embedded is not None:
             _revoke_dead(etcd, keys)
         environment = role_environment() | {"OMP_NUM_THREADS": str(job.config.threads)}
-        supervisor = Supervisor(job_dir, keys, etcd, endpoints, environment, options.max_restarts, job.config.ft)
+        supervisor = Supervisor(job_dir, keys, etcd, endpoints, environment, options.max_restarts, job.config.ft,
+                                options.standby)
         stack.callback(supervisor.close)
         _stop_on_signals(stack)
         for index in range(options.pservers if options.pservers is not None else job.config.pservers):

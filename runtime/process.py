@@ -47,6 +47,12 @@ def describe_exit(status: int) -> str:
 
 def start_role(arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Starts `python -m graphft start ARGUMENTS`, its output appended to `log`; it dies with this process."""
+    return spawn(["start", *arguments], log, environment)
+
+
+def spawn(command: Sequence[str], log: Path, environment: Mapping[str, str],
+          stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
+    """Starts `python -m graphft COMMAND` as a child that knows its parent (see `die_with_parent`)."""
     log.parent.mkdir(parents=True, exist_ok=True)
     import graphft
 
@@ -55,5 +61,5 @@ def start_role(arguments: Sequence[str], log: Path, environment: Mapping[str, st
     path = os.pathsep.join([package_parent, *([inherited] if inherited else [])])
     env = {**os.environ, **environment, "PYTHONPATH": path, "GRAPHFT_PARENT": str(os.getpid())}
     with log.open("ab") as out:
-        return subprocess.Popen([sys.executable, "-m", "graphft", "start", *arguments], stdout=out, stderr=out,
-                                stdin=subprocess.DEVNULL, env=env)
+        return subprocess.Popen([sys.executable, "-m", "graphft", *command], stdout=out, stderr=out, stdin=stdin,
+                                env=env)

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,12 +17,15 @@ from graphft.runtime.etcd import Etcd, EtcdError
 from graphft.runtime.events import Events
 from graphft.runtime.keys import Keys
 from graphft.runtime.process import EXIT_OK, EXIT_USAGE, describe_exit, start_role, was_preempted
+from graphft.runtime.standby import Standby
 from graphft.runtime.view import JobView, Registration, read_view
 
 log = logging.getLogger("graphft")
 
 BACKOFF_SECONDS = 0.25
 BACKOFF_LIMIT = 10.0
+STANDBY_AFTER_SECONDS = 2.0
+"""A spare is started so long after the processes that are needed now, which it must not slow down."""
 QUICK_FAILURE_SECONDS = 30.0
 """Failures after less than this are in a row: each doubles the delay before the next start."""
 QUICK_PREEMPTION_SECONDS = 5.0
@@ -68,10 +71,12 @@ class Supervisor:
     """
 
     def __init__(self, job_dir: Path, keys: Keys, etcd: Etcd, endpoints: str, environment: Mapping[str, str],
-                 max_restarts: int = 3, restart: bool = True) -> None:
+                 max_restarts: int = 3, restart: bool = True, standby: bool = False) -> None:
         self.job_dir, self.keys, self.etcd, self.endpoints = job_dir, keys, etcd, endpoints
         self.environment, self.max_restarts, self.restart = environment, max_restarts, restart
         self.children: dict[tuple[str, int], Child] = {}
+        self._standby: Standby | None = None
+        self._next_standby = time.monotonic() + STANDBY_AFTER_SECONDS if standby and restart else float("inf")
         self.events = Events(etcd, keys, "launcher")
         self.report = Report()
         self._exits: queue.Queue[tuple[Child, subprocess.Popen[bytes], int]] = queue.Queue()
@@ -107,6 +112,8 @@ class Supervisor:
         for child in self.children.values():
             if child.restart_at is not None and time.monotonic() >= child.restart_at:
                 self._start(child)
+        if self._standby is None and time.monotonic() >= self._next_standby:
+            self._standby = Standby(self.job_dir, self.environment)
 
     @property
     def all_done(self) -> bool:
@@ -117,6 +124,8 @@ class Supervisor:
         running = [c.process for c in self.children.values() if c.process is not None and c.process.poll() is None]
         for child in self.children.values():
             child.restart_at = None
+        if self._standby is not None:
+            self._standby.close()
         for process in running:
             process.terminate()
             process.send_signal(signal.SIGCONT)
@@ -136,11 +145,23 @@ class Supervisor:
     def _start(self, child: Child) -> None:
         child.restart_at = None
         child.started_at = time.monotonic()
-        arguments: Sequence[str] = [child.role, "--job", str(self.job_dir), "--etcd", self.endpoints,
-                                    "--index", str(child.index)]
-        process = start_role(arguments, self.job_dir / "logs" / f"{child.role}-{child.index}.log", self.environment)
-        child.process = process
+        log_file = self.job_dir / "logs" / f"{child.role}-{child.index}.log"
+        process = child.process = self._from_standby(child, log_file) or start_role(
+            [child.role, "--job", str(self.job_dir), "--etcd", self.endpoints, "--index", str(child.index)], log_file,
+            self.environment)
         threading.Thread(target=lambda: self._exits.put((child, process, process.wait())), daemon=True).start()
+
+    def _from_standby(self, child: Child, log_file: Path) -> subprocess.Popen[bytes] | None:
+        """The spare, told to be this role; None if there is none. Another spare is started a little later."""
+        spare, self._standby = self._standby, None
+        if spare is None:
+            return None
+        self._next_standby = time.monotonic() + STANDBY_AFTER_SECONDS
+        try:
+            return spare.become(child.role, child.index, self.endpoints, log_file)
+        except OSError:
+            spare.close()
+            return None
 
     def _ended(self, child: Child, process: subprocess.Popen[bytes], status: int) -> None:
         if status == EXIT_OK:
