@@ -53,7 +53,7 @@ def test_digits(tmp_path: Path) -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.chaos
 def test_flights(tmp_path: Path) -> None:
-    text = run("03_flights.py", tmp_path, "--passes", "4")
+    text = run("03_flights.py", tmp_path, "--passes", "8", "--kill-at", "0.02")
     assert number(r"held-out AUC +([\d.]+)", text) > 0.6
     assert "killed" in text
     assert (tmp_path / "out" / "flights-loss.png").read_bytes().startswith(b"\x89PNG")
