@@ -1,0 +1,232 @@
+"""What people see of a job: status, events, and the display."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+
+from graphft.errors import GraphftError
+from graphft.runtime import events as events_module
+from graphft.runtime.commit import Committed, Epoch
+from graphft.runtime.display import Display, format_event, format_line, render
+from graphft.runtime.etcd import Etcd, EtcdUnreachable
+from graphft.runtime.events import Event, Events, read_events
+from graphft.runtime.keys import Keys
+from graphft.runtime.roles.coordinator import put_job
+from graphft.runtime.status import JobStatus, ShardStatus, TrainerStatus, list_jobs, read_status
+from graphft.runtime.view import Registration, read_view
+from graphft.transpiler import Job
+
+
+def fill(etcd: Etcd, keys: Keys, job: Job) -> None:
+    """The records of a job in the middle of its second pass."""
+    put_job(etcd, keys, job)
+    etcd.put(keys.epoch, msgspec.json.encode(Epoch(3, 0, "", "pserver 1 was restarted")))
+    etcd.put(keys.committed, msgspec.json.encode(Committed(2, 1, "step-00000001.g2")))
+    etcd.put(keys.pass_, json.dumps({"pass": 1, "chunks": 4, "start_step": 2}).encode())
+    for index, version in ((0, 3), (1, 2)):
+        etcd.put(keys.pserver(index), msgspec.json.encode(Registration(f"{index}-ps", "tcp://a:1", 10 + index, "host")))
+        etcd.put(keys.status_of("pserver", str(index)), msgspec.json.encode(ShardStatus(version, 3, 1.5, {"late": 2})))
+    for name, loss in (("0-aa", 0.5), ("1-bb", 0.25)):
+        etcd.put(keys.trainer(name), msgspec.json.encode(Registration(name, "", 20, "host")))
+        etcd.put(keys.status_of("trainer", name), msgspec.json.encode(TrainerStatus(2, 1, loss, 64, 100.0)))
+    etcd.put(keys.trainer("2-cc"), msgspec.json.encode(Registration("2-cc", "", 22, "host")))
+    for slot, name in ((0, "0-aa"), (1, "1-bb")):
+        etcd.put(keys.slot(slot), name.encode())
+    for name, chunks in (("todo", (0, 1, 2)), ("pending", (3,)), ("done", ())):
+        for chunk in chunks:
+            etcd.put(f"{keys.queue(1)}{name}/{chunk}", b"{}")
+    etcd.put(f"{keys.queue(0)}todo/9", b"{}")
+
+
+def test_status_of_a_running_job(etcd: Etcd, keys: Keys, job: Job) -> None:
+    fill(etcd, keys, job)
+    Events(etcd, keys, "trainer 0").emit("takeover", "trainer 0 took over slot 1", slot=1)
+    status = read_status(etcd, keys)
+    assert (status.job, status.state, status.generation, status.pass_index) == (keys.job, "running", 3, 1)
+    assert status.step == 2, "the lowest version of the shards"
+    assert status.checkpoint == 1
+    assert {i: (p["version"], p["host"]) for i, p in status.pservers.items()} == {0: (3, "host"), 1: (2, "host")}
+    assert list(status.trainers) == ["0-aa", "1-bb", "2-cc"]
+    assert status.slots == {0: "0-aa", 1: "1-bb"}
+    assert status.queue == {"todo": 3, "pending": 1, "done": 0, "failed": 0}
+    assert (status.loss, status.samples_per_second) == (0.375, 200.0)
+    assert [e.kind for e in status.events] == ["takeover"]
+    assert status.spec["trainers"] == 2
+
+
+def test_json_is_whole_and_plain(etcd: Etcd, keys: Keys, job: Job) -> None:
+    fill(etcd, keys, job)
+    Events(etcd, keys, "pserver 1").emit("restarted", "pserver 1 is back", step=1, path=Path("a"))
+    data = json.loads(read_status(etcd, keys).to_json())
+    assert data["job"] == keys.job
+    assert data["loss"] == 0.375
+    assert data["pservers"]["1"]["counters"] == {"late": 2}
+    assert data["events"][0]["fields"] == {"step": 1, "path": "a"}
+    assert data["events"][0]["who"] == "pserver 1"
+
+
+def test_status_when_all_processes_are_gone(etcd: Etcd, keys: Keys, job: Job) -> None:
+    """A complete job's processes have deregistered: its step is what was committed, not 0."""
+    put_job(etcd, keys, job)
+    empty = read_status(etcd, keys)
+    assert (empty.step, empty.checkpoint, empty.loss, empty.state) == (0, None, None, "running")
+    etcd.put(keys.committed, msgspec.json.encode(Committed(0, 4, "step-00000004.g0")))
+    etcd.put(keys.state, b"complete")
+    status = read_status(etcd, keys)
+    assert (status.step, status.state) == (4, "complete")
+    assert "step 4/4" in format_line(status)
+
+
+def test_unknown_job(etcd: Etcd, keys: Keys, job: Job) -> None:
+    put_job(etcd, keys, job)
+    with pytest.raises(GraphftError, match="no job named nosuch") as caught:
+        read_status(etcd, Keys("nosuch"))
+    assert keys.job in caught.value.help
+
+
+def test_jobs_are_listed_by_their_spec_alone(etcd: Etcd, keys: Keys, job: Job) -> None:
+    other = Keys(f"{keys.job}-other")
+    put_job(etcd, keys, job)
+    put_job(etcd, other, job)
+    foreign = [f"/{keys.job}/deeper/spec", f"/{keys.job}.status/spec", f"/{keys.job}x/inspec", f"/{keys.job}y/spec/z"]
+    for key in foreign:
+        etcd.put(key, b"")
+    mine = [name for name in list_jobs(etcd) if name.startswith(keys.job)]
+    assert mine == sorted([keys.job, other.job])
+
+
+def test_a_look_does_not_wait_long_for_etcd() -> None:
+    with Etcd(["127.0.0.1:1"]) as etcd, pytest.raises(EtcdUnreachable):
+        read_status(etcd, Keys("job"), deadline=0.2)
+
+
+def test_put_job_refuses_another_job_of_the_same_name(etcd: Etcd, keys: Keys, job: Job) -> None:
+    put_job(etcd, keys, job)
+    put_job(etcd, keys, job)
+    other = Job.make(job.source, job.config.replace(seed=1))
+    with pytest.raises(GraphftError, match="another job named"):
+        put_job(etcd, keys, other)
+
+
+def test_view(etcd: Etcd, keys: Keys, job: Job) -> None:
+    assert not read_view(keys, ()).over
+    fill(etcd, keys, job)
+    lease, _ = etcd.lease_grant(30)
+    etcd.put(keys.pserver(1), msgspec.json.encode(Registration("1-new", "tcp://b:2", 7, "host")), lease)
+    view = read_view(keys, etcd.range(keys.control).kvs)
+    assert {i: r.id for i, r in view.pservers.items()} == {0: "0-ps", 1: "1-new"}
+    assert sorted(view.trainers) == ["0-aa", "1-bb", "2-cc"]
+    assert (view.leases["1-new"], view.leases["0-ps"]) == (lease, 0)
+    assert view.slots == {0: "0-aa", 1: "1-bb"}
+    assert view.epoch is not None
+    assert (view.epoch.generation, view.committed) == (3, Committed(2, 1, "step-00000001.g2"))
+    assert (view.state, view.over) == ("running", False)
+    etcd.lease_revoke(lease)
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "a b", "a" * 65, "..", "jöb", "a\n"])
+def test_job_names(name: str) -> None:
+    with pytest.raises(GraphftError, match="cannot be named"):
+        Keys(name)
+
+
+# -- events -----------------------------------------------------------------------------------------------------------
+
+
+def test_events_are_kept_in_order_and_bounded(etcd: Etcd, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events_module, "KEEP", 5)
+    for life in range(8):  # a process that dies young each time
+        events = Events(etcd, keys, "trainer 0")
+        events.emit("died", f"life {life}")
+        events.emit("died", f"life {life} again")
+    kept = [event.text for _, event in read_events(etcd, keys)]
+    assert len(kept) <= 7
+    assert kept == [f"life {n}{again}" for n in range(8) for again in ("", " again")][-len(kept):]
+
+
+def test_an_event_that_etcd_does_not_take_hurts_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    with Etcd(["127.0.0.1:1"]) as etcd, caplog.at_level("INFO", logger="graphft"):
+        Events(etcd, Keys("job"), "trainer 0").emit("takeover", "took over slot 2")
+    assert "took over slot 2" in caplog.text
+    assert "event not recorded in etcd" in caplog.text
+
+
+# -- display ----------------------------------------------------------------------------------------------------------
+
+
+def status_of(*events: Event, **changes: object) -> JobStatus:
+    spec = {"program": "p", "trainers": 2, "pservers": 2, "sync": True, "ft": True, "passes": 3, "total_steps": 12}
+    values = {"job": "tiny", "state": "running", "spec": spec, "generation": 1, "pass_index": 1, "step": 7,
+              "checkpoint": 5, "events": list(events), "queue": {"todo": 2, "pending": 1, "done": 1, "failed": 0}}
+    return JobStatus(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def event(at: float, text: str, who: str = "pserver 0") -> Event:
+    return Event(at, who, "kind", text)
+
+
+def test_line() -> None:
+    trainers = {"0-aa": {"loss": 0.12345, "samples_per_second": 1234.0}, "1-bb": {}}
+    line = format_line(status_of(trainers=trainers, pservers={0: {"version": 7}}))
+    assert line == ("pass 2/3  step 7/12  loss 0.1235  1,234 samples/s  2 trainers  1/2 pservers  "
+                    "chunks 2 todo 1 pending 1 done")
+    failed = {"todo": 0, "pending": 0, "done": 3, "failed": 1}
+    assert format_line(status_of(queue=failed)).endswith("loss -  0 samples/s  0 trainers  0/2 pservers  "
+                                                         "chunks 0 todo 0 pending 3 done 1 failed")
+
+
+def test_display_without_a_terminal_prints_each_event_once() -> None:
+    stream = io.StringIO()
+    display = Display(stream)
+    first, second = event(1.0, "took over slot 2"), event(2.0, "died [/b] [red]:warning: 100%")
+    display.show(status_of(first))
+    display.show(status_of(first, second, step=8))
+    display.show(status_of(first, second, step=9))
+    display.close(status_of(first, second, event(3.0, "done"), step=12, state="complete"))
+    display.close()
+    lines = stream.getvalue().splitlines()
+    assert [line.split(" ", 1)[1] for line in lines if "[pserver 0]" in line] == [
+        "[pserver 0] took over slot 2", "[pserver 0] died [/b] [red]:warning: 100%", "[pserver 0] done"]
+    assert [line.split("step ")[1][:5] for line in lines if line.startswith("pass ")] == ["7/12 ", "12/12"], \
+        "a line at once, then each five seconds, and one at the end"
+
+
+def test_the_panel_shows_roles_slots_and_events() -> None:
+    status = status_of(
+        event(1.0, "trainer 1 died [/], slot 1 taken over", "launcher"), slots={0: "0-aa", 1: "0-aa"},
+        pservers={0: {"host": "h", "pid": 4, "version": 7}, 1: {"host": "h", "pid": 5}},
+        trainers={"0-aa": {"host": "h", "pid": 6, "step": 7, "samples_per_second": 10.0}})
+    stream = io.StringIO()
+    Console(file=stream, width=120, highlight=False, markup=False).print(render(status))
+    text = stream.getvalue()
+    for wanted in ("graphft job tiny: running, generation 1", "pserver 0", "h:4", "version 7", "version -",
+                   "trainer 0-aa", "0, 1", "10 samples/s", "[launcher] trainer 1 died [/], slot 1 taken over"):
+        assert wanted in text, text
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_display_on_a_terminal_shows_a_panel_and_leaves_the_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    display = Display(stream)
+    for step in (7, 8):
+        display.show(status_of(event(1.0, "took over slot 2"), step=step))
+    display.close(status_of(event(1.0, "took over slot 2"), step=12))
+    panel, left = stream.getvalue().rsplit("\x1b[?25h", 1)  # the cursor is shown again
+    assert "graphft job tiny" in panel
+    assert "took over slot 2" in left
+    assert "step 12/12" in left
+
+
+def test_event_text() -> None:
+    assert format_event(event(0.0, "back")).endswith(" [pserver 0] back")
