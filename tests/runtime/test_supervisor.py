@@ -1,0 +1,333 @@
+"""The supervisor's handling of processes: restarts, delays, giving up, leases, and what is left behind (nothing).
+
+The children are small stand-ins for roles; all else is real.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from graphft.runtime import supervisor as module
+from graphft.runtime.etcd import Etcd
+from graphft.runtime.events import read_events
+from graphft.runtime.keys import Keys
+from graphft.runtime.process import describe_exit, start_role, was_preempted
+from graphft.runtime.supervisor import Child, Supervisor
+
+SLEEP = "import time; time.sleep(100)"
+REGISTER = """
+import os, socket, sys, time
+import msgspec
+from graphft.runtime.etcd import Etcd, Session
+from graphft.runtime.keys import Keys
+from graphft.runtime.view import Registration
+endpoints, job, role, index = sys.argv[1:5]
+etcd, keys = Etcd([endpoints]), Keys(job)
+session = Session(etcd, 100)
+name = f"{index}-abcd"
+key = keys.pserver(int(index)) if role == "pserver" else keys.trainer(name)
+etcd.put(keys.slot(int(index)), name.encode(), session.lease)
+etcd.put(key, msgspec.json.encode(Registration(name, "", os.getpid(), socket.gethostname())), session.lease)
+time.sleep(100)
+"""
+
+
+class Stubs:
+    """Starts children that run `code` instead of a role, and remembers when."""
+
+    def __init__(self) -> None:
+        self.code, self.arguments = SLEEP, [""]
+        self.started: list[float] = []
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def __call__(self, arguments: Sequence[str], log: Path, environment: Any) -> subprocess.Popen[bytes]:
+        self.started.append(time.monotonic())
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as out:
+            flags = ["-S"] if "graphft" not in self.code else []
+            process = subprocess.Popen([sys.executable, *flags, "-c", self.code, *self.arguments, *arguments],
+                                       stdout=out, stderr=out)
+        self.processes.append(process)
+        return process
+
+
+@pytest.fixture
+def stubs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stubs]:
+    stubs = Stubs()
+    monkeypatch.setattr(module, "start_role", stubs)
+    yield stubs
+    for process in stubs.processes:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def supervise(etcd: Etcd, keys: Keys, tmp_path: Path, stubs: Stubs) -> Iterator[Callable[..., Supervisor]]:
+    made: list[Supervisor] = []
+
+    def make(max_restarts: int = 3, restart: bool = True, client: Etcd | None = None) -> Supervisor:
+        made.append(Supervisor(tmp_path, keys, client or etcd, "", {}, max_restarts, restart))
+        return made[-1]
+
+    yield make
+    for supervisor in made:
+        supervisor.close()
+
+
+def steps(supervisor: Supervisor, condition: Callable[[], object], seconds: float = 15.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        supervisor.step(0.05)
+
+
+def texts(etcd: Etcd, keys: Keys) -> list[str]:
+    return [event.text for _, event in read_events(etcd, keys)]
+
+
+def pid(child: Child) -> int:
+    assert child.process is not None
+    return child.process.pid
+
+
+# -- restarts ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_killed_child_is_started_again_at_once(supervise: Any, stubs: Stubs, etcd: Etcd, keys: Keys) -> None:
+    supervisor = supervise(max_restarts=0)
+    child = supervisor.add("trainer", 1)
+    other = supervisor.add("pserver", 0)
+    first, spared = pid(child), pid(other)
+    assert supervisor.signal("trainer", 1, signal.SIGKILL)
+    killed = time.monotonic()
+    steps(supervisor, lambda: pid(child) != first)
+    assert stubs.started[-1] - killed < 1.0
+    assert (child.preemptions, child.failures, pid(other)) == (1, 0, spared)
+    assert texts(etcd, keys) == ["trainer 1 died (killed by SIGKILL), starting it again"]
+    assert (supervisor.report.preemptions, supervisor.report.failures) == ({"trainer 1": 1}, {"trainer 1": 0})
+    assert not supervisor.report.failed
+
+
+def test_failures_are_retried_with_growing_delays_and_then_given_up(
+        supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch, etcd: Etcd, keys: Keys) -> None:
+    monkeypatch.setattr(module, "BACKOFF_SECONDS", 0.1)
+    stubs.code = "import sys; print('about to fail'); sys.exit('the reason')"
+    supervisor = supervise(max_restarts=3)
+    child = supervisor.add("trainer", 0)
+    steps(supervisor, lambda: supervisor.report.failed)
+    gaps = [b - a for a, b in zip(stubs.started, stubs.started[1:], strict=False)]
+    assert len(gaps) == 3
+    assert all(gap >= delay for gap, delay in zip(gaps, (0.1, 0.2, 0.4), strict=True)), gaps
+    assert (child.failures, child.preemptions, child.done, supervisor.all_done) == (4, 0, True, True)
+    assert "trainer 0 failed 4 times, --max-restarts is 3" in supervisor.report.failed
+    assert supervisor.report.failed.endswith("the reason"), "the end of its log"
+    assert "trainer-0.log" in supervisor.report.failed
+    assert texts(etcd, keys)[-1] == "trainer 0 failed 4 times, --max-restarts is 3"
+
+
+@pytest.mark.parametrize("code", ["import os; os.kill(os.getpid(), 9)", "import sys; sys.exit(75)"])
+def test_preemptions_are_never_given_up_on_but_do_not_burn_the_machine(
+        supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    monkeypatch.setattr(module, "BACKOFF_SECONDS", 0.05)
+    stubs.code = code
+    supervisor = supervise(max_restarts=0)
+    child = supervisor.add("trainer", 0)
+    steps(supervisor, lambda: child.preemptions == 4)
+    gaps = [b - a for a, b in zip(stubs.started, stubs.started[1:], strict=False)]
+    assert all(gap >= delay for gap, delay in zip(gaps, (0.0, 0.1, 0.2), strict=True)), gaps
+    assert (child.failures, supervisor.report.failed) == (0, "")
+
+
+def test_a_child_that_ran_for_a_while_is_not_delayed(supervise: Any, stubs: Stubs,
+                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "QUICK_PREEMPTION_SECONDS", 0.05)
+    monkeypatch.setattr(module, "BACKOFF_SECONDS", 60.0)
+    supervisor = supervise()
+    child = supervisor.add("trainer", 0)
+    for n in (1, 2, 3):
+        before = pid(child)
+        time.sleep(0.1)
+        supervisor.signal("trainer", 0, signal.SIGKILL)
+        steps(supervisor, lambda before=before: pid(child) != before)
+        assert child.preemptions == n
+
+
+def test_wrong_usage_is_given_up_at_once(supervise: Any, stubs: Stubs) -> None:
+    stubs.code = "import sys; sys.stderr.write('error[exactness]: torch differs\\n'); sys.exit(2)"
+    supervisor = supervise()
+    supervisor.add("pserver", 0)
+    steps(supervisor, lambda: supervisor.report.failed)
+    assert len(stubs.started) == 1
+    assert supervisor.report.failed.startswith("pserver 0 cannot start (wrong usage)")
+    assert supervisor.report.failed.endswith("error[exactness]: torch differs")
+
+
+def test_without_fault_tolerance_a_death_is_the_end(supervise: Any, stubs: Stubs) -> None:
+    supervisor = supervise(restart=False)
+    supervisor.add("trainer", 0)
+    supervisor.signal("trainer", 0, signal.SIGKILL)
+    steps(supervisor, lambda: supervisor.report.failed)
+    assert "died (killed by SIGKILL), and the job has no fault tolerance" in supervisor.report.failed
+    assert len(stubs.started) == 1
+
+
+def test_children_that_are_done(supervise: Any, stubs: Stubs, etcd: Etcd, keys: Keys) -> None:
+    stubs.code = ""
+    supervisor = supervise()
+    for index in range(3):
+        supervisor.add("trainer", index)
+    steps(supervisor, lambda: supervisor.all_done)
+    assert (supervisor.report.failed, supervisor.report.failures, texts(etcd, keys)) == ("", {}, [])
+    assert not supervisor.signal("trainer", 0, signal.SIGKILL)
+    assert not supervisor.signal("trainer", 7, signal.SIGKILL)
+
+
+# -- leases -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("role", ["trainer", "pserver"])
+def test_the_lease_of_a_dead_child_is_revoked_at_once(supervise: Any, stubs: Stubs, etcd: Etcd, keys: Keys,
+                                                      role: str) -> None:
+    stubs.code, stubs.arguments = REGISTER, [etcd.endpoints[0], keys.job]
+    stubs.arguments += [role, "1"]
+    supervisor = supervise()
+    child = supervisor.add(role, 1)
+    prefix = keys.trainers if role == "trainer" else keys.pservers
+    steps(supervisor, lambda: etcd.count(prefix) == 1, 20)
+    other = etcd.lease_grant(100)[0]
+    etcd.put(keys.slot(0), b"another's", other)
+    stubs.code = SLEEP
+    first = pid(child)
+    supervisor.signal(role, 1, signal.SIGKILL)
+    steps(supervisor, lambda: pid(child) != first)
+    assert etcd.count(prefix) == 0, "not after the 100 s of its lease"
+    assert [kv.value for kv in etcd.range(keys.slots).kvs] == [b"another's"]
+    etcd.lease_revoke(other)
+
+
+def test_children_are_looked_after_while_etcd_is_away(supervise: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ETCD_SECONDS", 0.2)
+    with Etcd(["127.0.0.1:1"]) as client:
+        supervisor = supervise(client=client)
+        child = supervisor.add("trainer", 0)
+        first = pid(child)
+        supervisor.signal("trainer", 0, signal.SIGKILL)
+        steps(supervisor, lambda: pid(child) != first, 5)
+        supervisor.close()
+
+
+# -- the end ----------------------------------------------------------------------------------------------------------
+
+
+def test_stop_ends_stopped_children_and_those_that_ignore_sigterm(supervise: Any, stubs: Stubs,
+                                                                  tmp_path: Path) -> None:
+    supervisor = supervise()
+    stopped = supervisor.add("trainer", 0)
+    supervisor.signal("trainer", 0, signal.SIGSTOP)
+    stubs.code = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); {SLEEP}"
+    stubborn = supervisor.add("trainer", 1)
+    steps(supervisor, lambda: "up" in (tmp_path / "logs" / "trainer-1.log").read_text())
+    started = time.monotonic()
+    supervisor.stop(grace=0.5)
+    assert time.monotonic() - started < 5
+    assert (stopped.process.returncode, stubborn.process.returncode) == (-signal.SIGTERM, -signal.SIGKILL)
+
+
+def test_nothing_is_started_after_stop(supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BACKOFF_SECONDS", 0.1)
+    stubs.code = "import sys; sys.exit(1)"
+    supervisor = supervise()
+    child = supervisor.add("trainer", 0)
+    steps(supervisor, lambda: child.restart_at is not None)
+    supervisor.stop()
+    time.sleep(0.15)
+    supervisor.step(0.0)
+    assert len(stubs.started) == 1
+
+
+def gone(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_children_die_with_a_supervisor_that_is_killed(etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
+    code = f"""
+import os, subprocess, sys, time
+from pathlib import Path
+from graphft.runtime import supervisor
+from graphft.runtime.etcd import Etcd
+from graphft.runtime.keys import Keys
+
+child = '''import os, sys, time
+from graphft.runtime.process import die_with_parent
+die_with_parent(int(os.environ["GRAPHFT_PARENT"]))
+os.write(1, b"%d " % os.getpid()); time.sleep(100)'''
+
+def start_role(arguments, log, environment):
+    return subprocess.Popen([sys.executable, "-c", child], env={{**os.environ, "GRAPHFT_PARENT": str(os.getpid())}})
+
+supervisor.start_role = start_role
+supervisor = supervisor.Supervisor(Path({str(tmp_path)!r}), Keys({keys.job!r}), Etcd([{etcd.endpoints[0]!r}]), "", {{}})
+for index in range(2):
+    supervisor.add("trainer", index)
+while True:
+    supervisor.step(0.1)
+"""
+    out = tmp_path / "pids"
+    with out.open("wb") as stream:
+        launcher = subprocess.Popen([sys.executable, "-c", code], stdout=stream)
+    try:
+        end = time.monotonic() + 20
+        while out.read_text().count(" ") < 2:
+            assert time.monotonic() < end, "the children did not start"
+            time.sleep(0.02)
+        children = [psutil.Process(int(pid)) for pid in out.read_text().split()]
+    finally:
+        launcher.kill()
+        launcher.wait()
+    end = time.monotonic() + 5
+    while not all(gone(c) for c in children):
+        assert time.monotonic() < end, "children outlived their supervisor"
+        time.sleep(0.02)
+
+
+def test_a_child_whose_parent_died_before_it_could_say_so() -> None:
+    code = "from graphft.runtime.process import die_with_parent; die_with_parent(1 << 22); print('alive')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
+    assert (done.returncode, done.stdout) == (1, "")
+
+
+def test_a_role_that_cannot_start_says_why_in_its_log(tmp_path: Path) -> None:
+    """The real command, found without an installation, from a folder that is not the checkout."""
+    log = tmp_path / "logs" / "trainer-0.log"
+    process = start_role(["trainer", "--job", str(tmp_path / "nosuch"), "--etcd", "127.0.0.1:1", "--index", "0"], log,
+                         {"OMP_NUM_THREADS": "1"})
+    assert process.wait(30) == 2
+    text = log.read_text()
+    assert "error[job-directory]" in text
+    assert "Traceback" not in text
+
+
+@pytest.mark.parametrize(("status", "preempted", "words"), [
+    (0, False, "done"), (1, False, "exit status 1"), (2, False, "wrong usage"), (75, True, "lease lost"),
+    (-9, True, "killed by SIGKILL"), (-15, True, "killed by SIGTERM"), (-2, True, "killed by SIGINT"),
+    (-11, False, "killed by SIGSEGV"), (-40, False, "killed by signal 40")])
+def test_how_a_process_ended(status: int, preempted: bool, words: str) -> None:
+    assert (was_preempted(status), describe_exit(status)) == (preempted, words)
+
+
+def test_the_log_of_a_child_that_wrote_none(supervise: Any, tmp_path: Path) -> None:
+    assert not os.listdir(tmp_path)
+    assert supervise().tail_of_log(Child("trainer", 0)) == ""
