@@ -48,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
     launch.add_argument("--etcd", default="", help="host:port[,host:port...] (default: start one)")
     launch.add_argument("--job", default="", metavar="DIR", help="the job's folder (default: jobs/<name>)")
     launch.add_argument("--max-restarts", type=int, default=3, help="failures of a role before giving up (default: 3)")
+    launch.add_argument("--no-standby", action="store_true", help="keep no spare process for whoever dies")
     launch.add_argument("--quiet", action="store_true", help="no progress display")
     launch.add_argument("script", nargs="?", help="a Python script that calls job.run(); without one, --job is run")
     launch.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
@@ -87,7 +88,7 @@ def _launch(options: argparse.Namespace) -> int:
     from graphft.runtime.launch import LaunchOptions, launch_directory
 
     chosen = LaunchOptions(options.trainers, options.pservers, options.etcd, options.job, options.max_restarts,
-                           options.quiet)
+                           options.quiet, not options.no_standby)
     if options.script is None:
         if not options.job:
             raise GraphftError("nothing to launch", rule="usage", help="give a script, or --job DIR of a saved job")
