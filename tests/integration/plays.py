@@ -1,0 +1,123 @@
+"""Running jobs with all their real parts, while something happens to them; and looking at what they leave behind."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+
+from graphft.ir import Kind
+from graphft.runtime import launch
+from graphft.runtime.checkpoint import CheckpointStore
+from graphft.runtime.launch import Result
+from graphft.runtime.status import JobStatus
+from graphft.runtime.supervisor import Supervisor
+from graphft.transpiler import Job
+from graphft.transpiler.layout import slices_of
+
+LOOK_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Act:
+    """Something that is done to a running job, once, when its status is so."""
+
+    when: Callable[[JobStatus], bool]
+    do: Callable[[Supervisor], Any]
+
+
+def at(step: int) -> Callable[[JobStatus], bool]:
+    """With all shards alive and at `step` or beyond."""
+    return lambda status: status.step >= step and len(status.pservers) == status.spec["pservers"]
+
+
+@dataclass
+class Played:
+    """A run that is over. `statuses`: what was seen on the way."""
+
+    job: Job
+    folder: Path
+    result: Result
+    statuses: list[JobStatus]
+    etcd_endpoints: str = ""
+
+    @property
+    def events(self) -> list[str]:
+        """Kinds of the events, in order."""
+        return [event.kind for event in self.statuses[-1].events]
+
+    @property
+    def state(self) -> dict[str, Tensor]:
+        return whole_state(self.job, self.folder)
+
+
+def play(job: Job, folder: Path, acts: Sequence[Act] = (), **options: Any) -> Played:
+    """Runs the job with all roles on this machine; the acts are done one after the other. All must have been done."""
+    left, statuses = list(acts), []
+
+    def look(supervisor: Supervisor, status: JobStatus) -> None:
+        statuses.append(status)
+        if left and left[0].when(status):
+            left.pop(0).do(supervisor)
+
+    usual, launch.STATUS_EVERY_SECONDS = launch.STATUS_EVERY_SECONDS, LOOK_SECONDS
+    try:
+        result = launch.run_job(job, on_status=look, job_dir=str(folder), quiet=True, **options)
+    finally:
+        launch.STATUS_EVERY_SECONDS = usual
+    assert not left, f"the job was over before {len(left)} of {len(acts)} acts; its last status: {statuses[-1:]}"
+    return Played(job, folder, result, statuses)
+
+
+def whole_state(job: Job, folder: Path) -> dict[str, Tensor]:
+    """Parameters, buffers and optimizer state of the newest checkpoint, by the names that they have in one process."""
+    store = CheckpointStore(folder / "checkpoints")
+    newest = next(iter(store.manifests()))
+    assert newest.step == job.config.total_steps
+    shards = [store.read_part(newest, i)[0] for i in range(job.config.pservers)]
+    state: dict[str, Tensor] = {}
+    for variable in job.trainer_program().of_kind(Kind.PARAM, Kind.BUFFER):
+        slices = slices_of(variable)
+        for name in shards[slices[0].shard]:
+            base, _, suffix = name.partition("@")
+            kind = name.removeprefix(slices[0].name)
+            if name.startswith(slices[0].name) and (kind == "" or kind.startswith("@")):
+                parts = [shards[s.shard][s.name + kind].reshape(-1) for s in slices]
+                same = all(p.numel() == 1 for p in parts) and len(parts) > 1  # a counter that every slice has
+                state[variable.name + kind] = parts[0] if same else torch.cat(parts)
+    return state
+
+
+def assert_same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
+    assert one.keys() == other.keys()
+    different = [n for n in one if not torch.equal(one[n], other[n])]
+    assert not different, f"not bit-identical: {different}"
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Live processes with `folder` in their command line: roles, launchers, scripts, and etcd (its data lies there)."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if any(str(folder) in part for part in process.cmdline()):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def await_gone(folder: Path, seconds: float = 5.0) -> list[str]:
+    """Command lines of the processes of `folder` that are there after so long; they are killed then."""
+    end = time.monotonic() + seconds
+    while (left := processes_of(folder)) and time.monotonic() < end:
+        time.sleep(0.05)
+    lines = [" ".join(p.cmdline()) for p in left]
+    for process in left:
+        process.kill()
+    return lines

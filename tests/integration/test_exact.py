@@ -1,0 +1,52 @@
+"""Sync training has the same bits whatever the number of shards and of live trainers, and equals one process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import graphft
+from graphft.ir import Program
+from tests.integration import training
+from tests.integration.plays import Played, assert_same_bits, play
+
+pytestmark = [pytest.mark.xdist_group("sync"), pytest.mark.timeout(120)]
+
+
+def test_every_shard_has_slices(undisturbed: Played) -> None:
+    for shard in range(2):
+        program = undisturbed.job.pserver_program(shard)
+        assert sum("@slice" in name for name in program.variables) > 3
+
+
+@pytest.mark.parametrize(("pservers", "live"), [(1, 1), (3, 2)])
+def test_shards_and_live_trainers_do_not_change_a_bit(
+    program: Program, folder: Path, undisturbed: Played, pservers: int, live: int
+) -> None:
+    played = play(training.job(program, pservers=pservers), folder, trainers=live)
+    assert max(len(s.trainers) for s in played.statuses) == live
+    assert_same_bits(played.state, undisturbed.state)
+
+
+def test_it_equals_training_in_one_process(undisturbed: Played) -> None:
+    """Each slot's batch has its own batch-norm statistics and its own dropout; the rest is one process's arithmetic.
+
+    Tolerance: gradients are summed in another order than autograd's accumulation, 80 steps of Adam long.
+    """
+    job = undisturbed.job
+    assert job.config.total_steps == 80 == undisturbed.result.steps
+    eager = training.trained_in_one_process(job, training.network())
+    model = training.network()
+    graphft.load_into(model, undisturbed.result.model)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, eager[name], rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def test_losses_of_all_slots_are_kept(undisturbed: Played) -> None:
+    losses = undisturbed.result.losses
+    plan = undisturbed.job.config.plan
+    expected = {(k, v) for k in range(plan.total_steps) for v in range(plan.slots) if plan.locate(k, v)}
+    assert {(step, slot) for step, slot, _ in losses} == expected
+    assert sum(loss for *_, loss in losses[-9:]) < sum(loss for *_, loss in losses[:9])

@@ -1,0 +1,102 @@
+"""What the integration tests train: a small classifier with everything that is hard to keep exact, on data at a pace.
+
+Roles read the data by reference to this file, so it imports neither tests nor fixtures.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import graphft
+from graphft.ir import Program
+from graphft.plan import batch_seed
+from graphft.runtime.data import open_reader
+from graphft.transpiler import Job
+
+RECORDS, CHUNK, BATCH, SLOTS, PASSES = 444, 40, 8, 3, 4
+"""The last chunk has 4 records: one short batch, after which its slot has no data for the rest of the pass."""
+LR, CLIP = 0.02, 0.5
+
+
+class Blobs:
+    """Record i is a point and its class. A batch takes `pace` seconds to read; record `broken` cannot be read."""
+
+    def __init__(self, records: int = RECORDS, pace: float = 0.0, broken: int = -1) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self.x = torch.randn(records, 8, generator=generator)
+        self.y = self.x[:, :3].argmax(1)
+        self.pace, self.broken = pace, broken
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        if i == self.broken:
+            raise ValueError(f"record {i} is damaged")
+        return self.x[i], self.y[i]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        time.sleep(self.pace)
+        return [self[i] for i in indices]
+
+
+def network(plain: bool = False) -> nn.Module:
+    """`plain`: without what depends on how samples are divided into batches (batch norm, dropout).
+
+    A bias before batch norm would have a gradient of rounding errors only, which Adam makes large steps of."""
+    torch.manual_seed(3)
+    hard = [] if plain else [nn.BatchNorm1d(32), nn.Dropout(0.2)]
+    return nn.Sequential(nn.Linear(8, 32, bias=plain), *hard, nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 3))
+
+
+def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(model(x), y)
+
+
+def program(plain: bool = False, steps: int = 80) -> Program:
+    """Captured and minimized: Adam, cosine schedule, clipping by global norm."""
+    made = graphft.build(network(plain), loss_of, inputs={"x": (None, 8), "y": ((None,), torch.int64)})
+    graphft.minimize(made, graphft.Adam(lr=graphft.schedule.cosine(LR, steps)), graphft.ClipByGlobalNorm(CLIP))
+    return made
+
+
+def job(source: Program, *, records: int = RECORDS, pace: float = 0.0, broken: int = -1, **options: Any) -> Job:
+    """`source` with the tests' usual options: small slices, so that every shard has some."""
+    data = graphft.dataset(f"{__file__}:Blobs", {"records": records, "pace": pace, "broken": broken}, chunk_size=CHUNK)
+    usual: dict[str, Any] = {
+        "trainers": SLOTS, "pservers": 2, "ft": True, "batch_size": BATCH, "passes": PASSES, "seed": 11,
+        "slice_unit": 64, "min_block": 64, "bucket_bytes": 2048, "checkpoint_every": 10, "name": "blobs"}
+    return graphft.transpile(source, chunks=data, **{**usual, **options})
+
+
+def trained_in_one_process(job: Job, model: nn.Module) -> dict[str, Tensor]:
+    """Eager torch on the same samples: per step one batch of each slot, gradients averaged by samples."""
+    config, plan = job.config, job.config.plan
+    reader = open_reader(config.data, ".", config.seed)
+    optimizer = torch.optim.Adam(model.parameters(), lr=LR)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.total_steps)
+    for step in range(config.total_steps):
+        buffers = {n: b.clone() for n, b in model.named_buffers()}
+        after: list[dict[str, Tensor]] = []
+        works = [(slot, w) for slot in range(plan.slots) if (w := plan.locate(step, slot)) is not None]
+        samples = sum(w.samples for _, w in works)
+        optimizer.zero_grad()
+        for slot, work in works:
+            for name, buffer in model.named_buffers():
+                buffer.copy_(buffers[name])
+            torch.manual_seed(batch_seed(config.seed, step, slot))
+            batch = reader.batch(work.pass_index, work.chunk, work.batch, config.batch_size)
+            (loss_of(model, **batch) * (work.samples / samples)).backward()
+            after.append({n: b.clone() for n, b in model.named_buffers()})
+        for name, buffer in model.named_buffers():
+            all_slots = torch.stack([values[name] for values in after])
+            buffer.copy_(all_slots.mean(0) if buffer.is_floating_point() else all_slots[0])
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        schedule.step()
+    return {n: v.detach().clone() for n, v in model.state_dict().items()}
