@@ -25,7 +25,7 @@ from graphft.runtime.roles.base import log
 
 if TYPE_CHECKING:
     from graphft.runtime.protocol.sync_events import Work
-    from graphft.runtime.roles.trainer import Trainer
+    from graphft.runtime.roles.trainer_sync import SlotTrainer
 
 PER_TRANSACTION = 100
 
@@ -75,11 +75,9 @@ class Claim:
 class PlanQueue:
     """The QueuePort of a sync trainer. With `ft` false it only consults the plan, and records nothing."""
 
-    def __init__(self, trainer: Trainer) -> None:
+    def __init__(self, trainer: SlotTrainer) -> None:
         self.trainer, self.keys, self.plan = trainer, trainer.keys, trainer.config.plan
         self.records = trainer.config.ft
-        self.samples = 0
-        """Samples of the batch that was got last."""
         self.claims: dict[int, Claim] = {}
         self._discarded: dict[int, set[int]] = {}
         self._seen: dict[str, tuple[int, float]] = {}
@@ -99,7 +97,6 @@ class PlanQueue:
             if claim is None or (claim.pass_index, claim.chunk) != (located.pass_index, located.chunk):
                 claim = self._claim(ctx.slot, located)
             revision = claim.revision
-        self.samples = located.samples
         return ChunkWork(located.pass_index, located.chunk, located.batch, located.samples,
                          batch_seed(self.trainer.config.seed, ctx.step, ctx.slot), claim=revision)
 

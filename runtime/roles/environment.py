@@ -134,8 +134,9 @@ USAGE_RULES = frozenset({
 def _run(job: Job, job_dir: Path, spec: RoleSpec) -> None:
     from graphft.runtime.exactness import enforce
     from graphft.runtime.roles.coordinator import Coordinator, put_job
-    from graphft.runtime.roles.pserver import Pserver, free_index
-    from graphft.runtime.roles.trainer import Trainer
+    from graphft.runtime.roles.pserver import free_index
+    from graphft.runtime.roles.pserver_sync import RoundPserver
+    from graphft.runtime.roles.trainer_sync import SlotTrainer
 
     enforce(job.config)
     endpoints, keys = spec.etcd or ",".join(job.config.etcd_endpoints or ()), Keys(job.config.name)
@@ -143,9 +144,9 @@ def _run(job: Job, job_dir: Path, spec: RoleSpec) -> None:
     put_job(etcd, keys, job)
     if spec.kind == "pserver":
         index = spec.index if spec.index >= 0 else free_index(etcd, keys, job.config.pservers)
-        Pserver(job, job_dir, etcd, index).run()
+        RoundPserver(job, job_dir, etcd, index).run()
     elif spec.kind == "trainer":
-        Trainer(job, job_dir, etcd, max(spec.index, 0)).run()
+        SlotTrainer(job, job_dir, etcd, max(spec.index, 0)).run()
     else:
         Coordinator(job, job_dir, job.coordinator_program(), etcd, max(spec.index, 0)).run()
 

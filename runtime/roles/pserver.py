@@ -1,4 +1,8 @@
-"""A pserver: one shard of what evolves. Runs its program's blocks around the shard's state machine."""
+"""A pserver: one shard of what evolves. Runs its program's blocks around the shard's state machine.
+
+What sync and async shards share: memory, socket, checkpoints, the job's end. Their loops are in pserver_sync and
+pserver_async.
+"""
 
 from __future__ import annotations
 
@@ -20,27 +24,11 @@ from graphft.runtime.etcd.model import Store
 from graphft.runtime.keys import Keys
 from graphft.runtime.memory import ShardMemory, frame_fault
 from graphft.runtime.protocol.events import Count, Received, Reply, TakeCheckpoint, Tick
-from graphft.runtime.protocol.messages import Bucket, Push
-from graphft.runtime.protocol.shard_sync import SyncShard
-from graphft.runtime.protocol.sync_events import (
-    ApplyRound,
-    ComputePartials,
-    Finished,
-    PartialsReady,
-    RequestRollback,
-    Rollback,
-    RoundApplied,
-    RoundSkipped,
-    SendShard,
-    Started,
-    SyncOptions,
-)
+from graphft.runtime.protocol.messages import BatchPush, Bucket, Push
 from graphft.runtime.roles.base import Role, log
-from graphft.runtime.roles.norms import NormExchange
 from graphft.runtime.saver import Saver
 from graphft.runtime.status import ShardStatus
 from graphft.runtime.transport import ZmqServer, advertise_host
-from graphft.runtime.transport.buffers import byte_view
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
@@ -55,7 +43,10 @@ def free_index(etcd: Store, keys: Keys, pservers: int) -> int:
 
 
 class Pserver(Role):
-    """One shard's process. The main thread owns memory, socket and state machine; `Saver` writes files beside it."""
+    """One shard's process. The main thread owns memory, socket and state machine; `Saver` writes files beside it.
+
+    Subclasses make the machine in `serve`, and give what carries its effects out in `effects`.
+    """
 
     kind = "pserver"
 
@@ -67,19 +58,24 @@ class Pserver(Role):
         super().__init__(job, job_dir, job.pserver_program(index), etcd, index)
         self.address = self.transport.bind(advertise_host())
         self.memory = ShardMemory(self.ctx.scope)
-        self.store = CheckpointStore(self.job_dir / "checkpoints")
-        self.commits = Commits(etcd, self.keys, self.store, index, self.config.pservers, job.hash, self.id)
+        self.commits = self.make_commits()
+        self.store = self.commits.store
         self.saver = Saver(self.commits, self.events, job, self.job_dir)
         self.epoch = Epoch()
         self.restarted = False
         self.counters: Counter[str] = Counter()
-        self.machine: SyncShard | None = None
-        self.norms: NormExchange | None = None
+        self.machine: Any = None
         self.options: Mapping[str, Any] = {}
-        self._snapshots: dict[int, dict[str, torch.Tensor]] = {}
+        self.effects: dict[type, Callable[[Any], None]] = {
+            Reply: self._reply, Count: self.count, TakeCheckpoint: self._checkpoint}
         self._rounds: list[float] = []
         for name, value in self.program.values.items():
             self.ctx.scope[name] = value.detach().clone()
+
+    def make_commits(self) -> Commits:
+        """The commit protocol of this shard's checkpoints."""
+        store = CheckpointStore(self.job_dir / "checkpoints")
+        return Commits(self.etcd, self.keys, store, self.index, self.config.pservers, self.job.hash, self.id)
 
     def run(self) -> None:
         """From start to the end of the job."""
@@ -92,8 +88,6 @@ class Pserver(Role):
             self.saver.close()
             self.close()
             self.transport.close()
-            if self.norms is not None:
-                self.norms.close()
 
     def wake(self) -> None:
         self.transport.wake()
@@ -104,52 +98,53 @@ class Pserver(Role):
         self.memory.make_bucket(index, names, reduce)
 
     def load_check_point(self) -> None:
-        """Joins the job's epoch: as it is on a first start; raising the generation on a restart."""
-        self.epoch, self.restarted = self.commits.begin()
-        if self.restarted:
-            self.epoch = self.commits.rollback(f"pserver {self.index} was restarted")
-            self.events.emit("restarted", f"pserver {self.index} is back; generation {self.epoch.generation} goes on "
-                                          f"from step {self.epoch.step}", step=self.epoch.step)
-        self._load()
+        raise NotImplementedError
 
     def save_check_point(self, names: Sequence[str], keep: int) -> None:
-        """Clones the values; the saver writes and commits them while steps go on."""
-        assert self.machine is not None
-        values = self.memory.clone(names)
-        step = self.machine.version
-        self._snapshots = {s: v for s, v in self._snapshots.items() if s == self.commits_step()} | {step: values}
-        self.saver.submit(self.machine.generation, step, values, keep)
+        raise NotImplementedError
 
     def serve(self, options: Mapping[str, Any]) -> None:
-        self.options = options
-        self.commits.ensure_epoch()
-        self.memory.publish(self.epoch.step)
-        self.machine = SyncShard(
-            SyncOptions(self.index, options["shards"], options["slots"], tuple(self.memory.buckets),
-                        options["total_steps"], self.config.name, self.job.hash, options["checkpoint_every"],
-                        self._exchanges(), options["recovery"] and self.restarted, options["recovery_timeout"],
-                        options["on_barrier_timeout"]),
-            incarnation=self.id, generation=self.epoch.generation, version=self.epoch.step)
-        if self._exchanges():
-            self.norms = NormExchange(self.id, self.index, self.program.blocks.get("reduce"))
-        self._perform(self.machine.step(Started(), time.monotonic()))
-        while not self._over():
-            self._serve_once()
+        raise NotImplementedError
+
+    def initial_values(self) -> dict[str, torch.Tensor]:
+        """What this shard's variables are before the first step."""
+        return {v.name: self.program.values[v.name] for v in self.program.of_kind(Kind.PARAM, Kind.BUFFER, Kind.STATE)}
+
+    def load(self) -> None:
+        """Takes on the state that the epoch began at; goes further back if its file is damaged."""
+        while True:
+            try:
+                self.restore(self.epoch)
+                return
+            except DamagedCheckpoint as error:
+                self.events.emit("damaged-checkpoint", f"checkpoint of step {self.epoch.step} is damaged, "
+                                                       f"going back further: {error.message}")
+                self.epoch = self.commits.rollback("damaged checkpoint", below=self.epoch.step)
+
+    def restore(self, epoch: Epoch) -> None:
+        """Takes on the state that this epoch began at. Raises DamagedCheckpoint."""
+        raise NotImplementedError
 
     # -- the loop -----------------------------------------------------------------------------------------------
 
-    def _serve_once(self) -> None:
-        assert self.machine is not None
+    def step(self, event: Any) -> None:
+        """Has the machine take in an event, and carries out what it decides."""
+        for effect in self.machine.step(event, time.monotonic()):
+            self.effects[type(effect)](effect)
+
+    def serve_once(self) -> None:
         for peer, message, frame in self.transport.poll(POLL_SECONDS):
             fault = ""
-            if isinstance(message, Push) and message.bucket in self.memory.buckets:
+            if isinstance(message, (Push, BatchPush)) and message.bucket in self.memory.buckets:
                 fault = frame_fault(self.memory.buckets[message.bucket], frame)
-            event = Received(peer.decode("latin-1"), message, frame, fault)
-            self._perform(self.machine.step(event, time.monotonic()))
-        self._follow_epoch()
-        self._perform(self.machine.step(Tick(), time.monotonic()))
+            self.step(Received(peer.decode("latin-1"), message, frame, fault))
+        self.follow()
+        self.step(Tick())
 
-    def _over(self) -> bool:
+    def follow(self) -> None:
+        """Takes in what changed in etcd."""
+
+    def over(self) -> bool:
         """Whether the job is. Shard 0 ends it: once the last step is committed, it exports the model."""
         self.saver.check()
         view = self.view
@@ -160,53 +155,16 @@ class Pserver(Role):
             self.saver.finish(committed)
         return view.over
 
-    def _follow_epoch(self) -> None:
-        """Goes back to where a newer generation began."""
-        epoch = self.view.epoch
-        assert self.machine is not None
-        if epoch is None or epoch.generation <= self.machine.generation:
-            return
-        log.info("generation %d: back from version %d to step %d (%s)", epoch.generation, self.machine.version,
-                 epoch.step, epoch.reason)
-        self.counters["rollbacks"] += 1
-        self.counters["steps-repeated"] += max(0, self.machine.version - epoch.step)
-        self.epoch = epoch
-        self._load()
-        self.memory.publish(epoch.step)
-        if self.norms is not None:
-            self.norms.connect(self.view)
-        self._perform(self.machine.step(Rollback(self.epoch.generation, self.epoch.step), time.monotonic()))
-
-    def _load(self) -> None:
-        """Fills the memory with the state that the epoch began at; goes further back if its file is damaged."""
-        while True:
-            try:
-                self.memory.restore(self._state_at(self.epoch))
-                return
-            except DamagedCheckpoint as error:
-                self.events.emit("damaged-checkpoint", f"checkpoint of step {self.epoch.step} is damaged, "
-                                                       f"going back further: {error.message}")
-                self.epoch = self.commits.rollback("damaged checkpoint", below=self.epoch.step)
-
-    def _state_at(self, epoch: Epoch) -> Mapping[str, torch.Tensor]:
-        if epoch.step in self._snapshots and self.machine is not None:
-            return self._snapshots[epoch.step]
-        manifest = self.commits.manifest_of(epoch)
-        if manifest is None:
-            kinds = (Kind.PARAM, Kind.BUFFER, Kind.STATE)
-            return {v.name: self.program.values[v.name] for v in self.program.of_kind(*kinds)}
-        return self.store.read_part(manifest, self.index)[0]
-
-    def commits_step(self) -> int:
-        """Step of the newest committed checkpoint; -1 before the first."""
-        committed = self.view.committed
-        return committed.step if committed is not None else -1
+    def run_optimizer(self, version: int) -> None:
+        """Applies the gradients that lie in the buckets' sums, and publishes the values as `version`."""
+        if self.options["schedule_block"]:
+            self.run_block(self.options["schedule_block"])
+        for block in self.options["optimize_blocks"]:
+            self.run_block(block)
+        self.memory.publish(version)
+        self._rounds = [*self._rounds[-50:], time.monotonic()]
 
     # -- effects ------------------------------------------------------------------------------------------------
-
-    def _perform(self, effects: Sequence[Any]) -> None:
-        for effect in effects:
-            self._EFFECTS[type(effect)](self, effect)
 
     def _reply(self, effect: Reply) -> None:
         peer, message = effect.peer.encode("latin-1"), effect.message
@@ -216,65 +174,13 @@ class Pserver(Role):
         else:
             self.transport.send(peer, message)
 
-    def _count(self, effect: Count) -> None:
+    def count(self, effect: Count) -> None:
         self.counters[effect.name] += 1
         log.debug("%s: %s", effect.name, effect.reason)
-
-    def _compute_partials(self, effect: ComputePartials) -> None:
-        assert self.machine is not None and self.norms is not None
-        self.memory.reduce(effect.contributions)
-        sums = self.run_block("reduce", fetch=(self.norms.partials,)) if self.norms.partials else ()
-        payload = byte_view(sums[0]) if sums else None
-        self._perform(self.machine.step(PartialsReady(effect.generation, effect.step, payload), time.monotonic()))
-
-    def _apply(self, effect: ApplyRound) -> None:
-        """One round's optimization; the published copy of the version before stays for whoever must recompute."""
-        assert self.machine is not None
-        if self.norms is not None:
-            self.norms.fill(self.ctx.scope, effect.partials)
-        else:
-            self.memory.reduce(effect.contributions)
-        if self.options["reduce_block"] and self.norms is None:
-            self.run_block(self.options["reduce_block"])
-        if self.options["schedule_block"]:
-            self.run_block(self.options["schedule_block"])
-        for block in self.options["optimize_blocks"]:
-            self.run_block(block)
-        self.memory.publish(effect.step + 1)
-        self._rounds = [*self._rounds[-50:], time.monotonic()]
-        self._perform(self.machine.step(RoundApplied(effect.generation, effect.step), time.monotonic()))
-
-    def _skipped(self, effect: RoundSkipped) -> None:
-        self.memory.publish(effect.step + 1)
-        self._count(Count("empty-rounds", effect.reason))
-
-    def _send_shard(self, effect: SendShard) -> None:
-        assert self.norms is not None
-        self.norms.send(self.view, effect.shard, effect.message, effect.payload)
 
     def _checkpoint(self, effect: TakeCheckpoint) -> None:
         if self.options["checkpoint_block"]:
             self.run_block(self.options["checkpoint_block"])
-
-    def _request_rollback(self, effect: RequestRollback) -> None:
-        epoch = self.view.epoch
-        if epoch is not None and epoch.generation == effect.generation:
-            raised = self.commits.rollback(effect.reason)
-            self.events.emit("rollback", f"generation {raised.generation}: everyone returns to step {raised.step} "
-                                         f"({effect.reason})", step=raised.step)
-
-    def _finished(self, effect: Finished) -> None:
-        log.info("reached the last version, %d", effect.step)
-
-    _EFFECTS: dict[type, Callable[[Pserver, Any], None]] = {
-        Reply: _reply, Count: _count, ComputePartials: _compute_partials, ApplyRound: _apply, RoundSkipped: _skipped,
-        SendShard: _send_shard, TakeCheckpoint: _checkpoint, RequestRollback: _request_rollback, Finished: _finished,
-    }
-
-    def _exchanges(self) -> bool:
-        """Whether shards exchange partial sums each round (clipping by global norm)."""
-        programs = [self.job.pserver_program(i) for i in range(self.config.pservers)]
-        return any("reduce" in p.blocks and "order" in p.blocks["reduce"].attrs for p in programs)
 
     def status(self) -> msgspec.Struct:
         rounds = self._rounds

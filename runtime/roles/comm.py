@@ -1,0 +1,106 @@
+"""A trainer's side of the data plane, as far as sync and async mode share it: the protocol's state machine between the
+block's ops and ZeroMQ."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from graphft.errors import GraphftError
+from graphft.runtime.protocol.events import Count, Tick
+from graphft.runtime.protocol.sync_events import Fail, FromShard, Pushed, Send, ShardDown, ShardUp
+from graphft.runtime.roles.base import log
+from graphft.runtime.transport.buffers import BucketBuffers, BucketLayout
+
+if TYPE_CHECKING:
+    from graphft.ops.context import Slices
+    from graphft.runtime.roles.trainer import Trainer
+
+POLL_SECONDS = 0.25
+BUFFER_SECONDS = 60.0
+
+
+class Comm:
+    """Used by the trainer's main thread only; what other threads see comes through `trainer.control`, in order.
+
+    `machine` has `step(event, now) -> effects`; None until the job has begun.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer, self.transport = trainer, trainer.transport
+        self.machine: Any = None
+        self._buffers: dict[tuple[int, int], BucketBuffers] = {}
+        self._addresses: dict[int, str] = {}
+
+    # -- events in, effects out ---------------------------------------------------------------------------------
+
+    def pump(self, seconds: float) -> None:
+        """Takes in what has arrived; waits up to `seconds` for something."""
+        self.take_in(seconds)
+        if self.machine is not None:
+            self.do(Tick())
+
+    def take_in(self, seconds: float) -> None:
+        self.trainer.check_lease()
+        self._control()
+        reply = self.transport.receive(seconds)
+        while reply is not None:
+            if self.machine is not None:
+                self.do(FromShard(*reply))
+            reply = self.transport.receive(0)
+        self._control()
+
+    def _control(self) -> None:
+        while self.trainer.control:
+            event = self.trainer.control.popleft()
+            if isinstance(event, ShardUp):
+                self._addresses[event.shard] = self.trainer.view_address(event)
+                self.transport.connect(event.shard, self._addresses[event.shard])
+            elif isinstance(event, ShardDown):
+                self.transport.disconnect(event.shard)
+            self.control(event)
+
+    def control(self, event: Any) -> None:
+        """Takes in an event that the daemon thread found."""
+        self.do(event)
+
+    def do(self, event: Any) -> None:
+        for effect in self.machine.step(event, time.monotonic()):
+            if isinstance(effect, Send):
+                sent = self.transport.send(effect.shard, effect.message, effect.payload)
+                if isinstance(event, Pushed):
+                    self._buffers[event.shard, event.bucket].lend(sent)
+            elif isinstance(effect, Count):
+                self.trainer.counters[effect.name] += 1
+                log.debug("%s: %s", effect.name, effect.reason)
+            elif isinstance(effect, Fail):
+                raise GraphftError(effect.reason, rule="foreign-job",
+                                   help="start all roles from one job directory, with one etcd")
+
+    def reconnect(self, shard: int, incarnation: str) -> None:
+        """Meets a shard anew: what was sent may have been lost on the way."""
+        self.transport.connect(shard, self._addresses[shard])
+        self.do(ShardDown(shard))
+        self.do(ShardUp(shard, incarnation))
+
+    # -- CommPort -----------------------------------------------------------------------------------------------
+
+    def push(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices) -> None:
+        key = (shard, bucket)
+        if key not in self._buffers:
+            self._buffers[key] = BucketBuffers(BucketLayout.of(tensors, slices))
+        frame = self._buffers[key].pack(tensors, BUFFER_SECONDS)
+        self.do(Pushed(shard, bucket, self.trainer.batch_samples, frame))
+
+
+def buckets_of(trainer: Trainer) -> tuple[tuple[tuple[int, ...], ...], frozenset[tuple[int, int]]]:
+    """The buckets of each shard, and those (shard, bucket) that are refreshed, as block step receives them."""
+    recvs = [op for op in trainer.program.blocks["step"].ops if op.type == "recv"]
+    buckets: list[list[int]] = [[] for _ in range(trainer.config.pservers)]
+    for op in recvs:
+        buckets[op.attrs["shard"]].append(op.attrs["bucket"])
+    refresh = frozenset((op.attrs["shard"], op.attrs["bucket"]) for op in recvs if op.attrs.get("refresh"))
+    return tuple(tuple(sorted(b)) for b in buckets), refresh

@@ -1,0 +1,166 @@
+"""A sync shard: closes a step when the contributions of all slots are in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from graphft.runtime.commit import Epoch
+from graphft.runtime.etcd import Etcd
+from graphft.runtime.protocol.events import Count
+from graphft.runtime.protocol.shard_sync import SyncShard
+from graphft.runtime.protocol.sync_events import (
+    ApplyRound,
+    ComputePartials,
+    Finished,
+    PartialsReady,
+    RequestRollback,
+    Rollback,
+    RoundApplied,
+    RoundSkipped,
+    SendShard,
+    Started,
+    SyncOptions,
+)
+from graphft.runtime.roles.base import log
+from graphft.runtime.roles.norms import NormExchange
+from graphft.runtime.roles.pserver import Pserver
+from graphft.runtime.transport.buffers import byte_view
+
+if TYPE_CHECKING:
+    from graphft.transpiler import Job
+
+
+class RoundPserver(Pserver):
+    """A sync shard's process."""
+
+    machine: SyncShard
+
+    def __init__(self, job: Job, job_dir: Path, etcd: Etcd, index: int) -> None:
+        super().__init__(job, job_dir, etcd, index)
+        self.norms: NormExchange | None = None
+        self._snapshots: dict[int, dict[str, torch.Tensor]] = {}
+        self.effects |= {
+            ComputePartials: self._compute_partials, ApplyRound: self._apply, RoundSkipped: self._skipped,
+            SendShard: self._send_shard, RequestRollback: self._request_rollback, Finished: self._finished}
+
+    def run(self) -> None:
+        try:
+            super().run()
+        finally:
+            if self.norms is not None:
+                self.norms.close()
+
+    # -- ServerPort ---------------------------------------------------------------------------------------------
+
+    def load_check_point(self) -> None:
+        """Joins the job's epoch: as it is on a first start; raising the generation on a restart."""
+        self.epoch, self.restarted = self.commits.begin()
+        if self.restarted:
+            self.epoch = self.commits.rollback(f"pserver {self.index} was restarted")
+            self.events.emit("restarted", f"pserver {self.index} is back; generation {self.epoch.generation} goes on "
+                                          f"from step {self.epoch.step}", step=self.epoch.step)
+        self.load()
+
+    def save_check_point(self, names: Sequence[str], keep: int) -> None:
+        """Clones the values; the saver writes and commits them while steps go on."""
+        values = self.memory.clone(names)
+        step = self.machine.version
+        self._snapshots = {s: v for s, v in self._snapshots.items() if s == self.commits_step()} | {step: values}
+        self.saver.submit(self.machine.generation, step, values, keep)
+
+    def serve(self, options: Mapping[str, Any]) -> None:
+        self.options = options
+        self.commits.ensure_epoch()
+        self.memory.publish(self.epoch.step)
+        self.machine = SyncShard(
+            SyncOptions(self.index, options["shards"], options["slots"], tuple(self.memory.buckets),
+                        options["total_steps"], self.config.name, self.job.hash, options["checkpoint_every"],
+                        self._exchanges(), options["recovery"] and self.restarted, options["recovery_timeout"],
+                        options["on_barrier_timeout"]),
+            incarnation=self.id, generation=self.epoch.generation, version=self.epoch.step)
+        if self._exchanges():
+            self.norms = NormExchange(self.id, self.index, self.program.blocks.get("reduce"))
+        self.step(Started())
+        while not self.over():
+            self.serve_once()
+
+    # -- going back ---------------------------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """Goes back to where a newer generation began."""
+        epoch = self.view.epoch
+        if epoch is None or epoch.generation <= self.machine.generation:
+            return
+        log.info("generation %d: back from version %d to step %d (%s)", epoch.generation, self.machine.version,
+                 epoch.step, epoch.reason)
+        self.counters["rollbacks"] += 1
+        self.counters["steps-repeated"] += max(0, self.machine.version - epoch.step)
+        self.epoch = epoch
+        self.load()
+        self.memory.publish(epoch.step)
+        if self.norms is not None:
+            self.norms.connect(self.view)
+        self.step(Rollback(self.epoch.generation, self.epoch.step))
+
+    def restore(self, epoch: Epoch) -> None:
+        self.memory.restore(self._state_at(epoch))
+
+    def _state_at(self, epoch: Epoch) -> Mapping[str, torch.Tensor]:
+        if epoch.step in self._snapshots:
+            return self._snapshots[epoch.step]
+        manifest = self.commits.manifest_of(epoch)
+        if manifest is None:
+            return self.initial_values()
+        return self.store.read_part(manifest, self.index)[0]
+
+    def commits_step(self) -> int:
+        """Step of the newest committed checkpoint; -1 before the first."""
+        committed = self.view.committed
+        return committed.step if committed is not None else -1
+
+    # -- effects ------------------------------------------------------------------------------------------------
+
+    def _compute_partials(self, effect: ComputePartials) -> None:
+        assert self.norms is not None
+        self.memory.reduce(effect.contributions)
+        sums = self.run_block("reduce", fetch=(self.norms.partials,)) if self.norms.partials else ()
+        payload = byte_view(sums[0]) if sums else None
+        self.step(PartialsReady(effect.generation, effect.step, payload))
+
+    def _apply(self, effect: ApplyRound) -> None:
+        """One round's optimization; the published copy of the version before stays for whoever must recompute."""
+        if self.norms is not None:
+            self.norms.fill(self.ctx.scope, effect.partials)
+        else:
+            self.memory.reduce(effect.contributions)
+        if self.options["reduce_block"] and self.norms is None:
+            self.run_block(self.options["reduce_block"])
+        self.run_optimizer(effect.step + 1)
+        self.step(RoundApplied(effect.generation, effect.step))
+
+    def _skipped(self, effect: RoundSkipped) -> None:
+        self.memory.publish(effect.step + 1)
+        self.count(Count("empty-rounds", effect.reason))
+
+    def _send_shard(self, effect: SendShard) -> None:
+        assert self.norms is not None
+        self.norms.send(self.view, effect.shard, effect.message, effect.payload)
+
+    def _request_rollback(self, effect: RequestRollback) -> None:
+        epoch = self.view.epoch
+        if epoch is not None and epoch.generation == effect.generation:
+            raised = self.commits.rollback(effect.reason)
+            self.events.emit("rollback", f"generation {raised.generation}: everyone returns to step {raised.step} "
+                                         f"({effect.reason})", step=raised.step)
+
+    def _finished(self, effect: Finished) -> None:
+        log.info("reached the last version, %d", effect.step)
+
+    def _exchanges(self) -> bool:
+        """Whether shards exchange partial sums each round (clipping by global norm)."""
+        programs = [self.job.pserver_program(i) for i in range(self.config.pservers)]
+        return any("reduce" in p.blocks and "order" in p.blocks["reduce"].attrs for p in programs)

@@ -1,0 +1,123 @@
+"""A sync trainer: contributes the gradients of the slots (logical trainers) that it holds, step by step."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from graphft.ops.context import NoData, WorkChanged
+from graphft.runtime.etcd import Etcd, LeaseLost, absent, delete_op, put_op, value_is
+from graphft.runtime.protocol.slots import Assignment, assign
+from graphft.runtime.protocol.sync_events import Rollback, SlotGained, SlotLost, Work
+from graphft.runtime.queue_sync import PlanQueue
+from graphft.runtime.roles.base import log
+from graphft.runtime.roles.comm_sync import SyncComm
+from graphft.runtime.roles.trainer import IDLE_SECONDS, Trainer
+from graphft.runtime.view import JobView
+
+if TYPE_CHECKING:
+    from graphft.transpiler import Job
+
+
+class SlotTrainer(Trainer):
+    """A sync trainer's process."""
+
+    def __init__(self, job: Job, job_dir: Path, etcd: Etcd, index: int) -> None:
+        self._assignment = Assignment()
+        super().__init__(job, job_dir, etcd, index)
+        self.comm = SyncComm(self)
+        self.queue = PlanQueue(self)
+        self.ctx.comm, self.ctx.queue = self.comm, self.queue
+
+    # -- the loop -----------------------------------------------------------------------------------------------
+
+    def work(self) -> None:
+        work = self.comm.begin()
+        if work is None:
+            if self.comm.finished:
+                self.queue.complete_job()
+            self.comm.pump(IDLE_SECONDS)
+        else:
+            self._step(work)
+
+    def _step(self, work: Work) -> None:
+        self.ctx.step, self.ctx.slot = work.step, work.slot
+        try:
+            if (pass_index := self.plan.pass_of(work.step)) != self.pass_index:
+                self.pass_index = pass_index
+                self.run_block("pass")
+            self._read_ahead(work)
+            located = self.plan.locate(work.step, work.slot)
+            loss = self.compute()
+            self.record(work.step, work.slot, located.samples if located is not None else 0, loss)
+        except NoData:
+            if self.comm.await_ready():
+                self.queue.complete_chunks()
+                self.lowered(self.program.blocks["step"], start=self._barrier)(self.ctx, self.ctx.scope)
+        except WorkChanged:
+            pass
+        except LeaseLost:
+            raise
+        except Exception as error:
+            text = self.tell_failure(f"step {work.step} of slot {work.slot}", error, step=work.step, slot=work.slot)
+            self.queue.report_failure(work, text)
+            raise
+
+    @property
+    def _barrier(self) -> int:
+        """Where block step goes on when a slot has no data: an empty contribution is a barrier without sends."""
+        return next(i for i, op in enumerate(self.program.blocks["step"].ops) if op.type == "send_barrier")
+
+    def _read_ahead(self, work: Work) -> None:
+        """Schedules what comes next: this trainer's other slots at this step, and all of them at the next."""
+        slots = self.comm.slots()
+        ahead = [(work.step + (v <= work.slot), v) for v in slots] + [(work.step, work.slot)]
+        for step, slot in ahead:
+            located = self.plan.locate(step, slot)
+            if located is not None:
+                self.read_ahead(located.pass_index, located.chunk, located.batch)
+
+    # -- slots --------------------------------------------------------------------------------------------------
+
+    def ready(self, view: JobView) -> bool:
+        return view.epoch is not None  # the first pserver makes it; nothing can be done before
+
+    def changes(self, before: JobView, after: JobView) -> list[Any]:
+        old, new = before.epoch, after.epoch
+        rollback = []
+        if new is not None and new.generation > (old.generation if old is not None else -1):
+            rollback.append(Rollback(new.generation, new.step))
+        mine_before = {v for v, holder in before.slots.items() if holder == self.id}
+        mine = {v for v, holder in after.slots.items() if holder == self.id}
+        lost, gained = sorted(mine_before - mine), sorted(mine - mine_before)
+        return [*rollback, *super().changes(before, after), *map(SlotLost, lost), *map(SlotGained, gained)]
+
+    def claim_slots(self, slots: int, policy: str) -> None:
+        view = self.view
+        if view.over or self.comm.finished:
+            return  # whoever leaves now was through with its slots
+        self._assignment = assign(slots=slots, live=view.trainers, holders=view.slots, me=self.id, policy=policy)
+        for slot in self._assignment.claim:
+            key = self.keys.slot(slot)
+            if self.etcd.txn([absent(key)], [put_op(key, self.id.encode(), self.lease)], token=key).ok:
+                self._tell_claimed(slot, view)
+        if self._assignment.claim:
+            self.watch()
+
+    def _tell_claimed(self, slot: int, view: JobView) -> None:
+        log.info("claimed slot %d (%s)", slot, self._assignment.reason)
+        if self.comm.started:
+            self.events.emit("takeover", f"trainer {self.index} took over slot {slot}", slot=slot, trainer=self.id)
+
+    def release_slots(self) -> None:
+        assignment, self._assignment = self._assignment, Assignment()
+        for slot in assignment.release:
+            if slot in self.comm.slots():
+                self.queue.release(slot)
+                self.patiently(functools.partial(self._free, self.keys.slot(slot)))
+                self.control.append(SlotLost(slot))
+                log.info("handed slot %d over (%s)", slot, assignment.reason)
+
+    def _free(self, key: str) -> None:
+        self.etcd.txn([value_is(key, self.id.encode())], [delete_op(key)])
