@@ -58,10 +58,6 @@ class BucketLayout:
                     f"{tensor.numel()} elements of {tensor.dtype}", rule="bucket",
                     help="give the tensors of the bucket in its program's order")
 
-    def views(self, flat: Tensor) -> list[Tensor]:
-        """The slices' places in a flat buffer of this bucket."""
-        return list(flat.split([end - start for start, end in self.slices]))
-
 
 def byte_view(tensor: Tensor) -> memoryview:
     """The bytes of a contiguous CPU tensor of any dtype, without a copy; keeps the tensor's memory alive."""
@@ -92,8 +88,7 @@ def pack(flat: Tensor, tensors: Sequence[Tensor], layout: BucketLayout) -> None:
     """Copies the tensors' slices into `flat`, one after the other. The tensors may have any strides."""
     layout.check(tensors)
     sources = [_elements(t, start, end) for t, (start, end) in zip(tensors, layout.slices, strict=True)]
-    places = [v.view(s.shape) for v, s in zip(layout.views(flat), sources, strict=True)]
-    torch._foreach_copy_(places, sources)
+    torch._foreach_copy_(_views(flat, sources), sources)
 
 
 @torch.no_grad()
@@ -107,20 +102,20 @@ def unpack(frame: memoryview, tensors: Sequence[Tensor], slices: Slices) -> None
         raise GraphftError(f"a bucket's frame: expected {layout.nbytes} bytes ({layout.numel} of {layout.dtype}), "
                            f"got {frame.nbytes}", rule="frame",
                            help="the sender runs another program; start all roles from one job directory")
-    sources = layout.views(as_tensor(frame, layout.dtype))
-    places, values = [], []
-    for tensor, (start, end), source in zip(tensors, layout.slices, sources, strict=True):
-        if _whole(tensor, start, end) or tensor.is_contiguous():
-            place = _elements(tensor, start, end)
-            places.append(place)
-            values.append(source.view(place.shape))
-        else:
-            # A part of a strided tensor has no view: replace it in a copy.
-            copy = tensor.reshape(-1).clone()
-            copy[start:end] = source
-            places.append(tensor)
-            values.append(copy.view(tensor.shape))
-    torch._foreach_copy_(places, values)
+    flat = as_tensor(frame, layout.dtype)
+    places = [_elements(t, start, end) for t, (start, end) in zip(tensors, layout.slices, strict=True)]
+    torch._foreach_copy_(places, _views(flat, places))
+    for tensor, place, (start, end) in zip(tensors, places, layout.slices, strict=True):
+        if not (tensor.is_contiguous() or _whole(tensor, start, end)):
+            # A part of a strided tensor has no flat view: `place` was a copy.
+            whole = tensor.reshape(-1).clone()
+            whole[start:end] = place
+            tensor.copy_(whole.view(tensor.shape))
+
+
+def _views(flat: Tensor, like: list[Tensor]) -> list[Tensor]:
+    """Views of a flat buffer, one after the other, in the shapes of `like`; made in one call, as DDP makes its own."""
+    return torch._C._nn.unflatten_dense_tensors(flat, like)
 
 
 def _whole(tensor: Tensor, start: int, end: int) -> bool:

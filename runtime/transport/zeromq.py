@@ -9,6 +9,9 @@ import zmq
 from graphft.runtime.protocol.messages import Message, encode
 from graphft.runtime.transport.port import Limits, Released, Sent
 
+# Combined once, as plain numbers: arithmetic on pyzmq's enumerations takes longer than sending.
+DONTWAIT, DONTWAIT_MORE, POLLIN = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE), int(zmq.POLLIN)
+
 
 class Tracked:
     """The `Sent` of a frame that ZeroMQ reads in place."""
@@ -53,33 +56,30 @@ def configure(socket: zmq.Socket, limits: Limits) -> None:
 def send_message(socket: zmq.Socket, message: Message, frame: memoryview | None, copy: bool | None) -> Sent:
     """Queues header and frame on the socket (after the routing part, if any)."""
     if frame is None:
-        socket.send(encode(message), zmq.DONTWAIT)
+        socket.send(encode(message), DONTWAIT)
         return Released()
-    socket.send(encode(message), zmq.DONTWAIT | zmq.SNDMORE)
+    socket.send(encode(message), DONTWAIT_MORE)
     if copy or (copy is None and frame.nbytes < socket.copy_threshold):
-        socket.send(frame, zmq.DONTWAIT)
+        socket.send(frame, DONTWAIT)
         return Released()
     # An explicit zmq.Frame: Socket.send(copy=False) would still copy below its threshold.
-    return Tracked(socket.send(zmq.Frame(frame, track=True, copy=False), zmq.DONTWAIT, copy=False, track=True))
+    return Tracked(socket.send(zmq.Frame(frame, track=True, copy=False), DONTWAIT, copy=False, track=True))
 
 
 def readable(socket: zmq.Socket) -> bool:
     """Whether a message is there. Only after a look like this may one wait for the socket's descriptor."""
-    return bool(int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+    return bool(int(socket.getsockopt(zmq.EVENTS)) & POLLIN)
 
 
-def drain(socket: zmq.Socket, limit: int, small: int) -> Iterator[list[memoryview]]:
-    """The messages that are there, at most `limit`, in parts.
-
-    The first `small` parts of each are copied, the rest stays in ZeroMQ's memory.
-    """
+def drain(socket: zmq.Socket, limit: int) -> Iterator[list[memoryview]]:
+    """The messages that are there, at most `limit`: their parts, in ZeroMQ's memory."""
     for _ in range(limit):
         if not readable(socket):
             return
-        parts = [memoryview(socket.recv(zmq.DONTWAIT))]
-        while socket.getsockopt(zmq.RCVMORE):
-            if len(parts) < small:
-                parts.append(memoryview(socket.recv(zmq.DONTWAIT)))
-            else:
-                parts.append(socket.recv(zmq.DONTWAIT, copy=False).buffer)
+        # As zmq.Frame, also what is small: it knows whether more follows; asking the socket takes longer than copying.
+        part = socket.recv(DONTWAIT, copy=False)
+        parts = [part.buffer]
+        while part.more:
+            part = socket.recv(DONTWAIT, copy=False)
+            parts.append(part.buffer)
         yield parts

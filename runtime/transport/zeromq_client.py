@@ -131,7 +131,7 @@ class ZmqClient:
     def _take(self) -> Reply | None:
         if not self._inbox:
             for shard, socket in self._links.items():
-                for parts in drain(socket, self._limits.poll_batch, small=1):
+                for parts in drain(socket, self._limits.poll_batch):
                     with contextlib.suppress(Malformed):  # counted; a client answers nothing
                         self._inbox.append(Reply(shard, *accept(parts, self._limits, self.counters)))
         return self._inbox.popleft() if self._inbox else None

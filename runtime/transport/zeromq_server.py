@@ -16,7 +16,7 @@ from graphft.runtime.transport.address import WILDCARDS, advertise_host, endpoin
 from graphft.runtime.transport.port import Frame, Limits, Received, Released, Sent
 from graphft.runtime.transport.waker import Waker
 from graphft.runtime.transport.wire import Malformed, accept, check_frame, count_sent
-from graphft.runtime.transport.zeromq import configure, drain, send_message
+from graphft.runtime.transport.zeromq import DONTWAIT_MORE, configure, drain, send_message
 
 
 class ZmqServer:
@@ -63,7 +63,7 @@ class ZmqServer:
 
     def _drain(self) -> list[Received]:
         received: list[Received] = []
-        for parts in drain(self._socket, self._limits.poll_batch, small=2):
+        for parts in drain(self._socket, self._limits.poll_batch):
             self._take(parts, received)
         return received
 
@@ -77,7 +77,7 @@ class ZmqServer:
     def send(self, peer: bytes, message: Message, frame: Frame | None = None, *, copy: bool | None = None) -> Sent:
         view = None if frame is None else check_frame(frame, self._limits)
         try:
-            self._socket.send(peer, zmq.DONTWAIT | zmq.SNDMORE)
+            self._socket.send(peer, DONTWAIT_MORE)
         except zmq.ZMQError as e:
             if e.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
