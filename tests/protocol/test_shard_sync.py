@@ -107,6 +107,14 @@ def test_an_empty_contribution_replaces_half_a_one_but_not_a_whole_one() -> None
     assert counted(rig.empty("b", 0, 1)) == ["late-push"]  # being applied
 
 
+def test_a_whole_contribution_stays_when_an_empty_one_follows() -> None:
+    rig = ShardRig()
+    rig.contribute("a", 0, 0)
+    assert counted(rig.empty("b", 0, 0)) == ["duplicate-push"]
+    (apply,) = of(ApplyRound, rig.contribute("a", 0, 1))
+    assert [c.slot for c in apply.contributions] == [0, 1]
+
+
 def test_a_departed_trainers_contribution_counts_once_and_is_gone_with_its_step() -> None:
     """PITFALLS 3: its gradient was added again in every later step."""
     rig = ShardRig()
@@ -149,7 +157,9 @@ def test_pulls_of_the_version_being_left_are_answered_when_it_is_safe() -> None:
     rig.contribute("a", 1, 1)
     assert rig.pull("b", 1) == []
     assert rig.pull("a", -1) == []
-    assert buckets(rig.applied()) == [("a", 0, 2, "current"), ("b", 0, 1, "previous")]
+    assert rig.push("b", 0, 0, 1, want=True)[0].name == "late-push"
+    assert buckets(rig.applied()) == [
+        ("a", 0, 2, "current"), ("b", 1, 2, "current"), ("b", 0, 1, "previous")]
 
 
 def test_a_push_from_the_future_means_that_this_shard_is_behind() -> None:
@@ -253,8 +263,17 @@ def test_a_rollback_drops_contributions_and_waits_and_tells_everyone() -> None:
     assert {(e.peer, e.message) for e in of(Welcome, effects)} == {
         (p, Welcome(0, "i0", 1, 4)) for p in ("a", "b")}
     assert (rig.machine.version, rig.machine.round.missing()) == (4, {0: (0, 1), 1: (0, 1)})
+    assert codes(rig.pull("a", 3)) == ["gone"]
     assert buckets(rig.run_round()) == []
     assert rig.machine.version == 5
+
+
+def test_a_rollback_takes_the_parameters_of_the_version_before_away() -> None:
+    rig = ShardRig()
+    rig.run_round()
+    rig.run_round()
+    rig.feed(Rollback(1, 1))
+    assert codes(rig.pull("a", 0)) == ["gone"]
 
 
 def test_a_rollback_is_carried_out_once() -> None:
@@ -396,6 +415,20 @@ def test_partial_sums_may_come_early_twice_late_or_of_another_generation() -> No
     assert of(ApplyRound, pair.rig.feed(PartialsReady(0, 0, "own")))
     pair.rig.applied()
     assert counted(pair.other(0)) == ["other-partials"]
+
+
+def test_partial_sums_of_before_a_rollback_or_of_another_step_do_not_count() -> None:
+    pair = Pair()
+    pair.other(0)
+    pair.close()
+    pair.rig.feed(PartialsReady(0, 0, "own"), Rollback(1, 0))
+    pair.close()
+    assert not of(ApplyRound, pair.rig.feed(PartialsReady(1, 0, "own again")))
+    (apply,) = of(ApplyRound, pair.other(0, generation=1))
+    assert apply.partials == ("own again", "sum of 1 at 0")
+    pair.rig.applied()
+    pair.close()
+    assert not of(ApplyRound, pair.rig.feed(PartialsReady(1, 1, "own")))
 
 
 def test_missing_partial_sums_are_asked_for_again() -> None:

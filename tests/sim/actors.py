@@ -183,6 +183,8 @@ class ShardActor(Actor):
         if isinstance(effect, Reply):
             frame = None
             if isinstance(effect.message, Bucket):
+                if self.machine.phase == "applying":
+                    self.world.fail(f"{self.name} sends parameters while they are being changed")
                 frame = (self.current if effect.source == "current" else self.previous)[effect.message.bucket]
                 self.job.check_parameters((self.index, effect.message.bucket), effect.message.version, frame)
             self.job.to_trainer(self.index, effect.peer, effect.message, frame)

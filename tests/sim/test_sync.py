@@ -7,7 +7,7 @@ import pytest
 from tests.sim.job import SimJob
 
 
-@pytest.mark.parametrize("first", range(0, 200, 20))
+@pytest.mark.parametrize("first", range(0, 100, 20))
 def test_disturbed_runs_equal_the_undisturbed_one(first: int) -> None:
     """PITFALLS 1, 3, 4, 7, 8, 22: whatever is killed, stopped, cut off, repeated or reordered on the way."""
     for seed in range(first, first + 20):
@@ -15,7 +15,7 @@ def test_disturbed_runs_equal_the_undisturbed_one(first: int) -> None:
 
 
 def test_a_run_without_faults_refuses_and_repeats_nothing() -> None:
-    for seed in range(300, 320):
+    for seed in range(300, 310):
         job = SimJob(seed, faults=False)
         job.network.duplicates, job.network.reorder = 0.0, False
         job.run()
