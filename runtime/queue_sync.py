@@ -65,9 +65,10 @@ class Failed(msgspec.Struct, frozen=True):
 class Claim:
     """A chunk that this trainer works on. `revision`: of the pending record's creation, the fence of its completion."""
 
+    slot: int
+    last_step: int
     pass_index: int
     chunk: int
-    last_step: int
     revision: int
     touched: float
 
@@ -78,7 +79,8 @@ class PlanQueue:
     def __init__(self, trainer: SlotTrainer) -> None:
         self.trainer, self.keys, self.plan = trainer, trainer.keys, trainer.config.plan
         self.records = trainer.config.ft
-        self.claims: dict[int, Claim] = {}
+        self.claims: dict[tuple[int, int], Claim] = {}
+        """By pass and chunk. A slot's next chunk is claimed before the last batch of the one before is applied."""
         self._discarded: dict[int, set[int]] = {}
         self._seen: dict[str, tuple[int, float]] = {}
         self._closed = False
@@ -93,9 +95,7 @@ class PlanQueue:
             raise NoData
         revision = 0
         if self.records:
-            claim = self.claims.get(ctx.slot)
-            if claim is None or (claim.pass_index, claim.chunk) != (located.pass_index, located.chunk):
-                claim = self._claim(ctx.slot, located)
+            claim = self.claims.get((located.pass_index, located.chunk)) or self._claim(ctx.slot, located)
             revision = claim.revision
         return ChunkWork(located.pass_index, located.chunk, located.batch, located.samples,
                          batch_seed(self.trainer.config.seed, ctx.step, ctx.slot), claim=revision)
@@ -104,10 +104,10 @@ class PlanQueue:
         if not self.records:
             return
         lowest = self.trainer.comm.lowest()
-        for slot, claim in list(self.claims.items()):
+        for key, claim in list(self.claims.items()):
             if claim.last_step < lowest:
                 self.trainer.patiently(functools.partial(self._complete, claim))
-                del self.claims[slot]
+                del self.claims[key]
 
     def enqueue_pass(self) -> None:
         """Makes the pass's todo records, then `/<job>/pass`, which makes them count. One trainer at a time tries."""
@@ -138,15 +138,16 @@ class PlanQueue:
     # -- for the trainer ----------------------------------------------------------------------------------------
 
     def release(self, slot: int) -> None:
-        """Gives the slot's chunk back; its next holder goes on inside it."""
-        claim = self.claims.pop(slot, None)
-        if claim is not None:
+        """Gives the slot's chunks back; its next holder goes on inside them."""
+        for claim in [c for c in self.claims.values() if c.slot == slot]:
             key = f"{self.keys.queue(claim.pass_index)}pending/{claim.chunk}"
-            self.trainer.patiently(lambda: self.trainer.etcd.txn([create_is(key, claim.revision)], [delete_op(key)]))
+            self.trainer.patiently(functools.partial(
+                self.trainer.etcd.txn, [create_is(key, claim.revision)], [delete_op(key)]))
+            del self.claims[claim.pass_index, claim.chunk]
 
     def rolled_back(self) -> None:
         """A new generation began: what is pending is what the plan says of its first step."""
-        for slot in list(self.claims):
+        for slot in {claim.slot for claim in self.claims.values()}:
             self.release(slot)
 
     def report_failure(self, work: Work, reason: str) -> None:
@@ -180,12 +181,11 @@ class PlanQueue:
     # -- transactions -------------------------------------------------------------------------------------------
 
     def _claim(self, slot: int, located: Located) -> Claim:
-        self.claims.pop(slot, None)
         claim = self.trainer.patiently(lambda: self._try_claim(slot, located))
         if claim is None:
             self._discarded.setdefault(located.pass_index, set()).add(located.chunk)
             raise NoData
-        self.claims[slot] = claim
+        self.claims[claim.pass_index, claim.chunk] = claim
         return claim
 
     def _try_claim(self, slot: int, located: Located) -> Claim | None:
@@ -214,7 +214,7 @@ class PlanQueue:
                        value_is(slot_key, me.encode())]
             result = etcd.txn(compare, ops, token=pending_key)
             if result.ok:
-                return Claim(located.pass_index, located.chunk, last_step, result.revision, time.monotonic())
+                return Claim(slot, last_step, located.pass_index, located.chunk, result.revision, time.monotonic())
             holder = etcd.get(slot_key)
             if holder is None or holder.value.decode() != me:
                 raise WorkChanged
