@@ -12,21 +12,24 @@ from graphft.errors import GraphftError
 from graphft.runtime.checkpoint import write_atomically
 from graphft.runtime.etcd import Etcd, EtcdUnreachable
 
+ANSWER_SECONDS = 5.0
+"""So long etcd may take to answer for the first time, ..."""
 WAIT_SECONDS = 60.0
+"""... and so long whoever starts it with the job, to leave its endpoints in the job's folder."""
 _FILE = "etcd.json"
 
 
-def connect(endpoints: str, wait: float = 5.0, environ: Mapping[str, str] = os.environ) -> Etcd:
+def connect(endpoints: str, wait: float | None = None, environ: Mapping[str, str] = os.environ) -> Etcd:
     """A client of `host:port[,host:port...]`, once etcd has answered.
 
     User, password and the files of TLS come from GRAPHFT_ETCD_USER, _PASSWORD, _CA, _CERT and _KEY (not from a command
-    line, which everybody on the machine can read). Raises EtcdUnreachable after `wait` seconds.
+    line, which everybody on the machine can read). Raises EtcdUnreachable after `wait` (ANSWER_SECONDS) seconds.
     """
     user, password, ca, cert, key = (environ.get(f"GRAPHFT_ETCD_{name}") or None for name in (
         "USER", "PASSWORD", "CA", "CERT", "KEY"))
     etcd = Etcd([e.strip() for e in endpoints.split(",")], user, password, ca_cert=ca, cert_cert=cert, cert_key=key)
     try:
-        etcd.ping(wait)
+        etcd.ping(ANSWER_SECONDS if wait is None else wait)
     except BaseException:
         etcd.close()
         raise
@@ -44,10 +47,10 @@ def read_endpoints(job_dir: Path) -> str:
     return str(json.loads(path.read_bytes())["endpoints"]) if path.exists() else ""
 
 
-def connect_from(job_dir: Path, wait: float = WAIT_SECONDS) -> Etcd:
+def connect_from(job_dir: Path, wait: float | None = None) -> Etcd:
     """A client of the etcd that whoever started it left in the folder. Waits for it; what an earlier run left there
     may be followed by something newer."""
-    end = time.monotonic() + wait
+    end = time.monotonic() + (WAIT_SECONDS if wait is None else wait)
     while True:
         endpoints = read_endpoints(job_dir)
         try:

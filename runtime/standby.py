@@ -6,6 +6,7 @@ role dies, tells it which one to be.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -23,10 +24,6 @@ class Standby:
         self.process = spawn(["standby", "--job", str(job_dir)], job_dir / "logs" / "standby.log", environment,
                              stdin=subprocess.PIPE)
 
-    @property
-    def alive(self) -> bool:
-        return self.process.poll() is None
-
     def become(self, role: str, index: int, etcd: str, log: Path) -> subprocess.Popen[bytes]:
         """Makes the spare that role; its output goes to `log` from now on. Raises OSError if it is dead."""
         assert self.process.stdin is not None
@@ -36,9 +33,11 @@ class Standby:
         return self.process
 
     def close(self) -> None:
-        if self.alive:
-            self.process.kill()
-            self.process.wait()
+        self.process.kill()
+        self.process.wait()
+        if self.process.stdin is not None:
+            with contextlib.suppress(OSError):  # an order that it did not live to read
+                self.process.stdin.close()
 
 
 def wait_for_role(job_dir: Path) -> int:

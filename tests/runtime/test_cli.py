@@ -1,0 +1,241 @@
+"""The command line: what it prints, and how it refuses. Bad input: a clear error, exit status 2, no hang."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from programs_by_hand import linear
+
+from graphft.printer import format_program
+from graphft.runtime import connect as connect_module
+from graphft.runtime.cli import main
+from graphft.runtime.connect import write_endpoints
+from graphft.runtime.etcd import Etcd
+from graphft.runtime.events import Events
+from graphft.runtime.keys import Keys
+from graphft.runtime.launch import LaunchOptions
+from graphft.runtime.roles.coordinator import put_job
+from graphft.transpiler import Job
+
+NOBODY = "127.0.0.1:1"
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(connect_module, "ANSWER_SECONDS", 0.3)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    """What a command that must fail says, and that it says nothing else."""
+    assert main([str(a) for a in arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error[")
+    assert "help: " in err
+    return err
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    assert main([str(a) for a in arguments]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out
+
+
+# -- show -------------------------------------------------------------------------------------------------------------
+
+
+def test_show_a_job(capsys: pytest.CaptureFixture[str], job: Job, saved: Path) -> None:
+    texts = [format_program(p) for p in job.programs.by_name().values()]
+    assert shown(capsys, "show", saved) == "".join(f"{t}\n" for t in texts)
+
+
+def test_show_one_role(capsys: pytest.CaptureFixture[str], job: Job, saved: Path) -> None:
+    assert shown(capsys, "show", saved, "--role", "pserver1") == f"{job.pserver_program(1)}\n"
+    err = refused(capsys, "show", saved, "--role", "pserver2")
+    assert "the job has no program pserver2" in err
+    assert "trainer, pserver0, pserver1, coordinator" in err
+
+
+def test_show_passes(capsys: pytest.CaptureFixture[str], job: Job, saved: Path) -> None:
+    text = shown(capsys, "show", saved, "--passes")
+    assert [line for line in text.splitlines() if line.startswith("=====")] == [
+        f"===== after {stage.after or 'capture'}" for stage in job.passes]
+    assert text.endswith("".join(f"{p}\n" for p in job.programs.by_name().values()))
+    text = shown(capsys, "show", saved, "--passes", "--role", "coordinator")
+    assert text.endswith(f"{job.coordinator_program()}\n")
+    assert "aten" not in text
+
+
+def test_show_diff(capsys: pytest.CaptureFixture[str], job: Job, saved: Path) -> None:
+    text = shown(capsys, "show", saved, "--diff")
+    assert text == f"{job.diff()}\n"
+    assert "+  %chunk: chunk = etcd_get_chunk()" in text
+
+
+@pytest.mark.parametrize(("option", "start"), [("--dot", "digraph"), ("--mermaid", "flowchart")])
+def test_show_drawings(capsys: pytest.CaptureFixture[str], saved: Path, option: str, start: str) -> None:
+    assert shown(capsys, "show", saved, "--role", "trainer", option).startswith(start)
+
+
+def test_show_a_program(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    linear().save(tmp_path / "program")
+    assert shown(capsys, "show", tmp_path / "program") == f"{linear()}\n"
+    for option in (["--role", "trainer"], ["--passes"], ["--diff"]):
+        assert f"{option[0]} is for jobs" in refused(capsys, "show", tmp_path / "program", *option)
+
+
+def test_show_what_is_not_there(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "nosuch" in refused(capsys, "show", tmp_path / "nosuch")
+
+
+def test_show_a_damaged_job(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
+    (saved / "programs" / "trainer" / "program.gft").write_text("nonsense")
+    refused(capsys, "show", saved)
+    (saved / "job.json").write_text("{")
+    assert "is damaged" in refused(capsys, "show", saved)
+
+
+def test_output_into_a_closed_pipe(saved: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-m", "graphft", "show", str(saved)], stdout=writer, stderr=subprocess.PIPE,
+                          timeout=30, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+# -- status -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def running(etcd: Etcd, keys: Keys, job: Job) -> Keys:
+    put_job(etcd, keys, job)
+    Events(etcd, keys, "launcher").emit("died", "trainer 1 died (killed by SIGKILL), starting it again")
+    return keys
+
+
+def test_status_by_name(capsys: pytest.CaptureFixture[str], etcd: Etcd, running: Keys) -> None:
+    endpoints = ",".join(etcd.endpoints)
+    data = json.loads(shown(capsys, "status", "--job", running.job, "--etcd", endpoints, "--json"))
+    assert (data["job"], data["state"], data["step"]) == (running.job, "running", 0)
+    assert data["events"][0]["kind"] == "died"
+    text = shown(capsys, "status", "--job", running.job, "--etcd", f"http://{NOBODY}, {endpoints}")
+    assert f"graphft job {running.job}: running" in text
+    assert "[launcher] trainer 1 died (killed by SIGKILL)" in text
+
+
+def test_status_by_folder(capsys: pytest.CaptureFixture[str], etcd: Etcd, job: Job, keys: Keys, tmp_path: Path) -> None:
+    named = Job.make(job.source, job.config.replace(name=keys.job))
+    for folder in (tmp_path / "somewhere", tmp_path / "jobs" / keys.job):
+        named.save(folder)
+        write_endpoints(folder, ",".join(etcd.endpoints))
+    put_job(etcd, keys, named)
+    for name in (str(tmp_path / "somewhere"), "somewhere", keys.job):
+        assert json.loads(shown(capsys, "status", "--job", name, "--json"))["job"] == keys.job
+
+
+def test_watching_ends_with_the_job(capsys: pytest.CaptureFixture[str], etcd: Etcd, running: Keys) -> None:
+    etcd.put(running.state, b"complete")
+    text = shown(capsys, "status", "--job", running.job, "--etcd", ",".join(etcd.endpoints), "--watch")
+    assert f"graphft job {running.job}: complete" in text
+
+
+def test_status_of_an_unknown_job(capsys: pytest.CaptureFixture[str], etcd: Etcd, running: Keys) -> None:
+    err = refused(capsys, "status", "--job", "nosuch", "--etcd", ",".join(etcd.endpoints))
+    assert "etcd knows no job named nosuch" in err
+    assert running.job in err
+
+
+def test_status_without_a_name(capsys: pytest.CaptureFixture[str], etcd: Etcd, running: Keys, job: Job) -> None:
+    other = Keys(f"{running.job}-2")
+    put_job(etcd, other, job)
+    err = refused(capsys, "status", "--etcd", ",".join(etcd.endpoints))
+    assert running.job in err
+    assert other.job in err
+
+
+@pytest.mark.parametrize("name", ["/nosuch/folder", "./nosuch", "empty"])
+def test_status_of_a_folder_that_holds_no_job(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "cannot load a job" in refused(capsys, "status", "--job", name)
+
+
+def test_status_does_not_know_where_etcd_is(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
+    for job in ("", "name", str(saved)):
+        assert "no etcd endpoints" in refused(capsys, "status", "--job", job)
+
+
+@pytest.mark.parametrize(("endpoints", "message"), [
+    (NOBODY, "etcd did not answer"), ("a:b:c", "not an etcd endpoint"), ("localhost:0", "not an etcd endpoint"),
+    ("nosuchhost.invalid:2379", "etcd did not answer")])
+def test_etcd_that_cannot_be_reached(capsys: pytest.CaptureFixture[str], saved: Path, endpoints: str,
+                                     message: str) -> None:
+    started = time.monotonic()
+    assert message in refused(capsys, "status", "--etcd", endpoints)
+    assert message in refused(capsys, "launch", "--etcd", endpoints, "--job", saved)
+    assert time.monotonic() - started < 10
+    assert sorted(p.name for p in saved.iterdir()) == ["data", "job.json", "programs", "source"], "nothing half-written"
+
+
+def test_the_command_itself_ends_in_time(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-m", "graphft", "status", "--etcd", NOBODY], capture_output=True, text=True,
+                          timeout=30, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error[etcd-unreachable]")
+    assert "Traceback" not in done.stderr
+
+
+# -- launch and start -------------------------------------------------------------------------------------------------
+
+
+def test_launch_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "there is no script nosuch.py" in refused(capsys, "launch", "nosuch.py")
+    assert "there is no script" in refused(capsys, "launch", tmp_path)
+    assert "nothing to launch" in refused(capsys, "launch")
+    assert "is no folder" in refused(capsys, "launch", "--job", "nosuch")
+    assert "trainers is -1" in refused(capsys, "launch", "--trainers", "-1", "--job", "nosuch")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_launch_runs_the_script_with_its_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("argv", "path"):
+        monkeypatch.setattr(sys, name, list(getattr(sys, name)))
+    monkeypatch.setenv("GRAPHFT_LAUNCH", "")
+    (tmp_path / "helper.py").write_text("NAME = 'helped'\n")
+    (tmp_path / "script.py").write_text(
+        "import sys, helper\nfrom graphft.runtime.launch import LaunchOptions\n"
+        "assert __name__ == '__main__'\nprint(helper.NAME, sys.argv, LaunchOptions.from_environment())\n")
+    arguments = ["--trainers", "3", "--etcd", "h:1", "--job", "d", "--max-restarts", "7", "--quiet", "--no-standby"]
+    text = shown(capsys, "launch", *arguments, tmp_path / "script.py", "--trainers", "9", "x")
+    options = LaunchOptions(3, None, "h:1", "d", 7, quiet=True, standby=False)
+    assert text == f"helped {[str(tmp_path / 'script.py'), '--trainers', '9', 'x']} {options}\n"
+
+
+def test_start_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert "is no folder" in refused(capsys, "start", "trainer", "--job", "nosuch")
+
+
+@pytest.mark.parametrize("arguments", [[], ["nosuch"], ["start", "cook", "--job", "x"], ["start", "trainer"],
+                                       ["show", "x", "--dot", "--mermaid"], ["launch", "--trainers", "two"]])
+def test_usage(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    assert "usage: graphft" in capsys.readouterr().err
+
+
+def test_help_names_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    assert ended.value.code == 0
+    text = capsys.readouterr().out
+    assert all(f"    {command}" in text for command in ("launch", "start", "status", "show"))

@@ -1,0 +1,277 @@
+"""Which role a process is, what it refuses to run as, and how it finds etcd."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from graphft.errors import GraphftError
+from graphft.runtime import connect as connect_module
+from graphft.runtime.connect import connect, connect_from, read_endpoints, write_endpoints
+from graphft.runtime.etcd import Etcd, EtcdError, EtcdUnreachable
+from graphft.runtime.exactness import enforce
+from graphft.runtime.keys import Keys
+from graphft.runtime.launch import LaunchOptions, Result, choose_directory, run_job
+from graphft.runtime.process import EXIT_FAILED, EXIT_USAGE
+from graphft.runtime.roles.coordinator import put_job
+from graphft.runtime.roles.environment import RoleSpec, role_of_environment, run_as_role, run_role
+from graphft.transpiler import Job
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(connect_module, "ANSWER_SECONDS", 0.3)
+    for name in [n for n in os.environ if n.startswith("GRAPHFT_") and n != "GRAPHFT_TEST_SESSION"]:
+        monkeypatch.delenv(name)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def logging_restored() -> Iterator[None]:
+    """Roles set up the logging of their whole process."""
+    root, log = logging.getLogger(), logging.getLogger("graphft")
+    handlers, level, own = root.handlers[:], root.level, log.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    log.setLevel(own)
+
+
+# -- which role -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("env", "role"), [
+    ({}, None),
+    ({"GRAPHFT_ROLE": ""}, None),
+    ({"RANK": "0"}, None),
+    ({"RANK": "", "WORLD_SIZE": ""}, None),
+    ({"GRAPHFT_ROLE": "trainer"}, RoleSpec("trainer")),
+    ({"GRAPHFT_ROLE": "pserver", "GRAPHFT_INDEX": "1", "GRAPHFT_JOB_DIR": "/j", "GRAPHFT_ETCD": "h:1,h:2"},
+     RoleSpec("pserver", 1, "/j", "h:1,h:2")),
+    ({"GRAPHFT_ROLE": "coordinator", "GRAPHFT_INDEX": ""}, RoleSpec("coordinator")),
+    ({"GRAPHFT_ROLE": "trainer", "RANK": "0", "WORLD_SIZE": "4"}, RoleSpec("trainer")),
+    ({"RANK": "0", "WORLD_SIZE": "4"}, RoleSpec("pserver", 0, embed_etcd=True)),
+    ({"RANK": "1", "WORLD_SIZE": "4"}, RoleSpec("pserver", 1)),
+    ({"RANK": "2", "WORLD_SIZE": "4"}, RoleSpec("trainer", 0)),
+    ({"RANK": "3", "WORLD_SIZE": "4"}, RoleSpec("trainer", 1)),
+    ({"RANK": "0", "WORLD_SIZE": "3", "GRAPHFT_ETCD": "h:1"}, RoleSpec("pserver", 0, "", "h:1")),
+    ({"RANK": "0", "WORLD_SIZE": "1", "GRAPHFT_LAUNCH": "{}"}, None),
+])
+def test_role_of_environment(env: dict[str, str], role: RoleSpec | None) -> None:
+    assert role_of_environment(env, pservers=2) == role
+
+
+@pytest.mark.parametrize(("env", "rule", "message"), [
+    ({"GRAPHFT_ROLE": "Trainer"}, "role", "GRAPHFT_ROLE is 'Trainer'"),
+    ({"GRAPHFT_ROLE": "pserver", "GRAPHFT_INDEX": "one"}, "environment", "GRAPHFT_INDEX is 'one'"),
+    ({"RANK": "x", "WORLD_SIZE": "4"}, "environment", "RANK is 'x'"),
+    ({"RANK": "0", "WORLD_SIZE": "2"}, "world-size", "WORLD_SIZE is 2, but the job has 2 pservers"),
+    ({"RANK": "4", "WORLD_SIZE": "4"}, "environment", "RANK is 4, expected 0 to 3"),
+    ({"RANK": "-1", "WORLD_SIZE": "4"}, "environment", "RANK is -1, expected 0 to 3"),
+])
+def test_environments_that_make_no_sense(env: dict[str, str], rule: str, message: str) -> None:
+    with pytest.raises(GraphftError, match=message) as caught:
+        role_of_environment(env, pservers=2)
+    assert caught.value.rule == rule
+    assert caught.value.help
+
+
+@pytest.mark.parametrize("env", [{"GRAPHFT_ROLE": "cook"}, {"RANK": "0", "WORLD_SIZE": "2"},
+                                 {"GRAPHFT_ROLE": "trainer", "GRAPHFT_JOB_DIR": "taken"}])
+def test_a_script_with_a_wrong_environment_ends_with_2(job: Job, tmp_path: Path, env: dict[str, str],
+                                                       monkeypatch: pytest.MonkeyPatch,
+                                                       capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "taken").mkdir()
+    (tmp_path / "taken" / "file").touch()
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        run_job(job)
+    assert ended.value.code == EXIT_USAGE
+    assert capsys.readouterr().err.startswith("error[")
+
+
+# -- running as one ---------------------------------------------------------------------------------------------------
+
+
+def error_of(spec: RoleSpec, job: Job, folder: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, str]:
+    status = run_role(job, folder, spec)
+    return status, capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("logging_restored")
+def test_what_starting_again_cannot_mend_ends_with_2(job: Job, saved: Path, etcd: Etcd, keys: Keys,
+                                                     capsys: pytest.CaptureFixture[str]) -> None:
+    here = ",".join(etcd.endpoints)
+    for kind, config, endpoints, message in (
+            ("trainer", {"torch_version": "1.0"}, here, "torch: the job has 1.0"),
+            ("trainer", {}, "a:b:c", "not an etcd endpoint"),
+            ("pserver", {"name": keys.job}, here, "there is no pserver 2")):
+        other = Job(job.source, job.config.replace(**config), job.programs)
+        status, err = error_of(RoleSpec(kind, 2, etcd=endpoints), other, saved, capsys)
+        assert (status, message in err, "Traceback" in err) == (EXIT_USAGE, True, False), err
+        assert f"[{kind} 2]" in err
+    named = Job(job.source, job.config.replace(name=keys.job), job.programs)
+    etcd.delete_prefix(keys.control)
+    put_job(etcd, keys, Job.make(job.source, job.config.replace(seed=5)))
+    status, err = error_of(RoleSpec("trainer", 0, etcd=here), named, saved, capsys)
+    assert (status, "error[foreign-job]" in err) == (EXIT_USAGE, True)
+
+
+@pytest.mark.usefixtures("logging_restored")
+def test_what_starting_again_may_mend_ends_with_1(job: Job, saved: Path, capsys: pytest.CaptureFixture[str],
+                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+    status, err = error_of(RoleSpec("trainer", 0, etcd="127.0.0.1:1"), job, saved, capsys)
+    assert (status, "error[etcd-unreachable]" in err) == (EXIT_FAILED, True)
+    monkeypatch.setattr(connect_module, "WAIT_SECONDS", 0.2)
+    status, err = error_of(RoleSpec("trainer", 0), job, saved, capsys)
+    assert (status, "error[etcd-endpoints]" in err) == (EXIT_FAILED, True)
+    assert "Traceback" not in err
+
+
+@pytest.mark.usefixtures("logging_restored")
+def test_a_wrong_debug_level_is_an_error(job: Job, saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAPHFT_DEBUG", "much")
+    with pytest.raises(GraphftError, match="GRAPHFT_DEBUG is 'much'"):
+        run_role(job, saved, RoleSpec("trainer"))
+
+
+def test_a_role_refuses_a_folder_with_another_job(job: Job, saved: Path) -> None:
+    other = Job.make(job.source, job.config.replace(seed=1))
+    with pytest.raises(GraphftError, match="holds another job") as caught:
+        run_as_role(other, RoleSpec("trainer", job_dir=str(saved)))
+    assert caught.value.rule == "job-directory"
+
+
+def test_exactness(job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", used.append)
+    enforce(job.config.replace(threads=3))
+    assert used == [3]
+    assert not caplog.records
+    different = job.config.replace(torch_version="1.0", cpu_capability="ABACUS")
+    with pytest.raises(GraphftError, match=r"torch: the job has 1\.0.*CPU capability: the job has ABACUS") as caught:
+        enforce(different)
+    assert caught.value.rule == "exactness"
+    enforce(different.replace(exact=False))
+    assert "would not give the bits of the others" in caplog.text
+    enforce(job.config.replace(torch_version="", cpu_capability=""))
+
+
+# -- etcd -------------------------------------------------------------------------------------------------------------
+
+
+def test_endpoints_are_left_in_the_folder(etcd: Etcd, tmp_path: Path) -> None:
+    assert read_endpoints(tmp_path) == ""
+    write_endpoints(tmp_path, "h:1,h:2")
+    assert read_endpoints(tmp_path) == "h:1,h:2"
+    assert [p.name for p in tmp_path.iterdir()] == ["etcd.json"]
+
+
+def test_what_an_earlier_run_left_is_followed_by_something_newer(etcd: Etcd, tmp_path: Path) -> None:
+    write_endpoints(tmp_path, "127.0.0.1:1")
+    later = threading.Timer(0.3, write_endpoints, (tmp_path, ",".join(etcd.endpoints)))
+    later.start()
+    with connect_from(tmp_path, wait=20) as client:
+        assert client.endpoints == etcd.endpoints
+    later.join()
+
+
+def test_endpoints_that_lead_nowhere(tmp_path: Path) -> None:
+    started = time.monotonic()
+    with pytest.raises(GraphftError, match=r"etcd\.json is not there"):
+        connect_from(tmp_path, wait=0.2)
+    write_endpoints(tmp_path, "127.0.0.1:1")
+    with pytest.raises(EtcdUnreachable):
+        connect_from(tmp_path, wait=0.2)
+    assert time.monotonic() - started < 5
+
+
+def test_login_and_certificates_come_from_the_environment(etcd: Etcd, tmp_path: Path) -> None:
+    """The session's etcd has neither, and says so: that they were used is seen from its refusal."""
+    here = ",".join(etcd.endpoints)
+    connect(here, environ={"GRAPHFT_ETCD_USER": "", "GRAPHFT_ETCD_CA": ""}).close()
+    with pytest.raises(EtcdError, match="authentication is not enabled"):
+        connect(here, environ={"GRAPHFT_ETCD_USER": "me", "GRAPHFT_ETCD_PASSWORD": "secret"})
+    with pytest.raises(EtcdError, match=r"nosuch\.pem") as caught:
+        connect(here, environ={"GRAPHFT_ETCD_CA": str(tmp_path / "nosuch.pem")})
+    assert caught.value.rule == "etcd-tls"
+
+
+# -- launching --------------------------------------------------------------------------------------------------------
+
+
+def test_unknown_options_are_refused(job: Job) -> None:
+    with pytest.raises(GraphftError, match="run has no option trainer") as caught:
+        run_job(job, trainer=3)
+    assert "trainers, pservers, etcd" in caught.value.help
+    with pytest.raises(GraphftError, match="pservers is -1"):
+        LaunchOptions(pservers=-1)
+
+
+def test_options_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert LaunchOptions.from_environment() == LaunchOptions()
+    monkeypatch.setenv("GRAPHFT_LAUNCH", json.dumps({"trainers": 3, "quiet": True}))
+    assert LaunchOptions.from_environment() == LaunchOptions(trainers=3, quiet=True)
+
+
+def folder(path: str, job: Job | None = None, complete: bool = False) -> None:
+    if job is None:
+        Path(path).mkdir(parents=True)
+        (Path(path) / "file").touch()
+    else:
+        job.save(path)
+    if complete:
+        (Path(path) / "model.safetensors").touch()
+
+
+def test_a_default_folder_is_new_or_an_unfinished_run_of_the_same_job(job: Job) -> None:
+    name = job.config.name
+    assert choose_directory(job) == Path("jobs", name)
+    folder(f"jobs/{name}", Job.make(job.source, job.config.replace(seed=1)))
+    assert choose_directory(job) == Path("jobs", f"{name}-2")
+    folder(f"jobs/{name}-2", job, complete=True)
+    folder(f"jobs/{name}-3")
+    Path(f"jobs/{name}-4").write_text("a file")
+    assert choose_directory(job) == Path("jobs", f"{name}-5")
+    folder(f"jobs/{name}-5", job)
+    assert choose_directory(job) == Path("jobs", f"{name}-5"), "an unfinished run is gone on with"
+
+
+@pytest.mark.parametrize(("content", "message"), [("other", "another job"), ("complete", "a job that is complete"),
+                                                  ("files", "another job"), ("list", "another job")])
+def test_a_wanted_folder_that_is_taken(job: Job, content: str, message: str) -> None:
+    other = Job.make(job.source, job.config.replace(seed=1))
+    folder("wanted", {"other": other, "complete": job}.get(content), complete=content == "complete")
+    if content == "list":
+        Path("wanted/job.json").write_text("[]")
+    with pytest.raises(GraphftError, match=message):
+        choose_directory(job, "wanted")
+
+
+def test_a_wanted_folder_that_is_free(job: Job) -> None:
+    assert choose_directory(job, "wanted") == Path("wanted")
+    Path("wanted").mkdir()
+    assert choose_directory(job, "wanted") == Path("wanted")
+    folder("wanted", job)
+    assert choose_directory(job, "wanted") == Path("wanted")
+
+
+def test_losses_of_a_result(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"step": 1, "slot": 0, "loss": 0.5}, {"step": 0, "slot": 1, "loss": 0.75}]
+    (tmp_path / "metrics").mkdir()
+    whole = "".join(f"{json.dumps(r)}\n" for r in rows)
+    (tmp_path / "metrics" / "trainer-0-a.jsonl").write_text(whole + '{"step": 2, "sl')
+    (tmp_path / "metrics" / "trainer-0-b.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    assert Result(tmp_path, tmp_path, 2, 1.0).losses == [(0, 1, 0.75), (1, 0, 0.5)]
