@@ -8,7 +8,9 @@ A rollback is one transaction too: it raises the generation and names the step t
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -28,16 +30,22 @@ class Epoch(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
-class Committed(msgspec.Struct, frozen=True):
-    """The newest committed checkpoint."""
+class Committed(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The newest committed checkpoint. `passes` (async): so many passes, from the first on, are wholly in it."""
 
     generation: int
     step: int
     checkpoint: str
+    passes: int = 0
 
 
 def decode_epoch(kv: KV | None) -> Epoch | None:
     return None if kv is None else msgspec.json.decode(kv.value, type=Epoch)
+
+
+def record_of(manifest: Manifest) -> Committed:
+    """The record that commits this checkpoint."""
+    return Committed(manifest.generation, manifest.step, manifest.directory, int(manifest.meta.get("passes", 0)))
 
 
 def decode_committed(kv: KV | None) -> Committed | None:
@@ -56,11 +64,13 @@ class Commits:
     program: str
     process: str
     """Unique to this process: tells its own writes from those of the processes before it."""
+    alone: bool = False
+    """Async: a checkpoint is this shard's part alone. Then `keys` and `store` are the shard's own."""
 
     # -- committing ---------------------------------------------------------------------------------------------
 
-    def publish(self, generation: int, step: int, part: Part) -> Manifest | None:
-        """Records this shard's part; commits the checkpoint if it was the last one missing.
+    def publish(self, generation: int, step: int, part: Part, meta: Mapping[str, Any] | None = None) -> Manifest | None:
+        """Records this shard's part; commits the checkpoint if it was the last one missing. `meta`: the manifest's.
 
         Returns the manifest if the checkpoint is committed now (by whomever), None if parts are missing or the
         generation has moved on (the checkpoint is then void). Raises EtcdError; it may be repeated then.
@@ -75,18 +85,19 @@ class Commits:
         if not self.etcd.txn([same_epoch], [mine], token=f"{prefix}{self.shard}").ok:
             return None
         parts = [Part(**json.loads(kv.value)) for kv in self.etcd.range(prefix).kvs]
-        if len(parts) < self.shards:
+        if len(parts) < (1 if self.alone else self.shards):
             return None
-        manifest = Manifest(generation, step, self.program, tuple(sorted(parts, key=lambda p: p.shard)))
+        manifest = Manifest(generation, step, self.program, tuple(sorted(parts, key=lambda p: p.shard)),
+                            dict(meta or {}))
         self.store.write_manifest(manifest)
         return manifest if self._commit(manifest, same_epoch) else None
 
     def _commit(self, manifest: Manifest, same_epoch: Compare) -> bool:
-        record = Committed(manifest.generation, manifest.step, manifest.directory)
+        record = record_of(manifest)
         while True:
             kv = self.etcd.get(self.keys.committed)
             current = decode_committed(kv)
-            if current is not None and current.step >= manifest.step:
+            if current is not None and (current.step, current.passes) >= (record.step, record.passes):
                 return current == record
             before = mod_is(self.keys.committed, kv.mod_revision if kv is not None else 0)
             put = put_op(self.keys.committed, msgspec.json.encode(record))
@@ -125,8 +136,7 @@ class Commits:
         epoch, ops = Epoch(generation, reason="start"), []
         if newest is not None:
             epoch = Epoch(generation, newest.step, newest.directory, "etcd is new; checkpoint found on disk")
-            record = Committed(newest.generation, newest.step, newest.directory)
-            ops = [put_op(self.keys.committed, msgspec.json.encode(record))]
+            ops = [put_op(self.keys.committed, msgspec.json.encode(record_of(newest)))]
         self.etcd.txn([absent(self.keys.epoch)], [put_op(self.keys.epoch, msgspec.json.encode(epoch)), *ops],
                       token=self.keys.epoch)
 
@@ -160,8 +170,7 @@ class Commits:
             return []
         if target is None:
             return [delete_op(self.keys.committed)]
-        record = Committed(target.generation, target.step, target.directory)
-        return [put_op(self.keys.committed, msgspec.json.encode(record))]
+        return [put_op(self.keys.committed, msgspec.json.encode(record_of(target)))]
 
     def _usable(self, committed: Committed | None, below: int | None) -> Manifest | None:
         """The committed checkpoint's manifest, or the newest older one on disk that is whole."""

@@ -87,6 +87,10 @@ class Keys:
     def parts(self, generation: int, step: int) -> str:
         return f"{self.all_parts}{generation}-{step}/"
 
+    def of_shard(self, index: int) -> ShardKeys:
+        """Async: the keys of a shard, which has an epoch and checkpoints of its own."""
+        return ShardKeys(self.job, index)
+
     def queue(self, pass_index: int) -> str:
         return f"/{self.job}.queue/{pass_index}/"
 
@@ -104,3 +108,22 @@ class Keys:
     @property
     def events(self) -> str:
         return f"/{self.job}.events/"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardKeys(Keys):
+    """The keys of one shard in async mode, where every shard goes back alone, and saves when it likes."""
+
+    shard: int
+
+    @property
+    def epoch(self) -> str:
+        return f"/{self.job}/epoch/{self.shard}"
+
+    @property
+    def committed(self) -> str:
+        return f"/{self.job}/checkpoint/{self.shard}"
+
+    @property
+    def all_parts(self) -> str:
+        return f"/{self.job}.parts/{self.shard}/"

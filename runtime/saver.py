@@ -7,7 +7,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -29,6 +29,7 @@ class _Snapshot:
     values: Mapping[str, Tensor]
     ledger: str
     keep: int
+    meta: Mapping[str, Any]
 
 
 class Saver:
@@ -47,9 +48,13 @@ class Saver:
         self._thread = threading.Thread(target=self._run, name="saver", daemon=True)
         self._thread.start()
 
-    def submit(self, generation: int, step: int, values: Mapping[str, Tensor], keep: int, ledger: str = "") -> None:
-        """Saves `values`, which must not change any more, as this shard's part of the checkpoint of `step`."""
-        self._queue.put(_Snapshot(generation, step, values, ledger, keep))
+    def submit(self, generation: int, step: int, values: Mapping[str, Tensor], keep: int, ledger: str = "",
+               meta: Mapping[str, Any] | None = None) -> None:
+        """Saves `values`, which must not change any more, as this shard's part of the checkpoint of `step`.
+
+        `meta`: the manifest's.
+        """
+        self._queue.put(_Snapshot(generation, step, values, ledger, keep, meta or {}))
 
     def finish(self, committed: Committed) -> None:
         """Writes the trained model from the final checkpoint and completes the job. Repeats meanwhile do nothing."""
@@ -84,7 +89,7 @@ class Saver:
         commits = self.commits
         part = commits.store.write_part(item.generation, item.step, commits.shard, commits.shards, item.values,
                                         item.ledger)
-        manifest = commits.publish(item.generation, item.step, part)
+        manifest = commits.publish(item.generation, item.step, part, item.meta)
         if manifest is not None:
             self.events.log.info("checkpoint of step %d is committed", item.step)
             commits.store.prune(item.keep, manifest)
@@ -95,10 +100,10 @@ class Saver:
 
         commits = self.commits
         try:
-            manifest = commits.store.read_manifest(committed.checkpoint)
-            shards = [commits.store.read_part(manifest, i)[0] for i in range(commits.shards)]
+            shards = self.read_final(committed)
         except DamagedCheckpoint as error:
-            self._redo(committed, error)
+            self.redo(committed, error)
+            self._finishing = False
             return
         model = self.job_dir / "model.safetensors"
         write_atomically(model, to_bytes(assemble(self.job.trainer_program(), shards)))
@@ -106,10 +111,15 @@ class Saver:
         if commits.etcd.txn([value_is(state, b"running")], [put_op(state, b"complete")], token=state).ok:
             self.events.emit("complete", f"the model is in {model}", path=str(model))
 
-    def _redo(self, committed: Committed, error: DamagedCheckpoint) -> None:
+    def read_final(self, committed: Committed) -> list[dict[str, Tensor]]:
+        """What each shard holds at the end of the job. Raises DamagedCheckpoint."""
+        store = self.commits.store
+        manifest = store.read_manifest(committed.checkpoint)
+        return [store.read_part(manifest, i)[0] for i in range(self.commits.shards)]
+
+    def redo(self, committed: Committed, error: DamagedCheckpoint) -> None:
         """The final checkpoint cannot be read: everyone goes back to one that can, and trains to the end again."""
         if decode_committed(self.commits.etcd.get(self.commits.keys.committed)) == committed:
             epoch = self.commits.rollback("the final checkpoint is damaged", below=committed.step)
             self.events.emit("damaged-checkpoint", f"the final checkpoint is damaged, going back to step {epoch.step}: "
                                                    f"{error.message}", step=epoch.step)
-        self._finishing = False

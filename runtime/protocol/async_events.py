@@ -1,0 +1,70 @@
+"""Events and effects of an async trainer's machine. See trainer_async for what a driver does with them.
+
+It shares `ShardUp`, `ShardDown`, `FromShard`, `Pushed`, `Send` and `Fail` with sync trainers, `Tick` and `Count` with all.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from graphft.runtime.protocol.events import Count
+from graphft.runtime.protocol.sync_events import Fail, Send
+
+ChunkKey = tuple[int, int]
+"""(pass, chunk)"""
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncTrainerOptions:
+    """`buckets`: per shard, the indices of its buckets. `refresh`: those (shard, bucket) whose tensors a step changes
+    in place. `retry_interval`: seconds before a question that is not answered is asked again."""
+
+    trainer: str
+    buckets: tuple[tuple[int, ...], ...]
+    job: str = ""
+    program: str = ""
+    refresh: frozenset[tuple[int, int]] = frozenset()
+    retry_interval: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Took:
+    """This trainer works on a chunk of `batches` from now on."""
+
+    key: ChunkKey
+    batches: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """The chunk is completed, released, or somebody else's."""
+
+    key: ChunkKey
+
+
+@dataclass(frozen=True, slots=True)
+class BeginBatch:
+    """Begin a batch of a chunk that was taken. The one before is left, whatever has become of it."""
+
+    key: ChunkKey
+    batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The tensors hold what `frame` gave of this bucket."""
+
+    shard: int
+    bucket: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseBatch:
+    """All buckets of the batch are pushed. A shard that has not answered in `push_timeout` seconds is skipped; when
+    `max_skipped` batches of the chunks at hand are skipped already (-1: no limit), it is waited for."""
+
+    push_timeout: float
+    max_skipped: int
+
+
+AsyncTrainerEffect = Send | Fail | Count

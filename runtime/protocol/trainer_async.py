@@ -1,0 +1,368 @@
+"""A trainer in async mode: which batches its chunks still lack, on which shard, and what it has of the parameters.
+
+    trainer = AsyncTrainer(AsyncTrainerOptions(trainer=my_id, buckets=((0, 1), (0,)), job=..., program=...))
+
+    ShardUp(shard, incarnation) / ShardDown(shard), FromShard(shard, message, frame), Tick()
+
+and, for each batch, the thread that computes:
+
+    trainer.step(Took((pass_index, chunk), batches), now)       # asks every shard which batches it has applied
+    batch = trainer.next_batch(key, last)                       # None: nothing can be done for it now
+    trainer.step(BeginBatch(key, batch), now)
+    recv of (shard, bucket):  wait until trainer.has(shard, bucket); frame = trainer.frame(shard, bucket);
+                              unless it is None copy it into the tensors, and step(Loaded(shard, bucket))
+    send of (shard, bucket):  if trainer.lacks(shard): step(Pushed(shard, bucket, samples, frame), now)
+    send_barrier:             step(CloseBatch(...), now); wait until trainer.settled
+    if trainer.whole(key):    complete the chunk, under the generations that `generations()` gives; step(Dropped(key))
+
+What a chunk lacks is kept per shard, and follows from the shards' ledgers and acknowledgements alone: a batch that was
+skipped, refused as stale, or lost with a shard that came back older is one that its shard lacks, and is computed again
+for this shard only. The shard's ledger makes a repetition harmless.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from graphft.errors import GraphftError
+from graphft.runtime.protocol.async_events import (
+    AsyncTrainerEffect,
+    AsyncTrainerOptions,
+    BeginBatch,
+    ChunkKey,
+    CloseBatch,
+    Dropped,
+    Loaded,
+    Took,
+)
+from graphft.runtime.protocol.events import Count, Tick
+from graphft.runtime.protocol.messages import (
+    BatchAck,
+    BatchPush,
+    Bucket,
+    Hello,
+    Ledger,
+    LedgerQuery,
+    Message,
+    Pull,
+    Refused,
+    Welcome,
+)
+from graphft.runtime.protocol.story import Story
+from graphft.runtime.protocol.sync_events import Fail, FromShard, Pushed, Send, ShardDown, ShardUp
+
+NEVER = float("-inf")
+Effects = list[AsyncTrainerEffect]
+
+
+@dataclass(slots=True)
+class _Tray:
+    """One bucket: the newest version that came (`have`), the one that the tensors hold (`loaded`), and the version
+    that is waited for (`wanted`). Versions count in the shard's present generation; -1: none of it yet."""
+
+    have: int = -1
+    loaded: int = -1
+    wanted: int = 0
+    frame: Any = None
+    ever: bool = False
+
+
+@dataclass(slots=True)
+class _Link:
+    """A shard. `introduced`: it welcomed this trainer on the present connection."""
+
+    trays: dict[int, _Tray]
+    up: bool = False
+    introduced: bool = False
+    incarnation: str = ""
+    generation: int = -1
+    asked: float = NEVER
+    """When Hello, or a question that is still open, was sent last."""
+    skipped: set[tuple[ChunkKey, int]] = field(default_factory=set)
+
+
+@dataclass(slots=True)
+class _Held:
+    """A chunk: by shard, the batches that it lacks; and the shards whose ledger has not been heard."""
+
+    batches: int
+    lacks: list[set[int]]
+    unknown: set[int]
+
+
+@dataclass(slots=True)
+class _Current:
+    key: ChunkKey
+    batch: int
+    payloads: list[dict[int, tuple[int, Any]]]
+    """By shard and bucket: samples and frame, to be sent again if the connection breaks."""
+    passed: set[int] = field(default_factory=set)
+    """Shards that are not waited for (any more), though they lack the batch."""
+    closed: CloseBatch | None = None
+    closed_at: float = 0.0
+    waits: bool = False
+
+
+class AsyncTrainer:
+    """See the module's text. `step` is the only method that changes it."""
+
+    def __init__(self, options: AsyncTrainerOptions) -> None:
+        for shard, buckets in enumerate(options.buckets):
+            if not buckets:
+                raise GraphftError(f"shard {shard} holds no bucket", rule="empty-shard", help="use fewer pservers")
+        self.options = options
+        self.story = Story()
+        self.links = [_Link({b: _Tray() for b in buckets}) for buckets in options.buckets]
+        self.held: dict[ChunkKey, _Held] = {}
+        self.current: _Current | None = None
+        self._now = 0.0
+
+    def step(self, event: Any, now: float) -> Effects:
+        """Takes in one event; returns what is to be done, in order. Raises IllegalTransition."""
+        self._now = self.story.now = now
+        handler = self._EVENTS.get(type(event))
+        if handler is None:
+            self.story.illegal(f"an async trainer knows no event {event!r}")
+        return handler(self, event)
+
+    # -- questions ----------------------------------------------------------------------------------------------------
+
+    def has(self, shard: int, bucket: int) -> bool:
+        """Whether the newest known version of a bucket is here. A shard that is away is not waited for, but at first."""
+        tray, link = self.links[shard].trays[bucket], self.links[shard]
+        return tray.ever and (not link.introduced or tray.have >= tray.wanted)
+
+    def frame(self, shard: int, bucket: int) -> Any:
+        """What to copy into the bucket's tensors; None: they hold the newest already."""
+        return self.links[shard].trays[bucket].frame
+
+    def lacks(self, shard: int) -> bool:
+        """Whether a shard lacks the current batch."""
+        current = self.current
+        return current is not None and current.key in self.held and current.batch in self.held[current.key].lacks[shard]
+
+    @property
+    def settled(self) -> bool:
+        """Nothing is to be waited for any more at the end of the current batch."""
+        current = self.current
+        return current is None or all(s in current.passed or not self.lacks(s) for s in range(len(self.links)))
+
+    def known(self, key: ChunkKey) -> bool:
+        """Whether every shard has told what it has of a chunk."""
+        return not self.held[key].unknown
+
+    def whole(self, key: ChunkKey) -> bool:
+        """Whether every shard has applied all batches of a chunk."""
+        return not any(self.held[key].lacks)
+
+    def progress(self, key: ChunkKey) -> int:
+        """How many batches of a chunk every shard has applied."""
+        held = self.held[key]
+        return held.batches - len(set().union(*held.lacks))
+
+    def next_batch(self, key: ChunkKey, last: int) -> int | None:
+        """The next batch behind `last`, or from the start again, that a shard lacks which can be reached."""
+        lacks = self.held[key].lacks
+        wanted = sorted(set().union(*(lacks[s] for s, link in enumerate(self.links) if link.introduced)))
+        return next((b for b in wanted if b > last), wanted[0] if wanted else None)
+
+    def generations(self) -> list[int]:
+        """Each shard's generation in which its acknowledgements were given."""
+        return [link.generation for link in self.links]
+
+    # -- shards -------------------------------------------------------------------------------------------------------
+
+    def _up(self, event: ShardUp) -> Effects:
+        link = self.links[event.shard]
+        link.up, link.introduced, link.incarnation = True, False, event.incarnation
+        self._tell(f"shard {event.shard} is up as {event.incarnation}", event.shard)
+        return self._hello(event.shard)
+
+    def _down(self, event: ShardDown) -> Effects:
+        self.links[event.shard].up = self.links[event.shard].introduced = False
+        self._tell(f"shard {event.shard} is down", event.shard)
+        return []
+
+    def _hello(self, shard: int) -> Effects:
+        self.links[shard].asked = self._now
+        return [Send(shard, Hello(self.options.job, self.options.program, self.options.trainer))]
+
+    def _from(self, event: FromShard) -> Effects:
+        handler = self._MESSAGES.get(type(event.message))
+        if handler is None:
+            return [Count("unexpected", f"shard {event.shard} sent {type(event.message).__name__}")]
+        link = self.links[event.shard]
+        if not link.introduced and not isinstance(event.message, (Welcome, Refused)):
+            return [Count("late", f"{type(event.message).__name__} of shard {event.shard} before its welcome")]
+        return handler(self, event.shard, event.message, event.payload)
+
+    def _welcome(self, shard: int, message: Welcome, payload: Any) -> Effects:
+        link = self.links[shard]
+        if message.incarnation != link.incarnation:
+            return [Count("late", f"a welcome of {message.incarnation}, shard {shard} is {link.incarnation}")]
+        link.introduced = True
+        if message.generation != link.generation:
+            self._tell(f"shard {shard} is in generation {message.generation}, at version {message.version}", shard)
+            link.generation = message.generation
+            link.skipped.clear()
+            for tray in link.trays.values():
+                tray.have = tray.loaded = -1
+            for held in self.held.values():
+                held.lacks[shard] = set(range(held.batches))
+                held.unknown.add(shard)
+        for tray in link.trays.values():
+            tray.wanted = max(message.version, 0)
+        return [*self._ask(shard), *self._push_again(shard)]
+
+    def _ask(self, shard: int) -> Effects:
+        """The questions to a shard that are open."""
+        link = self.links[shard]
+        link.asked = self._now
+        pulls = [Pull(link.generation, -1, b) for b, tray in link.trays.items() if tray.have < tray.wanted]
+        queries = [LedgerQuery(*key) for key, held in self.held.items() if shard in held.unknown]
+        return [Send(shard, message) for message in (*pulls, *queries)]
+
+    def _push_again(self, shard: int) -> Effects:
+        if self.current is None or not self.lacks(shard):
+            return []
+        return [self._push(shard, b, *pushed) for b, pushed in self.current.payloads[shard].items()]
+
+    def _refused(self, shard: int, message: Refused, payload: Any) -> Effects:
+        link, reason = self.links[shard], f"shard {shard}: {message.code}: {message.reason}"
+        if message.code in ("foreign-job", "malformed"):
+            return [Fail(reason)]
+        count = Count(f"refused-{message.code}", self._tell(reason, shard))
+        if message.code == "stale":
+            self._stale(shard, message.version)
+            return [count, *self._ask(shard)]
+        if not link.introduced:
+            return [count]  # several pushes were refused: one hello is enough
+        link.introduced = False
+        return [count, *self._hello(shard)]
+
+    def _stale(self, shard: int, version: int) -> None:
+        """The batch is computed again, from newer parameters."""
+        if self.current is not None:
+            self.current.passed.add(shard)
+        for tray in self.links[shard].trays.values():
+            tray.wanted = max(tray.wanted, version)
+
+    def _ledger(self, shard: int, message: Ledger, payload: Any) -> Effects:
+        key = (message.pass_index, message.chunk)
+        held = self.held.get(key)
+        if held is None:
+            return []
+        applied = {b for start, end in message.ranges for b in range(start, min(end, held.batches))}
+        held.lacks[shard] -= applied
+        held.unknown.discard(shard)
+        self.links[shard].skipped -= {(key, b) for b in applied}
+        self._tell(f"shard {shard} has {len(applied)} of {held.batches} batches of chunk {key}", shard)
+        return []
+
+    def _ack(self, shard: int, message: BatchAck, payload: Any) -> Effects:
+        key, link = (message.pass_index, message.chunk), self.links[shard]
+        if key in self.held:
+            self.held[key].lacks[shard].discard(message.batch)
+        link.skipped.discard((key, message.batch))
+        for tray in link.trays.values():
+            tray.wanted = max(tray.wanted, message.version)
+        self._tell(f"shard {shard} has batch {message.batch} of chunk {key}, at version {message.version}", shard)
+        return [] if message.fresh else [Count("repeated", f"shard {shard} had batch {message.batch} of {key}")]
+
+    def _bucket(self, shard: int, message: Bucket, payload: Any) -> Effects:
+        link = self.links[shard]
+        if message.generation == link.generation and message.version >= link.trays[message.bucket].have:
+            tray = link.trays[message.bucket]
+            tray.have, tray.frame, tray.ever = message.version, payload, True
+        return []
+
+    # -- batches ------------------------------------------------------------------------------------------------------
+
+    def _took(self, event: Took) -> Effects:
+        shards = range(len(self.links))
+        self.held[event.key] = _Held(event.batches, [set(range(event.batches)) for _ in shards], set(shards))
+        return [Send(s, LedgerQuery(*event.key)) for s in shards if self.links[s].introduced]
+
+    def _dropped(self, event: Dropped) -> Effects:
+        self.held.pop(event.key, None)
+        for link in self.links:
+            link.skipped = {item for item in link.skipped if item[0] != event.key}
+        return []
+
+    def _begin(self, event: BeginBatch) -> Effects:
+        if event.key not in self.held:
+            self.story.illegal(f"chunk {event.key} was not taken")
+        self.current = _Current(event.key, event.batch, [{} for _ in self.links])
+        return []
+
+    def _loaded(self, event: Loaded) -> Effects:
+        tray = self.links[event.shard].trays[event.bucket]
+        tray.loaded = tray.have
+        if (event.shard, event.bucket) not in self.options.refresh:
+            tray.frame = None
+        return []
+
+    def _pushed(self, event: Pushed) -> Effects:
+        if self.current is None:
+            self.story.illegal("nothing was begun")
+        self.current.payloads[event.shard][event.bucket] = (event.samples, event.payload)
+        if not self.links[event.shard].introduced:
+            return []
+        return [self._push(event.shard, event.bucket, event.samples, event.payload)]
+
+    def _push(self, shard: int, bucket: int, samples: int, payload: Any) -> Send:
+        """A gradient that was computed from another generation's parameters counts as one from the first version."""
+        assert self.current is not None
+        link, (pass_index, chunk) = self.links[shard], self.current.key
+        version = max(0, min(tray.loaded for tray in link.trays.values()))
+        message: Message = BatchPush(link.generation, pass_index, chunk, self.current.batch,
+                                     self.held[self.current.key].batches, bucket, samples, version)
+        return Send(shard, message, payload)
+
+    def _close(self, event: CloseBatch) -> Effects:
+        if self.current is None:
+            self.story.illegal("nothing was begun")
+        self.current.closed, self.current.closed_at = event, self._now
+        return []
+
+    # -- time ---------------------------------------------------------------------------------------------------------
+
+    def _tick(self, event: Tick) -> Effects:
+        effects: Effects = []
+        for shard, link in enumerate(self.links):
+            if link.up and self._now - link.asked >= self.options.retry_interval:
+                effects += self._ask(shard) if link.introduced else self._hello(shard)
+        current = self.current
+        if current is None or current.closed is None or self._now - current.closed_at < current.closed.push_timeout:
+            return effects
+        return [*effects, *self._skip(current, current.closed.max_skipped)]
+
+    def _skip(self, current: _Current, limit: int) -> Effects:
+        effects: Effects = []
+        item = (current.key, current.batch)
+        for shard, link in enumerate(self.links):
+            if shard in current.passed or not self.lacks(shard):
+                continue
+            if limit < 0 or len(link.skipped | {item}) <= limit:
+                current.passed.add(shard)
+                link.skipped.add(item)
+                reason = self._tell(f"shard {shard} did not answer batch {current.batch} of chunk {current.key} in "
+                                    "time: skipped", shard)
+                effects.append(Count("skipped", reason))
+            elif not current.waits:
+                current.waits = True
+                effects.append(Count("waited", f"shard {shard} lacks {len(link.skipped)} batches: waiting for it"))
+        return effects
+
+    def _tell(self, text: str, shard: int) -> str:
+        return self.story.tell(text, f"shard {shard}")
+
+    _EVENTS: ClassVar[dict[type, Callable[[AsyncTrainer, Any], Effects]]] = {
+        ShardUp: _up, ShardDown: _down, FromShard: _from, Tick: _tick, Took: _took, Dropped: _dropped,
+        BeginBatch: _begin, Loaded: _loaded, Pushed: _pushed, CloseBatch: _close,
+    }
+    _MESSAGES: ClassVar[dict[type, Callable[[AsyncTrainer, int, Any, Any], Effects]]] = {
+        Welcome: _welcome, Refused: _refused, Ledger: _ledger, BatchAck: _ack, Bucket: _bucket,
+    }
