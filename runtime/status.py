@@ -39,6 +39,7 @@ class TrainerStatus(msgspec.Struct, frozen=True):
     samples: int = 0
     samples_per_second: float = 0.0
     skipped: int = 0
+    counters: dict[str, int] = {}
 
 
 class ShardStatus(msgspec.Struct, frozen=True):

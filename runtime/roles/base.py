@@ -168,6 +168,10 @@ class Role:
         value = msgspec.json.encode(self.status())
         self.etcd.put(key, value, self.lease, deadline=1.0)
 
+    def story(self) -> list[str]:
+        """What this role's state machine was told of late, oldest first; nothing if it has none."""
+        return []
+
     def status(self) -> msgspec.Struct:
         raise NotImplementedError
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
+import signal
 import socket
+import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,6 +21,7 @@ from graphft.runtime.keys import Keys
 from graphft.runtime.process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK, EXIT_USAGE, die_with_parent
 
 if TYPE_CHECKING:
+    from graphft.runtime.roles.base import Role
     from graphft.transpiler import Job
 
 ROLES = ("trainer", "pserver", "coordinator")
@@ -144,11 +148,21 @@ def _run(job: Job, job_dir: Path, spec: RoleSpec) -> None:
     put_job(etcd, keys, job)
     if spec.kind == "pserver":
         index = spec.index if spec.index >= 0 else free_index(etcd, keys, job.config.pservers)
-        RoundPserver(job, job_dir, etcd, index).run()
+        role: RoundPserver | SlotTrainer | Coordinator = RoundPserver(job, job_dir, etcd, index)
     elif spec.kind == "trainer":
-        SlotTrainer(job, job_dir, etcd, max(spec.index, 0)).run()
+        role = SlotTrainer(job, job_dir, etcd, max(spec.index, 0))
     else:
-        Coordinator(job, job_dir, job.coordinator_program(), etcd, max(spec.index, 0)).run()
+        role = Coordinator(job, job_dir, job.coordinator_program(), etcd, max(spec.index, 0))
+    _explain_on_signal(role)
+    role.run()
+
+
+def _explain_on_signal(role: Role) -> None:
+    """SIGUSR1: what this process does and has seen of late, into its log."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    signal.signal(signal.SIGUSR1, lambda *_: log.warning("asked for its story:\n%s", "\n".join(role.story())))
+    faulthandler.register(signal.SIGUSR1, chain=True)  # where each thread is, also while the first one is stuck
 
 
 def _await_others(job: Job, embedded: EmbeddedEtcd) -> None:

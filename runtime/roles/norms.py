@@ -9,7 +9,7 @@ import torch
 
 from graphft.ir import Block
 from graphft.runtime.protocol.messages import Message
-from graphft.runtime.transport import ZmqClient
+from graphft.runtime.transport import make_client
 from graphft.runtime.transport.buffers import as_tensor
 from graphft.runtime.view import JobView
 from graphft.transpiler.passes.split_optimizer import ALL_NORMS
@@ -25,7 +25,7 @@ class NormExchange:
         self.partials: str = block.attrs["partials"].name if block is not None else ""
         self.order: Sequence[tuple[int, int, int]] = block.attrs["order"] if block is not None else ()
         self.shard = shard
-        self.client = ZmqClient(identity)
+        self.client = make_client(identity, f"norms {shard}")
         self._connected: dict[int, str] = {}
 
     def fill(self, scope: MutableMapping[str, Any], partials: Sequence[Any]) -> None:

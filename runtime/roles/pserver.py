@@ -28,7 +28,7 @@ from graphft.runtime.protocol.messages import BatchPush, Bucket, Push
 from graphft.runtime.roles.base import Role, log
 from graphft.runtime.saver import Saver
 from graphft.runtime.status import ShardStatus
-from graphft.runtime.transport import ZmqServer, advertise_host
+from graphft.runtime.transport import advertise_host, make_server
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
@@ -54,7 +54,7 @@ class Pserver(Role):
         if not 0 <= index < job.config.pservers:
             raise GraphftError(f"there is no pserver {index}: the job has {job.config.pservers}", rule="role",
                                help=f"indices are 0 to {job.config.pservers - 1}")
-        self.transport = ZmqServer()
+        self.transport = make_server(f"pserver {index}")
         super().__init__(job, job_dir, job.pserver_program(index), etcd, index)
         self.address = self.transport.bind(advertise_host())
         self.memory = ShardMemory(self.ctx.scope)
@@ -182,9 +182,12 @@ class Pserver(Role):
         if self.options["checkpoint_block"]:
             self.run_block(self.options["checkpoint_block"])
 
+    def story(self) -> list[str]:
+        return self.machine.story.of() if self.machine is not None else []
+
     def status(self) -> msgspec.Struct:
         rounds = self._rounds
         rate = (len(rounds) - 1) / (rounds[-1] - rounds[0]) if len(rounds) > 1 else 0.0
         machine = self.machine
         return ShardStatus(machine.version if machine else 0, machine.generation if machine else 0, rate,
-                           dict(self.counters))
+                           {**self.counters, **self.transport.counters})

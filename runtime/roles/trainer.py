@@ -23,16 +23,20 @@ from graphft.ir import Kind
 from graphft.ops.context import ChunkWork
 from graphft.runtime.data import BatchKey, Prefetcher, open_reader
 from graphft.runtime.etcd import Etcd
+from graphft.runtime.feeds import check_dims
 from graphft.runtime.protocol.sync_events import ShardDown, ShardUp
 from graphft.runtime.roles.base import Role
 from graphft.runtime.status import TrainerStatus
-from graphft.runtime.transport import ZmqClient
+from graphft.runtime.transport import make_client
 from graphft.runtime.view import JobView
 
 if TYPE_CHECKING:
+    from graphft.runtime.roles.comm import Comm
     from graphft.transpiler import Job
 
 IDLE_SECONDS = 0.25
+OF_THE_CHUNK = frozenset({"op-failed", "read", "feed", "data"})
+"""Rules of errors that reading or computing a batch gives: failures of its chunk."""
 RATE_WINDOW = 50
 
 
@@ -43,6 +47,7 @@ class Trainer(Role):
     """
 
     kind = "trainer"
+    comm: Comm
 
     def __init__(self, job: Job, job_dir: Path, etcd: Etcd, index: int) -> None:
         self.counters: Counter[str] = Counter()
@@ -52,10 +57,11 @@ class Trainer(Role):
         self._addresses: dict[str, str] = {}
         self._watching = threading.Lock()
         super().__init__(job, job_dir, job.trainer_program(), etcd, index)
-        self.transport = ZmqClient(self.id)
+        self.transport = make_client(self.id, f"trainer {index}")
         self.plan = self.config.plan
-        self.prefetcher = Prefetcher(open_reader(self.config.data, self.job_dir, self.config.seed),
-                                     depth=2 * self.config.trainers + 4)
+        slots = self.config.trainers
+        reader = open_reader(self.config.data, self.job_dir, self.config.seed, cached_chunks=max(8, slots + 1))
+        self.prefetcher = Prefetcher(reader, depth=2 * slots + 4)
         self.ctx.data = self
         self.pass_index = -1
         self.batch_samples = 0
@@ -130,6 +136,8 @@ class Trainer(Role):
     def batch(self, work: ChunkWork, columns: Sequence[str]) -> list[torch.Tensor]:
         self.batch_samples = work.samples
         batch = self.prefetcher.get(BatchKey(work.pass_index, work.chunk, work.batch, self.config.batch_size))
+        if "assume" in self.program.attrs:
+            check_dims(self.program, {c: batch[c] for c in columns})
         return [batch[c] for c in columns]
 
     def read_ahead(self, pass_index: int, chunk: int, batch: int) -> None:
@@ -181,12 +189,17 @@ class Trainer(Role):
         path = self.job_dir / "metrics" / f"trainer-{self.id}.jsonl"
         path.parent.mkdir(exist_ok=True)
         with path.open("a") as file:
-            file.write(json.dumps({"step": step, "slot": slot, "loss": self.loss, "samples": samples}) + "\n")
+            row = {"step": step, "slot": slot, "loss": self.loss, "samples": samples, "at": round(time.time(), 4)}
+            file.write(json.dumps(row) + "\n")
+
+    def story(self) -> list[str]:
+        return self.comm.machine.story.of() if self.comm.machine is not None else []
 
     def status(self) -> msgspec.Struct:
         times = list(self._times)
         rate = sum(n for _, n in times[1:]) / (times[-1][0] - times[0][0]) if len(times) > 1 else 0.0
-        return TrainerStatus(self.ctx.step, max(self.pass_index, 0), self.loss, self.samples, rate, self.skipped)
+        return TrainerStatus(self.ctx.step, max(self.pass_index, 0), self.loss, self.samples, rate, self.skipped,
+                             {**self.counters, **self.transport.counters})
 
     @property
     def skipped(self) -> int:

@@ -156,7 +156,7 @@ class FaultyServer:
 
     @property
     def counters(self) -> Counter[str]:
-        return self._inner.counters + self._late.counters
+        return Counter({**self._inner.counters, **self._late.counters})  # at once: from any thread
 
     def bind(self, host: str = "127.0.0.1", port: int = 0) -> str:
         return self._inner.bind(host, port)
@@ -182,7 +182,7 @@ class FaultyClient:
 
     @property
     def counters(self) -> Counter[str]:
-        return self._inner.counters + self._late.counters
+        return Counter({**self._inner.counters, **self._late.counters})  # at once: from any thread
 
     def connect(self, shard: int, address: str) -> None:
         self._late.forget(shard)
