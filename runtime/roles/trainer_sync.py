@@ -6,14 +6,15 @@ import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from graphft.errors import GraphftError
 from graphft.ops.context import NoData, WorkChanged
-from graphft.runtime.etcd import Etcd, LeaseLost, absent, delete_op, put_op, value_is
+from graphft.runtime.etcd import Etcd, absent, delete_op, put_op, value_is
 from graphft.runtime.protocol.slots import Assignment, assign
 from graphft.runtime.protocol.sync_events import Rollback, SlotGained, SlotLost, Work
 from graphft.runtime.queue_sync import PlanQueue
 from graphft.runtime.roles.base import log
 from graphft.runtime.roles.comm_sync import SyncComm
-from graphft.runtime.roles.trainer import IDLE_SECONDS, Trainer
+from graphft.runtime.roles.trainer import IDLE_SECONDS, OF_THE_CHUNK, Trainer
 from graphft.runtime.view import JobView
 
 if TYPE_CHECKING:
@@ -57,9 +58,9 @@ class SlotTrainer(Trainer):
                 self.lowered(self.program.blocks["step"], start=self._barrier)(self.ctx, self.ctx.scope)
         except WorkChanged:
             pass
-        except LeaseLost:
-            raise
-        except Exception as error:
+        except GraphftError as error:
+            if error.rule not in OF_THE_CHUNK:
+                raise
             text = self.tell_failure(f"step {work.step} of slot {work.slot}", error, step=work.step, slot=work.slot)
             self.queue.report_failure(work, text)
             raise
