@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 class SlotTrainer(Trainer):
     """A sync trainer's process."""
 
+    comm: SyncComm
+
     def __init__(self, job: Job, job_dir: Path, etcd: Etcd, index: int) -> None:
         self._assignment = Assignment()
         super().__init__(job, job_dir, etcd, index)
