@@ -47,7 +47,8 @@ def _parser() -> argparse.ArgumentParser:
     launch.add_argument("--pservers", type=int, help="pservers to start here (default: what the job says)")
     launch.add_argument("--etcd", default="", help="host:port[,host:port...] (default: start one)")
     launch.add_argument("--job", default="", metavar="DIR", help="the job's folder (default: jobs/<name>)")
-    launch.add_argument("--max-restarts", type=int, default=3, help="failures of a role before giving up (default: 3)")
+    launch.add_argument("--max-restarts", type=int, default=3,
+                        help="failures of a role without a step in between before giving up (default: 3)")
     launch.add_argument("--no-standby", action="store_true", help="keep no spare process for whoever dies")
     launch.add_argument("--quiet", action="store_true", help="no progress display")
     launch.add_argument("script", nargs="?", help="a Python script that calls job.run(); without one, --job is run")

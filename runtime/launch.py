@@ -235,6 +235,7 @@ def _supervise(supervisor: Supervisor, etcd: Etcd, keys: Keys, display: Display 
         status = _look(etcd, keys, status)
         if status is None:
             continue
+        supervisor.progress = max(supervisor.progress, status.step)
         if display is not None:
             display.show(status)
         if on_status is not None:

@@ -6,7 +6,7 @@ done and failed, count failures, and let anybody see them. One key per chunk:
     todo/<chunk>     {attempt, failures, failed_step}     stays until the chunk is done or failed
     pending/<chunk>  {trainer, slot, start_step}          on the holder's lease: gone when the holder is
     done/<chunk>     {}
-    failed/<chunk>   {reason, failures}                   poison: contributes "empty" from then on
+    failed/<chunk>   {reason, failures, step}             poison: contributes "empty" from this step on, in all passes
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ class PlanQueue:
         self.records = trainer.config.ft
         self.claims: dict[tuple[int, int], Claim] = {}
         """By pass and chunk. A slot's next chunk is claimed before the last batch of the one before is applied."""
-        self._discarded: dict[int, set[int]] = {}
+        self._discarded: dict[tuple[int, int], int] = {}
+        """(pass, chunk) -> the step from which on it is left out: what came before stays exact over rollbacks."""
         self._seen: dict[str, tuple[int, float]] = {}
         self._closed = False
 
@@ -89,14 +90,12 @@ class PlanQueue:
 
     def get_chunk(self) -> ChunkWork:
         ctx = self.trainer.ctx
-        index = self.plan.pass_of(ctx.step)
-        located = self.plan.locate(ctx.step, ctx.slot, self._discarded.get(index, ()))
-        if located is None:
+        located = self.plan.locate(ctx.step, ctx.slot)
+        if located is None or self._left_out(located):
             raise NoData
         revision = 0
         if self.records:
-            claim = self.claims.get((located.pass_index, located.chunk)) or self._claim(ctx.slot, located)
-            revision = claim.revision
+            revision = self._claim(ctx.slot, located)
         return ChunkWork(located.pass_index, located.chunk, located.batch, located.samples,
                          batch_seed(self.trainer.config.seed, ctx.step, ctx.slot), claim=revision)
 
@@ -113,8 +112,8 @@ class PlanQueue:
         """Makes the pass's todo records, then `/<job>/pass`, which makes them count. One trainer at a time tries."""
         index = self.plan.pass_of(self.trainer.ctx.step)
         self.trainer.patiently(lambda: self._enqueue(index))
-        self._discarded[index] = {int(kv.key.rsplit("/", 1)[1]) for kv in self.trainer.patiently(
-            lambda: self.trainer.etcd.range(f"{self.keys.queue(index)}failed/", keys_only=True)).kvs}
+        failed = self.trainer.patiently(lambda: self.trainer.etcd.range(f"{self.keys.queue(index)}failed/")).kvs
+        self._discarded |= {(index, int(kv.key.rsplit("/", 1)[1])): _failed(kv).step for kv in failed}
 
     def requeue_overdue(self, timeout: float, max_failures: int) -> None:
         """Touches the own pending records (they are alive), and takes those away that nobody touched for `timeout`.
@@ -180,13 +179,20 @@ class PlanQueue:
 
     # -- transactions -------------------------------------------------------------------------------------------
 
-    def _claim(self, slot: int, located: Located) -> Claim:
-        claim = self.trainer.patiently(lambda: self._try_claim(slot, located))
-        if claim is None:
-            self._discarded.setdefault(located.pass_index, set()).add(located.chunk)
-            raise NoData
-        self.claims[claim.pass_index, claim.chunk] = claim
-        return claim
+    def _left_out(self, located: Located) -> bool:
+        step = self._discarded.get((located.pass_index, located.chunk))
+        return step is not None and located.chunk_start_step + located.batch >= step
+
+    def _claim(self, slot: int, located: Located) -> int:
+        """The revision of the claim, new if there is none. 0 for a chunk that is left out, but later than here."""
+        key = located.pass_index, located.chunk
+        if key not in self.claims and key not in self._discarded:
+            claim = self.trainer.patiently(lambda: self._try_claim(slot, located))
+            if claim is not None:
+                self.claims[key] = claim
+            elif self._left_out(located):
+                raise NoData
+        return self.claims[key].revision if key in self.claims else 0
 
     def _try_claim(self, slot: int, located: Located) -> Claim | None:
         """The claim; None when the chunk is poison. Raises WorkChanged when the slot is not ours any more."""
@@ -198,7 +204,8 @@ class PlanQueue:
         while True:
             read = etcd.txn([], [get_op(k) for k in (todo_key, pending_key, failed_key, done_key)])
             todo_kv, pending_kv = read.kv(0), read.kv(1)
-            if read.kv(2) is not None:
+            if (failed_kv := read.kv(2)) is not None:
+                self._discarded[located.pass_index, located.chunk] = _failed(failed_kv).step
                 return None
             if pending_kv is not None:  # left over from another holder (or an earlier claim): it holds no slot now
                 etcd.txn([mod_is(pending_key, pending_kv.mod_revision)], [delete_op(pending_key)])
@@ -254,7 +261,7 @@ class PlanQueue:
                 return
             mine = put_op(lock, self.trainer.id.encode(), self.trainer.lease)
             if not etcd.txn([absent(lock)], [mine], token=lock).ok:
-                self.trainer.watcher.wait(lambda kvs: (k := kvs.get(key)) is not None and k != kv, 0.2)
+                self.trainer.watcher.wait(lambda kvs, old=kv: kvs.get(key) not in (None, old), 0.2)
                 self.trainer.check_lease()
                 continue
             try:
@@ -281,13 +288,27 @@ class PlanQueue:
         chunks = [c for c in range(len(self.plan.records)) if self.plan.batches[c]]
         todo = [c for c in chunks if c not in there]
         empty = msgspec.json.encode(Todo())
+        poison = self._poison_before(index)
         for start in range(0, len(todo), PER_TRANSACTION):
-            ops = [put_op(f"{prefix}todo/{c}", empty) for c in todo[start : start + PER_TRANSACTION]]
+            ops = [put_op(f"{prefix}failed/{c}", poison[c]) if c in poison else put_op(f"{prefix}todo/{c}", empty)
+                   for c in todo[start : start + PER_TRANSACTION]]
             if not etcd.txn([same], ops).ok:
                 return
         record = PassRecord(index, len(chunks), self.plan.start_steps[index])
         if etcd.txn([same], [put_op(key, msgspec.json.encode(record))]).ok and index >= 2:
             etcd.delete_prefix(self.keys.queue(index - 2))
+
+
+    def _poison_before(self, index: int) -> dict[int, bytes]:
+        """Chunks that failed in the pass before: they are left out of this one from its first step on."""
+        step = self.plan.start_steps[index]
+        kvs = self.trainer.etcd.range(f"{self.keys.queue(index - 1)}failed/").kvs if index > 0 else ()
+        return {int(kv.key.rsplit("/", 1)[1]): msgspec.json.encode(msgspec.structs.replace(_failed(kv), step=step))
+                for kv in kvs}
+
+
+def _failed(kv: KV) -> Failed:
+    return msgspec.json.decode(kv.value, type=Failed)
 
 
 def _todo(kv: KV | None) -> Todo:

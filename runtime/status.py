@@ -110,12 +110,14 @@ def read_status(etcd: Store, keys: Keys, deadline: float | None = None) -> JobSt
     versions = [p["version"] for p in pservers.values() if "version" in p]
     saved = committed.step if committed is not None else None
     pass_index = json.loads(control[keys.pass_].value)["pass"] if keys.pass_ in control else 0
+    queue = {name: etcd.count(f"{keys.queue(pass_index)}{name}/", deadline=deadline)
+             for name in ("todo", "pending", "done", "failed")}
+    queue["todo"] = max(0, queue["todo"] - queue["pending"])  # the todo record stays until its chunk is done
     return JobStatus(
         keys.job, control[keys.state].value.decode() if keys.state in control else "running", spec,
         epoch.generation if epoch else 0, pass_index, min(versions, default=saved or 0), saved,
         {int(k): v for k, v in sorted(pservers.items(), key=lambda kv: int(kv[0]))}, trainers,
-        dict(sorted(slots.items())), {name: etcd.count(f"{keys.queue(pass_index)}{name}/", deadline=deadline)
-                                      for name in ("todo", "pending", "done", "failed")},
+        dict(sorted(slots.items())), queue,
         [event for _, event in read_events(etcd, keys, deadline)])
 
 

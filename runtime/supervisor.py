@@ -44,6 +44,9 @@ class Child:
     failures: int = 0
     preemptions: int = 0
     in_a_row: int = 0
+    stuck: int = 0
+    """Failures since the job last made a step."""
+    failed_at: int = -1
     started_at: float = 0.0
     restart_at: float | None = None
     done: bool = False
@@ -67,7 +70,7 @@ class Supervisor:
 
     A child that dies is noticed at once (a thread waits for each), its lease is revoked, so that the others need
     not wait for it to expire, and it is started again: immediately after a preemption, with a growing delay after
-    failures, of which each child may have `max_restarts`.
+    failures. A child may fail `max_restarts` times without the job's making a step in between.
     """
 
     def __init__(self, job_dir: Path, keys: Keys, etcd: Etcd, endpoints: str, environment: Mapping[str, str],
@@ -79,6 +82,8 @@ class Supervisor:
         self._next_standby = time.monotonic() + STANDBY_AFTER_SECONDS if standby and restart else float("inf")
         self.events = Events(etcd, keys, "launcher")
         self.report = Report()
+        self.progress = 0
+        """The job's highest step so far, as far as the owner has told."""
         self._exits: queue.Queue[tuple[Child, subprocess.Popen[bytes], int]] = queue.Queue()
 
     @property
@@ -173,6 +178,8 @@ class Supervisor:
             child.preemptions += 1
         else:
             child.failures += 1
+            child.stuck = child.stuck + 1 if self.progress <= child.failed_at else 1
+            child.failed_at = self.progress
         quick = QUICK_PREEMPTION_SECONDS if preempted else QUICK_FAILURE_SECONDS
         child.in_a_row = child.in_a_row + 1 if time.monotonic() - child.started_at < quick else 1
         self.report.failures[child.name], self.report.preemptions[child.name] = child.failures, child.preemptions
@@ -180,8 +187,9 @@ class Supervisor:
             self._give_up(child, f"{child.name} died ({what}), and the job has no fault tolerance (ft=False)")
         elif status == EXIT_USAGE:
             self._give_up(child, f"{child.name} cannot start ({what})")
-        elif child.failures > self.max_restarts:
-            self._give_up(child, f"{child.name} failed {child.failures} times, --max-restarts is {self.max_restarts}")
+        elif child.stuck > self.max_restarts:
+            self._give_up(child, f"{child.name} failed {child.stuck} times in a row, --max-restarts is "
+                                 f"{self.max_restarts}")
         else:
             delay = 0.0 if preempted and child.in_a_row == 1 else min(
                 BACKOFF_SECONDS * 2 ** min(child.in_a_row - 1, 10), BACKOFF_LIMIT)

@@ -38,7 +38,7 @@ def fill(etcd: Etcd, keys: Keys, job: Job) -> None:
     etcd.put(keys.trainer("2-cc"), msgspec.json.encode(Registration("2-cc", "", 22, "host")))
     for slot, name in ((0, "0-aa"), (1, "1-bb")):
         etcd.put(keys.slot(slot), name.encode())
-    for name, chunks in (("todo", (0, 1, 2)), ("pending", (3,)), ("done", ())):
+    for name, chunks in (("todo", (0, 1, 2, 3)), ("pending", (3,)), ("done", ())):
         for chunk in chunks:
             etcd.put(f"{keys.queue(1)}{name}/{chunk}", b"{}")
     etcd.put(f"{keys.queue(0)}todo/9", b"{}")

@@ -129,10 +129,25 @@ def test_failures_are_retried_with_growing_delays_and_then_given_up(
     assert len(gaps) == 3
     assert all(gap >= delay for gap, delay in zip(gaps, (0.1, 0.2, 0.4), strict=True)), gaps
     assert (child.failures, child.preemptions, child.done, supervisor.all_done) == (4, 0, True, True)
-    assert "trainer 0 failed 4 times, --max-restarts is 3" in supervisor.report.failed
+    assert "trainer 0 failed 4 times in a row, --max-restarts is 3" in supervisor.report.failed
     assert supervisor.report.failed.endswith("the reason"), "the end of its log"
     assert "trainer-0.log" in supervisor.report.failed
-    assert texts(etcd, keys)[-1] == "trainer 0 failed 4 times, --max-restarts is 3"
+    assert texts(etcd, keys)[-1] == "trainer 0 failed 4 times in a row, --max-restarts is 3"
+
+
+def test_a_step_of_the_job_between_failures_lets_a_role_fail_again(
+        supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "BACKOFF_SECONDS", 0.05)
+    stubs.code = "import sys; sys.exit(1)"
+    supervisor = supervise(max_restarts=1)
+    child = supervisor.add("trainer", 0)
+    for failures in (1, 2, 3):
+        steps(supervisor, lambda failures=failures: child.failures == failures)
+        assert not supervisor.report.failed
+        supervisor.progress += 1
+    supervisor.progress -= 1
+    steps(supervisor, lambda: supervisor.report.failed)
+    assert child.failures == 4
 
 
 @pytest.mark.parametrize("code", ["import os; os.kill(os.getpid(), 9)", "import sys; sys.exit(75)"])
