@@ -1,0 +1,80 @@
+"""The shards' exchange of partial sums: laid out in one order on every shard, sent to where the shards are now."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from programs_by_hand import linear
+
+import graphft
+from graphft.optim import ClipByGlobalNorm
+from graphft.runtime.protocol.messages import Partials
+from graphft.runtime.roles.norms import NormExchange
+from graphft.runtime.transport import Received, ZmqServer
+from graphft.runtime.transport.buffers import byte_view
+from graphft.runtime.view import JobView, Registration
+from graphft.transpiler import Job
+from graphft.transpiler.passes.split_optimizer import ALL_NORMS
+
+
+@pytest.fixture(scope="module")
+def clipped() -> Job:
+    data = graphft.arrays(chunk_size=8, x=torch.zeros(32, 40_000), y=torch.zeros(32, 1))
+    return graphft.transpile(linear(40_000, clip=ClipByGlobalNorm(1.0)), chunks=data, batch_size=4, trainers=2,
+                             pservers=2)
+
+
+def exchange_of(job: Job, shard: int) -> NormExchange:
+    return NormExchange(f"shard-{shard}", shard, job.pserver_program(shard).blocks.get("reduce"))
+
+
+def test_every_shard_lays_the_sums_out_in_the_same_order(clipped: Job) -> None:
+    exchanges = [exchange_of(clipped, shard) for shard in range(2)]
+    order = exchanges[0].order
+    counts = [sum(count for shard, _, count in order if shard == s) for s in range(2)]
+    assert all(counts), "both shards have something to say"
+    sums = [torch.arange(n, dtype=torch.float64) + 100 * s for s, n in enumerate(counts)]
+    wanted = torch.cat([sums[shard][start : start + count] for shard, start, count in order])
+    for exchange in exchanges:
+        scope: dict[str, torch.Tensor] = {}
+        exchange.fill(scope, [byte_view(s) for s in sums])
+        assert torch.equal(scope[ALL_NORMS], wanted)
+        exchange.fill(scope, [byte_view(sums[0]), None])
+        assert scope[ALL_NORMS].shape == wanted.shape
+        assert scope[ALL_NORMS].sum() == sums[0].sum(), "who has closed the step without data adds nothing"
+        exchange.close()
+
+
+def test_a_shard_that_owns_nothing_of_what_is_clipped() -> None:
+    exchange = NormExchange("shard-1", 1, None)
+    scope: dict[str, torch.Tensor] = {}
+    exchange.fill(scope, [None, None])
+    assert (scope, exchange.partials) == ({}, "")
+    exchange.close()
+
+
+def received(server: ZmqServer, count: int) -> list[Received]:
+    found: list[Received] = []
+    end = time.monotonic() + 10
+    while len(found) < count:
+        assert time.monotonic() < end, found
+        found += server.poll(0.1)
+    return found
+
+
+def test_a_shard_that_moved_is_found(clipped: Job) -> None:
+    exchange, sums = exchange_of(clipped, 0), torch.ones(3, dtype=torch.float64)
+    for life in ("1-a", "1-b"):
+        server = ZmqServer()
+        view = JobView({0: Registration("0", "", 1, "h"), 1: Registration(life, server.bind("127.0.0.1"), 2, "h")})
+        exchange.send(view, 1, Partials(0, 5, 0), byte_view(sums))
+        exchange.send(view, 1, Partials(0, 6, 0), None)
+        first, second = received(server, 2)
+        assert (first.message, second.message) == (Partials(0, 5, 0), Partials(0, 6, 0))
+        assert first.frame is not None
+        assert bytes(first.frame) == bytes(byte_view(sums))
+        assert second.frame is None
+        server.close()
+    exchange.close()
