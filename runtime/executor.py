@@ -10,14 +10,16 @@ to the next, starting with the program's own. A program that runs in two executo
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from graphft.errors import ProgramError
+from graphft.errors import GraphftError, ProgramError
 from graphft.ir import Block, Operator, Program, Variable
 from graphft.ops.context import Context
 from graphft.runtime.feeds import check_feed, needed_inputs
@@ -73,6 +75,19 @@ class Executor:
             results = ready.function(session.context, session.context.scope)
         session.context.step += 1
         return {n: self._own(program, n, r) for n, r in zip(names, results, strict=True)}
+
+    def run_role(self, job_dir: str | os.PathLike[str], role: str, *, index: int = -1, etcd: str = "") -> int:
+        """Runs a whole role (trainer, pserver, coordinator) of the job saved in `job_dir`, until the job is complete.
+
+        What `graphft start` does. `etcd`: endpoints, by default those in the folder. Returns the exit status (see
+        docs/running.md); the reasons are logged. The job says on which device its programs run.
+        """
+        from graphft.runtime.roles.environment import ROLES, RoleSpec, run_role
+        from graphft.transpiler import Job
+
+        if role not in ROLES:
+            raise GraphftError(f"there is no role {role!r}", rule="role", help=f"roles are {', '.join(ROLES)}")
+        return run_role(Job.load(job_dir), Path(job_dir), RoleSpec(role, index, str(job_dir), etcd))
 
     def scope(self, program: Program) -> dict[str, Tensor]:
         """The program's values in this executor, by variable name: live, not copies."""
