@@ -7,6 +7,8 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 # Tests run side by side in this many processes.
 WORKERS ?= 2
+# Simulated schedules: make sim SEEDS=100000
+SEEDS ?= 1000
 # Added to every `pip install`; for a torch without CUDA on Linux:
 #   make setup PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu"
 PIP_ARGS ?=
@@ -66,7 +68,7 @@ chaos: setup  ## kills roles of a running job at random and compares the result 
 	@$(PY) -m pytest -q -m chaos
 
 sim: setup  ## the protocol under simulated time, many seeds
-	@$(PY) -m pytest -q tests/sim
+	@$(PY) -m tests.sim --seeds $(SEEDS)
 
 docs: setup  ## regenerate docs/ops.md from the op definitions
 	@$(PY) -m graphft.opdocs

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections import Counter
 
 from tests.sim.job import SimJob
 from tests.sim.world import SimulationFailed
+
+
+PROGRESS_SECONDS = 10.0
 
 
 def main() -> int:
@@ -18,7 +22,11 @@ def main() -> int:
     options = parser.parse_args()
     seeds = [options.seed] if options.seed is not None else range(options.first, options.first + options.seeds)
     counts: Counter[str] = Counter()
-    for seed in seeds:
+    shown = time.monotonic()
+    for done, seed in enumerate(seeds):
+        if time.monotonic() - shown > PROGRESS_SECONDS:
+            shown = time.monotonic()
+            print(f"{done}/{len(seeds)} seeds", file=sys.stderr, flush=True)
         try:
             job = SimJob(seed).run()
         except SimulationFailed as failure:
