@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 
 from graphft.ir import Program
 from tests.integration import training
-from tests.integration.plays import Played, await_gone, play
+from tests.integration.plays import Pace, Played, await_gone, play
 
 
 @pytest.fixture(scope="session")
@@ -29,6 +28,12 @@ def nothing_left(workplace: Path) -> Iterator[None]:
 def folder(workplace: Path, request: pytest.FixtureRequest) -> Path:
     """A folder of the test's own, which does not exist yet."""
     return workplace / request.node.name
+
+
+@pytest.fixture
+def pace(workplace: Path, request: pytest.FixtureRequest) -> Pace:
+    """How fast the test's job goes."""
+    return Pace(workplace / f"{request.node.name}.pace")
 
 
 @pytest.fixture(scope="session")

@@ -37,6 +37,28 @@ def at(step: int) -> Callable[[JobStatus], bool]:
     return lambda status: status.step >= step and len(status.pservers) == status.spec["pservers"]
 
 
+def settled(status: JobStatus) -> bool:
+    """All trainers are there, and every slot is held by one of them, by as many as there can be."""
+    holders = set(status.slots.values())
+    wanted = min(len(status.trainers), status.spec["trainers"])
+    return len(status.slots) == status.spec["trainers"] and holders <= status.trainers.keys() and len(holders) == wanted
+
+
+class Pace:
+    """The seconds that a batch takes, in a file that the running job's trainers read."""
+
+    SLOW = 0.3
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.set(0.05)
+
+    def set(self, seconds: float) -> None:
+        scratch = self.file.with_suffix(".new")
+        scratch.write_text(str(seconds))
+        scratch.replace(self.file)
+
+
 @dataclass
 class Played:
     """A run that is over. `statuses`: what was seen on the way."""
@@ -85,7 +107,6 @@ def whole_state(job: Job, folder: Path) -> dict[str, Tensor]:
     for variable in job.trainer_program().of_kind(Kind.PARAM, Kind.BUFFER):
         slices = slices_of(variable)
         for name in shards[slices[0].shard]:
-            base, _, suffix = name.partition("@")
             kind = name.removeprefix(slices[0].name)
             if name.startswith(slices[0].name) and (kind == "" or kind.startswith("@")):
                 parts = [shards[s.shard][s.name + kind].reshape(-1) for s in slices]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,9 +25,12 @@ LR, CLIP = 0.02, 0.5
 
 
 class Blobs:
-    """Record i is a point and its class. A batch takes `pace` seconds to read; record `broken` cannot be read."""
+    """Record i is a point and its class. Record `broken` cannot be read.
 
-    def __init__(self, records: int = RECORDS, pace: float = 0.0, broken: int = -1) -> None:
+    The file `pace` holds the seconds that reading a batch takes: a test slows a running job down by writing it.
+    """
+
+    def __init__(self, records: int = RECORDS, pace: str = "", broken: int = -1) -> None:
         generator = torch.Generator().manual_seed(7)
         self.x = torch.randn(records, 8, generator=generator)
         self.y = self.x[:, :3].argmax(1)
@@ -41,7 +45,8 @@ class Blobs:
         return self.x[i], self.y[i]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-        time.sleep(self.pace)
+        if self.pace:
+            time.sleep(float(Path(self.pace).read_text() or 0))
         return [self[i] for i in indices]
 
 
@@ -65,12 +70,13 @@ def program(plain: bool = False, steps: int = 80) -> Program:
     return made
 
 
-def job(source: Program, *, records: int = RECORDS, pace: float = 0.0, broken: int = -1, **options: Any) -> Job:
+def job(source: Program, *, records: int = RECORDS, pace: Path | None = None, broken: int = -1, **options: Any) -> Job:
     """`source` with the tests' usual options: small slices, so that every shard has some."""
-    data = graphft.dataset(f"{__file__}:Blobs", {"records": records, "pace": pace, "broken": broken}, chunk_size=CHUNK)
+    arguments = {"records": records, "pace": str(pace or ""), "broken": broken}
+    data = graphft.dataset(f"{__file__}:Blobs", arguments, chunk_size=CHUNK)
     usual: dict[str, Any] = {
         "trainers": SLOTS, "pservers": 2, "ft": True, "batch_size": BATCH, "passes": PASSES, "seed": 11,
-        "slice_unit": 64, "min_block": 64, "bucket_bytes": 2048, "checkpoint_every": 10, "name": "blobs"}
+        "slice_unit": 64, "min_block": 64, "bucket_bytes": 2048, "checkpoint_every": 10, "daemon_interval": 0.2, "name": "blobs"}
     return graphft.transpile(source, chunks=data, **{**usual, **options})
 
 

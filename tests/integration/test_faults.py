@@ -1,0 +1,95 @@
+"""Whatever is killed, stopped, added or removed, the final state has the bits of the undisturbed run."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphft.ir import Program
+from graphft.runtime.status import JobStatus
+from graphft.runtime.supervisor import Supervisor
+from tests.integration import training
+from tests.integration.plays import Act, Pace, Played, assert_same_bits, at, play, settled
+
+pytestmark = [pytest.mark.xdist_group("sync"), pytest.mark.timeout(120), pytest.mark.chaos]
+
+
+def kill(role: str, *indices: int) -> Any:
+    def do(supervisor: Supervisor) -> None:
+        for index in indices:
+            assert supervisor.signal(role, index, signal.SIGKILL)
+    return do
+
+
+def holders(status: JobStatus) -> set[int]:
+    """Indices of the trainers that hold slots."""
+    return {int(name.split("-")[0]) for name in status.slots.values()}
+
+
+def test_trainers_die_join_and_leave(program: Program, folder: Path, pace: Pace, undisturbed: Played) -> None:
+    seen: dict[str, Any] = {}
+
+    def ask_status(supervisor: Supervisor) -> None:
+        command = [sys.executable, "-m", "graphft", "status", "--job", str(folder), "--json"]
+        seen["status"] = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=30).stdout)
+
+    played = play(training.job(program, pace=pace.file), folder, [
+        Act(lambda s: at(8)(s) and settled(s) and len(s.trainers) == 3, kill("trainer", 1)),
+        Act(lambda s: s.step >= 14 and holders(s) >= {0, 2}, lambda _: pace.set(Pace.SLOW)),
+        Act(lambda s: settled(s) and holders(s) == {0, 1, 2}, kill("trainer", 0, 1, 2)),
+        Act(lambda s: settled(s) and holders(s) == {0, 1, 2}, lambda supervisor: supervisor.add("trainer", 3)),
+        Act(lambda s: len(s.trainers) == 4 and settled(s), ask_status),  # more trainers than slots: one stands by
+        Act(lambda s: 3 not in holders(s), lambda supervisor: supervisor.signal("trainer", 0, signal.SIGTERM)),
+        Act(lambda s: holders(s) == {1, 2, 3} and len(s.trainers) == 3, lambda _: pace.set(0)),
+    ])
+    assert_same_bits(played.state, undisturbed.state)
+    assert played.result.preemptions == {"trainer 0": 1, "trainer 1": 2, "trainer 2": 1}
+    assert set(played.result.failures.values()) == {0}
+    assert played.statuses[-1].generation == 0, "losing trainers repeats no step"
+    assert played.events.count("takeover") >= 1
+    status = seen["status"]
+    assert (status["state"], status["spec"]["trainers"], len(status["trainers"])) == ("running", 3, 4)
+    assert status["pservers"].keys() == {"0", "1"}
+    assert status["slots"].keys() == {"0", "1", "2"}
+    assert set(status["slots"].values()) < status["trainers"].keys()
+    assert sum(status["queue"].values()) == 12
+    assert 3 <= status["queue"]["pending"] <= 6, "each slot's chunk, and the one before until its last step is applied"
+    assert all(shard["version"] >= status["step"] > 0 for shard in status["pservers"].values())
+
+
+def test_a_trainer_that_is_stopped_for_longer_than_its_lease_does_no_harm(
+    program: Program, folder: Path, pace: Pace, undisturbed: Played
+) -> None:
+    job = training.job(program, pace=pace.file, lease_ttl=2)
+    played = play(job, folder, [
+        Act(lambda s: at(10)(s) and holders(s) == {0, 1}, lambda supervisor: supervisor.signal(
+            "trainer", 0, signal.SIGSTOP)),
+        Act(lambda s: s.step >= 20 and holders(s) == {1}, lambda supervisor: (
+            supervisor.signal("trainer", 0, signal.SIGCONT), pace.set(Pace.SLOW))),
+        Act(lambda s: settled(s) and holders(s) == {0, 1}, lambda _: pace.set(0)),
+    ], trainers=2)
+    assert_same_bits(played.state, undisturbed.state)
+    assert played.result.preemptions.get("trainer 0") == 1, "it ends itself when it finds its lease lost"
+    assert "took over" in " ".join(event.text for event in played.statuses[-1].events)
+
+
+def test_pservers_die(program: Program, folder: Path, pace: Pace, undisturbed: Played) -> None:
+    """Before the first checkpoint, one, and both at once."""
+    job = training.job(program, pace=pace.file, checkpoint_every=25)
+    played = play(job, folder, [
+        Act(lambda s: at(5)(s) and s.checkpoint is None, kill("pserver", 1)),
+        Act(lambda s: at(26)(s) and s.generation == 1 and s.checkpoint == 25, kill("pserver", 0)),
+        Act(lambda s: at(51)(s) and s.generation == 2 and s.checkpoint == 50, kill("pserver", 0, 1)),
+        Act(lambda s: at(50)(s) and s.generation >= 3, lambda _: pace.set(0)),
+    ])
+    assert_same_bits(played.state, undisturbed.state)
+    assert played.result.preemptions == {"pserver 0": 2, "pserver 1": 2}
+    assert set(played.result.failures.values()) == {0}, "trainers wait for pservers"
+    restarted = [event.fields["step"] for event in played.statuses[-1].events if event.kind == "restarted"]
+    assert restarted == [0, 25, 50, 50], "each goes on from the newest committed step"
