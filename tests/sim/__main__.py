@@ -10,7 +10,6 @@ from collections import Counter
 from tests.sim.job import SimJob
 from tests.sim.world import SimulationFailed
 
-
 PROGRESS_SECONDS = 10.0
 
 
