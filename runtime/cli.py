@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphft.errors import GraphftError
+from graphft.runtime.chaos.command import add_parser as add_chaos
 from graphft.runtime.process import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
                         help="failures of a role without a step in between before giving up (default: 3)")
     launch.add_argument("--no-standby", action="store_true", help="keep no spare process for whoever dies")
     launch.add_argument("--quiet", action="store_true", help="no progress display")
+    launch.add_argument("--save-only", action="store_true", help="save the script's job to --job DIR, and end there")
     launch.add_argument("script", nargs="?", help="a Python script that calls job.run(); without one, --job is run")
     launch.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
     launch.set_defaults(command=_launch)
@@ -82,6 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     formats.add_argument("--dot", action="store_true", help="GraphViz")
     formats.add_argument("--mermaid", action="store_true", help="Mermaid")
     show.set_defaults(command=_show)
+
+    add_chaos(commands)
     return parser
 
 
@@ -89,7 +93,7 @@ def _launch(options: argparse.Namespace) -> int:
     from graphft.runtime.launch import LaunchOptions, launch_directory
 
     chosen = LaunchOptions(options.trainers, options.pservers, options.etcd, options.job, options.max_restarts,
-                           options.quiet, not options.no_standby)
+                           options.quiet, not options.no_standby, options.save_only)
     if options.script is None:
         if not options.job:
             raise GraphftError("nothing to launch", rule="usage", help="give a script, or --job DIR of a saved job")

@@ -22,7 +22,7 @@ from graphft.runtime.connect import connect, write_endpoints
 from graphft.runtime.display import Display
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError
 from graphft.runtime.keys import Keys
-from graphft.runtime.process import EXIT_USAGE
+from graphft.runtime.process import EXIT_OK, EXIT_USAGE
 from graphft.runtime.status import JobStatus, read_status
 from graphft.runtime.supervisor import Supervisor
 from graphft.runtime.transport import role_environment
@@ -49,6 +49,8 @@ class LaunchOptions:
     quiet: bool = False
     standby: bool = True
     """Keep a spare process that has imported everything: whoever dies is replaced in a fraction of a second."""
+    save_only: bool = False
+    """Write the job's folder and end there, instead of running it."""
 
     def __post_init__(self) -> None:
         for name in ("trainers", "pservers", "max_restarts"):
@@ -136,6 +138,9 @@ def run_job(job: Job, *, options: LaunchOptions | None = None,
         job = Job.load(job_dir)
     else:
         job.save(job_dir)
+    if chosen.save_only:
+        print(f"saved to {job_dir}")
+        sys.exit(EXIT_OK)
     return launch_directory(job, job_dir, chosen, on_status)
 
 

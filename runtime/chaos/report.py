@@ -1,0 +1,118 @@
+"""The figures of a run under faults: as JSON, and as a table."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from graphft.runtime.chaos.compare import Chunks
+from graphft.runtime.chaos.recovery import Recovery
+
+DIFFERENCES_SHOWN = 20
+
+
+@dataclass
+class Report:
+    """`identical` is None when nothing could be compared. `counters`: what roles counted, and messages suffered; of a
+    process that was killed, what it had last reported. `ends`: how processes ended, as the launcher saw it."""
+
+    job: str
+    seed: int
+    members: int
+    total_steps: int
+    planned: int
+    recoveries: list[Recovery] = field(default_factory=list)
+    completed: bool = False
+    problem: str = ""
+    seconds: float = 0.0
+    reference_seconds: float | None = None
+    steps_repeated: int = 0
+    generations: int = 0
+    counters: Counter[str] = field(default_factory=Counter)
+    ends: Counter[str] = field(default_factory=Counter)
+    chunks: Chunks | None = None
+    identical: bool | None = None
+    compared: int = 0
+    different: list[str] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the job completed, lost nothing, and ended with the very bits of the undisturbed run."""
+        return self.completed and self.identical is True and self.chunks is not None and self.chunks.accounted
+
+    @property
+    def faults(self) -> dict[str, int]:
+        """How many faults of each kind befell the job, messages included."""
+        kinds = Counter(r.kind for r in self.recoveries)
+        messages = {k.removeprefix("faults."): n for k, n in self.counters.items() if k.startswith("faults.") and n}
+        return dict(sorted(kinds.items())) | {f"message-{k}": n for k, n in sorted(messages.items())}
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "job": self.job, "seed": self.seed, "etcd_members": self.members, "total_steps": self.total_steps,
+            "ok": self.ok, "completed": self.completed, "identical": self.identical, "problem": self.problem,
+            "tensors_compared": self.compared, "different": self.different,
+            "faults": self.faults, "faults_planned": self.planned, "process_faults": len(self.recoveries),
+            "recovery_seconds": summaries(self.recoveries),
+            "seconds": round(self.seconds, 1), "reference_seconds": self.reference_seconds,
+            "steps_repeated": self.steps_repeated, "generations": self.generations,
+            "chunks": {n: getattr(self.chunks, n) for n in ("expected", "done", "failed", "todo", "pending")}
+            if self.chunks is not None else None,
+            "ends": dict(self.ends), "counters": dict(sorted(self.counters.items())),
+            "log": [{"kind": r.kind, "what": r.what, "version": r.version, "generation": r.generation,
+                     "alone": r.alone, "seconds": None if r.seconds is None else round(r.seconds, 3)}
+                    for r in self.recoveries],
+        }
+
+    def render(self) -> Group:
+        """For people: a table of the recoveries, and a line for each other figure."""
+        table = Table(title=f"{self.job}: {len(self.recoveries)} faults, seed {self.seed}", title_justify="left")
+        for column in ("fault", "times", "median s", "95 % s", "worst s"):
+            table.add_column(column, justify="left" if column == "fault" else "right")
+        for kind, s in summaries(self.recoveries).items():
+            table.add_row(kind, str(s["count"]), *(f"{s[k]:.2f}" for k in ("median", "p95", "worst")))
+        return Group(table, *map(Text, self._lines()))
+
+    def _lines(self) -> list[str]:
+        messages = [f"{n} {k.removeprefix('message-')}" for k, n in self.faults.items() if k.startswith("message-")]
+        reference = f", undisturbed {self.reference_seconds:.1f} s" if self.reference_seconds is not None else ""
+        lines = [f"messages       {', '.join(messages) or 'untouched'}",
+                 (f"steps          {self.total_steps}, and {self.steps_repeated} done again; "
+                  f"{self.generations} generations; {self.seconds:.1f} s{reference}"),
+                 f"processes      {', '.join(f'{n} x {what}' for what, n in self.ends.most_common()) or 'none ended'}"]
+        if self.chunks is not None:
+            c = self.chunks
+            lines.append(f"chunks         {c.done} of {c.expected} done, {c.failed} discarded, "
+                         f"{c.todo + c.pending} open (last two passes)")
+        lines.append(f"completed      {'yes' if self.completed else 'NO: ' + self.problem}")
+        if self.identical is not None:
+            lines.append(f"bit-identical  {'yes' if self.identical else 'NO'} ({self.compared} tensors)")
+        return lines + [f"  {line}" for line in self.different[:DIFFERENCES_SHOWN]]
+
+
+def summaries(recoveries: Sequence[Recovery]) -> dict[str, dict[str, Any]]:
+    """Seconds from a fault to the next complete step: by kind, and of faults that came during another's recovery."""
+    groups: dict[str, list[float]] = {}
+    for r in recoveries:
+        if r.seconds is not None:
+            groups.setdefault(r.kind if r.alone else "during a recovery", []).append(r.seconds)
+    everything = [r.seconds for r in recoveries if r.seconds is not None and r.alone]
+    ordered: Mapping[str, list[float]] = dict(sorted(groups.items())) | ({"all (alone)": everything} if everything
+                                                                        else {})
+    return {name: _summary(values) for name, values in ordered.items()}
+
+
+def _summary(values: list[float]) -> dict[str, Any]:
+    """`p95`: the smallest value that 95 % of the values do not exceed."""
+    ranked = sorted(values)
+    middle = len(ranked) // 2
+    median = ranked[middle] if len(ranked) % 2 else (ranked[middle - 1] + ranked[middle]) / 2
+    p95 = ranked[math.ceil(0.95 * len(ranked)) - 1]
+    return {"count": len(ranked), "median": round(median, 3), "p95": round(p95, 3), "worst": round(ranked[-1], 3)}

@@ -1,0 +1,221 @@
+"""Running one job under faults: when each comes, what it does, and when the job is taken for hanging."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from graphft.errors import GraphftError
+from graphft.runtime.chaos.compare import count_chunks
+from graphft.runtime.chaos.host import Host, send
+from graphft.runtime.chaos.probe import ASK_SECONDS
+from graphft.runtime.chaos.recovery import Recoveries
+from graphft.runtime.chaos.report import Report
+from graphft.runtime.chaos.schedule import Fault
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError
+from graphft.runtime.events import read_events
+from graphft.runtime.keys import Keys
+from graphft.runtime.process import EXIT_OK, describe_exit
+from graphft.transpiler import Job
+
+COUNT_SECONDS = 0.5
+STORY_SECONDS = 2.0
+LOG_LINES = 60
+SPARE_TRAINERS = 2
+"""So many trainers more than slots are added at most."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ChaosOptions:
+    """`patience`: seconds without any progress after which the job is taken for hanging."""
+
+    faults: int = 50
+    seed: int = 0
+    kinds: tuple[str, ...] = ()
+    members: int = 1
+    patience: float = 120.0
+
+
+class Run:
+    """One run, from its start to its end."""
+
+    def __init__(self, job: Job, folder: Path, options: ChaosOptions, schedule: Sequence[Fault],
+                 environment: Mapping[str, str], say: Say) -> None:
+        self.job, self.folder, self.options, self.say = job, folder, options, say
+        self.keys = Keys(job.config.name)
+        self.left = list(schedule)
+        self.host = Host(job, folder, options.members, environment)
+        self.recoveries = Recoveries(job.config.pservers, job.config.total_steps)
+        self.report = Report(job.config.name, options.seed, options.members, job.config.total_steps, len(schedule),
+                             self.recoveries.all)
+        self._counters: dict[tuple[str, int], dict[str, int]] = {}
+        self._count_at = 0.0
+        self._fired_at = 0.0
+        self._started = time.monotonic()
+
+    def play(self) -> Report:
+        try:
+            self.recoveries.progress_at = self._started
+            self.host.start()
+            self._follow()
+        except GraphftError as error:
+            self.report.problem = str(error)
+        finally:
+            self.host.close()
+        self.recoveries.finish(time.monotonic())
+        report = self.report
+        report.seconds = time.monotonic() - self._started
+        report.steps_repeated, report.generations = self.recoveries.repeated, len(self.recoveries.epochs)
+        for counters in self._counters.values():
+            report.counters.update(counters)
+        return report
+
+    # -- the loop -----------------------------------------------------------------------------------------------
+
+    def _follow(self) -> None:
+        while True:
+            status = self.host.step()
+            if status is not None:
+                self._ended(status)
+                return
+            self._look()
+            now = time.monotonic()
+            if now - self.recoveries.progress_at > self.options.patience:
+                self._hangs()
+                return
+            if self.left and self._due(self.left[0], now):
+                self._fire(self.left.pop(0))
+
+    def _look(self) -> None:
+        probe = self.host.probe
+        assert probe is not None
+        assert self.host.etcd is not None
+        probe.look(ASK_SECONDS)
+        now = time.monotonic()
+        for recovery in self.recoveries.update(probe.answers, probe.view.epoch, now):
+            self._tell(f"  step {self.recoveries.low:>5}  {recovery.seconds:6.2f} s after {recovery.kind}")
+        if now >= self._count_at:
+            self._count_at = now + COUNT_SECONDS
+            self._count(self.host.etcd)
+
+    def _due(self, fault: Fault, now: float) -> bool:
+        if fault.after is not None and self._fired_at:
+            return now >= self._fired_at + fault.after
+        return not self.recoveries.open and self.recoveries.low >= max(fault.step, 1)
+
+    def _count(self, etcd: Etcd) -> None:
+        """What roles report of themselves; the lease tells the processes of one role apart."""
+        try:
+            kvs = etcd.range(self.keys.status, deadline=0.2).kvs
+        except EtcdError:
+            return
+        for kv in kvs:
+            self._counters[kv.key, kv.lease] = json.loads(kv.value).get("counters", {})
+
+    def _tell(self, line: str) -> None:
+        self.say(f"[{time.monotonic() - self._started:7.1f} s] {line}")
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def _ended(self, status: int) -> None:
+        """The launcher has ended: reads what the job left in etcd."""
+        self.report.completed = status == EXIT_OK
+        if status != EXIT_OK:
+            self.report.problem = f"the launcher ended: {describe_exit(status)}\n{self._logs(('launcher.log',))}"
+        if self.host.cluster is not None:
+            assert self.host.etcd is not None
+            self._read(self.host.etcd)
+            return
+        with EmbeddedEtcd(self.folder / "etcd") as server, Etcd(server.endpoints) as etcd:
+            self._read(etcd)
+
+    def _read(self, etcd: Etcd) -> None:
+        self.report.chunks = count_chunks(self.job, etcd)
+        self.report.ends = Counter(f"{event.fields['role']} {describe_exit(event.fields['status'])}"
+                                   for _, event in read_events(etcd, self.keys) if event.kind == "died")
+
+    def _hangs(self) -> None:
+        self.host.tell_stories()
+        time.sleep(STORY_SECONDS)
+        self.report.problem = (f"no progress for {self.options.patience:.0f} s at step {self.recoveries.low} of "
+                               f"generation {self.recoveries.generation}\n{self._logs()}")
+
+    def _logs(self, names: Sequence[str] = ()) -> str:
+        """The last lines of the roles' logs."""
+        parts = []
+        for path in sorted((self.folder / "logs").glob("*.log")):
+            if not names or path.name in names:
+                lines = path.read_text(errors="replace").splitlines()[-LOG_LINES:]
+                parts += [f"--- {path}", *("  " + line for line in lines)]
+        return "\n".join(parts)
+
+    # -- faults -------------------------------------------------------------------------------------------------
+
+    def _fire(self, fault: Fault) -> None:
+        self._fired_at = at = time.monotonic()
+        kind, what, gone = self._do(fault)
+        recovery = self.recoveries.begin(kind, what, at, gone)
+        self._tell(f"! step {recovery.version:>5}  {kind}: {what}{'' if recovery.alone else ' (during a recovery)'}")
+
+    def _do(self, fault: Fault) -> tuple[str, str, frozenset[str]]:
+        """Carries a fault out. Returns what was done: kind and text, and which shards' processes it killed."""
+        verb, _, whom = fault.kind.partition("-")
+        if fault.kind == "kill-job":
+            self.host.kill_all()
+            self.host.resume_all()
+            return fault.kind, "launcher, roles and etcd; launched again", frozenset()
+        if whom in ("etcd", "leader"):
+            return fault.kind, self._hurt_etcd(fault, verb, whom), frozenset()
+        if verb in ("add", "remove"):
+            return self._resize(fault, verb)
+        return self._hurt_role(fault, verb, whom)
+
+    def _hurt_etcd(self, fault: Fault, verb: str, whom: str) -> str:
+        if verb == "kill" and self.host.cluster is not None:
+            return self.host.kill_member(fault.target, whom == "leader", fault.seconds)
+        processes = self.host.etcd_processes()
+        if not processes:
+            return "etcd does not run at the moment"
+        chosen = processes if verb == "freeze" else [processes[int(fault.target * len(processes))]]
+        for process in chosen:
+            self._hurt(process, verb, fault.seconds)
+        return f"{len(chosen)} of {len(processes)} servers{_lasting(verb, fault.seconds)}"
+
+    def _resize(self, fault: Fault, verb: str) -> tuple[str, str, frozenset[str]]:
+        """Adds or removes a trainer; the other of the two when there are too many, or only one."""
+        live = self.host.trainers()
+        if verb == "add" and len(live) >= self.job.config.trainers + SPARE_TRAINERS:
+            verb = "remove"
+        if verb == "remove" and len(live) > 1:
+            return "remove-trainer", self.host.remove_trainer(*live[int(fault.target * len(live))]), frozenset()
+        return "add-trainer", self.host.add_trainer(), frozenset()
+
+    def _hurt_role(self, fault: Fault, verb: str, whom: str) -> tuple[str, str, frozenset[str]]:
+        live = self.host.pservers() if whom.startswith("pserver") else self.host.trainers()
+        if not live:
+            return fault.kind, "none is alive at the moment", frozenset()
+        chosen = live if whom.endswith("s") else [live[int(fault.target * len(live))]]
+        for _, process in chosen:
+            self._hurt(process, verb, fault.seconds)
+        gone = frozenset(record.id for record, _ in chosen) if verb == "kill" else frozenset()
+        return fault.kind, ", ".join(record.id for record, _ in chosen) + _lasting(verb, fault.seconds), gone
+
+    def _hurt(self, process: psutil.Process, verb: str, seconds: float) -> None:
+        if verb == "kill":
+            send(process, signal.SIGKILL)
+            return
+        send(process, signal.SIGSTOP)
+        self.host.later(seconds, lambda: send(process, signal.SIGCONT))
+
+
+def _lasting(verb: str, seconds: float) -> str:
+    return "" if verb == "kill" else f" for {seconds:.1f} s"
