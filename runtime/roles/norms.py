@@ -28,6 +28,12 @@ class NormExchange:
         self.client = make_client(identity, f"norms {shard}")
         self._connected: dict[int, str] = {}
 
+    def fault(self, shard: int, frame: memoryview | None) -> str:
+        """What is wrong with another shard's partial sums. Without a frame, it had no contribution."""
+        wanted = 8 * max((start + count for s, start, count in self.order if s == shard), default=0)
+        return "" if frame is None or not wanted or frame.nbytes == wanted else (
+            f"partial sums of shard {shard}: expected {wanted} bytes, got {frame.nbytes}")
+
     def fill(self, scope: MutableMapping[str, Any], partials: Sequence[Any]) -> None:
         """Lays all shards' partial sums out in canonical order. A shard without a contribution counts as zeros."""
         sums = [None if p is None else as_tensor(p, torch.float64) for p in partials]

@@ -24,7 +24,7 @@ from graphft.runtime.etcd.model import Store
 from graphft.runtime.keys import Keys
 from graphft.runtime.memory import ShardMemory, frame_fault
 from graphft.runtime.protocol.events import Count, Received, Reply, TakeCheckpoint, Tick
-from graphft.runtime.protocol.messages import BatchPush, Bucket, Push
+from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Bucket, Push
 from graphft.runtime.roles.base import Role, log
 from graphft.runtime.saver import Saver
 from graphft.runtime.status import ShardStatus
@@ -134,12 +134,15 @@ class Pserver(Role):
 
     def serve_once(self) -> None:
         for peer, message, frame in self.transport.poll(POLL_SECONDS):
-            fault = ""
-            if isinstance(message, (Push, BatchPush)) and message.bucket in self.memory.buckets:
-                fault = frame_fault(self.memory.buckets[message.bucket], frame)
-            self.step(Received(peer.decode("latin-1"), message, frame, fault))
+            self.step(Received(peer.decode("latin-1"), message, frame, self.fault(message, frame)))
         self.follow()
         self.step(Tick())
+
+    def fault(self, message: AnyMessage, frame: memoryview | None) -> str:
+        """What is wrong with a message's frame, before anything looks into it; "" if nothing is."""
+        if isinstance(message, (Push, BatchPush)) and message.bucket in self.memory.buckets:
+            return frame_fault(self.memory.buckets[message.bucket], frame)
+        return ""
 
     def follow(self) -> None:
         """Takes in what changed in etcd."""

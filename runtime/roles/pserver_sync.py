@@ -11,6 +11,7 @@ import torch
 from graphft.runtime.commit import Epoch
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.protocol.events import Count
+from graphft.runtime.protocol.messages import AnyMessage, Partials
 from graphft.runtime.protocol.shard_sync import SyncShard
 from graphft.runtime.protocol.sync_events import (
     ApplyRound,
@@ -87,6 +88,11 @@ class RoundPserver(Pserver):
         self.step(Started())
         while not self.over():
             self.serve_once()
+
+    def fault(self, message: AnyMessage, frame: memoryview | None) -> str:
+        if isinstance(message, Partials) and self.norms is not None:
+            return self.norms.fault(message.shard, frame)
+        return super().fault(message, frame)
 
     # -- going back ---------------------------------------------------------------------------------------------
 

@@ -55,6 +55,16 @@ def test_a_shard_that_owns_nothing_of_what_is_clipped() -> None:
     exchange.close()
 
 
+def test_partial_sums_of_the_wrong_size_are_told_before_they_are_used(clipped: Job) -> None:
+    """A frame of another size would end the shard in the middle of a round."""
+    exchange = exchange_of(clipped, 0)
+    mine = sum(count for shard, _, count in exchange.order if shard == 1)
+    assert exchange.fault(1, byte_view(torch.zeros(mine, dtype=torch.float64))) == ""
+    assert exchange.fault(1, None) == "", "a shard without a contribution sends no frame"
+    assert f"expected {8 * mine} bytes" in exchange.fault(1, byte_view(torch.zeros(mine + 1, dtype=torch.float64)))
+    exchange.close()
+
+
 def received(server: ZmqServer, count: int) -> list[Received]:
     found: list[Received] = []
     end = time.monotonic() + 10
