@@ -28,6 +28,8 @@ from graphft.transpiler import Job
 COUNT_SECONDS = 0.5
 STORY_SECONDS = 2.0
 LOG_LINES = 60
+REPLACE_SECONDS = 30.0
+"""So long the next fault waits for those that died to be replaced, at most."""
 SPARE_TRAINERS = 2
 """So many trainers more than slots are added at most."""
 
@@ -60,6 +62,7 @@ class Run:
         self._counters: dict[tuple[str, int], dict[str, int]] = {}
         self._count_at = 0.0
         self._fired_at = 0.0
+        self._trainers = job.config.trainers
         self._started = time.monotonic()
 
     def play(self) -> Report:
@@ -110,7 +113,14 @@ class Run:
     def _due(self, fault: Fault, now: float) -> bool:
         if fault.after is not None and self._fired_at:
             return now >= self._fired_at + fault.after
-        return not self.recoveries.open and self.recoveries.low >= max(fault.step, 1)
+        if self.recoveries.open or self.recoveries.low < max(fault.step, 1):
+            return False
+        return now >= self._fired_at + REPLACE_SECONDS or self._all_there()
+
+    def _all_there(self) -> bool:
+        """Whether whoever died is back, so that the next fault finds the job as strong as the one before."""
+        return (len(self.host.trainers()) >= self._trainers
+                and len(self.host.pservers()) >= self.job.config.pservers)
 
     def _count(self, etcd: Etcd) -> None:
         """What roles report of themselves; the lease tells the processes of one role apart."""
@@ -163,6 +173,7 @@ class Run:
     def _fire(self, fault: Fault) -> None:
         self._fired_at = at = time.monotonic()
         kind, what, gone = self._do(fault)
+        self._trainers += {"add-trainer": 1, "remove-trainer": -1}.get(kind, 0)
         recovery = self.recoveries.begin(kind, what, at, gone)
         self._tell(f"! step {recovery.version:>5}  {kind}: {what}{'' if recovery.alone else ' (during a recovery)'}")
 
@@ -172,6 +183,7 @@ class Run:
         if fault.kind == "kill-job":
             self.host.kill_all()
             self.host.resume_all()
+            self._trainers = self.job.config.trainers
             return fault.kind, "launcher, roles and etcd; launched again", frozenset()
         if whom in ("etcd", "leader"):
             return fault.kind, self._hurt_etcd(fault, verb, whom), frozenset()
