@@ -135,13 +135,22 @@ class ShardMemory:
 
 
 def _weighted_sum(total: Tensor, parts: Sequence[Tensor], weights: Sequence[float]) -> None:
-    """total = sum of weight * part, in the order given. A single contribution is taken as it is, bit by bit."""
+    """total = sum of weight * part, in the order given. A single contribution is taken as it is, bit by bit.
+
+    Every kernel here rounds once (no `add_(alpha=)`, which is fused or not depending on where in a vector an element
+    lies), so that an element's bits do not depend on its place in the bucket, hence not on the number of shards.
+    """
+    total.copy_(parts[0])
     if len(parts) == 1:
-        total.copy_(parts[0])
         return
-    torch.mul(parts[0], weights[0], out=total)
+    if len(set(weights)) == 1:
+        for part in parts[1:]:
+            total.add_(part)
+        total.mul_(weights[0])
+        return
+    total.mul_(weights[0])
     for part, weight in zip(parts[1:], weights[1:], strict=True):
-        total.add_(part, alpha=weight)
+        total.add_(part * weight)
 
 
 def frame_fault(bucket: Bucket | None, frame: Any) -> str:

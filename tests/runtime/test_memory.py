@@ -67,12 +67,29 @@ def test_sums_are_made_in_slot_order(reduce: str, weights: tuple[float, ...]) ->
     parts = [torch.randn(7) * 10**e for e in (0, 4, -3)]
     memory = memory_of(reduce)
     memory.reduce(give(*((slot, n, part) for slot, n, part in zip((0, 1, 5), (8, 4, 1), parts, strict=True))))
-    wanted = parts[0] * weights[0]
-    for part, weight in zip(parts[1:], weights[1:], strict=True):
-        wanted.add_(part, alpha=weight)
+    if reduce == "mean":
+        wanted = (parts[0] + parts[1] + parts[2]) * weights[0]
+    else:
+        wanted = parts[0] * weights[0] + parts[1] * weights[1] + parts[2] * weights[2]
     assert same_bits(memory.buckets[0].total, wanted)
     exact = sum(p.double() * w for p, w in zip(parts, weights, strict=True))
     assert torch.allclose(memory.buckets[0].total.double(), exact, rtol=1e-5)
+
+
+@pytest.mark.parametrize("samples", [(8, 4, 1), (5, 5, 5)])
+def test_an_elements_bits_do_not_depend_on_its_place_in_the_bucket(samples: tuple[int, ...]) -> None:
+    """With another number of shards, a slice lies elsewhere in its bucket: at the end of a vector, or behind it."""
+    torch.manual_seed(0)
+    parts = [torch.randn(40) for _ in samples]
+    whole = [torch.zeros(40) for _ in range(40)]
+    for offset in range(40):
+        scope = {"a": torch.zeros(40)}
+        memory = ShardMemory(scope)
+        memory.make_bucket(0, ["a"], "weighted_mean")
+        memory.reduce([Contribution(slot, n, {0: byte_view(part.roll(offset).contiguous())})
+                       for slot, (n, part) in enumerate(zip(samples, parts, strict=True))])
+        whole[offset] = memory.buckets[0].total.roll(-offset)
+    assert all(same_bits(found, whole[0]) for found in whole)
 
 
 def test_the_order_matters_and_is_kept() -> None:
