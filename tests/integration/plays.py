@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,16 +17,22 @@ import psutil
 import torch
 from torch import Tensor
 
+from graphft.errors import GraphftError
 from graphft.ir import Kind
 from graphft.runtime import launch
 from graphft.runtime.checkpoint import CheckpointStore
+from graphft.runtime.connect import read_endpoints
+from graphft.runtime.etcd import Etcd
+from graphft.runtime.keys import Keys
 from graphft.runtime.launch import Result
-from graphft.runtime.status import JobStatus
+from graphft.runtime.status import JobStatus, read_status
 from graphft.runtime.supervisor import Supervisor
 from graphft.transpiler import Job
 from graphft.transpiler.layout import slices_of
 
 LOOK_SECONDS = 0.1
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).with_name("script.py")
 
 
 @dataclass(frozen=True)
@@ -30,6 +41,14 @@ class Act:
 
     when: Callable[[JobStatus], bool]
     do: Callable[[Supervisor], Any]
+
+
+def kill(role: str, *indices: int) -> Callable[[Supervisor], None]:
+    """What SIGKILLs these processes of a role."""
+    def do(supervisor: Supervisor) -> None:
+        for index in indices:
+            assert supervisor.signal(role, index, signal.SIGKILL)
+    return do
 
 
 def at(step: int) -> Callable[[JobStatus], bool]:
@@ -90,11 +109,63 @@ def play(job: Job, folder: Path, acts: Sequence[Act] = (), **options: Any) -> Pl
 
     usual, launch.STATUS_EVERY_SECONDS = launch.STATUS_EVERY_SECONDS, LOOK_SECONDS
     try:
-        result = launch.run_job(job, on_status=look, job_dir=str(folder), quiet=True, **options)
+        result = launch.run_job(job, on_status=look, job_dir=str(folder), **{"quiet": True, **options})
     finally:
         launch.STATUS_EVERY_SECONDS = usual
     assert not left, f"the job was over before {len(left)} of {len(acts)} acts; its last status: {statuses[-1:]}"
     return Played(job, folder, result, statuses)
+
+
+class Program:
+    """A process that a test starts in a folder: `python ARGUMENTS`. Its output goes to a file there."""
+
+    def __init__(self, folder: Path, *arguments: str | Path, **environment: str) -> None:
+        folder.mkdir(exist_ok=True)
+        self.arguments = [str(a) for a in arguments]
+        self.file = folder / f"output-{len(list(folder.glob('output-*')))}.txt"
+        env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+        with self.file.open("wb") as out:
+            self.process = subprocess.Popen([sys.executable, *self.arguments], cwd=folder, env=env, stdout=out,
+                                            stderr=out, stdin=subprocess.DEVNULL)
+
+    @property
+    def output(self) -> str:
+        return self.file.read_text()
+
+    def wait(self, seconds: float = 60.0) -> int:
+        """Its exit status. A process that takes longer is killed, and the test fails."""
+        try:
+            return self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"{self.arguments} hangs: {self.output}") from None
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def until(self, job_dir: Path, condition: Callable[[JobStatus], bool], seconds: float = 60.0) -> JobStatus:
+        """Waits for a status of the job in this folder, while this process runs."""
+        end = time.monotonic() + seconds
+        while self.process.poll() is None and time.monotonic() < end:
+            status = look(job_dir)
+            if status is not None and condition(status):
+                return status
+            time.sleep(LOOK_SECONDS)
+        raise AssertionError(f"{self.arguments}: not seen what was waited for; its output: {self.output}")
+
+
+def look(job_dir: Path) -> JobStatus | None:
+    """The status of the job in a folder; None when it has no etcd that answers, or has not begun."""
+    endpoints = read_endpoints(job_dir)
+    if not endpoints or not (job_dir / "job.json").exists():
+        return None
+    name = json.loads((job_dir / "job.json").read_bytes())["config"]["name"]
+    try:
+        with Etcd(endpoints.split(","), deadline=1.0) as etcd:
+            return read_status(etcd, Keys(name), deadline=1.0)
+    except GraphftError:
+        return None
 
 
 def whole_state(job: Job, folder: Path) -> dict[str, Tensor]:
@@ -122,11 +193,11 @@ def assert_same_bits(one: dict[str, Tensor], other: dict[str, Tensor]) -> None:
 
 
 def processes_of(folder: Path) -> list[psutil.Process]:
-    """Live processes with `folder` in their command line: roles, launchers, scripts, and etcd (its data lies there)."""
+    """Processes that run in `folder`, or have it in their command line: roles, launchers, scripts and etcd."""
     found = []
     for process in psutil.process_iter():
         try:
-            if any(str(folder) in part for part in process.cmdline()):
+            if any(str(folder) in part for part in [process.cwd(), *process.cmdline()]):
                 found.append(process)
         except psutil.Error:
             continue

@@ -11,20 +11,27 @@ from typing import Any
 
 import pytest
 
-from graphft.ir import Program
+from graphft import ir
 from graphft.runtime.status import JobStatus
 from graphft.runtime.supervisor import Supervisor
 from tests.integration import training
-from tests.integration.plays import Act, Pace, Played, assert_same_bits, at, play, settled
+from tests.integration.plays import (
+    SCRIPT,
+    Act,
+    Pace,
+    Played,
+    Program,
+    assert_same_bits,
+    at,
+    await_gone,
+    kill,
+    play,
+    processes_of,
+    settled,
+    whole_state,
+)
 
 pytestmark = [pytest.mark.xdist_group("sync"), pytest.mark.timeout(120), pytest.mark.chaos]
-
-
-def kill(role: str, *indices: int) -> Any:
-    def do(supervisor: Supervisor) -> None:
-        for index in indices:
-            assert supervisor.signal(role, index, signal.SIGKILL)
-    return do
 
 
 def holders(status: JobStatus) -> set[int]:
@@ -32,7 +39,7 @@ def holders(status: JobStatus) -> set[int]:
     return {int(name.split("-")[0]) for name in status.slots.values()}
 
 
-def test_trainers_die_join_and_leave(program: Program, folder: Path, pace: Pace, undisturbed: Played) -> None:
+def test_trainers_die_join_and_leave(program: ir.Program, folder: Path, pace: Pace, undisturbed: Played) -> None:
     seen: dict[str, Any] = {}
 
     def ask_status(supervisor: Supervisor) -> None:
@@ -64,7 +71,7 @@ def test_trainers_die_join_and_leave(program: Program, folder: Path, pace: Pace,
 
 
 def test_a_trainer_that_is_stopped_for_longer_than_its_lease_does_no_harm(
-    program: Program, folder: Path, pace: Pace, undisturbed: Played
+    program: ir.Program, folder: Path, pace: Pace, undisturbed: Played
 ) -> None:
     job = training.job(program, pace=pace.file, lease_ttl=2)
     played = play(job, folder, [
@@ -79,7 +86,7 @@ def test_a_trainer_that_is_stopped_for_longer_than_its_lease_does_no_harm(
     assert "took over" in " ".join(event.text for event in played.statuses[-1].events)
 
 
-def test_pservers_die(program: Program, folder: Path, pace: Pace, undisturbed: Played) -> None:
+def test_pservers_die(program: ir.Program, folder: Path, pace: Pace, undisturbed: Played) -> None:
     """Before the first checkpoint, one, and both at once."""
     job = training.job(program, pace=pace.file, checkpoint_every=25)
     played = play(job, folder, [
@@ -93,3 +100,37 @@ def test_pservers_die(program: Program, folder: Path, pace: Pace, undisturbed: P
     assert set(played.result.failures.values()) == {0}, "trainers wait for pservers"
     restarted = [event.fields["step"] for event in played.statuses[-1].events if event.kind == "restarted"]
     assert restarted == [0, 25, 50, 50], "each goes on from the newest committed step"
+
+
+def test_the_whole_job_dies_and_goes_on_and_so_does_its_etcd(
+    folder: Path, pace: Pace, undisturbed: Played
+) -> None:
+    """The launcher is killed: nothing of it is left. Started again, the job resumes by itself; then etcd is killed."""
+    job_dir = folder / "jobs" / "blobs"
+    launcher = Program(folder, "-m", "graphft", "launch", "--trainers", "2", SCRIPT, pace.file)
+    launcher.until(job_dir, lambda s: at(25)(s) and s.checkpoint is not None)
+    launcher.kill()
+    assert not await_gone(folder)
+    again = Program(folder, SCRIPT, pace.file)
+    status = again.until(job_dir, lambda s: at(21)(s) and s.generation > 0 and len(s.slots) == 3)
+    assert "goes on from step" in again.output
+    (etcd,) = [p for p in processes_of(job_dir) if "etcd" in Path(p.exe()).name]
+    etcd.kill()
+    again.until(job_dir, lambda s: s.step > status.step + 10)
+    pace.set(0)
+    assert again.wait() == 0, again.output
+    assert "complete: 80 steps" in again.output
+    assert "etcd died" in again.output
+    assert_same_bits(whole_state(undisturbed.job, job_dir), undisturbed.state)
+
+
+def test_with_the_policy_wait_a_dead_trainer_is_waited_for(
+    program: ir.Program, folder: Path, pace: Pace, undisturbed: Played
+) -> None:
+    played = play(training.job(program, pace=pace.file, on_trainer_loss="wait"), folder, [
+        Act(lambda s: at(10)(s) and holders(s) == {0, 1, 2}, kill("trainer", 1)),
+        Act(lambda s: at(20)(s) and holders(s) == {0, 1, 2}, lambda _: pace.set(0)),
+    ])
+    assert_same_bits(played.state, undisturbed.state)
+    assert played.result.preemptions == {"trainer 1": 1}
+    assert all(len(set(s.slots.values())) == len(s.slots) for s in played.statuses), "one slot each, at most"

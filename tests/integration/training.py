@@ -6,7 +6,7 @@ Roles read the data by reference to this file, so it imports neither tests nor f
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import graphft
 from graphft.ir import Program
-from graphft.plan import batch_seed
+from graphft.plan import Located, batch_seed
 from graphft.runtime.data import open_reader
 from graphft.transpiler import Job
 
@@ -25,15 +25,17 @@ LR, CLIP = 0.02, 0.5
 
 
 class Blobs:
-    """Record i is a point and its class. Record `broken` cannot be read.
+    """Record i is a point and its class. Record `broken` cannot be read; those from `mislabeled` on have a class
+    that there is not, so that computing their loss fails.
 
     The file `pace` holds the seconds that reading a batch takes: a test slows a running job down by writing it.
     """
 
-    def __init__(self, records: int = RECORDS, pace: str = "", broken: int = -1) -> None:
+    def __init__(self, records: int = RECORDS, pace: str = "", broken: int = -1, mislabeled: int = 1 << 30) -> None:
         generator = torch.Generator().manual_seed(7)
         self.x = torch.randn(records, 8, generator=generator)
         self.y = self.x[:, :3].argmax(1)
+        self.y[mislabeled:] = 7
         self.pace, self.broken = pace, broken
 
     def __len__(self) -> int:
@@ -70,17 +72,20 @@ def program(plain: bool = False, steps: int = 80) -> Program:
     return made
 
 
-def job(source: Program, *, records: int = RECORDS, pace: Path | None = None, broken: int = -1, **options: Any) -> Job:
-    """`source` with the tests' usual options: small slices, so that every shard has some."""
-    arguments = {"records": records, "pace": str(pace or ""), "broken": broken}
+def job(source: Program, *, pace: Path | None = None, blobs: Mapping[str, int] | None = None, **options: Any) -> Job:
+    """`source` with the tests' usual options: small slices, so that every shard has some. `blobs`: of the data."""
+    arguments = {"pace": str(pace or ""), **(blobs or {})}
     data = graphft.dataset(f"{__file__}:Blobs", arguments, chunk_size=CHUNK)
     usual: dict[str, Any] = {
         "trainers": SLOTS, "pservers": 2, "ft": True, "batch_size": BATCH, "passes": PASSES, "seed": 11,
-        "slice_unit": 64, "min_block": 64, "bucket_bytes": 2048, "checkpoint_every": 10, "daemon_interval": 0.2, "name": "blobs"}
+        "slice_unit": 64, "min_block": 64, "bucket_bytes": 2048, "checkpoint_every": 10, "daemon_interval": 0.2,
+        "name": "blobs"}
     return graphft.transpile(source, chunks=data, **{**usual, **options})
 
 
-def trained_in_one_process(job: Job, model: nn.Module) -> dict[str, Tensor]:
+def trained_in_one_process(
+    job: Job, model: nn.Module, left_out: Callable[[int, Located], bool] = lambda step, work: False
+) -> dict[str, Tensor]:
     """Eager torch on the same samples: per step one batch of each slot, gradients averaged by samples."""
     config, plan = job.config, job.config.plan
     reader = open_reader(config.data, ".", config.seed)
@@ -89,7 +94,7 @@ def trained_in_one_process(job: Job, model: nn.Module) -> dict[str, Tensor]:
     for step in range(config.total_steps):
         buffers = {n: b.clone() for n, b in model.named_buffers()}
         after: list[dict[str, Tensor]] = []
-        works = [(slot, w) for slot in range(plan.slots) if (w := plan.locate(step, slot)) is not None]
+        works = [(slot, w) for slot in range(plan.slots) if (w := plan.locate(step, slot)) and not left_out(step, w)]
         samples = sum(w.samples for _, w in works)
         optimizer.zero_grad()
         for slot, work in works:

@@ -1,0 +1,15 @@
+"""A user's script: describes a job and runs it. Arguments: the file that paces it, then options as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import training  # beside this file
+
+job = training.job(training.program(), pace=Path(sys.argv[1]), **json.loads(sys.argv[2] if sys.argv[2:] else "{}"))
+
+if __name__ == "__main__":
+    result = job.run()
+    print(f"losses: {len(result.losses)}")
