@@ -16,6 +16,7 @@ from safetensors.torch import load, save_file
 from torch import Tensor
 
 from graphft.errors import GraphftError
+from graphft.files import fsync
 from graphft.ir import Program
 from graphft.parser import ParseError, parse
 from graphft.printer import format_program
@@ -43,9 +44,9 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
             (new / TEXT).write_text(text, encoding="utf-8", newline="\n")
             save_file(values, new / VALUES)
             for item in (new / TEXT, new / VALUES, new):
-                _fsync(item)
+                fsync(item)
             _replace(new, target, Path(scratch, "old"))
-        _fsync(target.parent)
+        fsync(target.parent)
     except KeyError as error:  # safetensors' way of saying so
         raise GraphftError(f"program '{program.name}' cannot be saved: safetensors has no dtype {error}", rule="save",
                            help="convert the value to another dtype") from error
@@ -147,13 +148,3 @@ def _check_values(program: Program, directory: Path) -> None:
     for found in value_types(program, Options()):
         raise GraphftError(f"{directory / VALUES} does not fit {directory / TEXT}: {found.message}", rule="load",
                            help="the two files belong to different programs: save the program again")
-
-
-def _fsync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-

@@ -20,6 +20,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from graphft.errors import GraphftError
+from graphft.files import write_atomically
 from graphft.ir import Kind, Program, Variable
 
 SAVED = (Kind.PARAM, Kind.BUFFER, Kind.FROZEN)
@@ -52,16 +53,7 @@ def save_weights(program: Program, values: Mapping[str, Tensor] | None, path: st
     path = Path(path)
     # safetensors stores no tensor twice under two names unless they are two tensors
     content = save({name: value.clone() for name, value in state_dict(program, values).items()}, {"format": "pt"})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    write_atomically(path, content)
     return path
 
 

@@ -15,10 +15,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import shutil
-import uuid
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -31,6 +29,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from graphft.errors import GraphftError
+from graphft.files import write_atomically
 
 _DIRECTORY = re.compile(r"step-(\d+)\.g(\d+)")
 _OLDER = "an older checkpoint is used instead"
@@ -204,28 +203,3 @@ def to_bytes(tensors: Mapping[str, Tensor], ledger: str | None = None) -> bytes:
     own = {n: t.contiguous() if storages[t.untyped_storage().data_ptr()] == 1 else t.clone(
         memory_format=torch.contiguous_format) for n, t in tensors.items()}
     return save(own, metadata={"ledger": ledger} if ledger is not None else None)
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Writes `path` so that it holds the old or the new content, whenever the machine stops."""
-    made = not path.parent.exists()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    for directory in (path.parent, path.parent.parent) if made else (path.parent,):
-        _fsync(directory)
-
-
-def _fsync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
