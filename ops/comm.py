@@ -39,13 +39,17 @@ def send(ctx: Context, *tensors: Tensor, shard: int, bucket: int, slices: tuple[
 
 
 @op("send_barrier", effect=True)
-def send_barrier(ctx: Context, *, shards: int) -> None:
+def send_barrier(ctx: Context, *, shards: int, push_timeout: float = 0.0, max_skipped: int = -1) -> None:
     """Ends the sends of one (step, slot), by name. With nothing sent before, the contribution is "empty".
 
     The barrier itself travels with the last bucket: a shard counts a (step, slot) when all of its buckets are in.
+
+    Async: ends the sends of one batch, and waits until every shard has applied it. A shard that does not answer within
+    `push_timeout` seconds is skipped for this batch, which is made good later, before the chunk is completed; a shard
+    that has been skipped for `max_skipped` batches of the chunks at hand is waited for instead (-1: never).
     """
     assert ctx.comm is not None
-    ctx.comm.end_push()
+    ctx.comm.end_push(push_timeout, max_skipped)
 
 
 @op("recv", check=_check_slices, writes=("tensors",), effect=True)

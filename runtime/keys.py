@@ -116,6 +116,9 @@ class ShardKeys(Keys):
 
     shard: int
 
+    def of_job(self) -> Keys:
+        return Keys(self.job)
+
     @property
     def epoch(self) -> str:
         return f"/{self.job}/epoch/{self.shard}"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
 
+from graphft.runtime.chunk_records import PassRecord, decode_pass
 from graphft.runtime.commit import Committed, Epoch, decode_committed, decode_epoch
 from graphft.runtime.etcd.model import KV
 from graphft.runtime.keys import Keys
@@ -33,6 +34,11 @@ class JobView:
     state: str = ""
     leases: dict[str, int] = field(default_factory=dict)
     """Lease of each registration's process, by registration id."""
+    pass_: PassRecord | None = None
+    shard_epochs: dict[int, Epoch] = field(default_factory=dict)
+    """Async: each shard's own."""
+    shard_commits: dict[int, Committed] = field(default_factory=dict)
+    """Async: each shard's own newest checkpoint."""
 
     @property
     def over(self) -> bool:
@@ -58,6 +64,14 @@ def read_view(keys: Keys, kvs: Iterable[KV]) -> JobView:
             leases[record.id] = kv.lease
         elif kv.key.startswith(keys.slots):
             slots[int(kv.key.removeprefix(keys.slots))] = kv.value.decode()
+    epochs = {s: e for s, k in _by_shard(by_key, keys.epoch) if (e := decode_epoch(by_key[k])) is not None}
+    commits = {s: c for s, k in _by_shard(by_key, keys.committed) if (c := decode_committed(by_key[k])) is not None}
     state = by_key.get(keys.state)
     return JobView(pservers, trainers, slots, decode_epoch(by_key.get(keys.epoch)),
-                   decode_committed(by_key.get(keys.committed)), state.value.decode() if state else "", leases)
+                   decode_committed(by_key.get(keys.committed)), state.value.decode() if state else "", leases,
+                   decode_pass(by_key.get(keys.pass_)), epochs, commits)
+
+
+def _by_shard(by_key: Mapping[str, KV], key: str) -> list[tuple[int, str]]:
+    """(shard, key) of the records that shards have below `key`."""
+    return [(int(k.removeprefix(f"{key}/")), k) for k in by_key if k.startswith(f"{key}/")]

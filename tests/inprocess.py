@@ -129,7 +129,7 @@ class Trainer(Role):
         assert bucket not in self.pushed.setdefault(shard, {})
         self.pushed[shard][bucket] = torch.cat([t.reshape(-1)[a:b] for t, (a, b) in zip(tensors, slices, strict=True)])
 
-    def end_push(self) -> None:
+    def end_push(self, push_timeout: float, max_skipped: int) -> None:
         self.ended = True
 
     def pull(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Sequence[tuple[int, int]],

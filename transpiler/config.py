@@ -18,7 +18,7 @@ _CHOICES = {"on_trainer_loss": ("takeover", "wait"), "on_barrier_timeout": ("rol
 _AT_LEAST = {
     "trainers": 1, "pservers": 1, "batch_size": 1, "passes": 1, "checkpoint_every": 0, "keep_checkpoints": 1,
     "max_failures": 1, "lease_ttl": 1, "slice_unit": 64, "min_block": 1, "bucket_bytes": 1024, "threads": 1,
-    "max_staleness": -1,
+    "max_staleness": -1, "max_skipped": -1,
 }
 _TYPES: dict[str, type | tuple[type, ...]] = {"int": int, "bool": bool, "str": str, "float": (int, float)}
 _POSITIVE = ("recovery_timeout", "chunk_timeout", "daemon_interval", "push_timeout")
@@ -56,7 +56,9 @@ class JobConfig:
     lease_ttl: int = 10
     """Whole seconds; a process whose lease ended is dead to the others."""
     push_timeout: float = 10.0
-    """Async: a shard that has not answered for so long is skipped for this batch."""
+    """Async: a shard that has not answered for so long is skipped for this batch, which is made good later."""
+    max_skipped: int = 16
+    """Async: a shard that was skipped for so many batches of a trainer's chunks is waited for; -1: never."""
     daemon_interval: float = 0.5
     slice_unit: int = 8192
     min_block: int = 8192

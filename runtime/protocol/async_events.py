@@ -1,6 +1,7 @@
 """Events and effects of an async trainer's machine. See trainer_async for what a driver does with them.
 
-It shares `ShardUp`, `ShardDown`, `FromShard`, `Pushed`, `Send` and `Fail` with sync trainers, `Tick` and `Count` with all.
+It shares `ShardUp`, `ShardDown`, `FromShard`, `Pushed`, `Send` and `Fail` with sync trainers, `Tick` and `Count` with
+all machines.
 """
 
 from __future__ import annotations

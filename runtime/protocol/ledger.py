@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 ALL = 2**31 - 1
@@ -84,6 +84,21 @@ class Ledger:
             return [(0, ALL)]
         ranges = self._partly.get(pass_index, {}).get(chunk)
         return ranges.pairs() if ranges is not None else []
+
+    def count(self, pass_index: int) -> int:
+        """How many chunks of a pass are wholly applied."""
+        whole = self._whole.get(pass_index)
+        return len(whole) if whole is not None else 0
+
+    def lacking(self, pass_index: int, chunks: Collection[int]) -> list[int]:
+        """Those of the pass's `chunks` that are not wholly applied."""
+        whole = self._whole.get(pass_index, Ranges())
+        return [] if len(whole) == len(chunks) else [c for c in chunks if c not in whole]
+
+    def progress(self, pass_index: int, chunk: int) -> int:
+        """How many batches of a chunk that is not wholly applied are."""
+        ranges = self._partly.get(pass_index, {}).get(chunk)
+        return len(ranges) if ranges is not None else 0
 
     def export(self) -> dict[str, Any]:
         """As JSON: {pass: {"whole": ranges of chunks, "partly": {chunk: ranges of batches}}}."""

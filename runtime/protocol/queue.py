@@ -53,6 +53,14 @@ class Pending(msgspec.Struct, frozen=True):
     attempt: int = 1
 
 
+class Failed(msgspec.Struct, frozen=True):
+    """Value of `failed/<chunk>`: it is left out from batch `progress` on, in this pass and in later ones."""
+
+    reason: str
+    failures: int
+    progress: int = 0
+
+
 class Record(Protocol):
     """A key as it was read from etcd."""
 
@@ -85,6 +93,7 @@ class Change:
     """One transaction: if all `compares` hold, all `puts` and `deletes` happen, else nothing."""
 
     outcome: Literal["claimed", "failed", "completed", "renewed", "released", "overdue", "enqueued", "rewound"]
+    """"failed": the chunk is poison, and left out from now on."""
     reason: str
     compares: tuple[Compare, ...]
     puts: tuple[Put, ...] = ()
@@ -125,10 +134,7 @@ def claim(
     compares = (Compare(todo_key(prefix, chunk), "mod", todo.mod_revision),
                 Compare(pending_key(prefix, chunk), "create", 0))
     if failures >= max_failures:
-        reason = (f"chunk {chunk} failed {failures} times in a row without progress, the last time after {progress} "
-                  f"batches; it is left out of this pass")
-        return Change("failed", reason, compares, (Put(failed_key(prefix, chunk), msgspec.json.encode(reason)),),
-                      (todo_key(prefix, chunk),))
+        return _discard(prefix, chunk, failures, progress, compares, "its holders vanished")
     new = Todo(old.attempt + 1, failures, max(progress, old.progress), True)
     pending = Pending(trainer, slot, start_step, now + timeout, new.attempt)
     return Change("claimed", f"{trainer} claims chunk {chunk}, attempt {new.attempt}, {failures} failures", compares,
@@ -178,15 +184,55 @@ def overdue(prefix: str, chunk: int, pending: Record, now: float) -> Change | No
                   (pending_key(prefix, chunk),))
 
 
+def fail(
+    prefix: str, chunk: int, fence: int, todo: Record, *, progress: int, reason: str, max_failures: int
+) -> Change:
+    """Reports at once that a chunk under the own claim cannot be computed, and why; gives it back, or discards it."""
+    old = msgspec.json.decode(todo.value, type=Todo)
+    failures = 1 if progress > old.progress else old.failures + 1
+    if failures >= max_failures:
+        return _discard(prefix, chunk, failures, progress, _own(prefix, chunk, fence, todo), reason)
+    new = Todo(old.attempt, failures, max(progress, old.progress), False)
+    return Change("released", f"chunk {chunk} failed after {progress} batches: {reason}",
+                  _own(prefix, chunk, fence, todo), (Put(todo_key(prefix, chunk), msgspec.json.encode(new)),),
+                  (pending_key(prefix, chunk),))
+
+
+def _discard(
+    prefix: str, chunk: int, failures: int, progress: int, compares: tuple[Compare, ...], cause: str
+) -> Change:
+    reason = (f"chunk {chunk} failed {failures} times in a row without progress, the last time after {progress} "
+              f"batches ({cause}); it is left out from there on")
+    record = Failed(reason, failures, progress)
+    return Change("failed", reason, compares, (Put(failed_key(prefix, chunk), msgspec.json.encode(record)),),
+                  (todo_key(prefix, chunk), pending_key(prefix, chunk)))
+
+
+def put_back(prefix: str, chunk: int, done: Record | None, progress: int) -> Change:
+    """A shard that came back older lacks some of a chunk that is done (or whose records are gone): to do once more."""
+    compares = (Compare(todo_key(prefix, chunk), "mod", 0), Compare(failed_key(prefix, chunk), "mod", 0),
+                Compare(done_key(prefix, chunk), "mod", done.mod_revision if done is not None else 0))
+    return Change("rewound", f"chunk {chunk} is to be done again: a shard has {progress} batches of it", compares,
+                  (Put(todo_key(prefix, chunk), msgspec.json.encode(Todo(progress=progress))),),
+                  (done_key(prefix, chunk),))
+
+
 def claimable(todo: Iterable[int], pending: Iterable[int]) -> list[int]:
     """Chunks that nobody holds, ascending."""
     return sorted(set(todo) - set(pending))
 
 
-def enqueue(prefix: str, chunks: Iterable[int], fence: Compare) -> list[Change]:
-    """The todo records of a pass. `fence` holds as long as the pass has not begun (its record is written last): then
-    nobody has claimed anything, and whoever repeats this after a crash half-way changes nothing that is in use."""
-    puts = [Put(todo_key(prefix, c), msgspec.json.encode(Todo())) for c in chunks]
+def enqueue(
+    prefix: str, chunks: Iterable[int], fence: Compare, poison: Mapping[int, Failed] | None = None
+) -> list[Change]:
+    """The todo records of a pass; of chunks that failed in the pass before (`poison`), failed records.
+
+    `fence` holds as long as the pass has not begun (its record is written last): then nobody has claimed anything, and
+    whoever repeats this after a crash half-way changes nothing that is in use.
+    """
+    poison = poison or {}
+    puts = [Put(failed_key(prefix, c), msgspec.json.encode(msgspec.structs.replace(poison[c], progress=0)))
+            if c in poison else Put(todo_key(prefix, c), msgspec.json.encode(Todo())) for c in chunks]
     return [Change("enqueued", f"{len(puts[i:i + MAX_PUTS])} chunks to do", (fence,), tuple(puts[i:i + MAX_PUTS]))
             for i in range(0, len(puts), MAX_PUTS)]
 

@@ -130,7 +130,7 @@ class AsyncTrainer:
     # -- questions ----------------------------------------------------------------------------------------------------
 
     def has(self, shard: int, bucket: int) -> bool:
-        """Whether the newest known version of a bucket is here. A shard that is away is not waited for, but at first."""
+        """Whether the newest known version of a bucket is here. A shard that is away is waited for at first only."""
         tray, link = self.links[shard].trays[bucket], self.links[shard]
         return tray.ever and (not link.introduced or tray.have >= tray.wanted)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from graphft.errors import GraphftError
 from graphft.runtime.protocol.events import Count, Tick
+from graphft.runtime.protocol.messages import BatchPush, Push
 from graphft.runtime.protocol.sync_events import Fail, FromShard, Pushed, Send, ShardDown, ShardUp
 from graphft.runtime.roles.base import log
 from graphft.runtime.transport.buffers import BucketBuffers, BucketLayout
@@ -70,9 +71,10 @@ class Comm:
     def do(self, event: Any) -> None:
         for effect in self.machine.step(event, time.monotonic()):
             if isinstance(effect, Send):
-                sent = self.transport.send(effect.shard, effect.message, effect.payload)
-                if isinstance(event, Pushed):
-                    self._buffers[event.shard, event.bucket].lend(sent)
+                message = effect.message
+                sent = self.transport.send(effect.shard, message, effect.payload)
+                if isinstance(message, (Push, BatchPush)):
+                    self._buffers[effect.shard, message.bucket].lend(sent)
             elif isinstance(effect, Count):
                 self.trainer.counters[effect.name] += 1
                 log.debug("%s: %s", effect.name, effect.reason)

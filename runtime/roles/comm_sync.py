@@ -125,5 +125,5 @@ class SyncComm(Comm):
     def end_pull(self) -> None:
         """The receives have waited for everything: each bucket is of this step's version."""
 
-    def end_push(self) -> None:
+    def end_push(self, push_timeout: float, max_skipped: int) -> None:
         self.do(Closed())

@@ -22,6 +22,9 @@ from graphft.runtime.process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK, EXIT_
 
 if TYPE_CHECKING:
     from graphft.runtime.roles.base import Role
+    from graphft.runtime.roles.coordinator import Coordinator
+    from graphft.runtime.roles.pserver import Pserver
+    from graphft.runtime.roles.trainer import Trainer
     from graphft.transpiler import Job
 
 ROLES = ("trainer", "pserver", "coordinator")
@@ -137,24 +140,49 @@ USAGE_RULES = frozenset({
 
 def _run(job: Job, job_dir: Path, spec: RoleSpec) -> None:
     from graphft.runtime.exactness import enforce
-    from graphft.runtime.roles.coordinator import Coordinator, put_job
-    from graphft.runtime.roles.pserver import free_index
-    from graphft.runtime.roles.pserver_sync import RoundPserver
-    from graphft.runtime.roles.trainer_sync import SlotTrainer
+    from graphft.runtime.roles.coordinator import put_job
 
     enforce(job.config)
     endpoints, keys = spec.etcd or ",".join(job.config.etcd_endpoints or ()), Keys(job.config.name)
     etcd = connect(endpoints) if endpoints else connect_from(job_dir)
     put_job(etcd, keys, job)
-    if spec.kind == "pserver":
-        index = spec.index if spec.index >= 0 else free_index(etcd, keys, job.config.pservers)
-        role: RoundPserver | SlotTrainer | Coordinator = RoundPserver(job, job_dir, etcd, index)
-    elif spec.kind == "trainer":
-        role = SlotTrainer(job, job_dir, etcd, max(spec.index, 0))
-    else:
-        role = Coordinator(job, job_dir, job.coordinator_program(), etcd, max(spec.index, 0))
+    role = _make_role(job, job_dir, spec, etcd)
     _explain_on_signal(role)
     role.run()
+
+
+def _make_role(job: Job, job_dir: Path, spec: RoleSpec, etcd: Etcd) -> Pserver | Trainer | Coordinator:
+    """Imports what the role needs in the job's mode, and no more."""
+    if spec.kind == "coordinator":
+        from graphft.runtime.roles.coordinator import Coordinator
+
+        return Coordinator(job, job_dir, job.coordinator_program(), etcd, max(spec.index, 0))
+    if spec.kind == "trainer":
+        return _trainer_class(job.config.sync)(job, job_dir, etcd, max(spec.index, 0))
+    from graphft.runtime.roles.pserver import free_index
+
+    index = spec.index if spec.index >= 0 else free_index(etcd, Keys(job.config.name), job.config.pservers)
+    return _pserver_class(job.config.sync)(job, job_dir, etcd, index)
+
+
+def _trainer_class(sync: bool) -> type[Trainer]:
+    if sync:
+        from graphft.runtime.roles.trainer_sync import SlotTrainer
+
+        return SlotTrainer
+    from graphft.runtime.roles.trainer_async import ChunkTrainer
+
+    return ChunkTrainer
+
+
+def _pserver_class(sync: bool) -> type[Pserver]:
+    if sync:
+        from graphft.runtime.roles.pserver_sync import RoundPserver
+
+        return RoundPserver
+    from graphft.runtime.roles.pserver_async import BatchPserver
+
+    return BatchPserver
 
 
 def _explain_on_signal(role: Role) -> None:

@@ -60,7 +60,7 @@ class Pserver(Role):
         self.memory = ShardMemory(self.ctx.scope)
         self.commits = self.make_commits()
         self.store = self.commits.store
-        self.saver = Saver(self.commits, self.events, job, self.job_dir)
+        self.saver = self.make_saver()
         self.epoch = Epoch()
         self.restarted = False
         self.counters: Counter[str] = Counter()
@@ -76,6 +76,9 @@ class Pserver(Role):
         """The commit protocol of this shard's checkpoints."""
         store = CheckpointStore(self.job_dir / "checkpoints")
         return Commits(self.etcd, self.keys, store, self.index, self.config.pservers, self.job.hash, self.id)
+
+    def make_saver(self) -> Saver:
+        return Saver(self.commits, self.events, self.job, self.job_dir)
 
     def run(self) -> None:
         """From start to the end of the job."""

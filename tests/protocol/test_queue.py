@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from graphft.plan import Plan
 from graphft.runtime.protocol import queue
-from graphft.runtime.protocol.queue import Change, Compare, Pending, Todo
+from graphft.runtime.protocol.queue import Change, Compare, Failed, Pending, Todo
 
 P = "/q/0/"
 
@@ -122,8 +122,9 @@ def test_a_chunk_without_progress_fails_after_max_failures(store: MiniStore) -> 
         assert (store.todo().attempt, store.todo().failures) == (failures + 1, failures)
         store.expire("a")
     assert claim(store)[0] == "failed"
-    reason = msgspec.json.decode(store.keys[queue.failed_key(P, 0)].value)
-    assert reason.startswith("chunk 0 failed 3 times in a row without progress, the last time after 0 batches")
+    failed = msgspec.json.decode(store.keys[queue.failed_key(P, 0)].value, type=Failed)
+    assert failed.reason.startswith("chunk 0 failed 3 times in a row without progress, the last time after 0 batches")
+    assert (failed.failures, failed.progress) == (3, 0)
 
 
 def test_progress_resets_the_count(store: MiniStore) -> None:

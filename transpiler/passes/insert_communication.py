@@ -16,7 +16,8 @@ from graphft.transpiler.programs import Programs, order_blocks
 class InsertCommunication:
     """A trainer's step receives each bucket right before the first op that touches one of its tensors, and sends it
     right behind the op that produces the last of its gradients (of a bucket of buffers: behind their last update).
-    `fetch_barrier` stands behind the last receive, `send_barrier` behind the last send.
+    `fetch_barrier` stands behind the last receive, `send_barrier` behind the last send; in async mode the latter waits
+    for the shards' answers, `push_timeout` seconds at most.
 
     A pserver lays its buckets out in `init`, and runs `listen_and_serv` in `serve`.
     """
@@ -26,14 +27,21 @@ class InsertCommunication:
     sync: bool = True
     total_steps: int = 1
     max_staleness: int = -1
+    push_timeout: float = 10.0
+    max_skipped: int = 16
 
     def run(self, job: Programs) -> Programs:
         job = job.clone()
         buckets = buckets_of(job.trainer)
-        _insert_transfers(job.trainer.blocks["step"], buckets, len(job.pservers))
+        self._transfer(job.trainer.blocks["step"], buckets, len(job.pservers))
         for shard, program in enumerate(job.pservers):
             self._serve(program, shard, len(job.pservers), [b for b in buckets if b.shard == shard])
         return job
+
+    def _transfer(self, block: Block, buckets: tuple[Bucket, ...], shards: int) -> None:
+        waits = {} if self.sync else {"push_timeout": self.push_timeout, "max_skipped": self.max_skipped}
+        _insert_transfers(block, buckets, Operator("fetch_barrier", (), {"shards": shards}),
+                          Operator("send_barrier", (), {"shards": shards, **waits}))
 
     def _serve(self, program: Program, shard: int, shards: int, buckets: list[Bucket]) -> None:
         init = program.block("init")
@@ -48,14 +56,14 @@ class InsertCommunication:
         order_blocks(program, "init", "serve")
 
 
-def _insert_transfers(block: Block, buckets: tuple[Bucket, ...], shards: int) -> None:
+def _insert_transfers(block: Block, buckets: tuple[Bucket, ...], fetch: Operator, end: Operator) -> None:
     before: dict[int, list[Operator]] = defaultdict(list)
     behind: dict[int, list[Operator]] = defaultdict(list)
     last_write = _last_writes(block)
     receives = sorted(((_first_use(block, b), b) for b in buckets), key=lambda p: p[0])
     for at, b in receives:
         before[at].append(_transfer(block, "recv", b))
-    before[receives[-1][0]].append(Operator("fetch_barrier", (), {"shards": shards}))
+    before[receives[-1][0]].append(fetch)
     for b in buckets:
         op = _transfer(block, "send", b)
         written = [last_write.get(name, -1) for name in op.reads]
@@ -63,7 +71,7 @@ def _insert_transfers(block: Block, buckets: tuple[Bucket, ...], shards: int) ->
     ops = []
     for i, op in enumerate(block.ops):
         ops += [*before[i], op, *behind[i]]
-    block.ops = [*ops, Operator("send_barrier", (), {"shards": shards})]
+    block.ops = [*ops, end]
 
 
 def _transfer(block: Block, type: str, bucket: Bucket) -> Operator:

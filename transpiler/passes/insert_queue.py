@@ -14,11 +14,13 @@ class InsertQueue:
     """A step begins by getting its batch: which one, its columns, its random seed.
 
     With `ft`, the queue in etcd records the progress: block `pass` makes the pass's records, the step claims chunks
-    and completes those that every shard has applied (`etcd_get_chunk`, `etcd_complete_chunk`), and the daemons of
-    trainers and coordinator return overdue ones to todo. Without, the step computes what the plan says (`get_chunk`).
+    and completes those that every shard has applied (`etcd_get_chunk`, `etcd_complete_chunk`: in sync mode behind the
+    receives, which wait for the step before; in async mode behind the sends), and the daemons of trainers and
+    coordinator return overdue ones to todo. Without, the step computes what the plan says (`get_chunk`).
     """
 
     name: ClassVar[str] = "insert-queue"
+    sync: bool = True
     ft: bool = True
     chunk_timeout: float = 60.0
     max_failures: int = 3
@@ -34,7 +36,8 @@ class InsertQueue:
                 Operator("seed_rng", (Ref(chunk),))]
         step.ops = [*head, *step.ops]
         if self.ft:
-            at = next(i for i, op in enumerate(step.ops) if op.type == "fetch_barrier")
+            barrier = "fetch_barrier" if self.sync else "send_barrier"
+            at = next(i for i, op in enumerate(step.ops) if op.type == barrier)
             step.ops.insert(at + 1, Operator("etcd_complete_chunk"))
             job.trainer.block("pass").append_op("etcd_enqueue_todo")
             order_blocks(job.trainer, "pass")

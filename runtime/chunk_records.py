@@ -1,0 +1,100 @@
+"""The chunk queue's records in etcd: the protocol's transitions carried out, and the records of a pass made."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from graphft.runtime.etcd import KV, absent, create_is, delete_op, mod_is, put_op, value_is
+from graphft.runtime.etcd.model import Compare, Op, Store, TxnResult
+from graphft.runtime.protocol import queue
+from graphft.runtime.protocol.queue import Change
+
+if TYPE_CHECKING:
+    from graphft.runtime.roles.base import Role
+
+WAIT_SECONDS = 0.2
+
+
+class PassRecord(msgspec.Struct, frozen=True, rename={"pass_index": "pass"}):
+    """The value of `/<job>/pass`: the pass that is worked on, whose records are whole. Async: the number of passes
+    when all of them are done."""
+
+    pass_index: int
+    chunks: int
+    start_step: int
+
+
+def decode_pass(kv: KV | None) -> PassRecord | None:
+    return None if kv is None else msgspec.json.decode(kv.value, type=PassRecord)
+
+
+def carry_out(store: Store, changes: Sequence[Change], lease: int = 0, also: Iterable[Compare] = ()) -> TxnResult:
+    """The changes, as one transaction, if `also` holds as well. `lease`: what leased records hang on.
+
+    A claim is looked up when its answer was lost (its record is like no other); whatever else is ambiguous raises
+    EtcdError, and may be repeated: its compares hold once only.
+    """
+    compares = [c for change in changes for c in change.compares]
+    puts = [p for change in changes for p in change.puts]
+    ops: list[Op] = [put_op(p.key, p.value, lease if p.leased else 0) for p in puts]
+    ops += [delete_op(k) for change in changes for k in change.deletes]
+    made = [create_is(c.key, c.revision) if c.target == "create" else mod_is(c.key, c.revision) for c in compares]
+    claims = [p.key for change in changes if change.outcome == "claimed" for p in change.puts if p.leased]
+    return store.txn([*made, *also], ops, token=claims[0] if claims else None)
+
+
+class Passes:
+    """Makes the records of passes. Whoever crashes half-way: a pass's records count only when `/<job>/pass` says so."""
+
+    def __init__(self, role: Role) -> None:
+        self.role, self.keys, self.plan = role, role.keys, role.config.plan
+
+    def enqueue(self, index: int, due: Callable[[PassRecord | None], bool], before: Callable[[], None]) -> bool:
+        """Makes pass `index` the one that is worked on, as long as it is `due` after what is recorded now.
+
+        One trainer at a time tries: `before` is called by it, then the missing records are made, and `/<job>/pass`.
+        Returns whether it was this process. `index` may be the number of passes: nothing is left to be done then.
+        """
+        return self.role.patiently(functools.partial(self._enqueue, index, due, before))
+
+    def _enqueue(self, index: int, due: Callable[[PassRecord | None], bool], before: Callable[[], None]) -> bool:
+        etcd, lock, me = self.role.etcd, f"{self.keys.queues}enqueuer", self.role.id.encode()
+        while True:
+            kv = etcd.get(self.keys.pass_)
+            if not due(decode_pass(kv)):
+                return False
+            if not etcd.txn([absent(lock)], [put_op(lock, me, self.role.lease)], token=lock).ok:
+                self.role.watcher.wait(functools.partial(self._moved, kv), WAIT_SECONDS)
+                self.role.check_lease()
+                continue
+            try:
+                before()
+                if self._make_records(index, kv):
+                    return True
+            finally:
+                etcd.txn([value_is(lock, me)], [delete_op(lock)])
+
+    def _poison(self, index: int) -> dict[int, queue.Failed]:
+        kvs = self.role.etcd.range(f"{self.keys.queue(index)}failed/").kvs if index >= 0 else ()
+        return {queue.chunk_of(kv.key): msgspec.json.decode(kv.value, type=queue.Failed) for kv in kvs}
+
+    def _moved(self, before: KV | None, kvs: Mapping[str, KV]) -> bool:
+        return kvs.get(self.keys.pass_) not in (None, before)
+
+    def _make_records(self, index: int, marker: KV | None) -> bool:
+        """Writes what is missing of the pass. Every write compares the marker: whoever is late changes nothing."""
+        etcd, prefix, key = self.role.etcd, self.keys.queue(index), self.keys.pass_
+        revision = marker.mod_revision if marker is not None else 0
+        chunks = [c for c in range(len(self.plan.records)) if self.plan.batches[c]] if index < self.plan.passes else []
+        if chunks:
+            there = {queue.chunk_of(kv.key) for kv in etcd.range(prefix, keys_only=True).kvs}
+            todo = [c for c in chunks if c not in there]
+            for change in queue.enqueue(prefix, todo, queue.Compare(key, "mod", revision), self._poison(index - 1)):
+                if not carry_out(etcd, [change]).ok:
+                    return False
+        record = PassRecord(index, len(chunks), self.plan.start_steps[index])
+        return etcd.txn([mod_is(key, revision)], [put_op(key, msgspec.json.encode(record))]).ok

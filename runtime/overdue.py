@@ -1,0 +1,53 @@
+"""The second net below leases: a claim whose holder lives, but makes no progress, is taken away."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import msgspec
+
+from graphft.runtime.chunk_records import carry_out
+from graphft.runtime.etcd import KV, value_is
+from graphft.runtime.etcd.model import Store
+from graphft.runtime.events import Events
+from graphft.runtime.keys import Keys
+from graphft.runtime.protocol import queue
+from graphft.runtime.protocol.queue import Pending
+
+
+class Overdue:
+    """Watches the pending chunks of a pass. Holders renew their claims while they make progress.
+
+    Age is measured on this process's own clock, since it saw the record change: no two clocks are compared.
+    """
+
+    def __init__(self, etcd: Store, keys: Keys, events: Events, me: str) -> None:
+        self.etcd, self.keys, self.events, self.me = etcd, keys, events, me
+        self._seen: dict[str, tuple[int, float]] = {}
+
+    def look(self, pass_index: int, timeout: float) -> None:
+        """Takes away what nobody renewed for `timeout` seconds."""
+        prefix, now = self.keys.queue(pass_index), time.monotonic()
+        pending = self.etcd.range(f"{prefix}pending/").kvs
+        seen = {kv.key: self._seen.get(kv.key, (0, now)) for kv in pending}
+        self._seen = {kv.key: seen[kv.key] if seen[kv.key][0] == kv.mod_revision else (kv.mod_revision, now)
+                      for kv in pending}
+        for kv in pending:
+            self._check(prefix, kv, now - self._seen[kv.key][1], timeout)
+
+    def _check(self, prefix: str, kv: KV, age: float, timeout: float) -> None:
+        pending, chunk = msgspec.json.decode(kv.value, type=Pending), queue.chunk_of(kv.key)
+        # The holder's clock as it can be told from here: when it wrote the record, and the time since.
+        change = queue.overdue(prefix, chunk, kv, pending.deadline - timeout + age)
+        if change is None or pending.trainer == self.me:
+            return
+        also = []
+        if pending.slot >= 0:  # sync: with the chunk goes the slot
+            slot = self.keys.slot(pending.slot)
+            also = [value_is(slot, pending.trainer.encode())]
+            change = dataclasses.replace(change, deletes=(*change.deletes, slot))
+        if carry_out(self.etcd, [change], also=also).ok:
+            what = f"slot {pending.slot}" if pending.slot >= 0 else f"chunk {chunk}"
+            self.events.emit("overdue", f"{what} was taken from trainer {pending.trainer}: no progress for {age:.0f} s",
+                             chunk=chunk, slot=pending.slot, trainer=pending.trainer)

@@ -1,0 +1,160 @@
+"""An async shard: applies every batch once, when it comes, and keeps checkpoints of its own."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from graphft.runtime.commit import Epoch
+from graphft.runtime.etcd import Etcd
+from graphft.runtime.protocol.events import PeerLeft
+from graphft.runtime.protocol.ledger import Ledger
+from graphft.runtime.protocol.rounds import Contribution
+from graphft.runtime.protocol.shard_async import ApplyBatch, AsyncOptions, AsyncShard
+from graphft.runtime.put_back import PutBack
+from graphft.runtime.roles.base import log
+from graphft.runtime.roles.pserver import Pserver
+from graphft.runtime.saver_async import AsyncCommits, AsyncSaver, meta_of, shard_store
+
+if TYPE_CHECKING:
+    from graphft.transpiler import Job
+
+
+class BatchPserver(Pserver):
+    """An async shard's process."""
+
+    machine: AsyncShard
+    commits: AsyncCommits
+
+    def __init__(self, job: Job, job_dir: Path, etcd: Etcd, index: int) -> None:
+        super().__init__(job, job_dir, etcd, index)
+        self.ledger = Ledger()
+        self.put_back = PutBack(etcd, self.keys, self.config.plan)
+        self.effects |= {ApplyBatch: self._apply}
+        self._passes = 0
+        """So many passes, from the first on, are wholly applied."""
+        self._final = False
+        """Whether the last checkpoint was taken."""
+        self._trainers: frozenset[str] = frozenset()
+
+    def make_commits(self) -> AsyncCommits:
+        return AsyncCommits(self.etcd, self.keys.of_shard(self.index), shard_store(self.job_dir, self.index),
+                            self.index, self.config.pservers, self.job.hash, self.id)
+
+    def make_saver(self) -> AsyncSaver:
+        return AsyncSaver(self.commits, self.events, self.job, self.job_dir)
+
+    # -- ServerPort ---------------------------------------------------------------------------------------------
+
+    def load_check_point(self) -> None:
+        """Goes on from this shard's own newest checkpoint; a restart raises its own generation first.
+
+        Only then, so that nobody completes a chunk any more with what the shard before acknowledged, are the chunks
+        put back to todo that are done, but not here.
+        """
+        self.epoch, self.restarted = self.commits.begin()
+        if self.restarted:
+            self.epoch = self.commits.rollback(f"pserver {self.index} was restarted")
+            self.events.emit("restarted", f"pserver {self.index} is back at version {self.epoch.step}, its generation "
+                                          f"{self.epoch.generation}", step=self.epoch.step)
+        self._go_back()
+
+    def save_check_point(self, names: Sequence[str], keep: int) -> None:
+        """Clones the values, with the ledger of this moment; the saver writes and commits them meanwhile."""
+        machine, passes = self.machine, self._whole_passes()
+        self._final = passes == self.config.plan.passes
+        self.saver.submit(machine.generation, machine.version, self.memory.clone(names), keep,
+                          json.dumps(machine.ledger.export()), meta_of(passes))
+
+    def serve(self, options: Mapping[str, Any]) -> None:
+        self.options = options
+        self.commits.ensure_epoch()
+        self._make_machine()
+        while not self.over():
+            self.serve_once()
+
+    def _make_machine(self) -> None:
+        o = self.options
+        self.memory.publish(self.epoch.step)
+        self.machine = AsyncShard(
+            AsyncOptions(self.index, tuple(self.memory.buckets), self.config.name, self.job.hash, o["checkpoint_every"],
+                         o["max_staleness"]),
+            incarnation=self.id, generation=self.epoch.generation, version=self.epoch.step, ledger=self.ledger)
+
+    # -- going back ---------------------------------------------------------------------------------------------
+
+    def restore(self, epoch: Epoch) -> None:
+        manifest = self.commits.manifest_of(epoch)
+        if manifest is None:
+            values, ledger = self.initial_values(), ""
+        else:
+            values, ledger = self.store.read_part(manifest, self.index)
+        self.memory.restore(values)
+        self.ledger = Ledger.load(json.loads(ledger or "{}"))
+
+    def _go_back(self) -> None:
+        self.load()
+        self._passes, self._final = 0, False
+        count = self.patiently(functools.partial(self.put_back.run, self.ledger))
+        if count:
+            self.events.emit("put-back", f"{count} chunks are to do again: pserver {self.index} lacks some of each",
+                             chunks=count)
+
+    def follow(self) -> None:
+        view = self.view
+        epoch = view.shard_epochs.get(self.index)
+        if epoch is not None and epoch.generation > self.machine.generation:
+            log.info("generation %d: back from version %d to %d (%s)", epoch.generation, self.machine.version,
+                     epoch.step, epoch.reason)
+            self.epoch = epoch
+            self._go_back()
+            self._make_machine()
+        self._forget(frozenset(view.trainers))
+        self._finish()
+
+    def _forget(self, trainers: frozenset[str]) -> None:
+        """Drops what trainers that are gone have half sent."""
+        gone, self._trainers = self._trainers - trainers, trainers
+        for peer in [p for p in self.machine.peers if p.rsplit("#", 1)[0] in gone]:
+            self.step(PeerLeft(peer))
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def _whole_passes(self) -> int:
+        """How many passes are wholly applied here, but for what is poison."""
+        while self._passes < self.config.plan.passes and self._whole(self._passes):
+            self._passes += 1
+        return self._passes
+
+    def _whole(self, index: int) -> bool:
+        if self.machine.ledger.count(index) == len(self.put_back.chunks):
+            return True
+        recorded = self.view.pass_
+        if recorded is None or recorded.pass_index <= index:
+            return False  # it is not over: no need to look closer
+        failed = self.patiently(functools.partial(self.put_back.failed, index))
+        return failed.issuperset(self.put_back.lacking(self.machine.ledger, index))
+
+    def _finish(self) -> None:
+        """When all is applied here: the last checkpoint. The first shard then commits all shards' as the job's."""
+        view, plan = self.view, self.config.plan
+        all_done = view.pass_ is not None and view.pass_.pass_index >= plan.passes
+        if (all_done or self.machine.version >= plan.total_steps) and not self._final:
+            if self._whole_passes() == plan.passes:
+                self.run_block(self.options["checkpoint_block"])
+            elif all_done:
+                self.patiently(functools.partial(self.put_back.run, self.machine.ledger))
+        ends = [c.passes >= plan.passes for c in view.shard_commits.values()]
+        if self.index == 0 and view.committed is None and len(ends) == self.config.pservers and all(ends):
+            self.patiently(functools.partial(self.commits.commit_job, self.job_dir, plan.total_steps))
+
+    # -- effects ------------------------------------------------------------------------------------------------
+
+    def _apply(self, effect: ApplyBatch) -> None:
+        self.memory.reduce([Contribution(0, effect.samples, effect.payloads)])
+        if self.options["reduce_block"]:
+            self.run_block(self.options["reduce_block"])
+        self.run_optimizer(self.machine.version)
