@@ -100,7 +100,7 @@ class ServerTransport(Protocol):
 
 
 class ClientTransport(Protocol):
-    """A trainer's side: connections to the shards. Every method may be called from any thread, `close` once last."""
+    """A trainer's side: connections to the shards. Any thread may call it; one at a time receives."""
 
     @property
     def counters(self) -> Counter[str]:
