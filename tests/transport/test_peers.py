@@ -245,3 +245,37 @@ def test_many_threads_may_send(client: ZmqClient) -> None:
     assert sorted(steps) == list(range(400))
     assert all([s for s in steps if s // 100 == t] == list(range(100 * t, 100 * t + 100)) for t in range(4))
     server.close()
+
+
+def test_a_thread_that_waits_misses_nothing_while_another_sends(client: ZmqClient) -> None:
+    server = ZmqServer()
+    client.connect(0, server.bind())
+    count = 3000
+    versions: list[int] = []
+
+    def serve() -> None:
+        answered = 0
+        while answered < count:
+            for peer, message, _ in server.poll(10):
+                server.send(peer, Bucket(generation=0, version=message.step, bucket=0))
+                answered += 1
+
+    threads = [threading.Thread(target=serve),
+               threading.Thread(target=lambda: versions.extend(receive(client).message.version for _ in range(count)))]
+    for thread in threads:
+        thread.start()
+    for step in range(count):
+        client.send(0, push(step))
+        if step % 7 == 0:
+            time.sleep(0)  # lets the others catch up, so that both often wait
+    for thread in threads:
+        thread.join(30)
+    assert versions == list(range(count))
+    server.close()
+
+
+def test_an_address_that_nobody_can_have_is_refused(client: ZmqClient) -> None:
+    with pytest.raises(GraphftError, match=r"error\[address\].*'tcp://a b:5'.*Invalid argument"):
+        client.connect(0, "tcp://a b:5")
+    client.send(0, Query())
+    assert client.counters["unroutable"] == 1
