@@ -64,7 +64,7 @@ class SyncComm(Comm):
         """Before an empty contribution: waits until every shard has reached the step. False: the work changed."""
         assert self.machine is not None
         while not self.machine.ready:
-            if self.machine.work_changed:
+            if self.machine.work_changed or self.trainer.leaving:
                 return False
             self.pump(POLL_SECONDS)
         return True
@@ -114,7 +114,7 @@ class SyncComm(Comm):
         assert machine is not None
         self.take_in(0)
         while not machine.has(shard, bucket) or machine.work_changed:
-            if machine.work_changed:
+            if machine.work_changed or self.trainer.leaving:
                 raise WorkChanged
             self.pump(POLL_SECONDS)
         frame = machine.frame(shard, bucket)

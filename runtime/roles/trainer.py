@@ -104,8 +104,8 @@ class Trainer(Role):
         """Gives back what this trainer holds. The job is over, or this trainer was asked to go."""
 
     def _leave(self) -> None:
+        """On a signal, which may have interrupted whoever holds the transport's lock: it takes none itself."""
         self.leaving = True
-        self.wake()
 
     def wake(self) -> None:
         transport = getattr(self, "transport", None)  # the watch may call before the constructor is through
