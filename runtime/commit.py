@@ -126,11 +126,11 @@ class Commits:
         assert epoch is not None
         return epoch, not fresh
 
-    def ensure_epoch(self) -> None:
-        """Makes the first epoch: step 0, or what the newest checkpoint on disk says if etcd's data is new."""
+    def ensure_epoch(self, resume: bool = True) -> None:
+        """Makes the first epoch: step 0, or (to `resume`) the newest checkpoint's on disk if etcd's data is new."""
         if self.etcd.get(self.keys.epoch) is not None:
             return
-        newest = next((m for m in self.store.manifests() if m.program == self.program), None)
+        newest = next((m for m in self.store.manifests() if m.program == self.program), None) if resume else None
         # Never a generation again that has written files here, committed or not.
         generation = self.store.latest_generation() + 1
         epoch, ops = Epoch(generation, reason="start"), []

@@ -56,6 +56,10 @@ class Keys:
     def pserver(self, index: int) -> str:
         return f"/{self.job}/ps/{index}"
 
+    def index(self, index: int) -> str:
+        """Held by the pserver that chose this index by itself, before it registers."""
+        return f"/{self.job}.index/{index}"
+
     def started(self, index: int) -> str:
         """Present once shard `index` has served: whoever claims it later is a restart."""
         return f"/{self.job}/started/{index}"

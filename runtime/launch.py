@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -175,7 +176,11 @@ def launch_directory(job: Job, job_dir: Path, options: LaunchOptions,
     with ExitStack() as stack:
         endpoints = options.etcd or ",".join(job.config.etcd_endpoints or ())
         embedded = None
+        if not job.config.ft:
+            _check_without_ft(job, options)
         if not endpoints:
+            if not job.config.ft:
+                _forget_run(job_dir)
             embedded = EmbeddedEtcd(job_dir / "etcd")
             stack.callback(embedded.stop)
             embedded.start()
@@ -209,6 +214,19 @@ def launch_directory(job: Job, job_dir: Path, options: LaunchOptions,
         if display is not None:
             display.console.print(_summary(result, status), soft_wrap=True)
         return result
+
+
+def _check_without_ft(job: Job, options: LaunchOptions) -> None:
+    if job.config.sync and options.trainers not in (None, 0, job.config.trainers):
+        raise GraphftError(f"{options.trainers} trainers cannot run a job of {job.config.trainers} without fault "
+                           "tolerance: each computes its own part of every step", rule="option",
+                           help=f"start {job.config.trainers}, or use ft=True, where any number will do")
+
+
+def _forget_run(job_dir: Path) -> None:
+    """Without fault tolerance a job cannot go on: what an earlier run left in its folder would be in the way."""
+    for name in ("etcd", "checkpoints", "metrics"):
+        shutil.rmtree(job_dir / name, ignore_errors=True)
 
 
 def _revoke_dead(etcd: Etcd, keys: Keys) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -261,7 +262,7 @@ class PlanQueue:
                 return
             mine = put_op(lock, self.trainer.id.encode(), self.trainer.lease)
             if not etcd.txn([absent(lock)], [mine], token=lock).ok:
-                self.trainer.watcher.wait(lambda kvs, old=kv: kvs.get(key) not in (None, old), 0.2)
+                self.trainer.watcher.wait(functools.partial(_has_other, key, kv), 0.2)
                 self.trainer.check_lease()
                 continue
             try:
@@ -305,6 +306,10 @@ class PlanQueue:
         kvs = self.trainer.etcd.range(f"{self.keys.queue(index - 1)}failed/").kvs if index > 0 else ()
         return {int(kv.key.rsplit("/", 1)[1]): msgspec.json.encode(msgspec.structs.replace(_failed(kv), step=step))
                 for kv in kvs}
+
+
+def _has_other(key: str, before: KV | None, kvs: Mapping[str, KV]) -> bool:
+    return kvs.get(key) not in (None, before)
 
 
 def _failed(kv: KV) -> Failed:

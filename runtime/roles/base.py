@@ -42,14 +42,15 @@ class Role:
 
     kind = ""
 
-    def __init__(self, job: Job, job_dir: Path, program: Program, etcd: Etcd, index: int) -> None:
+    def __init__(self, job: Job, job_dir: Path, program: Program, etcd: Etcd, index: int,
+                 session: Session | None = None) -> None:
         self.job, self.job_dir, self.program, self.etcd, self.index = job, Path(job_dir), program, etcd, index
         self.config = job.config
         self.keys = Keys(self.config.name)
         self.id = f"{index}-{uuid.uuid4().hex[:8]}"
         self.address = ""
         self.events = Events(etcd, self.keys, f"{self.kind} {index}")
-        self.session = Session(etcd, self.config.lease_ttl) if self.config.ft else None
+        self.session = session or (Session(etcd, self.config.lease_ttl) if self.config.ft else None)
         self.changed = threading.Event()
         self._view: tuple[int, JobView] = (-1, JobView())
         self.watcher = Watch(etcd, self.keys.control, lambda _: self._notify())

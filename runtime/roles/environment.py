@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from graphft.errors import GraphftError
 from graphft.runtime.connect import connect, connect_from, write_endpoints
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd, LeaseLost
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd, LeaseLost, Session
 from graphft.runtime.keys import Keys
 from graphft.runtime.process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK, EXIT_USAGE, die_with_parent
 
@@ -147,22 +147,27 @@ def _run(job: Job, job_dir: Path, spec: RoleSpec) -> None:
     etcd = connect(endpoints) if endpoints else connect_from(job_dir)
     put_job(etcd, keys, job)
     role = _make_role(job, job_dir, spec, etcd)
-    _explain_on_signal(role)
-    role.run()
+    if role is not None:
+        _explain_on_signal(role)
+        role.run()
 
 
-def _make_role(job: Job, job_dir: Path, spec: RoleSpec, etcd: Etcd) -> Pserver | Trainer | Coordinator:
-    """Imports what the role needs in the job's mode, and no more."""
+def _make_role(job: Job, job_dir: Path, spec: RoleSpec, etcd: Etcd) -> Pserver | Trainer | Coordinator | None:
+    """Imports what the role needs in the job's mode, and no more. None: a spare pserver was not needed."""
     if spec.kind == "coordinator":
         from graphft.runtime.roles.coordinator import Coordinator
 
         return Coordinator(job, job_dir, job.coordinator_program(), etcd, max(spec.index, 0))
     if spec.kind == "trainer":
-        return _trainer_class(job.config.sync)(job, job_dir, etcd, max(spec.index, 0))
-    from graphft.runtime.roles.pserver import free_index
+        any_index = job.config.ft or not job.config.sync or job.config.trainers == 1
+        return _trainer_class(job.config.sync)(job, job_dir, etcd, max(spec.index, 0) if any_index else spec.index)
+    from graphft.runtime.roles.pserver import claim_index
 
-    index = spec.index if spec.index >= 0 else free_index(etcd, Keys(job.config.name), job.config.pservers)
-    return _pserver_class(job.config.sync)(job, job_dir, etcd, index)
+    session, index = None, spec.index if spec.index >= 0 else None
+    if index is None:
+        session = Session(etcd, job.config.lease_ttl) if job.config.ft else None
+        index = claim_index(etcd, Keys(job.config.name), job.config.pservers, session)
+    return None if index is None else _pserver_class(job.config.sync)(job, job_dir, etcd, index, session)
 
 
 def _trainer_class(sync: bool) -> type[Trainer]:

@@ -7,6 +7,7 @@ pserver_async.
 from __future__ import annotations
 
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,8 +20,7 @@ from graphft.errors import GraphftError
 from graphft.ir import Kind
 from graphft.runtime.checkpoint import CheckpointStore, DamagedCheckpoint
 from graphft.runtime.commit import Commits, Epoch
-from graphft.runtime.etcd import Etcd
-from graphft.runtime.etcd.model import Store
+from graphft.runtime.etcd import Etcd, Session, absent, put_op
 from graphft.runtime.keys import Keys
 from graphft.runtime.memory import ShardMemory, frame_fault
 from graphft.runtime.protocol.events import Count, Received, Reply, TakeCheckpoint, Tick
@@ -34,12 +34,27 @@ if TYPE_CHECKING:
     from graphft.transpiler import Job
 
 POLL_SECONDS = 0.25
+SPARE_SECONDS = 0.2
 
 
-def free_index(etcd: Store, keys: Keys, pservers: int) -> int:
-    """The lowest index that no live pserver holds; the last one, to wait for, when all are held."""
-    taken = {int(kv.key.removeprefix(keys.pservers)) for kv in etcd.range(keys.pservers, keys_only=True).kvs}
-    return next((i for i in range(pservers) if i not in taken), pservers - 1)
+def claim_index(etcd: Etcd, keys: Keys, pservers: int, session: Session | None) -> int | None:
+    """The lowest index that no live pserver has or is about to take, claimed on the session's lease.
+
+    While all are taken it waits, as a spare. None: the job is over. Raises LeaseLost.
+    """
+    mine, told = uuid.uuid4().hex.encode(), False
+    while (state := etcd.get(keys.state)) is None or state.value == b"running":
+        for index in range(pservers):
+            claim = put_op(keys.index(index), mine, session.lease if session is not None else 0)
+            if etcd.txn([absent(keys.pserver(index)), absent(claim.key)], [claim], token=claim.key).ok:
+                return index
+        if not told:
+            log.info("all %d pservers are alive; waiting to take the place of one that dies", pservers)
+            told = True
+        time.sleep(SPARE_SECONDS)
+        if session is not None:
+            session.tick()
+    return None
 
 
 class Pserver(Role):
@@ -50,12 +65,12 @@ class Pserver(Role):
 
     kind = "pserver"
 
-    def __init__(self, job: Job, job_dir: Path, etcd: Etcd, index: int) -> None:
+    def __init__(self, job: Job, job_dir: Path, etcd: Etcd, index: int, session: Session | None = None) -> None:
         if not 0 <= index < job.config.pservers:
             raise GraphftError(f"there is no pserver {index}: the job has {job.config.pservers}", rule="role",
                                help=f"indices are 0 to {job.config.pservers - 1}")
         self.transport = make_server(f"pserver {index}")
-        super().__init__(job, job_dir, job.pserver_program(index), etcd, index)
+        super().__init__(job, job_dir, job.pserver_program(index), etcd, index, session)
         self.address = self.transport.bind(advertise_host())
         self.memory = ShardMemory(self.ctx.scope)
         self.commits = self.make_commits()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphft.runtime.commit import Epoch
-from graphft.runtime.etcd import Etcd
+from graphft.runtime.etcd import Etcd, Session
 from graphft.runtime.protocol.events import PeerLeft
 from graphft.runtime.protocol.ledger import Ledger
 from graphft.runtime.protocol.rounds import Contribution
@@ -29,8 +29,8 @@ class BatchPserver(Pserver):
     machine: AsyncShard
     commits: AsyncCommits
 
-    def __init__(self, job: Job, job_dir: Path, etcd: Etcd, index: int) -> None:
-        super().__init__(job, job_dir, etcd, index)
+    def __init__(self, job: Job, job_dir: Path, etcd: Etcd, index: int, session: Session | None = None) -> None:
+        super().__init__(job, job_dir, etcd, index, session)
         self.ledger = Ledger()
         self.put_back = PutBack(etcd, self.keys, self.config.plan)
         self.effects |= {ApplyBatch: self._apply}
@@ -71,7 +71,7 @@ class BatchPserver(Pserver):
 
     def serve(self, options: Mapping[str, Any]) -> None:
         self.options = options
-        self.commits.ensure_epoch()
+        self.commits.ensure_epoch(resume=self.config.ft)
         self._make_machine()
         while not self.over():
             self.serve_once()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from graphft.runtime.commit import Epoch
-from graphft.runtime.etcd import Etcd
+from graphft.runtime.etcd import Etcd, Session
 from graphft.runtime.protocol.events import Count
 from graphft.runtime.protocol.messages import AnyMessage, Partials
 from graphft.runtime.protocol.shard_sync import SyncShard
@@ -40,8 +40,8 @@ class RoundPserver(Pserver):
 
     machine: SyncShard
 
-    def __init__(self, job: Job, job_dir: Path, etcd: Etcd, index: int) -> None:
-        super().__init__(job, job_dir, etcd, index)
+    def __init__(self, job: Job, job_dir: Path, etcd: Etcd, index: int, session: Session | None = None) -> None:
+        super().__init__(job, job_dir, etcd, index, session)
         self.norms: NormExchange | None = None
         self._snapshots: dict[int, dict[str, torch.Tensor]] = {}
         self.effects |= {
@@ -75,7 +75,7 @@ class RoundPserver(Pserver):
 
     def serve(self, options: Mapping[str, Any]) -> None:
         self.options = options
-        self.commits.ensure_epoch()
+        self.commits.ensure_epoch(resume=self.config.ft)
         self.memory.publish(self.epoch.step)
         self.machine = SyncShard(
             SyncOptions(self.index, options["shards"], options["slots"], tuple(self.memory.buckets),

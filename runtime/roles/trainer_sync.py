@@ -31,7 +31,7 @@ class SlotTrainer(Trainer):
         if not job.config.ft and not 0 <= index < job.config.trainers:
             raise GraphftError(f"there is no trainer {index}: without fault tolerance each of the job's "
                                f"{job.config.trainers} has an index", rule="role",
-                               help=f"indices are 0 to {job.config.trainers - 1}")
+                               help=f"give --index or GRAPHFT_INDEX: 0 to {job.config.trainers - 1}")
         super().__init__(job, job_dir, etcd, index)
         self.comm = SyncComm(self)
         self.queue = PlanQueue(self)
@@ -85,11 +85,6 @@ class SlotTrainer(Trainer):
             if located is not None:
                 self.read_ahead(located.pass_index, located.chunk, located.batch)
 
-    def leave(self) -> None:
-        if not self.view.over:
-            for slot in self.comm.slots():
-                self._hand_over(slot)
-
     # -- slots --------------------------------------------------------------------------------------------------
 
     def ready(self, view: JobView) -> bool:
@@ -109,7 +104,7 @@ class SlotTrainer(Trainer):
 
     def claim_slots(self, slots: int, policy: str) -> None:
         view = self.view
-        if view.over or self.leaving or self.comm.finished:
+        if view.over or self.comm.finished:
             return  # whoever leaves now was through with its slots
         self._assignment = assign(slots=slots, live=view.trainers, holders=view.slots, me=self.id, policy=policy)
         for slot in self._assignment.claim:
@@ -128,13 +123,10 @@ class SlotTrainer(Trainer):
         assignment, self._assignment = self._assignment, Assignment()
         for slot in assignment.release:
             if slot in self.comm.slots():
-                self._hand_over(slot)
+                self.queue.release(slot)
+                self.patiently(functools.partial(self._free, self.keys.slot(slot)))
                 self.control.append(SlotLost(slot))
                 log.info("handed slot %d over (%s)", slot, assignment.reason)
-
-    def _hand_over(self, slot: int) -> None:
-        self.queue.release(slot)
-        self.patiently(functools.partial(self._free, self.keys.slot(slot)))
 
     def _free(self, key: str) -> None:
         self.etcd.txn([value_is(key, self.id.encode())], [delete_op(key)])

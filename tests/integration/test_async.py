@@ -1,0 +1,136 @@
+"""Async training by real processes: every batch once on every shard, whatever is killed, stopped, added or removed."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import graphft
+from graphft import ir
+from graphft.runtime.checkpoint import CheckpointStore
+from graphft.runtime.status import JobStatus
+from graphft.runtime.supervisor import Supervisor
+from graphft.transpiler import Job
+from tests.integration import training
+from tests.integration.plays import Act, Pace, Played, at, kill, play
+
+pytestmark = [pytest.mark.xdist_group("async"), pytest.mark.timeout(120)]
+
+
+def async_job(program: ir.Program, **options: Any) -> Job:
+    return training.job(program, sync=False, trainers=2, **options)
+
+
+def ledgers(played: Played) -> list[dict[str, Any]]:
+    """What each shard's last checkpoint says was applied."""
+    store = CheckpointStore(played.folder / "checkpoints")
+    last = next(iter(store.manifests()))
+    return [json.loads(store.read_part(last, shard)[1]) for shard in range(played.job.config.pservers)]
+
+
+def assert_exact(played: Played) -> None:
+    """Every (pass, chunk, batch) is in every shard's ledger, and no optimizer made a step more or less than that."""
+    plan = played.job.config.plan
+    whole = {str(p): {"whole": [[0, len(plan.records)]], "partly": {}} for p in range(plan.passes)}
+    assert ledgers(played) == [whole] * played.job.config.pservers
+    counts = {name: value for name, value in played.state.items() if name.endswith("@step")}
+    assert counts
+    assert {int(value) for value in counts.values()} == {plan.total_steps}
+
+
+def trained(played: Played) -> bool:
+    """Whether the trained model tells the classes apart."""
+    model = training.network()
+    graphft.load_into(model, played.result.model)
+    data = training.Blobs()
+    with torch.no_grad():
+        return float((model.eval()(data.x).argmax(1) == data.y).float().mean()) > 0.7
+
+
+def skipped(status: JobStatus) -> int:
+    return sum(t.get("skipped", 0) for t in status.trainers.values())
+
+
+def test_without_fault_tolerance_each_trainer_has_its_share(program: ir.Program, folder: Path) -> None:
+    played = play(async_job(program, ft=False), folder)
+    assert_exact(played)
+    assert trained(played)
+    assert sum(played.statuses[-1].queue.values()) == 0, "nothing is recorded in etcd"
+    assert [(step, slot) for step, slot, _ in played.result.losses] == [(k, 0) for k in range(played.job.config.total_steps)]
+
+
+def test_trainers_die_join_and_leave(program: ir.Program, folder: Path, pace: Pace) -> None:
+    played = play(async_job(program, pace=pace.file), folder, [
+        Act(lambda s: at(20)(s) and len(s.trainers) == 2, kill("trainer", 1)),
+        Act(lambda s: len(s.trainers) == 2 and s.step >= 40, lambda supervisor: supervisor.add("trainer", 2)),
+        Act(lambda s: len(s.trainers) == 3, lambda supervisor: supervisor.signal("trainer", 0, signal.SIGTERM)),
+        Act(lambda s: len(s.trainers) == 2, lambda _: pace.set(0)),
+    ])
+    assert_exact(played)
+    assert trained(played)
+    assert played.result.preemptions == {"trainer 1": 1}
+    last = played.statuses[-1]
+    assert (last.generation, last.queue) == (0, {"todo": 0, "pending": 0, "done": 12, "failed": 0})
+    assert all(s["counters"].get("duplicate-batch", 0) <= 1 for s in last.pservers.values()), "a chunk goes on inside"
+
+
+def test_shards_come_back_alone_and_older(program: ir.Program, folder: Path, pace: Pace) -> None:
+    """Shard 1 dies twice; it has no checkpoint but the last, so it lacks chunks of passes that were over."""
+    def both(supervisor: Supervisor) -> None:
+        kill("pserver", 1)(supervisor)
+        kill("trainer", 0)(supervisor)
+
+    plan = async_job(program).config.plan
+    played = play(async_job(program, pace=pace.file, checkpoint_every=0), folder, [
+        Act(lambda s: s.pass_index == 1 and s.step >= plan.start_steps[1] + 10, both),
+        Act(lambda s: s.generation == 1 and at(10)(s), kill("pserver", 1)),
+        Act(lambda s: s.generation == 2, lambda _: pace.set(0)),
+    ])
+    assert_exact(played)
+    assert trained(played)
+    kinds = played.events
+    assert kinds.count("restarted") == 2
+    assert "put-back" in kinds
+    versions = [s.pservers[0]["version"] for s in played.statuses if "version" in s.pservers.get(0, {})]
+    assert versions == sorted(versions), "the other shard never goes back"
+
+
+def test_every_shard_dies_and_goes_on_from_its_own_checkpoint(program: ir.Program, folder: Path, pace: Pace) -> None:
+    played = play(async_job(program, pace=pace.file), folder, [
+        Act(lambda s: at(30)(s) and (s.checkpoint or 0) >= 20, kill("pserver", 0, 1)),
+        Act(lambda s: s.generation == 2 and at(40)(s) and (s.checkpoint or 0) >= 40, kill("pserver", 0)),
+        Act(lambda s: s.generation == 3, lambda _: pace.set(0)),
+    ])
+    assert_exact(played)
+    restarts = [e for e in played.statuses[-1].events if e.kind == "restarted"]
+    assert [e.fields["step"] % 10 for e in restarts] == [0, 0, 0]
+    assert min(e.fields["step"] for e in restarts) >= 20
+    assert restarts[-1].fields["step"] >= 40, "checkpoints go on after a recovery"
+
+
+def test_a_shard_that_does_not_answer_is_skipped_and_made_good(program: ir.Program, folder: Path, pace: Pace) -> None:
+    played = play(async_job(program, pace=pace.file, push_timeout=0.5), folder, [
+        Act(at(20), lambda supervisor: supervisor.signal("pserver", 1, signal.SIGSTOP)),
+        Act(lambda s: skipped(s) >= 2, lambda supervisor: supervisor.signal("pserver", 1, signal.SIGCONT)),
+        Act(lambda s: True, lambda _: pace.set(0)),
+    ])
+    assert_exact(played)
+    assert max(skipped(s) for s in played.statuses) >= 2
+    assert played.result.preemptions == {}
+
+
+def test_a_chunk_that_cannot_be_read_is_left_out(program: ir.Program, folder: Path) -> None:
+    played = play(async_job(program, blobs={"broken": 100}, max_failures=2, passes=2), folder)
+    events = played.statuses[-1].events
+    (poison,) = [e for e in events if e.kind == "poison"]
+    assert "record 100 is damaged" in poison.text
+    assert sum(e.kind == "step-failed" for e in events) == 2
+    assert played.statuses[-1].queue == {"todo": 0, "pending": 0, "done": 11, "failed": 1}
+    for ledger in ledgers(played):
+        assert ledger["0"]["whole"] == ledger["1"]["whole"] == [[0, 2], [3, 12]]
+        assert ledger["1"]["partly"] == {}

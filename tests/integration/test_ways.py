@@ -1,0 +1,103 @@
+"""Every way to start a job: by hand with any etcd, the script as one role, torchrun; and without fault tolerance."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import graphft
+from graphft.errors import GraphftError
+from graphft.runtime.connect import write_endpoints
+from graphft.runtime.etcd import EmbeddedCluster, EmbeddedEtcd, Etcd
+from graphft.runtime.etcd.shim import etcdrpc
+from tests.integration import training
+from tests.integration.plays import SCRIPT, Act, Pace, Program, at, kill, play
+
+pytestmark = [pytest.mark.xdist_group("sync"), pytest.mark.timeout(120)]
+SMALL = {"trainers": 2, "pservers": 1, "passes": 1}
+
+
+@pytest.fixture(scope="module")
+def plain() -> graphft.Program:
+    return training.program(plain=True)
+
+
+def model_of(folder: Path) -> dict[str, torch.Tensor]:
+    model = training.network(plain=True)
+    graphft.load_into(model, folder / "model.safetensors")
+    return model.state_dict()
+
+
+def test_by_hand_with_a_cluster_whose_leader_dies(plain: graphft.Program, folder: Path, pace: Pace) -> None:
+    """Roles in any order, pservers without an index; an etcd of our own, with three members."""
+    job = training.job(plain, pace=pace.file, trainers=2)
+    job.save(folder / "job")
+    with EmbeddedCluster(folder / "cluster") as cluster:
+        start = ["-m", "graphft", "start", "--job", folder / "job", "--etcd", ",".join(cluster.endpoints)]
+        roles = [Program(folder, *start, role) for role in ("trainer", "pserver", "coordinator", "pserver", "trainer")]
+        trainer = roles[0]
+        write_endpoints(folder / "job", ",".join(cluster.endpoints))
+        trainer.until(folder / "job", lambda s: at(10)(s) and len(s.slots) == 2)
+        cluster.leader().kill()
+        trainer.until(folder / "job", at(40))
+        pace.set(0)
+        assert [role.wait() for role in roles] == [0] * 5, [role.output for role in roles]
+    eager = training.trained_in_one_process(job, training.network(plain=True))
+    for name, value in model_of(folder / "job").items():
+        torch.testing.assert_close(value, eager[name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.fixture
+def locked_etcd(folder: Path) -> Iterator[EmbeddedEtcd]:
+    """An etcd that wants a login."""
+    with EmbeddedEtcd(folder / "locked") as server:
+        with Etcd(server.endpoints) as client:
+            auth = etcdrpc.AuthStub(client._calls.channel)
+            auth.UserAdd(etcdrpc.AuthUserAddRequest(name="root", password="secret"))
+            auth.UserGrantRole(etcdrpc.AuthUserGrantRoleRequest(user="root", role="root"))
+            auth.AuthEnable(etcdrpc.AuthEnableRequest())
+        yield server
+
+
+def test_the_script_as_each_role_with_an_etcd_that_wants_a_login(folder: Path, pace: Pace,
+                                                                 locked_etcd: EmbeddedEtcd) -> None:
+    pace.set(0)
+    environment = {"GRAPHFT_ETCD": locked_etcd.endpoints[0], "GRAPHFT_JOB_DIR": str(folder / "job"),
+                   "GRAPHFT_ETCD_USER": "root", "GRAPHFT_ETCD_PASSWORD": "secret"}
+    roles = [Program(folder, SCRIPT, pace.file, json.dumps(SMALL), GRAPHFT_ROLE=role, **environment)
+             for role in ("trainer", "pserver")]
+    assert [role.wait() for role in roles] == [0, 0], [role.output for role in roles]
+    assert (folder / "job" / "model.safetensors").exists()
+
+
+def test_torchrun_ranks(folder: Path, pace: Pace) -> None:
+    """The first ranks are pservers; rank 0 starts etcd, and ends it last."""
+    pace.set(0)
+    ranks = [Program(folder, SCRIPT, pace.file, json.dumps(SMALL), RANK=str(rank), WORLD_SIZE="3", LOCAL_RANK=str(rank))
+             for rank in range(3)]
+    assert [rank.wait() for rank in ranks] == [0, 0, 0], [rank.output for rank in ranks]
+    assert "pserver 0" in ranks[0].output
+    assert "trainer 1" in ranks[2].output
+    assert (folder / "jobs" / "blobs" / "model.safetensors").exists()
+
+
+def test_without_fault_tolerance_it_trains_as_well_and_ends_at_the_first_death(
+    plain: graphft.Program, folder: Path, pace: Pace
+) -> None:
+    """The job that failed is not in the way of the next run in its folder, which begins anew."""
+    job = training.job(plain, pace=pace.file, ft=False, passes=2)
+    with pytest.raises(GraphftError) as caught:
+        play(job, folder, [Act(at(5), kill("trainer", 1))])
+    assert caught.value.rule == "job-failed"
+    assert "trainer 1 died (killed by SIGKILL), and the job has no fault tolerance (ft=False)" in caught.value.message
+    assert not (folder / "model.safetensors").exists()
+    pace.set(0)
+    played = play(job, folder)
+    eager = training.trained_in_one_process(job, training.network(plain=True))
+    for name, value in model_of(folder).items():
+        torch.testing.assert_close(value, eager[name], rtol=1e-3, atol=1e-4)
+    assert played.result.steps == job.config.total_steps
