@@ -16,7 +16,7 @@ from safetensors.torch import load, save_file
 from torch import Tensor
 
 from graphft.errors import GraphftError
-from graphft.files import fsync
+from graphft.fileio import fsync
 from graphft.ir import Program
 from graphft.parser import ParseError, parse
 from graphft.printer import format_program

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from graphft.errors import GraphftError
-from graphft.files import write_atomically
+from graphft.fileio import write_atomically
 from graphft.ir import Kind, Program, Variable
 
 SAVED = (Kind.PARAM, Kind.BUFFER, Kind.FROZEN)

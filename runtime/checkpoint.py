@@ -29,7 +29,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from graphft.errors import GraphftError
-from graphft.files import write_atomically
+from graphft.fileio import write_atomically
 
 _DIRECTORY = re.compile(r"step-(\d+)\.g(\d+)")
 _OLDER = "an older checkpoint is used instead"

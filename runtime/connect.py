@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from graphft.errors import GraphftError
-from graphft.files import write_atomically
+from graphft.fileio import write_atomically
 from graphft.runtime.etcd import Etcd, EtcdUnreachable
 
 ANSWER_SECONDS = 5.0

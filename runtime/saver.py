@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from graphft.files import write_atomically
+from graphft.fileio import write_atomically
 from graphft.runtime.checkpoint import DamagedCheckpoint, to_bytes
 from graphft.runtime.commit import Commits, Committed, decode_committed
 from graphft.runtime.etcd import EtcdError, put_op, value_is

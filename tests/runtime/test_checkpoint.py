@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from graphft.files import write_atomically
+from graphft.fileio import write_atomically
 from graphft.runtime.checkpoint import CheckpointStore, DamagedCheckpoint, Manifest, directory_name
 
 SHARDS = 2
@@ -206,7 +206,7 @@ def test_a_crash_between_any_two_writes_leaves_the_older_one(store: CheckpointSt
 def test_atomic_write_survives_sigkill(tmp_path: Path) -> None:
     """A process that rewrites a file all the time is killed at random moments: the file is always whole."""
     path = tmp_path / "file"
-    code = ("import sys; from pathlib import Path; from graphft.files import write_atomically\n"
+    code = ("import sys; from pathlib import Path; from graphft.fileio import write_atomically\n"
             "n = 0\n"
             "while True:\n"
             "    write_atomically(Path(sys.argv[1]), bytes([n % 256]) * 300_000); n += 1; print(n, flush=True)\n")
