@@ -1,0 +1,72 @@
+"""The jobs that the benchmarks of whole runs train: small, and of data made here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import graphft
+from graphft.transpiler import Job
+
+CARDINALITIES = (16, 3, 105, 12, 20, 7)
+"""Of the flights' categorical columns: carrier, origin, destination, month, hour, weekday."""
+FOREVER = 500
+"""Passes of a job that is stopped, not waited for: some minutes."""
+
+
+class Flights(nn.Module):
+    """Embeddings and an MLP, as in examples/03_flights.py: 0.1 M parameters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.ModuleList(nn.Embedding(n, 16) for n in CARDINALITIES)
+        self.layers = nn.Sequential(nn.Linear(16 * len(CARDINALITIES) + 1, 256), nn.ReLU(), nn.Linear(256, 256),
+                                    nn.ReLU(), nn.Linear(256, 2))
+
+    def forward(self, codes: Tensor, distance: Tensor) -> Tensor:
+        parts = [embed(codes[:, i]) for i, embed in enumerate(self.embed)]
+        out: Tensor = self.layers(torch.cat([*parts, distance[:, None]], 1))
+        return out
+
+
+def _flights_loss(model: nn.Module, codes: Tensor, distance: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(codes, distance), y)
+
+
+def _image_loss(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+def flights(**options: Any) -> Job:
+    """Flights: 2 trainers and 2 pservers, batches of 256. `options` are those of `transpile`."""
+    torch.manual_seed(0)
+    n = 32_768
+    codes = torch.stack([torch.randint(c, (n,)) for c in CARDINALITIES], 1)
+    data = graphft.arrays(codes=codes, distance=torch.randn(n), y=torch.randint(2, (n,)), chunk_size=4096)
+    program = graphft.build(Flights(), _flights_loss, inputs={
+        "codes": ((None, len(CARDINALITIES)), torch.int64), "distance": ((None,), torch.float32),
+        "y": ((None,), torch.int64)})
+    return _job(program, data, {"name": "flights", "batch_size": 256, **options})
+
+
+def convnet(**options: Any) -> Job:
+    """A conv net with batch norm on 16 x 16 images: 0.06 M parameters and buffers; batches of 32."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.BatchNorm2d(32), nn.ReLU(),
+        nn.Flatten(), nn.Linear(32 * 36, 10))
+    n = 4096
+    data = graphft.arrays(x=torch.randn(n, 3, 16, 16), y=torch.randint(10, (n,)), chunk_size=512)
+    program = graphft.build(model, _image_loss, inputs={"x": ((None, 3, 16, 16), torch.float32),
+                                                        "y": ((None,), torch.int64)})
+    return _job(program, data, {"name": "convnet", "batch_size": 32, **options})
+
+
+def _job(program: graphft.Program, data: Any, options: dict[str, Any]) -> Job:
+    graphft.minimize(program, graphft.Adam(lr=1e-3))
+    job: Job = graphft.transpile(program, chunks=data, **{"trainers": 2, "pservers": 2, "sync": True, "ft": True,
+                                                          "passes": FOREVER, **options})
+    return job
