@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from graphft.errors import GraphftError
-from graphft.runtime.commit import decode_committed, decode_epoch
 from graphft.runtime.etcd.model import Store
 from graphft.runtime.events import Event, read_events
 from graphft.runtime.keys import Keys
+from graphft.runtime.view import JobView, read_view
 
 _SPEC = re.compile(r"/([A-Za-z0-9_-]{1,64})/spec")
 
@@ -53,7 +53,10 @@ class ShardStatus(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class JobStatus:
-    """One look at a job. `step` is the lowest version among the live shards; without any, what was committed last."""
+    """One look at a job. `step` is the lowest version among the live shards; without any, what was committed last.
+
+    Async: `generation` counts the times that a shard went back, `checkpoint` is the lowest of the shards' own.
+    """
 
     job: str
     state: str
@@ -101,24 +104,34 @@ def read_status(etcd: Store, keys: Keys, deadline: float | None = None) -> JobSt
         raise GraphftError(f"etcd knows no job named {keys.job}", rule="unknown-job",
                            help=f"jobs that it knows: {known}")
     spec = json.loads(control[keys.spec].value)
-    epoch, committed = decode_epoch(control.get(keys.epoch)), decode_committed(control.get(keys.committed))
+    view = read_view(keys, control.values())
+    generation = view.epoch.generation if view.epoch else sum(e.generation for e in view.shard_epochs.values())
     reports = {kv.key: json.loads(kv.value) for kv in etcd.range(keys.status, deadline=deadline).kvs}
     pservers = _members(control, keys.pservers, reports, f"{keys.status}pserver/")
     trainers = _members(control, keys.trainers, reports, f"{keys.status}trainer/")
     slots = {int(k.removeprefix(keys.slots)): kv.value.decode() for k, kv in control.items()
              if k.startswith(keys.slots)}
     versions = [p["version"] for p in pservers.values() if "version" in p]
-    saved = committed.step if committed is not None else None
-    pass_index = json.loads(control[keys.pass_].value)["pass"] if keys.pass_ in control else 0
+    saved = _saved(view, spec["pservers"])
+    pass_index = view.pass_.pass_index if view.pass_ else 0
+    if not spec["sync"]:  # which records the number of passes when all are done
+        pass_index = min(pass_index, spec["passes"] - 1)
     queue = {name: etcd.count(f"{keys.queue(pass_index)}{name}/", deadline=deadline)
              for name in ("todo", "pending", "done", "failed")}
     queue["todo"] = max(0, queue["todo"] - queue["pending"])  # the todo record stays until its chunk is done
     return JobStatus(
         keys.job, control[keys.state].value.decode() if keys.state in control else "running", spec,
-        epoch.generation if epoch else 0, pass_index, min(versions, default=saved or 0), saved,
+        generation, pass_index, min(versions, default=saved or 0), saved,
         {int(k): v for k, v in sorted(pservers.items(), key=lambda kv: int(kv[0]))}, trainers,
         dict(sorted(slots.items())), queue,
         [event for _, event in read_events(etcd, keys, deadline)])
+
+
+def _saved(view: JobView, shards: int) -> int | None:
+    """Step of the newest checkpoint; async, until the last one: the lowest of the shards' own."""
+    if view.committed is not None:
+        return view.committed.step
+    return min(c.step for c in view.shard_commits.values()) if len(view.shard_commits) == shards else None
 
 
 def _members(control: dict[str, Any], prefix: str, reports: dict[str, Any], reported: str) -> dict[str, dict[str, Any]]:

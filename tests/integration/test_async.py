@@ -19,7 +19,7 @@ from graphft.transpiler import Job
 from tests.integration import training
 from tests.integration.plays import Act, Pace, Played, at, kill, play
 
-pytestmark = [pytest.mark.xdist_group("async"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.xdist_group("async"), pytest.mark.timeout(120, method="signal")]
 
 
 def async_job(program: ir.Program, **options: Any) -> Job:
@@ -61,7 +61,8 @@ def test_without_fault_tolerance_each_trainer_has_its_share(program: ir.Program,
     assert_exact(played)
     assert trained(played)
     assert sum(played.statuses[-1].queue.values()) == 0, "nothing is recorded in etcd"
-    assert [(step, slot) for step, slot, _ in played.result.losses] == [(k, 0) for k in range(played.job.config.total_steps)]
+    steps = [(step, slot) for step, slot, _ in played.result.losses]
+    assert steps == [(k, 0) for k in range(played.job.config.total_steps)]
 
 
 def test_trainers_die_join_and_leave(program: ir.Program, folder: Path, pace: Pace) -> None:
