@@ -41,6 +41,8 @@ class Role:
     """
 
     kind = ""
+    leased = True
+    """Whether this process claims anything, and so needs a lease where there is fault tolerance."""
 
     def __init__(self, job: Job, job_dir: Path, program: Program, etcd: Etcd, index: int,
                  session: Session | None = None) -> None:
@@ -50,7 +52,7 @@ class Role:
         self.id = f"{index}-{uuid.uuid4().hex[:8]}"
         self.address = ""
         self.events = Events(etcd, self.keys, f"{self.kind} {index}")
-        self.session = session or (Session(etcd, self.config.lease_ttl) if self.config.ft else None)
+        self.session = session or (Session(etcd, self.config.lease_ttl) if self.config.ft and self.leased else None)
         self.changed = threading.Event()
         self._view: tuple[int, JobView] = (-1, JobView())
         self.watcher = Watch(etcd, self.keys.control, lambda _: self._notify())
@@ -102,6 +104,13 @@ class Role:
             log.error("lease lost: %s", error.message)
             logging.shutdown()
             os._exit(EXIT_LEASE_LOST)
+
+    def fence_if_lost(self) -> None:
+        """For main loops: the daemon thread, which looks as well, may be what hangs."""
+        try:
+            self.check_lease()
+        except LeaseLost as error:
+            self._fence(error)
 
     def _notify(self) -> None:
         self.changed.set()
