@@ -17,7 +17,7 @@ from graphft.runtime.etcd.shim import etcdrpc
 from tests.integration import training
 from tests.integration.plays import SCRIPT, Act, Pace, Program, at, kill, play
 
-pytestmark = [pytest.mark.xdist_group("sync"), pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.xdist_group("sync"), pytest.mark.timeout(120, method="signal")]
 SMALL = {"trainers": 2, "pservers": 1, "passes": 1}
 
 
@@ -56,7 +56,7 @@ def locked_etcd(folder: Path) -> Iterator[EmbeddedEtcd]:
     """An etcd that wants a login."""
     with EmbeddedEtcd(folder / "locked") as server:
         with Etcd(server.endpoints) as client:
-            auth = etcdrpc.AuthStub(client._calls.channel)
+            auth = client._calls._auth
             auth.UserAdd(etcdrpc.AuthUserAddRequest(name="root", password="secret"))
             auth.UserGrantRole(etcdrpc.AuthUserGrantRoleRequest(user="root", role="root"))
             auth.AuthEnable(etcdrpc.AuthEnableRequest())

@@ -21,7 +21,7 @@ from graphft.transpiler import Job
 
 RECORDS, CHUNK, BATCH, SLOTS, PASSES = 444, 40, 8, 3, 4
 """The last chunk has 4 records: one short batch, after which its slot has no data for the rest of the pass."""
-LR, CLIP = 0.02, 0.5
+LR, CLIP, STEPS = 0.02, 0.5, 80
 
 
 class Blobs:
@@ -65,7 +65,7 @@ def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return nn.functional.cross_entropy(model(x), y)
 
 
-def program(plain: bool = False, steps: int = 80) -> Program:
+def program(plain: bool = False, steps: int = STEPS) -> Program:
     """Captured and minimized: Adam, cosine schedule, clipping by global norm."""
     made = graphft.build(network(plain), loss_of, inputs={"x": (None, 8), "y": ((None,), torch.int64)})
     graphft.minimize(made, graphft.Adam(lr=graphft.schedule.cosine(LR, steps)), graphft.ClipByGlobalNorm(CLIP))
@@ -90,7 +90,7 @@ def trained_in_one_process(
     config, plan = job.config, job.config.plan
     reader = open_reader(config.data, ".", config.seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, config.total_steps)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     for step in range(config.total_steps):
         buffers = {n: b.clone() for n, b in model.named_buffers()}
         after: list[dict[str, Tensor]] = []
