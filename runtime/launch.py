@@ -258,7 +258,7 @@ def _supervise(supervisor: Supervisor, etcd: Etcd, keys: Keys, display: Display 
         status = _look(etcd, keys, status)
         if status is None:
             continue
-        supervisor.progress = max(supervisor.progress, status.step)
+        supervisor.take_progress(status.step, sum(shard.get("applied", 0) for shard in status.pservers.values()))
         if display is not None:
             display.show(status)
         if on_status is not None:

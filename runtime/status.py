@@ -43,11 +43,12 @@ class TrainerStatus(msgspec.Struct, frozen=True):
 
 
 class ShardStatus(msgspec.Struct, frozen=True):
-    """What a pserver reports of itself."""
+    """What a pserver reports of itself. `applied`: updates of its parameters since it started, repeated ones too."""
 
     version: int = 0
     generation: int = 0
     rounds_per_second: float = 0.0
+    applied: int = 0
     counters: dict[str, int] = {}
 
 

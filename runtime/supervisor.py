@@ -32,6 +32,8 @@ QUICK_PREEMPTION_SECONDS = 5.0
 """So are preemptions: a process that is killed whenever it starts (out of memory, say) must not burn the machine."""
 ETCD_SECONDS = 2.0
 """So long etcd may keep this process from looking after its children."""
+LATE_SECONDS, LATE_EVERY_SECONDS = 0.5, 1.0
+"""The same, for what could not be done at once and is tried again; and how often."""
 
 
 @dataclass(slots=True)
@@ -45,7 +47,7 @@ class Child:
     preemptions: int = 0
     in_a_row: int = 0
     stuck: int = 0
-    """Failures since the job last made a step."""
+    """Failures since the job last made progress."""
     failed_at: int = -1
     started_at: float = 0.0
     restart_at: float | None = None
@@ -70,7 +72,7 @@ class Supervisor:
 
     A child that dies is noticed at once (a thread waits for each), its lease is revoked, so that the others need
     not wait for it to expire, and it is started again: immediately after a preemption, with a growing delay after
-    failures. A child may fail `max_restarts` times without the job's making a step in between.
+    failures. A child may fail `max_restarts` times without progress of the job in between.
     """
 
     def __init__(self, job_dir: Path, keys: Keys, etcd: Etcd, endpoints: str, environment: Mapping[str, str],
@@ -82,14 +84,27 @@ class Supervisor:
         self._next_standby = time.monotonic() + STANDBY_AFTER_SECONDS if standby and restart else float("inf")
         self.events = Events(etcd, keys, "launcher")
         self.report = Report()
-        self.progress = 0
-        """The job's highest step so far, as far as the owner has told."""
+        self._progress = self._applied = 0
+        self._unrevoked: list[tuple[Child, int]] = []
+        """Dead processes (by pid) whose leases could not be revoked, as etcd was away."""
+        self._revoke_at = 0.0
         self._exits: queue.Queue[tuple[Child, subprocess.Popen[bytes], int]] = queue.Queue()
 
     @property
     def view(self) -> JobView:
         """The job's control records now. Raises EtcdUnreachable."""
-        return read_view(self.keys, self.etcd.range(self.keys.control, deadline=ETCD_SECONDS).kvs)
+        return self._view(ETCD_SECONDS)
+
+    def _view(self, deadline: float) -> JobView:
+        return read_view(self.keys, self.etcd.range(self.keys.control, deadline=deadline).kvs)
+
+    def take_progress(self, step: int, applied: int) -> None:
+        """Tells the job's step, and how many updates the shards have applied since they started.
+
+        Steps that are repeated are no progress, and neither are steps without data, because all of it is poison.
+        """
+        if step > self._progress and applied != self._applied:
+            self._progress, self._applied = step, applied
 
     def add(self, role: str, index: int) -> Child:
         """Starts one more role."""
@@ -117,6 +132,8 @@ class Supervisor:
         for child in self.children.values():
             if child.restart_at is not None and time.monotonic() >= child.restart_at:
                 self._start(child)
+        if self._unrevoked and time.monotonic() >= self._revoke_at:
+            self._revoke_late()
         if self._standby is None and time.monotonic() >= self._next_standby:
             self._standby = Standby(self.job_dir, self.environment)
 
@@ -178,8 +195,8 @@ class Supervisor:
             child.preemptions += 1
         else:
             child.failures += 1
-            child.stuck = child.stuck + 1 if self.progress <= child.failed_at else 1
-            child.failed_at = self.progress
+            child.stuck = child.stuck + 1 if self._progress <= child.failed_at else 1
+            child.failed_at = self._progress
         quick = QUICK_PREEMPTION_SECONDS if preempted else QUICK_FAILURE_SECONDS
         child.in_a_row = child.in_a_row + 1 if time.monotonic() - child.started_at < quick else 1
         self.report.failures[child.name], self.report.preemptions[child.name] = child.failures, child.preemptions
@@ -209,15 +226,31 @@ class Supervisor:
         return "\n".join([f"last lines of {path}:", *("  " + t for t in text[-lines:])]) if text else ""
 
     def _revoke(self, child: Child, pid: int) -> None:
-        """Revokes the lease of the dead process, so that its slots and chunks are free at once."""
+        """Revokes the lease of the dead process, so that its slots and chunks are free at once.
+
+        If etcd does not answer, later: renewals that are on their way may reach it when it comes back, and would keep
+        the dead one's place taken for one more TTL.
+        """
+        if not self._try_revoke(child, pid, ETCD_SECONDS):
+            self._unrevoked.append((child, pid))
+            self._revoke_at = time.monotonic() + LATE_EVERY_SECONDS
+
+    def _revoke_late(self) -> None:
+        while self._unrevoked and self._try_revoke(*self._unrevoked[0], LATE_SECONDS):
+            self._unrevoked.pop(0)
+        self._revoke_at = time.monotonic() + LATE_EVERY_SECONDS
+
+    def _try_revoke(self, child: Child, pid: int, deadline: float) -> bool:
         try:
-            view = self.view
+            view = self._view(deadline)
             for record in _registrations(view, child):
                 lease = view.leases[record.id]
                 if (record.pid, record.host) == (pid, socket.gethostname()) and lease:
-                    self.etcd.lease_revoke(lease, deadline=ETCD_SECONDS)
+                    self.etcd.lease_revoke(lease, deadline=deadline)
+            return True
         except EtcdError as error:
-            log.warning("cannot revoke the lease of %s, it ends by itself: %s", child.name, error.message)
+            log.warning("cannot revoke the lease of %s: %s", child.name, error.message)
+            return False
 
 
 def _registrations(view: JobView, child: Child) -> list[Registration]:

@@ -84,6 +84,7 @@ class Pserver(Role):
         self.effects: dict[type, Callable[[Any], None]] = {
             Reply: self._reply, Count: self.count, TakeCheckpoint: self._checkpoint}
         self._rounds: list[float] = []
+        self._applied = 0
         for name, value in self.program.values.items():
             self.ctx.scope[name] = value.detach().clone()
 
@@ -151,6 +152,7 @@ class Pserver(Role):
             self.effects[type(effect)](effect)
 
     def serve_once(self) -> None:
+        self.fence_if_lost()
         for peer, message, frame in self.transport.poll(POLL_SECONDS):
             self.step(Received(peer.decode("latin-1"), message, frame, self.fault(message, frame)))
         self.follow()
@@ -184,6 +186,7 @@ class Pserver(Role):
             self.run_block(block)
         self.memory.publish(version)
         self._rounds = [*self._rounds[-50:], time.monotonic()]
+        self._applied += 1
 
     # -- effects ------------------------------------------------------------------------------------------------
 
@@ -211,4 +214,4 @@ class Pserver(Role):
         rate = (len(rounds) - 1) / (rounds[-1] - rounds[0]) if len(rounds) > 1 else 0.0
         machine = self.machine
         return ShardStatus(machine.version if machine else 0, machine.generation if machine else 0, rate,
-                           {**self.counters, **self.transport.counters})
+                           self._applied, {**self.counters, **self.transport.counters})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -51,10 +52,12 @@ def test_a_chunk_that_cannot_be_read_is_left_out_and_the_rest_is_exact(
 
 
 def test_a_computation_that_always_fails_ends_the_job_with_its_error(folder: Path, pace: Pace) -> None:
-    launch = ["-m", "graphft", "launch", "--max-restarts", "1", "--trainers", "1"]
-    launcher = Program(folder, *launch, SCRIPT, pace.file, '{"blobs": {"mislabeled": 0}}')
+    """Discarding one chunk after the other is no progress."""
+    launch = ["-m", "graphft", "launch", "--max-restarts", "2", "--trainers", "1"]
+    options = {"blobs": {"mislabeled": 0}, "max_failures": 2}
+    launcher = Program(folder, *launch, SCRIPT, pace.file, json.dumps(options))
     assert launcher.wait() == 1
-    assert "error[job-failed]: job blobs failed: trainer 0 failed 2 times in a row" in launcher.output
+    assert "error[job-failed]: job blobs failed: trainer 0 failed 3 times in a row" in launcher.output
     assert "Target 7 is out of bounds" in launcher.output
     assert "step 0 of slot 0 failed" in launcher.output
     assert not (folder / "jobs" / "blobs" / "model.safetensors").exists()

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from graphft.runtime import supervisor as module
-from graphft.runtime.etcd import Etcd
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.events import read_events
 from graphft.runtime.keys import Keys
 from graphft.runtime.process import describe_exit, start_role, was_preempted
@@ -135,7 +135,7 @@ def test_failures_are_retried_with_growing_delays_and_then_given_up(
     assert texts(etcd, keys)[-1] == "trainer 0 failed 4 times in a row, --max-restarts is 3"
 
 
-def test_a_step_of_the_job_between_failures_lets_a_role_fail_again(
+def test_progress_of_the_job_between_failures_lets_a_role_fail_again(
         supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "BACKOFF_SECONDS", 0.05)
     stubs.code = "import sys; sys.exit(1)"
@@ -144,10 +144,11 @@ def test_a_step_of_the_job_between_failures_lets_a_role_fail_again(
     for failures in (1, 2, 3):
         steps(supervisor, lambda failures=failures: child.failures == failures)
         assert not supervisor.report.failed
-        supervisor.progress += 1
-    supervisor.progress -= 1
+        supervisor.take_progress(failures, 10 * failures)
+    supervisor.take_progress(3, 40)  # steps that are repeated
+    supervisor.take_progress(4, 30)  # a step without data
     steps(supervisor, lambda: supervisor.report.failed)
-    assert child.failures == 4
+    assert child.failures == 5
 
 
 @pytest.mark.parametrize("code", ["import os; os.kill(os.getpid(), 9)", "import sys; sys.exit(75)"])
@@ -241,6 +242,23 @@ def test_children_are_looked_after_while_etcd_is_away(supervise: Any, monkeypatc
         supervisor.close()
 
 
+def test_a_lease_is_revoked_when_etcd_is_back(supervise: Any, stubs: Stubs, keys: Keys, tmp_path: Path,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ETCD_SECONDS", 0.2)
+    with EmbeddedEtcd(tmp_path / "own") as server, Etcd(server.endpoints) as client:
+        stubs.code, stubs.arguments = REGISTER, [client.endpoints[0], keys.job, "pserver", "1"]
+        supervisor = supervise(client=client)
+        child = supervisor.add("pserver", 1)
+        steps(supervisor, lambda: client.count(keys.pservers) == 1, 20)
+        stubs.code, first = SLEEP, pid(child)
+        server.pause()
+        supervisor.signal("pserver", 1, signal.SIGKILL)
+        steps(supervisor, lambda: pid(child) != first)
+        server.resume()
+        steps(supervisor, lambda: client.count(keys.pservers) == 0)
+        supervisor.close()
+
+
 # -- the end ----------------------------------------------------------------------------------------------------------
 
 
@@ -282,7 +300,7 @@ def test_children_die_with_a_supervisor_that_is_killed(etcd: Etcd, keys: Keys, t
 import os, subprocess, sys, time
 from pathlib import Path
 from graphft.runtime import supervisor
-from graphft.runtime.etcd import Etcd
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.keys import Keys
 
 child = '''import os, sys, time
