@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 STATUS_EVERY_SECONDS = 0.5
 EXIT_GRACE_SECONDS = 30.0
+ETCD_TRIES = 5
 LOOK_SECONDS = 1.0
 """So long one read of the display may keep this process from looking after its children, and after etcd."""
 
@@ -251,13 +252,16 @@ def _supervise(supervisor: Supervisor, etcd: Etcd, keys: Keys, display: Display 
         supervisor.step(0.2)
         if embedded is not None and not embedded.running:
             supervisor.events.log.warning("etcd died, starting it again with its data")
-            embedded.restart()
+            _restart(embedded)
         if time.monotonic() < next_status:
             continue
         next_status = time.monotonic() + STATUS_EVERY_SECONDS
-        status = _look(etcd, keys, status)
-        if status is None:
+        seen = _look(etcd, keys, status)
+        if seen is None:
             continue
+        if seen is not status and seen.state == "running":
+            supervisor.replace_frozen(_registered_here(seen))
+        status = seen
         supervisor.take_progress(status.step, sum(shard.get("applied", 0) for shard in status.pservers.values()))
         if display is not None:
             display.show(status)
@@ -270,6 +274,22 @@ def _supervise(supervisor: Supervisor, etcd: Etcd, keys: Keys, display: Display 
             if time.monotonic() - complete_at > EXIT_GRACE_SECONDS:
                 break
     return _look(etcd, keys, status)
+
+
+def _restart(etcd: EmbeddedEtcd) -> None:
+    """Starts it again with its data; once more if it is killed while it starts."""
+    for left in reversed(range(ETCD_TRIES)):
+        try:
+            etcd.restart()
+            return
+        except EtcdError:
+            if not left:
+                raise
+
+
+def _registered_here(status: JobStatus) -> set[int]:
+    members = [*status.pservers.values(), *status.trainers.values()]
+    return {member["pid"] for member in members if member["host"] == socket.gethostname()}
 
 
 def _look(etcd: Etcd, keys: Keys, last: JobStatus | None) -> JobStatus | None:

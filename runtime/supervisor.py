@@ -9,9 +9,11 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import psutil
 
 from graphft.runtime.etcd import Etcd, EtcdError
 from graphft.runtime.events import Events
@@ -36,6 +38,10 @@ LATE_SECONDS, LATE_EVERY_SECONDS = 0.5, 1.0
 """The same, for what could not be done at once and is tried again; and how often."""
 
 
+FROZEN_SECONDS, STUCK_SECONDS = 5.0, 30.0
+"""A stopped child is replaced so long after its lease has ended; one that runs gets time to end by itself."""
+
+
 @dataclass(slots=True)
 class Child:
     """One role of the job on this machine, over all of its processes."""
@@ -51,6 +57,10 @@ class Child:
     failed_at: int = -1
     started_at: float = 0.0
     restart_at: float | None = None
+    registered: int = 0
+    """Its process that was registered last."""
+    gone_at: float | None = None
+    """Since when that process is not registered any more."""
     done: bool = False
 
     @property
@@ -136,6 +146,25 @@ class Supervisor:
             self._revoke_late()
         if self._standby is None and time.monotonic() >= self._next_standby:
             self._standby = Standby(self.job_dir, self.environment)
+
+    def replace_frozen(self, registered: Collection[int]) -> None:
+        """Ends children that no longer hold a lease and yet do not end by themselves, as a running process would.
+
+        `registered`: ids of this machine's processes that are registered now, as etcd has just said. Without this, a
+        pserver that somebody stopped for good would keep the job waiting for ever.
+        """
+        now = time.monotonic()
+        for child in self.children.values():
+            process = child.process
+            if process is None or process.poll() is not None:
+                continue
+            if process.pid in registered:
+                child.registered, child.gone_at = process.pid, None
+            elif child.registered == process.pid:
+                child.gone_at = child.gone_at or now
+                if now - child.gone_at > (FROZEN_SECONDS if _stopped(process.pid) else STUCK_SECONDS):
+                    log.warning("%s has lost its lease and does not end: killing it", child.name)
+                    process.kill()
 
     @property
     def all_done(self) -> bool:
@@ -251,6 +280,13 @@ class Supervisor:
         except EtcdError as error:
             log.warning("cannot revoke the lease of %s: %s", child.name, error.message)
             return False
+
+
+def _stopped(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False
 
 
 def _registrations(view: JobView, child: Child) -> list[Registration]:

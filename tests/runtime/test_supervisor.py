@@ -259,6 +259,27 @@ def test_a_lease_is_revoked_when_etcd_is_back(supervise: Any, stubs: Stubs, keys
         supervisor.close()
 
 
+def test_a_frozen_child_is_replaced_when_its_lease_has_ended(supervise: Any, stubs: Stubs,
+                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FROZEN_SECONDS", 0.2)
+    supervisor = supervise()
+    frozen, slow, new = (supervisor.add("trainer", i) for i in range(3))
+    before = [pid(child) for child in (frozen, slow, new)]
+    supervisor.signal("trainer", 0, signal.SIGSTOP)
+    supervisor.replace_frozen({pid(frozen), pid(slow)})
+
+    def replaced() -> bool:
+        supervisor.replace_frozen({pid(slow)})
+        return pid(frozen) != before[0]
+
+    steps(supervisor, replaced)
+    supervisor.replace_frozen(set())  # the slow one has just lost its lease, the new one never had any
+    supervisor.replace_frozen(set())
+    supervisor.step(0.3)
+    assert [pid(slow), pid(new)] == before[1:]
+    assert frozen.preemptions == 1
+
+
 # -- the end ----------------------------------------------------------------------------------------------------------
 
 
