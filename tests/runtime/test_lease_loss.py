@@ -1,0 +1,142 @@
+"""A pserver that cannot rely on its lease any more ends itself, before anybody else may take its place."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from graphft.runtime.etcd import KV, EmbeddedEtcd, Etcd
+from graphft.runtime.keys import Keys
+from graphft.runtime.process import EXIT_FAILED, EXIT_LEASE_LOST
+from graphft.transpiler import Job
+
+pytestmark = pytest.mark.xdist_group("lease-loss")
+TTL = 5
+"""Seconds; the holder trusts it for 4."""
+PSERVERS = """
+import os, sys, threading
+from graphft.runtime.roles.environment import RoleSpec, run_role
+from graphft.runtime.roles.pserver_sync import RoundPserver
+from graphft.transpiler import Job
+
+def hangs(self):
+    threading.Event().wait()
+
+def dies(self):
+    raise RuntimeError("out of order")
+
+def run(kind, endpoints):
+    RoundPserver.watch = {"hangs": hangs, "dies": dies}.get(kind, RoundPserver.watch)
+    return run_role(Job.load(kind), kind, RoleSpec("pserver", 0, etcd=endpoints))
+
+kinds = {}
+for argument in sys.argv[1:]:
+    kind, endpoints = argument.split("=")
+    if not (pid := os.fork()):  # nothing of gRPC was used so far
+        os.dup2(os.open(kind + ".log", os.O_WRONLY | os.O_CREAT), 2)
+        os._exit(run(kind, endpoints))
+    kinds[pid] = kind
+while kinds:
+    pid, status = os.wait()
+    with open(kinds.pop(pid) + ".status", "w") as file:
+        file.write(f"{os.waitstatus_to_exitcode(status)}.")
+"""
+
+
+class Pserver:
+    """A process that serves, or has ended already. `kind` says what happens to it."""
+
+    def __init__(self, job: Job, folder: Path, server: EmbeddedEtcd, kind: str) -> None:
+        self.folder, self.server, self.kind = folder, server, kind
+        name = f"{folder.parent.name}-{kind}"[-60:]
+        Job(job.source, job.config.replace(name=name, lease_ttl=TTL), job.programs).save(folder / kind)
+        self.keys = Keys(name)
+
+    @property
+    def log(self) -> str:
+        return (self.folder / f"{self.kind}.log").read_text()
+
+    @property
+    def status(self) -> str:
+        """Its exit status and a dot, once it has ended."""
+        file = self.folder / f"{self.kind}.status"
+        return file.read_text() if file.exists() else ""
+
+    def registration(self) -> KV | None:
+        with Etcd(self.server.endpoints) as etcd:
+            return etcd.get(self.keys.pserver(0))
+
+    def await_registration(self) -> KV:
+        until(lambda: self.registration() is not None or self.status)
+        found = self.registration()
+        assert found is not None, self.log
+        return found
+
+    def end(self) -> int:
+        until(lambda: self.status.endswith("."))
+        return int(self.status[:-1])
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def pservers(
+    tmp_path_factory: pytest.TempPathFactory, etcd_server: EmbeddedEtcd, job: Job
+) -> Iterator[dict[str, Pserver]]:
+    """One of each kind, started side by side."""
+    folder = tmp_path_factory.mktemp("lease") / "jobs"
+    folder.mkdir()
+    with EmbeddedEtcd(folder / "etcd") as own:
+        kinds = {"dies": etcd_server, "hangs": etcd_server, "revoked": etcd_server, "frozen": own}
+        started = {kind: Pserver(job, folder, server, kind) for kind, server in kinds.items()}
+        parent = subprocess.Popen([sys.executable, "-c", PSERVERS, *(
+            f"{kind}={','.join(server.endpoints)}" for kind, server in kinds.items())], cwd=folder)
+        try:
+            yield started
+        finally:
+            for process in [*psutil.Process(parent.pid).children(), parent]:
+                process.kill()
+            parent.wait()
+
+
+def test_a_daemon_thread_that_dies_takes_the_process_along(pservers: dict[str, Pserver]) -> None:
+    pserver = pservers["dies"]
+    assert pserver.end() == EXIT_FAILED
+    assert "RuntimeError: out of order" in pserver.log
+
+
+def test_a_daemon_thread_that_hangs_is_noticed_by_the_loop(pservers: dict[str, Pserver]) -> None:
+    pserver = pservers["hangs"]
+    assert pserver.end() == EXIT_LEASE_LOST
+    assert "no renewal was answered for 80% of its TTL" in pserver.log
+
+
+def test_a_revoked_lease_ends_the_process(pservers: dict[str, Pserver]) -> None:
+    pserver = pservers["revoked"]
+    with Etcd(pserver.server.endpoints) as etcd:
+        assert etcd.lease_revoke(pserver.await_registration().lease)
+    assert pserver.end() == EXIT_LEASE_LOST
+    assert "lease lost" in pserver.log
+
+
+def test_a_process_without_etcd_ends_before_its_lease_can_have(pservers: dict[str, Pserver]) -> None:
+    pserver = pservers["frozen"]
+    pserver.await_registration()
+    pserver.server.pause()
+    frozen = time.monotonic()
+    try:
+        assert pserver.end() == EXIT_LEASE_LOST
+        assert time.monotonic() - frozen < TTL, "somebody else may serve this shard by now"
+    finally:
+        pserver.server.resume()
