@@ -26,7 +26,7 @@ log = logging.getLogger("graphft")
 
 BACKOFF_SECONDS = 0.25
 BACKOFF_LIMIT = 10.0
-STANDBY_AFTER_SECONDS = 2.0
+STANDBY_AFTER_SECONDS = 5.0
 """A spare is started so long after the processes that are needed now, which it must not slow down."""
 QUICK_FAILURE_SECONDS = 30.0
 """Failures after less than this are in a row: each doubles the delay before the next start."""
