@@ -144,26 +144,27 @@ class Program:
         self.process.kill()
         self.process.wait()
 
-    def until(self, job_dir: Path, condition: Callable[[JobStatus], bool], seconds: float = 60.0) -> JobStatus:
+    def until(self, job_dir: Path, condition: Callable[[JobStatus], bool], etcd: str = "",
+              seconds: float = 60.0) -> JobStatus:
         """Waits for a status of the job in this folder, while this process runs."""
         end = time.monotonic() + seconds
         while self.process.poll() is None and time.monotonic() < end:
-            status = look(job_dir)
+            status = look(job_dir, etcd)
             if status is not None and condition(status):
                 return status
             time.sleep(LOOK_SECONDS)
         raise AssertionError(f"{self.arguments}: not seen what was waited for; its output: {self.output}")
 
 
-def look(job_dir: Path) -> JobStatus | None:
+def look(job_dir: Path, etcd: str = "") -> JobStatus | None:
     """The status of the job in a folder; None when it has no etcd that answers, or has not begun."""
-    endpoints = read_endpoints(job_dir)
+    endpoints = etcd or read_endpoints(job_dir)
     if not endpoints or not (job_dir / "job.json").exists():
         return None
     name = json.loads((job_dir / "job.json").read_bytes())["config"]["name"]
     try:
-        with Etcd(endpoints.split(","), deadline=1.0) as etcd:
-            return read_status(etcd, Keys(name), deadline=1.0)
+        with Etcd(endpoints.split(","), deadline=1.0) as client:
+            return read_status(client, Keys(name), deadline=1.0)
     except GraphftError:
         return None
 

@@ -11,7 +11,6 @@ import torch
 
 import graphft
 from graphft.errors import GraphftError
-from graphft.runtime.connect import write_endpoints
 from graphft.runtime.etcd import EmbeddedCluster, EmbeddedEtcd, Etcd
 from graphft.runtime.etcd.shim import etcdrpc
 from tests.integration import training
@@ -40,10 +39,9 @@ def test_by_hand_with_a_cluster_whose_leader_dies(plain: graphft.Program, folder
         start = ["-m", "graphft", "start", "--job", folder / "job", "--etcd", ",".join(cluster.endpoints)]
         roles = [Program(folder, *start, role) for role in ("trainer", "pserver", "coordinator", "pserver", "trainer")]
         trainer = roles[0]
-        write_endpoints(folder / "job", ",".join(cluster.endpoints))
-        trainer.until(folder / "job", lambda s: at(10)(s) and len(s.slots) == 2)
+        trainer.until(folder / "job", lambda s: at(10)(s) and len(s.slots) == 2, etcd=",".join(cluster.endpoints))
         cluster.leader().kill()
-        trainer.until(folder / "job", at(40))
+        trainer.until(folder / "job", at(40), etcd=",".join(cluster.endpoints))
         pace.set(0)
         assert [role.wait() for role in roles] == [0] * 5, [role.output for role in roles]
     eager = training.trained_in_one_process(job, training.network(plain=True))
