@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from graphft.runtime.etcd import KV, absent, create_is, delete_op, mod_is, put_op, value_is
+from graphft.runtime.etcd import KV, absent, create_is, delete_op, get_op, mod_is, put_op, value_is
 from graphft.runtime.etcd.model import Compare, Op, Store, TxnResult
+from graphft.runtime.events import Events
 from graphft.runtime.protocol import queue
 from graphft.runtime.protocol.queue import Change
 
@@ -45,6 +47,34 @@ def carry_out(store: Store, changes: Sequence[Change], lease: int = 0, also: Ite
     made = [create_is(c.key, c.revision) if c.target == "create" else mod_is(c.key, c.revision) for c in compares]
     claims = [p.key for change in changes if change.outcome == "claimed" for p in change.puts if p.leased]
     return store.txn([*made, *also], ops, token=claims[0] if claims else None)
+
+
+def give_back(store: Store, prefix: str, chunk: int, fence: int, make: Callable[[KV], Change]) -> Change | None:
+    """Carries out what `make` makes of the chunk's todo record; None if the claim is somebody else's by now."""
+    while True:
+        read = store.txn([], [get_op(queue.todo_key(prefix, chunk)), get_op(queue.pending_key(prefix, chunk))])
+        todo, pending = read.kv(0), read.kv(1)
+        if todo is None or pending is None or pending.create_revision != fence:
+            return None
+        change = make(todo)
+        if carry_out(store, [change]).ok:
+            return change
+
+
+def renew(store: Store, prefix: str, chunk: int, fence: int, *, progress: int, timeout: float, lease: int) -> None:
+    """Tells that the holder of a claim is at work, and how far it is; does nothing if it holds it no more."""
+    read = store.txn([], [get_op(queue.todo_key(prefix, chunk)), get_op(queue.pending_key(prefix, chunk))])
+    todo, pending = read.kv(0), read.kv(1)
+    if todo is not None and pending is not None and pending.create_revision == fence:
+        record = msgspec.json.decode(pending.value, type=queue.Pending)
+        carry_out(store, [queue.renew(prefix, chunk, fence, record, todo, progress=progress, now=time.time(),
+                                      timeout=timeout)], lease)
+
+
+def tell_poison(events: Events, pass_index: int, chunk: int, change: Change) -> None:
+    """Whatever is discarded is named."""
+    events.emit("poison", f"chunk {chunk} of pass {pass_index} is DISCARDED: {change.reason}", chunk=chunk,
+                pass_index=pass_index)
 
 
 class Passes:

@@ -22,13 +22,13 @@ import msgspec
 
 from graphft.ops.context import ChunkWork, EndOfPass, NoData
 from graphft.plan import chunk_batch_seed
-from graphft.runtime.chunk_records import Passes, PassRecord, carry_out, decode_pass
+from graphft.runtime.chunk_records import Passes, PassRecord, carry_out, decode_pass, give_back, renew, tell_poison
 from graphft.runtime.commit import decode_epoch
 from graphft.runtime.etcd import KV, Compare, get_op, mod_is, range_op
 from graphft.runtime.overdue import Overdue
 from graphft.runtime.protocol import queue
 from graphft.runtime.protocol.async_events import ChunkKey
-from graphft.runtime.protocol.queue import Change, Pending, Todo
+from graphft.runtime.protocol.queue import Change, Todo
 from graphft.runtime.roles.base import log
 
 if TYPE_CHECKING:
@@ -278,7 +278,7 @@ class Claims:
         for kv, change in zip(records, changes, strict=True):
             chunk = queue.chunk_of(kv.key)
             if change.outcome == "failed":
-                self._tell_poison(chunk, index, change)
+                tell_poison(self.trainer.events, index, chunk, change)
                 continue
             attempt = msgspec.json.decode(kv.value, type=Todo).attempt + 1
             claims.append(Claim((index, chunk), int(self.plan.batches[chunk]), result.revision, attempt,
@@ -321,31 +321,20 @@ class Claims:
         return fences
 
     def release(self, claim: Claim) -> None:
-        self.trainer.patiently(lambda: self._give_back(claim, lambda prefix, todo: queue.release(
-            prefix, claim.key[1], claim.revision, todo, progress=claim.progress)))
+        self._give_back(claim, lambda prefix, todo: queue.release(
+            prefix, claim.key[1], claim.revision, todo, progress=claim.progress))
 
     def fail(self, claim: Claim, reason: str) -> None:
-        change = self.trainer.patiently(lambda: self._give_back(claim, lambda prefix, todo: queue.fail(
-            prefix, claim.key[1], claim.revision, todo, progress=claim.progress, reason=reason,
-            max_failures=self.config.max_failures)))
+        change = self._give_back(claim, lambda prefix, todo: queue.fail(
+            prefix, claim.key[1], claim.revision, todo, progress=claim.last, reason=reason,
+            max_failures=self.config.max_failures))
         if change is not None and change.outcome == "failed":
-            self._tell_poison(claim.key[1], claim.key[0], change)
+            tell_poison(self.trainer.events, *claim.key, change)
 
     def _give_back(self, claim: Claim, make: Callable[[str, KV], Change]) -> Change | None:
-        """Carries out what `make` makes of the chunk's todo record, unless the claim is somebody else's by now."""
         prefix = self.keys.queue(claim.key[0])
-        while True:
-            read = self.etcd.txn([], [get_op(queue.todo_key(prefix, claim.key[1])),
-                                      get_op(queue.pending_key(prefix, claim.key[1]))])
-            todo, pending = read.kv(0), read.kv(1)
-            if todo is None or pending is None or pending.create_revision != claim.revision:
-                return None
-            change = make(prefix, todo)
-            if carry_out(self.etcd, [change]).ok:
-                return change
-
-    def _tell_poison(self, chunk: int, index: int, change: Change) -> None:
-        self.trainer.events.emit("poison", f"DISCARDED in pass {index}: {change.reason}", chunk=chunk, pass_index=index)
+        return self.trainer.patiently(functools.partial(
+            give_back, self.etcd, prefix, claim.key[1], claim.revision, functools.partial(make, prefix)))
 
     # -- the daemon thread --------------------------------------------------------------------------------------
 
@@ -355,19 +344,11 @@ class Claims:
         for claim in list(self.queue.claims.values()):
             if now - claim.renewed > timeout / 4 and self.trainer.alive_since(claim.renewed):
                 claim.renewed = now
-                self._renew(claim, timeout)
+                renew(self.etcd, self.keys.queue(claim.key[0]), claim.key[1], claim.revision, progress=claim.progress,
+                      timeout=timeout, lease=self.trainer.lease)
         index = _pass(self.trainer.watcher.snapshot().get(self.keys.pass_))
         if 0 <= index < self.plan.passes:
             self.overdue.look(index, timeout)
-
-    def _renew(self, claim: Claim, timeout: float) -> None:
-        prefix, chunk = self.keys.queue(claim.key[0]), claim.key[1]
-        read = self.etcd.txn([], [get_op(queue.todo_key(prefix, chunk)), get_op(queue.pending_key(prefix, chunk))])
-        todo, pending = read.kv(0), read.kv(1)
-        if todo is not None and pending is not None and pending.create_revision == claim.revision:
-            record = msgspec.json.decode(pending.value, type=Pending)
-            carry_out(self.etcd, [queue.renew(prefix, chunk, claim.revision, record, todo, progress=claim.progress,
-                                              now=time.time(), timeout=timeout)], self.trainer.lease)
 
 
 def _pass(marker: KV | None) -> int:

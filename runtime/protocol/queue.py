@@ -23,7 +23,7 @@ when the chunk progressed meanwhile (`progress`: batches applied so far), so pre
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 import msgspec
@@ -123,14 +123,15 @@ def chunk_of(key: str) -> int:
 
 def claim(
     prefix: str, chunk: int, todo: Record, *, trainer: str, slot: int = -1, start_step: int = 0, progress: int = 0,
-    now: float, timeout: float, max_failures: int,
+    now: float, timeout: float, max_failures: int, count_lost: bool = True,
 ) -> Change:
     """Claims a chunk whose `todo` record was read; or, when it failed too often, moves it to failed.
 
     `progress`: batches of it that are applied, as far as known. `now` and the deadline: wall-clock seconds.
+    `count_lost`: whether a claim whose holder vanished is a failure of the chunk.
     """
     old = msgspec.json.decode(todo.value, type=Todo)
-    failures = 0 if progress > old.progress else old.failures + old.open
+    failures = 0 if progress > old.progress else old.failures + (old.open and count_lost)
     compares = (Compare(todo_key(prefix, chunk), "mod", todo.mod_revision),
                 Compare(pending_key(prefix, chunk), "create", 0))
     if failures >= max_failures:
@@ -174,25 +175,34 @@ def _own(prefix: str, chunk: int, fence: int, todo: Record) -> tuple[Compare, ..
             Compare(todo_key(prefix, chunk), "mod", todo.mod_revision))
 
 
+def displace(prefix: str, chunk: int, pending: Record) -> Change:
+    """Takes a claim away from whoever holds it. He who does so knows that it is not his to hold any more."""
+    return Change("overdue", f"chunk {chunk} was left claimed",
+                  (Compare(pending_key(prefix, chunk), "mod", pending.mod_revision),), (),
+                  (pending_key(prefix, chunk),))
+
+
 def overdue(prefix: str, chunk: int, pending: Record, now: float) -> Change | None:
     """Takes a claim away whose deadline is over: its holder lives, but is stuck. None: it is in time."""
     claim_ = msgspec.json.decode(pending.value, type=Pending)
     if now <= claim_.deadline:
         return None
-    return Change("overdue", f"chunk {chunk}: {claim_.trainer} is {now - claim_.deadline:.1f} s over its deadline",
-                  (Compare(pending_key(prefix, chunk), "mod", pending.mod_revision),), (),
-                  (pending_key(prefix, chunk),))
+    reason = f"chunk {chunk}: {claim_.trainer} is {now - claim_.deadline:.1f} s over its deadline"
+    return replace(displace(prefix, chunk, pending), reason=reason)
 
 
 def fail(
     prefix: str, chunk: int, fence: int, todo: Record, *, progress: int, reason: str, max_failures: int
 ) -> Change:
-    """Reports at once that a chunk under the own claim cannot be computed, and why; gives it back, or discards it."""
+    """Reports at once that a chunk under the own claim cannot be computed, and why; gives it back, or discards it.
+
+    `progress`: the batch that failed. Failures of another batch before do not count.
+    """
     old = msgspec.json.decode(todo.value, type=Todo)
-    failures = 1 if progress > old.progress else old.failures + 1
+    failures = old.failures + 1 if progress == old.progress else 1
     if failures >= max_failures:
         return _discard(prefix, chunk, failures, progress, _own(prefix, chunk, fence, todo), reason)
-    new = Todo(old.attempt, failures, max(progress, old.progress), False)
+    new = Todo(old.attempt, failures, progress, False)
     return Change("released", f"chunk {chunk} failed after {progress} batches: {reason}",
                   _own(prefix, chunk, fence, todo), (Put(todo_key(prefix, chunk), msgspec.json.encode(new)),),
                   (pending_key(prefix, chunk),))
