@@ -20,11 +20,19 @@ EVENTS_SHOWN = 6
 
 def format_line(status: JobStatus) -> str:
     """One line that says where the job is."""
+    return f"{_progress(status)}  {_live(status)}"
+
+
+def _progress(status: JobStatus) -> str:
     loss = f"{status.loss:.4f}" if status.loss is not None else "-"
-    total = status.spec["total_steps"]
-    return (f"pass {status.pass_index + 1}/{status.spec['passes']}  step {status.step}/{total or '?'}  loss {loss}  "
-            f"{status.samples_per_second:,.0f} samples/s  {len(status.trainers)} trainers  "
-            f"{len(status.pservers)}/{status.spec['pservers']} pservers  {_queue(status)}")
+    return (f"pass {status.pass_index + 1}/{status.spec['passes']}  "
+            f"step {status.step}/{status.spec['total_steps'] or '?'}  loss {loss}  "
+            f"{status.samples_per_second:,.0f} samples/s")
+
+
+def _live(status: JobStatus) -> str:
+    return (f"{len(status.trainers)} trainers  {len(status.pservers)}/{status.spec['pservers']} pservers  "
+            f"{_queue(status)}")
 
 
 def _queue(status: JobStatus) -> str:
@@ -47,7 +55,8 @@ def render(status: JobStatus) -> Group:
                       slots, rate)
     bar = ProgressBar(total=status.spec["total_steps"] or None, completed=status.step, width=60)
     events = [Text(format_event(e), style="yellow") for e in status.events[-EVENTS_SHOWN:]]
-    return Group(head, Text(format_line(status)), bar, table, *events)
+    # A progress bar ends without a line break.
+    return Group(head, Text(_progress(status)), Text(_live(status)), bar, Text(), table, *events)
 
 
 def format_event(event: Event) -> str:
@@ -77,12 +86,13 @@ class Display:
             self._line(status)
 
     def close(self, status: JobStatus | None = None) -> None:
-        """Leaves the events, and the last line, on the screen. Repeatable."""
+        """Leaves the events on the screen, and where the job was if it is not complete. Repeatable."""
         if self._live is not None:
             self._live.stop()
         if status is not None:
             self._new_events(status)
-            self._line(status)
+            if status.state != "complete":  # its roles have left: no loss, and nobody to count
+                self._line(status)
 
     def _line(self, status: JobStatus) -> None:
         line = format_line(status)

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from graphft.ir import Kind, Program
+from graphft.literals import dtype_of
 from graphft.ops.context import ChunkWork, Context, NoData
 from graphft.plan import Located, batch_seed
 from graphft.runtime.lowering import Lowered, lower
-from graphft.literals import dtype_of
 from graphft.transpiler import Job, assemble
 from graphft.transpiler.passes.split_optimizer import ALL_NORMS
 

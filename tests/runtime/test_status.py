@@ -194,8 +194,8 @@ def test_display_without_a_terminal_prints_each_event_once() -> None:
     lines = stream.getvalue().splitlines()
     assert [line.split(" ", 1)[1] for line in lines if "[pserver 0]" in line] == [
         "[pserver 0] took over slot 2", "[pserver 0] died [/b] [red]:warning: 100%", "[pserver 0] done"]
-    assert [line.split("step ")[1][:5] for line in lines if line.startswith("pass ")] == ["7/12 ", "12/12"], \
-        "a line at once, then each five seconds, and one at the end"
+    assert [line.split("step ")[1][:5] for line in lines if line.startswith("pass ")] == ["7/12 "], \
+        "a line at once, then each five seconds; none of a complete job, whose roles have left"
 
 
 def test_the_panel_shows_roles_slots_and_events() -> None:
@@ -209,6 +209,11 @@ def test_the_panel_shows_roles_slots_and_events() -> None:
     for wanted in ("graphft job tiny: running, generation 1", "pserver 0", "h:4", "version 7", "version -",
                    "trainer 0-aa", "0, 1", "10 samples/s", "[launcher] trainer 1 died [/], slot 1 taken over"):
         assert wanted in text, text
+    stream = io.StringIO()
+    Console(file=stream, width=80, highlight=False, markup=False).print(render(status))
+    lines = [line.rstrip() for line in stream.getvalue().splitlines()]
+    assert "role          process  at         slots" in lines, "the table begins on a line of its own"
+    assert len(lines) == len(text.splitlines()), "80 columns are enough"
 
 
 class Terminal(io.StringIO):
