@@ -1,0 +1,156 @@
+"""The async queue's records in a real etcd: when a pass is over, and what counts as done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from programs_by_hand import linear
+
+import graphft
+from graphft.ops.context import EndOfPass, NoData
+from graphft.runtime.commit import Epoch
+from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable
+from graphft.runtime.keys import Keys
+from graphft.runtime.protocol.ledger import Ledger
+from graphft.runtime.put_back import PutBack
+from graphft.transpiler import Job
+from tests.runtime.trainers import Stage, shards_at, stage, until
+
+CHUNKS, BATCHES = 4, 10
+"""Chunks are so long that they are claimed one by one."""
+
+
+@pytest.fixture(scope="module")
+def async_job() -> Job:
+    data = graphft.arrays(chunk_size=BATCHES, x=torch.zeros(CHUNKS * BATCHES, 200), y=torch.zeros(CHUNKS * BATCHES, 1))
+    return graphft.transpile(linear(), chunks=data, batch_size=1, trainers=2, pservers=2, ft=True, sync=False,
+                             passes=2, max_failures=1, slice_unit=64, min_block=64)
+
+
+@pytest.fixture
+def scene(etcd_server: EmbeddedEtcd, keys: Keys, async_job: Job, tmp_path: Path) -> Iterator[Stage]:
+    with stage(etcd_server, keys, async_job, tmp_path) as made:
+        for shard in range(2):
+            raise_generation(made, shard, 0)
+        yield made
+
+
+def raise_generation(scene: Stage, shard: int, generation: int) -> None:
+    scene.etcd.put(scene.keys.of_shard(shard).epoch, msgspec.json.encode(Epoch(generation)))
+
+
+def begin(scene: Stage, index: int) -> Any:
+    """A trainer that has begun the job's first pass, and met all shards in their generation 0."""
+    trainer = scene.trainer(index)
+    shards_at(trainer, 0)
+    with pytest.raises(EndOfPass):
+        trainer.queue.source.take()
+    trainer.pass_index = trainer.queue.next_pass()
+    trainer.queue.enqueue_pass()
+    return trainer
+
+
+def take(trainer: Any, count: int) -> list[Any]:
+    claims = []
+    for _ in range(count):
+        (claim,) = trainer.queue.source.take()
+        trainer.queue.claims[claim.key] = claim
+        claims.append(claim)
+    return claims
+
+
+def test_a_pass_is_not_over_while_a_chunk_is_pending(scene: Stage) -> None:
+    """Nothing is free, yet the pass goes on: what is pending may come back. It ends when that is done."""
+    one, other = begin(scene, 0), begin(scene, 1)
+    claims = take(one, CHUNKS)
+    with pytest.raises(NoData):
+        other.queue.source.take()
+    one.queue.source.complete(claims[1:])
+    with pytest.raises(NoData):
+        other.queue.source.take()
+    one.queue.records.release(claims[0])
+    (again,) = take(other, 1)
+    assert again.key == claims[0].key
+    assert other.queue.source.complete([again])
+    for trainer in (one, other):
+        with pytest.raises(EndOfPass):
+            trainer.queue.source.take()
+        assert trainer.queue.next_pass() == 1
+
+
+def test_a_pass_is_over_when_its_last_pending_chunk_is_discarded(scene: Stage) -> None:
+    one, other = begin(scene, 0), begin(scene, 1)
+    *rest, last = take(one, CHUNKS)
+    one.queue.source.complete(rest)
+    with pytest.raises(NoData):
+        other.queue.source.take()
+    one.queue.report_failure(last.key, "it cannot be read")
+    assert scene.records() == {"done": {c.key[1] for c in rest}, "failed": {last.key[1]}}
+    with pytest.raises(EndOfPass):
+        other.queue.source.take()
+
+
+def test_a_zombie_completes_nothing_of_its_successors(scene: Stage) -> None:
+    zombie, successor = begin(scene, 0), begin(scene, 1)
+    claims = take(zombie, CHUNKS)
+    scene.etcd.lease_revoke(zombie.lease)
+    again = {c.key: c for c in take(successor, CHUNKS)}
+    assert zombie.queue.source.complete(claims) == claims, "it is rid of them"
+    assert scene.records() == {"todo": set(range(CHUNKS)), "pending": set(range(CHUNKS))}
+    successor.queue.source.complete([again[claims[0].key]])
+    assert scene.records()["done"] == {claims[0].key[1]}
+
+
+def test_what_a_shard_forgot_meanwhile_is_not_done(scene: Stage) -> None:
+    """It acknowledged all batches in a generation that is over: it came back older, and has to say what it lacks."""
+    trainer = begin(scene, 0)
+    claims = take(trainer, 1)
+    raise_generation(scene, 1, 1)
+    assert trainer.queue.source.complete(claims) == []
+    until(lambda: trainer.view.shard_epochs[1].generation == 1)
+    assert trainer.queue.source.complete(claims) == []
+    assert "done" not in scene.records()
+    shards_at(trainer, 0, generation=1)
+    raise_generation(scene, 0, 1)
+    until(lambda: trainer.view.shard_epochs[0].generation == 1)
+    assert trainer.queue.source.complete(claims) == claims
+    assert scene.records()["done"] == {claims[0].key[1]}
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_a_claim_that_etcd_did_not_answer_is_no_claim(scene: Stage, applied: bool) -> None:
+    """If it was made nevertheless, it ends as any other that nobody completes."""
+    trainer, other = begin(scene, 0), begin(scene, 1)
+
+    def fail() -> None:
+        raise Ambiguous("no answer") if applied else EtcdUnreachable("away")
+
+    setattr(trainer.etcd, "after_txn" if applied else "before_txn", fail)
+    (claim,) = trainer.queue.source.take()
+    pending = scene.records()["pending"]
+    assert claim.key[1] in pending
+    assert len(pending) == 1 + applied
+    scene.etcd.lease_revoke(trainer.lease)
+    assert {c.key[1] for c in take(other, CHUNKS)} == set(range(CHUNKS))
+
+
+def test_what_a_shard_lacks_is_put_back_and_seen_by_those_that_were_through(scene: Stage) -> None:
+    trainer = begin(scene, 0)
+    trainer.queue.source.complete(take(trainer, CHUNKS))
+    with pytest.raises(EndOfPass):
+        trainer.queue.source.take()
+    saved = Ledger()
+    for chunk in range(CHUNKS):
+        for batch in range(BATCHES - (chunk == 2)):
+            saved.add(0, chunk, batch, BATCHES)
+    put_back = PutBack(scene.etcd, scene.keys, scene.job.config.plan)
+    assert put_back.run(saved) == 1
+    assert scene.records() == {"todo": {2}, "done": {0, 1, 3}}
+    (claim,) = take(trainer, 1)
+    assert claim.key == (0, 2)
+    assert put_back.run(saved) == 0, "it is being done"

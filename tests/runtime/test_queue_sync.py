@@ -1,0 +1,211 @@
+"""The sync queue's records in a real etcd: who may change them, and what is left when something fails half-way."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from programs_by_hand import linear
+
+import graphft
+from graphft.ops.context import WorkChanged
+from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable
+from graphft.runtime.keys import Keys
+from graphft.runtime.protocol.sync_events import Work
+from graphft.transpiler import Job
+from tests.runtime.trainers import Stage, shards_at, stage, until
+
+CHUNKS = 250
+
+
+@pytest.fixture(scope="module")
+def long_job() -> Job:
+    """250 chunks of two batches, two slots, two passes."""
+    data = graphft.arrays(chunk_size=2, x=torch.zeros(2 * CHUNKS, 8), y=torch.zeros(2 * CHUNKS, 1))
+    return graphft.transpile(linear(features=8), chunks=data, batch_size=1, trainers=2, ft=True, passes=2,
+                             max_failures=1)
+
+
+@pytest.fixture
+def scene(etcd_server: EmbeddedEtcd, keys: Keys, long_job: Job, tmp_path: Path) -> Iterator[Stage]:
+    with stage(etcd_server, keys, long_job, tmp_path) as made:
+        yield made
+
+
+def begin(scene: Stage, trainer: Any, step: int = 0, slot: int = 0) -> None:
+    """The trainer holds the slot, whoever did before, and begins the step's pass."""
+    scene.etcd.put(scene.keys.slot(slot), trainer.id.encode(), trainer.lease)
+    trainer.ctx.step, trainer.ctx.slot = step, slot
+    trainer.queue.enqueue_pass()
+    trainer.pass_index = trainer.plan.pass_of(step)
+
+
+def chunk_at(scene: Stage, step: int = 0, slot: int = 0) -> int:
+    located = scene.job.config.plan.locate(step, slot)
+    assert located is not None
+    return located.chunk
+
+
+def pass_record(scene: Stage) -> bytes:
+    kv = scene.etcd.get(scene.keys.pass_)
+    return kv.value if kv is not None else b""
+
+
+def test_every_chunk_has_records_of_its_own(scene: Stage) -> None:
+    """What happens to one chunk writes nothing of another, and no record grows with their number."""
+    trainer = scene.trainer(0)
+    begin(scene, trainer)
+    prefix = scene.keys.queue(0)
+    before = {kv.key: kv for kv in scene.etcd.range(prefix).kvs}
+    assert len(before) == CHUNKS
+    trainer.queue.get_chunk()
+    shards_at(trainer, 2)
+    trainer.queue.complete_chunks()
+    after = {kv.key: kv for kv in scene.etcd.range(prefix).kvs}
+    changed = {k for k in before.keys() | after.keys() if before.get(k) != after.get(k)}
+    assert {int(k.rsplit("/", 1)[1]) for k in changed} == {chunk_at(scene)}
+    assert max(len(kv.value) for kv in after.values()) < 200
+
+
+def test_a_chunk_is_done_when_its_last_batch_is_applied_not_when_it_was_read(scene: Stage) -> None:
+    trainer = scene.trainer(0)
+    begin(scene, trainer)
+    chunk = chunk_at(scene)
+    for version in (0, 1):  # batch 1 is computed from version 1, and applied in version 2
+        shards_at(trainer, version)
+        trainer.ctx.step = version
+        assert trainer.queue.get_chunk().chunk == chunk
+        trainer.queue.complete_chunks()
+        assert chunk in scene.records()["pending"]
+    shards_at(trainer, 2)
+    trainer.queue.complete_chunks()
+    records = scene.records()
+    assert records["done"] == {chunk}
+    assert "pending" not in records
+    assert chunk not in records["todo"]
+
+
+def test_a_zombie_completes_nothing_of_its_successors(scene: Stage) -> None:
+    zombie, successor = scene.trainer(0), scene.trainer(1)
+    for trainer in (zombie, successor):
+        begin(scene, trainer)
+        trainer.queue.get_chunk()
+        shards_at(trainer, 2)
+    chunk = chunk_at(scene)
+    zombie.queue.complete_chunks()
+    assert "done" not in scene.records()
+    assert scene.records()["pending"] == {chunk}
+    successor.queue.complete_chunks()
+    assert scene.records()["done"] == {chunk}
+
+
+def test_whoever_lost_the_slot_claims_nothing(scene: Stage) -> None:
+    trainer, other = scene.trainer(0), scene.trainer(1)
+    begin(scene, trainer)
+    begin(scene, other)
+    with pytest.raises(WorkChanged):
+        trainer.queue.get_chunk()
+    assert "pending" not in scene.records()
+
+
+@pytest.mark.parametrize("applied", [False, True])
+def test_a_claim_that_etcd_did_not_answer_is_made_once(scene: Stage, applied: bool) -> None:
+    """Whether it arrived or not: in memory it counts from the answer on, in etcd there is one claim, which can end."""
+    trainer = scene.trainer(0)
+    begin(scene, trainer)
+    seen = []
+
+    def fail() -> None:
+        seen.append((dict(trainer.queue.claims), scene.records().get("pending")))
+        raise Ambiguous("no answer") if applied else EtcdUnreachable("away")
+
+    setattr(trainer.etcd, "after_txn" if applied else "before_txn", fail)
+    trainer.queue.get_chunk()
+    chunk = chunk_at(scene)
+    assert seen == [({}, {chunk} if applied else None)]
+    assert scene.records()["pending"] == {chunk}
+    shards_at(trainer, 2)
+    trainer.queue.complete_chunks()
+    assert scene.records()["done"] == {chunk}
+
+
+def test_a_claim_without_progress_is_taken_away_by_anybody(scene: Stage) -> None:
+    """The timer is no process's: whoever looks sees it run out, also of a claim made before it started."""
+    stuck = scene.trainer(0)
+    begin(scene, stuck)
+    stuck.queue.get_chunk()
+    looking = scene.trainer(1)
+    looking.pass_index = 0
+    looking.queue.requeue_overdue(0.2, 3)
+    assert scene.records()["pending"] == {chunk_at(scene)}
+    time.sleep(0.3)
+    looking.queue.requeue_overdue(0.2, 3)
+    assert "pending" not in scene.records()
+    assert chunk_at(scene) in scene.records()["todo"]
+    assert scene.etcd.get(scene.keys.slot(0)) is None, "nor does it keep the slot"
+
+
+def test_a_claim_goes_with_its_trainer(scene: Stage) -> None:
+    trainer = scene.trainer(0)
+    begin(scene, trainer)
+    trainer.queue.get_chunk()
+    scene.etcd.lease_revoke(trainer.lease)
+    assert "pending" not in scene.records()
+    assert len(scene.records()["todo"]) == CHUNKS
+
+
+def test_a_late_enqueuer_changes_nothing_of_its_successors(scene: Stage) -> None:
+    """It stops before its first write, its lock is gone meanwhile, and the pass begins and is worked on."""
+    late, successor = scene.trainer(0), scene.trainer(1)
+    before = []
+
+    def stop() -> None:  # behind the transaction that took the lock
+        late.etcd.before_txn = others_go_on
+
+    def others_go_on() -> None:
+        scene.etcd.delete(f"{scene.keys.queues}enqueuer")
+        begin(scene, successor)
+        successor.queue.get_chunk()
+        shards_at(successor, 2)
+        successor.queue.complete_chunks()
+        before.append((scene.records(), scene.etcd.get(scene.keys.pass_)))
+
+    late.etcd.after_txn = stop
+    late.ctx.step, late.ctx.slot = 0, 0
+    late.queue.enqueue_pass()
+    assert before == [(scene.records(), scene.etcd.get(scene.keys.pass_))]
+    assert scene.records()["done"] == {chunk_at(scene)}
+
+
+def test_a_pass_rolls_though_its_last_chunk_was_discarded(scene: Stage) -> None:
+    trainer = scene.trainer(0)
+    begin(scene, trainer)
+    trainer.queue.get_chunk()
+    poison, rest = chunk_at(scene), set(range(CHUNKS)) - {chunk_at(scene)}
+    trainer.queue.report_failure(Work(0, 0), "it cannot be read")
+    assert scene.records() == {"todo": rest, "failed": {poison}}
+    next_pass = trainer.plan.start_steps[1]
+    shards_at(trainer, next_pass)
+    begin(scene, trainer, next_pass)
+    assert scene.records() == {"done": rest, "failed": {poison}}
+    assert scene.records(1) == {"todo": rest, "failed": {poison}}
+    assert b'"pass":1' in pass_record(scene)
+
+
+def test_the_end_of_the_job_leaves_nothing_pending(scene: Stage) -> None:
+    """Also what a trainer left that is dead, and cannot complete it any more."""
+    dead, trainer = scene.trainer(0), scene.trainer(1)
+    last = trainer.plan.total_steps - 1
+    for t in (dead, trainer):
+        begin(scene, t, trainer.plan.start_steps[1])
+    dead.ctx.step, trainer.ctx.step = last, last
+    scene.etcd.put(scene.keys.slot(0), dead.id.encode(), dead.lease)
+    dead.queue.get_chunk()
+    shards_at(trainer, last + 1)
+    until(lambda: trainer.comm.finished)
+    trainer.queue.complete_job()
+    assert scene.records(1) == {"done": set(range(CHUNKS))}

@@ -1,0 +1,94 @@
+"""Real trainers on a real etcd that do not run: a test plays their main thread, and what the shards say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.keys import Keys
+from graphft.runtime.protocol.messages import Welcome
+from graphft.runtime.protocol.sync_events import FromShard, Rollback, ShardUp
+from graphft.runtime.roles.trainer_async import ChunkTrainer
+from graphft.runtime.roles.trainer_sync import SlotTrainer
+from graphft.transpiler import Job
+
+
+class Interposed:
+    """A real etcd client. `before_txn` and `after_txn` run, once, around a transaction that changes something."""
+
+    def __init__(self, etcd: Etcd) -> None:
+        self.etcd = etcd
+        self.before_txn: Callable[[], None] | None = None
+        self.after_txn: Callable[[], None] | None = None
+
+    def txn(self, compare: Any, success: Any, *args: Any, **kwargs: Any) -> Any:
+        changes = any(op.kind in ("put", "delete") for op in success)
+        if changes and self.before_txn is not None:
+            self._once("before_txn")
+        result = self.etcd.txn(compare, success, *args, **kwargs)
+        if changes and self.after_txn is not None:
+            self._once("after_txn")
+        return result
+
+    def _once(self, name: str) -> None:
+        action = getattr(self, name)
+        setattr(self, name, None)
+        action()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.etcd, name)
+
+
+class Stage:
+    """The trainers of one job, and its records."""
+
+    def __init__(self, stack: ExitStack, server: EmbeddedEtcd, keys: Keys, job: Job, folder: Path) -> None:
+        self.stack, self.server, self.keys, self.folder = stack, server, keys, folder
+        self.job = Job(job.source, job.config.replace(name=keys.job), job.programs)
+        self.etcd = stack.enter_context(Etcd(server.endpoints))
+
+    def trainer(self, index: int) -> Any:
+        """A registered trainer; its `etcd` is interposed."""
+        kind = SlotTrainer if self.job.config.sync else ChunkTrainer
+        trainer = kind(self.job, self.folder, Interposed(Etcd(self.server.endpoints)), index)  # type: ignore[arg-type]
+        self.stack.callback(trainer.transport.close)
+        self.stack.callback(trainer.close)
+        self.stack.callback(trainer.prefetcher.close)
+        trainer.register(role="trainer", index=index, lease=True)
+        until(lambda: trainer.id in trainer.view.trainers)
+        return trainer
+
+    def records(self, pass_index: int = 0) -> dict[str, set[int]]:
+        """Chunk numbers by kind of record; kinds that there are none of are left out."""
+        found: dict[str, set[int]] = {}
+        for kv in self.etcd.range(self.keys.queue(pass_index), keys_only=True).kvs:
+            kind, chunk = kv.key.removeprefix(self.keys.queue(pass_index)).split("/")
+            found.setdefault(kind, set()).add(int(chunk))
+        return found
+
+
+@contextmanager
+def stage(server: EmbeddedEtcd, keys: Keys, job: Job, folder: Path) -> Iterator[Stage]:
+    with ExitStack() as stack:
+        yield Stage(stack, server, keys, job, folder)
+
+
+def shards_at(trainer: Any, version: int, generation: int = 0) -> None:
+    """The trainer hears from all of its shards that they are at this version."""
+    comm = trainer.comm
+    if comm.machine is None:
+        comm.control(Rollback(generation, 0))
+    for shard in range(trainer.config.pservers):
+        comm.do(ShardUp(shard, f"incarnation {shard}"))
+        comm.do(FromShard(shard, Welcome(shard, f"incarnation {shard}", generation, version)))
+
+
+def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
