@@ -97,7 +97,7 @@ class Passes:
             kv = etcd.get(self.keys.pass_)
             if not due(decode_pass(kv)):
                 return False
-            if not etcd.txn([absent(lock)], [put_op(lock, me, self.role.lease)], token=lock).ok:
+            if not self._lock(lock, me):
                 self.role.watcher.wait(functools.partial(self._moved, kv), WAIT_SECONDS)
                 self.role.check_lease()
                 continue
@@ -114,6 +114,14 @@ class Passes:
 
     def _moved(self, before: KV | None, kvs: Mapping[str, KV]) -> bool:
         return kvs.get(self.keys.pass_) not in (None, before)
+
+    def _lock(self, lock: str, me: bytes) -> bool:
+        """Whether the lock is this process's; also if it is since an earlier try, whose end etcd did not answer."""
+        result = self.role.etcd.txn([absent(lock)], [put_op(lock, me, self.role.lease)], [get_op(lock)], token=lock)
+        if result.ok:
+            return True
+        holder = result.kv(0)
+        return holder is not None and holder.value == me
 
     def _make_records(self, index: int, marker: KV | None) -> bool:
         """Writes what is missing of the pass. Every write compares the marker: whoever is late changes nothing."""

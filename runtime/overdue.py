@@ -15,6 +15,9 @@ from graphft.runtime.keys import Keys
 from graphft.runtime.protocol import queue
 from graphft.runtime.protocol.queue import Pending
 
+LOOKS = 20
+"""Looks per time-out: nobody is late by much more, and etcd is not asked all the time."""
+
 
 class Overdue:
     """Watches the pending chunks of a pass. Holders renew their claims while they make progress.
@@ -25,10 +28,14 @@ class Overdue:
     def __init__(self, etcd: Store, keys: Keys, events: Events, me: str) -> None:
         self.etcd, self.keys, self.events, self.me = etcd, keys, events, me
         self._seen: dict[str, tuple[int, float]] = {}
+        self._next = 0.0
 
     def look(self, pass_index: int, timeout: float) -> None:
         """Takes away what nobody renewed for `timeout` seconds."""
         prefix, now = self.keys.queue(pass_index), time.monotonic()
+        if now < self._next:
+            return
+        self._next = now + timeout / LOOKS
         pending = self.etcd.range(f"{prefix}pending/").kvs
         seen = {kv.key: self._seen.get(kv.key, (0, now)) for kv in pending}
         self._seen = {kv.key: seen[kv.key] if seen[kv.key][0] == kv.mod_revision else (kv.mod_revision, now)
