@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import msgspec
 
@@ -10,10 +10,12 @@ from graphft.errors import GraphftError
 from graphft.runtime.etcd import absent, put_op
 from graphft.runtime.etcd.model import Store
 from graphft.runtime.keys import Keys
+from graphft.runtime.overdue import Overdue
 from graphft.runtime.roles.base import Role
 from graphft.runtime.status import JobSpec
 
 if TYPE_CHECKING:
+    from graphft.ops.context import QueuePort
     from graphft.transpiler import Job
 
 
@@ -43,12 +45,18 @@ class Coordinator(Role):
     """Runs the coordinator's program."""
 
     kind = "coordinator"
+    leased = False
 
     def run(self) -> None:
+        self._overdue = Overdue(self.etcd, self.keys, self.events, self.id)
         self.ctx.coordinator = self
-        self.run_block("init")
-        self.start_daemon()
-        self.run_block("serve")
+        self.ctx.queue = cast("QueuePort", self)  # its program asks for requeue_overdue only
+        try:
+            self.run_block("init")
+            self.start_daemon()
+            self.run_block("serve")
+        finally:
+            self.close()
 
     def put_job(self, pservers: int) -> None:
         put_job(self.etcd, self.keys, self.job)
@@ -59,6 +67,11 @@ class Coordinator(Role):
             self.check_lease()
         if self.view.state == "failed":
             raise GraphftError(f"job {self.keys.job} failed", rule="job-failed", help="see its events: graphft status")
+
+    def requeue_overdue(self, timeout: float, max_failures: int) -> None:
+        record = self.view.pass_
+        if record is not None:
+            self._overdue.look(record.pass_index, timeout)
 
     def status(self) -> msgspec.Struct:
         return job_spec(self.job)
