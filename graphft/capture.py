@@ -11,6 +11,7 @@ of samples. The model is captured in the mode (train or eval) that it is in, and
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -256,6 +257,10 @@ class _Step:
 def _emit(program: Program, traced: Traced, step: _Step, state: _State, inputs: Sequence[str]) -> None:
     """Declares the variables and writes the block."""
     names = ["loss", *step.extras, *map(grad_name, step.gradients)]
+    twice = [n for n, count in Counter([*names, *state.tensors, *inputs]).items() if count > 1]
+    if twice:
+        raise GraphftError(f"'{twice[0]}' is what the gradient of a parameter is called here, and something else, too",
+                           rule="model", help="rename that parameter, buffer, input or result")
     results = {node: n for node, n in zip(traced.results, names, strict=True) if node is not None}
     parameters = [n for n in state.tensors if n in step.gradients]
     for n in parameters:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Collection
 
 import msgspec
 
@@ -25,13 +26,16 @@ class Overdue:
     Age is measured on this process's own clock, since it saw the record change: no two clocks are compared.
     """
 
-    def __init__(self, etcd: Store, keys: Keys, events: Events, me: str) -> None:
-        self.etcd, self.keys, self.events, self.me = etcd, keys, events, me
+    def __init__(self, etcd: Store, keys: Keys, events: Events) -> None:
+        self.etcd, self.keys, self.events = etcd, keys, events
         self._seen: dict[str, tuple[int, float]] = {}
         self._next = 0.0
 
-    def look(self, pass_index: int, timeout: float) -> None:
-        """Takes away what nobody renewed for `timeout` seconds."""
+    def look(self, pass_index: int, timeout: float, held: Collection[int] = ()) -> None:
+        """Takes away what nobody renewed for `timeout` seconds.
+
+        `held`: revisions of the own claims, which stay. What else bears the own name is a claim whose answer was lost.
+        """
         prefix, now = self.keys.queue(pass_index), time.monotonic()
         if now < self._next:
             return
@@ -41,13 +45,14 @@ class Overdue:
         self._seen = {kv.key: seen[kv.key] if seen[kv.key][0] == kv.mod_revision else (kv.mod_revision, now)
                       for kv in pending}
         for kv in pending:
-            self._check(prefix, kv, now - self._seen[kv.key][1], timeout)
+            if kv.create_revision not in held:
+                self._check(prefix, kv, now - self._seen[kv.key][1], timeout)
 
     def _check(self, prefix: str, kv: KV, age: float, timeout: float) -> None:
         pending, chunk = msgspec.json.decode(kv.value, type=Pending), queue.chunk_of(kv.key)
         # The holder's clock as it can be told from here: when it wrote the record, and the time since.
         change = queue.overdue(prefix, chunk, kv, pending.deadline - timeout + age)
-        if change is None or pending.trainer == self.me:
+        if change is None:
             return
         also = []
         if pending.slot >= 0:  # sync: with the chunk goes the slot

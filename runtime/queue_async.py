@@ -188,7 +188,7 @@ class Claims:
         self.trainer, self.etcd, self.keys, self.queue = trainer, trainer.etcd, trainer.keys, queue_
         self.config, self.plan = trainer.config, trainer.config.plan
         self.passes = Passes(trainer)
-        self.overdue = Overdue(trainer.etcd, trainer.keys, trainer.events, trainer.id)
+        self.overdue = Overdue(trainer.etcd, trainer.keys, trainer.events)
         self._random = random.Random(trainer.id)
         self._marker: KV | None = None
         self._open: list[str] = []
@@ -348,7 +348,7 @@ class Claims:
                       timeout=timeout, lease=self.trainer.lease)
         index = _pass(self.trainer.watcher.snapshot().get(self.keys.pass_))
         if 0 <= index < self.plan.passes:
-            self.overdue.look(index, timeout)
+            self.overdue.look(index, timeout, {claim.revision for claim in list(self.queue.claims.values())})
 
 
 def _pass(marker: KV | None) -> int:

@@ -53,7 +53,7 @@ class PlanQueue:
         self._discarded: dict[tuple[int, int], int] = {}
         """(pass, chunk) -> the batch from which on it is left out: what came before stays exact over rollbacks."""
         self._passes = Passes(trainer)
-        self._overdue = Overdue(trainer.etcd, trainer.keys, trainer.events, trainer.id)
+        self._overdue = Overdue(trainer.etcd, trainer.keys, trainer.events)
         self._closed = False
 
     # -- QueuePort ----------------------------------------------------------------------------------------------
@@ -97,7 +97,8 @@ class PlanQueue:
                 progress = max(0, self.trainer.comm.lowest() - claim.first_step)
                 renew(self.trainer.etcd, self.keys.queue(claim.pass_index), claim.chunk, claim.revision,
                       progress=progress, timeout=timeout, lease=self.trainer.lease)
-        self._overdue.look(max(self.trainer.pass_index, 0), timeout)
+        held = {claim.revision for claim in list(self.claims.values())}
+        self._overdue.look(max(self.trainer.pass_index, 0), timeout, held)
 
     # -- for the trainer ----------------------------------------------------------------------------------------
 

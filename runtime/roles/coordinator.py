@@ -48,7 +48,7 @@ class Coordinator(Role):
     leased = False
 
     def run(self) -> None:
-        self._overdue = Overdue(self.etcd, self.keys, self.events, self.id)
+        self._overdue = Overdue(self.etcd, self.keys, self.events)
         self.ctx.coordinator = self
         self.ctx.queue = cast("QueuePort", self)  # its program asks for requeue_overdue only
         try:

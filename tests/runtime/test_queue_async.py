@@ -154,3 +154,18 @@ def test_what_a_shard_lacks_is_put_back_and_seen_by_those_that_were_through(scen
     (claim,) = take(trainer, 1)
     assert claim.key == (0, 2)
     assert put_back.run(saved) == 0, "it is being done"
+
+
+def test_a_claim_that_its_own_trainer_does_not_know_of_is_taken_away(scene: Stage) -> None:
+    """Its answer was lost. Nobody else may be there, and the trainer's lease lives on: somebody has to look."""
+    trainer = begin(scene, 0)
+
+    def fail() -> None:
+        raise Ambiguous("no answer")
+
+    trainer.etcd.after_txn = fail
+    (held,) = take(trainer, 1)
+    (lost,) = scene.records()["pending"] - {held.key[1]}
+    until(lambda: trainer.queue.requeue_overdue(0.2, 3) or scene.records()["pending"] == {held.key[1]})
+    assert lost in scene.records()["todo"]
+    assert {c.key[1] for c in take(trainer, CHUNKS - 1)} == set(range(CHUNKS)) - {held.key[1]}
