@@ -16,6 +16,7 @@ import psutil
 
 from graphft.errors import GraphftError
 from graphft.runtime.chaos.probe import Probe
+from graphft.runtime.chaos.schedule import Fault
 from graphft.runtime.connect import connect_from, write_endpoints
 from graphft.runtime.etcd import EmbeddedCluster, EmbeddedEtcd, Etcd, EtcdError
 from graphft.runtime.keys import Keys
@@ -27,6 +28,7 @@ from graphft.transpiler import Job
 
 START_SECONDS = 120.0
 STOP_SECONDS = 20.0
+DEATH_SECONDS = 30.0
 
 
 class Host:
@@ -142,21 +144,22 @@ class Host:
             found = [p for p in psutil.Process(self.launcher.pid).children() if _is_etcd(p)]
         return [p for p in found if p is not None]
 
-    def kill_member(self, target: float, leader: bool, away: float) -> str:
-        """SIGKILL to a member of the cluster, which comes back with its data after `away` seconds."""
+    def kill_member(self, fault: Fault, leader: bool) -> str:
+        """SIGKILL to a member of the cluster, which comes back with its data after the fault's seconds."""
         assert self.cluster is not None
         running = [m for m in self.cluster.members if m.running]
         if not running:
             return "no member of etcd runs"
-        member = running[int(target * len(running))]
+        member = fault.pick(running)
         if leader:
             try:
                 member = self.cluster.leader()
             except EtcdError:
                 leader = False
         member.kill()
-        self.later(away, lambda: _restart(member))
-        return f"etcd member {self.cluster.members.index(member)}{' (leader)' if leader else ''}, away for {away:.1f} s"
+        self.later(fault.seconds, lambda: _restart(member))
+        number, what = self.cluster.members.index(member), " (leader)" if leader else ""
+        return f"etcd member {number}{what}, away for {fault.seconds:.1f} s"
 
     # -- trainers come and go -----------------------------------------------------------------------------------
 
@@ -186,7 +189,7 @@ class Host:
             for member in self.cluster.members:
                 member.kill()
         self._timers.clear()
-        _, left = psutil.wait_procs(roles, timeout=10)
+        _, left = psutil.wait_procs(roles, timeout=DEATH_SECONDS)
         if left:
             raise GraphftError(f"{len(left)} processes outlived the launcher: {left}", rule="chaos",
                                help="roles and etcd are to die with the process that started them")

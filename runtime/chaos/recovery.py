@@ -16,8 +16,8 @@ IN_FLIGHT = 2
 class Recovery:
     """One fault, and the seconds until the next step after it was complete on every shard; None while it is not.
 
-    `alone`: the job had recovered from the fault before, so the seconds tell of this one only. `gone`: incarnations
-    of shards that it killed.
+    `alone`: the job had recovered from the fault before, and whoever had died was back, so the seconds tell of this one
+    only. `gone`: incarnations of shards that it killed.
     """
 
     kind: str
@@ -55,9 +55,9 @@ class Recoveries:
     def open(self) -> list[Recovery]:
         return [r for r in self.all if r.seconds is None]
 
-    def begin(self, kind: str, what: str, now: float, gone: frozenset[str] = frozenset()) -> Recovery:
-        """A fault has just befallen the job."""
-        recovery = Recovery(kind, what, now, self.low, self.generation, not self.open, gone)
+    def begin(self, kind: str, what: str, at: float, alone: bool, gone: frozenset[str] = frozenset()) -> Recovery:
+        """A fault has befallen the job."""
+        recovery = Recovery(kind, what, at, self.low, self.generation, alone, gone)
         self.all.append(recovery)
         return recovery
 

@@ -25,11 +25,13 @@ from graphft.runtime.keys import Keys
 from graphft.runtime.process import EXIT_OK, describe_exit
 from graphft.transpiler import Job
 
+START_SECONDS = 60.0
+"""A job that was launched just now may take so long before it counts as hanging at all."""
 COUNT_SECONDS = 0.5
 STORY_SECONDS = 2.0
 LOG_LINES = 60
-REPLACE_SECONDS = 30.0
-"""So long the next fault waits for those that died to be replaced, at most."""
+REPLACE_SECONDS = 5.0
+"""So long a fault waits for those that died to be replaced, at most."""
 SPARE_TRAINERS = 2
 """So many trainers more than slots are added at most."""
 
@@ -67,7 +69,7 @@ class Run:
 
     def play(self) -> Report:
         try:
-            self.recoveries.progress_at = self._started
+            self.recoveries.progress_at = self._started + START_SECONDS
             self.host.start()
             self._follow()
         except GraphftError as error:
@@ -115,7 +117,7 @@ class Run:
             return now >= self._fired_at + fault.after
         if self.recoveries.open or self.recoveries.low < max(fault.step, 1):
             return False
-        return now >= self._fired_at + REPLACE_SECONDS or self._all_there()
+        return self._all_there() or now >= self._fired_at + REPLACE_SECONDS
 
     def _all_there(self) -> bool:
         """Whether whoever died is back, so that the next fault finds the job as strong as the one before."""
@@ -171,10 +173,11 @@ class Run:
     # -- faults -------------------------------------------------------------------------------------------------
 
     def _fire(self, fault: Fault) -> None:
+        alone = not self.recoveries.open and self._all_there()
         self._fired_at = at = time.monotonic()
         kind, what, gone = self._do(fault)
         self._trainers += {"add-trainer": 1, "remove-trainer": -1}.get(kind, 0)
-        recovery = self.recoveries.begin(kind, what, at, gone)
+        recovery = self.recoveries.begin(kind, what, at, alone, gone)
         self._tell(f"! step {recovery.version:>5}  {kind}: {what}{'' if recovery.alone else ' (during a recovery)'}")
 
     def _do(self, fault: Fault) -> tuple[str, str, frozenset[str]]:
@@ -184,6 +187,7 @@ class Run:
             self.host.kill_all()
             self.host.resume_all()
             self._trainers = self.job.config.trainers
+            self.recoveries.progress_at = time.monotonic() + START_SECONDS
             return fault.kind, "launcher, roles and etcd; launched again", frozenset()
         if whom in ("etcd", "leader"):
             return fault.kind, self._hurt_etcd(fault, verb, whom), frozenset()
@@ -193,11 +197,11 @@ class Run:
 
     def _hurt_etcd(self, fault: Fault, verb: str, whom: str) -> str:
         if verb == "kill" and self.host.cluster is not None:
-            return self.host.kill_member(fault.target, whom == "leader", fault.seconds)
+            return self.host.kill_member(fault, whom == "leader")
         processes = self.host.etcd_processes()
         if not processes:
             return "etcd does not run at the moment"
-        chosen = processes if verb == "freeze" else [processes[int(fault.target * len(processes))]]
+        chosen = processes if verb == "freeze" else [fault.pick(processes)]
         for process in chosen:
             self._hurt(process, verb, fault.seconds)
         return f"{len(chosen)} of {len(processes)} servers{_lasting(verb, fault.seconds)}"
@@ -208,14 +212,14 @@ class Run:
         if verb == "add" and len(live) >= self.job.config.trainers + SPARE_TRAINERS:
             verb = "remove"
         if verb == "remove" and len(live) > 1:
-            return "remove-trainer", self.host.remove_trainer(*live[int(fault.target * len(live))]), frozenset()
+            return "remove-trainer", self.host.remove_trainer(*fault.pick(live)), frozenset()
         return "add-trainer", self.host.add_trainer(), frozenset()
 
     def _hurt_role(self, fault: Fault, verb: str, whom: str) -> tuple[str, str, frozenset[str]]:
         live = self.host.pservers() if whom.startswith("pserver") else self.host.trainers()
         if not live:
             return fault.kind, "none is alive at the moment", frozenset()
-        chosen = live if whom.endswith("s") else [live[int(fault.target * len(live))]]
+        chosen = live if whom.endswith("s") else [fault.pick(live)]
         for _, process in chosen:
             self._hurt(process, verb, fault.seconds)
         gone = frozenset(record.id for record, _ in chosen) if verb == "kill" else frozenset()

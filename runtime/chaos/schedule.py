@@ -5,9 +5,12 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from graphft.errors import GraphftError
 from graphft.runtime.transport.faults import Faults
+
+T = TypeVar("T")
 
 WEIGHTS = {
     "kill-trainer": 5, "kill-pserver": 5, "kill-trainers": 2, "kill-pservers": 2, "kill-job": 2, "kill-etcd": 3,
@@ -46,7 +49,7 @@ class Fault:
     target: float
     seconds: float
 
-    def pick(self, candidates: Sequence[int]) -> int:
+    def pick(self, candidates: Sequence[T]) -> T:
         return candidates[int(self.target * len(candidates))]
 
 

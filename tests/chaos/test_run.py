@@ -1,0 +1,109 @@
+"""`graphft chaos` on a script of the user's, with all its real parts; and a job that hangs."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from graphft.runtime.chaos.prepare import Prepared, prepare, save_script
+from graphft.runtime.chaos.report import Report
+from graphft.runtime.chaos.run import ChaosOptions, Run
+from graphft.runtime.chaos.schedule import Fault
+from graphft.runtime.cli import main
+from graphft.runtime.process import EXIT_OK, EXIT_USAGE
+from graphft.transpiler import Job
+
+SCRIPT = """
+import sys, torch, graphft
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.BatchNorm1d(32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
+program = graphft.build(model, lambda model, x, y: ((model(x) - y) ** 2).mean(),
+                        inputs={"x": ((None, 8), torch.float32), "y": ((None, 1), torch.float32)})
+graphft.minimize(program, graphft.Adam(lr=1e-2))
+x = torch.randn(640, 8)
+data = graphft.arrays(x=x, y=x[:, :1] * x[:, 1:2], chunk_size=64)
+job = graphft.transpile(program, trainers=2, pservers=2, sync=True, ft=sys.argv[1] == "ft", chunks=data, batch_size=16,
+                        passes=40, name="products", checkpoint_every=25)
+job.run()
+print("a script goes on here, but not when it is only to save its job")
+"""
+pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("chaos")]
+
+
+@pytest.fixture(scope="module")
+def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("chaos")
+
+
+@pytest.fixture(scope="module")
+def script(workplace: Path) -> Path:
+    path = workplace / "products.py"
+    path.write_text(SCRIPT)
+    return path
+
+
+@pytest.fixture(scope="module")
+def prepared(workplace: Path, script: Path) -> Prepared:
+    """The job, and an undisturbed run of it."""
+    save_script(str(script), ["ft"], workplace / "job")
+    return prepare(workplace / "job", workplace, patience=120)
+
+
+def test_a_job_survives_and_ends_with_the_same_bits(prepared: Prepared, workplace: Path,
+                                                     capsys: pytest.CaptureFixture[str]) -> None:
+    figures = workplace / "figures.json"
+    kinds = "kill-trainer,kill-pserver,kill-etcd,add-trainer,duplicate,delay,reorder"
+    status = main(["chaos", "--job", str(prepared.reference), "--dir", str(workplace / "a"), "--faults", "4",
+                   "--seed", "5", "--kinds", kinds, "--json", str(figures)])
+    shown = capsys.readouterr().out
+    assert status == EXIT_OK, shown
+    report = json.loads(figures.read_text())
+    assert report["ok"] and report["completed"] and report["identical"]  # noqa: PT018
+    assert report["process_faults"] == 4
+    assert {"kill-trainer", "kill-pserver", "kill-etcd", "add-trainer"} <= report["faults"].keys()
+    assert report["faults"]["message-duplicate"] > 0
+    assert report["generations"] >= 2, "a pserver was killed"
+    assert report["tensors_compared"] > 10
+    assert report["chunks"] == {"expected": 20, "done": 20, "failed": 0, "todo": 0, "pending": 0}
+    assert "bit-identical  yes" in shown
+    assert not (workplace / "a").exists(), "nothing went wrong, and --keep was not given"
+
+
+def test_a_job_that_hangs_is_reported_with_its_stories(prepared: Prepared) -> None:
+    faults = [Fault("pause-pserver", step=5, after=None, target=0.0, seconds=300.0)]
+    report = Run(prepared.job, prepared.folder, ChaosOptions(patience=8.0), faults, {}, lambda line: None).play()
+    assert not report.completed
+    assert not report.ok
+    assert "no progress for 8 s" in report.problem
+    assert "asked for its story" in report.problem, "of the trainers, which wait"
+    assert "--- " + str(prepared.folder / "logs" / "trainer-0.log") in report.problem
+
+
+def test_what_cannot_be_done(prepared: Prepared, script: Path, workplace: Path,
+                             capsys: pytest.CaptureFixture[str]) -> None:
+    def fails(*arguments: str) -> str:
+        assert main(["chaos", "--dir", str(workplace / "b"), *arguments]) == EXIT_USAGE
+        return capsys.readouterr().err
+
+    assert "error[usage]" in fails()
+    assert "error[chaos-kind]" in fails("--job", str(prepared.reference), "--kinds", "flood")
+    assert "error[job-directory]" in fails("--job", str(workplace / "nowhere"))
+    save_script(str(script), ["plain"], workplace / "plain")
+    assert not Job.load(workplace / "plain").config.ft
+    assert "error[chaos-ft]" in fails("--job", str(workplace / "plain"))
+    broken = workplace / "broken.py"
+    broken.write_text("raise SystemExit('no job today')")
+    assert "no job today" in fails(str(broken))
+
+
+def test_only_what_is_complete_whole_and_identical_is_well() -> None:
+    report = Report("j", 0, 1, 10, 0, completed=True, identical=True)
+    assert not report.ok, "nothing is known of its chunks"
+    report = Report("j", 0, 1, 10, 0, completed=True, identical=False, different=["w: 1 of 2 elements differ"],
+                    counters=Counter({"faults.drop": 2, "late-push": 1}))
+    assert not report.ok
+    assert report.to_json()["faults"] == {"message-drop": 2}
