@@ -1,0 +1,414 @@
+"""Stories of an async trainer: what it lacks, what it waits for, what it sends again."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+
+from graphft.errors import GraphftError
+from graphft.runtime.protocol.async_events import (
+    AsyncTrainerOptions,
+    BeginBatch,
+    CloseBatch,
+    Dropped,
+    Loaded,
+    Took,
+)
+from graphft.runtime.protocol.events import Count, Received, Reply, TakeCheckpoint, Tick
+from graphft.runtime.protocol.ledger import ALL, Ledger
+from graphft.runtime.protocol.messages import (
+    BatchAck,
+    BatchPush,
+    Bucket,
+    Hello,
+    LedgerQuery,
+    Pull,
+    Refused,
+    Welcome,
+)
+from graphft.runtime.protocol.messages import Ledger as LedgerAnswer
+from graphft.runtime.protocol.shard_async import ApplyBatch, AsyncOptions, AsyncShard
+from graphft.runtime.protocol.story import IllegalTransition
+from graphft.runtime.protocol.sync_events import Fail, FromShard, Pushed, Send, ShardDown, ShardUp
+from graphft.runtime.protocol.trainer_async import AsyncTrainer
+
+KEY = (0, 7)
+BUCKETS = ((0, 1), (0,))
+
+
+class Rig:
+    """A trainer with two shards, of two buckets and one."""
+
+    def __init__(self, **options: Any) -> None:
+        self.now = 0.0
+        self.machine = AsyncTrainer(AsyncTrainerOptions("t", BUCKETS, "j", "p", **options))
+
+    def feed(self, *events: Any) -> list[Any]:
+        return [e for event in events for e in self.machine.step(event, self.now)]
+
+    def get(self, shard: int, message: Any, payload: Any = None) -> list[Any]:
+        return self.feed(FromShard(shard, message, payload))
+
+    def meet(self, shard: int, *, generation: int = 0, version: int = 0, incarnation: str = "i") -> list[Any]:
+        self.feed(ShardUp(shard, incarnation))
+        return self.get(shard, Welcome(shard, incarnation, generation, version))
+
+    def buckets(self, shard: int, version: int, generation: int = 0) -> None:
+        for b in BUCKETS[shard]:
+            self.get(shard, Bucket(generation, version, b), f"{shard}.{b}@{version}")
+
+    def ready(self) -> Rig:
+        """Both shards are met, their buckets loaded, and chunk 7 of three batches is taken: nobody has any of it."""
+        for shard in (0, 1):
+            self.meet(shard)
+            self.buckets(shard, 0)
+            for b in BUCKETS[shard]:
+                self.feed(Loaded(shard, b))
+        self.feed(Took(KEY, 3))
+        for shard in (0, 1):
+            self.ledger(shard)
+        return self
+
+    def ledger(self, shard: int, *ranges: tuple[int, int]) -> list[Any]:
+        return self.get(shard, LedgerAnswer(*KEY, list(ranges)))
+
+    def ack(self, shard: int, batch: int, version: int, fresh: bool = True) -> list[Any]:
+        return self.get(shard, BatchAck(*KEY, batch, version, fresh))
+
+    def compute(self, batch: int, timeout: float = 5.0, limit: int = -1) -> list[Any]:
+        """One batch, up to its barrier; returns what was sent."""
+        sent = self.feed(BeginBatch(KEY, batch))
+        for shard in (0, 1):
+            for b in BUCKETS[shard] if self.machine.lacks(shard) else ():
+                sent += self.feed(Pushed(shard, b, 4, f"g{batch}"))
+        return sent + self.feed(CloseBatch(timeout, limit))
+
+
+def sent(effects: list[Any], kind: type) -> list[tuple[int, Any]]:
+    return [(e.shard, e.message) for e in effects if isinstance(e, Send) and isinstance(e.message, kind)]
+
+
+def counts(effects: list[Any]) -> list[str]:
+    return [e.name for e in effects if isinstance(e, Count)]
+
+
+def test_it_meets_a_shard_and_asks_for_its_buckets() -> None:
+    rig = Rig()
+    assert sent(rig.feed(ShardUp(0, "i")), Hello) == [(0, Hello("j", "p", "t"))]
+    effects = rig.get(0, Welcome(0, "i", 3, 12))
+    assert sent(effects, Pull) == [(0, Pull(3, -1, 0)), (0, Pull(3, -1, 1))]
+    assert not rig.machine.has(0, 0)
+    rig.get(0, Bucket(3, 11, 0), "old")
+    assert not rig.machine.has(0, 0), "older than the welcome said"
+    rig.get(0, Bucket(3, 12, 0), "new")
+    assert (rig.machine.has(0, 0), rig.machine.frame(0, 0)) == (True, "new")
+    rig.feed(Loaded(0, 0))
+    assert rig.machine.frame(0, 0) is None
+
+
+def test_a_batch_is_pushed_to_every_shard_and_settled_by_their_answers() -> None:
+    rig = Rig().ready()
+    pushes = sent(rig.compute(0), BatchPush)
+    assert pushes == [(s, BatchPush(0, *KEY, 0, 3, b, 4, 0)) for s, b in ((0, 0), (0, 1), (1, 0))]
+    assert not rig.machine.settled
+    rig.ack(0, 0, 1)
+    assert not rig.machine.settled
+    rig.ack(1, 0, 1)
+    assert rig.machine.settled
+    assert not rig.machine.has(0, 0), "the new bucket is on its way"
+    rig.buckets(0, 1)
+    assert rig.machine.frame(0, 0) == "0.0@1"
+    assert rig.machine.progress(KEY) == 1
+    assert not rig.machine.whole(KEY)
+    assert rig.machine.next_batch(KEY, 0) == 1
+
+
+def test_a_chunk_that_is_taken_over_goes_on_where_the_ledgers_say() -> None:
+    rig = Rig()
+    for shard in (0, 1):
+        rig.meet(shard)
+        rig.buckets(shard, 0)
+    assert sent(rig.feed(Took(KEY, 3)), LedgerQuery) == [(0, LedgerQuery(*KEY)), (1, LedgerQuery(*KEY))]
+    rig.ledger(0, (0, 2))
+    assert not rig.machine.known(KEY)
+    rig.ledger(1, (0, 1), (2, 3))
+    assert rig.machine.known(KEY)
+    assert rig.machine.progress(KEY) == 1
+    assert rig.machine.next_batch(KEY, -1) == 1
+    assert {s for s, _ in sent(rig.compute(1), BatchPush)} == {1}, "shard 0 has it"
+    rig.ack(1, 1, 5)
+    assert rig.machine.settled
+    assert rig.machine.next_batch(KEY, 1) == 2
+    assert {s for s, _ in sent(rig.compute(2), BatchPush)} == {0}
+    rig.ledger(0, (0, ALL))
+    assert rig.machine.whole(KEY)
+
+
+def test_a_shard_that_does_not_answer_is_skipped_and_made_good() -> None:
+    rig = Rig().ready()
+    rig.compute(0, timeout=5.0)
+    rig.ack(0, 0, 1)
+    rig.now = 4.9
+    assert counts(rig.feed(Tick())) == []
+    rig.now = 5.0
+    assert counts(rig.feed(Tick())) == ["skipped"]
+    assert rig.machine.settled
+    assert not rig.machine.whole(KEY)
+    for batch in (1, 2):
+        rig.compute(batch)
+        rig.ack(0, batch, batch + 1)
+        rig.ack(1, batch, batch)
+        assert rig.machine.settled
+    assert rig.machine.next_batch(KEY, 2) == 0, "before the chunk is completed"
+    assert {s for s, _ in sent(rig.compute(0), BatchPush)} == {1}
+    rig.ack(1, 0, 3)
+    assert rig.machine.whole(KEY)
+
+
+def test_an_answer_that_comes_late_makes_it_good_as_well() -> None:
+    rig = Rig().ready()
+    rig.compute(0)
+    rig.ack(0, 0, 1)
+    rig.now = 6.0
+    rig.feed(Tick())
+    rig.compute(1)
+    rig.ack(1, 0, 1)
+    assert rig.machine.next_batch(KEY, 1) == 2
+    assert rig.machine.links[1].skipped == set()
+
+
+def test_beyond_max_skipped_the_trainer_waits() -> None:
+    rig = Rig().ready()
+    for batch in (0, 1):
+        rig.compute(batch, limit=1)
+        rig.ack(0, batch, batch + 1)
+        rig.now += 6.0
+        effects = [*rig.feed(Tick()), *rig.feed(Tick())]
+        assert counts(effects) == [["skipped"], ["waited"]][batch], "said once"
+        assert rig.machine.settled == (batch == 0)
+    rig.ack(1, 1, 1)
+    assert rig.machine.settled
+
+
+def test_a_broken_connection_gets_the_batch_again() -> None:
+    rig = Rig().ready()
+    rig.compute(0)
+    rig.feed(ShardDown(0))
+    assert rig.machine.next_batch(KEY, 2) == 0, "shard 1 lacks it as well"
+    effects = rig.meet(0, version=0)
+    assert sent(effects, BatchPush) == [(0, BatchPush(0, *KEY, 0, 3, b, 4, 0)) for b in (0, 1)]
+    assert sent(effects, LedgerQuery) == [], "of the same generation nothing is forgotten"
+
+
+def test_a_shard_in_a_new_generation_is_asked_what_it_has() -> None:
+    """PITFALLS 22: what it acknowledged before is worth nothing now, and its versions count anew."""
+    rig = Rig().ready()
+    for batch in (0, 1, 2):
+        rig.compute(batch)
+        rig.ack(0, batch, 50 + batch)
+        rig.buckets(0, 50 + batch)
+        rig.ack(1, batch, batch + 1)
+    assert rig.machine.whole(KEY)
+    effects = rig.meet(0, generation=1, version=40, incarnation="again")
+    assert sent(effects, LedgerQuery) == [(0, LedgerQuery(*KEY))]
+    assert rig.machine.generations() == [1, 0]
+    assert not rig.machine.whole(KEY)
+    rig.ledger(0, (0, 2))
+    assert rig.machine.next_batch(KEY, 2) == 2
+    pushes = sent(rig.compute(2), BatchPush)
+    assert pushes[0] == (0, BatchPush(1, *KEY, 2, 3, 0, 4, 0)), "from the parameters of another history"
+    rig.get(0, Bucket(0, 52, 0), "of the old generation")
+    assert not rig.machine.has(0, 0)
+    rig.buckets(0, 40, generation=1)
+    assert rig.machine.frame(0, 0) == "0.0@40"
+
+
+def test_a_stale_batch_is_computed_again_from_newer_parameters() -> None:
+    rig = Rig().ready()
+    rig.compute(0)
+    rig.ack(1, 0, 1)
+    effects = rig.get(0, Refused("stale", "9 behind", 0, 9))
+    assert counts(effects) == ["refused-stale"]
+    assert rig.machine.settled
+    assert {m.bucket for _, m in sent(effects, Pull)} == {0, 1}
+    rig.buckets(0, 9)
+    for b in BUCKETS[0]:
+        rig.feed(Loaded(0, b))
+    assert rig.machine.next_batch(KEY, 2) == 0
+    assert [m.version for _, m in sent(rig.compute(0), BatchPush)] == [9, 9]
+
+
+@pytest.mark.parametrize("code", ["unknown-peer", "stale-generation", "not-ready"])
+def test_a_refusal_leads_to_one_new_hello(code: str) -> None:
+    rig = Rig().ready()
+    rig.compute(0)
+    effects = [e for _ in range(2) for e in rig.get(0, Refused(code, "", 1, 0))]
+    assert len(sent(effects, Hello)) == 1
+    assert sent(rig.get(0, Welcome(0, "i", 1, 0)), BatchPush)[0][1].generation == 1
+
+
+@pytest.mark.parametrize("code", ["foreign-job", "malformed"])
+def test_what_cannot_be_mended_fails(code: str) -> None:
+    assert [type(e) for e in Rig().ready().get(0, Refused(code, "no", 0, 0))] == [Fail]
+
+
+def test_questions_without_an_answer_are_asked_again() -> None:
+    rig = Rig(retry_interval=1.0)
+    rig.feed(ShardUp(0, "i"))
+    assert sent(rig.feed(Tick()), Hello) == []
+    rig.now = 1.0
+    assert len(sent(rig.feed(Tick()), Hello)) == 1
+    rig.get(0, Welcome(0, "i", 0, 0))
+    rig.feed(Took(KEY, 3))
+    rig.get(0, Bucket(0, 0, 0), "b")
+    rig.now = 2.5
+    effects = rig.feed(Tick())
+    assert (sent(effects, Pull), sent(effects, LedgerQuery)) == ([(0, Pull(0, -1, 1))], [(0, LedgerQuery(*KEY))])
+    rig.feed(ShardDown(0))
+    rig.now = 9.0
+    assert rig.feed(Tick()) == [], "nobody to ask"
+
+
+def test_late_and_unexpected_messages_change_nothing() -> None:
+    rig = Rig().ready()
+    assert counts(rig.get(0, Welcome(0, "another", 5, 9))) == ["late"]
+    assert counts(rig.get(0, Hello("j", "p", "x"))) == ["unexpected"]
+    rig.feed(ShardUp(0, "next"))
+    assert counts(rig.ack(0, 0, 1)) == ["late"]
+    assert rig.machine.next_batch(KEY, -1) == 0
+    rig.feed(Dropped(KEY))
+    assert rig.get(1, LedgerAnswer(*KEY, [(0, 3)])) == []
+    with pytest.raises(IllegalTransition, match="was not taken"):
+        rig.feed(BeginBatch(KEY, 0))
+
+
+def test_a_shard_without_buckets_is_refused() -> None:
+    with pytest.raises(GraphftError, match="shard 1 holds no bucket"):
+        AsyncTrainer(AsyncTrainerOptions("t", ((0,), ())))
+
+
+class Place:
+    """Three trainers and two shards, with a network that loses what is in flight when a connection breaks. Shards
+    crash and come back from what they saved. Every choice is drawn from one seed."""
+
+    def __init__(self, seed: int, chunks: int = 4, batches: int = 3) -> None:
+        self.rng, self.now, self.keys = random.Random(seed), 0.0, [(0, c) for c in range(chunks)]
+        self.batches = batches
+        self.saved = [(0, "{}", ()) for _ in BUCKETS]
+        self.generation = [-1 for _ in BUCKETS]
+        self.shards: list[AsyncShard] = []
+        self.history: list[list[tuple[int, int]]] = [[] for _ in BUCKETS]
+        for shard in range(len(BUCKETS)):
+            self.shards.append(self._revived(shard))
+        self.trainers = [AsyncTrainer(AsyncTrainerOptions(f"t{i}", BUCKETS, "j", "p")) for i in range(3)]
+        self.wires: dict[tuple[int, int], list[tuple[bool, Any, Any]]] = {}
+        self.skips = 0
+
+    def _revived(self, shard: int) -> AsyncShard:
+        version, ledger, history = self.saved[shard]
+        self.history[shard] = list(history)
+        self.generation[shard] += 1
+        return AsyncShard(AsyncOptions(shard, BUCKETS[shard], "j", "p", checkpoint_every=3),
+                          incarnation=f"s{shard}.{self.generation[shard]}", generation=self.generation[shard],
+                          version=version, ledger=Ledger.load(json.loads(ledger)))
+
+    def tell(self, t: int, event: Any) -> None:
+        for effect in self.trainers[t].step(event, self.now):
+            assert not isinstance(effect, Fail), effect
+            if isinstance(effect, Send) and (t, effect.shard) in self.wires:
+                self.wires[t, effect.shard].append((True, effect.message, effect.payload))
+            if isinstance(effect, Count) and effect.name == "skipped":
+                self.skips += 1
+
+    def connect(self, t: int, s: int) -> None:
+        self.wires[t, s] = []
+        self.tell(t, ShardDown(s))
+        self.tell(t, ShardUp(s, self.shards[s].incarnation))
+
+    def deliver(self, t: int, s: int) -> None:
+        to_shard, message, payload = self.wires[t, s].pop(0)
+        if not to_shard:
+            self.tell(t, FromShard(s, message, payload))
+            return
+        for effect in self.shards[s].step(Received(f"t{t}", message, payload), self.now):
+            if isinstance(effect, Reply):
+                frame = "parameters" if isinstance(effect.message, Bucket) else None
+                self.wires[int(effect.peer[1:]), s].append((False, effect.message, frame))
+            elif isinstance(effect, ApplyBatch):
+                self.history[s].append((effect.chunk, effect.batch))
+            elif isinstance(effect, TakeCheckpoint):
+                machine = self.shards[s]
+                self.saved[s] = (machine.version, json.dumps(machine.ledger.export()), tuple(self.history[s]))
+        self.shards[s].check_invariants()
+
+    def disturb(self) -> None:
+        s = self.rng.randrange(len(BUCKETS))
+        if self.rng.random() < 0.5:
+            self.shards[s] = self._revived(s)
+            for t in range(len(self.trainers)):
+                self.connect(t, s)
+        else:
+            self.connect(self.rng.randrange(len(self.trainers)), s)
+
+    def pump(self) -> None:
+        busy = [w for w in sorted(self.wires) if self.wires[w]]
+        if busy and self.rng.random() < 0.9:
+            self.deliver(*self.rng.choice(busy))
+        else:
+            self.now += 0.7
+            for t in range(len(self.trainers)):
+                self.tell(t, Tick())
+
+    def work(self, t: int, key: tuple[int, int]) -> Any:
+        """One trainer's way through one chunk, whoever else works on it."""
+        trainer = self.trainers[t]
+        self.tell(t, Took(key, self.batches))
+        last = -1
+        while not trainer.whole(key):
+            batch = trainer.next_batch(key, last)
+            if batch is None:
+                yield
+                continue
+            last = batch
+            self.tell(t, BeginBatch(key, batch))
+            for s, buckets in enumerate(BUCKETS):
+                for b in buckets:
+                    while not trainer.has(s, b):
+                        yield
+                    self.tell(t, Loaded(s, b))
+            for s, buckets in enumerate(BUCKETS):
+                for b in buckets if trainer.lacks(s) else ():
+                    self.tell(t, Pushed(s, b, 4, (t, batch)))
+                    yield
+            self.tell(t, CloseBatch(2.0, 2))
+            while not trainer.settled:
+                yield
+        self.tell(t, Dropped(key))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_every_batch_is_applied_once_whatever_is_lost(seed: int) -> None:
+    """Trainers even work on the same chunks. After the last fault every shard's own history has each batch once."""
+    place = Place(seed)
+    for t in range(3):
+        for s in range(len(BUCKETS)):
+            place.connect(t, s)
+    disturbed = 0
+    while True:
+        ways = [place.work(t, key) for t in range(3) for key in place.keys[t % 2:]]
+        mine = [ways[0:4], ways[4:7], ways[7:]]
+        while any(mine):
+            place.pump()
+            if disturbed < 12 and place.rng.random() < 0.02:
+                disturbed += 1
+                place.disturb()
+            t = place.rng.randrange(3)
+            if mine[t] and next(mine[t][0], "done") == "done":
+                mine[t].pop(0)
+        if all(sorted(h) == [(c, b) for _, c in place.keys for b in range(place.batches)] for h in place.history):
+            break
+        disturbed += 100  # a shard lost what was done: it is put back, and done again, undisturbed now
+    assert all(shard.version == len(place.keys) * place.batches for shard in place.shards)
