@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from graphft.errors import GraphftError
 from graphft.runtime.chaos.command import add_parser as add_chaos
-from graphft.runtime.process import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+from graphft.runtime.process import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PARENT, die_with_parent
 
 if TYPE_CHECKING:
     from graphft.ir import Program
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of `graphft` and `python -m graphft`. Returns the exit status."""
+    if PARENT in os.environ:  # before anything is loaded, which can take seconds; and not for children of our own
+        die_with_parent(int(os.environ.pop(PARENT)))
     options = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.command
     try:

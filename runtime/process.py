@@ -16,6 +16,8 @@ EXIT_USAGE = 2
 EXIT_LEASE_LOST = 75
 """The process could not rely on its lease any more and fenced itself (EX_TEMPFAIL): start it again."""
 
+PARENT = "GRAPHFT_PARENT"
+"""In the environment of a child that is to end with its parent: that one's process id."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -59,7 +61,7 @@ def spawn(command: Sequence[str], log: Path, environment: Mapping[str, str],
     package_parent = str(Path(graphft.__file__).resolve().parent.parent)
     inherited = os.environ.get("PYTHONPATH", "")
     path = os.pathsep.join([package_parent, *([inherited] if inherited else [])])
-    env = {**os.environ, **environment, "PYTHONPATH": path, "GRAPHFT_PARENT": str(os.getpid())}
+    env = {**os.environ, **environment, "PYTHONPATH": path, PARENT: str(os.getpid())}
     with log.open("ab") as out:
         return subprocess.Popen([sys.executable, "-m", "graphft", *command], stdout=out, stderr=out, stdin=stdin,
                                 env=env)

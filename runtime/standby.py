@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from graphft.runtime.process import EXIT_OK, die_with_parent, spawn
+from graphft.runtime.process import EXIT_OK, spawn
 
 
 class Standby:
@@ -46,7 +46,6 @@ def wait_for_role(job_dir: Path) -> int:
     from graphft.runtime.roles.environment import RoleSpec, run_role
     from graphft.transpiler import Job
 
-    die_with_parent(int(os.environ["GRAPHFT_PARENT"]))
     job = Job.load(job_dir)
     line = sys.stdin.buffer.readline()
     if not line:

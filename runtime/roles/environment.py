@@ -18,7 +18,7 @@ from graphft.errors import GraphftError
 from graphft.runtime.connect import connect, connect_from, write_endpoints
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, LeaseLost, Session
 from graphft.runtime.keys import Keys
-from graphft.runtime.process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK, EXIT_USAGE, die_with_parent
+from graphft.runtime.process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK, EXIT_USAGE
 
 if TYPE_CHECKING:
     from graphft.runtime.roles.base import Role
@@ -106,8 +106,6 @@ def run_as_role(job: Job, spec: RoleSpec) -> int:
 def run_role(job: Job, job_dir: Path, spec: RoleSpec) -> int:
     """Runs one role to its end; logs to stderr. Returns the exit status (see runtime/process.py)."""
     _log_as(spec)
-    if "GRAPHFT_PARENT" in os.environ:
-        die_with_parent(int(os.environ["GRAPHFT_PARENT"]))
     embedded = None
     try:
         if spec.embed_etcd and not job.config.etcd_endpoints:
