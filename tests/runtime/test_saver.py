@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -95,6 +96,40 @@ def test_checkpoints_are_committed_in_order_and_pruned(savers: Savers) -> None:
     wanted = state_of(savers.job, 1)
     assert tensors.keys() == wanted.keys()
     assert all(torch.equal(tensors[n], v) for n, v in wanted.items())
+
+
+class Looking:
+    """An etcd; `look` is called before and after each transaction."""
+
+    def __init__(self, etcd: Etcd, look: Callable[[], None]) -> None:
+        self.etcd, self.look = etcd, look
+
+    def txn(self, *args: Any, **kwargs: Any) -> Any:
+        self.look()
+        result = self.etcd.txn(*args, **kwargs)
+        self.look()
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.etcd, name)
+
+
+def test_the_committed_checkpoint_is_there_at_any_moment(job: Job, etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
+    """The old one is deleted after the new one is committed, not before: here only one is kept."""
+    store, seen = CheckpointStore(tmp_path / "checkpoints"), []
+
+    def look() -> None:
+        committed = decode_committed(etcd.get(keys.committed))
+        if committed is not None:
+            seen.append((committed.step, [m.step for m in store.manifests()]))
+
+    savers = Savers(job, Looking(etcd, look), keys, tmp_path)  # type: ignore[arg-type]
+    for step in (1, 2, 3):
+        savers.submit(step, keep=1)
+    until(lambda: [m.step for m in store.manifests()] == [3])
+    savers.close()
+    assert {step for step, _ in seen} == {1, 2, 3}
+    assert all(step in on_disk for step, on_disk in seen)
 
 
 def test_the_model_is_written_once_and_completes_the_job(savers: Savers, job: Job) -> None:

@@ -1,0 +1,137 @@
+"""Index 0 is an index, a job's records outlive its processes, a shard that is away moves no other's connection."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from programs_by_hand import linear
+
+import graphft
+from graphft.runtime.commit import Epoch
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.keys import Keys
+from graphft.runtime.protocol.messages import Hello
+from graphft.runtime.roles.coordinator import put_job
+from graphft.runtime.roles.environment import RoleSpec, _make_role
+from graphft.runtime.supervisor import Child, _registrations
+from graphft.runtime.transport.zeromq_server import ZmqServer
+from graphft.runtime.view import JobView, Registration
+from graphft.transpiler import Job
+from tests.runtime.trainers import Stage, stage, until
+
+
+@pytest.fixture(scope="module")
+def wide_job() -> Job:
+    """Three pservers."""
+    data = graphft.arrays(chunk_size=8, x=torch.zeros(32, 200), y=torch.zeros(32, 1))
+    return graphft.transpile(linear(), chunks=data, batch_size=4, pservers=3, ft=True, slice_unit=64, min_block=64)
+
+
+@pytest.fixture
+def scene(etcd_server: EmbeddedEtcd, keys: Keys, wide_job: Job, tmp_path: Path) -> Iterator[Stage]:
+    with stage(etcd_server, keys, wide_job, tmp_path) as made:
+        yield made
+
+
+def make(scene: Stage, spec: RoleSpec) -> Any:
+    role = _make_role(scene.job, scene.folder, spec, Etcd(scene.server.endpoints))
+    assert role is not None
+    scene.stack.callback(role.transport.close)
+    scene.stack.callback(role.close)
+    scene.stack.callback(role.saver.close if role.kind == "pserver" else role.prefetcher.close)
+    return role
+
+
+# -- indices ----------------------------------------------------------------------------------------------------------
+
+
+def test_pserver_0_is_pserver_0(scene: Stage) -> None:
+    """Asked for by its index it waits for its own place; only without an index a process takes any that is free."""
+    first = make(scene, RoleSpec("pserver", 0))
+    first.register(role="pserver", index=0, lease=True)
+    again, any_ = make(scene, RoleSpec("pserver", 0)), make(scene, RoleSpec("pserver"))
+    assert [(r.kind, r.index, r.program.attrs["index"]) for r in (first, again, any_)] == [
+        ("pserver", 0, 0), ("pserver", 0, 0), ("pserver", 1, 1)]
+
+
+def test_trainer_0_is_no_pserver(scene: Stage) -> None:
+    trainer = make(scene, RoleSpec("trainer", 0))
+    assert (trainer.kind, trainer.index, trainer.program.attrs["role"]) == ("trainer", 0, "trainer")
+
+
+def test_the_launcher_tells_pserver_0_from_trainer_0() -> None:
+    record = {name: Registration(name, "", 1, "here") for name in ("0-pserver", "0-trainer", "1-trainer")}
+    view = JobView(pservers={0: record["0-pserver"]},
+                   trainers={name: record[name] for name in ("0-trainer", "1-trainer")})
+    assert _registrations(view, Child("pserver", 0)) == [record["0-pserver"]]
+    assert _registrations(view, Child("trainer", 0)) == [record["0-trainer"]]
+    assert _registrations(view, Child("pserver", 1)) == []
+
+
+# -- what hangs on whose lease ----------------------------------------------------------------------------------------
+
+
+def test_the_number_of_pservers_outlives_them(scene: Stage) -> None:
+    """What describes the job hangs on nobody's lease; what says that a process lives, on its own."""
+    put_job(scene.etcd, scene.keys, scene.job)
+    before = {kv.key for kv in scene.etcd.range(scene.keys.control).kvs}
+    pservers = [make(scene, RoleSpec("pserver", index)) for index in range(2)]
+    for pserver in pservers:
+        pserver.register(role="pserver", index=pserver.index, lease=True)
+        pserver.epoch, _ = pserver.commits.begin()
+    for pserver in pservers:
+        scene.etcd.lease_revoke(pserver.lease)
+    left = {kv.key: kv for kv in scene.etcd.range(scene.keys.control).kvs}
+    assert left[scene.keys.ps_desired].value == b"3"
+    assert before <= left.keys()
+    assert {scene.keys.epoch, scene.keys.started(0), scene.keys.started(1)} <= left.keys()
+    assert not any(key.startswith(scene.keys.pservers) for key in left)
+    assert not any(kv.lease for kv in left.values())
+
+
+# -- connections ------------------------------------------------------------------------------------------------------
+
+
+class Shard:
+    """A pserver's socket and registration, without the rest of it."""
+
+    def __init__(self, scene: Stage, index: int) -> None:
+        self.scene, self.index, self.server = scene, index, ZmqServer()
+        scene.stack.callback(self.server.close)
+        self.key, self.peers = scene.keys.pserver(index), set[bytes]()
+        address = self.server.bind("127.0.0.1")
+        scene.etcd.put(self.key, msgspec.json.encode(Registration(f"{index}-{id(self)}", address, 1, "here")))
+
+    def greeted(self) -> int:
+        """How many connections have said hello here."""
+        self.peers |= {peer for peer, message, _ in self.server.poll(0.05) if isinstance(message, Hello)}
+        return len(self.peers)
+
+
+def test_a_shard_that_is_away_shifts_no_other(scene: Stage) -> None:
+    """Shards go by index, not by their place in a list: the connections to the others stay as they are."""
+    scene.etcd.put(scene.keys.epoch, msgspec.json.encode(Epoch()))
+    shards = [Shard(scene, index) for index in range(3)]
+    trainer = scene.trainer(0)
+
+    def meet(greeted: list[int]) -> None:
+        def met() -> bool:
+            trainer.watch()
+            trainer.comm.take_in(0)
+            return [shard.greeted() for shard in shards] == greeted
+        until(met)
+
+    meet([1, 1, 1])
+    scene.etcd.delete(shards[1].key)
+    until(lambda: 1 not in trainer.view.pservers)
+    trainer.watch()
+    trainer.comm.take_in(0)
+    assert [link.up for link in trainer.comm.machine.links] == [True, False, True]
+    shards[1] = Shard(scene, 1)
+    meet([1, 1, 1])
+    assert [link.up for link in trainer.comm.machine.links] == [True, True, True]
