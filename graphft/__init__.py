@@ -12,6 +12,7 @@ _PUBLIC = {
     "graphft.capture": ("Input", "build"),
     "graphft.data": ("DataSpec", "arrays", "dataset"),
     "graphft.data_files": ("files",),
+    "graphft.parser": ("parse",),
     "graphft.ir": ("Block", "Kind", "Operator", "Program", "Ref", "Sym", "Type", "Variable", "grad_name"),
     "graphft.errors": ("GraphftError", "ProgramError"),
     "graphft.optim": ("SGD", "Adagrad", "Adam", "AdamW", "ClipByGlobalNorm", "ClipByValue", "RMSprop"),

@@ -58,6 +58,12 @@ def build(model: nn.Module, loss_fn: LossFn, inputs: Mapping[str, Input | Sequen
     Raises GraphftError: [inputs] for what is wrong with `inputs`, [model], [loss], [no-gradient], [dimension] when the
     code fixes the size of a named dimension, and [capture] with the user's line for all that cannot be captured.
     """
+    if not isinstance(model, nn.Module):
+        raise GraphftError(f"the model must be a torch.nn.Module, got {type(model).__name__}", rule="model",
+                           help="put the parameters into a module")
+    if not isinstance(inputs, Mapping):
+        raise GraphftError(f"inputs must be a dict of name to shape, got {type(inputs).__name__}", rule="inputs",
+                           help="write inputs={'x': (None, 8), 'y': ((None,), torch.int64)}")
     specs = {n: _input(n, spec) for n, spec in inputs.items()}
     state = _State(model, specs)
     call = loss_fn if targets is None else _with_targets(loss_fn, specs, targets)
@@ -89,6 +95,8 @@ def build(model: nn.Module, loss_fn: LossFn, inputs: Mapping[str, Input | Sequen
 
 
 def _input(name: str, spec: Input | Sequence[Any]) -> Type:
+    if isinstance(spec, str):  # a sequence, too
+        raise _bad_input(name, f"got {spec!r}")
     if not isinstance(spec, Input):
         try:
             pair = len(spec) == 2 and isinstance(spec[1], torch.dtype)

@@ -58,13 +58,16 @@ def assumptions(symbols: Symbols) -> tuple[tuple[str, str], ...]:
     Raises GraphftError[dimension] if the code fixed a named dimension, or made two of them equal.
     """
     found: dict[str, str] = {}
-    decisions = [d for d in symbols.env.decisions if not d.file.startswith(_META)]
-    for name, value in symbols.fixed().items():
-        line = next((d.loc for d in decisions if name in map(str, symbols.named_condition(d.expression).free_symbols)
-                     and not isinstance(d.expression, sympy.Rel)), "the model")
+    for name, value, line in symbols.fixed():
+        line = line or "the model"
+        if isinstance(value, int):  # the example size, which says nothing to the user
+            raise GraphftError(
+                f"dimension {name} must vary, but {line} makes a number of it", rule="dimension",
+                help=f"give {name} as a number in inputs (recurrent networks need their length so), or do not make a "
+                     "number of a size there (x.shape[0] instead of len(x), for one)")
         raise GraphftError(f"dimension {name} must vary, but {line} makes it equal to {value}", rule="dimension",
-                           help=f"give it the size {value} in inputs, or do not make a number of a size there "
-                                "(x.shape[0] instead of len(x), for one)")
+                           help=f"give both sizes the same name in inputs, if they always agree: {value}")
+    decisions = [d for d in symbols.env.decisions if not d.file.startswith(_META)]
     for decision in decisions:
         condition = symbols.named_condition(decision.expression)
         if isinstance(condition, sympy.Rel):

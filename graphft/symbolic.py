@@ -35,6 +35,8 @@ UNKNOWN = sympy.Symbol("unknown", integer=True, positive=True)
 
 _CONVERSIONS = ("__bool__", "__int__", "__index__", "__float__")
 _HINTS = (7, 11, 13, 17, 19, 23, 29, 31, 37, 41, 43, 47, 53, 59)
+
+
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keeps torch from logging a traceback for an error that we raise with a better message."""
@@ -64,10 +66,14 @@ class _Env(ShapeEnv):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.decisions: list[Decision] = []
+        self.fixed_at: dict[sympy.Symbol, str] = {}
+        """The user's line at which torch found a size to be equal to a number, or to another size."""
 
     def evaluate_sym_node(self, sym_node: Any, *args: Any, **kwargs: Any) -> Any:
         expression = sym_node.expr  # before a guard replaces its symbols
         result = super().evaluate_sym_node(sym_node, *args, **kwargs)
+        for symbol in self.replacements.keys() - self.fixed_at.keys():
+            self.fixed_at[symbol] = user_line(sys._getframe(1), until=TRACED)
         frame: FrameType | None = sys._getframe(1)
         for _ in range(6):
             if frame is not None and frame.f_code.co_name in _CONVERSIONS and frame.f_back is not None:
@@ -135,10 +141,12 @@ class Symbols:
         """A sympy expression in terms of the names, simplified by nothing but that they are positive."""
         return sympy.sympify(expr).xreplace(self._names)
 
-    def fixed(self) -> dict[str, Dim]:
-        """Named dimensions that torch has found to be equal to a number, or to another dimension."""
-        found = {str(name): self.named(symbol) for symbol, name in self._names.items()}
-        return {name: value for name, value in found.items() if value != name}
+    def fixed(self) -> Iterator[tuple[str, Dim, str]]:
+        """Named dimensions that torch has found to be equal to a number, or to another dimension; and where."""
+        for symbol, name in self._names.items():
+            value = self.named(symbol)
+            if value != str(name):
+                yield str(name), value, self.env.fixed_at.get(symbol, "")
 
     def rename(self, text: str) -> str:
         """Torch's text with the dimensions' names in the place of torch's own symbols."""

@@ -244,6 +244,11 @@ def loop(self: Model, x: Tensor) -> Tensor:
     return sum((y * i for i in range(x.shape[0])), torch.zeros(4))
 
 
+def listed(self: Model, x: Tensor) -> Tensor:
+    y = self.linear(x)
+    return y * x.tolist()[0][0]
+
+
 def plain_written(self: Model, x: Tensor) -> Tensor:
     y = self.linear(x)
     self.plain[0] += 1
@@ -264,13 +269,13 @@ def cut(self: Model, x: Tensor) -> Tensor:
     return self.linear(x).detach()
 
 
-
 @pytest.mark.parametrize(("forward", "rule", "line", "words"), [
     (item, "capture", 2, "needs the value of a tensor"),
     (truth, "capture", 2, "torch.where"),
     (numpy, "capture", 2, "numpy"),
     (mismatch, "capture", 2, r"\[batch, 4\] X \[3, 3\]"),
-    (loop, "dimension", 2, "dimension batch must vary"),
+    (loop, "dimension", 2, "dimension batch must vary.* makes a number of it"),
+    (listed, "dimension", 2, "dimension batch must vary.* makes a number of it"),
     (plain_written, "constant-written", 2, "register_buffer"),
     (weight_written, "parameter-written", None, "parameter linear.weight in place"),
     (bias_unused, "no-gradient", None, r"linear.bias\nhelp: use it, freeze it"),
@@ -299,6 +304,8 @@ def test_loss_must_be_a_scalar() -> None:
 @pytest.mark.parametrize(("inputs", "words"), [
     ({"x": (None, -1)}, "size -1 is neither"),
     ({"x": 8}, "got 8"),
+    ({"x": "batch"}, "got 'batch'"),
+    ([(None, 8)], "a dict of name to shape, got list"),
     ({"x": ((None, 8), "float32")}, "is neither a number"),
     ({"loss": (None, 8)}, "other than 'loss'"),
     ({"weight": (None, 8)}, "names a parameter"),
@@ -317,11 +324,21 @@ def test_two_dimensions_that_must_agree_need_one_name() -> None:
     graphft.build(nn.Linear(8, 4), loss_fn, {"x": (None, "a", 8), "y": (None, "a", 4)})
 
 
+def test_a_recurrent_network_needs_its_length_as_a_number() -> None:
+    def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
+        return model(x)[0].mean()
+
+    with pytest.raises(GraphftError, match=r"dimension length must vary, but .* in loss_fn makes a number of it"):
+        graphft.build(nn.GRU(4, 4), loss_fn, {"x": ("length", None, 4)})
+    graphft.build(nn.GRU(4, 4), loss_fn, {"x": (5, None, 4)})
+
+
 def test_models_that_cannot_be_captured_as_they_are() -> None:
     def refused(model: nn.Module, words: str) -> None:
         with pytest.raises(GraphftError, match=words):
             graphft.build(model, square, {"x": (None, 8)})
 
+    refused(square, "must be a torch.nn.Module, got function")  # type: ignore[arg-type]
     refused(nn.LazyLinear(4), "has no shape yet")
     refused(nn.Linear(8, 4, device="meta"), "on device meta")
     refused(nn.Linear(8, 4).requires_grad_(False), "no trainable parameter")
