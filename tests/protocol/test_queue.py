@@ -84,7 +84,7 @@ def test_a_claim_is_one_trainers_only(store: MiniStore) -> None:
 
 
 def test_only_the_owner_completes(store: MiniStore) -> None:
-    """PITFALLS 11: the fence is the claim's revision: a zombie cannot finish the new owner's chunk."""
+    """Pitfall 11: the fence is the claim's revision: a zombie cannot finish the new owner's chunk."""
     _, zombie = claim(store, "a")
     store.expire("a")
     _, owner = claim(store, "b")
@@ -97,14 +97,14 @@ def test_only_the_owner_completes(store: MiniStore) -> None:
 
 
 def test_a_failed_transaction_changes_nothing(store: MiniStore) -> None:
-    """PITFALLS 12, 13: the records are the only state; a function never changes what it is given."""
+    """Pitfalls 12, 13: the records are the only state; a function never changes what it is given."""
     before = dict(store.keys)
     assert not store.apply(queue.complete(P, 0, 99))
     assert store.keys == before
 
 
 def test_a_pass_is_over_when_nothing_is_to_do_which_includes_pending_and_discarded(store: MiniStore) -> None:
-    """PITFALLS 9, 10: `todo` stays while a chunk is pending, and goes when it is done *or* discarded."""
+    """Pitfalls 9, 10: `todo` stays while a chunk is pending, and goes when it is done *or* discarded."""
     for chunk in (0, 1):
         store.apply(queue.complete(P, chunk, claim(store, chunk=chunk)[1]))
     claim(store, chunk=2)
@@ -159,7 +159,7 @@ def test_a_hand_over_is_no_failure(store: MiniStore) -> None:
 
 
 def test_an_overdue_claim_is_taken_away_unless_it_was_renewed(store: MiniStore) -> None:
-    """PITFALLS 12: leases do not catch a trainer that lives, but is stuck."""
+    """Pitfall 12: leases do not catch a trainer that lives, but is stuck."""
     _, fence = claim(store, now=0.0)
     seen = store.keys[queue.pending_key(P, 0)]
     assert queue.overdue(P, 0, seen, now=60.0) is None

@@ -36,7 +36,7 @@ def buckets(effects: list[Any]) -> list[tuple[str, int, int, str]]:
 
 
 def test_a_round_closes_when_all_slots_are_in_whoever_sends_them() -> None:
-    """PITFALLS 1, 2: named (slot, step) pairs; one trainer may give both, and none has to say goodbye."""
+    """Pitfalls 1, 2: named (slot, step) pairs; one trainer may give both, and none has to say goodbye."""
     rig = ShardRig()
     assert not of(ApplyRound, rig.contribute("a", 0, 1))
     assert not of(ApplyRound, rig.push("a", 0, 0, 0))
@@ -55,12 +55,13 @@ def test_contributions_come_in_slot_order_not_in_order_of_arrival() -> None:
 
 
 def test_a_second_copy_is_ignored_and_its_want_is_remembered() -> None:
-    """PITFALLS 1, 4: a restarted trainer, or a zombie, does not count twice, and overwrites nothing."""
+    """Pitfalls 1, 4: a restarted trainer, or a zombie, does not count twice, and overwrites nothing."""
     rig = ShardRig()
     rig.push("a", 0, 0, 0)
     assert counted(rig.push("b", 0, 0, 0, want=True, payload="other bits")) == ["duplicate-push"]
     rig.push("a", 0, 0, 1)
     (apply,) = of(ApplyRound, rig.contribute("a", 0, 1))
+    assert [c.slot for c in apply.contributions] == [0, 1]
     assert apply.contributions[0].payloads[0] == "0.0.0"
     assert buckets(rig.applied()) == [("b", 0, 1, "current")]
 
@@ -116,7 +117,7 @@ def test_a_whole_contribution_stays_when_an_empty_one_follows() -> None:
 
 
 def test_a_departed_trainers_contribution_counts_once_and_is_gone_with_its_step() -> None:
-    """PITFALLS 3: its gradient was added again in every later step."""
+    """Pitfall 3: its gradient was added again in every later step."""
     rig = ShardRig()
     rig.contribute("b", 0, 1, want=True)
     rig.feed(PeerLeft("b"))
@@ -131,7 +132,7 @@ def test_a_departed_trainers_contribution_counts_once_and_is_gone_with_its_step(
 
 
 def test_a_push_of_a_past_step_changes_nothing_and_is_answered_with_the_current_parameters() -> None:
-    """PITFALLS 4, 8: nothing is "got and cleared"; a lost answer is asked for again."""
+    """Pitfalls 4, 8: nothing is "got and cleared"; a lost answer is asked for again."""
     rig = ShardRig()
     rig.run_round()
     effects = rig.push("b", 0, 0, 0, want=True, payload="late")
@@ -141,7 +142,7 @@ def test_a_push_of_a_past_step_changes_nothing_and_is_answered_with_the_current_
 
 
 def test_pushes_while_a_round_is_applied_touch_nothing_and_wants_wait() -> None:
-    """PITFALLS 4: check first, touch later."""
+    """Pitfall 4: check first, touch later."""
     rig = ShardRig()
     rig.contribute("a", 0, 0)
     rig.contribute("a", 0, 1)
@@ -163,7 +164,7 @@ def test_pulls_of_the_version_being_left_are_answered_when_it_is_safe() -> None:
 
 
 def test_a_push_from_the_future_means_that_this_shard_is_behind() -> None:
-    """PITFALLS 22: it does not go on alone with an older version of the model."""
+    """Pitfall 22: it does not go on alone with an older version of the model."""
     rig = ShardRig(version=2)
     effects = rig.push("a", 3, 0, 0)
     assert codes(effects) == ["future-step"]
@@ -335,7 +336,7 @@ def test_without_recovery_mode_a_barrier_waits() -> None:
 
 
 def test_checkpoints_are_taken_at_common_steps() -> None:
-    """PITFALLS 16, 25: the version decides, not a clock; a restarted shard goes on with them."""
+    """Pitfalls 16, 25: the version decides, not a clock; a restarted shard goes on with them."""
     rig = ShardRig(checkpoint_every=3, version=2)
     assert [e.step for e in of(TakeCheckpoint, rig.run_round())] == [3]
     assert not of(TakeCheckpoint, rig.run_round())
@@ -352,7 +353,7 @@ def test_answers_go_out_before_the_checkpoint_is_taken() -> None:
 
 
 def test_the_last_version_is_saved_and_finishes_the_job() -> None:
-    """PITFALLS 2: nobody waits for anyone after the end."""
+    """Pitfall 2: nobody waits for anyone after the end."""
     rig = ShardRig(total_steps=1)
     effects = rig.run_round()
     assert [e.step for e in of(TakeCheckpoint, effects)] == [1]

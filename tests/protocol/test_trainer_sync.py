@@ -192,7 +192,7 @@ def test_a_refused_old_version_tells_where_the_shard_is() -> None:
 
 
 def test_unanswered_pulls_are_repeated_after_a_while() -> None:
-    """PITFALLS 8: a lost answer is not lost data."""
+    """Pitfall 8: a lost answer is not lost data."""
     rig = TrainerRig((0,))
     rig.feed(Begin())
     rig.bucket(0, 0)
@@ -258,7 +258,7 @@ def test_without_a_shard_nothing_is_worked_on() -> None:
 
 
 def test_what_a_shard_may_have_lost_is_contributed_again() -> None:
-    """PITFALLS 5, 8: it restarted at the step it was in, from its checkpoint; the others ignore the second copy."""
+    """Pitfalls 5, 8: it restarted at the step it was in, from its checkpoint; the others ignore the second copy."""
     rig = TrainerRig((0,), version=4)
     rig.feed(Begin())
     arrive(rig, 4)
@@ -327,7 +327,7 @@ def test_a_shard_that_came_back_older_is_asked_though_all_buckets_are_here() -> 
 
 
 def test_a_shard_two_versions_behind_is_told_so() -> None:
-    """PITFALLS 22: the pull of what it cannot have makes it ask for a rollback."""
+    """Pitfall 22: the pull of what it cannot have makes it ask for a rollback."""
     rig = TrainerRig((0,), version=6)
     rig.feed(ShardDown(1), ShardUp(1, "B2"))
     assert (1, Pull(0, 6, 0)) in sent(rig.welcome(1, "B2", 3))

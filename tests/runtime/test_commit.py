@@ -120,7 +120,7 @@ def test_an_older_step_is_never_committed_over_a_newer_one(shards: Shards) -> No
 
 
 def test_the_manifest_is_written_before_the_commit(shards: Shards) -> None:
-    """PITFALLS: the old checkpoint was deleted before the new one was recorded."""
+    """Pitfall 17: the old checkpoint was deleted before the new one was recorded."""
     etcd = Interposed(shards.etcd)
     last = shards.shard(2, etcd=etcd)
     seen: list[tuple[Committed | None, list[int]]] = []
@@ -265,7 +265,7 @@ def test_the_manifest_of_a_lost_checkpoint(shards: Shards) -> None:
 
 
 def test_begin_tells_a_first_start_from_a_restart(etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
-    """PITFALLS: a restart before the first checkpoint found "already initialised", and nobody filled it."""
+    """Pitfall 21: a restart before the first checkpoint found "already initialised", and nobody filled it."""
     shards = Shards(etcd, keys, tmp_path)
     assert shards.all[0].begin() == (Epoch(reason="start"), False)
     assert shards.all[1].begin() == (Epoch(reason="start"), False)
@@ -281,7 +281,7 @@ def test_begin_joins_the_epoch_that_holds(shards: Shards) -> None:
 
 
 def test_after_a_restart_checkpoints_are_taken_again(shards: Shards) -> None:
-    """PITFALLS: a recovered server never took a checkpoint again."""
+    """Pitfall 16: a recovered server never took a checkpoint again."""
     for generation in range(3):
         step = 50 * (generation + 1)
         shards.commit(step, generation)

@@ -9,7 +9,7 @@ from tests.sim.job import SimJob
 
 @pytest.mark.parametrize("first", range(0, 100, 20))
 def test_disturbed_runs_equal_the_undisturbed_one(first: int) -> None:
-    """PITFALLS 1, 3, 4, 7, 8, 22: whatever is killed, stopped, cut off, repeated or reordered on the way."""
+    """Pitfalls 1, 3, 4, 7, 8, 22: whatever is killed, stopped, cut off, repeated or reordered on the way."""
     for seed in range(first, first + 20):
         SimJob(seed).run()
 
