@@ -5,6 +5,7 @@ What sync and async trainers share: data, metrics, status, leaving. Their loops 
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import threading
@@ -69,6 +70,7 @@ class Trainer(Role):
         self.samples = 0
         self.loss: float | None = None
         self._times: deque[tuple[float, int]] = deque(maxlen=RATE_WINDOW)
+        self._metrics: io.FileIO | None = None
         self.leaving = False
         self._make_scope()
 
@@ -93,6 +95,8 @@ class Trainer(Role):
             self.leave()
         finally:
             self.prefetcher.close()
+            if self._metrics is not None:
+                self._metrics.close()
             self.close()
             self.transport.close()
 
@@ -186,11 +190,12 @@ class Trainer(Role):
         """Notes a computed batch: for status, and for the job's metrics."""
         self.loss, self.samples = float(loss), self.samples + samples
         self._times.append((time.monotonic(), samples))
-        path = self.job_dir / "metrics" / f"trainer-{self.id}.jsonl"
-        path.parent.mkdir(exist_ok=True)
-        with path.open("a") as file:
-            row = {"step": step, "slot": slot, "loss": self.loss, "samples": samples, "at": round(time.time(), 4)}
-            file.write(json.dumps(row) + "\n")
+        row = {"step": step, "slot": slot, "loss": self.loss, "samples": samples, "at": round(time.time(), 4)}
+        if self._metrics is None:
+            path = self.job_dir / "metrics" / f"trainer-{self.id}.jsonl"
+            path.parent.mkdir(exist_ok=True)
+            self._metrics = path.open("ab", buffering=0)  # whoever reads it meanwhile finds whole rows
+        self._metrics.write(json.dumps(row).encode() + b"\n")
 
     def story(self) -> list[str]:
         return self.comm.machine.story.of() if self.comm.machine is not None else []
