@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,9 +12,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from graphft.errors import GraphftError
-from graphft.runtime.checkpoint import CheckpointStore
+from graphft.runtime.checkpoint import CheckpointStore, Manifest
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.keys import Keys
+from graphft.runtime.protocol.ledger import ALL, Ledger
 from graphft.transpiler import Job
 
 MODEL = "model.safetensors"
@@ -25,14 +27,19 @@ def final_state(job: Job, folder: Path) -> dict[str, Tensor]:
     Raises GraphftError when the job is not complete, or the checkpoint is damaged.
     """
     store = CheckpointStore(folder / "checkpoints")
-    last = next((m for m in store.manifests() if m.step == job.config.total_steps and m.program == job.hash), None)
-    if last is None or not (folder / MODEL).exists():
-        raise GraphftError(f"{folder} holds no complete run of this job", rule="chaos-reference",
-                           help="run the job to its end first")
+    last = _last(job, store, folder)
     state = {f"model: {name}": value for name, value in load_file(folder / MODEL).items()}
     for shard in range(job.config.pservers):
         state |= {f"shard {shard}: {name}": value for name, value in store.read_part(last, shard)[0].items()}
     return state
+
+
+def _last(job: Job, store: CheckpointStore, folder: Path) -> Manifest:
+    last = next((m for m in store.manifests() if m.step == job.config.total_steps and m.program == job.hash), None)
+    if last is None or not (folder / MODEL).exists():
+        raise GraphftError(f"{folder} holds no complete run of this job", rule="chaos-reference",
+                           help="run the job to its end first")
+    return last
 
 
 def differences(reference: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
@@ -55,9 +62,37 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.contiguous().reshape(-1, 1).view(torch.uint8)
 
 
+def final_ledgers(job: Job, folder: Path) -> list[tuple[int, Ledger]]:
+    """Async: of each shard's last checkpoint, its version and its ledger."""
+    store = CheckpointStore(folder / "checkpoints")
+    last = _last(job, store, folder)
+    return [(version, Ledger.load(json.loads(store.read_part(last, shard)[1])))
+            for shard, version in enumerate(last.meta["versions"])]
+
+
+def not_once(job: Job, folder: Path, discarded: Collection[tuple[int, int]] = ()) -> list[str]:
+    """Async: the batches that a shard has not applied exactly once, in words.
+
+    A shard's ledger holds what it has applied, and its version counts how often it has applied anything: when the
+    ledger holds every batch and the version is their number, each was applied once. `discarded`: (pass, chunk) that
+    were poison, of which any part may be applied.
+    """
+    batches = job.config.plan.batches
+    expected = {(p, c) for p in range(job.config.passes) for c, n in enumerate(batches) if n} - {*discarded}
+    found = []
+    for shard, (version, ledger) in enumerate(final_ledgers(job, folder)):
+        lacking = [(p, c) for p, c in sorted(expected) if ledger.ranges(p, c) != [(0, ALL)]]
+        found += [f"shard {shard}: chunk {c} of pass {p} is applied in {ledger.ranges(p, c)} of {batches[c]} batches"
+                  for p, c in lacking]
+        applied = sum(int(batches[c]) for p, c in expected if (p, c) not in lacking)
+        if not discarded and not lacking and version != applied:
+            found.append(f"shard {shard} has applied {version} times what are {applied} batches")
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """The chunks of the passes that etcd still has records of (the last two)."""
+    """The chunks of the passes that etcd still has records of: sync, of the last two; async, of all."""
 
     expected: int
     done: int
@@ -70,10 +105,13 @@ class Chunks:
         return self.expected == self.done + self.failed and not self.todo and not self.pending
 
 
-def count_chunks(job: Job, etcd: Etcd) -> Chunks:
-    """The state of the queue, after the job."""
-    keys, passes = Keys(job.config.name), range(max(0, job.config.passes - 2), job.config.passes)
-    in_pass = sum(1 for n in job.config.plan.batches if n)
-    counts = [sum(etcd.count(f"{keys.queue(p)}{state}/") for p in passes)
-              for state in ("done", "failed", "todo", "pending")]
-    return Chunks(in_pass * len(passes), *counts)
+def count_chunks(job: Job, etcd: Etcd, folder: Path) -> Chunks:
+    """The state of the queue, after the job. In async mode, what is done is what every shard's ledger says."""
+    keys, config = Keys(job.config.name), job.config
+    passes = range(max(0, config.passes - 2) if config.sync else 0, config.passes)
+    in_pass = sum(1 for n in config.plan.batches if n)
+    done, failed, todo, pending = (sum(etcd.count(f"{keys.queue(p)}{state}/") for p in passes)
+                                   for state in ("done", "failed", "todo", "pending"))
+    if not config.sync:
+        done = min(sum(ledger.count(p) for p in passes) for _, ledger in final_ledgers(job, folder))
+    return Chunks(in_pass * len(passes), done, failed, todo, pending)

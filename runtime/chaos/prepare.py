@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from graphft.errors import GraphftError
-from graphft.runtime.chaos.compare import MODEL, differences, final_state
+from graphft.runtime.chaos.compare import MODEL, differences, final_state, not_once
 from graphft.runtime.chaos.report import Report
 from graphft.runtime.chaos.run import ChaosOptions, Run, Say
 from graphft.runtime.chaos.schedule import kinds_of, make_schedule, message_faults
@@ -53,6 +53,8 @@ def prepare(source: Path, work: Path, patience: float) -> Prepared:
             raise GraphftError(f"{folder} is there already", rule="chaos-folder",
                                help="delete it, or give another --dir")
     copy_job(source, chaos)
+    if not job.config.sync:  # what it ends with depends on who came first, disturbed or not: its ledger is looked at
+        return Prepared(job, chaos, source, None)
     if (source / MODEL).exists():
         return Prepared(job, chaos, source, None)
     copy_job(source, reference)
@@ -77,7 +79,10 @@ def run_chaos(prepared: Prepared, options: ChaosOptions, say: Say) -> Report:
     environment = {VARIABLE: json.dumps(asdict(faults))} if faults is not None else {}
     report = Run(job, prepared.folder, options, schedule, environment, say).play()
     report.reference_seconds = prepared.seconds
-    if report.completed:
+    if report.completed and not job.config.sync:
+        report.different = not_once(job, prepared.folder)
+        report.exactly_once = not report.different
+    elif report.completed:
         expected, found = final_state(job, prepared.reference), final_state(job, prepared.folder)
         report.different = differences(expected, found)
         report.identical, report.compared = not report.different, len(expected)

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from graphft.runtime.chaos.probe import Answer
-from graphft.runtime.commit import Epoch
+from graphft.runtime.view import JobView
 
 IN_FLIGHT = 2
-"""In the same generation, the step that was nearly done when the fault came proves nothing: the one after it does."""
+"""In the same generation, the step that was nearly done when the fault came proves nothing: the one after it does.
+The same holds for an async shard's batches."""
 
 
 @dataclass(slots=True)
@@ -28,7 +29,8 @@ class Recovery:
     alone: bool
     gone: frozenset[str] = frozenset()
     seconds: float | None = None
-    base: int | None = None
+    base: dict[int, int] = field(default_factory=dict)
+    """By shard: its version when it first answered after the fault."""
 
 
 @dataclass
@@ -38,18 +40,14 @@ class Recoveries:
     shards: int
     total_steps: int
     all: list[Recovery] = field(default_factory=list)
-    epochs: dict[int, int] = field(default_factory=dict)
-    """The step that each generation began at."""
     repeated: int = 0
+    """Steps (async: batches, on each shard) that a rollback undid."""
+    generations: int = 0
     low: int = 0
-    """The lowest version among the shards, when all were last seen in one generation."""
+    """The lowest version among the shards; sync: when all were last seen in one generation."""
     progress_at: float = 0.0
     """When the job last got anywhere."""
-    _highest: int = 0
-
-    @property
-    def generation(self) -> int:
-        return max(self.epochs, default=0)
+    generation: int = 0
 
     @property
     def open(self) -> list[Recovery]:
@@ -61,24 +59,21 @@ class Recoveries:
         self.all.append(recovery)
         return recovery
 
-    def update(self, answers: Mapping[int, Answer], epoch: Epoch | None, now: float) -> list[Recovery]:
+    def update(self, answers: Mapping[int, Answer], view: JobView, now: float) -> list[Recovery]:
         """Takes in what is known now; returns the recoveries that are over with it."""
-        if epoch is not None and epoch.generation not in self.epochs:
-            if self.epochs:
-                self.repeated += max(0, self._highest - epoch.step)
-            self.epochs[epoch.generation] = epoch.step
-            self._highest, self.progress_at = epoch.step, now
-        for answer in answers.values():
-            if answer.generation == self.generation:
-                self._highest = max(self._highest, answer.version)
-        low = self._common(answers)
+        self.take_epochs(view, now)
+        self.take_versions(answers)
+        low = self.lowest(answers)
         if low is None:
             return []
         if low != self.low:
             self.low, self.progress_at = low, now
-        over = [r for r in self.open if self._is_over(r, answers, low)]
-        for recovery in over:
-            recovery.seconds = now - recovery.at
+        over = []
+        for recovery in self.open:
+            fresh = {s: a for s, a in answers.items() if a.at > recovery.at and a.incarnation not in recovery.gone}
+            if len(fresh) == self.shards and (low >= self.total_steps or self.is_over(recovery, fresh)):
+                recovery.seconds = now - recovery.at
+                over.append(recovery)
         return over
 
     def finish(self, now: float) -> None:
@@ -86,19 +81,80 @@ class Recoveries:
         for recovery in self.open:
             recovery.seconds = now - recovery.at
 
-    def _common(self, answers: Mapping[int, Answer]) -> int | None:
-        """The lowest version, if all shards answer from the newest generation."""
+    def take_epochs(self, view: JobView, now: float) -> None:
+        raise NotImplementedError
+
+    def take_versions(self, answers: Mapping[int, Answer]) -> None:
+        raise NotImplementedError
+
+    def lowest(self, answers: Mapping[int, Answer]) -> int | None:
+        raise NotImplementedError
+
+    def is_over(self, recovery: Recovery, answers: Mapping[int, Answer]) -> bool:
+        raise NotImplementedError
+
+
+@dataclass
+class SyncRecoveries(Recoveries):
+    """Of a sync job: its shards share a generation, and are at most one version apart."""
+
+    _began: int | None = None
+    """The step that the generation began at."""
+    _highest: int = 0
+
+    def take_epochs(self, view: JobView, now: float) -> None:
+        epoch = view.epoch
+        if epoch is None or (self._began is not None and epoch.generation <= self.generation):
+            return
+        if self._began is not None:
+            self.repeated += max(0, self._highest - epoch.step)
+        self.generation, self._began, self._highest, self.progress_at = epoch.generation, epoch.step, epoch.step, now
+        self.generations += 1
+
+    def take_versions(self, answers: Mapping[int, Answer]) -> None:
+        versions = [a.version for a in answers.values() if a.generation == self.generation]
+        self._highest = max([self._highest, *versions])
+
+    def lowest(self, answers: Mapping[int, Answer]) -> int | None:
         if len(answers) < self.shards or any(a.generation != self.generation for a in answers.values()):
             return None
         return min(a.version for a in answers.values())
 
-    def _is_over(self, recovery: Recovery, answers: Mapping[int, Answer], low: int) -> bool:
-        if any(a.at <= recovery.at or a.incarnation in recovery.gone for a in answers.values()):
-            return False
-        if low >= self.total_steps:
-            return True
+    def is_over(self, recovery: Recovery, answers: Mapping[int, Answer]) -> bool:
         if self.generation > recovery.generation:
-            return low > self.epochs[self.generation]
-        if recovery.base is None:
-            recovery.base = max(a.version for a in answers.values())
-        return low >= recovery.base + IN_FLIGHT
+            return self.low > (self._began or 0)
+        if not recovery.base:
+            recovery.base = {s: a.version for s, a in answers.items()}
+        return self.low >= max(recovery.base.values()) + IN_FLIGHT
+
+
+@dataclass
+class AsyncRecoveries(Recoveries):
+    """Of an async job: each shard has a generation and a version of its own."""
+
+    _epochs: dict[int, int] = field(default_factory=dict)
+    _highest: dict[int, int] = field(default_factory=dict)
+
+    def take_epochs(self, view: JobView, now: float) -> None:
+        for shard, epoch in view.shard_epochs.items():
+            known = self._epochs.get(shard)
+            if known is not None and epoch.generation <= known:
+                continue
+            if known is not None:
+                self.repeated += max(0, self._highest.get(shard, 0) - epoch.step)
+            self._epochs[shard], self._highest[shard], self.progress_at = epoch.generation, epoch.step, now
+            self.generations += 1
+        self.generation = max(self._epochs.values(), default=0)
+
+    def take_versions(self, answers: Mapping[int, Answer]) -> None:
+        for shard, answer in answers.items():
+            if answer.generation == self._epochs.get(shard):
+                self._highest[shard] = max(self._highest[shard], answer.version)
+
+    def lowest(self, answers: Mapping[int, Answer]) -> int | None:
+        return min(a.version for a in answers.values()) if len(answers) == self.shards else None
+
+    def is_over(self, recovery: Recovery, answers: Mapping[int, Answer]) -> bool:
+        for shard, answer in answers.items():  # one that went back starts from where it is then
+            recovery.base[shard] = min(recovery.base.get(shard, answer.version), answer.version)
+        return all(a.version >= min(recovery.base[s] + IN_FLIGHT, self.total_steps) for s, a in answers.items())

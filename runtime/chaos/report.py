@@ -20,8 +20,9 @@ DIFFERENCES_SHOWN = 20
 
 @dataclass
 class Report:
-    """`identical` is None when nothing could be compared. `counters`: what roles counted, and messages suffered; of a
-    process that was killed, what it had last reported. `ends`: how processes ended, as the launcher saw it."""
+    """`identical` and `exactly_once` (async) are None when nothing was compared. `counters`: what roles counted, and
+    what messages suffered; of a process that was killed, what it had last reported. `ends`: how processes ended, as the
+    launcher saw it."""
 
     job: str
     seed: int
@@ -39,13 +40,16 @@ class Report:
     ends: Counter[str] = field(default_factory=Counter)
     chunks: Chunks | None = None
     identical: bool | None = None
+    exactly_once: bool | None = None
     compared: int = 0
     different: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
-        """Whether the job completed, lost nothing, and ended with the very bits of the undisturbed run."""
-        return self.completed and self.identical is True and self.chunks is not None and self.chunks.accounted
+        """Whether the job completed, lost nothing, and ended with the very bits of the undisturbed run; or, in async
+        mode, after every batch had been applied exactly once on every shard."""
+        as_promised = self.identical is True or self.exactly_once is True
+        return self.completed and as_promised and self.chunks is not None and self.chunks.accounted
 
     @property
     def faults(self) -> dict[str, int]:
@@ -57,7 +61,8 @@ class Report:
     def to_json(self) -> dict[str, Any]:
         return {
             "job": self.job, "seed": self.seed, "etcd_members": self.members, "total_steps": self.total_steps,
-            "ok": self.ok, "completed": self.completed, "identical": self.identical, "problem": self.problem,
+            "ok": self.ok, "completed": self.completed, "identical": self.identical,
+            "exactly_once": self.exactly_once, "problem": self.problem,
             "tensors_compared": self.compared, "different": self.different,
             "faults": self.faults, "faults_planned": self.planned, "process_faults": len(self.recoveries),
             "recovery_seconds": summaries(self.recoveries),
@@ -90,10 +95,12 @@ class Report:
         if self.chunks is not None:
             c = self.chunks
             lines.append(f"chunks         {c.done} of {c.expected} done, {c.failed} discarded, "
-                         f"{c.todo + c.pending} open (last two passes)")
+                         f"{c.todo + c.pending} open")
         lines.append(f"completed      {'yes' if self.completed else 'NO: ' + self.problem}")
         if self.identical is not None:
             lines.append(f"bit-identical  {'yes' if self.identical else 'NO'} ({self.compared} tensors)")
+        if self.exactly_once is not None:
+            lines.append(f"exactly once   {'yes' if self.exactly_once else 'NO'} (every batch, on every shard)")
         return lines + [f"  {line}" for line in self.different[:DIFFERENCES_SHOWN]]
 
 

@@ -16,7 +16,7 @@ from graphft.errors import GraphftError
 from graphft.runtime.chaos.compare import count_chunks
 from graphft.runtime.chaos.host import Host, send
 from graphft.runtime.chaos.probe import ASK_SECONDS
-from graphft.runtime.chaos.recovery import Recoveries
+from graphft.runtime.chaos.recovery import AsyncRecoveries, Recoveries, SyncRecoveries
 from graphft.runtime.chaos.report import Report
 from graphft.runtime.chaos.schedule import Fault
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError
@@ -58,7 +58,8 @@ class Run:
         self.keys = Keys(job.config.name)
         self.left = list(schedule)
         self.host = Host(job, folder, options.members, environment)
-        self.recoveries = Recoveries(job.config.pservers, job.config.total_steps)
+        kind = SyncRecoveries if job.config.sync else AsyncRecoveries
+        self.recoveries: Recoveries = kind(job.config.pservers, job.config.total_steps)
         self.report = Report(job.config.name, options.seed, options.members, job.config.total_steps, len(schedule),
                              self.recoveries.all)
         self._counters: dict[tuple[str, int], dict[str, int]] = {}
@@ -79,7 +80,7 @@ class Run:
         self.recoveries.finish(time.monotonic())
         report = self.report
         report.seconds = time.monotonic() - self._started
-        report.steps_repeated, report.generations = self.recoveries.repeated, len(self.recoveries.epochs)
+        report.steps_repeated, report.generations = self.recoveries.repeated, self.recoveries.generations
         for counters in self._counters.values():
             report.counters.update(counters)
         return report
@@ -106,7 +107,7 @@ class Run:
         assert self.host.etcd is not None
         probe.look(ASK_SECONDS)
         now = time.monotonic()
-        for recovery in self.recoveries.update(probe.answers, probe.view.epoch, now):
+        for recovery in self.recoveries.update(probe.answers, probe.view, now):
             self._tell(f"  step {self.recoveries.low:>5}  {recovery.seconds:6.2f} s after {recovery.kind}")
         if now >= self._count_at:
             self._count_at = now + COUNT_SECONDS
@@ -151,7 +152,7 @@ class Run:
             self._read(etcd)
 
     def _read(self, etcd: Etcd) -> None:
-        self.report.chunks = count_chunks(self.job, etcd)
+        self.report.chunks = count_chunks(self.job, etcd, self.folder)
         self.report.ends = Counter(f"{event.fields['role']} {describe_exit(event.fields['status'])}"
                                    for _, event in read_events(etcd, self.keys) if event.kind == "died")
 

@@ -5,22 +5,27 @@ from __future__ import annotations
 import pytest
 
 from graphft.runtime.chaos.probe import Answer
-from graphft.runtime.chaos.recovery import Recoveries, Recovery
+from graphft.runtime.chaos.recovery import AsyncRecoveries, Recoveries, Recovery, SyncRecoveries
 from graphft.runtime.chaos.report import summaries
 from graphft.runtime.commit import Epoch
+from graphft.runtime.view import JobView
 
 
 class Job:
     """Two shards that answer at the times given."""
 
     def __init__(self) -> None:
-        self.recoveries = Recoveries(shards=2, total_steps=100)
+        self.recoveries: Recoveries = SyncRecoveries(shards=2, total_steps=100)
         self.answers: dict[int, Answer] = {}
         self.epoch = Epoch()
+        self.shard_epochs: dict[int, Epoch] = {}
 
     def answer(self, now: float, *versions: int, generation: int = 0, names: str = "ab") -> list[Recovery]:
         self.answers = {i: Answer(names[i], generation, v, now) for i, v in enumerate(versions)}
-        return self.recoveries.update(self.answers, self.epoch, now)
+        return self.update(now)
+
+    def update(self, now: float) -> list[Recovery]:
+        return self.recoveries.update(self.answers, JobView(epoch=self.epoch, shard_epochs=self.shard_epochs), now)
 
     def begin(self, kind: str, at: float, gone: str = "", alone: bool = True) -> Recovery:
         return self.recoveries.begin(kind, "", at, alone, frozenset(gone))
@@ -47,8 +52,8 @@ def test_the_step_in_flight_does_not_count(job: Job) -> None:
 def test_answers_from_before_the_fault_do_not_count(job: Job) -> None:
     fault = job.begin("kill-trainer", 1.0)
     job.answers = {0: Answer("a", 0, 50, 1.1), 1: Answer("b", 0, 50, 0.9)}
-    assert not job.recoveries.update(job.answers, job.epoch, 1.1)
-    assert fault.base is None
+    assert not job.update(1.1)
+    assert not fault.base
 
 
 def test_a_rollback_counts_from_the_step_that_it_returns_to(job: Job) -> None:
@@ -93,6 +98,23 @@ def test_progress(job: Job) -> None:
     job.epoch = Epoch(1, 5)
     job.answer(5.0, 11, 11)
     assert job.recoveries.progress_at == 5.0
+
+
+def test_async_shards_go_on_each_for_itself() -> None:
+    job = Job()
+    job.recoveries = AsyncRecoveries(shards=2, total_steps=100)
+    job.shard_epochs = {0: Epoch(0, 0), 1: Epoch(0, 0)}
+    job.answer(0.0, 40, 30)
+    fault = job.begin("kill-pserver", 1.0, gone="b")
+    assert not job.answer(1.1, 45, 30), "the dead one's last words"
+    job.shard_epochs[1] = Epoch(1, 25)
+    job.answers = {0: Answer("a", 0, 60, 1.2), 1: Answer("c", 1, 25, 1.2)}
+    assert not job.update(1.2)
+    job.answers[1] = Answer("c", 1, 27, 1.3)
+    assert not job.update(1.3), "the other has stopped"
+    job.answers[0] = Answer("a", 0, 62, 1.4)
+    assert job.update(1.4) == [fault]
+    assert (job.recoveries.repeated, job.recoveries.low, job.recoveries.generation) == (5, 27, 1)
 
 
 def test_summaries() -> None:
