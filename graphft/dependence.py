@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-
-import networkx as nx
+from typing import TYPE_CHECKING
 
 from graphft import registry
 from graphft.ir import Block, Kind, Operator, refs
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 def def_use(block: Block) -> nx.DiGraph:
@@ -29,6 +31,8 @@ def def_use(block: Block) -> nx.DiGraph:
     A temporary that is read before the op that produces it stands gives an edge backwards: the graph of a block in
     the wrong order has another topological order, that of a cyclic one has none.
     """
+    import networkx as nx  # here: a process that only runs programs does without
+
     graph = nx.DiGraph()
     for i, op in enumerate(block.ops):
         graph.add_node(i, op=op)
@@ -41,6 +45,8 @@ def def_use(block: Block) -> nx.DiGraph:
 
 def flow(graph: nx.DiGraph) -> nx.DiGraph:
     """The part of a `def_use` graph that carries values."""
+    import networkx as nx
+
     return nx.edge_subgraph(graph, [(a, b) for a, b, kind in graph.edges(data="kind") if kind == "flow"])
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import networkx as nx
-
 from graphft import registry
 from graphft.dependence import def_use, flow
 from graphft.errors import GraphftError, ProgramError
@@ -207,6 +205,8 @@ def _late_writes(program: Program) -> Iterator[tuple[Block, int, str, int, bool]
             late += [(i, n, first[n]) for n in op.reads if _is_temp(n, program) and n not in known and n in first]
             known.update(op.writes)
         if late:
+            import networkx as nx  # here: programs that are in order do without
+
             graph = flow(def_use(block))
             for i, name, writer in late:
                 yield block, i, name, writer, nx.has_path(graph, i, writer)

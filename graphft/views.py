@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-import networkx as nx
-
 from graphft import registry
 from graphft.dependence import alias_classes, def_use, flow, memory_writes
 from graphft.errors import ProgramError
@@ -22,6 +20,8 @@ def topological_order(block: Block) -> list[int]:
 
     Raises ProgramError[cycle] if there is none.
     """
+    import networkx as nx
+
     graph = def_use(block)
     try:
         return list(nx.lexicographical_topological_sort(graph))
