@@ -1,0 +1,155 @@
+"""docs/pitfalls.md names only tests that exist; and what can be seen in the sources alone."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "docs" / "pitfalls.md").read_text()
+PITFALLS = 32
+CITED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+SOURCES = sorted(p for f in ("graphft", "ops", "transpiler", "runtime") for p in (ROOT / f).rglob("*.py")
+                 if not any(parent.is_symlink() for parent in p.parents if ROOT in parent.parents))
+TREES = {str(p.relative_to(ROOT)): ast.parse(p.read_text()) for p in SOURCES}
+
+
+# -- the page ---------------------------------------------------------------------------------------------------------
+
+
+def sections() -> dict[int, str]:
+    """The page's text about each pitfall."""
+    parts = re.split(r"^### (\d+)\. ", PAGE, flags=re.MULTILINE)[1:]
+    return {int(number): text for number, text in zip(parts[::2], parts[1::2], strict=True)}
+
+
+def defined(path: str) -> set[str]:
+    """The tests of a file: functions, and names that state machines are assigned to."""
+    names: set[str] = set()
+    for node in ast.parse((ROOT / path).read_text()).body:
+        if isinstance(node, ast.FunctionDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Assign):
+            names |= {target.id for target in node.targets if isinstance(target, ast.Name)}
+    return {name for name in names if name.lower().startswith("test")}
+
+
+def test_the_page_names_only_tests_that_exist() -> None:
+    cited = set(CITED.findall(PAGE))
+    assert not [f"{path}::{name}" for path, name in sorted(cited)
+                if not (ROOT / path).is_file() or name not in defined(path)]
+    assert len(cited) == len(set(re.findall(r"`(tests/[^`]*::[^`]*)`", PAGE))), "a test is cited in another form"
+
+
+def test_every_pitfall_has_a_test() -> None:
+    assert list(sections()) == list(range(1, PITFALLS + 1))
+    assert not [number for number, text in sections().items() if not CITED.search(text)]
+
+
+def test_tests_cite_pitfalls_that_cite_them() -> None:
+    """A test whose docstring begins with `Pitfall 7:` or `Pitfalls 1, 2:` is named there."""
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for node in ast.parse(path.read_text()).body:
+            found = re.match(r"Pitfalls? ([\d, ]+):", ast.get_docstring(node) or "") if isinstance(
+                node, ast.FunctionDef) else None
+            for number in map(int, found[1].split(",")) if found and isinstance(node, ast.FunctionDef) else ():
+                assert (str(path.relative_to(ROOT)), node.name) in CITED.findall(sections()[number]), number
+
+
+# -- the sources ------------------------------------------------------------------------------------------------------
+
+
+def nodes(kind: type[ast.AST]) -> Iterator[tuple[str, ast.AST]]:
+    for name, tree in TREES.items():
+        yield from ((f"{name}:{getattr(node, 'lineno', 0)}", node) for node in ast.walk(tree) if isinstance(node, kind))
+
+
+def calls(*names: str) -> list[str]:
+    return [place for place, node in nodes(ast.Call) if isinstance(node, ast.Call) and ast.unparse(node.func) in names]
+
+
+def test_nothing_is_placed_by_hash() -> None:
+    """Pitfall 29: Python's `hash()` of a string differs from process to process."""
+    assert not calls("hash", "object.__hash__")
+
+
+def test_errors_are_told_apart_by_type_or_rule_never_by_their_text() -> None:
+    """Pitfall 30: the text is for people, and may change."""
+    found = []
+    for place, node in nodes(ast.ExceptHandler):
+        assert isinstance(node, ast.ExceptHandler)
+        texts = {f"str({node.name})", f"repr({node.name})", *(f"{node.name}.{a}" for a in (
+            "message", "help", "args", "details()", "msg", "strerror"))}
+        for inner in ast.walk(node):
+            decides = isinstance(inner, ast.Compare) or (isinstance(inner, ast.Call) and re.fullmatch(
+                r".*\.(startswith|endswith|find|index|count)|re\.\w+", ast.unparse(inner.func)))
+            if decides and node.name and any(text in ast.unparse(inner) for text in texts):
+                found.append(f"{place}: {ast.unparse(inner)}")
+    assert not found
+
+
+def test_nothing_is_validated_by_assert() -> None:
+    """Pitfall 30: `python -O` drops asserts. Those here only tell the type checker what is known."""
+    wrong = []
+    for place, node in nodes(ast.Assert):
+        assert isinstance(node, ast.Assert)
+        test = node.test
+        known = (isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.IsNot)) or (
+            isinstance(test, ast.Call) and ast.unparse(test.func) == "isinstance")
+        if not known or node.msg is not None:
+            wrong.append(f"{place}: {ast.unparse(node)}")
+    assert not wrong
+
+
+ENDS = {"graphft/__main__.py": "a command", "graphft/opdocs.py": "a command", "runtime/etcd/server.py": "a command",
+        "runtime/launch.py": "a script that is one role", "runtime/process.py": "its parent is dead",
+        "runtime/roles/base.py": "its lease is lost"}
+"""Files that end the process, and why they may."""
+
+
+def test_errors_are_raised_to_whoever_called() -> None:
+    """Pitfall 30: who catches, prints and exits leaves nothing to whoever could have mended it."""
+    ending = calls("sys.exit", "os._exit", "exit", "quit", "SystemExit", "os.abort")
+    assert {place.rsplit(":", 1)[0] for place in ending} == ENDS.keys()
+
+
+REGISTRIES = {"graphft/registry.py": {"_OPS", "_FAMILIES"}, "graphft/verify.py": {"_RULES", "_JOB_RULES"}}
+"""What is declared when modules are imported, and does not change afterwards."""
+CHANGES = frozenset({"append", "add", "update", "pop", "popitem", "setdefault", "clear", "extend", "insert", "remove",
+                     "discard", "appendleft"})
+
+
+def changed_names(tree: ast.Module) -> set[str]:
+    """Names of a module that are changed by code in it."""
+    globals_ = {t.id for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign)
+                for t in (node.targets if isinstance(node, ast.Assign) else [node.target]) if isinstance(t, ast.Name)}
+    changed = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
+    for function in [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]:
+        own = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+        for node in ast.walk(function):
+            target: ast.AST | None = None
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES:
+                target = node.func.value
+            elif isinstance(node, ast.Subscript | ast.Attribute) and not isinstance(node.ctx, ast.Load):
+                target = node.value
+            if isinstance(target, ast.Name) and target.id in globals_ - own:
+                changed.add(target.id)
+    return changed
+
+
+def test_no_module_holds_state() -> None:
+    """Pitfall 32: what a module holds is shared by all roles of a process."""
+    changed = {name: found for name, tree in TREES.items() if (found := changed_names(tree))}
+    assert changed == REGISTRIES
+
+
+@pytest.mark.parametrize(("source", "found"), [
+    ("x = []\ndef f():\n    x.append(1)", {"x"}), ("x = {}\ndef f():\n    x['a'] = 1", {"x"}),
+    ("x = 0\ndef f():\n    global x\n    x = 1", {"x"}), ("x = []\ndef f():\n    x = []\n    x.append(1)", set()),
+    ("x = object()\ndef f():\n    x.y = 1", {"x"}), ("x = [1]\ndef f():\n    return x[0]", set())])
+def test_changes_of_a_modules_names_are_seen(source: str, found: set[str]) -> None:
+    assert changed_names(ast.parse(source)) == found
