@@ -66,7 +66,7 @@ def settled(status: JobStatus) -> bool:
 class Pace:
     """The seconds that a batch takes, in a file that the running job's trainers read."""
 
-    SLOW = 0.3
+    SLOW = 0.7
 
     def __init__(self, file: Path) -> None:
         self.file = file

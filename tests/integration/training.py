@@ -47,8 +47,9 @@ class Blobs:
         return self.x[i], self.y[i]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-        if self.pace:
-            time.sleep(float(Path(self.pace).read_text() or 0))
+        start = time.monotonic()
+        while self.pace and time.monotonic() - start < float(Path(self.pace).read_text()):
+            time.sleep(0.01)
         return [self[i] for i in indices]
 
 
