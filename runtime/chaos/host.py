@@ -44,6 +44,7 @@ class Host:
         self._next_index = job.config.trainers
         self._removed: set[str] = set()
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._stopped: dict[int, float] = {}
 
     # -- running ------------------------------------------------------------------------------------------------
 
@@ -86,6 +87,22 @@ class Host:
 
     def later(self, seconds: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._timers, (time.monotonic() + seconds, id(action), action))
+
+    def stop_for(self, process: psutil.Process, seconds: float) -> None:
+        """SIGSTOP, and SIGCONT when the longest stop that it was given is over."""
+        until = self._stopped[process.pid] = max(time.monotonic() + seconds, self._stopped.get(process.pid, 0.0))
+        send(process, signal.SIGSTOP)
+        self.later(until - time.monotonic(), lambda: self._continue(process))
+
+    def _continue(self, process: psutil.Process) -> None:
+        if time.monotonic() >= self._stopped.get(process.pid, 0.0):
+            self._stopped.pop(process.pid, None)
+            send(process, signal.SIGCONT)
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is stopped or away that is to come back."""
+        return not self._timers
 
     def close(self) -> None:
         """Ends everything that still runs."""
@@ -189,6 +206,7 @@ class Host:
             for member in self.cluster.members:
                 member.kill()
         self._timers.clear()
+        self._stopped.clear()
         _, left = psutil.wait_procs(roles, timeout=DEATH_SECONDS)
         if left:
             raise GraphftError(f"{len(left)} processes outlived the launcher: {left}", rule="chaos",

@@ -18,7 +18,7 @@ class Recovery:
     """One fault, and the seconds until the next step after it was complete on every shard; None while it is not.
 
     `alone`: the job had recovered from the fault before, and whoever had died was back, so the seconds tell of this one
-    only. `gone`: incarnations of shards that it killed.
+    only. `gone`: incarnations of shards that it killed. Steps complete before `since` prove nothing.
     """
 
     kind: str
@@ -28,6 +28,7 @@ class Recovery:
     generation: int
     alone: bool
     gone: frozenset[str] = frozenset()
+    since: float = 0.0
     seconds: float | None = None
     base: dict[int, int] = field(default_factory=dict)
     """By shard: its version when it first answered after the fault."""
@@ -70,7 +71,8 @@ class Recoveries:
             self.low, self.progress_at = low, now
         over = []
         for recovery in self.open:
-            fresh = {s: a for s, a in answers.items() if a.at > recovery.at and a.incarnation not in recovery.gone}
+            since = max(recovery.at, recovery.since)
+            fresh = {s: a for s, a in answers.items() if a.at > since and a.incarnation not in recovery.gone}
             if len(fresh) == self.shards and (low >= self.total_steps or self.is_over(recovery, fresh)):
                 recovery.seconds = now - recovery.at
                 over.append(recovery)

@@ -116,7 +116,7 @@ class Run:
     def _due(self, fault: Fault, now: float) -> bool:
         if fault.after is not None and self._fired_at:
             return now >= self._fired_at + fault.after
-        if self.recoveries.open or self.recoveries.low < max(fault.step, 1):
+        if self.recoveries.open or not self.host.whole or self.recoveries.low < max(fault.step, 1):
             return False
         return self._all_there() or now >= self._fired_at + REPLACE_SECONDS
 
@@ -174,11 +174,13 @@ class Run:
     # -- faults -------------------------------------------------------------------------------------------------
 
     def _fire(self, fault: Fault) -> None:
-        alone = not self.recoveries.open and self._all_there()
+        alone = not self.recoveries.open and self.host.whole and self._all_there()
         self._fired_at = at = time.monotonic()
         kind, what, gone = self._do(fault)
         self._trainers += {"add-trainer": 1, "remove-trainer": -1}.get(kind, 0)
         recovery = self.recoveries.begin(kind, what, at, alone, gone)
+        if kind in ("pause-etcd", "freeze-etcd"):  # steps may go on without it, for a while
+            recovery.since = at + fault.seconds
         self._tell(f"! step {recovery.version:>5}  {kind}: {what}{'' if recovery.alone else ' (during a recovery)'}")
 
     def _do(self, fault: Fault) -> tuple[str, str, frozenset[str]]:
@@ -230,8 +232,7 @@ class Run:
         if verb == "kill":
             send(process, signal.SIGKILL)
             return
-        send(process, signal.SIGSTOP)
-        self.host.later(seconds, lambda: send(process, signal.SIGCONT))
+        self.host.stop_for(process, seconds)
 
 
 def _lasting(verb: str, seconds: float) -> str:
