@@ -171,8 +171,10 @@ class Supervisor:
         return all(c.done for c in self.children.values())
 
     def stop(self, grace: float = 10.0) -> None:
-        """Ends all children, stopped ones too: SIGTERM, then SIGKILL after `grace` seconds."""
-        running = [c.process for c in self.children.values() if c.process is not None and c.process.poll() is None]
+        """Ends all children, stopped ones too: SIGTERM, then SIGKILL after `grace` seconds. Their leases end as well,
+        so that an etcd that others use, too, does not take them for alive when the job is started again."""
+        children = [c for c in self.children.values() if c.process is not None and c.process.poll() is None]
+        running = [c.process for c in children if c.process is not None]
         for child in self.children.values():
             child.restart_at = None
         if self._standby is not None:
@@ -187,6 +189,9 @@ class Supervisor:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+        for child, process in zip(children, running, strict=True):
+            if not self._try_revoke(child, process.pid, LATE_SECONDS):
+                break
 
     def close(self) -> None:
         self.stop(grace=2.0)

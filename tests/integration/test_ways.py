@@ -14,7 +14,7 @@ from graphft.errors import GraphftError
 from graphft.runtime.etcd import EmbeddedCluster, EmbeddedEtcd, Etcd
 from graphft.runtime.etcd.shim import etcdrpc
 from tests.integration import training
-from tests.integration.plays import SCRIPT, Act, Pace, Program, at, kill, play
+from tests.integration.plays import SCRIPT, Act, Pace, Program, at, kill, look, play
 
 pytestmark = [pytest.mark.xdist_group("sync"), pytest.mark.timeout(120, method="signal")]
 SMALL = {"trainers": 2, "pservers": 1, "passes": 1}
@@ -99,3 +99,20 @@ def test_without_fault_tolerance_it_trains_as_well_and_ends_at_the_first_death(
     for name, value in model_of(folder).items():
         torch.testing.assert_close(value, eager[name], rtol=1e-3, atol=1e-4)
     assert played.result.steps == job.config.total_steps
+
+
+def test_a_launcher_that_is_told_to_end_leaves_nobody_in_an_etcd_of_others(
+    plain: graphft.Program, folder: Path, pace: Pace, etcd_server: EmbeddedEtcd
+) -> None:
+    """The job can be started again at once: no lease of its processes is left to be waited for."""
+    training.job(plain, pace=pace.file, trainers=1, pservers=1, name="told").save(folder)
+    command = ["-m", "graphft", "launch", "--job", folder, "--etcd", etcd_server.endpoints[0]]
+    launcher = Program(folder, *command)
+    launcher.until(folder, at(1))
+    launcher.process.terminate()
+    assert launcher.wait(20) == 130, launcher.output
+    assert "interrupted" in launcher.output
+    assert "Traceback" not in launcher.output
+    status = look(folder)
+    assert status is not None
+    assert (status.state, status.pservers, status.trainers, status.slots) == ("running", {}, {}, {})
