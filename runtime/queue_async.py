@@ -36,9 +36,8 @@ if TYPE_CHECKING:
 
 BUCKET = 100
 """Chunks that one look at the queue covers: those whose numbers differ in the last two digits only."""
-CLAIM_BATCHES = 8
+CLAIM_BATCHES = 16
 """Short chunks are claimed several at a time, until there are so many batches."""
-CLAIM_CHUNKS = 16
 LOST_CLAIMS = 10
 """Holders that vanished (perhaps preempted) are held against a chunk `LOST_CLAIMS` times less than an error of its."""
 
@@ -258,12 +257,13 @@ class Claims:
         return self._claim(index, [todo[c] for c in free[:self._enough(free)]]) if free else []
 
     def _enough(self, free: list[int]) -> int:
-        """How many chunks to claim: more than one when they are short, and never more than a fair share of these."""
+        """How many chunks to claim: more than one when they are short, and about a fair share of the rest at most."""
         count, batches = 0, 0
-        while count < min(CLAIM_CHUNKS, len(free)) and batches < CLAIM_BATCHES:
+        while count < len(free) and batches < CLAIM_BATCHES:
             batches += int(self.plan.batches[free[count]])
             count += 1
-        return max(1, min(count, len(free) // max(1, len(self.trainer.view.trainers))))
+        share = len(free) * len(self._open) // max(1, len(self.trainer.view.trainers))
+        return max(1, min(count, share))
 
     def _claim(self, index: int, records: list[KV]) -> list[Claim]:
         prefix, now = self.keys.queue(index), time.time()

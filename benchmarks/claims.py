@@ -1,0 +1,155 @@
+"""Chunks per second through the async queue: claimed and completed by 1, 4, 16 and 64 trainers, of a pass of 100,000.
+
+    python benchmarks/claims.py [--chunks 100000] [--seconds 5] [--trainers 1,4,16,64]
+
+Trainers are the real ones (they claim, complete and hold leases), but compute nothing and know no shard. Beside them,
+in the same run and from the same number of clients: transactions of the same shape that never meet each other.
+Trainers live in up to four processes, as threads, so that a machine of few cores can hold 64 of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+import graphft
+from graphft.ops.context import EndOfPass, NoData
+from graphft.runtime.commit import Epoch
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd, absent, mod_is, put_op
+from graphft.runtime.keys import Keys
+from graphft.runtime.roles.trainer_async import ChunkTrainer
+from graphft.transpiler import Job
+
+PROCESSES = 4
+BARE_CHUNKS = 16
+"""Of one bare transaction: what a claim of short chunks has."""
+
+
+def make_job(chunks: int) -> Job:
+    model = torch.nn.Linear(1, 1)
+    program = graphft.build(model, lambda m, x: m(x).mean(), inputs={"x": (None, 1)})
+    graphft.minimize(program, graphft.SGD(lr=0.1))
+    data = graphft.arrays(x=torch.zeros(chunks, 1), chunk_size=1)
+    return graphft.transpile(program, chunks=data, batch_size=1, sync=False, ft=True, name="claims")
+
+
+def claim_all(trainer: ChunkTrainer, end: float) -> int:
+    """Claims and completes until the pass or the time is over; returns the number of chunks."""
+    records, count = trainer.queue.records, 0
+    assert records is not None
+    while time.monotonic() < end:
+        try:
+            claims = records.take()
+        except EndOfPass:
+            if trainer.pass_index >= 0:
+                break
+            trainer.pass_index = 0
+            continue
+        except NoData:
+            continue
+        count += len(records.complete(claims))
+    return count
+
+
+def bare(etcd: Etcd, name: str, end: float) -> int:
+    """Transactions that claim and complete keys of this client's own."""
+    count = 0
+    while time.monotonic() < end:
+        keys = [f"/bare/{name}/{count + i}" for i in range(BARE_CHUNKS)]
+        result = etcd.txn([absent(k) for k in keys], [put_op(k, b'{"attempt":1}') for k in keys])
+        etcd.txn([mod_is(k, result.revision) for k in keys], [put_op(k, b"{}") for k in keys])
+        count += BARE_CHUNKS
+    return count
+
+
+def work(
+    kind: str, folder: str, endpoints: list[str], indices: list[int], seconds: float, gate: Any, found: Any
+) -> None:
+    """One process: its trainers, as threads that begin together."""
+    job = Job.load(folder)
+    clients = [Etcd(endpoints) for _ in indices]
+    trainers = [ChunkTrainer(job, Path(folder), etcd, i) for i, etcd in zip(indices, clients, strict=True)]
+    for trainer in trainers:
+        trainer.register(role="trainer", index=trainer.index, lease=True)
+        assert trainer.session is not None
+        trainer.session.run_thread()
+    gate.wait()
+    time.sleep(0.5)  # every view has every trainer
+    end, counts = time.monotonic() + seconds, [0] * len(indices)
+
+    def run(i: int) -> None:
+        counts[i] = claim_all(trainers[i], end) if kind == "claims" else bare(clients[i], trainers[i].id, end)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(len(indices))]
+    started = time.monotonic()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    found.put((sum(counts), time.monotonic() - started))
+    for trainer in trainers:
+        trainer.prefetcher.close()
+        trainer.close()
+        trainer.transport.close()
+
+
+def measure(kind: str, folder: str, endpoints: list[str], trainers: int, seconds: float) -> float:
+    """Chunks per second of all trainers together."""
+    context = multiprocessing.get_context("spawn")  # gRPC does not survive a fork
+    shares = [s for s in (list(range(trainers))[i::PROCESSES] for i in range(PROCESSES)) if s]
+    gate, found = context.Barrier(len(shares)), context.Queue()
+    processes = [context.Process(target=work, args=(kind, folder, endpoints, s, seconds, gate, found)) for s in shares]
+    for process in processes:
+        process.start()
+    results = [found.get() for _ in processes]
+    for process in processes:
+        process.join()
+    return sum(n for n, _ in results) / max(t for _, t in results)
+
+
+def fresh_pass(etcd: Etcd, job: Job, folder: Path, endpoints: list[str]) -> float:
+    """Makes the records of a pass of which nothing is done; returns the seconds that it took."""
+    keys = Keys(job.config.name)
+    for prefix in (f"/{keys.job}", "/bare/"):
+        etcd.delete_prefix(prefix)
+    # No shard is there: what a trainer has heard of them is generation -1, and so it is recorded.
+    etcd.put(keys.of_shard(0).epoch, msgspec.json.encode(Epoch(generation=-1)))
+    trainer = ChunkTrainer(job, folder, Etcd(endpoints), 0)
+    trainer.pass_index = 0
+    started = time.monotonic()
+    trainer.queue.enqueue_pass()
+    took = time.monotonic() - started
+    trainer.prefetcher.close()
+    trainer.close()
+    trainer.transport.close()
+    return took
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--chunks", type=int, default=100_000)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--trainers", default="1,4,16,64")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch, EmbeddedEtcd(Path(scratch, "etcd")) as server:
+        job, folder, endpoints = make_job(options.chunks), Path(scratch, "job"), list(server.endpoints)
+        job.save(folder)
+        with Etcd(endpoints) as etcd:
+            for count in map(int, options.trainers.split(",")):
+                took = fresh_pass(etcd, job, folder, endpoints)
+                queue = measure("claims", str(folder), endpoints, count, options.seconds)
+                plain = measure("bare", str(folder), endpoints, count, options.seconds)
+                print(f"{count:3} trainers: {queue:7,.0f} chunks/s claimed and completed, {queue / plain:4.0%} of "
+                      f"{plain:7,.0f}/s bare; {options.chunks:,} chunks enqueued in {took:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
