@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import sys
@@ -16,18 +15,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
 from graphft.errors import GraphftError
 from graphft.runtime.connect import connect, write_endpoints
 from graphft.runtime.display import Display
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError
 from graphft.runtime.keys import Keys
+from graphft.runtime.own_etcd import start_etcd
 from graphft.runtime.process import EXIT_OK, EXIT_USAGE
 from graphft.runtime.status import JobStatus, read_status
 from graphft.runtime.supervisor import Supervisor
 from graphft.runtime.transport import role_environment
-from graphft.runtime.view import read_view
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
@@ -180,18 +177,13 @@ def launch_directory(job: Job, job_dir: Path, options: LaunchOptions,
         if not job.config.ft:
             _check_without_ft(job, options)
         if not endpoints:
-            if not job.config.ft:
-                _forget_run(job_dir)
-            embedded = EmbeddedEtcd(job_dir / "etcd")
+            embedded = start_etcd(job, job_dir)
             stack.callback(embedded.stop)
-            embedded.start()
             endpoints = ",".join(embedded.endpoints)
         etcd = connect(endpoints)
         stack.callback(etcd.close)
         put_job(etcd, keys, job)
         write_endpoints(job_dir, endpoints)
-        if embedded is not None:
-            _revoke_dead(etcd, keys)
         environment = role_environment() | {"OMP_NUM_THREADS": str(job.config.threads)}
         supervisor = Supervisor(job_dir, keys, etcd, endpoints, environment, options.max_restarts, job.config.ft,
                                 options.standby)
@@ -222,20 +214,6 @@ def _check_without_ft(job: Job, options: LaunchOptions) -> None:
         raise GraphftError(f"{options.trainers} trainers cannot run a job of {job.config.trainers} without fault "
                            "tolerance: each computes its own part of every step", rule="option",
                            help=f"start {job.config.trainers}, or use ft=True, where any number will do")
-
-
-def _forget_run(job_dir: Path) -> None:
-    """Without fault tolerance a job cannot go on: what an earlier run left in its folder would be in the way."""
-    for name in ("etcd", "checkpoints", "metrics"):
-        shutil.rmtree(job_dir / name, ignore_errors=True)
-
-
-def _revoke_dead(etcd: Etcd, keys: Keys) -> None:
-    """Ends the leases that a killed launcher's processes left in its etcd, which nobody else uses."""
-    view = read_view(keys, etcd.range(keys.control).kvs)
-    for record in [*view.pservers.values(), *view.trainers.values()]:
-        if record.host == socket.gethostname() and not psutil.pid_exists(record.pid) and view.leases[record.id]:
-            etcd.lease_revoke(view.leases[record.id])
 
 
 def put_job(etcd: Etcd, keys: Keys, job: Job) -> None:

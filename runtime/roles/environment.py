@@ -18,6 +18,7 @@ from graphft.errors import GraphftError
 from graphft.runtime.connect import connect, connect_from, write_endpoints
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, LeaseLost, Session
 from graphft.runtime.keys import Keys
+from graphft.runtime.own_etcd import start_etcd
 from graphft.runtime.process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK, EXIT_USAGE
 
 if TYPE_CHECKING:
@@ -109,8 +110,7 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec) -> int:
     embedded = None
     try:
         if spec.embed_etcd and not job.config.etcd_endpoints:
-            embedded = EmbeddedEtcd(job_dir / "etcd")
-            embedded.start()
+            embedded = start_etcd(job, job_dir)
             write_endpoints(job_dir, ",".join(embedded.endpoints))
         _run(job, job_dir, spec)
         if embedded is not None:

@@ -14,7 +14,7 @@ from graphft.errors import GraphftError
 from graphft.runtime.etcd import EmbeddedCluster, EmbeddedEtcd, Etcd
 from graphft.runtime.etcd.shim import etcdrpc
 from tests.integration import training
-from tests.integration.plays import SCRIPT, Act, Pace, Program, at, kill, look, play
+from tests.integration.plays import SCRIPT, Act, Pace, Program, at, await_gone, kill, look, play
 
 pytestmark = [pytest.mark.xdist_group("sync"), pytest.mark.timeout(120, method="signal")]
 SMALL = {"trainers": 2, "pservers": 1, "passes": 1}
@@ -73,11 +73,20 @@ def test_the_script_as_each_role_with_an_etcd_that_wants_a_login(folder: Path, p
 
 
 def test_torchrun_ranks(folder: Path, pace: Pace) -> None:
-    """The first ranks are pservers; rank 0 starts etcd, and ends it last."""
+    """The first ranks are pservers; rank 0 starts etcd, and ends it last. All killed and started again, they go on."""
+    def start() -> list[Program]:
+        return [Program(folder, SCRIPT, pace.file, json.dumps(SMALL), RANK=str(rank), WORLD_SIZE="3")
+                for rank in range(3)]
+
+    ranks = start()
+    ranks[0].until(folder / "jobs" / "blobs", lambda s: at(12)(s) and s.checkpoint == 10)
+    for rank in ranks:
+        rank.kill()
+    assert not await_gone(folder), "its etcd ended with rank 0"
     pace.set(0)
-    ranks = [Program(folder, SCRIPT, pace.file, json.dumps(SMALL), RANK=str(rank), WORLD_SIZE="3", LOCAL_RANK=str(rank))
-             for rank in range(3)]
+    ranks = start()
     assert [rank.wait() for rank in ranks] == [0, 0, 0], [rank.output for rank in ranks]
+    assert "goes on from step 10" in ranks[0].output
     assert "pserver 0" in ranks[0].output
     assert "trainer 1" in ranks[2].output
     assert (folder / "jobs" / "blobs" / "model.safetensors").exists()

@@ -1,0 +1,45 @@
+"""The etcd that a job without endpoints brings along: its data lie in the job's folder, and nobody else uses it."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.keys import Keys
+from graphft.runtime.view import read_view
+
+if TYPE_CHECKING:
+    from graphft.transpiler import Job
+
+
+def start_etcd(job: Job, job_dir: Path) -> EmbeddedEtcd:
+    """The running server, with what an earlier run of the job left, as far as the job can go on from it."""
+    if not job.config.ft:
+        _forget_run(job_dir)
+    server = EmbeddedEtcd(job_dir / "etcd").start()
+    try:
+        with Etcd(server.endpoints) as etcd:
+            _revoke_dead(etcd, Keys(job.config.name))
+    except BaseException:
+        server.stop()
+        raise
+    return server
+
+
+def _forget_run(job_dir: Path) -> None:
+    """Without fault tolerance a job cannot go on: what an earlier run left in its folder would be in the way."""
+    for name in ("etcd", "checkpoints", "metrics"):
+        shutil.rmtree(job_dir / name, ignore_errors=True)
+
+
+def _revoke_dead(etcd: Etcd, keys: Keys) -> None:
+    """Ends the leases of processes that were killed together with the server, all of them on this machine."""
+    view = read_view(keys, etcd.range(keys.control).kvs)
+    for record in [*view.pservers.values(), *view.trainers.values()]:
+        if record.host == socket.gethostname() and not psutil.pid_exists(record.pid) and view.leases[record.id]:
+            etcd.lease_revoke(view.leases[record.id])
