@@ -21,7 +21,7 @@ from graphft.runtime.put_back import PutBack
 from graphft.transpiler import Job
 from tests.runtime.trainers import Stage, shards_at, stage, until
 
-CHUNKS, BATCHES = 4, 10
+CHUNKS, BATCHES = 4, 20
 """Chunks are so long that they are claimed one by one."""
 
 
