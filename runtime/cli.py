@@ -19,7 +19,11 @@ from graphft.runtime.process import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PARENT, di
 
 if TYPE_CHECKING:
     from graphft.ir import Program
+    from graphft.runtime.etcd import Etcd
     from graphft.transpiler import Job
+
+MODEL = "model.safetensors"
+"""In a job's folder, when it is complete."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -99,7 +103,11 @@ def _launch(options: argparse.Namespace) -> int:
     if options.script is None:
         if not options.job:
             raise GraphftError("nothing to launch", rule="usage", help="give a script, or --job DIR of a saved job")
-        launch_directory(_load_job(options.job), Path(options.job), chosen)
+        job, model = _load_job(options.job), Path(options.job) / MODEL
+        if model.exists():
+            print(f"{options.job} is complete: {model}")
+        else:
+            launch_directory(job, Path(options.job), chosen)
         return EXIT_OK
     if not Path(options.script).is_file():
         raise GraphftError(f"there is no script {options.script}", rule="missing-file", help="check the path")
@@ -127,13 +135,12 @@ def _status(options: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    from graphft.runtime.connect import connect
     from graphft.runtime.display import render
     from graphft.runtime.keys import Keys
     from graphft.runtime.status import list_jobs, read_status
 
-    name, endpoints = _locate(options)
-    with connect(endpoints) as etcd:
+    name, endpoints, folder = _locate(options)
+    with _connect(endpoints, folder) as etcd:
         if not name:
             names = list_jobs(etcd)
             if len(names) != 1:
@@ -154,8 +161,25 @@ def _status(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _locate(options: argparse.Namespace) -> tuple[str, str]:
-    """(job name, endpoints) from --job, which is a name or a folder, and --etcd."""
+def _connect(endpoints: str, folder: Path | None) -> Etcd:
+    """A client of the etcd that was named, or else of the one whose endpoints are in `folder`."""
+    from graphft.runtime.connect import connect
+    from graphft.runtime.etcd import EtcdUnreachable
+
+    try:
+        return connect(endpoints)
+    except EtcdUnreachable as error:
+        if folder is None:
+            raise
+        model = folder / MODEL
+        state, help = (("complete", f"the model is {model}") if model.exists() else
+                       ("not running", f"graphft launch --job {folder} goes on with it"))
+        raise GraphftError(f"the job in {folder} is {state}: its etcd at {endpoints} does not answer",
+                           rule="etcd-unreachable", help=help) from error
+
+
+def _locate(options: argparse.Namespace) -> tuple[str, str, Path | None]:
+    """(job name, endpoints, folder that the endpoints are from) from --job, which is a name or a folder, and --etcd."""
     from graphft.runtime.connect import read_endpoints
 
     name, endpoints = options.job, options.etcd
@@ -169,7 +193,7 @@ def _locate(options: argparse.Namespace) -> tuple[str, str]:
     if not endpoints:
         raise GraphftError("no etcd endpoints", rule="etcd-endpoints",
                            help="give --etcd HOST:PORT, or --job with the folder of a job launched on this machine")
-    return name, endpoints
+    return name, endpoints, folders[0] if folders and not options.etcd else None
 
 
 def _show(options: argparse.Namespace) -> int:

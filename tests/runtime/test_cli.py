@@ -185,6 +185,16 @@ def test_etcd_that_cannot_be_reached(capsys: pytest.CaptureFixture[str], saved: 
     assert sorted(p.name for p in saved.iterdir()) == ["data", "job.json", "programs", "source"], "nothing half-written"
 
 
+def test_a_job_whose_etcd_has_stopped(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
+    write_endpoints(saved, NOBODY)
+    err = refused(capsys, "status", "--job", saved)
+    assert "is not running" in err
+    assert f"graphft launch --job {saved} goes on with it" in err
+    (saved / "model.safetensors").touch()
+    assert f"is complete: its etcd at {NOBODY} does not answer\nhelp: the model is {saved}" in refused(
+        capsys, "status", "--job", saved)
+
+
 def test_the_process_ends_too_and_prints_no_traceback() -> None:
     code = ("from graphft.runtime import cli, connect; connect.ANSWER_SECONDS = 0.3\n"
             f"raise SystemExit(cli.main(['status', '--etcd', '{NOBODY}']))")
@@ -205,6 +215,11 @@ def test_launch_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     assert "is no folder" in refused(capsys, "launch", "--job", "nosuch")
     assert "trainers is -1" in refused(capsys, "launch", "--trainers", "-1", "--job", "nosuch")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_complete_job_is_not_launched_again(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
+    (saved / "model.safetensors").touch()
+    assert shown(capsys, "launch", "--job", saved) == f"{saved} is complete: {saved}/model.safetensors\n"
 
 
 def test_launch_runs_the_script_with_its_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str],
