@@ -226,6 +226,18 @@ def test_a_shard_in_a_new_generation_is_asked_what_it_has() -> None:
     assert rig.machine.frame(0, 0) == "0.0@40"
 
 
+def test_what_a_shard_was_skipped_for_counts_no_more_when_it_comes_back() -> None:
+    rig = Rig().ready()
+    rig.compute(0, limit=1)
+    rig.now = 6.0
+    assert counts(rig.feed(Tick())) == ["skipped", "skipped"]
+    rig.meet(1, generation=1, incarnation="again")
+    rig.compute(1, limit=1)
+    rig.ack(0, 1, 1)
+    rig.now = 12.0
+    assert counts(rig.feed(Tick())) == ["skipped"]
+
+
 def test_a_stale_batch_is_computed_again_from_newer_parameters() -> None:
     rig = Rig().ready()
     rig.compute(0)
