@@ -3,13 +3,19 @@
 Which chunk a slot works on follows from the plan, so claims never contend; the records (see `protocol.queue`) say what
 is todo, pending, done and failed, count failures, and let anybody see them. A failed chunk is poison: it contributes
 "empty" from the batch on that failed, in this pass and in later ones.
+
+A step waits for none of it: the next chunk is claimed some steps before it is begun, and what is done is recorded later
+(`Errands`). A claim stays what the step relies on. It is made under the slot's key, and nobody but its holder may call
+the chunk poison; so when it was made does not matter, as long as that was before the chunk's first batch.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,6 +24,7 @@ import msgspec
 from graphft.ops.context import ChunkWork, NoData, WorkChanged
 from graphft.plan import Located, batch_seed
 from graphft.runtime.chunk_records import Passes, carry_out, give_back, renew, tell_poison
+from graphft.runtime.errands import Errands
 from graphft.runtime.etcd import KV, get_op, value_is
 from graphft.runtime.overdue import Overdue
 from graphft.runtime.protocol import queue
@@ -27,6 +34,10 @@ from graphft.runtime.roles.base import log
 if TYPE_CHECKING:
     from graphft.runtime.protocol.sync_events import Work
     from graphft.runtime.roles.trainer_sync import SlotTrainer
+
+
+AHEAD = 8
+"""A slot's next chunk is claimed so many steps before its first one (but in the second half of the chunk before)."""
 
 
 @dataclass(slots=True)
@@ -50,6 +61,9 @@ class PlanQueue:
         self.records = trainer.config.ft
         self.claims: dict[tuple[int, int], Claim] = {}
         """By pass and chunk. A slot's next chunk is claimed before the last batch of the one before is applied."""
+        self._begun: dict[tuple[int, int], tuple[int, Future[None]]] = {}
+        """Claims that are being made: by pass and chunk, the slot and the end of it."""
+        self._errands = Errands("queue")
         self._discarded: dict[tuple[int, int], int] = {}
         """(pass, chunk) -> the batch from which on it is left out: what came before stays exact over rollbacks."""
         self._passes = Passes(trainer)
@@ -66,16 +80,19 @@ class PlanQueue:
         revision = 0
         if self.records:
             revision = self._claim(ctx.slot, located)
+            self._claim_ahead(ctx.slot, located)
         return ChunkWork(located.pass_index, located.chunk, located.batch, located.samples,
                          batch_seed(self.trainer.config.seed, ctx.step, ctx.slot), claim=revision)
 
     def complete_chunks(self) -> None:
         if not self.records:
             return
+        self._errands.check()
         lowest = self.trainer.comm.lowest()
         for key, claim in list(self.claims.items()):
             if claim.last_step < lowest:
-                self.trainer.patiently(functools.partial(self._complete, claim))
+                self._errands.leave(functools.partial(
+                    self.trainer.patiently, functools.partial(self._complete, claim)))
                 del self.claims[key]
 
     def enqueue_pass(self) -> None:
@@ -104,6 +121,7 @@ class PlanQueue:
 
     def release(self, slot: int) -> None:
         """Gives the slot's chunks back; its next holder goes on inside them."""
+        self._await_claims(slot)
         for claim in [c for c in self.claims.values() if c.slot == slot]:
             progress = max(0, self.trainer.comm.lowest() - claim.first_step)
             self._give_back(claim, functools.partial(_released, claim, progress))
@@ -111,8 +129,21 @@ class PlanQueue:
 
     def rolled_back(self) -> None:
         """A new generation began: what is pending is what the plan says of its first step."""
-        for slot in {claim.slot for claim in self.claims.values()}:
+        for slot in {claim.slot for claim in self.claims.values()} | {slot for slot, _ in self._begun.values()}:
             self.release(slot)
+
+    def lost(self, slot: int) -> None:
+        """The slot is somebody else's: what was claimed for it is theirs to claim."""
+        self._await_claims(slot)
+        for key in [key for key, claim in self.claims.items() if claim.slot == slot]:
+            del self.claims[key]
+
+    def settle(self) -> None:
+        """Returns when everything that is done is recorded."""
+        self._errands.settle()
+
+    def close(self) -> None:
+        self._errands.close()
 
     def report_failure(self, work: Work, reason: str) -> None:
         """Counts a failure of the chunk at (step, slot); too many in a row without progress make it poison."""
@@ -131,6 +162,7 @@ class PlanQueue:
         self.claims.clear()
         if self.records and not self._closed:
             self._closed = True
+            self.settle()
             self.trainer.patiently(lambda: self._close(self.plan.passes - 1))
 
     # -- transactions -------------------------------------------------------------------------------------------
@@ -143,12 +175,37 @@ class PlanQueue:
         """The revision of the claim, new if there is none. 0 for a chunk that is left out, but later than here."""
         key = located.pass_index, located.chunk
         if key not in self.claims and key not in self._discarded:
-            claim = self.trainer.patiently(lambda: self._try_claim(slot, located))
-            if claim is not None:
-                self.claims[key] = claim
-            elif self._left_out(located):
+            self._begin_claim(slot, located)
+        if key in self._begun:
+            self._begun.pop(key)[1].result()
+            if self._left_out(located):
                 raise NoData
         return self.claims[key].revision if key in self.claims else 0
+
+    def _claim_ahead(self, slot: int, located: Located) -> None:
+        """Begins to claim the chunk that follows this one in the pass, when it is time to."""
+        batches = int(self.plan.batches[located.chunk])
+        if located.batch >= batches - min(AHEAD, batches // 2):
+            following = self.plan.locate(located.chunk_start_step + batches, slot)
+            if following is not None and following.pass_index == located.pass_index:  # the next pass has no records yet
+                self._begin_claim(slot, following)
+
+    def _begin_claim(self, slot: int, located: Located) -> None:
+        key = located.pass_index, located.chunk
+        if key not in self._begun and key not in self.claims and key not in self._discarded:
+            make = functools.partial(self._make_claim, slot, located)
+            self._begun[key] = slot, self._errands.begin(functools.partial(self.trainer.patiently, make))
+
+    def _make_claim(self, slot: int, located: Located) -> None:
+        claim = self._try_claim(slot, located)
+        if claim is not None:
+            self.claims[located.pass_index, located.chunk] = claim
+
+    def _await_claims(self, slot: int) -> None:
+        """Returns when no claim is being made for the slot."""
+        for key in [key for key, (holder, _) in self._begun.items() if holder == slot]:
+            with contextlib.suppress(WorkChanged):
+                self._begun.pop(key)[1].result()
 
     def _try_claim(self, slot: int, located: Located) -> Claim | None:
         """The claim; None when the chunk is poison. Raises WorkChanged when the slot is not ours any more.

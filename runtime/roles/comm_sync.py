@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from graphft.ops.context import WorkChanged
-from graphft.runtime.protocol.sync_events import Begin, Closed, Copied, Rollback, TrainerOptions, Work
+from graphft.runtime.protocol.sync_events import Begin, Closed, Copied, Rollback, SlotLost, TrainerOptions, Work
 from graphft.runtime.protocol.trainer_sync import SyncTrainer
 from graphft.runtime.roles.base import log
 from graphft.runtime.roles.comm import POLL_SECONDS, Comm, buckets_of
@@ -76,6 +76,8 @@ class SyncComm(Comm):
         if isinstance(event, Rollback):
             self.trainer.queue.rolled_back()
             log.info("generation %d: back to step %d", event.generation, event.step)
+        if isinstance(event, SlotLost):
+            self.trainer.queue.lost(event.slot)
         if self.machine is not None:  # the job's first epoch comes before everything else
             self.do(event)
 

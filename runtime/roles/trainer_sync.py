@@ -85,6 +85,16 @@ class SlotTrainer(Trainer):
             if located is not None:
                 self.read_ahead(located.pass_index, located.chunk, located.batch)
 
+    def leave(self) -> None:
+        if not self.view.over:
+            for slot in self.comm.slots():
+                self._hand_over(slot)
+        self.queue.settle()
+
+    def close(self) -> None:
+        self.queue.close()
+        super().close()
+
     # -- slots --------------------------------------------------------------------------------------------------
 
     def ready(self, view: JobView) -> bool:
@@ -104,7 +114,7 @@ class SlotTrainer(Trainer):
 
     def claim_slots(self, slots: int, policy: str) -> None:
         view = self.view
-        if view.over or self.comm.finished:
+        if view.over or self.leaving or self.comm.finished:
             return  # whoever leaves now was through with its slots
         self._assignment = assign(slots=slots, live=view.trainers, holders=view.slots, me=self.id, policy=policy)
         for slot in self._assignment.claim:
@@ -123,10 +133,13 @@ class SlotTrainer(Trainer):
         assignment, self._assignment = self._assignment, Assignment()
         for slot in assignment.release:
             if slot in self.comm.slots():
-                self.queue.release(slot)
-                self.patiently(functools.partial(self._free, self.keys.slot(slot)))
+                self._hand_over(slot)
                 self.control.append(SlotLost(slot))
                 log.info("handed slot %d over (%s)", slot, assignment.reason)
+
+    def _hand_over(self, slot: int) -> None:
+        self.queue.release(slot)
+        self.patiently(functools.partial(self._free, self.keys.slot(slot)))
 
     def _free(self, key: str) -> None:
         self.etcd.txn([value_is(key, self.id.encode())], [delete_op(key)])

@@ -12,7 +12,7 @@ import torch
 from programs_by_hand import linear
 
 import graphft
-from graphft.ops.context import WorkChanged
+from graphft.ops.context import NoData, WorkChanged
 from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable
 from graphft.runtime.keys import Keys
 from graphft.runtime.protocol.sync_events import Work
@@ -55,6 +55,12 @@ def pass_record(scene: Stage) -> bytes:
     return kv.value if kv is not None else b""
 
 
+def complete(trainer: Any) -> None:
+    """What the trainer knows to be applied is recorded."""
+    trainer.queue.complete_chunks()
+    trainer.queue.settle()
+
+
 def test_every_chunk_has_records_of_its_own(scene: Stage) -> None:
     """What happens to one chunk writes nothing of another, and no record grows with their number."""
     trainer = scene.trainer(0)
@@ -64,7 +70,7 @@ def test_every_chunk_has_records_of_its_own(scene: Stage) -> None:
     assert len(before) == CHUNKS
     trainer.queue.get_chunk()
     shards_at(trainer, 2)
-    trainer.queue.complete_chunks()
+    complete(trainer)
     after = {kv.key: kv for kv in scene.etcd.range(prefix).kvs}
     changed = {k for k in before.keys() | after.keys() if before.get(k) != after.get(k)}
     assert {int(k.rsplit("/", 1)[1]) for k in changed} == {chunk_at(scene)}
@@ -79,14 +85,45 @@ def test_a_chunk_is_done_when_its_last_batch_is_applied_not_when_it_was_read(sce
         shards_at(trainer, version)
         trainer.ctx.step = version
         assert trainer.queue.get_chunk().chunk == chunk
-        trainer.queue.complete_chunks()
+        complete(trainer)
         assert chunk in scene.records()["pending"]
     shards_at(trainer, 2)
-    trainer.queue.complete_chunks()
+    complete(trainer)
     records = scene.records()
     assert records["done"] == {chunk}
-    assert "pending" not in records
-    assert chunk not in records["todo"]
+    assert chunk not in records["pending"] | records["todo"]
+
+
+def test_the_next_chunk_is_claimed_before_it_is_begun(scene: Stage) -> None:
+    """Its first step finds the claim, and asks etcd for nothing. Whoever goes gives it back with the other."""
+    trainer = scene.trainer(0)
+    begin(scene, trainer)
+    trainer.queue.get_chunk()
+    assert scene.records()["pending"] == {chunk_at(scene)}
+    trainer.ctx.step = 1
+    trainer.queue.get_chunk()
+    until(lambda: scene.records()["pending"] == {chunk_at(scene), chunk_at(scene, 2)})
+    until(lambda: len(trainer.queue.claims) == 2)
+    trainer.etcd.before_txn = lambda: pytest.fail("a transaction on the step's way")
+    trainer.ctx.step = 2
+    trainer.queue.get_chunk()
+    trainer.etcd.before_txn = None
+    trainer.queue.release(0)
+    assert "pending" not in scene.records()
+
+
+def test_a_slot_that_was_lost_is_claimed_for_anew(scene: Stage) -> None:
+    """What became of the chunk meanwhile counts: it failed under the holder in between."""
+    trainer, other = scene.trainer(0), scene.trainer(1)
+    begin(scene, trainer)
+    trainer.queue.get_chunk()
+    begin(scene, other)
+    trainer.queue.lost(0)
+    other.queue.get_chunk()
+    other.queue.report_failure(Work(0, 0), "it cannot be read")
+    scene.etcd.put(scene.keys.slot(0), trainer.id.encode(), trainer.lease)
+    with pytest.raises(NoData):
+        trainer.queue.get_chunk()
 
 
 def test_a_zombie_completes_nothing_of_its_successors(scene: Stage) -> None:
@@ -96,10 +133,10 @@ def test_a_zombie_completes_nothing_of_its_successors(scene: Stage) -> None:
         trainer.queue.get_chunk()
         shards_at(trainer, 2)
     chunk = chunk_at(scene)
-    zombie.queue.complete_chunks()
+    complete(zombie)
     assert "done" not in scene.records()
     assert scene.records()["pending"] == {chunk}
-    successor.queue.complete_chunks()
+    complete(successor)
     assert scene.records()["done"] == {chunk}
 
 
@@ -129,7 +166,7 @@ def test_a_claim_that_etcd_did_not_answer_is_made_once(scene: Stage, applied: bo
     assert seen == [({}, {chunk} if applied else None)]
     assert scene.records()["pending"] == {chunk}
     shards_at(trainer, 2)
-    trainer.queue.complete_chunks()
+    complete(trainer)
     assert scene.records()["done"] == {chunk}
 
 
@@ -171,7 +208,7 @@ def test_a_late_enqueuer_changes_nothing_of_its_successors(scene: Stage) -> None
         begin(scene, successor)
         successor.queue.get_chunk()
         shards_at(successor, 2)
-        successor.queue.complete_chunks()
+        complete(successor)
         before.append((scene.records(), scene.etcd.get(scene.keys.pass_)))
 
     late.etcd.after_txn = stop
