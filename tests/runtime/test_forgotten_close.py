@@ -11,7 +11,7 @@ from graphft.runtime.etcd import EmbeddedEtcd, Etcd, Lock, Session
 from graphft.runtime.keys import Keys
 from graphft.transpiler import Job
 
-TTL = 2
+TTL = 5
 FORGETFUL = """
 import sys
 from graphft.ops.context import ChunkWork
@@ -22,7 +22,7 @@ from graphft.runtime.roles.trainer_sync import SlotTrainer
 from graphft.transpiler import Job
 
 job, endpoints, prefix = Job.load(sys.argv[1]), sys.argv[2].split(","), sys.argv[3]
-lock = Lock(Session(Etcd(endpoints), 2).run_thread(), prefix + "lock")
+lock = Lock(Session(Etcd(endpoints), 5).run_thread(), prefix + "lock")
 lock.acquire()
 roles = [make(job, sys.argv[1], Etcd(endpoints), 0) for make in (RoundPserver, SlotTrainer)]
 for role in roles:
@@ -43,11 +43,14 @@ def test_a_process_that_forgets_to_close_anything_ends(
     command = [sys.executable, "-c", FORGETFUL, str(tmp_path / "job"), ",".join(etcd_server.endpoints), prefix]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == "through\n"
-        assert process.wait(10) == 0
+        try:
+            assert process.stdout.readline() == "through\n"
+            assert process.wait(10) == 0
+        finally:
+            process.kill()
     with Session(etcd, 10) as session:
         assert Lock(session, prefix + "lock").acquire(timeout=10)
-    end = time.monotonic() + 10
+    end = time.monotonic() + 15
     while etcd.count(keys.pservers) + etcd.count(keys.trainers):
         assert time.monotonic() < end, "its registrations stay"
         time.sleep(0.1)

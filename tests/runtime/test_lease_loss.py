@@ -17,8 +17,8 @@ from graphft.runtime.process import EXIT_FAILED, EXIT_LEASE_LOST
 from graphft.transpiler import Job
 
 pytestmark = pytest.mark.xdist_group("lease-loss")
-TTL = 5
-"""Seconds; the holder trusts it for 4."""
+TTL = 10
+"""Seconds; the holder trusts it for 8."""
 PSERVERS = """
 import os, sys, threading
 from graphft.runtime.roles.environment import RoleSpec, run_role

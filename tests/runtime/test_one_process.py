@@ -30,7 +30,7 @@ class Roles:
         self.server, self.job, self.folder = server, job, folder
         self.threads: list[threading.Thread] = []
         self.errors: list[BaseException] = []
-        job.save(folder)
+        job.save(folder)  # with long leases: a role that loses its lease ends the process
         with Etcd(server.endpoints) as etcd:
             put_job(etcd, Keys(job.config.name), job)
         pserver, trainer = (RoundPserver, SlotTrainer) if job.config.sync else (BatchPserver, ChunkTrainer)
@@ -72,7 +72,7 @@ def test_two_jobs_with_all_their_roles(
 ) -> None:
     """Two sync jobs end with the same bits, whatever an async one does beside them."""
     wanted = {keys.job: job, f"{keys.job}-again": job, f"{keys.job}-async": async_job}
-    running = [Roles(etcd_server, Job(j.source, j.config.replace(name=name), j.programs), tmp_path / name)
+    running = [Roles(etcd_server, Job(j.source, j.config.replace(name=name, lease_ttl=60), j.programs), tmp_path / name)
                for name, j in wanted.items()]
     one, again, other = (roles.join() for roles in running)
     assert one.keys() == other.keys() == {"w", "b"}

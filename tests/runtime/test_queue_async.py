@@ -110,8 +110,9 @@ def test_what_a_shard_forgot_meanwhile_is_not_done(scene: Stage) -> None:
     """It acknowledged all batches in a generation that is over: it came back older, and has to say what it lacks."""
     trainer = begin(scene, 0)
     claims = take(trainer, 1)
-    raise_generation(scene, 1, 1)
+    trainer.etcd.before_txn = lambda: raise_generation(scene, 1, 1)  # at the last moment
     assert trainer.queue.source.complete(claims) == []
+    assert trainer.etcd.before_txn is None
     until(lambda: trainer.view.shard_epochs[1].generation == 1)
     assert trainer.queue.source.complete(claims) == []
     assert "done" not in scene.records()

@@ -48,7 +48,8 @@ class Stage:
 
     def __init__(self, stack: ExitStack, server: EmbeddedEtcd, keys: Keys, job: Job, folder: Path) -> None:
         self.stack, self.server, self.keys, self.folder = stack, server, keys, folder
-        self.job = Job(job.source, job.config.replace(name=keys.job), job.programs)
+        # Nobody renews the leases: no daemon block runs.
+        self.job = Job(job.source, job.config.replace(name=keys.job, lease_ttl=600), job.programs)
         self.etcd = stack.enter_context(Etcd(server.endpoints))
 
     def trainer(self, index: int) -> Any:
