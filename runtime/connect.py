@@ -47,16 +47,22 @@ def read_endpoints(job_dir: Path) -> str:
     return str(json.loads(path.read_bytes())["endpoints"]) if path.exists() else ""
 
 
+class JobEnded(GraphftError):
+    """The job is complete, and the etcd that it brought along has ended."""
+
+
 def connect_from(job_dir: Path, wait: float | None = None) -> Etcd:
     """A client of the etcd that whoever started it left in the folder. Waits for it; what an earlier run left there
-    may be followed by something newer."""
+    may be followed by something newer. Raises JobEnded for whoever comes too late."""
     end = time.monotonic() + (WAIT_SECONDS if wait is None else wait)
     while True:
         endpoints = read_endpoints(job_dir)
         try:
             if endpoints:
                 return connect(endpoints, wait=1.0)
-        except EtcdUnreachable:
+        except EtcdUnreachable as error:
+            if (job_dir / "model.safetensors").exists():
+                raise JobEnded(f"the job in {job_dir} is complete", rule="job-complete") from error
             if time.monotonic() > end:
                 raise
         if time.monotonic() > end:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphft.errors import GraphftError
-from graphft.runtime.connect import connect, connect_from, write_endpoints
+from graphft.runtime.connect import JobEnded, connect, connect_from, write_endpoints
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, LeaseLost, Session
 from graphft.runtime.keys import Keys
 from graphft.runtime.own_etcd import start_etcd
@@ -115,6 +115,9 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec) -> int:
         _run(job, job_dir, spec)
         if embedded is not None:
             _await_others(job, embedded)
+        return EXIT_OK
+    except JobEnded as error:
+        log.info("%s", error.message)
         return EXIT_OK
     except LeaseLost as error:
         log.error("%s", error)

@@ -188,6 +188,13 @@ def test_what_an_earlier_run_left_is_followed_by_something_newer(etcd: Etcd, tmp
     later.join()
 
 
+def test_whoever_comes_when_the_job_is_complete_and_its_etcd_gone_ends_well(job: Job, tmp_path: Path) -> None:
+    job.save(tmp_path / "job")
+    write_endpoints(tmp_path / "job", "127.0.0.1:1")
+    (tmp_path / "job" / "model.safetensors").touch()
+    assert run_role(job, tmp_path / "job", RoleSpec("trainer")) == 0
+
+
 def test_endpoints_that_lead_nowhere(tmp_path: Path) -> None:
     started = time.monotonic()
     with pytest.raises(GraphftError, match=r"etcd\.json is not there"):
