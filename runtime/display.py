@@ -31,12 +31,9 @@ def _progress(status: JobStatus) -> str:
 
 
 def _live(status: JobStatus) -> str:
-    return (f"{len(status.trainers)} trainers  {len(status.pservers)}/{status.spec['pservers']} pservers  "
-            f"{_queue(status)}")
-
-
-def _queue(status: JobStatus) -> str:
-    return "chunks " + " ".join(f"{n} {name}" for name, n in status.queue.items() if n or name != "failed")
+    roles = f"{len(status.trainers)} trainers  {len(status.pservers)}/{status.spec['pservers']} pservers"
+    chunks = " ".join(f"{n} {name}" for name, n in status.queue.items() if n or name != "failed")
+    return f"{roles}  chunks {chunks}" if chunks else f"{roles}  (no fault tolerance)"
 
 
 def render(status: JobStatus) -> Group:

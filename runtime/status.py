@@ -56,6 +56,7 @@ class ShardStatus(msgspec.Struct, frozen=True):
 class JobStatus:
     """One look at a job. `step` is the lowest version among the live shards; without any, what was committed last.
 
+    Without fault tolerance there are no slots, and no queue.
     Async: `generation` counts the times that a shard went back, `checkpoint` is the lowest of the shards' own.
     """
 
@@ -114,18 +115,24 @@ def read_status(etcd: Store, keys: Keys, deadline: float | None = None) -> JobSt
              if k.startswith(keys.slots)}
     versions = [p["version"] for p in pservers.values() if "version" in p]
     saved = _saved(view, spec["pservers"])
-    pass_index = view.pass_.pass_index if view.pass_ else 0
+    pass_index = view.pass_.pass_index if view.pass_ else min((t.get("pass_index", 0) for t in trainers.values()),
+                                                              default=0)
     if not spec["sync"]:  # which records the number of passes when all are done
         pass_index = min(pass_index, spec["passes"] - 1)
-    queue = {name: etcd.count(f"{keys.queue(pass_index)}{name}/", deadline=deadline)
-             for name in ("todo", "pending", "done", "failed")}
-    queue["todo"] = max(0, queue["todo"] - queue["pending"])  # the todo record stays until its chunk is done
+    queue = _queue(etcd, keys.queue(pass_index), deadline) if spec["ft"] else {}
     return JobStatus(
         keys.job, control[keys.state].value.decode() if keys.state in control else "running", spec,
         generation, pass_index, min(versions, default=saved or 0), saved,
         {int(k): v for k, v in sorted(pservers.items(), key=lambda kv: int(kv[0]))}, trainers,
         dict(sorted(slots.items())), queue,
         [event for _, event in read_events(etcd, keys, deadline)])
+
+
+def _queue(etcd: Store, prefix: str, deadline: float | None) -> dict[str, int]:
+    """How many chunks of a pass are in which state."""
+    counts = {name: etcd.count(f"{prefix}{name}/", deadline=deadline) for name in ("todo", "pending", "done", "failed")}
+    counts["todo"] = max(0, counts["todo"] - counts["pending"])  # the todo record stays until its chunk is done
+    return counts
 
 
 def _saved(view: JobView, shards: int) -> int | None:

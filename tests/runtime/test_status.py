@@ -84,6 +84,16 @@ def test_status_when_all_processes_are_gone(etcd: Etcd, keys: Keys, job: Job) ->
     assert "step 4/4" in format_line(status)
 
 
+def test_a_job_without_fault_tolerance_has_no_queue(etcd: Etcd, keys: Keys, job: Job) -> None:
+    put_job(etcd, keys, Job.make(job.source, job.config.replace(ft=False, name=keys.job)))
+    for name, pass_index in (("0-aa", 2), ("1-bb", 1)):
+        etcd.put(keys.trainer(name), msgspec.json.encode(Registration(name, "", 20, "host")))
+        etcd.put(keys.status_of("trainer", name), msgspec.json.encode(TrainerStatus(5, pass_index)))
+    status = read_status(etcd, keys)
+    assert (status.queue, status.pass_index) == ({}, 1), "the pass is the slowest trainer's"
+    assert format_line(status).endswith("2 trainers  0/2 pservers  (no fault tolerance)")
+
+
 def test_unknown_job(etcd: Etcd, keys: Keys, job: Job) -> None:
     put_job(etcd, keys, job)
     with pytest.raises(GraphftError, match="no job named nosuch") as caught:
