@@ -27,13 +27,13 @@ def nothing_left(workplace: Path) -> Iterator[None]:
 @pytest.fixture
 def folder(workplace: Path, request: pytest.FixtureRequest) -> Path:
     """A folder of the test's own, which does not exist yet."""
-    return workplace / request.node.name
+    return workplace / f"{request.module.__name__.rsplit('.', 1)[-1]}-{request.node.name}"
 
 
 @pytest.fixture
 def pace(workplace: Path, request: pytest.FixtureRequest) -> Pace:
     """How fast the test's job goes."""
-    return Pace(workplace / f"{request.node.name}.pace")
+    return Pace(workplace / f"{request.module.__name__.rsplit('.', 1)[-1]}-{request.node.name}.pace")
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,7 @@ def model_of(folder: Path) -> dict[str, torch.Tensor]:
 
 def test_by_hand_with_a_cluster_whose_leader_dies(plain: graphft.Program, folder: Path, pace: Pace) -> None:
     """Roles in any order, pservers without an index; an etcd of our own, with three members."""
-    job = training.job(plain, pace=pace.file, trainers=2)
+    job = training.job(plain, pace=pace.file, trainers=2, passes=2)  # fewer steps than the schedule has
     job.save(folder / "job")
     with EmbeddedCluster(folder / "cluster") as cluster:
         start = ["-m", "graphft", "start", "--job", folder / "job", "--etcd", ",".join(cluster.endpoints)]
@@ -83,8 +83,9 @@ def test_torchrun_ranks(folder: Path, pace: Pace) -> None:
     for rank in ranks:
         rank.kill()
     assert not await_gone(folder), "its etcd ended with rank 0"
-    pace.set(0)
     ranks = start()
+    ranks[0].until(folder / "jobs" / "blobs", lambda s: at(12)(s) and len(s.trainers) == 2)
+    pace.set(0)
     assert [rank.wait() for rank in ranks] == [0, 0, 0], [rank.output for rank in ranks]
     assert "goes on from step 10" in ranks[0].output
     assert "pserver 0" in ranks[0].output

@@ -227,10 +227,10 @@ def test_launch_runs_the_script_with_its_arguments(tmp_path: Path, capsys: pytes
     for name in ("argv", "path"):
         monkeypatch.setattr(sys, name, list(getattr(sys, name)))
     monkeypatch.setenv("GRAPHFT_LAUNCH", "")
-    (tmp_path / "helper.py").write_text("NAME = 'helped'\n")
+    (tmp_path / "launched_helper.py").write_text("NAME = 'helped'\n")
     (tmp_path / "script.py").write_text(
-        "import sys, helper\nfrom graphft.runtime.launch import LaunchOptions\n"
-        "assert __name__ == '__main__'\nprint(helper.NAME, sys.argv, LaunchOptions.from_environment())\n")
+        "import sys, launched_helper\nfrom graphft.runtime.launch import LaunchOptions\n"
+        "assert __name__ == '__main__'\nprint(launched_helper.NAME, sys.argv, LaunchOptions.from_environment())\n")
     arguments = ["--trainers", "3", "--etcd", "h:1", "--job", "d", "--max-restarts", "7", "--quiet", "--no-standby"]
     text = shown(capsys, "launch", *arguments, tmp_path / "script.py", "--trainers", "9", "x")
     options = LaunchOptions(3, None, "h:1", "d", 7, quiet=True, standby=False)

@@ -108,7 +108,9 @@ def test_sound(sound: Job) -> None:
 
 
 def test_every_rule_is_broken_by_a_test() -> None:
-    assert {r.id for r in job_rules()} | {"config-agree"} == {rule for rule, _, _ in BREAKS}
+    # Tests of the verifier may have registered rules of their own in this process.
+    ours = {r.id for r in job_rules() if r.check.__module__.startswith("graphft.")}
+    assert ours | {"config-agree"} == {rule for rule, _, _ in BREAKS}
 
 
 def test_number_of_pservers_is_the_configurations(sound: Job) -> None:

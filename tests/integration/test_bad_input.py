@@ -1,0 +1,106 @@
+"""What is wrong from the beginning: a clear error, a status that is not 0, soon, and nothing left behind."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+
+import graphft
+from graphft.errors import GraphftError
+from graphft.runtime.etcd import EmbeddedEtcd
+from graphft.transpiler import Job
+from tests.integration import training
+from tests.integration.plays import Played, Program, play
+
+pytestmark = [pytest.mark.xdist_group("sync"), pytest.mark.timeout(120, method="signal")]
+START = ("-m", "graphft", "start")
+
+
+@pytest.fixture(scope="module")
+def job() -> Job:
+    return training.job(training.program(plain=True), trainers=1, pservers=1, passes=1)
+
+
+def fails(folder: Path, *arguments: str | Path, status: int = 2, seconds: float = 40.0, **environment: str) -> str:
+    """Runs a process that must fail in time, and returns what it says."""
+    program = Program(folder, *arguments, **environment)
+    assert program.wait(seconds) == status, program.output
+    return program.output
+
+
+def test_no_job_in_the_folder(folder: Path) -> None:
+    folder.mkdir()
+    (folder / "empty").mkdir()
+    text = fails(folder, *START, "trainer", "--job", folder / "empty", "--etcd", "127.0.0.1:1")
+    assert "error[job-directory]" in text
+    assert "is no job's folder" in text
+    assert "give the folder that Job.save or graphft launch wrote" in text
+
+
+def test_etcd_that_does_not_answer(folder: Path, job: Job) -> None:
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        job.save(folder / "job")
+        nowhere = f"127.0.0.1:{closed.getsockname()[1]}"
+        where = ("--job", folder / "job", "--etcd", nowhere)
+        roles = [Program(folder, *START, role, *where) for role in ("trainer", "pserver")]
+        for role in roles:
+            assert role.wait(40) == 1, role.output
+            assert nowhere in role.output
+            assert "error[etcd-unreachable]" in role.output
+        for command in ("launch", "status"):
+            assert nowhere in fails(folder, "-m", "graphft", command, *where)
+
+
+def test_no_etcd_to_start(folder: Path, job: Job) -> None:
+    job.save(folder / "job")
+    text = fails(folder, "-m", "graphft", "launch", "--job", folder / "job", ETCD_BIN=str(folder / "no-etcd"), PATH="")
+    assert "error[etcd-missing]" in text
+
+
+def test_another_job_of_the_same_name_in_etcd(folder: Path, job: Job, etcd_server: EmbeddedEtcd) -> None:
+    other = Job.make(job.source, job.config.replace(passes=2, name="foreign"))
+    other.save(folder / "other")
+    Job.make(job.source, job.config.replace(name="foreign")).save(folder / "job")
+    endpoint = etcd_server.endpoints[0]
+    first = Program(folder, *START, "pserver", "--job", folder / "other", "--etcd", endpoint)
+    first.until(folder / "other", lambda s: bool(s.pservers), etcd=endpoint)
+    text = fails(folder, *START, "trainer", "--job", folder / "job", "--etcd", endpoint)
+    first.kill()
+    assert "error[foreign-job]" in text
+    assert "etcd has another job named foreign" in text
+
+
+MAKE = "import torch\n\n\ndef make():\n    return [(torch.zeros(8), 0)] * {records}\n"
+
+
+def test_data_that_changed(folder: Path, job: Job) -> None:
+    """The dataset gives fewer records than when the job was described: no role is started again for that."""
+    folder.mkdir()
+    source = folder / "blobs.py"
+    source.write_text(MAKE.format(records=80))
+    described = job.config.replace(data=graphft.dataset(f"{source}:make", chunk_size=40))
+    Job.make(job.source, described).save(folder / "job")
+    source.write_text(MAKE.format(records=60))
+    text = fails(folder, "-m", "graphft", "launch", "--job", folder / "job", status=1)
+    assert "trainer 0 cannot start" in text
+    assert "has 60 records, the job expects 80" in text
+    assert "describe the data and the job again" in text
+
+
+def test_data_that_is_gone(folder: Path, job: Job) -> None:
+    data = graphft.arrays(chunk_size=40, x=torch.zeros(80, 8), y=torch.zeros(80, dtype=torch.int64))
+    Job.make(job.source, job.config.replace(data=data)).save(folder / "job")
+    (folder / "job" / "data" / "x.npy").unlink()
+    text = fails(folder, "-m", "graphft", "launch", "--job", folder / "job", status=1)
+    assert "trainer 0 cannot start" in text
+    assert "cannot read column x from" in text
+
+
+def test_a_complete_job_is_not_run_again(undisturbed: Played) -> None:
+    with pytest.raises(GraphftError, match="a job that is complete") as caught:
+        play(undisturbed.job, undisturbed.folder)
+    assert caught.value.rule == "job-directory"
