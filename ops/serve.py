@@ -83,6 +83,17 @@ def load_check_point(ctx: Context) -> None:
     ctx.server.load_check_point()
 
 
+@op("checkpoint_notify", effect=True)
+def checkpoint_notify(ctx: Context, *, seconds: float = 30.0) -> None:
+    """Has a checkpoint taken when the newest committed one is older than `seconds`, whatever died since. In `daemon`.
+
+    Sync: the first shard to find it so writes to etcd at which step, a little ahead of all; every shard reads that and
+    takes its part when it gets there. Async: each shard takes its own.
+    """
+    assert ctx.server is not None
+    ctx.server.notify_checkpoint(seconds)
+
+
 @op("save_check_point", effect=True)
 def save_check_point(ctx: Context, *variables: Ref, keep: int = 3) -> None:
     """Saves the variables as this shard's part of a checkpoint of the current version.

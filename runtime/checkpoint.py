@@ -17,6 +17,7 @@ import hashlib
 import json
 import re
 import shutil
+import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -144,6 +145,10 @@ class CheckpointStore:
         """The highest generation that has left anything here; -1 if none has."""
         return max((_key(d)[1] for d in self._directories()), default=-1)
 
+    def age(self, directory: str) -> float:
+        """Seconds since this checkpoint was written, also if a process before this one did; endless if it is gone."""
+        return age_of(self.root / directory / "manifest.json")
+
     def prune(self, keep: int, last_good: Manifest) -> None:
         """Deletes what is older than the newest `keep` usable checkpoints: older ones, and what crashes left behind.
 
@@ -171,6 +176,14 @@ class CheckpointStore:
     def _directories(self) -> list[str]:
         names = [p.name for p in self.root.iterdir()] if self.root.is_dir() else []
         return sorted((n for n in names if _DIRECTORY.fullmatch(n)), key=_key, reverse=True)
+
+
+def age_of(path: Path) -> float:
+    """Seconds since a file was written, by the file system's clock and this machine's; endless if it is not there."""
+    try:
+        return max(0.0, time.time() - path.stat().st_mtime)
+    except OSError:
+        return float("inf")
 
 
 def _key(directory: str) -> tuple[int, int]:

@@ -39,6 +39,17 @@ class Committed(msgspec.Struct, frozen=True, omit_defaults=True):
     passes: int = 0
 
 
+class Asked(msgspec.Struct, frozen=True):
+    """A checkpoint beside the regular ones, that all shards are to take when they reach `step` in `generation`."""
+
+    generation: int
+    step: int
+
+
+def decode_asked(kv: KV | None) -> Asked | None:
+    return None if kv is None else msgspec.json.decode(kv.value, type=Asked)
+
+
 def decode_epoch(kv: KV | None) -> Epoch | None:
     return None if kv is None else msgspec.json.decode(kv.value, type=Epoch)
 
@@ -106,6 +117,16 @@ class Commits:
             epoch = self.etcd.get(self.keys.epoch)
             if epoch is None or mod_is(self.keys.epoch, epoch.mod_revision) != same_epoch:
                 return False
+
+    def ask(self, asked: Asked, before: Asked | None) -> bool:
+        """Asks all shards for a checkpoint, unless somebody has since `before`, or the generation has moved on."""
+        kv, epoch_kv = self.etcd.get(self.keys.checkpoint_at), self.etcd.get(self.keys.epoch)
+        epoch = decode_epoch(epoch_kv)
+        if epoch_kv is None or epoch is None or epoch.generation != asked.generation or decode_asked(kv) != before:
+            return False
+        same = [mod_is(self.keys.epoch, epoch_kv.mod_revision),
+                mod_is(self.keys.checkpoint_at, kv.mod_revision if kv is not None else 0)]
+        return self.etcd.txn(same, [put_op(self.keys.checkpoint_at, msgspec.json.encode(asked))]).ok
 
     def forget_parts(self, manifest: Manifest) -> None:
         """Deletes the records of parts of this checkpoint and of those before it, void ones included."""

@@ -84,6 +84,11 @@ class Keys:
         return f"/{self.job}/checkpoint"
 
     @property
+    def checkpoint_at(self) -> str:
+        """The next one that was asked for because of the last one's age: {generation, step}."""
+        return f"/{self.job}/checkpoint_at"
+
+    @property
     def all_parts(self) -> str:
         """The parts of checkpoints that are not committed yet."""
         return f"/{self.job}.parts/"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from graphft.runtime.chunk_records import PassRecord, decode_pass
-from graphft.runtime.commit import Committed, Epoch, decode_committed, decode_epoch
+from graphft.runtime.commit import Asked, Committed, Epoch, decode_asked, decode_committed, decode_epoch
 from graphft.runtime.etcd.model import KV
 from graphft.runtime.keys import Keys
 
@@ -39,6 +39,8 @@ class JobView:
     """Async: each shard's own."""
     shard_commits: dict[int, Committed] = field(default_factory=dict)
     """Async: each shard's own newest checkpoint."""
+    asked: Asked | None = None
+    """The checkpoint that was asked for last."""
 
     @property
     def over(self) -> bool:
@@ -69,7 +71,7 @@ def read_view(keys: Keys, kvs: Iterable[KV]) -> JobView:
     state = by_key.get(keys.state)
     return JobView(pservers, trainers, slots, decode_epoch(by_key.get(keys.epoch)),
                    decode_committed(by_key.get(keys.committed)), state.value.decode() if state else "", leases,
-                   decode_pass(by_key.get(keys.pass_)), epochs, commits)
+                   decode_pass(by_key.get(keys.pass_)), epochs, commits, decode_asked(by_key.get(keys.checkpoint_at)))
 
 
 def _by_shard(by_key: Mapping[str, KV], key: str) -> list[tuple[int, str]]:

@@ -16,9 +16,9 @@ from graphft.plan import Plan
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _CHOICES = {"on_trainer_loss": ("takeover", "wait"), "on_barrier_timeout": ("rollback", "proceed")}
 _AT_LEAST = {
-    "trainers": 1, "pservers": 1, "batch_size": 1, "passes": 1, "checkpoint_every": 0, "keep_checkpoints": 1,
-    "max_failures": 1, "lease_ttl": 1, "slice_unit": 64, "min_block": 1, "bucket_bytes": 1024, "threads": 1,
-    "max_staleness": -1, "max_skipped": -1,
+    "trainers": 1, "pservers": 1, "batch_size": 1, "passes": 1, "checkpoint_every": 0, "checkpoint_seconds": 0,
+    "keep_checkpoints": 1, "max_failures": 1, "lease_ttl": 1, "slice_unit": 64, "min_block": 1, "bucket_bytes": 1024,
+    "threads": 1, "max_staleness": -1, "max_skipped": -1,
 }
 _TYPES: dict[str, type | tuple[type, ...]] = {"int": int, "bool": bool, "str": str, "float": (int, float)}
 _POSITIVE = ("recovery_timeout", "chunk_timeout", "daemon_interval", "push_timeout")
@@ -45,7 +45,9 @@ class JobConfig:
     etcd_endpoints: tuple[str, ...] | None = None
     """None: etcd is started with the job."""
     checkpoint_every: int = 50
-    """Steps between checkpoints; 0: only at the end."""
+    """Steps between checkpoints; 0: none for their number."""
+    checkpoint_seconds: float = 30.0
+    """A checkpoint is taken, too, when the newest committed one is so old; 0: never for its age."""
     keep_checkpoints: int = 3
     on_trainer_loss: Literal["takeover", "wait"] = "takeover"
     on_barrier_timeout: Literal["rollback", "proceed"] = "rollback"

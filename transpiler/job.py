@@ -50,7 +50,8 @@ def pipeline(config: JobConfig) -> tuple[Pass, ...]:
         InsertCommunication(c.trainers, c.sync, c.total_steps, c.max_staleness, c.push_timeout, c.max_skipped),
         InsertQueue(c.sync, c.ft, c.chunk_timeout, c.max_failures),
         InsertLiveness(c.trainers, c.sync, c.ft, c.on_trainer_loss, c.daemon_interval),
-        InsertCheckpoints(c.ft, c.checkpoint_every, c.keep_checkpoints, c.recovery_timeout, c.on_barrier_timeout),
+        InsertCheckpoints(c.ft, c.checkpoint_every, float(c.checkpoint_seconds), c.keep_checkpoints, c.recovery_timeout,
+                          c.on_barrier_timeout),
     )
 
 

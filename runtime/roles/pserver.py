@@ -18,8 +18,8 @@ import torch
 
 from graphft.errors import GraphftError
 from graphft.ir import Kind
-from graphft.runtime.checkpoint import CheckpointStore, DamagedCheckpoint
-from graphft.runtime.commit import Commits, Epoch
+from graphft.runtime.checkpoint import CheckpointStore, DamagedCheckpoint, age_of
+from graphft.runtime.commit import Commits, Committed, Epoch
 from graphft.runtime.etcd import Etcd, Session, absent, put_op
 from graphft.runtime.keys import Keys
 from graphft.runtime.memory import ShardMemory, frame_fault
@@ -125,6 +125,13 @@ class Pserver(Role):
     def serve(self, options: Mapping[str, Any]) -> None:
         raise NotImplementedError
 
+    def notify_checkpoint(self, seconds: float) -> None:
+        raise NotImplementedError
+
+    def age(self, committed: Committed | None) -> float:
+        """Seconds since the newest checkpoint was written; without any, since the job was made."""
+        return self.store.age(committed.checkpoint) if committed is not None else age_of(self.job_dir / "job.json")
+
     def initial_values(self) -> dict[str, torch.Tensor]:
         """What this shard's variables are before the first step."""
         return {v.name: self.program.values[v.name] for v in self.program.of_kind(Kind.PARAM, Kind.BUFFER, Kind.STATE)}
@@ -209,9 +216,13 @@ class Pserver(Role):
     def story(self) -> list[str]:
         return self.machine.story.of() if self.machine is not None else []
 
-    def status(self) -> msgspec.Struct:
+    @property
+    def rate(self) -> float:
+        """Rounds per second of late."""
         rounds = self._rounds
-        rate = (len(rounds) - 1) / (rounds[-1] - rounds[0]) if len(rounds) > 1 else 0.0
+        return (len(rounds) - 1) / (rounds[-1] - rounds[0]) if len(rounds) > 1 else 0.0
+
+    def status(self) -> msgspec.Struct:
         machine = self.machine
-        return ShardStatus(machine.version if machine else 0, machine.generation if machine else 0, rate,
+        return ShardStatus(machine.version if machine else 0, machine.generation if machine else 0, self.rate,
                            self._applied, {**self.counters, **self.transport.counters})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,8 @@ class BatchPserver(Pserver):
         self._final = False
         """Whether the last checkpoint was taken."""
         self._trainers: frozenset[str] = frozenset()
+        self._asked, self._due = float("-inf"), False
+        """When a checkpoint was asked for because of the last one's age, and whether that is still to be taken."""
 
     def make_commits(self) -> AsyncCommits:
         return AsyncCommits(self.etcd, self.keys.of_shard(self.index), shard_store(self.job_dir, self.index),
@@ -68,6 +71,12 @@ class BatchPserver(Pserver):
         self._final = passes == self.config.plan.passes
         self.saver.submit(machine.generation, machine.version, self.memory.clone(names), keep,
                           json.dumps(machine.ledger.export()), meta_of(passes))
+
+    def notify_checkpoint(self, seconds: float) -> None:
+        """Has the main thread take a checkpoint when the newest is too old; again, if that is not committed then."""
+        now = time.monotonic()
+        if self.age(self.view.shard_commits.get(self.index)) >= seconds and now - self._asked >= seconds:
+            self._asked, self._due = now, True
 
     def serve(self, options: Mapping[str, Any]) -> None:
         self.options = options
@@ -113,6 +122,9 @@ class BatchPserver(Pserver):
             self._go_back()
             self._make_machine()
         self._forget(frozenset(view.trainers))
+        if self._due:
+            self._due = False
+            self.run_block(self.options["checkpoint_block"])
         self._finish()
 
     def _forget(self, trainers: frozenset[str]) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from graphft.runtime.commit import Epoch
+from graphft.runtime.commit import Asked, Epoch
 from graphft.runtime.etcd import Etcd, Session
 from graphft.runtime.protocol.events import Count
 from graphft.runtime.protocol.messages import AnyMessage, Partials
 from graphft.runtime.protocol.shard_sync import SyncShard
 from graphft.runtime.protocol.sync_events import (
     ApplyRound,
+    CheckpointAt,
     ComputePartials,
     Finished,
     PartialsReady,
@@ -34,6 +37,9 @@ from graphft.runtime.transport.buffers import byte_view
 if TYPE_CHECKING:
     from graphft.transpiler import Job
 
+NOTICE_SECONDS = 1.0
+"""So long it may take until every shard has heard of a checkpoint that is asked for."""
+
 
 class RoundPserver(Pserver):
     """A sync shard's process."""
@@ -44,6 +50,10 @@ class RoundPserver(Pserver):
         super().__init__(job, job_dir, etcd, index, session)
         self.norms: NormExchange | None = None
         self._snapshots: dict[int, dict[str, torch.Tensor]] = {}
+        self._asked: Asked | None = None
+        """The checkpoint that the machine was asked for last."""
+        self._awaited: tuple[Asked | None, float] = (None, 0.0)
+        """A checkpoint that should be committed by now, and since when."""
         self.effects |= {
             ComputePartials: self._compute_partials, ApplyRound: self._apply, RoundSkipped: self._skipped,
             SendShard: self._send_shard, RequestRollback: self._request_rollback, Finished: self._finished}
@@ -94,13 +104,39 @@ class RoundPserver(Pserver):
             return self.norms.fault(message.shard, frame)
         return super().fault(message, frame)
 
+    def notify_checkpoint(self, seconds: float) -> None:
+        """Asks for a checkpoint when the newest is too old, at a step that no shard reaches before it has heard of it.
+
+        Asks again when `seconds` after that step it is not committed: a shard heard of it too late.
+        """
+        view, machine = self.view, self.machine
+        epoch, asked, committed = view.epoch, view.asked, view.committed
+        if machine is None or epoch is None or epoch.generation != machine.generation or self.age(committed) < seconds:
+            return
+        reached = committed.step if committed is not None else -1
+        if asked is not None and asked.generation == epoch.generation and asked.step > reached:
+            if machine.version < asked.step:
+                return
+            if self._awaited[0] != asked:
+                self._awaited = (asked, time.monotonic())
+            if time.monotonic() - self._awaited[1] < seconds:
+                return
+        step = machine.version + 2 + math.ceil(NOTICE_SECONDS * self.rate)
+        if step < self.config.total_steps:
+            self.commits.ask(Asked(epoch.generation, step), asked)
+
     # -- going back ---------------------------------------------------------------------------------------------
 
     def follow(self) -> None:
+        epoch, asked = self.view.epoch, self.view.asked
+        if epoch is not None and epoch.generation > self.machine.generation:
+            self._go_back(epoch)
+        if asked is not None and asked != self._asked and asked.generation == self.machine.generation:
+            self._asked = asked
+            self.step(CheckpointAt(asked.step))
+
+    def _go_back(self, epoch: Epoch) -> None:
         """Goes back to where a newer generation began."""
-        epoch = self.view.epoch
-        if epoch is None or epoch.generation <= self.machine.generation:
-            return
         log.info("generation %d: back from version %d to step %d (%s)", epoch.generation, self.machine.version,
                  epoch.step, epoch.reason)
         self.counters["rollbacks"] += 1

@@ -79,7 +79,8 @@ def job(source: Program, *, pace: Path | None = None, blobs: Mapping[str, int] |
     data = graphft.dataset(f"{__file__}:Blobs", arguments, chunk_size=CHUNK)
     usual: dict[str, Any] = {
         "trainers": SLOTS, "pservers": 2, "ft": True, "batch_size": BATCH, "passes": PASSES, "seed": 11,
-        "slice_unit": 64, "min_block": 64, "bucket_bytes": 2048, "checkpoint_every": 10, "daemon_interval": 0.2,
+        "slice_unit": 64, "min_block": 64, "bucket_bytes": 2048, "checkpoint_every": 10, "checkpoint_seconds": 0,
+        "daemon_interval": 0.2,
         "name": "blobs"}
     return graphft.transpile(source, chunks=data, **{**usual, **options})
 

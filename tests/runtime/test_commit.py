@@ -14,7 +14,7 @@ import torch
 
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint import CheckpointStore, DamagedCheckpoint, Manifest
-from graphft.runtime.commit import Commits, Committed, Epoch, decode_committed, decode_epoch
+from graphft.runtime.commit import Asked, Commits, Committed, Epoch, decode_asked, decode_committed, decode_epoch
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.keys import Keys
 
@@ -80,6 +80,40 @@ def shards(etcd: Etcd, keys: Keys, tmp_path: Path) -> Shards:
     shards = Shards(etcd, keys, tmp_path)
     shards.all[0].ensure_epoch()
     return shards
+
+
+# -- asking -------------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_is_asked_for_once_though_all_shards_find_it_due(shards: Shards) -> None:
+    wanted = [Asked(0, 10 + c.shard) for c in shards.all]
+    with ThreadPoolExecutor(3) as pool:
+        won = list(pool.map(lambda c, asked: c.ask(asked, None), shards.all, wanted))
+    assert won.count(True) == 1
+    asked = wanted[won.index(True)]
+    assert decode_asked(shards.etcd.get(shards.keys.checkpoint_at)) == asked
+    assert not shards.all[0].ask(Asked(0, 90), None), "somebody has asked since"
+    assert shards.all[0].ask(Asked(0, 90), asked)
+
+
+def test_nothing_is_asked_for_in_a_generation_that_is_over(shards: Shards) -> None:
+    slow = Interposed(shards.etcd)
+    slow.before_txn = lambda: shards.all[0].rollback("somebody else died")
+    assert not shards.shard(2, etcd=slow).ask(Asked(0, 10), None)
+    assert not shards.all[1].ask(Asked(0, 10), None)
+    assert shards.etcd.get(shards.keys.checkpoint_at) is None
+    assert shards.all[1].ask(Asked(1, 10), None)
+
+
+def test_the_age_of_a_checkpoint_is_that_of_its_manifest(shards: Shards) -> None:
+    """So a process that has just started knows it, too."""
+    manifest = shards.commit(50)
+    assert 0 <= shards.store.age(manifest.directory) < 60
+    file = shards.store.root / manifest.directory / "manifest.json"
+    os.utime(file, (file.stat().st_atime, file.stat().st_mtime - 1000))
+    assert 1000 <= shards.store.age(manifest.directory) < 1060
+    file.unlink()
+    assert shards.store.age(manifest.directory) == float("inf")
 
 
 # -- committing ---------------------------------------------------------------------------------------------------

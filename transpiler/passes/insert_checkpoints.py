@@ -14,13 +14,15 @@ class InsertCheckpoints:
     """Every pserver has a block `checkpoint`, which saves all that it owns. It runs when the job ends: the final model
     is made from it.
 
-    With `ft` it runs every `every` steps as well; a pserver that starts loads the newest committed checkpoint, and
-    `listen_and_serv` meets the others again (its recovery attributes).
+    With `ft` it runs every `every` steps as well, and when the newest committed checkpoint is `seconds` old, for which
+    the daemons look (0: never). A pserver that starts loads the newest committed one, and `listen_and_serv` meets the
+    others again (its recovery attributes).
     """
 
     name: ClassVar[str] = "insert-checkpoints"
     ft: bool = True
     every: int = 50
+    seconds: float = 30.0
     keep: int = 3
     recovery_timeout: float = 10.0
     on_barrier_timeout: Literal["rollback", "proceed"] = "rollback"
@@ -40,4 +42,6 @@ class InsertCheckpoints:
             serve.attrs.update(checkpoint_every=self.every, recovery=True, recovery_timeout=self.recovery_timeout,
                                on_barrier_timeout=self.on_barrier_timeout)
             program.blocks["init"].append_op("load_check_point")
+            if self.seconds:
+                program.blocks["daemon"].append_op("checkpoint_notify", seconds=self.seconds)
         order_blocks(program, *(n for n in program.blocks if n != "daemon"))
