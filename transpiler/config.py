@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,7 +15,8 @@ from graphft.errors import GraphftError
 from graphft.plan import Plan
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_CHOICES = {"on_trainer_loss": ("takeover", "wait"), "on_barrier_timeout": ("rollback", "proceed")}
+_CHOICES = {"mode": ("async", "dc_asgd"), "on_trainer_loss": ("takeover", "wait"),
+            "on_barrier_timeout": ("rollback", "proceed")}
 _AT_LEAST = {
     "trainers": 1, "pservers": 1, "batch_size": 1, "passes": 1, "checkpoint_every": 0, "checkpoint_seconds": 0,
     "keep_checkpoints": 1, "max_failures": 1, "lease_ttl": 1, "slice_unit": 64, "min_block": 1, "bucket_bytes": 1024,
@@ -36,6 +38,13 @@ class JobConfig:
     """Logical trainers (slots)."""
     pservers: int = 1
     sync: bool = True
+    mode: Literal["async", "dc_asgd"] = "async"
+    """What a job that is not `sync` does with stale gradients: applies them as they are, or delay-compensated."""
+    dc_lambda: float = 0.04
+    """Mode dc_asgd: the strength of the compensation."""
+    dc_decay: float = 0.0
+    """Mode dc_asgd: dc_lambda is divided by the root of the mean square of the gradients, which decays by this factor
+    per batch; 0: it is constant."""
     ft: bool = False
     passes: int = 1
     """Passes over the data."""
@@ -130,6 +139,10 @@ def _check(config: JobConfig) -> None:
     for name in _POSITIVE:
         if not getattr(config, name) > 0:
             raise _bad(name, getattr(config, name), "a positive number of seconds")
+    if not 0 < config.dc_lambda < math.inf:
+        raise _bad("dc_lambda", config.dc_lambda, "a positive number; mode='async' does not compensate at all")
+    if not 0 <= config.dc_decay < 1:
+        raise _bad("dc_decay", config.dc_decay, "at least 0 and below 1; 0: dc_lambda is constant")
     for name, choices in _CHOICES.items():
         if getattr(config, name) not in choices:
             raise _bad(name, getattr(config, name), " or ".join(map(repr, choices)))
@@ -140,6 +153,9 @@ def _check(config: JobConfig) -> None:
         raise _bad("etcd_endpoints", config.etcd_endpoints, "None, or a sequence of 'host:port'")
     if not config.sync and config.on_trainer_loss == "wait":
         raise _bad("on_trainer_loss", "wait", "'takeover': in async mode no trainer is waited for")
+    if config.sync and config.mode != "async":
+        raise GraphftError(f"mode is {config.mode!r}, but sync is True: a sync step has no stale gradients",
+                           rule="option", help=f"transpile with sync=False, mode={config.mode!r}")
     config.data.batches(config.batch_size, config.drop_last)
 
 
