@@ -125,8 +125,8 @@ def run_job(job: Job, *, options: LaunchOptions | None = None,
     """Runs `job` to its end with all roles on this machine, and returns its result.
 
     With GRAPHFT_ROLE (or torchrun's RANK) in the environment, this process is that one role instead, and exits
-    with it. `overrides` are fields of `LaunchOptions`. `on_status` sees each status as the display does, with the
-    supervisor, whose `add` and `signal` may be used. Raises GraphftError if the job fails.
+    with it. `overrides` are fields of `LaunchOptions`. `on_status` sees each status as the display does, the last
+    one too, with the supervisor, whose `add` and `signal` may be used. Raises GraphftError if the job fails.
     """
     from graphft.transpiler import Job
 
@@ -251,7 +251,10 @@ def _supervise(supervisor: Supervisor, etcd: Etcd, keys: Keys, display: Display 
             complete_at = complete_at or time.monotonic()
             if time.monotonic() - complete_at > EXIT_GRACE_SECONDS:
                 break
-    return _look(etcd, keys, status)
+    last = _look(etcd, keys, status)
+    if on_status is not None and last is not None:
+        on_status(supervisor, last)
+    return last
 
 
 def _restart(etcd: EmbeddedEtcd) -> None:

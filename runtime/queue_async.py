@@ -201,9 +201,12 @@ class Claims:
             log.info("pass %d begins", index) if index < self.plan.passes else log.info("all passes are done")
 
     def _forget_old(self) -> None:
-        """Deletes what is done in passes that every shard's checkpoint holds: nobody will ever put it back."""
+        """Deletes what is done in passes that every shard's checkpoint holds: nobody will ever put it back.
+
+        The last pass's stays, for whoever asks for the status of a job that is complete.
+        """
         saved = [c.passes for c in self.trainer.view.shard_commits.values()]
-        for index in range(min(saved) if len(saved) == self.config.pservers else 0):
+        for index in range(min(*saved, self.plan.passes - 1) if len(saved) == self.config.pservers else 0):
             self.trainer.patiently(functools.partial(self.etcd.delete_prefix, f"{self.keys.queue(index)}done/"))
 
     # -- taking chunks ------------------------------------------------------------------------------------------

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import msgspec
 
 from graphft.errors import GraphftError
-from graphft.runtime.etcd.model import Store
+from graphft.runtime.etcd.model import KV, Store
 from graphft.runtime.events import Event, read_events
 from graphft.runtime.keys import Keys
 from graphft.runtime.view import JobView, read_view
@@ -96,11 +97,18 @@ def list_jobs(etcd: Store) -> list[str]:
 
 
 def read_status(etcd: Store, keys: Keys, deadline: float | None = None) -> JobStatus:
-    """One look, in a few reads of at most `deadline` seconds each.
+    """One look, in a few reads of at most `deadline` seconds each; what it counts is of the pass that it tells.
 
     Raises GraphftError when etcd knows no such job, EtcdUnreachable when it does not answer.
     """
-    control = {kv.key: kv for kv in etcd.range(keys.control, deadline=deadline).kvs}
+    while True:
+        control = {kv.key: kv for kv in etcd.range(keys.control, deadline=deadline).kvs}
+        status = _status(etcd, keys, control, deadline)
+        if etcd.get(keys.pass_, deadline=deadline) == control.get(keys.pass_):
+            return status
+
+
+def _status(etcd: Store, keys: Keys, control: Mapping[str, KV], deadline: float | None) -> JobStatus:
     if keys.spec not in control:
         known = ", ".join(list_jobs(etcd)) or "none"
         raise GraphftError(f"etcd knows no job named {keys.job}", rule="unknown-job",
@@ -142,7 +150,8 @@ def _saved(view: JobView, shards: int) -> int | None:
     return min(c.step for c in view.shard_commits.values()) if len(view.shard_commits) == shards else None
 
 
-def _members(control: dict[str, Any], prefix: str, reports: dict[str, Any], reported: str) -> dict[str, dict[str, Any]]:
+def _members(control: Mapping[str, KV], prefix: str, reports: Mapping[str, Any],
+             reported: str) -> dict[str, dict[str, Any]]:
     """Registrations below `prefix`, each with what its process reports of itself."""
     members = {}
     for key, kv in control.items():
