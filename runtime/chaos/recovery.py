@@ -17,8 +17,9 @@ The same holds for an async shard's batches."""
 class Recovery:
     """One fault, and the seconds until the next step after it was complete on every shard; None while it is not.
 
-    `alone`: the job had recovered from the fault before, and whoever had died was back, so the seconds tell of this one
-    only. `gone`: incarnations of shards that it killed. Steps complete before `since` prove nothing.
+    `alone`: the job had recovered from the fault before, whoever had died was back, and it recovered from this one
+    before the next; so the seconds tell of this one only. `gone`: incarnations of shards that it killed. Steps complete
+    before `since` prove nothing.
     """
 
     kind: str
@@ -55,7 +56,9 @@ class Recoveries:
         return [r for r in self.all if r.seconds is None]
 
     def begin(self, kind: str, what: str, at: float, alone: bool, gone: frozenset[str] = frozenset()) -> Recovery:
-        """A fault has befallen the job."""
+        """A fault has befallen the job. What has not recovered by now from one before is not alone any more."""
+        for other in self.open:
+            other.alone = False
         recovery = Recovery(kind, what, at, self.low, self.generation, alone, gone)
         self.all.append(recovery)
         return recovery

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from rich.console import Group
@@ -16,6 +16,8 @@ from graphft.runtime.chaos.compare import Chunks
 from graphft.runtime.chaos.recovery import Recovery
 
 DIFFERENCES_SHOWN = 20
+TRAFFIC = ("faults.", "sent", "received")
+"""Counters that tell nothing of the protocol."""
 
 
 @dataclass
@@ -68,8 +70,7 @@ class Report:
             "recovery_seconds": summaries(self.recoveries),
             "seconds": round(self.seconds, 1), "reference_seconds": self.reference_seconds,
             "steps_repeated": self.steps_repeated, "generations": self.generations,
-            "chunks": {n: getattr(self.chunks, n) for n in ("expected", "done", "failed", "todo", "pending")}
-            if self.chunks is not None else None,
+            "chunks": asdict(self.chunks) | {"accounted": self.chunks.accounted} if self.chunks is not None else None,
             "ends": dict(self.ends), "counters": dict(sorted(self.counters.items())),
             "log": [{"kind": r.kind, "what": r.what, "version": r.version, "generation": r.generation,
                      "alone": r.alone, "seconds": None if r.seconds is None else round(r.seconds, 3)}
@@ -87,15 +88,17 @@ class Report:
 
     def _lines(self) -> list[str]:
         messages = [f"{n} {k.removeprefix('message-')}" for k, n in self.faults.items() if k.startswith("message-")]
+        counted = [f"{n} {k}" for k, n in sorted(self.counters.items()) if n and not k.startswith(TRAFFIC)]
         reference = f", undisturbed {self.reference_seconds:.1f} s" if self.reference_seconds is not None else ""
         lines = [f"messages       {', '.join(messages) or 'untouched'}",
+                 f"counted        {', '.join(counted) or 'nothing'}",
                  (f"steps          {self.total_steps}, and {self.steps_repeated} done again; "
                   f"{self.generations} generations; {self.seconds:.1f} s{reference}"),
                  f"processes      {', '.join(f'{n} x {what}' for what, n in self.ends.most_common()) or 'none ended'}"]
         if self.chunks is not None:
             c = self.chunks
             lines.append(f"chunks         {c.done} of {c.expected} done, {c.failed} discarded, "
-                         f"{c.todo + c.pending} open")
+                         f"{c.todo + c.pending} open: {'all' if c.accounted else 'NOT ALL'} accounted for")
         lines.append(f"completed      {'yes' if self.completed else 'NO: ' + self.problem}")
         if self.identical is not None:
             lines.append(f"bit-identical  {'yes' if self.identical else 'NO'} ({self.compared} tensors)")

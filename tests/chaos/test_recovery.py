@@ -56,6 +56,14 @@ def test_answers_from_before_the_fault_do_not_count(job: Job) -> None:
     assert not fault.base
 
 
+def test_a_fault_that_is_hit_by_another_tells_nothing_of_itself(job: Job) -> None:
+    job.begin("kill-trainer", 1.0)
+    assert not job.answer(1.1, 10, 10)
+    assert job.answer(1.3, 12, 12)
+    hit, second = job.begin("kill-trainer", 2.0), job.begin("kill-pserver", 2.1, alone=False)
+    assert [r.alone for r in (job.recoveries.all[0], hit, second)] == [True, False, False]
+
+
 def test_a_rollback_counts_from_the_step_that_it_returns_to(job: Job) -> None:
     fault = job.begin("kill-pserver", 1.0, gone="b")
     assert not job.answer(1.1, 14, 14), "its answers were on their way when it died"

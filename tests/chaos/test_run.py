@@ -7,8 +7,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from graphft.runtime.chaos.compare import Chunks
 from graphft.runtime.chaos.prepare import Prepared, prepare, save_script
+from graphft.runtime.chaos.recovery import Recovery
 from graphft.runtime.chaos.report import Report
 from graphft.runtime.chaos.run import ChaosOptions, Run
 from graphft.runtime.chaos.schedule import Fault
@@ -68,7 +71,8 @@ def test_a_job_survives_and_ends_with_the_same_bits(prepared: Prepared, workplac
     assert report["faults"]["message-duplicate"] > 0
     assert report["generations"] >= 2, "a pserver was killed"
     assert report["tensors_compared"] > 10
-    assert report["chunks"] == {"expected": 20, "done": 20, "failed": 0, "todo": 0, "pending": 0}
+    assert report["chunks"] == {"expected": 20, "done": 20, "failed": 0, "todo": 0, "pending": 0,
+                                "accounted": True}
     assert "bit-identical  yes" in shown
     assert not (workplace / "a").exists(), "nothing went wrong, and --keep was not given"
 
@@ -107,3 +111,21 @@ def test_only_what_is_complete_whole_and_identical_is_well() -> None:
                     counters=Counter({"faults.drop": 2, "late-push": 1}))
     assert not report.ok
     assert report.to_json()["faults"] == {"message-drop": 2}
+
+
+def test_the_table_holds_what_the_figures_do() -> None:
+    recoveries = [Recovery("kill-trainer", "0-a", 0.0, 5, 0, True, seconds=0.25)]
+    report = Report("j", 0, 1, 10, 1, recoveries, completed=True, identical=True, compared=3, steps_repeated=4,
+                    counters=Counter({"faults.drop": 2, "late-push": 1, "sent": 9}), chunks=Chunks(8, 7, 1, 0, 0))
+    figures = report.to_json()
+    assert report.ok
+    assert figures["chunks"] == {"expected": 8, "done": 7, "failed": 1, "todo": 0, "pending": 0, "accounted": True}
+    assert figures["recovery_seconds"]["kill-trainer"] == {"count": 1, "median": 0.25, "p95": 0.25, "worst": 0.25}
+    assert (figures["faults"], figures["steps_repeated"]) == ({"kill-trainer": 1, "message-drop": 2}, 4)
+    console = Console(record=True, width=120)
+    console.print(report.render())
+    shown = console.export_text()
+    for line in ("kill-trainer │     1 │     0.25 │   0.25 │    0.25", "messages       2 drop", "and 4 done again",
+                 "counted        1 late-push\n", "7 of 8 done, 1 discarded, 0 open: all accounted for",
+                 "bit-identical  yes (3 tensors)"):
+        assert line in shown
