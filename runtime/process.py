@@ -14,7 +14,8 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_LEASE_LOST = 75
-"""The process could not rely on its lease any more and fenced itself (EX_TEMPFAIL): start it again."""
+"""The process could not rely on its lease any more and fenced itself, or etcd did not answer it at all (EX_TEMPFAIL):
+start it again. It is no failure of its own, so a job outlives an etcd that is away for long."""
 
 PARENT = "GRAPHFT_PARENT"
 """In the environment of a child that is to end with its parent: that one's process id."""
@@ -34,7 +35,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def was_preempted(status: int) -> bool:
-    """Whether an exit status tells of a preemption (killed from outside, lease lost) rather than a failure."""
+    """Whether an exit status tells of a preemption (killed from outside, lease or etcd lost) rather than a failure."""
     return status in (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, EXIT_LEASE_LOST)
 
 
@@ -43,7 +44,7 @@ def describe_exit(status: int) -> str:
     if status < 0:
         named = [s.name for s in signal.Signals if s == -status]
         return f"killed by {named[0] if named else f'signal {-status}'}"
-    known = {EXIT_OK: "done", EXIT_USAGE: "wrong usage", EXIT_LEASE_LOST: "lease lost"}
+    known = {EXIT_OK: "done", EXIT_USAGE: "wrong usage", EXIT_LEASE_LOST: "lease or etcd lost"}
     return known.get(status, f"exit status {status}")
 
 

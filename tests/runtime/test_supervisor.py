@@ -375,7 +375,7 @@ def test_a_role_that_cannot_start_says_why_in_its_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("status", "preempted", "words"), [
-    (0, False, "done"), (1, False, "exit status 1"), (2, False, "wrong usage"), (75, True, "lease lost"),
+    (0, False, "done"), (1, False, "exit status 1"), (2, False, "wrong usage"), (75, True, "lease or etcd lost"),
     (-9, True, "killed by SIGKILL"), (-15, True, "killed by SIGTERM"), (-2, True, "killed by SIGINT"),
     (-11, False, "killed by SIGSEGV"), (-40, False, "killed by signal 40")])
 def test_how_a_process_ended(status: int, preempted: bool, words: str) -> None:
