@@ -47,6 +47,11 @@ def read_endpoints(job_dir: Path) -> str:
     return str(json.loads(path.read_bytes())["endpoints"]) if path.exists() else ""
 
 
+def is_complete(job_dir: Path) -> bool:
+    """Whether the job in this folder has come to its end: it leaves its model there."""
+    return (job_dir / "model.safetensors").exists()
+
+
 class JobEnded(GraphftError):
     """The job is complete, and the etcd that it brought along has ended."""
 
@@ -61,7 +66,7 @@ def connect_from(job_dir: Path, wait: float | None = None) -> Etcd:
             if endpoints:
                 return connect(endpoints, wait=1.0)
         except EtcdUnreachable as error:
-            if (job_dir / "model.safetensors").exists():
+            if is_complete(job_dir):
                 raise JobEnded(f"the job in {job_dir} is complete", rule="job-complete") from error
             if time.monotonic() > end:
                 raise

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError
-from graphft.runtime.connect import connect, write_endpoints
+from graphft.runtime.connect import connect, is_complete, write_endpoints
 from graphft.runtime.display import Display
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError
 from graphft.runtime.keys import Keys
@@ -117,7 +117,7 @@ def _state_of(path: Path, program_hash: str) -> str:
         return "other"
     if found != program_hash:
         return "other"
-    return "complete" if (path / "model.safetensors").exists() else "resumable"
+    return "complete" if is_complete(path) else "resumable"
 
 
 def run_job(job: Job, *, options: LaunchOptions | None = None,

@@ -17,11 +17,12 @@ import msgspec
 from graphft.errors import GraphftError
 from graphft.ir import Block, Program
 from graphft.ops.context import Context
+from graphft.runtime.connect import is_complete
 from graphft.runtime.etcd import Etcd, EtcdError, LeaseLost, Session, Watch, absent, put_op
 from graphft.runtime.events import Events
 from graphft.runtime.keys import Keys
 from graphft.runtime.lowering import Lowered, lower
-from graphft.runtime.process import EXIT_FAILED, EXIT_LEASE_LOST
+from graphft.runtime.process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK
 from graphft.runtime.view import JobView, Registration, read_view
 
 if TYPE_CHECKING:
@@ -99,11 +100,11 @@ class Role:
             self.changed.clear()
 
     def _fence(self, error: LeaseLost) -> None:
-        """Ends the process at once: whatever it claims may be somebody else's by now."""
+        """Ends the process at once: whatever it claims may be somebody else's by now, or the job's etcd has ended."""
         if not self._stop_daemon.is_set():
             log.error("lease lost: %s", error.message)
             logging.shutdown()
-            os._exit(EXIT_LEASE_LOST)
+            os._exit(EXIT_OK if is_complete(self.job_dir) else EXIT_LEASE_LOST)
 
     def fence_if_lost(self) -> None:
         """For main loops: the daemon thread, which looks as well, may be what hangs."""

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphft.errors import GraphftError
-from graphft.runtime.connect import JobEnded, connect, connect_from, write_endpoints
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd, LeaseLost, Session
+from graphft.runtime.connect import JobEnded, connect, connect_from, is_complete, write_endpoints
+from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, Etcd, EtcdError, EtcdUnreachable, LeaseLost, Session
 from graphft.runtime.keys import Keys
 from graphft.runtime.own_etcd import start_etcd
 from graphft.runtime.process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK, EXIT_USAGE
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from graphft.runtime.roles.pserver import Pserver
     from graphft.runtime.roles.trainer import Trainer
     from graphft.transpiler import Job
+    from graphft.transpiler.config import JobConfig
 
 ROLES = ("trainer", "pserver", "coordinator")
 LEAVE_SECONDS = 10.0
@@ -89,6 +90,7 @@ def run_as_role(job: Job, spec: RoleSpec) -> int:
     the same initial values.
     """
     from graphft.transpiler import Job
+    from graphft.transpiler.config import JobConfig
 
     job_dir = Path(spec.job_dir or Path("jobs") / job.config.name)
     try:
@@ -119,10 +121,13 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec) -> int:
     except JobEnded as error:
         log.info("%s", error.message)
         return EXIT_OK
-    except LeaseLost as error:
-        log.error("%s", error)
-        return EXIT_LEASE_LOST
     except GraphftError as error:
+        if isinstance(error, EtcdError) and is_complete(job_dir):
+            log.info("the job is complete, and its etcd has ended: %s", error.message)
+            return EXIT_OK
+        if isinstance(error, LeaseLost | EtcdUnreachable | Ambiguous):
+            log.error("%s", error)
+            return EXIT_LEASE_LOST
         log.error("%s", error, exc_info=error.__cause__)
         return EXIT_USAGE if error.rule in USAGE_RULES else EXIT_FAILED
     except Exception:
@@ -162,7 +167,7 @@ def _make_role(job: Job, job_dir: Path, spec: RoleSpec, etcd: Etcd) -> Pserver |
         return Coordinator(job, job_dir, job.coordinator_program(), etcd, max(spec.index, 0))
     if spec.kind == "trainer":
         any_index = job.config.ft or not job.config.sync or job.config.trainers == 1
-        return _trainer_class(job.config.sync)(job, job_dir, etcd, max(spec.index, 0) if any_index else spec.index)
+        return _trainer_class(job.config)(job, job_dir, etcd, max(spec.index, 0) if any_index else spec.index)
     from graphft.runtime.roles.pserver import claim_index
 
     session, index = None, spec.index if spec.index >= 0 else None
@@ -172,11 +177,15 @@ def _make_role(job: Job, job_dir: Path, spec: RoleSpec, etcd: Etcd) -> Pserver |
     return None if index is None else _pserver_class(job.config.sync)(job, job_dir, etcd, index, session)
 
 
-def _trainer_class(sync: bool) -> type[Trainer]:
-    if sync:
+def _trainer_class(config: JobConfig) -> type[Trainer]:
+    if config.sync:
         from graphft.runtime.roles.trainer_sync import SlotTrainer
 
         return SlotTrainer
+    if config.local:
+        from graphft.runtime.roles.trainer_local import UnitTrainer
+
+        return UnitTrainer
     from graphft.runtime.roles.trainer_async import ChunkTrainer
 
     return ChunkTrainer

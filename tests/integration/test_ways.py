@@ -83,9 +83,8 @@ def test_torchrun_ranks(folder: Path, pace: Pace) -> None:
     for rank in ranks:
         rank.kill()
     assert not await_gone(folder), "its etcd ended with rank 0"
+    pace.set(0)  # some may be so late that the job is over
     ranks = start()
-    ranks[0].until(folder / "jobs" / "blobs", lambda s: at(12)(s) and len(s.trainers) == 2)
-    pace.set(0)
     assert [rank.wait() for rank in ranks] == [0, 0, 0], [rank.output for rank in ranks]
     assert "goes on from step 10" in ranks[0].output
     assert "pserver 0" in ranks[0].output

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -17,11 +19,11 @@ import torch
 from graphft.errors import GraphftError
 from graphft.runtime import connect as connect_module
 from graphft.runtime.connect import connect, connect_from, read_endpoints, write_endpoints
-from graphft.runtime.etcd import Etcd, EtcdError, EtcdUnreachable
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, EtcdUnreachable
 from graphft.runtime.exactness import enforce
 from graphft.runtime.keys import Keys
 from graphft.runtime.launch import LaunchOptions, Result, choose_directory, run_job
-from graphft.runtime.process import EXIT_FAILED, EXIT_USAGE
+from graphft.runtime.process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_USAGE
 from graphft.runtime.roles.coordinator import put_job
 from graphft.runtime.roles.environment import RoleSpec, role_of_environment, run_as_role, run_role
 from graphft.transpiler import Job
@@ -130,10 +132,10 @@ def test_what_starting_again_cannot_mend_ends_with_2(job: Job, saved: Path, etcd
 
 
 @pytest.mark.usefixtures("logging_restored")
-def test_what_starting_again_may_mend_ends_with_1(job: Job, saved: Path, capsys: pytest.CaptureFixture[str],
-                                                  monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_starting_again_may_mend_does_not_end_with_2(job: Job, saved: Path, capsys: pytest.CaptureFixture[str],
+                                                          monkeypatch: pytest.MonkeyPatch) -> None:
     status, err = error_of(RoleSpec("trainer", 0, etcd="127.0.0.1:1"), job, saved, capsys)
-    assert (status, "error[etcd-unreachable]" in err) == (EXIT_FAILED, True)
+    assert (status, "error[etcd-unreachable]" in err) == (EXIT_LEASE_LOST, True), "no failure that a launcher counts"
     monkeypatch.setattr(connect_module, "WAIT_SECONDS", 0.2)
     status, err = error_of(RoleSpec("trainer", 0), job, saved, capsys)
     assert (status, "error[etcd-endpoints]" in err) == (EXIT_FAILED, True)
@@ -193,6 +195,22 @@ def test_whoever_comes_when_the_job_is_complete_and_its_etcd_gone_ends_well(job:
     write_endpoints(tmp_path / "job", "127.0.0.1:1")
     (tmp_path / "job" / "model.safetensors").touch()
     assert run_role(job, tmp_path / "job", RoleSpec("trainer")) == 0
+
+
+@pytest.mark.parametrize("key", ["spec", "trainers"])
+def test_a_rank_so_late_that_the_job_ends_under_it_ends_well(job: Job, tmp_path: Path, key: str) -> None:
+    """Rank 0 does not know of it yet, and takes etcd away: before it has registered, and after."""
+    late = Job(job.source, job.config.replace(lease_ttl=2, ft=True), job.programs)
+    late.save(tmp_path / "job")
+    with EmbeddedEtcd(tmp_path / "etcd") as server, (tmp_path / "log").open("w+") as output:
+        write_endpoints(tmp_path / "job", ",".join(server.endpoints))
+        process = subprocess.Popen([sys.executable, "-m", "graphft", "start", "--job", "job", "trainer"], stderr=output)
+        with Etcd(server.endpoints) as client:
+            while not client.count(getattr(Keys(job.config.name), key)):
+                time.sleep(0.005)
+        (tmp_path / "job" / "model.safetensors").touch()
+        server.stop()
+        assert process.wait(40) == 0, output.seek(0) or output.read()
 
 
 def test_endpoints_that_lead_nowhere(tmp_path: Path) -> None:
