@@ -116,6 +116,11 @@ def grad_name(name: str) -> str:
     return name + GRAD
 
 
+def backup_name(name: str) -> str:
+    """`x@BACKUP`: parameter x as it was when the gradient at hand was computed."""
+    return f"{name}@BACKUP"
+
+
 @dataclass(slots=True, eq=False)
 class Variable:
     """A named value of a program. `attrs` are printed; an operand in a hand-written program may be a Variable."""

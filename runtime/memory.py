@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from graphft.errors import GraphftError
-from graphft.ir import grad_name
+from graphft.ir import backup_name, grad_name
 from graphft.runtime.protocol.rounds import Contribution
 from graphft.runtime.transport.buffers import as_tensor, byte_view
 from graphft.runtime.transport.port import Sent
@@ -48,7 +48,8 @@ class ShardMemory:
     """What one shard holds. Owned by its loop's thread.
 
     Peers are sent copies (`published`), so that the optimizer may change the live values while ZeroMQ still reads
-    what an answer refers to. The current version's copy and the one before are kept.
+    what an answer refers to. The current version's copy and the one before are kept, and those that gradients are
+    still to be compensated with.
     """
 
     def __init__(self, scope: MutableMapping[str, Tensor]) -> None:
@@ -88,12 +89,13 @@ class ShardMemory:
 
     # -- versions -----------------------------------------------------------------------------------------------
 
-    def publish(self, version: int) -> None:
-        """Copies the live values as `version`; the copy of `version - 1` stays, older ones are reused."""
+    def publish(self, version: int, keep: Collection[int] = ()) -> None:
+        """Copies the live values as `version`; the copies of `version - 1` and `keep` stay, others are reused."""
+        stay = {version - 1, *keep}
         for index, bucket in self.buckets.items():
             copies = self._published[index]
-            kept = [p for p in copies if p.version == version - 1]
-            spare = next((p for p in copies if p.version != version - 1 and p.idle), None)
+            kept = [p for p in copies if p.version in stay]
+            spare = next((p for p in copies if p.version not in stay and p.idle), None)
             flat = spare.flat if spare is not None else torch.empty_like(bucket.flat)
             flat.copy_(bucket.flat)
             # Copies that are still being sent stay alive through their frames; we only stop counting on them.
@@ -112,6 +114,15 @@ class ShardMemory:
     def lend(self, index: int, version: int, sent: Sent) -> None:
         """The frame of this version is being sent: it is not written over until `sent` is done."""
         self.published(index, version).sends.append(sent)
+
+    def back_up(self, version: int) -> None:
+        """Lets the scope's `x@BACKUP` be a view of parameter x as of a version that is kept; -1: of the live one."""
+        for index, bucket in self.buckets.items():
+            if bucket.reduce == "weighted_mean":
+                flat = bucket.flat if version < 0 else self.published(index, version).flat
+                live = [self.scope[n] for n in bucket.names]
+                for name, value, view in zip(bucket.names, live, flat.split([v.numel() for v in live]), strict=True):
+                    self.scope[backup_name(name)] = view.view(value.shape)
 
     # -- whole states -------------------------------------------------------------------------------------------
 

@@ -25,6 +25,7 @@ from graphft.storage import load_program
 from graphft.transpiler import rules
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.passes import (
+    CompensateDelay,
     InsertCheckpoints,
     InsertCommunication,
     InsertLiveness,
@@ -47,6 +48,7 @@ def pipeline(config: JobConfig) -> tuple[Pass, ...]:
         SliceParameters(c.pservers, c.slice_unit, c.min_block, c.bucket_bytes),
         MakeBuckets(c.bucket_bytes),
         SplitOptimizer(c.pservers, c.slice_unit, c.sync),
+        *([CompensateDelay(float(c.dc_lambda), float(c.dc_decay))] if c.mode == "dc_asgd" else []),
         InsertCommunication(c.trainers, c.sync, c.total_steps, c.max_staleness, c.push_timeout, c.max_skipped),
         InsertQueue(c.sync, c.ft, c.chunk_timeout, c.max_failures),
         InsertLiveness(c.trainers, c.sync, c.ft, c.on_trainer_loss, c.daemon_interval),

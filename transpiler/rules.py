@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from graphft.ir import Block, Kind, Operator, Program, Ref, Type, grad_name
+from graphft.ir import Block, Kind, Operator, Program, Ref, Type, backup_name, grad_name, refs
 from graphft.registry import given_attrs, writes_of
 from graphft.transpiler.layout import Slice, all_slices, evolving, gradient_of, slices_of
 from graphft.transpiler.programs import Programs
@@ -86,6 +86,21 @@ def _slice_gradient(programs: Jobs) -> Found:
                 found = "is missing" if grad is None else f"is {grad.kind.value} {grad.type}"
                 yield _bad("slice-gradient", f"%{grad_name(v.name)} of {program.name} {found}, expected input "
                                  f"{v.type}")
+
+
+@job_rule("slice-backup", "delays are compensated on async shards, with the slice's own gradient and backup, an input")
+def _slice_backup(programs: Jobs) -> Found:
+    for program in programs.values():
+        serves = [not op.attrs["sync"] for _, _, op in _ops(program, "listen_and_serv")]
+        for block, i, op in _ops(program, "dc_asgd"):
+            grad, slice_, backup_of = [r.name for r in refs(op.args)][:3]
+            backup = program.variables.get(backup_name(slice_))
+            if serves != [True] or program.variables[slice_].kind is not Kind.PARAM:
+                yield _bad("slice-backup", f"%{slice_} of {program.name} is no parameter of an async shard", block, i)
+            elif (grad, backup_of) != (grad_name(slice_), backup_name(slice_)):
+                yield _bad("slice-backup", f"%{slice_} is compensated with %{grad} and %{backup_of}", block, i)
+            elif backup is None or backup.kind is not Kind.INPUT:
+                yield _bad("slice-backup", f"%{backup_name(slice_)} of {program.name} is no input", block, i)
 
 
 @job_rule("optimize-block", "each slice is evolved by exactly one optimize block, which listen_and_serv runs")
@@ -255,3 +270,12 @@ def check_config(programs: Programs, config: JobConfig) -> Found:
                 if op.attrs[name] != value:
                     yield _bad("config-agree", f"listen_and_serv has {name} = {op.attrs[name]}, the configuration "
                                      f"says {value}", block, i)
+        yield from _compensated(program, config)
+
+
+def _compensated(program: Program, config: JobConfig) -> Found:
+    wanted = program.of_kind(Kind.PARAM) if config.mode == "dc_asgd" else []
+    found = Counter(op.reads[1] for _, _, op in _ops(program, "dc_asgd"))
+    if found != Counter(v.name for v in wanted):
+        yield _bad("config-agree", f"{program.name} compensates {len(found)} of its parameters' gradients, expected "
+                         f"{len(wanted)}, once each: the mode is {config.mode}")

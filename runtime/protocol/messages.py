@@ -85,7 +85,8 @@ class Query(Message, frozen=True, tag="query"):
 
 
 class BatchPush(Message, frozen=True, tag="batch"):
-    """Async: one bucket (the frame) of batch `batch` of `chunk` in pass `pass_index`, computed from `version`."""
+    """Async: one bucket (the frame) of batch `batch` of `chunk` in pass `pass_index`, computed from `version` of this
+    generation, the lowest among the shard's buckets; -1: from another's, which counts as the first version."""
 
     generation: int
     pass_index: int

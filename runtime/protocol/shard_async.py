@@ -12,6 +12,10 @@ buckets are effects behind it, so nothing is acknowledged that was not applied. 
 `max_staleness` bounds how many versions of this shard a gradient may be behind; -1: no bound. One that is too old is
 refused (`stale`) with the newest bucket behind the refusal, so that the batch can be computed again.
 
+With `compensate`, `ApplyBatch` says which version the gradient was computed from (`base`), and of which versions copies
+are needed from then on (`kept`): those that trainers were sent, and may still push gradients of. A base that is not
+kept, or of another generation, is -1, and counted ("uncompensated").
+
 A trainer pushes each bucket of a batch with the version that it computed from (the lowest of this shard's buckets),
 waits for BatchAck (`fresh` or not: it is in), and asks `LedgerQuery` which batches of a chunk that it takes over are
 in; a range that ends at `ledger.ALL` is the whole chunk. After a new connection: Hello, and push again.
@@ -23,6 +27,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from graphft.runtime.protocol.bases import Bases
 from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, TakeCheckpoint, Tick
 from graphft.runtime.protocol.ledger import Ledger
 from graphft.runtime.protocol.messages import (
@@ -37,6 +42,7 @@ from graphft.runtime.protocol.messages import (
     Welcome,
 )
 from graphft.runtime.protocol.messages import Ledger as LedgerAnswer
+from graphft.runtime.protocol.staleness import Staleness
 from graphft.runtime.protocol.story import Story
 
 BatchKey = tuple[int, int, int]
@@ -53,11 +59,16 @@ class AsyncOptions:
     program: str = ""
     checkpoint_every: int = 0
     max_staleness: int = -1
+    compensate: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ApplyBatch:
-    """Apply this gradient now. `staleness`: versions applied since the parameters that it was computed from."""
+    """Apply this gradient now. `staleness`: versions applied since the parameters that it was computed from.
+
+    `base`: the version of these parameters, whose copy is kept; -1: it is not, or nobody compensates. `kept`: the
+    versions, besides the newest, whose copies are needed when this is applied.
+    """
 
     pass_index: int
     chunk: int
@@ -66,6 +77,8 @@ class ApplyBatch:
     payloads: Mapping[int, Any]
     staleness: int
     reason: str
+    base: int = -1
+    kept: frozenset[int] = frozenset()
 
 
 AsyncEffect = Reply | Count | TakeCheckpoint | ApplyBatch
@@ -89,9 +102,12 @@ class AsyncShard:
         self.version = version
         """Number of batches applied."""
         self.ledger = ledger if ledger is not None else Ledger()
-        self.peers: set[str] = set()
+        self.peers: dict[str, str] = {}
+        """By connection, the trainer's name."""
         self.copies: dict[tuple[BatchKey, str], _Copy] = {}
         """Half-arrived batches, by batch and peer: gradients of two trainers are never mixed."""
+        self.bases = Bases()
+        self.staleness = Staleness()
         self.story = Story()
 
     def step(self, event: Any, now: float) -> list[AsyncEffect]:
@@ -101,7 +117,7 @@ class AsyncShard:
             return self._received(event)
         if isinstance(event, PeerLeft):
             self._forget(event.peer)
-            self.peers.discard(event.peer)
+            self.bases.left(self.peers.pop(event.peer, ""))
             self.story.tell(f"{event.peer} has left", f"peer {event.peer}")
         elif not isinstance(event, Tick):
             self.story.illegal(f"an async shard knows no event {event!r}")
@@ -122,7 +138,7 @@ class AsyncShard:
         if (message.job, message.program) != (self.options.job, self.options.program):
             return self._refuse(peer, "foreign-job", f"{peer} is of job {message.job} with program {message.program}")
         self._forget(peer)  # it begins anew: what it pushed before comes again, perhaps from other parameters
-        self.peers.add(peer)
+        self.peers[peer] = message.peer
         self.story.tell(f"{peer} said hello", f"peer {peer}")
         return [self._welcome(peer)]
 
@@ -152,7 +168,8 @@ class AsyncShard:
             reason = self._tell(f"{_name(key)} from {peer} is applied already", key, peer)
             return [Count("duplicate-batch", reason), self._ack(peer, key, fresh=False),
                     self._bucket(peer, message.bucket)]
-        staleness = self.version - message.version
+        self.bases.pushed(self.peers[peer], message.version)
+        staleness = self.version - max(0, message.version)
         if 0 <= self.options.max_staleness < staleness:
             self.copies.pop((key, peer), None)
             reason = self._tell(f"{_name(key)} from {peer} is {staleness} versions behind", key, peer)
@@ -179,13 +196,18 @@ class AsyncShard:
     def _apply(self, peer: str, key: BatchKey, copy: _Copy, batches: int) -> list[AsyncEffect]:
         if not self.ledger.add(*key, batches):
             self.story.illegal(f"{_name(key)} is applied twice", _name(key))
-        staleness = max(0, self.version - copy.version)
+        staleness = max(0, self.version - max(0, copy.version))
+        self.staleness.add(staleness)
         self.version += 1
         left = sorted(other for batch, other in self.copies if batch == key and other != peer)
         self.copies = {k: c for k, c in self.copies.items() if k[0] != key}
         reason = self._tell(f"{_name(key)} from {peer} is complete: version {self.version}", key, peer)
+        base = copy.version if self.bases.has(self.peers[peer], copy.version) else -1
         effects: list[AsyncEffect] = [
-            ApplyBatch(*key, copy.samples, {b: copy.payloads[b] for b in self.options.buckets}, staleness, reason)]
+            ApplyBatch(*key, copy.samples, {b: copy.payloads[b] for b in self.options.buckets}, staleness, reason, base,
+                       self.bases.all())]
+        if self.options.compensate and base < 0:
+            effects.append(Count("uncompensated", f"{_name(key)} from {peer}: no copy of version {copy.version}"))
         effects += [Count("duplicate-push", f"half of {_name(key)} from {other} is dropped") for other in left]
         effects.append(self._ack(peer, key, fresh=True))
         effects += [self._bucket(peer, b) for b in self.options.buckets]
@@ -207,6 +229,8 @@ class AsyncShard:
         return Reply(peer, BatchAck(*key, self.version, fresh))
 
     def _bucket(self, peer: str, bucket: int) -> Reply:
+        if self.options.compensate:
+            self.bases.sent(self.peers[peer], self.version)
         return Reply(peer, Bucket(self.generation, self.version, bucket), "current")
 
     def _welcome(self, peer: str) -> Reply:
@@ -228,6 +252,8 @@ class AsyncShard:
             if not 0 < len(copy.payloads) < len(self.options.buckets) or peer not in self.peers:
                 self.story.illegal(f"the copy of {_name(key)} from {peer} is no partial copy of a known peer",
                                    _name(key))
+        if max(self.bases.all(), default=0) > self.version:
+            self.story.illegal("somebody was sent a version that is not there yet")
 
     _MESSAGES: ClassVar[dict[type, Callable[[AsyncShard, str, Any, Any], list[AsyncEffect]]]] = {
         Query: _query, Pull: _pull, LedgerQuery: _ledger_query, BatchPush: _push,

@@ -172,6 +172,10 @@ class AsyncTrainer:
         """Each shard's generation in which its acknowledgements were given."""
         return [link.generation for link in self.links]
 
+    def newest(self) -> int:
+        """The newest version, of any shard, that the tensors hold parameters of; 0 before there are any."""
+        return max(0, *(tray.loaded for link in self.links for tray in link.trays.values()))
+
     # -- shards -------------------------------------------------------------------------------------------------------
 
     def _up(self, event: ShardUp) -> Effects:
@@ -313,10 +317,10 @@ class AsyncTrainer:
         return [self._push(event.shard, event.bucket, event.samples, event.payload)]
 
     def _push(self, shard: int, bucket: int, samples: int, payload: Any) -> Send:
-        """A gradient that was computed from another generation's parameters counts as one from the first version."""
+        """The version is -1 for a gradient that was computed from another generation's parameters."""
         assert self.current is not None
         link, (pass_index, chunk) = self.links[shard], self.current.key
-        version = max(0, min(tray.loaded for tray in link.trays.values()))
+        version = min(tray.loaded for tray in link.trays.values())
         message: Message = BatchPush(link.generation, pass_index, chunk, self.current.batch,
                                      self.held[self.current.key].batches, bucket, samples, version)
         return Send(shard, message, payload)

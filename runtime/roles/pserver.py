@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -185,13 +185,16 @@ class Pserver(Role):
             self.saver.finish(committed)
         return view.over
 
-    def run_optimizer(self, version: int) -> None:
-        """Applies the gradients that lie in the buckets' sums, and publishes the values as `version`."""
+    def run_optimizer(self, version: int, keep: Collection[int] = ()) -> None:
+        """Applies the gradients that lie in the buckets' sums, and publishes the values as `version`.
+
+        Copies of the versions in `keep` stay.
+        """
         if self.options["schedule_block"]:
             self.run_block(self.options["schedule_block"])
         for block in self.options["optimize_blocks"]:
             self.run_block(block)
-        self.memory.publish(version)
+        self.memory.publish(version, keep)
         self._rounds = [*self._rounds[-50:], time.monotonic()]
         self._applied += 1
 

@@ -35,6 +35,7 @@ class BatchPserver(Pserver):
         self.ledger = Ledger()
         self.put_back = PutBack(etcd, self.keys, self.config.plan)
         self.effects |= {ApplyBatch: self._apply}
+        self._compensates = any(op.type == "dc_asgd" for b in self.program.blocks.values() for op in b.ops)
         self._passes = 0
         """So many passes, from the first on, are wholly applied."""
         self._final = False
@@ -90,7 +91,7 @@ class BatchPserver(Pserver):
         self.memory.publish(self.epoch.step)
         self.machine = AsyncShard(
             AsyncOptions(self.index, tuple(self.memory.buckets), self.config.name, self.job.hash, o["checkpoint_every"],
-                         o["max_staleness"]),
+                         o["max_staleness"], self._compensates),
             incarnation=self.id, generation=self.epoch.generation, version=self.epoch.step, ledger=self.ledger)
 
     # -- going back ---------------------------------------------------------------------------------------------
@@ -167,6 +168,8 @@ class BatchPserver(Pserver):
 
     def _apply(self, effect: ApplyBatch) -> None:
         self.memory.reduce([Contribution(0, effect.samples, effect.payloads)])
+        if self._compensates:
+            self.memory.back_up(effect.base)
         if self.options["reduce_block"]:
             self.run_block(self.options["reduce_block"])
-        self.run_optimizer(self.machine.version)
+        self.run_optimizer(self.machine.version, effect.kept)

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from graphft.runtime.protocol.events import PeerLeft, Received, Tick
 from graphft.runtime.protocol.ledger import Ledger
-from graphft.runtime.protocol.messages import BatchAck, Bucket, Hello, Partials, Welcome
+from graphft.runtime.protocol.messages import BatchAck, Bucket, Hello, Partials, Pull, Welcome
 from graphft.runtime.protocol.shard_async import ApplyBatch
 from graphft.runtime.protocol.sync_events import (
     ApplyRound,
@@ -136,8 +136,9 @@ class AsyncShardMachine(RuleBasedStateMachine):
 
     @initialize(staleness=st.sampled_from([-1, 1]))
     def start(self, staleness: int) -> None:
-        self.options = dict(max_staleness=staleness, checkpoint_every=2)
+        self.options = dict(max_staleness=staleness, checkpoint_every=2, compensate=True)
         self.rig = AsyncRig(**self.options)
+        self.copies = {0}
         self.applied: set[tuple[int, int]] = set()
         self.saved: tuple[str, int, set[tuple[int, int]]] = (json.dumps(Ledger().export()), 0, set())
 
@@ -151,6 +152,9 @@ class AsyncShardMachine(RuleBasedStateMachine):
             assert (apply.chunk, apply.batch) not in self.applied
             self.applied.add((apply.chunk, apply.batch))
             assert {p[:2] for p in apply.payloads.values()} == {(peer, version)}
+            assert apply.base in (-1, version)
+            assert apply.kept | {apply.base} <= self.copies | {-1}
+            self.copies = {*apply.kept, self.rig.machine.version}
             assert self.options["max_staleness"] < 0 or apply.staleness <= self.options["max_staleness"]
         for ack in of(BatchAck, effects):
             assert (ack.message.chunk, ack.message.batch) in self.applied
@@ -161,7 +165,17 @@ class AsyncShardMachine(RuleBasedStateMachine):
     @rule()
     def crash(self) -> None:
         ledger, version, self.applied = self.saved[0], self.saved[1], set(self.saved[2])
+        self.copies = {version}
         self.rig = AsyncRig(version=version, ledger=Ledger.load(json.loads(ledger)), **self.options)
+
+    @rule(peer=PEERS)
+    def pull(self, peer: str) -> None:
+        self.rig.feed(Received(peer, Pull(0, -1, 0)))
+
+    @rule(peer=PEERS)
+    def leave(self, peer: str) -> None:
+        self.rig.feed(PeerLeft(peer))
+        self.rig.hello(peer)
 
     @rule(peer=PEERS)
     def reconnect(self, peer: str) -> None:

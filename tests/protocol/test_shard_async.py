@@ -145,6 +145,89 @@ def test_staleness_is_bounded_and_told() -> None:
     assert not of(ApplyBatch, rig.push("b", 3, 1)), "a batch that is in is acknowledged, however old"
 
 
+def test_staleness_is_counted() -> None:
+    rig = AsyncRig()
+    for batch, version in enumerate((0, 0, 1, 3, 0)):
+        rig.batch("a", batch, version=version, batches=5)
+    found = rig.machine.staleness
+    assert (found.counts[:5], found.max, found.mean) == ([2, 2, 0, 0, 1], 4, 6 / 5)
+    for batch in range(40):
+        rig.batch("b", batch, chunk=1, batches=40)
+    assert (found.counts[16], found.max) == (45 - 16, 44)
+
+
+def pull(rig: AsyncRig, peer: str) -> None:
+    rig.feed(*(Received(peer, Pull(0, -1, bucket)) for bucket in (0, 1)))
+
+
+def test_a_gradient_is_compensated_with_the_version_it_was_computed_from() -> None:
+    """The copies that are kept are those that somebody may still push from."""
+    rig = AsyncRig(compensate=True)
+    pull(rig, "a")
+    pull(rig, "b")
+    (first,) = of(ApplyBatch, rig.batch("a", 0))
+    assert (first.base, first.kept) == (0, {0})
+    (second,) = of(ApplyBatch, rig.batch("a", 1, version=1))
+    assert (second.base, second.kept) == (1, {0, 1}), "b still computes from 0"
+    (slow,) = of(ApplyBatch, rig.batch("b", 2))
+    assert (slow.base, slow.staleness, slow.kept) == (0, 2, {0, 1, 2})
+    (third,) = of(ApplyBatch, rig.batch("b", 3, version=3))
+    assert (third.base, third.kept) == (3, {1, 2, 3}), "b has gone on, a may still be at 1"
+
+
+def test_who_leaves_frees_what_was_kept_for_it() -> None:
+    rig = AsyncRig(compensate=True)
+    pull(rig, "a")
+    pull(rig, "b")
+    rig.feed(PeerLeft("a"))
+    rig.hello("c")
+    pull(rig, "c")
+    for batch in (0, 1):
+        (apply,) = of(ApplyBatch, rig.batch("b", batch, version=batch))
+    assert apply.kept == {0, 1}, "for c and b"
+    rig.feed(PeerLeft("c"))
+    (apply,) = of(ApplyBatch, rig.batch("b", 2, version=2))
+    assert apply.kept == {2}
+
+
+def test_a_trainer_on_a_new_connection_still_computes_from_what_it_had() -> None:
+    rig = AsyncRig(compensate=True)
+    pull(rig, "a")
+    rig.batch("b", 0)
+    rig.feed(Received("a again", Hello("j", "p", "a")))
+    (apply,) = of(ApplyBatch, rig.batch("a again", 1, version=0))
+    assert (apply.base, apply.staleness) == (0, 1)
+
+
+@pytest.mark.parametrize("version", [-1, 0])
+def test_without_a_copy_a_gradient_is_applied_as_it_is_and_that_is_counted(version: int) -> None:
+    """Of another generation (-1), or of before a restart (0, which was never sent from here)."""
+    rig = AsyncRig(compensate=True, version=3, max_staleness=3)
+    effects = rig.batch("a", 0, version=version)
+    assert [(a.base, a.staleness) for a in of(ApplyBatch, effects)] == [(-1, 3)]
+    assert counted(effects) == ["uncompensated"]
+    (apply,) = of(ApplyBatch, rig.batch("a", 1, version=4))
+    assert apply.base == 4
+
+
+def test_copies_are_bounded_whoever_asks_for_how_many() -> None:
+    """The oldest, which the trainer most likely computes from, and the newest stay."""
+    rig = AsyncRig(compensate=True)
+    for batch in range(20):
+        pull(rig, "b")
+        (apply,) = of(ApplyBatch, rig.batch("a", batch, version=batch, batches=30))
+    assert apply.kept == {0, 15, 16, 17, 18, 19}
+    assert of(ApplyBatch, rig.batch("b", 20, batches=30))[0].base == 0
+
+
+def test_nothing_is_kept_where_nothing_is_compensated() -> None:
+    rig = AsyncRig()
+    pull(rig, "a")
+    effects = rig.batch("a", 0)
+    assert [(a.base, a.kept) for a in of(ApplyBatch, effects)] == [(-1, frozenset())]
+    assert counted(effects) == []
+
+
 def test_the_ledger_is_told() -> None:
     rig = AsyncRig()
 

@@ -17,6 +17,7 @@ from graphft.runtime.protocol.async_events import (
     Loaded,
     Took,
 )
+from graphft.runtime.protocol.bases import LIMIT
 from graphft.runtime.protocol.events import Count, Received, Reply, TakeCheckpoint, Tick
 from graphft.runtime.protocol.ledger import ALL, Ledger
 from graphft.runtime.protocol.messages import (
@@ -219,7 +220,7 @@ def test_a_shard_in_a_new_generation_is_asked_what_it_has() -> None:
     rig.ledger(0, (0, 2))
     assert rig.machine.next_batch(KEY, 2) == 2
     pushes = sent(rig.compute(2), BatchPush)
-    assert pushes[0] == (0, BatchPush(1, *KEY, 2, 3, 0, 4, 0)), "from the parameters of another history"
+    assert pushes[0] == (0, BatchPush(1, *KEY, 2, 3, 0, 4, -1)), "from the parameters of another history"
     rig.get(0, Bucket(0, 52, 0), "of the old generation")
     assert not rig.machine.has(0, 0)
     rig.buckets(0, 40, generation=1)
@@ -309,13 +310,15 @@ class Place:
     def __init__(self, seed: int, chunks: int = 4, batches: int = 3) -> None:
         self.rng, self.now, self.keys = random.Random(seed), 0.0, [(0, c) for c in range(chunks)]
         self.batches = batches
-        self.saved = [(0, "{}", ()) for _ in BUCKETS]
+        self.saved: list[tuple[int, str, tuple[tuple[int, int], ...]]] = [(0, "{}", ()) for _ in BUCKETS]
+        self.copies: list[set[int]] = [set() for _ in BUCKETS]
         self.generation = [-1 for _ in BUCKETS]
         self.shards: list[AsyncShard] = []
         self.history: list[list[tuple[int, int]]] = [[] for _ in BUCKETS]
         for shard in range(len(BUCKETS)):
             self.shards.append(self._revived(shard))
         self.trainers = [AsyncTrainer(AsyncTrainerOptions(f"t{i}", BUCKETS, "j", "p")) for i in range(3)]
+        self.loaded: list[dict[tuple[int, int], Any]] = [{} for _ in self.trainers]
         self.wires: dict[tuple[int, int], list[tuple[bool, Any, Any]]] = {}
         self.skips = 0
 
@@ -323,7 +326,8 @@ class Place:
         version, ledger, history = self.saved[shard]
         self.history[shard] = list(history)
         self.generation[shard] += 1
-        return AsyncShard(AsyncOptions(shard, BUCKETS[shard], "j", "p", checkpoint_every=3),
+        self.copies[shard] = {version}
+        return AsyncShard(AsyncOptions(shard, BUCKETS[shard], "j", "p", checkpoint_every=3, compensate=True),
                           incarnation=f"s{shard}.{self.generation[shard]}", generation=self.generation[shard],
                           version=version, ledger=Ledger.load(json.loads(ledger)))
 
@@ -347,14 +351,28 @@ class Place:
             return
         for effect in self.shards[s].step(Received(f"t{t}", message, payload), self.now):
             if isinstance(effect, Reply):
-                frame = "parameters" if isinstance(effect.message, Bucket) else None
+                told = effect.message
+                frame = (told.generation, told.version) if isinstance(told, Bucket) else None
                 self.wires[int(effect.peer[1:]), s].append((False, effect.message, frame))
             elif isinstance(effect, ApplyBatch):
                 self.history[s].append((effect.chunk, effect.batch))
+                self._compensate(s, effect)
             elif isinstance(effect, TakeCheckpoint):
                 machine = self.shards[s]
                 self.saved[s] = (machine.version, json.dumps(machine.ledger.export()), tuple(self.history[s]))
         self.shards[s].check_invariants()
+
+    def _compensate(self, s: int, effect: ApplyBatch) -> None:
+        """The base is what the gradient was computed from, if that was of this generation; there is a copy of it."""
+        machine = self.shards[s]
+        generation, version = min(effect.payloads.values())
+        assert effect.base == (version if generation == machine.generation else -1)
+        if effect.base >= 0:
+            assert effect.base in self.copies[s]
+            assert effect.staleness == machine.version - 1 - effect.base
+        assert effect.kept <= self.copies[s]
+        self.copies[s] = {*effect.kept, machine.version}
+        assert len(self.copies[s]) <= 1 + LIMIT * len(self.trainers)
 
     def disturb(self) -> None:
         s = self.rng.randrange(len(BUCKETS))
@@ -375,8 +393,8 @@ class Place:
                 self.tell(t, Tick())
 
     def work(self, t: int, key: tuple[int, int]) -> Any:
-        """One trainer's way through one chunk, whoever else works on it."""
-        trainer = self.trainers[t]
+        """One trainer's way through one chunk, whoever else works on it. A gradient is told by what it comes from."""
+        trainer, loaded = self.trainers[t], self.loaded[t]
         self.tell(t, Took(key, self.batches))
         last = -1
         while not trainer.whole(key):
@@ -390,10 +408,12 @@ class Place:
                 for b in buckets:
                     while not trainer.has(s, b):
                         yield
-                    self.tell(t, Loaded(s, b))
+                    if trainer.frame(s, b) is not None:
+                        loaded[s, b] = trainer.frame(s, b)
+                        self.tell(t, Loaded(s, b))
             for s, buckets in enumerate(BUCKETS):
                 for b in buckets if trainer.lacks(s) else ():
-                    self.tell(t, Pushed(s, b, 4, (t, batch)))
+                    self.tell(t, Pushed(s, b, 4, loaded[s, b]))
                     yield
             self.tell(t, CloseBatch(2.0, 2))
             while not trainer.settled:

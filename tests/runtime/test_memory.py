@@ -226,3 +226,41 @@ def test_frame_fault() -> None:
     assert frame_fault(bucket, memoryview(bytes(24))) == "expected 28 bytes, got 24"
     assert frame_fault(bucket, None) == "expected 28 bytes, got 0"
     assert frame_fault(None, memoryview(b"")) == "there is no such bucket"
+
+
+# -- backups ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_backup_is_the_version_that_was_published() -> None:
+    memory = memory_of()
+    for version in range(4):
+        memory.scope["a"].fill_(version)
+        memory.scope["b"].fill_(10 * version)
+        memory.publish(version, keep={0, 1})
+    for version in (0, 1, 2, 3):
+        memory.back_up(version)
+        assert memory.scope["a@BACKUP"].tolist() == [version] * 4
+        assert memory.scope["b@BACKUP"].tolist() == [10 * version] * 3
+    memory.publish(4)
+    with pytest.raises(KeyError):
+        memory.back_up(1)
+    memory.back_up(-1)
+    assert memory.scope["a@BACKUP"].data_ptr() == memory.scope["a"].data_ptr(), "without a version: the live one"
+
+
+def test_copies_that_are_not_kept_any_more_are_reused() -> None:
+    memory = memory_of()
+    for version in range(6):
+        memory.publish(version, keep={0})
+    held = {memory.published(0, v).flat.data_ptr() for v in (0, 4, 5)}
+    assert len(held) == 3
+    memory.publish(6)
+    assert memory.published(0, 6).flat.data_ptr() in held, "that of 0 or 4"
+    assert {p.version for p in memory._published[0]} == {5, 6}
+
+
+def test_only_parameters_have_backups() -> None:
+    memory = memory_of("mean")
+    memory.publish(0)
+    memory.back_up(0)
+    assert "a@BACKUP" not in memory.scope

@@ -53,9 +53,12 @@ JOBS = {
     "linear_s1": lambda: regression(),
     "linear_s3_ft": lambda: regression(trainers=4, pservers=3, ft=True, on_trainer_loss="wait", checkpoint_every=7),
     "linear_s2_async": lambda: regression(trainers=2, pservers=2, sync=False, max_staleness=4),
+    "linear_s2_dc_asgd": lambda: regression(trainers=2, pservers=2, sync=False, mode="dc_asgd"),
     "mlp_s2": lambda: mlp(trainers=2, pservers=2),
     "mlp_s3_ft": lambda: mlp(trainers=2, pservers=3, ft=True, passes=2),
     "mlp_s2_async_ft": lambda: mlp(trainers=2, pservers=2, ft=True, sync=False),
+    "mlp_s2_dc_asgd_ft": lambda: mlp(trainers=2, pservers=2, ft=True, sync=False, mode="dc_asgd", dc_lambda=2.0,
+                                     dc_decay=0.95),
     "convnet_s2_ft": lambda: convnet(trainers=2, pservers=2, ft=True, on_barrier_timeout="proceed"),
 }
 

@@ -10,18 +10,22 @@ import torch
 from programs_by_hand import linear
 
 import graphft
-from graphft.ir import Kind, Operator, Program, Type
+from graphft.ir import Kind, Operator, Program, Ref, Type
 from graphft.transpiler import Job, Programs
 from graphft.verify import VerificationError, job_rules
 
 
-@pytest.fixture(scope="module")
-def sound() -> Job:
+def transpiled(**options: object) -> Job:
     """Two shards, three slices, a global norm."""
     data = graphft.arrays(chunk_size=8, x=torch.zeros(32, 200), y=torch.zeros(32, 1))
     program = linear(clip=graphft.ClipByGlobalNorm(1.0))
     return graphft.transpile(program, chunks=data, batch_size=4, trainers=2, pservers=2, ft=True, slice_unit=64,
-                             min_block=64)
+                             min_block=64, **options)
+
+
+@pytest.fixture(scope="module")
+def sound() -> Job:
+    return transpiled()
 
 
 def op_of(program: Program, type: str, nth: int = 0) -> Operator:
@@ -103,6 +107,27 @@ def test_broken(sound: Job, rule: str, message: str, break_it: Break) -> None:
     assert all(d.help for d in found)
 
 
+COMPENSATED: list[tuple[str, str, Break]] = [
+    ("slice-backup", "%w@slice0 of pserver0 is no parameter of an async shard", lambda p: op_of(
+        p.pservers[0], "listen_and_serv").attrs.update(sync=True)),
+    ("slice-backup", "%w@slice0 of pserver0 is no parameter of an async shard", lambda p: setattr(
+        p.pservers[0].variables["w@slice0"], "kind", Kind.BUFFER)),
+    ("slice-backup", "%b is compensated with %b@GRAD and %b", lambda p: setattr(
+        p.pservers[1].blocks["reduce"].ops[1], "args", tuple(map(Ref, ("b@GRAD", "b", "b"))))),
+    ("slice-backup", "%b@BACKUP of pserver1 is no input", lambda p: setattr(
+        p.pservers[1].variables["b@BACKUP"], "kind", Kind.STATE)),
+    ("config-agree", "pserver1 compensates 0 of its parameters' gradients, expected 2", lambda p: remove(
+        p.pservers[1], "dc_asgd")),
+    ("config-agree", "pserver0 compensates 1 of its parameters' gradients, expected 1, once", lambda p: repeat(
+        p.pservers[0], "dc_asgd")),
+]
+
+
+@pytest.mark.parametrize(("rule", "message", "break_it"), COMPENSATED, ids=[rule for rule, _, _ in COMPENSATED])
+def test_broken_compensation(rule: str, message: str, break_it: Break) -> None:
+    test_broken(transpiled(sync=False, mode="dc_asgd"), rule, message, break_it)
+
+
 def test_sound(sound: Job) -> None:
     sound.verify()
 
@@ -110,7 +135,7 @@ def test_sound(sound: Job) -> None:
 def test_every_rule_is_broken_by_a_test() -> None:
     # Tests of the verifier may have registered rules of their own in this process.
     ours = {r.id for r in job_rules() if r.check.__module__.startswith("graphft.")}
-    assert ours | {"config-agree"} == {rule for rule, _, _ in BREAKS}
+    assert ours | {"config-agree"} == {rule for rule, _, _ in BREAKS + COMPENSATED}
 
 
 def test_number_of_pservers_is_the_configurations(sound: Job) -> None:

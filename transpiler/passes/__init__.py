@@ -1,5 +1,6 @@
 """The passes, one per file. `graphft.transpiler.job.pipeline` has them in order."""
 
+from graphft.transpiler.passes.compensate_delay import CompensateDelay
 from graphft.transpiler.passes.insert_checkpoints import InsertCheckpoints
 from graphft.transpiler.passes.insert_communication import InsertCommunication
 from graphft.transpiler.passes.insert_liveness import InsertLiveness
@@ -8,5 +9,5 @@ from graphft.transpiler.passes.make_buckets import MakeBuckets
 from graphft.transpiler.passes.slice_parameters import SliceParameters
 from graphft.transpiler.passes.split_optimizer import SplitOptimizer
 
-__all__ = ["InsertCheckpoints", "InsertCommunication", "InsertLiveness", "InsertQueue", "MakeBuckets",
-           "SliceParameters", "SplitOptimizer"]
+__all__ = ["CompensateDelay", "InsertCheckpoints", "InsertCommunication", "InsertLiveness", "InsertQueue",
+           "MakeBuckets", "SliceParameters", "SplitOptimizer"]
