@@ -14,8 +14,9 @@ from graphft.registry import OpDef
 from graphft.verify import Check, Diagnostic, Options, rule
 from graphft.views import unreachable
 
-ROUND: dict[str, tuple[str, ...]] = {"reduce": ("schedule",), "optimize": ("schedule", "reduce")}
-"""Blocks that listen_and_serv runs one after the other in a round: each also reads the temporaries of these."""
+ROUND: dict[str, tuple[str, ...]] = {"reduce": ("schedule",), "optimize": ("schedule", "reduce"), "local": ("step",)}
+"""Blocks that listen_and_serv runs one after the other in a round, or local_steps inside one: each also reads the
+temporaries of these."""
 
 _LITERALS = (type(None), bool, int, float, str)
 

@@ -47,6 +47,8 @@ class ChunkWork:
     attempt: int = 0
     claim: int = 0
     """etcd revision of the claim: the fence of whatever relies on it."""
+    number: int = 0
+    """A unit's batch: how many of the job were done before it (see op batch_number)."""
 
 
 class SessionPort(Protocol):
@@ -109,6 +111,16 @@ class DataPort(Protocol):
     def batch(self, work: ChunkWork, columns: Sequence[str]) -> Sequence[Tensor]: ...
 
 
+class LocalPort(Protocol):
+    """Several batches between two pushes."""
+
+    def run_unit(self, unit: ChunkWork, block: str, count: int) -> None:
+        """Runs the block for each of the unit's batches."""
+
+    def local_batch(self, unit: ChunkWork) -> ChunkWork:
+        """The batch that it runs for now."""
+
+
 class ServerPort(Protocol):
     """A pserver's own services."""
 
@@ -142,5 +154,6 @@ class Context:
     queue: QueuePort | None = None
     comm: CommPort | None = None
     data: DataPort | None = None
+    local: LocalPort | None = None
     server: ServerPort | None = None
     coordinator: CoordinatorPort | None = None

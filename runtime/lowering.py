@@ -93,6 +93,12 @@ def _describe(value: Any) -> str:
     return repr(value)
 
 
+def _changed_in_scope(op: Operator, definition: registry.OpDef) -> set[str]:
+    """Operands that the op gets by name and writes: it may put other values in their place."""
+    named = [slot.name for slot in definition.slots if slot.by_name and slot.name in definition.writes]
+    return set(definition.written_operands(op)) if named else set()
+
+
 class _Writer:
     """Writes the text of one block's function."""
 
@@ -116,6 +122,7 @@ class _Writer:
                 self._load(name, index)
             self._line(self._call(op, definition), index)
             self._loaded.update(op.writes)
+            self._loaded.difference_update(_changed_in_scope(op, definition))
             kept = [n for n in op.writes if self._outlives(n)]
             for name in kept:
                 self._line(f"scope[{name!r}] = {self._slot(name)}", index)

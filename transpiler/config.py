@@ -14,13 +14,14 @@ from graphft.data import DataSpec
 from graphft.errors import GraphftError
 from graphft.plan import Plan
 
+_LOCAL = ("half_async", "geo_sgd")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_CHOICES = {"mode": ("async", "dc_asgd"), "on_trainer_loss": ("takeover", "wait"),
+_CHOICES = {"mode": ("async", "dc_asgd", "half_async", "geo_sgd"), "on_trainer_loss": ("takeover", "wait"),
             "on_barrier_timeout": ("rollback", "proceed")}
 _AT_LEAST = {
     "trainers": 1, "pservers": 1, "batch_size": 1, "passes": 1, "checkpoint_every": 0, "checkpoint_seconds": 0,
     "keep_checkpoints": 1, "max_failures": 1, "lease_ttl": 1, "slice_unit": 64, "min_block": 1, "bucket_bytes": 1024,
-    "threads": 1, "max_staleness": -1, "max_skipped": -1,
+    "threads": 1, "max_staleness": -1, "max_skipped": -1, "local_steps": 1,
 }
 _TYPES: dict[str, type | tuple[type, ...]] = {"int": int, "bool": bool, "str": str, "float": (int, float)}
 _POSITIVE = ("recovery_timeout", "chunk_timeout", "daemon_interval", "push_timeout")
@@ -38,8 +39,11 @@ class JobConfig:
     """Logical trainers (slots)."""
     pservers: int = 1
     sync: bool = True
-    mode: Literal["async", "dc_asgd"] = "async"
-    """What a job that is not `sync` does with stale gradients: applies them as they are, or delay-compensated."""
+    mode: Literal["async", "dc_asgd", "half_async", "geo_sgd"] = "async"
+    """What a job that is not `sync` pushes and applies: each batch's gradient as it is, or delay-compensated; the mean
+    gradient of `local_steps` batches; or by how much these moved the trainer's own copy of the parameters."""
+    local_steps: int = 1
+    """Modes half_async and geo_sgd: batches of a chunk between two pushes (its last unit may have fewer)."""
     dc_lambda: float = 0.04
     """Mode dc_asgd: the strength of the compensation."""
     dc_decay: float = 0.0
@@ -89,13 +93,27 @@ class JobConfig:
 
     @cached_property
     def plan(self) -> Plan:
-        """Which batch each slot computes at each step (sync); in async mode, of all batches in one slot."""
-        return Plan([c.records for c in self.data.chunks], slots=self.trainers if self.sync else 1,
-                    batch_size=self.batch_size, seed=self.seed, passes=self.passes, drop_last=self.drop_last)
+        """Which batch each slot computes at each step (sync); in async mode, of all batches in one slot.
+
+        With local accumulation what counts as a batch, here and in every record, is a unit of `local_steps` of them.
+        """
+        records = [c.records for c in self.data.chunks]
+        if not self.local:
+            return Plan(records, slots=self.trainers if self.sync else 1, batch_size=self.batch_size, seed=self.seed,
+                        passes=self.passes, drop_last=self.drop_last)
+        if self.drop_last:  # short batches are left out, not short units
+            records = [n - n % self.batch_size for n in records]
+        return Plan(records, slots=1, batch_size=self.local_steps * self.batch_size, seed=self.seed,
+                    passes=self.passes)
+
+    @property
+    def local(self) -> bool:
+        """Whether trainers accumulate locally: push after units of `local_steps` batches."""
+        return self.mode in _LOCAL
 
     @property
     def total_steps(self) -> int:
-        """Sync: steps of the job. Async: its batches, each of which is one version of every shard."""
+        """Sync: steps of the job. Async: its batches (or units), each of which is one version of every shard."""
         return self.plan.total_steps
 
     def replace(self, **changes: Any) -> JobConfig:
@@ -156,7 +174,23 @@ def _check(config: JobConfig) -> None:
     if config.sync and config.mode != "async":
         raise GraphftError(f"mode is {config.mode!r}, but sync is True: a sync step has no stale gradients",
                            rule="option", help=f"transpile with sync=False, mode={config.mode!r}")
-    config.data.batches(config.batch_size, config.drop_last)
+    _check_local(config, max(config.data.batches(config.batch_size, config.drop_last)))
+
+
+def _check_local(config: JobConfig, longest: int) -> None:
+    """`longest`: batches of the longest chunk."""
+    steps, mode = config.local_steps, config.mode
+    if not config.local and steps > 1:
+        raise GraphftError(f"local_steps is {steps}, but "
+                           f"{'sync is True' if config.sync else f'mode {mode!r} pushes after every batch'}",
+                           rule="option", help="transpile with sync=False and mode='half_async' (gradients are added "
+                           "up) or mode='geo_sgd' (trainers optimize locally), or leave local_steps out")
+    if mode == "half_async" and steps == 1:
+        raise GraphftError("mode is 'half_async', but local_steps is 1: nothing is accumulated", rule="option",
+                           help="give local_steps=4, or so; or use mode='async', which is the same with one batch")
+    if steps > longest:
+        raise GraphftError(f"local_steps is {steps}, but the longest chunk has {longest} batches", rule="option",
+                           help="give a larger chunk_size, or fewer local_steps: a unit lies within one chunk")
 
 
 def _bad(name: str, value: object, wanted: str) -> GraphftError:

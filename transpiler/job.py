@@ -30,6 +30,8 @@ from graphft.transpiler.passes import (
     InsertCommunication,
     InsertLiveness,
     InsertQueue,
+    KeepOptimizer,
+    LocalSteps,
     MakeBuckets,
     SliceParameters,
     SplitOptimizer,
@@ -47,10 +49,12 @@ def pipeline(config: JobConfig) -> tuple[Pass, ...]:
     return (
         SliceParameters(c.pservers, c.slice_unit, c.min_block, c.bucket_bytes),
         MakeBuckets(c.bucket_bytes),
+        KeepOptimizer(c.pservers, c.trainers) if c.mode == "geo_sgd" else
         SplitOptimizer(c.pservers, c.slice_unit, c.sync),
         *([CompensateDelay(float(c.dc_lambda), float(c.dc_decay))] if c.mode == "dc_asgd" else []),
         InsertCommunication(c.trainers, c.sync, c.total_steps, c.max_staleness, c.push_timeout, c.max_skipped),
         InsertQueue(c.sync, c.ft, c.chunk_timeout, c.max_failures),
+        *([LocalSteps(c.mode, c.local_steps)] if c.mode in ("half_async", "geo_sgd") else []),
         InsertLiveness(c.trainers, c.sync, c.ft, c.on_trainer_loss, c.daemon_interval),
         InsertCheckpoints(c.ft, c.checkpoint_every, float(c.checkpoint_seconds), c.keep_checkpoints, c.recovery_timeout,
                           c.on_barrier_timeout),

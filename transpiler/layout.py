@@ -117,6 +117,11 @@ def gradient_of(parameter: Variable) -> str:
     return given.name if isinstance(given, Ref) else grad_name(parameter.name)
 
 
+def pushed_as(variable: Variable) -> str:
+    """What a trainer sends of a variable: a parameter's gradient; a buffer itself."""
+    return gradient_of(variable) if variable.kind is Kind.PARAM else variable.name
+
+
 def shards_of(program: Program) -> int:
     """The number of shards that the program is laid out on."""
     return 1 + max(s.shard for s in all_slices(program))

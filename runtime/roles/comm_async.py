@@ -75,6 +75,9 @@ class AsyncComm(Comm):
     def generations(self) -> list[int]:
         return self.machine.generations()
 
+    def newest(self) -> int:
+        return self.machine.newest()
+
     def begin(self, key: ChunkKey, batch: int) -> None:
         """The batch that the following transfers belong to."""
         self.do(BeginBatch(key, batch))

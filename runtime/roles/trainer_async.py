@@ -70,8 +70,12 @@ class ChunkTrainer(Trainer):
 
     def batch(self, work: ChunkWork, columns: Sequence[str]) -> list[torch.Tensor]:
         self._work = work
-        self.comm.begin((work.pass_index, work.chunk), work.batch)
+        self.begin(work)
         return super().batch(work, columns)
+
+    def begin(self, work: ChunkWork) -> None:
+        """The sends that follow are of this batch."""
+        self.comm.begin((work.pass_index, work.chunk), work.batch)
 
     def alive_since(self, then: float) -> bool:
         """Whether the main thread has computed a batch, or looked after the shards, since then."""

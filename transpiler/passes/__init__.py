@@ -5,9 +5,11 @@ from graphft.transpiler.passes.insert_checkpoints import InsertCheckpoints
 from graphft.transpiler.passes.insert_communication import InsertCommunication
 from graphft.transpiler.passes.insert_liveness import InsertLiveness
 from graphft.transpiler.passes.insert_queue import InsertQueue
+from graphft.transpiler.passes.keep_optimizer import KeepOptimizer
+from graphft.transpiler.passes.local_steps import LocalSteps
 from graphft.transpiler.passes.make_buckets import MakeBuckets
 from graphft.transpiler.passes.slice_parameters import SliceParameters
 from graphft.transpiler.passes.split_optimizer import SplitOptimizer
 
 __all__ = ["CompensateDelay", "InsertCheckpoints", "InsertCommunication", "InsertLiveness", "InsertQueue",
-           "MakeBuckets", "SliceParameters", "SplitOptimizer"]
+           "KeepOptimizer", "LocalSteps", "MakeBuckets", "SliceParameters", "SplitOptimizer"]

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from graphft.dependence import alias_classes, memory_writes
 from graphft.ir import Block, Kind, Operator, Program, Ref
-from graphft.transpiler.layout import Bucket, buckets_of, gradient_of
+from graphft.transpiler.layout import Bucket, buckets_of, pushed_as
 from graphft.transpiler.programs import Programs, order_blocks
 
 
@@ -81,7 +81,7 @@ def _transfer(block: Block, type: str, bucket: Bucket) -> Operator:
     for s in bucket.slices:
         v = variables[s.variable]
         refresh = refresh or v.kind is Kind.BUFFER
-        operands.append(Ref(gradient_of(v) if type == "send" and v.kind is Kind.PARAM else v.name))
+        operands.append(Ref(pushed_as(v) if type == "send" else v.name))
     attrs = {"shard": bucket.shard, "bucket": bucket.index, "slices": tuple((s.start, s.end) for s in bucket.slices)}
     return Operator(type, tuple(operands), attrs | ({"refresh": True} if type == "recv" and refresh else {}))
 

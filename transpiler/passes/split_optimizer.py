@@ -131,13 +131,13 @@ def _declare_slice(program: Program, variable: Variable, s: Slice, found: Optimi
     assert variable.program is not None
     values = variable.program.values
     flat = Type(variable.dtype, (s.numel,))
-    program.variable(s.name, flat, variable.kind, _cut(values.get(variable.name), s))
+    program.variable(s.name, flat, variable.kind, cut(values.get(variable.name), s))
     for state in found.state_of(variable) if variable.name in found.updates else ():
         if scalar_state(state, variable):
             program.variable(_state_name(state, s), state.type, Kind.STATE, values.get(state.name))
         else:
             program.variable(_state_name(state, s), Type(state.dtype, (s.numel,)), Kind.STATE,
-                             _cut(values.get(state.name), s))
+                             cut(values.get(state.name), s))
     program.variable(grad_name(s.name), flat, Kind.INPUT)
 
 
@@ -145,7 +145,7 @@ def _state_name(state: Variable, s: Slice) -> str:
     return f"{s.name}@{state.name.removeprefix(f'{s.variable}@')}"
 
 
-def _cut(value: torch.Tensor | None, s: Slice) -> torch.Tensor | None:
+def cut(value: torch.Tensor | None, s: Slice) -> torch.Tensor | None:
     """The slice's elements; None for a program without values, which is rewritten for its text alone."""
     return None if value is None else value.detach().reshape(-1)[s.start : s.end].clone()
 
@@ -180,4 +180,4 @@ def _runs(order: list[Slice], unit: int) -> tuple[tuple[int, int, int], ...]:
     return tuple(runs)
 
 
-__all__ = ["ALL_NORMS", "SplitOptimizer"]
+__all__ = ["ALL_NORMS", "SplitOptimizer", "cut"]
