@@ -19,6 +19,8 @@ from graphft.runtime.checkpoint import CheckpointStore, DamagedCheckpoint, Manif
 from graphft.runtime.etcd import absent, delete_op, mod_is, put_op
 from graphft.runtime.etcd.model import KV, Compare, Op, Store
 from graphft.runtime.keys import Keys
+from graphft.runtime.protocol import queue
+from graphft.runtime.protocol.queue import Change
 
 
 class Epoch(msgspec.Struct, frozen=True):
@@ -61,6 +63,23 @@ def record_of(manifest: Manifest) -> Committed:
 
 def decode_committed(kv: KV | None) -> Committed | None:
     return None if kv is None else msgspec.json.decode(kv.value, type=Committed)
+
+
+def go_back(keys: Keys, epoch_kv: KV | None, committed_kv: KV | None, reason: str) -> Change:
+    """What raises the generation, for whoever is no shard: everyone returns to the newest committed checkpoint.
+
+    It becomes part of the transaction that makes going back necessary. If the checkpoint is damaged, the shards find
+    out when they read it.
+    """
+    epoch, committed = decode_epoch(epoch_kv), decode_committed(committed_kv)
+    assert epoch_kv is not None
+    assert epoch is not None
+    step, checkpoint = (committed.step, committed.checkpoint) if committed is not None else (0, "")
+    raised = Epoch(epoch.generation + 1, step, checkpoint, reason)
+    return Change("went-back", f"generation {raised.generation} begins at step {step}: {reason}", (
+        queue.Compare(keys.epoch, "mod", epoch_kv.mod_revision),
+        queue.Compare(keys.committed, "mod", committed_kv.mod_revision if committed_kv is not None else 0)),
+        (queue.Put(keys.epoch, msgspec.json.encode(raised)),))
 
 
 @dataclass(frozen=True, slots=True)

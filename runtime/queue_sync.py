@@ -24,6 +24,7 @@ import msgspec
 from graphft.ops.context import ChunkWork, NoData, WorkChanged
 from graphft.plan import Located, batch_seed
 from graphft.runtime.chunk_records import Passes, carry_out, give_back, renew, tell_poison
+from graphft.runtime.commit import go_back
 from graphft.runtime.errands import Errands
 from graphft.runtime.etcd import KV, get_op, value_is
 from graphft.runtime.overdue import Overdue
@@ -65,8 +66,11 @@ class PlanQueue:
         """Claims that are being made: by pass and chunk, the slot and the end of it."""
         self._errands = Errands("queue")
         self._discarded: dict[tuple[int, int], int] = {}
-        """(pass, chunk) -> the batch from which on it is left out: what came before stays exact over rollbacks."""
+        """(pass, chunk) -> the batch from which on it is left out: what came before stays exact over rollbacks. What
+        is known of it in this generation: only a new one adds to it."""
         self._passes = Passes(trainer)
+        self._kept = 0
+        """The first pass whose records this process has not deleted."""
         self._overdue = Overdue(trainer.etcd, trainer.keys, trainer.events)
         self._closed = False
 
@@ -100,8 +104,8 @@ class PlanQueue:
         index = self.plan.pass_of(self.trainer.ctx.step)
         made = self._passes.enqueue(index, lambda now: now is None or now.pass_index != index,
                                     functools.partial(self._close_before, index))
-        if made and index >= 2:
-            self.trainer.patiently(functools.partial(self.trainer.etcd.delete_prefix, self.keys.queue(index - 2)))
+        if made:
+            self._forget_old(index)
         failed = self.trainer.patiently(lambda: self.trainer.etcd.range(f"{self.keys.queue(index)}failed/")).kvs
         self._discarded |= {(index, queue.chunk_of(kv.key)): _failed(kv).progress for kv in failed}
 
@@ -128,9 +132,11 @@ class PlanQueue:
             del self.claims[claim.pass_index, claim.chunk]
 
     def rolled_back(self) -> None:
-        """A new generation began: what is pending is what the plan says of its first step."""
+        """A new generation began: what is pending is what the plan says of its first step, and what is poison is what
+        etcd says now."""
         for slot in {claim.slot for claim in self.claims.values()} | {slot for slot, _ in self._begun.values()}:
             self.release(slot)
+        self._discarded.clear()
 
     def lost(self, slot: int) -> None:
         """The slot is somebody else's: what was claimed for it is theirs to claim."""
@@ -146,14 +152,16 @@ class PlanQueue:
         self._errands.close()
 
     def report_failure(self, work: Work, reason: str) -> None:
-        """Counts a failure of the chunk at (step, slot); too many in a row without progress make it poison."""
+        """Counts a failure of the chunk at (step, slot); too many in a row without progress make it poison.
+
+        Then a new generation begins: a holder before may have sent the batch to some of the shards, so this step and
+        what follows is done again, without it on all of them.
+        """
         located = self.plan.locate(work.step, work.slot)
         claim = self.claims.get((located.pass_index, located.chunk)) if located is not None else None
         if located is None or claim is None:
             return
-        change = self._give_back(claim, lambda prefix, todo: queue.fail(
-            prefix, claim.chunk, claim.revision, todo, progress=located.batch, reason=reason,
-            max_failures=self.trainer.config.max_failures))
+        change = self.trainer.patiently(functools.partial(self._fail, claim, located.batch, reason))
         if change is not None and change.outcome == "failed":
             tell_poison(self.trainer.events, claim.pass_index, claim.chunk, change)
 
@@ -239,6 +247,23 @@ class PlanQueue:
             if holder is None or holder.value.decode() != me:
                 raise WorkChanged
 
+    def _fail(self, claim: Claim, batch: int, reason: str) -> Change | None:
+        """None: the claim is somebody else's by now."""
+        etcd, prefix = self.trainer.etcd, self.keys.queue(claim.pass_index)
+        while True:
+            read = etcd.txn([], [get_op(key) for key in (
+                queue.todo_key(prefix, claim.chunk), queue.pending_key(prefix, claim.chunk), self.keys.epoch,
+                self.keys.committed)])
+            todo, pending = read.kv(0), read.kv(1)
+            if todo is None or pending is None or pending.create_revision != claim.revision:
+                return None
+            change = queue.fail(prefix, claim.chunk, claim.revision, todo, progress=batch, reason=reason,
+                                max_failures=self.trainer.config.max_failures)
+            poison = change.outcome == "failed"
+            back = [go_back(self.keys, read.kv(2), read.kv(3), change.reason)] if poison else []
+            if carry_out(etcd, [change, *back]).ok:
+                return change
+
     def _complete(self, claim: Claim) -> None:
         change = queue.complete(self.keys.queue(claim.pass_index), claim.chunk, claim.revision)
         if not carry_out(self.trainer.etcd, [change]).ok:
@@ -248,6 +273,15 @@ class PlanQueue:
         prefix = self.keys.queue(claim.pass_index)
         return self.trainer.patiently(functools.partial(
             give_back, self.trainer.etcd, prefix, claim.chunk, claim.revision, functools.partial(make, prefix)))
+
+    def _forget_old(self, index: int) -> None:
+        """Deletes the records of passes before the last two, but of none that the job may go back to: they say what is
+        poison."""
+        committed = self.trainer.view.committed
+        saved = self.plan.pass_of(committed.step) if committed is not None else 0
+        old, self._kept = self._kept, max(self._kept, min(index - 1, saved))
+        for gone in range(old, self._kept):
+            self.trainer.patiently(functools.partial(self.trainer.etcd.delete_prefix, self.keys.queue(gone)))
 
     def _close_before(self, index: int) -> None:
         if index > 0 and self.trainer.comm.lowest() >= self.plan.start_steps[index]:

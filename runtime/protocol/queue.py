@@ -92,8 +92,9 @@ class Put:
 class Change:
     """One transaction: if all `compares` hold, all `puts` and `deletes` happen, else nothing."""
 
-    outcome: Literal["claimed", "failed", "completed", "renewed", "released", "overdue", "enqueued", "rewound"]
-    """"failed": the chunk is poison, and left out from now on."""
+    outcome: Literal["claimed", "failed", "completed", "renewed", "released", "overdue", "enqueued", "rewound",
+                     "went-back"]
+    """"failed": the chunk is poison, and left out from now on. "went-back": a new generation begins with it."""
     reason: str
     compares: tuple[Compare, ...]
     puts: tuple[Put, ...] = ()

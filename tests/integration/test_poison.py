@@ -25,7 +25,7 @@ def test_a_chunk_that_cannot_be_read_is_left_out_and_the_rest_is_exact(
     job = training.job(program, pace=pace.file, blobs={"broken": BROKEN}, max_failures=2, checkpoint_every=0)
     played = play(job, folder, [
         Act(lambda s: s.queue["failed"] == 1 and s.step >= 20, kill("pserver", 1)),
-        Act(lambda s: s.generation == 1, lambda _: pace.set(0)),
+        Act(lambda s: s.generation == 2, lambda _: pace.set(0)),
     ], trainers=2, quiet=False)
     failed = [e for e in played.statuses[-1].events if e.kind == "step-failed"]
     assert len(failed) == 2, "max_failures; later passes leave the chunk out from their beginning"

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from programs_by_hand import linear
 
 import graphft
 from graphft.ops.context import NoData, WorkChanged
+from graphft.runtime.commit import Committed, Epoch, decode_epoch
 from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable
 from graphft.runtime.keys import Keys
 from graphft.runtime.protocol.sync_events import Work
@@ -33,7 +35,12 @@ def long_job() -> Job:
 @pytest.fixture
 def scene(etcd_server: EmbeddedEtcd, keys: Keys, long_job: Job, tmp_path: Path) -> Iterator[Stage]:
     with stage(etcd_server, keys, long_job, tmp_path) as made:
+        made.etcd.put(keys.epoch, msgspec.json.encode(Epoch(0, 0)))
         yield made
+
+
+def epoch_of(scene: Stage) -> Epoch | None:
+    return decode_epoch(scene.etcd.get(scene.keys.epoch))
 
 
 def begin(scene: Stage, trainer: Any, step: int = 0, slot: int = 0) -> None:
@@ -231,6 +238,78 @@ def test_a_pass_rolls_though_its_last_chunk_was_discarded(scene: Stage) -> None:
     assert scene.records() == {"done": rest, "failed": {poison}}
     assert scene.records(1) == {"todo": rest, "failed": {poison}}
     assert b'"pass":1' in pass_record(scene)
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_a_new_generation_begins_where_a_chunk_is_discarded(scene: Stage, saved: bool) -> None:
+    """A holder before may have sent the batch to one of the shards, which would go on with it, and the others without.
+    No other failure undoes anything."""
+    if saved:
+        scene.etcd.put(scene.keys.committed, msgspec.json.encode(Committed(0, 4, "step-4.g0")))
+    trainer = scene.trainer(0)
+    begin(scene, trainer)
+    trainer.config = trainer.config.replace(max_failures=2)
+    for failures in (1, 2):
+        trainer.queue.get_chunk()
+        trainer.queue.report_failure(Work(0, 0), "it cannot be read")
+        epoch = epoch_of(scene)
+        assert epoch is not None
+        assert (epoch.generation == 1) == (chunk_at(scene) in scene.records().get("failed", ())) == (failures == 2)
+        trainer.queue.rolled_back()
+    assert (epoch.step, epoch.checkpoint) == ((4, "step-4.g0") if saved else (0, ""))
+    assert f"chunk {chunk_at(scene)} failed 2 times in a row" in epoch.reason
+    with pytest.raises(NoData):
+        trainer.queue.get_chunk()
+
+
+@pytest.mark.parametrize("record", ["epoch", "committed"])
+def test_a_chunk_is_discarded_together_with_the_generation(scene: Stage, record: str) -> None:
+    """Whatever changes in between, a shard that rolls back or a checkpoint, there is never one without the other."""
+    trainer = scene.trainer(0)
+    begin(scene, trainer)
+    trainer.queue.get_chunk()
+    value = Epoch(7, 2) if record == "epoch" else Committed(0, 2, "step-2.g0")
+
+    def change() -> None:
+        assert "failed" not in scene.records()
+        scene.etcd.put(getattr(scene.keys, record), msgspec.json.encode(value))
+
+    trainer.etcd.before_txn = change
+    trainer.queue.report_failure(Work(0, 0), "it cannot be read")
+    assert scene.records()["failed"] == {chunk_at(scene)}
+    epoch = epoch_of(scene)
+    assert epoch is not None
+    assert (epoch.generation, epoch.step) == ((8, 0) if record == "epoch" else (1, 2))
+
+
+def test_what_is_poison_is_known_in_every_pass_that_the_job_may_go_back_to(scene: Stage) -> None:
+    job = scene.job
+    scene.job = Job(job.source, job.config.replace(passes=4), job.programs)
+    trainer = scene.trainer(0)
+    begin(scene, trainer)
+    trainer.queue.get_chunk()
+    trainer.queue.report_failure(Work(0, 0), "it cannot be read")
+    starts = trainer.plan.start_steps
+    for index in (1, 2):
+        shards_at(trainer, starts[index])
+        begin(scene, trainer, starts[index])
+    assert chunk_at(scene) in scene.records(0)["failed"], "nothing is saved yet"
+    scene.etcd.put(scene.keys.committed, msgspec.json.encode(Committed(0, starts[1], "step.g0")))
+    until(lambda: trainer.view.committed is not None)
+    shards_at(trainer, starts[3])
+    begin(scene, trainer, starts[3])
+    assert [bool(scene.records(index)) for index in range(4)] == [False, True, True, True]
+
+
+def test_whoever_lost_the_chunk_discards_nothing(scene: Stage) -> None:
+    trainer, other = scene.trainer(0), scene.trainer(1)
+    begin(scene, trainer)
+    trainer.queue.get_chunk()
+    begin(scene, other)
+    other.queue.get_chunk()
+    trainer.queue.report_failure(Work(0, 0), "it cannot be read")
+    assert "failed" not in scene.records()
+    assert epoch_of(scene) == Epoch(0, 0)
 
 
 def test_the_end_of_the_job_leaves_nothing_pending(scene: Stage) -> None:

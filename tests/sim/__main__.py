@@ -18,6 +18,8 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="replay this one, and print its story")
+    parser.add_argument("--flaky", type=float, default=0.0, metavar="SHARE",
+                        help="of the batches that fail now and then, until they are discarded (default: 0)")
     options = parser.parse_args()
     seeds = [options.seed] if options.seed is not None else range(options.first, options.first + options.seeds)
     counts: Counter[str] = Counter()
@@ -27,10 +29,10 @@ def main() -> int:
             shown = time.monotonic()
             print(f"{done}/{len(seeds)} seeds", file=sys.stderr, flush=True)
         try:
-            job = SimJob(seed).run()
+            job = SimJob(seed, flaky=options.flaky).run()
         except SimulationFailed as failure:
             print(failure)
-            print(f"replay: python -m tests.sim --seed {seed}")
+            print(f"replay: python -m tests.sim --flaky {options.flaky} --seed {seed}")
             return 1
         counts += job.counts
         if options.seed is not None:

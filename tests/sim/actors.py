@@ -48,8 +48,10 @@ from graphft.runtime.protocol.trainer_sync import SyncTrainer
 
 if TYPE_CHECKING:
     from tests.sim.job import SimJob
+    from tests.sim.world import ChunkKey
 
 Key = tuple[int, int]
+NEVER = 10**9
 
 
 def digest(*parts: Any) -> str:
@@ -82,6 +84,8 @@ class Setup:
     reduce: bool
     refresh: frozenset[Key]
     policy: str = "takeover"
+    flaky: float = 0.0
+    """The share of the batches that cannot be computed, every other time that it is tried."""
 
     @property
     def shards(self) -> int:
@@ -186,7 +190,8 @@ class ShardActor(Actor):
                 if self.machine.phase == "applying":
                     self.world.fail(f"{self.name} sends parameters while they are being changed")
                 frame = (self.current if effect.source == "current" else self.previous)[effect.message.bucket]
-                self.job.check_parameters((self.index, effect.message.bucket), effect.message.version, frame)
+                self.job.check_parameters((self.index, effect.message.bucket), effect.message.version, frame,
+                                          self.machine.generation)
             self.job.to_trainer(self.index, effect.peer, effect.message, frame)
         elif isinstance(effect, ComputePartials):
             payload = partial_sum(effect.step, self.index, effect.contributions)
@@ -226,6 +231,8 @@ class TrainerActor(Actor):
         self.keys = [(s, b) for s, bs in enumerate(setup.buckets) for b in bs]
         self.tensors: dict[Key, str] = {}
         self.connected: dict[int, ShardActor] = {}
+        self.claims: dict[ChunkKey, int] = {}
+        """Chunks that this trainer has claimed, and the batch from which on each is left out."""
         self.idle = True
         self.machine = SyncTrainer(TrainerOptions(
             trainer=name, buckets=setup.buckets, total_steps=setup.plan.total_steps, job="job", program="program",
@@ -243,6 +250,7 @@ class TrainerActor(Actor):
             self.leave("lease lost")
             return
         if self.store.epoch.generation > self.machine.generation:
+            self.claims.clear()
             self.feed(Rollback(self.store.epoch.generation, self.store.epoch.step))
         for index, shard in self.store.pservers.items():
             if shard is not self.connected.get(index) and shard.alive:
@@ -277,6 +285,7 @@ class TrainerActor(Actor):
         todo = assign(slots=setup.plan.slots, live=self.store.trainers, holders=self.store.slots, me=self.name,
                       policy=setup.policy)
         for slot in todo.release:
+            self.claims.clear()
             self.feed(SlotLost(slot))
             self.store.release(slot, self.name)
 
@@ -322,6 +331,15 @@ class TrainerActor(Actor):
         located = self.job.setup.plan.locate(work.step, work.slot)
         if located is None:
             self.wait(lambda: self.machine.ready, self.close)
+            return
+        key = located.pass_index, located.chunk
+        if key not in self.claims:
+            if not self.store.claim_chunk(key, work.slot, self.name):
+                self.later(0.01, self.begin)
+                return
+            self.claims[key] = self.store.discarded.get(key, NEVER)
+        if located.batch >= self.claims[key]:
+            self.wait(lambda: self.machine.ready, self.close)
         else:
             self.receive_bucket(list(self.keys), located.samples)
 
@@ -346,7 +364,7 @@ class TrainerActor(Actor):
         if frame is not None:
             self.tensors[key] = frame
             self.feed(Copied(*key, step))
-        self.job.check_parameters(key, step, self.tensors[key])
+        self.job.check_parameters(key, step, self.tensors[key], self.machine.generation)
         self.later(0.0005, lambda: self.receive_bucket(left[1:], samples))
 
     def compute(self, samples: int) -> None:
@@ -354,10 +372,23 @@ class TrainerActor(Actor):
         if work is None:
             self.later(0, self.begin)
             return
+        if self.job.is_flaky(work.step, work.slot) and self.world.rng.random() < 0.5:
+            self.fail(work)
+            return
         gradients = {key: gradient(work.step, work.slot, key, self.tensors) for key in self.keys}
         for key in self.job.setup.refresh:
             self.tensors[key] = digest("changed in place", self.tensors[key])
         self.push(list(reversed(self.keys)), gradients, samples, work)
+
+    def fail(self, work: Any) -> None:
+        """The step raises an error: it is reported, the process ends, and is started again."""
+        located = self.job.setup.plan.locate(work.step, work.slot)
+        assert located is not None
+        if self.store.report_failure((located.pass_index, located.chunk), located.batch, self.name):
+            self.job.discard()
+        self.leave(f"cannot compute {work}")
+        self.world.after(0.01, lambda: self.store.expire(self.name))
+        self.world.after(0.1, self.job.start_trainer)
 
     def push(self, left: list[Key], gradients: dict[Key, str], samples: int, work: Any) -> None:
         if not left:

@@ -4,34 +4,49 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from graphft.plan import Plan
 from graphft.runtime.protocol.rounds import Contribution
 from graphft.runtime.protocol.sync_events import ApplyRound
-from tests.sim.actors import Key, Setup, ShardActor, TrainerActor, gradient, initial, partial_sum, updated
-from tests.sim.world import Network, SimulationFailed, Store, World
+from tests.sim.actors import NEVER, Key, Setup, ShardActor, TrainerActor, gradient, initial, partial_sum, updated
+from tests.sim.world import ChunkKey, Network, SimulationFailed, Store, World
 
 
-def reference(setup: Setup) -> tuple[list[dict[Key, str]], dict[int, tuple[Contribution, ...]]]:
+@dataclass
+class Reference:
     """The undisturbed run: the parameters of every version, and (per shard and step) what is contributed."""
+
+    versions: list[dict[Key, str]]
+    given: dict[tuple[int, int], tuple[Contribution, ...]]
+
+
+def first_reference(setup: Setup) -> Reference:
     keys = [(s, b) for s, bs in enumerate(setup.buckets) for b in bs]
-    versions = [{key: initial(key) for key in keys}]
-    given: dict[Any, tuple[Contribution, ...]] = {}
-    for step in range(setup.plan.total_steps):
+    return reference(setup, {}, 0, Reference([{key: initial(key) for key in keys}], {}))
+
+
+def reference(setup: Setup, discarded: Mapping[ChunkKey, int], start: int, before: Reference) -> Reference:
+    """What it is from step `start` on, without what is `discarded`."""
+    keys = [(s, b) for s, bs in enumerate(setup.buckets) for b in bs]
+    versions = before.versions[:start + 1]
+    given = dict(before.given)
+    for step in range(start, setup.plan.total_steps):
         old = versions[-1]
-        located = {slot: setup.plan.locate(step, slot) for slot in range(setup.plan.slots)}
+        located = {slot: at for slot in range(setup.plan.slots) if (at := setup.plan.locate(step, slot)) is not None
+                   and at.batch < discarded.get((at.pass_index, at.chunk), NEVER)}
         for shard, buckets in enumerate(setup.buckets):
             given[shard, step] = tuple(
                 Contribution(slot, at.samples, {b: gradient(step, slot, (shard, b), old) for b in buckets})
-                for slot, at in located.items() if at)
-        if not any(located.values()):
+                for slot, at in located.items())
+        if not located:
             versions.append(dict(old))
             continue
         partials = tuple(partial_sum(step, s, given[s, step]) for s in range(setup.shards)) if setup.reduce else ()
         versions.append({key: updated(key, old[key], step, given[key[0], step], partials) for key in keys})
-    return versions, given
+    return Reference(versions, given)
 
 
 @dataclass(frozen=True)
@@ -46,12 +61,14 @@ class Faults:
 class SimJob:
     """Builds the job of a seed, lets faults happen, and runs it to its end."""
 
-    def __init__(self, seed: int, faults: bool = True) -> None:
+    def __init__(self, seed: int, faults: bool = True, flaky: float = 0.0) -> None:
+        """`flaky`: the share of the batches that cannot be computed now and then, until they are discarded."""
         self.seed = seed
         self.world = World(seed)
         rng = random.Random(seed * 7919 + 1)
-        self.setup = _setup(rng)
-        self.versions, self.given = reference(self.setup)
+        self.setup = replace(_setup(rng), flaky=flaky)
+        self.references = {0: first_reference(self.setup)}
+        """By the generation that it holds from."""
         self.store = Store(self.world, self.setup.shards)
         self.network = Network(self.world, duplicates=rng.choice((0.0, 0.05)), reorder=rng.random() < 0.3)
         self.faults = Faults(rng.uniform(1, 12) if faults else 0.0, rng.uniform(0.1, 2.0))
@@ -69,6 +86,7 @@ class SimJob:
         s = self.setup
         return (f"seed {self.seed}: {s.plan.total_steps} steps, {s.plan.slots} slots, buckets {s.buckets}, checkpoint "
                 f"every {s.checkpoint_every}, reduce {s.reduce}, refresh {sorted(s.refresh)}, policy {s.policy}, "
+                f"flaky {s.flaky}, "
                 f"faults until {self.faults.until:.1f} s, every {self.faults.mean_interval:.1f} s")
 
     def run(self, limit: float = 400.0) -> SimJob:
@@ -98,17 +116,29 @@ class SimJob:
     def check_result(self) -> None:
         final = {(s, b): v for s, state in self.store.checkpoints[self.store.committed].items()
                  for b, v in state.items()}
-        if final != self.versions[-1]:
+        if final != self.reference_of(self.store.epoch.generation).versions[-1]:
             self.world.fail("the final parameters differ from the undisturbed run's")
 
-    def check_parameters(self, key: Key, version: int, value: str) -> None:
-        if value != self.versions[version][key]:
+    def reference_of(self, generation: int) -> Reference:
+        return self.references[max(g for g in self.references if g <= generation)]
+
+    def discard(self) -> None:
+        """Something was discarded: from the generation that begins with it on, no shard counts it any more."""
+        epoch = self.store.epoch
+        self.references[epoch.generation] = reference(self.setup, self.store.discarded, epoch.step,
+                                                      self.reference_of(epoch.generation - 1))
+
+    def is_flaky(self, step: int, slot: int) -> bool:
+        return random.Random(f"{self.seed} {step} {slot}").random() < self.setup.flaky
+
+    def check_parameters(self, key: Key, version: int, value: str, generation: int) -> None:
+        if value != self.reference_of(generation).versions[version][key]:
             self.world.fail(f"bucket {key} at version {version} is not that of the undisturbed run")
 
     def check_round(self, shard: int, effect: ApplyRound) -> None:
-        if effect.contributions != self.given[shard, effect.step]:
-            self.world.fail(f"shard {shard} applies {effect.contributions} at step {effect.step}, "
-                            f"not {self.given[shard, effect.step]}")
+        expected = self.reference_of(effect.generation).given[shard, effect.step]
+        if effect.contributions != expected:
+            self.world.fail(f"shard {shard} applies {effect.contributions} at step {effect.step}, not {expected}")
         self.applied[effect.generation, shard, effect.step] += 1
 
     # -- processes and messages -------------------------------------------------------------------------------------

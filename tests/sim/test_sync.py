@@ -14,6 +14,15 @@ def test_disturbed_runs_equal_the_undisturbed_one(first: int) -> None:
         SimJob(seed).run()
 
 
+@pytest.mark.parametrize("first", range(540, 600, 20))
+def test_shards_agree_on_what_is_discarded(first: int) -> None:
+    """Batches that fail now and then become poison, also when a holder before has sent them to some of the shards."""
+    discarded = 0
+    for seed in range(first, first + 20):
+        discarded += len(SimJob(seed, flaky=0.2).run().store.discarded)
+    assert discarded > 20
+
+
 def test_a_run_without_faults_refuses_and_repeats_nothing() -> None:
     for seed in range(300, 310):
         job = SimJob(seed, faults=False)

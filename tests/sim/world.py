@@ -11,6 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+ChunkKey = tuple[int, int]
+"""(pass, chunk)"""
+MAX_FAILURES = 2
+
 
 class SimulationFailed(AssertionError):
     """A promise was broken; the message ends with the newest lines of the trace."""
@@ -66,6 +70,12 @@ class Store:
     slots: dict[int, str] = field(default_factory=dict)
     watchers: dict[str, Callable[[], None]] = field(default_factory=dict)
     rollbacks: int = 0
+    holders: dict[ChunkKey, str] = field(default_factory=dict)
+    """Who claimed a chunk last."""
+    failures: dict[ChunkKey, tuple[int, int]] = field(default_factory=dict)
+    """The batch of a chunk that failed last, and how often in a row."""
+    discarded: dict[ChunkKey, int] = field(default_factory=dict)
+    """Poison: the batch from which on a chunk is left out."""
 
     def changed(self) -> None:
         """Lets every watcher look again, each after a delay of its own."""
@@ -99,6 +109,26 @@ class Store:
         if self.slots.get(slot) == trainer:
             del self.slots[slot]
             self.changed()
+
+    def claim_chunk(self, key: ChunkKey, slot: int, trainer: str) -> bool:
+        """Whether it is the trainer's now: only the slot's holder gets it."""
+        if self.slots.get(slot) != trainer:
+            return False
+        self.holders[key] = trainer
+        return True
+
+    def report_failure(self, key: ChunkKey, batch: int, trainer: str) -> bool:
+        """Whether that makes the chunk poison. Then a new generation begins, at the same moment."""
+        if self.holders.get(key) != trainer:
+            return False
+        before = self.failures.get(key, (batch, 0))
+        self.failures[key] = batch, (before[1] if before[0] == batch else 0) + 1
+        if self.failures[key][1] < MAX_FAILURES:
+            return False
+        self.discarded[key] = batch
+        self.world.trace("store", f"chunk {key} is discarded from batch {batch} on")
+        self.roll_back(self.epoch.generation)
+        return True
 
     def expire(self, trainer: str) -> None:
         """The trainer's lease ends: its registration and its slots go."""
