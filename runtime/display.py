@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TextIO
+from collections.abc import Mapping
+from typing import Any, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -44,7 +45,7 @@ def render(status: JobStatus) -> Group:
         table.add_column(column)
     for index, shard in status.pservers.items():
         at = f"version {shard.get('version', '-')}"
-        table.add_row(f"pserver {index}", f"{shard['host']}:{shard['pid']}", at, "", "")
+        table.add_row(f"pserver {index}", f"{shard['host']}:{shard['pid']}", at, "", _staleness(shard))
     for name, trainer in status.trainers.items():
         slots = ", ".join(str(v) for v, holder in status.slots.items() if holder == name)
         rate = f"{trainer.get('samples_per_second', 0):,.0f} samples/s"
@@ -54,6 +55,13 @@ def render(status: JobStatus) -> Group:
     events = [Text(format_event(e), style="yellow") for e in status.events[-EVENTS_SHOWN:]]
     # A progress bar ends without a line break.
     return Group(head, Text(_progress(status)), Text(_live(status)), bar, Text(), table, *events)
+
+
+def _staleness(shard: Mapping[str, Any]) -> str:
+    """Async: how many versions behind the gradients are that the shard applies."""
+    if not any(shard.get("staleness", ())):
+        return ""
+    return f"staleness {shard['staleness_mean']:.1f}, at most {shard['staleness_max']}"
 
 
 def format_event(event: Event) -> str:

@@ -44,13 +44,19 @@ class TrainerStatus(msgspec.Struct, frozen=True):
 
 
 class ShardStatus(msgspec.Struct, frozen=True):
-    """What a pserver reports of itself. `applied`: updates of its parameters since it started, repeated ones too."""
+    """What a pserver reports of itself. `applied`: updates of its parameters since it started, repeated ones too.
+
+    Async: how many versions these gradients were behind. `staleness[s]` of them were `s`, the last one: or more.
+    """
 
     version: int = 0
     generation: int = 0
     rounds_per_second: float = 0.0
     applied: int = 0
     counters: dict[str, int] = {}
+    staleness: list[int] = []
+    staleness_mean: float = 0.0
+    staleness_max: int = 0
 
 
 @dataclass(frozen=True)

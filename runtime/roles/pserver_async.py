@@ -9,12 +9,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from graphft.runtime.commit import Epoch
 from graphft.runtime.etcd import Etcd, Session
 from graphft.runtime.protocol.events import PeerLeft
 from graphft.runtime.protocol.ledger import Ledger
 from graphft.runtime.protocol.rounds import Contribution
 from graphft.runtime.protocol.shard_async import ApplyBatch, AsyncOptions, AsyncShard
+from graphft.runtime.protocol.staleness import Staleness
 from graphft.runtime.put_back import PutBack
 from graphft.runtime.roles.base import log
 from graphft.runtime.roles.pserver import Pserver
@@ -93,6 +96,11 @@ class BatchPserver(Pserver):
             AsyncOptions(self.index, tuple(self.memory.buckets), self.config.name, self.job.hash, o["checkpoint_every"],
                          o["max_staleness"], self._compensates),
             incarnation=self.id, generation=self.epoch.generation, version=self.epoch.step, ledger=self.ledger)
+
+    def status(self) -> msgspec.Struct:
+        found = self.machine.staleness if self.machine else Staleness()
+        return msgspec.structs.replace(super().status(), staleness=found.counts, staleness_mean=found.mean,
+                                       staleness_max=found.max)
 
     # -- going back ---------------------------------------------------------------------------------------------
 

@@ -125,6 +125,18 @@ def test_put_job_refuses_another_job_of_the_same_name(etcd: Etcd, keys: Keys, jo
         put_job(etcd, keys, other)
 
 
+def test_the_panel_tells_how_stale_the_gradients_are(etcd: Etcd, keys: Keys, job: Job) -> None:
+    fill(etcd, keys, job)
+    report = ShardStatus(9, 0, 1.5, 9, {}, [6, 2, 0, 1], 5 / 9, 3)
+    etcd.put(keys.status_of("pserver", "1"), msgspec.json.encode(report))
+    status = read_status(etcd, keys)
+    assert status.pservers[1]["staleness"] == [6, 2, 0, 1]
+    text = io.StringIO()
+    Console(file=text, width=120).print(render(status))
+    assert text.getvalue().count("staleness") == 1, "none where nothing is counted"
+    assert "staleness 0.6, at most 3" in text.getvalue()
+
+
 def test_view(etcd: Etcd, keys: Keys, job: Job) -> None:
     assert not read_view(keys, ()).over
     fill(etcd, keys, job)
