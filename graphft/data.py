@@ -127,7 +127,8 @@ def split(records: int, chunk_size: int) -> list[tuple[int, int]]:
 
 def check_chunk_size(chunk_size: int) -> None:
     if chunk_size < 1:
-        raise GraphftError(f"chunk_size must be at least 1, got {chunk_size}", rule="chunk-size")
+        raise GraphftError(f"chunk_size must be at least 1, got {chunk_size}", rule="chunk-size",
+                           help="a chunk is what a trainer claims at a time: take some batches' worth of records")
 
 
 def check_columns(columns: Iterable[str]) -> tuple[str, ...]:

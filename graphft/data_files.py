@@ -77,7 +77,10 @@ def open_url(url: str, options: Mapping[str, Any]) -> Iterator[IO[bytes]]:
         try:
             opened = fsspec.open(url, "rb", **options)  # kept: a zip file closes when its file system goes
             f: IO[bytes] = stack.enter_context(opened)
-        except (OSError, KeyError, ValueError, ImportError) as e:
+        except ImportError as e:
+            raise GraphftError(f"{url} needs a package that is not installed", rule="missing-package",
+                               help=str(e)) from e
+        except (OSError, KeyError, ValueError) as e:
             raise GraphftError(f"cannot open {url}: {type(e).__name__}: {e}", rule="missing-file",
                                help="check the URL, and that this machine may read it") from e
         yield f

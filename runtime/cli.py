@@ -198,6 +198,9 @@ def _locate(options: argparse.Namespace) -> tuple[str, str, Path | None]:
 
 def _show(options: argparse.Namespace) -> int:
     path = Path(options.path)
+    if not path.exists():
+        raise GraphftError(f"there is no {path}", rule="missing-file",
+                           help="give the folder of a job, or one that Program.save wrote")
     if not (path / "job.json").exists():
         return _show_program(path, options)
     from graphft.transpiler import Stage

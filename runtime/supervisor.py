@@ -233,7 +233,9 @@ class Supervisor:
             child.failed_at = self._progress
         quick = QUICK_PREEMPTION_SECONDS if preempted else QUICK_FAILURE_SECONDS
         child.in_a_row = child.in_a_row + 1 if time.monotonic() - child.started_at < quick else 1
-        self.report.failures[child.name], self.report.preemptions[child.name] = child.failures, child.preemptions
+        for counts, count in ((self.report.failures, child.failures), (self.report.preemptions, child.preemptions)):
+            if count:
+                counts[child.name] = count
         if not self.restart:
             self._give_up(child, f"{child.name} died ({what}), and the job has no fault tolerance (ft=False)")
         elif status == EXIT_USAGE:

@@ -170,6 +170,7 @@ def test_changed_file_is_refused(tmp_path: Path) -> None:
     (lambda p: files(f"{p}/none", "csv", COLUMNS), "missing-file"),
     (lambda p: files("nosuchscheme://none", "csv", COLUMNS), "missing-file"),
     (lambda p: files([], "csv", COLUMNS), "missing-file"),
+    (lambda p: files("oci://bucket/none", "csv", COLUMNS), "missing-package"),
     (lambda p: files(f"{p}/f", "tfrecord", COLUMNS), "format"),
     (lambda p: files(f"{p}/f", "csv"), "columns"),
     (lambda p: files(f"{p}/f", "csv", {"x": "none"}), "columns"),
