@@ -7,6 +7,7 @@ what it shows is what the programs compute.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from graphft.literals import dtype_of
 from graphft.ops.context import ChunkWork, Context, NoData
 from graphft.plan import Located, batch_seed
 from graphft.runtime.lowering import Lowered, lower
+from graphft.runtime.units import batches_of
 from graphft.transpiler import Job, assemble
 from graphft.transpiler.passes.split_optimizer import ALL_NORMS
 
@@ -103,11 +105,13 @@ class Trainer(Role):
     """Computes one (step, slot) at a time; its pushes lie in `pushed`, by shard and bucket."""
 
     def __init__(self, job: Job, shards: Sequence[Shard], batches: Batches) -> None:
-        super().__init__(job.trainer_program(), comm=self, queue=self, data=self, members=self)
+        super().__init__(job.trainer_program(), comm=self, queue=self, data=self, members=self, local=self)
         self.job, self.shards, self.batches = job, shards, batches
         self.pushed: dict[int, dict[int, Tensor]] = {}
         self.work: Located | None = None
         self.ended = False
+        self.current: ChunkWork | None = None
+        self.losses: tuple[Tensor, ...] = ()
         for v in self.program.of_kind(Kind.PARAM, Kind.BUFFER):
             self.ctx.scope[v.name] = torch.full([int(d) for d in v.shape], -7, dtype=dtype_of(v.type))
         self.run("init")
@@ -157,8 +161,20 @@ class Trainer(Role):
 
     def batch(self, work: ChunkWork, columns: Sequence[str]) -> Sequence[Tensor]:
         assert self.work is not None
-        found = self.batches(self.work)
+        found = self.batches(replace(self.work, batch=work.batch, samples=work.samples))
         return [found[c] for c in columns]
+
+    def run_unit(self, unit: ChunkWork, block: str, count: int) -> None:
+        config = self.job.config
+        batches = config.passes * sum(config.data.batches(config.batch_size, config.drop_last))
+        done = self.ctx.step * batches // config.total_steps
+        for work in batches_of(unit, count=count, batch_size=config.batch_size, seed=config.seed, number=done):
+            self.current = work
+            self.losses += self.run(block, fetch=(str(self.program.attrs["loss"]),))
+
+    def local_batch(self, unit: ChunkWork) -> ChunkWork:
+        assert self.current is not None
+        return self.current
 
 
 class InProcess:

@@ -1,0 +1,302 @@
+"""Local accumulation computes what its name says: accumulated gradients, or local training whose moves are added up."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+
+import networkx as nx
+import pytest
+import torch
+from inprocess import InProcess, Trainer
+from programs_by_hand import linear
+from torch import Tensor, nn
+from zoo import CASES, Case
+
+import graphft
+from graphft.errors import ProgramError
+from graphft.ir import Kind, Ref, Type
+from graphft.ops.context import ChunkWork
+from graphft.plan import Located, chunk_batch_seed
+from graphft.runtime.units import batches_of
+from graphft.transpiler import Job
+
+SMALL = {"slice_unit": 64, "min_block": 64, "bucket_bytes": 1024}
+BATCH, SEED, PASSES = 4, 5, 2
+State = dict[str, Tensor]
+
+
+class Data:
+    """By default chunks of 6, 6 and 1 batches: units of 4, 2, 4, 2 and 1."""
+
+    def __init__(self, case: Case, records: int = 52, chunk: int = 24) -> None:
+        torch.manual_seed(1)
+        self.chunk, self.columns = chunk, case.batch(records)
+        self.spec = graphft.arrays(chunk_size=chunk, **self.columns)
+
+    def __call__(self, work: Located | ChunkWork) -> dict[str, Tensor]:
+        start = work.chunk * self.chunk + work.batch * BATCH
+        return {n: c[start : start + work.samples] for n, c in self.columns.items()}
+
+
+def case_of(name: str) -> Case:
+    torch.manual_seed(0)
+    return CASES[name]()
+
+
+def transpiled(case: Case, data: Data, mode: str, optimizer: object, clip: object = None, **options: object) -> Job:
+    program = graphft.build(case.model, case.loss_fn, case.inputs)
+    graphft.minimize(program, optimizer, clip)
+    return graphft.transpile(program, chunks=data.spec, batch_size=BATCH, passes=PASSES, seed=SEED, sync=False,
+                             mode=mode, **{"local_steps": 4, **SMALL, **options})
+
+
+def unit_at(job: Job, step: int) -> tuple[int, list[ChunkWork]]:
+    """The samples and the batches of the unit that the plan has at a step."""
+    located = job.config.plan.locate(step, 0)
+    assert located is not None
+    unit = ChunkWork(located.pass_index, located.chunk, located.batch, located.samples, seed=0)
+    return unit.samples, batches_of(unit, count=job.config.local_steps, batch_size=BATCH, seed=SEED)
+
+
+class Eager:
+    """A model in plain torch, and what trains it."""
+
+    def __init__(self, case: Case, data: Data, make: Callable[..., torch.optim.Optimizer]) -> None:
+        self.model, self.loss_fn, self.data = copy.deepcopy(case.model), case.loss_fn, data
+        self.optimizer = make(self.model.parameters())
+
+    def backward(self, work: ChunkWork, weight: float = 1.0) -> None:
+        """Adds weight times the gradient of a batch, drawing the batch's random numbers."""
+        torch.manual_seed(chunk_batch_seed(SEED, work.pass_index, work.chunk, work.batch))
+        loss = self.loss_fn(self.model, **self.data(work))
+        ((loss[0] if isinstance(loss, tuple) else loss) * weight).backward()
+
+    def update(self, max_norm: float) -> None:
+        nn.utils.clip_grad_norm_(self.model.parameters(), max_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def add_up(self, job: Job, step: int) -> None:
+        samples, works = unit_at(job, step)
+        for work in works:
+            self.backward(work, work.samples / samples)
+
+    def state(self) -> State:
+        return {n: v.detach().clone() for n, v in self.model.state_dict().items()}
+
+
+def assert_close(one: State, other: State, rtol: float = 1e-5, atol: float = 1e-6) -> None:
+    assert one.keys() == other.keys()
+    for name, value in one.items():
+        torch.testing.assert_close(value, other[name], rtol=rtol, atol=atol, msg=lambda text, n=name: f"{n}: {text}")
+
+
+def sgd(parameters: object) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.1, momentum=0.9, fused=True)  # type: ignore[arg-type]
+
+
+# -- one trainer --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["mlp", "convnet", "embedding"])
+def test_half_async_with_one_trainer_is_gradient_accumulation(name: str) -> None:
+    """Batch norm and dropout, units of several lengths, momentum, clipping by norm on the one shard."""
+    case = case_of(name)
+    data, eager = Data(case), Eager(case, Data(case), sgd)
+    job = transpiled(case, data, "half_async", graphft.SGD(lr=0.1, momentum=0.9), graphft.ClipByGlobalNorm(0.5))
+    assert job.config.total_steps == PASSES * 5
+    run = InProcess(job, data)
+    run.run()
+    for step in range(job.config.total_steps):
+        eager.add_up(job, step)
+        eager.update(max_norm=0.5)
+    assert_close(run.model(), eager.state())
+
+
+def test_half_async_has_the_bits_of_gradient_accumulation() -> None:
+    """Where every weight is a power of two, nothing is rounded in another place, step for step."""
+    case = case_of("mlp")
+    data, eager = Data(case), Eager(case, Data(case), sgd)
+    job = transpiled(case, data, "half_async", graphft.SGD(lr=0.1, momentum=0.9), pservers=2)
+    for steps in range(1, job.config.total_steps + 1):
+        eager.add_up(job, steps - 1)
+        eager.update(max_norm=math.inf)
+        run = InProcess(job, data)
+        run.run(steps)
+        expected = eager.state()
+        assert all(torch.equal(value, expected[n]) for n, value in run.model().items()), steps
+
+
+def cosine(batch: int, batches: int) -> float:
+    return 0.01 * (1 + math.cos(math.pi * min(batch / batches, 1))) / 2
+
+
+@pytest.mark.parametrize(("name", "optimizer", "make"), [
+    ("mlp", lambda lr: graphft.Adam(lr=lr), lambda parameters: torch.optim.Adam(parameters, fused=True)),
+    ("convnet", lambda lr: graphft.SGD(lr=lr, momentum=0.9), sgd),
+])
+def test_geo_sgd_with_one_trainer_is_local_training(
+        name: str, optimizer: Callable[..., object], make: Callable[..., torch.optim.Optimizer]) -> None:
+    """A schedule and clipping by the whole gradient's norm, on two shards: what one process computes."""
+    case = case_of(name)
+    data = Data(case, records=48, chunk=16)
+    eager = Eager(case, data, make)
+    job = transpiled(case, data, "geo_sgd", optimizer(graphft.schedule.cosine(0.01, 20)), graphft.ClipByGlobalNorm(0.5),
+                     pservers=2)
+    run = InProcess(job, data)
+    run.run()
+    works = [w for step in range(job.config.total_steps) for w in unit_at(job, step)[1]]
+    assert len(works) == 24
+    for k, work in enumerate(works):
+        eager.optimizer.param_groups[0]["lr"] = cosine(k, 20)
+        eager.backward(work)
+        eager.update(max_norm=0.5)
+    assert_close(run.model(), eager.state(), rtol=1e-4)
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_geo_sgd_has_the_bits_of_local_training_whose_moves_are_added(count: int) -> None:
+    case = case_of("mlp")
+    data, eager = Data(case), Eager(case, Data(case), sgd)
+    job = transpiled(case, data, "geo_sgd", graphft.SGD(lr=0.1, momentum=0.9), local_steps=count, pservers=2)
+    run = InProcess(job, data)
+    run.run()
+    for step in range(job.config.total_steps):
+        before = [p.detach().clone() for p in eager.model.parameters()]
+        for work in unit_at(job, step)[1]:
+            eager.backward(work)
+            eager.update(max_norm=math.inf)
+        with torch.no_grad():
+            for p, old in zip(eager.model.parameters(), before, strict=True):
+                p.copy_(old + (p - old))
+    expected = eager.state()
+    assert all(torch.equal(value, expected[n]) for n, value in run.model().items())
+
+
+def test_the_loss_is_of_each_batch() -> None:
+    case = case_of("convnet")
+    data = Data(case)
+    for mode in ("half_async", "geo_sgd"):
+        run = InProcess(transpiled(case, data, mode, graphft.SGD(lr=0.1)), data)
+        run.run()
+        assert len(run.trainer.losses) == PASSES * 13
+        assert all(torch.isfinite(loss) for loss in run.trainer.losses)
+
+
+# -- two trainers: units overlap ----------------------------------------------------------------------------------
+
+SCRIPT = ("A0", "B1", "b", "a", "A2", "B3", "a", "A4", "a", "b", "B5", "b")
+"""`A2`: trainer A receives parameters and computes unit 2; `a`: what it computed is applied."""
+
+
+def play(job: Job, data: Data) -> InProcess:
+    run = InProcess(job, data)
+    trainers = {"A": run.trainer, "B": Trainer(job, run.shards, data)}
+    for act in SCRIPT:
+        trainer = trainers[act[0].upper()]
+        if act[1:]:
+            trainer.compute(int(act[1:]), slot=0)
+        else:
+            assert trainer.work is not None
+            run._close([(trainer.work.samples, trainer.pushed)])
+    return run
+
+
+def test_half_async_applies_the_means_of_two_trainers_as_they_come() -> None:
+    case = case_of("convnet")
+    data = Data(case)
+    job = transpiled(case, data, "half_async", graphft.SGD(lr=0.1, momentum=0.9), trainers=2, pservers=2)
+    server = Eager(case, data, sgd)
+    pushed: dict[str, Eager] = {}
+    for act in SCRIPT:
+        if act[1:]:
+            worker = pushed[act[0].lower()] = Eager(case, data, sgd)
+            worker.model.load_state_dict(server.model.state_dict())
+            worker.add_up(job, int(act[1:]))
+        else:
+            for mine, theirs in zip(server.model.parameters(), pushed[act].model.parameters(), strict=True):
+                mine.grad = theirs.grad
+            for mine, theirs in zip(server.model.buffers(), pushed[act].model.buffers(), strict=True):
+                mine.copy_(theirs)
+            server.update(max_norm=math.inf)
+    assert_close(play(job, data).model(), server.state())
+
+
+def test_geo_sgd_adds_up_half_of_what_each_of_two_trainers_moved() -> None:
+    """Momentum is each trainer's own, and outlives the units; buffers are the last one's."""
+    case = case_of("convnet")
+    data = Data(case)
+    job = transpiled(case, data, "geo_sgd", graphft.SGD(lr=0.1, momentum=0.9), trainers=2, pservers=2)
+    workers = {name: Eager(case, data, sgd) for name in "ab"}
+    server, moved = case.model.state_dict(), dict[str, State]()
+    server = {n: v.clone() for n, v in server.items()}
+    parameters = {n for n, _ in case.model.named_parameters()}
+    for act in SCRIPT:
+        worker = workers[act[0].lower()]
+        if act[1:]:
+            worker.model.load_state_dict(server)
+            for work in unit_at(job, int(act[1:]))[1]:
+                worker.backward(work)
+                worker.update(max_norm=math.inf)
+            moved[act[0].lower()] = {n: v - server[n] if n in parameters else v for n, v in worker.state().items()}
+        else:
+            server = {n: v + moved[act][n] * 0.5 if n in parameters else moved[act][n] for n, v in server.items()}
+    assert_close(play(job, data).model(), server)
+
+
+# -- units --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+@pytest.mark.parametrize(("records", "chunk", "count"), [(52, 24, 4), (50, 24, 4), (47, 47, 3), (47, 13, 1),
+                                                          (30, 9, 2)])
+def test_the_batches_of_the_units_are_the_batches(records: int, chunk: int, count: int, drop_last: bool) -> None:
+    case = case_of("mlp")
+    data = Data(case, records, chunk)
+    job = transpiled(case, data, "geo_sgd", graphft.SGD(lr=0.1), local_steps=count, drop_last=drop_last)
+    plain = job.config.replace(mode="async", local_steps=1).plan
+    found = [(w.pass_index, w.chunk, w.batch, w.samples) for step in range(job.config.total_steps)
+             for w in unit_at(job, step)[1]]
+    wanted = [(w.pass_index, w.chunk, w.batch, w.samples) for step in range(plain.total_steps)
+              if (w := plain.locate(step, 0)) is not None]
+    assert found == wanted
+    sizes = [len(unit_at(job, step)[1]) for step in range(job.config.total_steps)]
+    assert max(sizes) == count
+
+
+def test_what_the_block_shares_with_the_step_is_said() -> None:
+    """So that every order that the operands allow computes the same."""
+    case = case_of("convnet")
+    for mode, suffix in (("half_async", "MEAN"), ("geo_sgd", "DELTA")):
+        program = transpiled(case, Data(case), mode, graphft.SGD(lr=0.1)).trainer_program()
+        step, local = program.blocks["step"], program.blocks["local"]
+        (run,) = [op for op in step.ops if op.type == "local_steps"]
+        evolving = {v.name for v in program.of_kind(Kind.PARAM, Kind.BUFFER)}
+        assert evolving <= set(run.reads)
+        order = graphft.views.topological_order(step)
+        assert order == list(range(len(order)))
+        graph = graphft.views.def_use(step)
+        at = step.ops.index(run)
+        sends = [i for i, op in enumerate(step.ops) if op.type == "send"]
+        sent = {name for i in sends for name in step.ops[i].reads}
+        assert sent == {f"{n}@{suffix}" if program.variables[n].kind is Kind.PARAM else n for n in evolving}
+        assert all(at in nx.ancestors(graph, i) for i in sends)
+        assert local.ops[0].type == "local_batch"
+
+
+def test_geo_sgd_refuses_a_schedule_that_counts_by_itself() -> None:
+    program = linear(minimized=False)
+    program.variable("seen", Type("int64", ()), Kind.STATE, torch.zeros((), dtype=torch.int64))
+    step = program.blocks["step"]
+    lr = step.append_op("aten.reciprocal", step.append_op("aten._to_copy", Ref("seen"), dtype=graphft.ir.Sym(
+        "torch.float64")))
+    step.append_op("increment", Ref("seen"))
+    for name in ("w", "b"):
+        step.append_op("sgd", Ref(name), Ref(f"{name}@GRAD"), lr)
+    data = graphft.arrays(chunk_size=8, x=torch.zeros(32, 200), y=torch.zeros(32, 1))
+    with pytest.raises(ProgramError, match="state %seen belongs to no parameter") as caught:
+        graphft.transpile(program, chunks=data, batch_size=4, sync=False, mode="geo_sgd", local_steps=2)
+    assert caught.value.rule == "local-state"
+    graphft.transpile(program, chunks=data, batch_size=4, sync=False, mode="half_async", local_steps=2)
