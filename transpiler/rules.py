@@ -271,6 +271,7 @@ def check_config(programs: Programs, config: JobConfig) -> Found:
                     yield _bad("config-agree", f"listen_and_serv has {name} = {op.attrs[name]}, the configuration "
                                      f"says {value}", block, i)
         yield from _compensated(program, config)
+    yield from _accumulated(programs.trainer, config)
 
 
 def _compensated(program: Program, config: JobConfig) -> Found:
@@ -279,3 +280,11 @@ def _compensated(program: Program, config: JobConfig) -> Found:
     if found != Counter(v.name for v in wanted):
         yield _bad("config-agree", f"{program.name} compensates {len(found)} of its parameters' gradients, expected "
                          f"{len(wanted)}, once each: the mode is {config.mode}")
+
+
+def _accumulated(trainer: Program, config: JobConfig) -> Found:
+    wanted = [config.local_steps] if config.local else []
+    found = [op.attrs["count"] for _, _, op in _ops(trainer, "local_steps")]
+    if found != wanted:
+        yield _bad("config-agree", f"{trainer.name} has units of {found or 'no'} local steps, expected "
+                         f"{wanted or 'none'}: the mode is {config.mode}, local_steps {config.local_steps}")

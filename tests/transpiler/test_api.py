@@ -38,6 +38,12 @@ def transpile(program: Program | None = None, chunks: Any = DATA, **options: Any
     ({"sync": False, "mode": "hogwild"}, "mode is 'hogwild', expected 'async' or 'dc_asgd'"),
     ({"sync": False, "mode": "dc_asgd", "dc_lambda": 0}, "dc_lambda is 0, expected a positive number"),
     ({"sync": False, "mode": "dc_asgd", "dc_decay": 1.0}, "dc_decay is 1.0, expected at least 0 and below 1"),
+    ({"sync": False, "local_steps": 2}, "mode 'async' pushes after every batch\nhelp: transpile with sync=False and "),
+    ({"local_steps": 2}, "local_steps is 2, but sync is True"),
+    ({"mode": "geo_sgd", "local_steps": 2}, "mode is 'geo_sgd', but sync is True"),
+    ({"sync": False, "mode": "half_async"}, "local_steps is 1: nothing is accumulated\nhelp: give local_steps=4"),
+    ({"sync": False, "mode": "geo_sgd", "local_steps": 0}, "local_steps is 0, expected at least 1"),
+    ({"sync": False, "mode": "geo_sgd", "local_steps": 3}, "the longest chunk has 2 batches\nhelp: give a larger"),
     ({"recovery_timeout": 0}, "recovery_timeout is 0, expected a positive number of seconds"),
     ({"slice_unit": 100}, "slice_unit is 100, expected a multiple of 64"),
     ({"name": "a/b"}, "name is 'a/b', expected 1 to 64 letters"),
@@ -152,3 +158,7 @@ def test_steps_follow_from_the_plan() -> None:
     assert transpile(chunks=data, drop_last=True).config.total_steps == 5
     assert transpile(chunks=data, trainers=2).config.total_steps in (5, 6)
     assert transpile(chunks=data, trainers=2, sync=False).config.total_steps == 8
+    for mode in ("half_async", "geo_sgd"):  # units of 2 and 1, 2 and 1, 2 batches; without short ones 2, 2, 1
+        assert transpile(chunks=data, sync=False, mode=mode, local_steps=2, passes=3).config.total_steps == 15
+        assert transpile(chunks=data, sync=False, mode=mode, local_steps=2, drop_last=True).config.total_steps == 3
+    assert transpile(chunks=data, sync=False, mode="geo_sgd").config.total_steps == 8

@@ -128,6 +128,21 @@ def test_broken_compensation(rule: str, message: str, break_it: Break) -> None:
     test_broken(transpiled(sync=False, mode="dc_asgd"), rule, message, break_it)
 
 
+def test_broken_local_accumulation() -> None:
+    accumulating = {"sync": False, "mode": "geo_sgd", "local_steps": 2}
+    for count, rule, message in ([4, "config-agree", "has units of [4] local steps, expected [2]"],
+                                 [0, "local-block", "local_steps has count = 0"]):
+        test_broken(transpiled(**accumulating), rule, message, lambda p, n=count: op_of(
+            p.trainer, "local_steps").attrs.update(count=n))
+    for name, message in (("locale", "block locale, which is not there"), ("step", "block step, which is its own")):
+        test_broken(transpiled(**accumulating), "local-block", message, lambda p, n=name: op_of(
+            p.trainer, "local_steps").attrs.update(block=n))
+    job = transpiled(**accumulating)
+    job = replace(job, config=job.config.replace(mode="async", local_steps=1))
+    with pytest.raises(VerificationError, match="expected none: the mode is async"):
+        job.verify()
+
+
 def test_sound(sound: Job) -> None:
     sound.verify()
 
