@@ -166,11 +166,20 @@ class BatchPserver(Pserver):
         if (all_done or self.machine.version >= plan.total_steps) and not self._final:
             if self._whole_passes() == plan.passes:
                 self.run_block(self.options["checkpoint_block"])
+                self._tell_staleness()
             elif all_done:
                 self.patiently(functools.partial(self.put_back.run, self.machine.ledger))
         ends = [c.passes >= plan.passes for c in view.shard_commits.values()]
         if self.index == 0 and view.committed is None and len(ends) == self.config.pservers and all(ends):
             self.patiently(functools.partial(self.commits.commit_job, self.job_dir, plan.total_steps))
+
+    def _tell_staleness(self) -> None:
+        found = self.machine.staleness
+        batches = sum(found.counts)
+        text = (f"pserver {self.index} has applied all batches: the {batches} since it started were {found.mean:.2f} "
+                f"versions behind, at most {found.max}")
+        self.events.emit("applied", text, batches=batches, staleness=found.counts, staleness_mean=found.mean,
+                         staleness_max=found.max)
 
     # -- effects ------------------------------------------------------------------------------------------------
 
