@@ -6,12 +6,19 @@ The batch norm's running statistics live on the pservers like the parameters, so
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 import graphft
+
+MODES: dict[str, dict[str, Any]] = {
+    "sync": {"sync": True}, "async": {"sync": False}, "dc_asgd": {"sync": False, "mode": "dc_asgd"},
+    "half_async": {"sync": False, "mode": "half_async", "local_steps": 2},
+    "geo_sgd": {"sync": False, "mode": "geo_sgd", "local_steps": 2}}
+"""How gradients come together, as options of `transpile`."""
 
 
 def make_model() -> nn.Module:
@@ -28,6 +35,7 @@ def loss_fn(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--passes", type=int, default=6)
+    parser.add_argument("--mode", choices=MODES, default="sync")
     parser.add_argument("--small", action="store_true", help="a run of seconds, for tests")
     options = parser.parse_args()
 
@@ -43,8 +51,8 @@ def main() -> None:
                             inputs={"x": ((None, 1, 8, 8), torch.float32), "y": ((None,), torch.int64)})
     graphft.minimize(program, graphft.Adam(lr=2e-3))
     data = graphft.arrays(x=images[train], y=labels[train], chunk_size=128)
-    job = graphft.transpile(program, trainers=2, pservers=2, sync=True, ft=True, chunks=data, batch_size=32,
-                            passes=2 if options.small else options.passes)
+    job = graphft.transpile(program, trainers=2, pservers=2, ft=True, chunks=data, batch_size=32,
+                            passes=2 if options.small else options.passes, **MODES[options.mode])
     result = job.run()
 
     graphft.load_into(model, result.model)

@@ -1,8 +1,9 @@
 """The main job: which of the 336,776 flights that left New York in 2013 arrive more than 15 minutes late?
 
 Only what is known long before departure is used: carrier, tail number, flight number, origin, destination, month,
-hour, weekday and distance. Two trainers and two pservers train embeddings and an MLP in sync mode; on the way one
-trainer is killed with SIGKILL, the other takes its slot over, and the result is that of the undisturbed run.
+hour, weekday and distance. Two trainers and two pservers train embeddings and an MLP (in sync mode, unless --mode says
+otherwise); on the way one trainer is killed with SIGKILL, the other takes its slot over, and the result is that of the
+undisturbed run.
 """
 
 from __future__ import annotations
@@ -28,6 +29,11 @@ matplotlib.use("Agg")
 from matplotlib import pyplot
 
 TRAINERS, PSERVERS, BATCH = 2, 2, 512
+MODES: dict[str, dict[str, Any]] = {
+    "sync": {"sync": True}, "async": {"sync": False}, "dc_asgd": {"sync": False, "mode": "dc_asgd"},
+    "half_async": {"sync": False, "mode": "half_async", "local_steps": 4},
+    "geo_sgd": {"sync": False, "mode": "geo_sgd", "local_steps": 4}}
+"""How gradients come together, as options of `transpile`."""
 COMMON = ("carrier", "origin", "dest", "month", "hour", "weekday")
 RARE = ("tailnum", "flight")
 """Thousands of values with few flights each, which a network would learn by heart."""
@@ -153,6 +159,7 @@ class KillOnce:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--passes", type=int, default=8)
+    parser.add_argument("--mode", choices=MODES, default="sync")
     parser.add_argument("--small", action="store_true", help="a tenth of the flights, for tests")
     parser.add_argument("--kill-at", type=float, default=0.4, metavar="SHARE",
                         help="kill a trainer when this share of the steps is done; 0: never (default: 0.4)")
@@ -172,13 +179,13 @@ def main() -> None:
     program = graphft.build(model, loss_fn, name="flights", inputs={
         "common": ((None, len(COMMON)), torch.int32), "rare": ((None, len(RARE)), torch.int32),
         "distance": ((None, 1), torch.float32), "late": ((None,), torch.float32)})
-    steps = options.passes * len(train.late) // (TRAINERS * BATCH)
+    steps = options.passes * len(train.late) // (BATCH * (TRAINERS if options.mode == "sync" else 1))
     rate = graphft.schedule.linear_warmup(graphft.schedule.cosine(6e-3, steps), min(100, steps))
     graphft.minimize(program, graphft.Adam(lr=rate))
     data = graphft.arrays(common=train.common, rare=train.rare, distance=train.distance, late=train.late,
                           chunk_size=8 * BATCH)
-    job = graphft.transpile(program, trainers=TRAINERS, pservers=PSERVERS, sync=True, ft=True, chunks=data,
-                            batch_size=BATCH, passes=options.passes)
+    job = graphft.transpile(program, trainers=TRAINERS, pservers=PSERVERS, ft=True, chunks=data, batch_size=BATCH,
+                            passes=options.passes, **MODES[options.mode])
     result = job.run(on_status=KillOnce(options.kill_at))
 
     graphft.load_into(model, result.model)

@@ -79,12 +79,16 @@ class Report:
 
     def render(self) -> Group:
         """For people: a table of the recoveries, and a line for each other figure."""
-        table = Table(title=f"{self.job}: {len(self.recoveries)} faults, seed {self.seed}", title_justify="left")
-        for column in ("fault", "times", "median s", "95 % s", "worst s"):
-            table.add_column(column, justify="left" if column == "fault" else "right")
-        for kind, s in summaries(self.recoveries).items():
-            table.add_row(kind, str(s["count"]), *(f"{s[k]:.2f}" for k in ("median", "p95", "worst")))
+        table = recovery_table(f"{self.job}: {len(self.recoveries)} faults, seed {self.seed}", self.recoveries)
         return Group(table, *map(Text, self._lines()))
+
+    @property
+    def kept(self) -> str:
+        """The promise of the job's mode, and whether it was kept."""
+        if self.identical is None and self.exactly_once is None:
+            return "NOT COMPARED"
+        promise = "bit-identical" if self.identical is not None else "exactly once"
+        return f"{promise} {'yes' if self.identical or self.exactly_once else 'NO'}"
 
     def _lines(self) -> list[str]:
         messages = [f"{n} {k.removeprefix('message-')}" for k, n in self.faults.items() if k.startswith("message-")]
@@ -105,6 +109,16 @@ class Report:
         if self.exactly_once is not None:
             lines.append(f"exactly once   {'yes' if self.exactly_once else 'NO'} (every batch, on every shard)")
         return lines + [f"  {line}" for line in self.different[:DIFFERENCES_SHOWN]]
+
+
+def recovery_table(title: str, recoveries: Sequence[Recovery]) -> Table:
+    """Seconds by kind of fault."""
+    table = Table(title=title, title_justify="left")
+    for column in ("fault", "times", "median s", "95 % s", "worst s"):
+        table.add_column(column, justify="left" if column == "fault" else "right")
+    for kind, s in summaries(recoveries).items():
+        table.add_row(kind, str(s["count"]), *(f"{s[k]:.2f}" for k in ("median", "p95", "worst")))
+    return table
 
 
 def summaries(recoveries: Sequence[Recovery]) -> dict[str, dict[str, Any]]:

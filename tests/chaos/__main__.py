@@ -1,4 +1,7 @@
-"""`make chaos`: several jobs, each under its own schedule of faults; figures in out/chaos.json. Takes a while."""
+"""`make chaos`: several jobs, each under its own schedule of faults; figures in out/chaos.json. Takes a while.
+
+Sync jobs must end with the bits of their undisturbed runs; async ones, after each batch was applied once on each shard.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,12 @@ from rich.table import Table
 
 from graphft.runtime.chaos.prepare import Prepared, prepare, run_chaos, save_script
 from graphft.runtime.chaos.recovery import Recovery
-from graphft.runtime.chaos.report import Report, summaries
+from graphft.runtime.chaos.report import Report, recovery_table, summaries
 from graphft.runtime.chaos.run import ChaosOptions
 from graphft.runtime.chaos.schedule import CLUSTER_WEIGHTS, WEIGHTS
 
 EXAMPLES = Path("examples")
+WIDTH = 120
 PROCESSES = (*WEIGHTS, *CLUSTER_WEIGHTS)
 
 
@@ -30,6 +34,7 @@ class Plan:
     the others' recoveries are those of the processes."""
 
     name: str
+    group: str
     script: tuple[str, ...]
     faults: int
     members: int
@@ -40,11 +45,19 @@ class Plan:
         return ChaosOptions(max(1, round(self.faults * share)), seed, possible, self.members, patience=300.0)
 
 
+FLIGHTS = ("03_flights.py", "--small", "--kill-at", "0", "--passes")
+DIGITS = ("02_digits.py", "--passes")
 PLANS = (
-    Plan("flights", ("03_flights.py", "--small", "--kill-at", "0", "--passes", "60"), 55, 1, PROCESSES),
-    Plan("digits", ("02_digits.py", "--passes", "60"), 55, 3, PROCESSES),
-    Plan("gpt", ("04_tiny_gpt.py", "--small", "--passes", "30"), 50, 1, PROCESSES),
-    Plan("messages", ("02_digits.py", "--passes", "60"), 45, 1),
+    Plan("flights", "sync", (*FLIGHTS, "60"), 55, 1, PROCESSES),
+    Plan("digits", "sync", (*DIGITS, "60"), 55, 3, PROCESSES),
+    Plan("gpt", "sync", ("04_tiny_gpt.py", "--small", "--passes", "30"), 50, 1, PROCESSES),
+    Plan("messages", "sync", (*DIGITS, "60"), 45, 1),
+    Plan("async-flights", "async", (*FLIGHTS, "60", "--mode", "async"), 70, 1, PROCESSES),
+    Plan("async-digits", "async", (*DIGITS, "60", "--mode", "async"), 70, 3, PROCESSES),
+    Plan("async-messages", "async", (*FLIGHTS, "60", "--mode", "async"), 60, 1),
+    Plan("dc-asgd", "modes", (*DIGITS, "30", "--mode", "dc_asgd"), 20, 1, PROCESSES),
+    Plan("half-async", "modes", (*FLIGHTS, "30", "--mode", "half_async"), 20, 1, PROCESSES),
+    Plan("geo-sgd", "modes", (*DIGITS, "30", "--mode", "geo_sgd"), 20, 1, PROCESSES),
 )
 
 
@@ -52,25 +65,32 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the schedules (default: the time)")
     parser.add_argument("--share", type=float, default=1.0, help="of the faults of each run (default: 1)")
-    parser.add_argument("--only", default="", help="run only the plan of this name")
+    names = ", ".join(dict.fromkeys([p.group for p in PLANS] + [p.name for p in PLANS]))
+    parser.add_argument("--only", default="", metavar="NAME[,NAME...]",
+                        help=f"run only the plans, or groups of plans, of these names: {names}")
     parser.add_argument("--out", type=Path, default=Path("out"))
     options = parser.parse_args()
-    console, work = Console(highlight=False, markup=False, emoji=False, soft_wrap=True), options.out / "chaos"
+    only = [name for name in options.only.split(",") if name]
+    plans = [p for p in PLANS if not only or p.name in only or p.group in only]
+    if not plans:
+        parser.error(f"there is no plan {options.only!r}")
+    console, work = Console(highlight=False, markup=False, emoji=False, width=WIDTH), options.out / "chaos"
     shutil.rmtree(work, ignore_errors=True)
-    started, reports, known = time.monotonic(), [], dict[tuple[str, ...], Path]()
-    for number, plan in enumerate(p for p in PLANS if options.only in ("", p.name)):
+    started, reports, known = time.monotonic(), dict[str, Report](), dict[tuple[str, ...], Path]()
+    for number, plan in enumerate(plans):
         console.print(f"===== {plan.name}: {' '.join(plan.script)}, {plan.members} etcd, seed {options.seed + number}")
         prepared = _prepare(plan, work / plan.name, known)
         report = run_chaos(prepared, plan.options(options.seed + number, options.share), console.print)
         console.print(report.render())
-        reports.append(report)
+        reports[plan.name] = report
     _summary(reports, console)
+    everything, ok = [*reports.values()], all(r.ok for r in reports.values())
     (options.out / "chaos.json").write_text(json.dumps({
-        "seconds": round(time.monotonic() - started, 1), "faults": dict(_faults(reports)),
-        "recovery_seconds": summaries(_clean(reports)), "ok": all(r.ok for r in reports),
-        "runs": [r.to_json() for r in reports]}, indent=1) + "\n")
+        "seconds": round(time.monotonic() - started, 1), "faults": dict(_faults(everything)),
+        "recovery_seconds": summaries(_clean(everything)), "ok": ok,
+        "runs": {name: r.to_json() for name, r in reports.items()}}, indent=1) + "\n")
     console.print(f"{time.monotonic() - started:.0f} s; figures in {options.out / 'chaos.json'}, the runs in {work}")
-    return 0 if all(r.ok for r in reports) else 1
+    return 0 if ok else 1
 
 
 def _prepare(plan: Plan, work: Path, known: dict[tuple[str, ...], Path]) -> Prepared:
@@ -96,22 +116,18 @@ def _faults(reports: list[Report]) -> Counter[str]:
     return sum((Counter(r.faults) for r in reports), Counter())
 
 
-def _summary(reports: list[Report], console: Console) -> None:
+def _summary(reports: dict[str, Report], console: Console) -> None:
     table = Table(title="all runs", title_justify="left")
-    for column in ("run", "faults", "steps", "again", "generations", "seconds", "completed", "bit-identical"):
+    for column in ("run", "faults", "steps", "again", "generations", "seconds", "completed", "chunks", "kept"):
         table.add_column(column)
-    for r in reports:
-        table.add_row(r.job, str(len(r.recoveries)), str(r.total_steps), str(r.steps_repeated), str(r.generations),
-                      f"{r.seconds:.0f}", "yes" if r.completed else "NO", "yes" if r.identical else "NO")
+    for name, r in reports.items():
+        table.add_row(name, str(len(r.recoveries)), str(r.total_steps), str(r.steps_repeated), str(r.generations),
+                      f"{r.seconds:.0f}", "yes" if r.completed else "NO",
+                      "all" if r.chunks is not None and r.chunks.accounted else "NOT ALL", r.kept)
     console.print(table)
-    recovery = Table(title="seconds from a fault to the next complete step", title_justify="left")
-    for column in ("fault", "times", "median", "95 %", "worst"):
-        recovery.add_column(column)
-    for kind, s in summaries(_clean(reports)).items():
-        recovery.add_row(kind, str(s["count"]), *(f"{s[k]:.2f}" for k in ("median", "p95", "worst")))
-    console.print(recovery)
-    total = len(_recoveries(reports))
-    console.print(f"{total} faults in {len(reports)} runs: {dict(sorted(_faults(reports).items()))}")
+    console.print(recovery_table("seconds from a fault to the next complete step", _clean([*reports.values()])))
+    total = len(_recoveries([*reports.values()]))
+    console.print(f"{total} faults in {len(reports)} runs: {dict(sorted(_faults([*reports.values()]).items()))}")
 
 
 sys.exit(main())
