@@ -23,7 +23,7 @@ from graphft.runtime.commit import Commits, Committed, Epoch
 from graphft.runtime.etcd import Etcd, Session, absent, put_op
 from graphft.runtime.keys import Keys
 from graphft.runtime.memory import ShardMemory, frame_fault
-from graphft.runtime.protocol.events import Count, Received, Reply, TakeCheckpoint, Tick
+from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, TakeCheckpoint, Tick
 from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Bucket, Push
 from graphft.runtime.roles.base import Role, log
 from graphft.runtime.saver import Saver
@@ -83,6 +83,7 @@ class Pserver(Role):
         self.options: Mapping[str, Any] = {}
         self.effects: dict[type, Callable[[Any], None]] = {
             Reply: self._reply, Count: self.count, TakeCheckpoint: self._checkpoint}
+        self._trainers: frozenset[str] = frozenset()
         self._rounds: list[float] = []
         self._applied = 0
         for name, value in self.program.values.items():
@@ -173,6 +174,13 @@ class Pserver(Role):
 
     def follow(self) -> None:
         """Takes in what changed in etcd."""
+        self._forget(frozenset(self.view.trainers))
+
+    def _forget(self, trainers: frozenset[str]) -> None:
+        """Drops what the machine keeps of trainers that are gone. A peer is one connection of a trainer."""
+        gone, self._trainers = self._trainers - trainers, trainers
+        for peer in [p for p in self.machine.peers if p.rsplit("#", 1)[0] in gone] if gone else ():
+            self.step(PeerLeft(peer))
 
     def over(self) -> bool:
         """Whether the job is. Shard 0 ends it: once the last step is committed, it exports the model."""

@@ -13,7 +13,6 @@ import msgspec
 
 from graphft.runtime.commit import Epoch
 from graphft.runtime.etcd import Etcd, Session
-from graphft.runtime.protocol.events import PeerLeft
 from graphft.runtime.protocol.ledger import Ledger
 from graphft.runtime.protocol.rounds import Contribution
 from graphft.runtime.protocol.shard_async import ApplyBatch, AsyncOptions, AsyncShard
@@ -43,7 +42,6 @@ class BatchPserver(Pserver):
         """So many passes, from the first on, are wholly applied."""
         self._final = False
         """Whether the last checkpoint was taken."""
-        self._trainers: frozenset[str] = frozenset()
         self._asked, self._due = float("-inf"), False
         """When a checkpoint was asked for because of the last one's age, and whether that is still to be taken."""
 
@@ -130,17 +128,11 @@ class BatchPserver(Pserver):
             self.epoch = epoch
             self._go_back()
             self._make_machine()
-        self._forget(frozenset(view.trainers))
+        super().follow()
         if self._due:
             self._due = False
             self.run_block(self.options["checkpoint_block"])
         self._finish()
-
-    def _forget(self, trainers: frozenset[str]) -> None:
-        """Drops what trainers that are gone have half sent."""
-        gone, self._trainers = self._trainers - trainers, trainers
-        for peer in [p for p in self.machine.peers if p.rsplit("#", 1)[0] in gone]:
-            self.step(PeerLeft(peer))
 
     # -- the end ------------------------------------------------------------------------------------------------
 

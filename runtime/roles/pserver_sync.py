@@ -128,6 +128,7 @@ class RoundPserver(Pserver):
     # -- going back ---------------------------------------------------------------------------------------------
 
     def follow(self) -> None:
+        super().follow()
         epoch, asked = self.view.epoch, self.view.asked
         if epoch is not None and epoch.generation > self.machine.generation:
             self._go_back(epoch)

@@ -15,7 +15,10 @@ import graphft
 from graphft.runtime.commit import Epoch
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.keys import Keys
-from graphft.runtime.protocol.messages import Hello
+from graphft.runtime.protocol.events import Received
+from graphft.runtime.protocol.messages import Hello, Pull
+from graphft.runtime.protocol.shard_sync import SyncShard
+from graphft.runtime.protocol.sync_events import SyncOptions
 from graphft.runtime.roles.coordinator import put_job
 from graphft.runtime.roles.environment import RoleSpec, _make_role
 from graphft.runtime.supervisor import Child, _registrations
@@ -45,6 +48,24 @@ def make(scene: Stage, spec: RoleSpec) -> Any:
     scene.stack.callback(role.close)
     scene.stack.callback(role.saver.close if role.kind == "pserver" else role.prefetcher.close)
     return role
+
+
+def test_a_sync_shard_forgets_a_trainer_that_is_gone(scene: Stage) -> None:
+    """All of its connections; of trainers that are there, none."""
+    shard, trainers = make(scene, RoleSpec("pserver", 0)), [scene.trainer(0), scene.trainer(1)]
+    shard.machine = SyncShard(SyncOptions(0, 3, 1, (0,), 8, shard.keys.job, shard.job.hash), incarnation=shard.id,
+                              generation=0, version=0)
+    gone, stays = (t.id for t in trainers)
+    until(lambda: {gone, stays} <= shard.view.trainers.keys())
+    shard.follow()
+    for peer in (f"{gone}#1", f"{gone}#2", f"{stays}#1", "shard-1#1"):
+        shard.step(Received(peer, Hello(shard.keys.job, shard.job.hash, peer), None))
+        shard.step(Received(peer, Pull(0, 1, 0), None))
+    scene.etcd.delete(scene.keys.trainer(gone))
+    until(lambda: gone not in shard.view.trainers)
+    shard.follow()
+    assert shard.machine.peers == {f"{stays}#1", "shard-1#1"}
+    assert [peer for peer, _ in shard.machine.waiting] == [f"{stays}#1", "shard-1#1"]
 
 
 # -- indices ----------------------------------------------------------------------------------------------------------
