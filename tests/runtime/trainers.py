@@ -13,6 +13,7 @@ from graphft.runtime.keys import Keys
 from graphft.runtime.protocol.messages import Welcome
 from graphft.runtime.protocol.sync_events import FromShard, Rollback, ShardUp
 from graphft.runtime.roles.trainer_async import ChunkTrainer
+from graphft.runtime.roles.trainer_local import UnitTrainer
 from graphft.runtime.roles.trainer_sync import SlotTrainer
 from graphft.transpiler import Job
 
@@ -54,7 +55,8 @@ class Stage:
 
     def trainer(self, index: int) -> Any:
         """A registered trainer; its `etcd` is interposed."""
-        kind = SlotTrainer if self.job.config.sync else ChunkTrainer
+        config = self.job.config
+        kind = SlotTrainer if config.sync else UnitTrainer if config.local else ChunkTrainer
         trainer = kind(self.job, self.folder, Interposed(Etcd(self.server.endpoints)), index)  # type: ignore[arg-type]
         self.stack.callback(trainer.transport.close)
         self.stack.callback(trainer.close)

@@ -1,0 +1,106 @@
+"""A trainer that accumulates locally, with its real data and programs: what it makes of a unit."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from programs_by_hand import linear
+
+import graphft
+from graphft.ops.context import ChunkWork
+from graphft.plan import chunk_batch_seed
+from graphft.runtime.etcd import EmbeddedEtcd
+from graphft.runtime.events import read_events
+from graphft.runtime.keys import Keys
+from graphft.runtime.protocol.async_events import Loaded
+from graphft.runtime.protocol.messages import Bucket
+from graphft.runtime.protocol.sync_events import FromShard
+from tests.runtime.trainers import Stage, shards_at, stage
+
+CHUNK, BATCH, SEED = 22, 4, 3
+"""Three chunks of 6 batches, the last of 2 records; in units of 4 and 2."""
+UNIT = ChunkWork(1, 2, batch=1, samples=6, seed=0)
+
+
+@pytest.fixture(params=["half_async", "geo_sgd"])
+def scene(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
+    torch.manual_seed(0)
+    data = graphft.arrays(chunk_size=CHUNK, x=torch.randn(3 * CHUNK, 200), y=torch.randn(3 * CHUNK, 1))
+    program = linear(optimizer=graphft.SGD(lr=graphft.schedule.exponential(0.1, 0.9)))
+    job = graphft.transpile(program, chunks=data, batch_size=BATCH, trainers=2, pservers=2, ft=True, sync=False,
+                            mode=request.param, local_steps=4, passes=2, slice_unit=64, min_block=64, seed=SEED)
+    with stage(etcd_server, keys, job, tmp_path) as made:
+        yield made
+
+
+def begun(scene: Stage) -> Any:
+    """A trainer that holds the chunk, and the parameters that the step receives and prepares."""
+    trainer = scene.trainer(0)
+    shards_at(trainer, 0)
+    trainer.comm.took((UNIT.pass_index, UNIT.chunk), 2)
+    scope = trainer.ctx.scope
+    scope |= {"chunk": UNIT} | {n: v.clone() for n, v in scene.job.source.values.items() if n in ("w", "b")}
+    scope |= {f"{n}@MEAN": torch.zeros_like(scope[n]) for n in ("w", "b")}
+    return trainer
+
+
+def error_of(trainer: Any, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Inputs of a batch, and what the received parameters miss its targets by."""
+    data = trainer.prefetcher._reader.batch(UNIT.pass_index, UNIT.chunk, batch, BATCH)
+    values = trainer.job.source.values
+    return data["x"], data["x"] @ values["w"] + values["b"] - data["y"]
+
+
+def test_a_unit_is_begun_once_and_computed_batch_by_batch(scene: Stage) -> None:
+    trainer = begun(scene)
+    (x4, e4), (x5, e5) = error_of(trainer, 4), error_of(trainer, 5)
+    assert (len(x4), len(x5)) == (4, 2)
+    then = time.monotonic()
+    trainer.run_unit(UNIT, "local", 4)
+    current = trainer.comm.machine.current
+    assert (current.key, current.batch) == ((1, 2), 1), "what is pushed is the unit"
+    assert trainer.batch_samples == 6
+    assert trainer.alive_since(then), "a long unit is no sign of death"
+    last = trainer.local_batch(UNIT)
+    assert (last.batch, last.samples, last.seed) == (5, 2, chunk_batch_seed(SEED, 1, 2, 5))
+    scope, values = trainer.ctx.scope, scene.job.source.values
+    if scene.job.config.mode == "half_async":
+        together, errors = torch.cat([x4, x5]), torch.cat([e4, e5])
+        assert trainer._unit_loss == pytest.approx(float(errors.square().mean()), rel=1e-5)
+        torch.testing.assert_close(scope["w@MEAN"], together.T @ errors * 2 / 6, rtol=1e-4, atol=1e-5)
+        assert torch.equal(scope["w"], values["w"])
+    else:
+        w = values["w"] - 0.1 * (x4.T @ e4 * 2 / 4)
+        b = values["b"] - 0.1 * 2 * e4.mean()
+        after = x5 @ w + b - (x5 @ values["w"] + values["b"] - e5)
+        assert trainer._unit_loss == pytest.approx(
+            float(e4.square().mean()) * 4 / 6 + float(after.square().mean()) * 2 / 6, rel=1e-5)
+        torch.testing.assert_close(scope["w"], w - 0.1 * 0.9 * (x5.T @ after * 2 / 2), rtol=1e-4, atol=1e-5)
+
+
+def test_the_schedule_follows_what_the_shards_have_applied(scene: Stage) -> None:
+    """36 batches in 12 units: a version is 3 batches, on average."""
+    trainer = begun(scene)
+    trainer.run_unit(UNIT, "local", 4)
+    assert trainer.local_batch(UNIT).number == 1
+    for shard, version in ((0, 4), (1, 7)):
+        for bucket in trainer.comm.machine.links[shard].trays:
+            trainer.comm.do(FromShard(shard, Bucket(0, version, bucket), b""))
+            trainer.comm.do(Loaded(shard, bucket))
+    trainer.run_unit(UNIT, "local", 4)
+    assert trainer.local_batch(UNIT).number == 7 * 3 + 1, "the newest: one that comes back older is no step back"
+
+
+def test_an_error_tells_the_batch(scene: Stage) -> None:
+    trainer = begun(scene)
+    trainer.ctx.scope["w"] = torch.zeros(7, 1)
+    with pytest.raises(graphft.ProgramError, match=r"aten\.addmm failed") as caught:
+        trainer.run_unit(UNIT, "local", 4)
+    trainer._report(caught.value)
+    (event,) = [e for _, e in read_events(scene.etcd, scene.keys)]
+    assert "batch 4 of chunk 2 in pass 1 failed: RuntimeError" in event.text
