@@ -78,7 +78,7 @@ class Job:
 
     def __repr__(self) -> str:
         c = self.config
-        return (f"<Job {c.name!r}: {c.trainers} trainers, {c.pservers} pservers, {'sync' if c.sync else 'async'}"
+        return (f"<Job {c.name!r}: {c.trainers} trainers, {c.pservers} pservers, {'sync' if c.sync else c.mode}"
                 f"{', ft' if c.ft else ''}, {c.total_steps} steps>")
 
     def trainer_program(self) -> Program:
