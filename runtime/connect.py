@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 from collections.abc import Mapping
@@ -12,10 +13,13 @@ from graphft.errors import GraphftError
 from graphft.fileio import write_atomically
 from graphft.runtime.etcd import Etcd, EtcdUnreachable
 
+log = logging.getLogger("graphft")
+
 ANSWER_SECONDS = 5.0
 """So long etcd may take to answer for the first time, ..."""
 WAIT_SECONDS = 60.0
-"""... and so long whoever starts it with the job, to leave its endpoints in the job's folder."""
+"""... and so long whoever starts it with the job, to leave its endpoints in the job's folder. A role waits as long for
+an etcd that does not answer."""
 _FILE = "etcd.json"
 
 
@@ -34,6 +38,21 @@ def connect(endpoints: str, wait: float | None = None, environ: Mapping[str, str
         etcd.close()
         raise
     return etcd
+
+
+def connect_when_back(endpoints: str, job_dir: Path) -> Etcd:
+    """`connect` for a role: it has loaded what it needs, so it waits for an etcd that is away, and goes on at once.
+
+    Raises EtcdUnreachable after WAIT_SECONDS, or when the job is complete.
+    """
+    end = time.monotonic() + WAIT_SECONDS
+    while True:
+        try:
+            return connect(endpoints)
+        except EtcdUnreachable as error:
+            if time.monotonic() > end or is_complete(job_dir):
+                raise
+            log.warning("%s; waiting for it", error.message)
 
 
 def write_endpoints(job_dir: Path, endpoints: str) -> None:

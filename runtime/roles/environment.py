@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphft.errors import GraphftError
-from graphft.runtime.connect import JobEnded, connect, connect_from, is_complete, write_endpoints
+from graphft.runtime.connect import JobEnded, connect_from, connect_when_back, is_complete, write_endpoints
 from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, Etcd, EtcdError, EtcdUnreachable, LeaseLost, Session
 from graphft.runtime.keys import Keys
 from graphft.runtime.own_etcd import start_etcd
@@ -90,7 +90,6 @@ def run_as_role(job: Job, spec: RoleSpec) -> int:
     the same initial values.
     """
     from graphft.transpiler import Job
-    from graphft.transpiler.config import JobConfig
 
     job_dir = Path(spec.job_dir or Path("jobs") / job.config.name)
     try:
@@ -151,7 +150,7 @@ def _run(job: Job, job_dir: Path, spec: RoleSpec) -> None:
 
     enforce(job.config)
     endpoints, keys = spec.etcd or ",".join(job.config.etcd_endpoints or ()), Keys(job.config.name)
-    etcd = connect(endpoints) if endpoints else connect_from(job_dir)
+    etcd = connect_when_back(endpoints, job_dir) if endpoints else connect_from(job_dir)
     put_job(etcd, keys, job)
     role = _make_role(job, job_dir, spec, etcd)
     if role is not None:

@@ -18,7 +18,7 @@ import torch
 
 from graphft.errors import GraphftError
 from graphft.runtime import connect as connect_module
-from graphft.runtime.connect import connect, connect_from, read_endpoints, write_endpoints
+from graphft.runtime.connect import connect, connect_from, connect_when_back, read_endpoints, write_endpoints
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, EtcdUnreachable
 from graphft.runtime.exactness import enforce
 from graphft.runtime.keys import Keys
@@ -134,9 +134,9 @@ def test_what_starting_again_cannot_mend_ends_with_2(job: Job, saved: Path, etcd
 @pytest.mark.usefixtures("logging_restored")
 def test_what_starting_again_may_mend_does_not_end_with_2(job: Job, saved: Path, capsys: pytest.CaptureFixture[str],
                                                           monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connect_module, "WAIT_SECONDS", 0.2)
     status, err = error_of(RoleSpec("trainer", 0, etcd="127.0.0.1:1"), job, saved, capsys)
     assert (status, "error[etcd-unreachable]" in err) == (EXIT_LEASE_LOST, True), "no failure that a launcher counts"
-    monkeypatch.setattr(connect_module, "WAIT_SECONDS", 0.2)
     status, err = error_of(RoleSpec("trainer", 0), job, saved, capsys)
     assert (status, "error[etcd-endpoints]" in err) == (EXIT_FAILED, True)
     assert "Traceback" not in err
@@ -221,6 +221,19 @@ def test_endpoints_that_lead_nowhere(tmp_path: Path) -> None:
     with pytest.raises(EtcdUnreachable):
         connect_from(tmp_path, wait=0.2)
     assert time.monotonic() - started < 5
+
+
+def test_a_role_waits_for_an_etcd_that_is_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It need not be started again, and load everything again."""
+    server = EmbeddedEtcd(tmp_path / "etcd").start()
+    server.pause()
+    threading.Timer(1.0, server.resume).start()
+    try:
+        with connect_when_back(server.endpoints[0], tmp_path) as etcd:
+            assert etcd.count("/") == 0
+        assert "waiting for it" in caplog.text
+    finally:
+        server.stop()
 
 
 def test_login_and_certificates_come_from_the_environment(etcd: Etcd, tmp_path: Path) -> None:
