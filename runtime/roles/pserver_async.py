@@ -70,6 +70,8 @@ class BatchPserver(Pserver):
     def save_check_point(self, names: Sequence[str], keep: int) -> None:
         """Clones the values, with the ledger of this moment; the saver writes and commits them meanwhile."""
         machine, passes = self.machine, self._whole_passes()
+        if passes == self.config.plan.passes and not self._final:
+            self._tell_staleness()
         self._final = passes == self.config.plan.passes
         self.saver.submit(machine.generation, machine.version, self.memory.clone(names), keep,
                           json.dumps(machine.ledger.export()), meta_of(passes))
@@ -158,7 +160,6 @@ class BatchPserver(Pserver):
         if (all_done or self.machine.version >= plan.total_steps) and not self._final:
             if self._whole_passes() == plan.passes:
                 self.run_block(self.options["checkpoint_block"])
-                self._tell_staleness()
             elif all_done:
                 self.patiently(functools.partial(self.put_back.run, self.machine.ledger))
         ends = [c.passes >= plan.passes for c in view.shard_commits.values()]
