@@ -20,7 +20,7 @@ from graphft.runtime.connect import connect, is_complete, write_endpoints
 from graphft.runtime.display import Display
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError
 from graphft.runtime.keys import Keys
-from graphft.runtime.own_etcd import start_etcd
+from graphft.runtime.own_etcd import revoke_dead, start_etcd
 from graphft.runtime.process import EXIT_OK, EXIT_USAGE
 from graphft.runtime.status import JobStatus, read_status
 from graphft.runtime.supervisor import Supervisor
@@ -182,6 +182,8 @@ def launch_directory(job: Job, job_dir: Path, options: LaunchOptions,
             endpoints = ",".join(embedded.endpoints)
         etcd = connect(endpoints)
         stack.callback(etcd.close)
+        if embedded is None and job.config.ft:
+            revoke_dead(etcd, keys)
         put_job(etcd, keys, job)
         write_endpoints(job_dir, endpoints)
         environment = role_environment() | {"OMP_NUM_THREADS": str(job.config.threads)}

@@ -24,7 +24,7 @@ def start_etcd(job: Job, job_dir: Path) -> EmbeddedEtcd:
     server = EmbeddedEtcd(job_dir / "etcd").start()
     try:
         with Etcd(server.endpoints) as etcd:
-            _revoke_dead(etcd, Keys(job.config.name))
+            revoke_dead(etcd, Keys(job.config.name))
     except BaseException:
         server.stop()
         raise
@@ -37,8 +37,8 @@ def _forget_run(job_dir: Path) -> None:
         shutil.rmtree(job_dir / name, ignore_errors=True)
 
 
-def _revoke_dead(etcd: Etcd, keys: Keys) -> None:
-    """Ends the leases of processes that were killed together with the server, all of them on this machine."""
+def revoke_dead(etcd: Etcd, keys: Keys) -> None:
+    """Ends the leases of this machine's processes that are no more: nobody has to wait for them."""
     view = read_view(keys, etcd.range(keys.control).kvs)
     for record in [*view.pservers.values(), *view.trainers.values()]:
         if record.host == socket.gethostname() and not psutil.pid_exists(record.pid) and view.leases[record.id]:

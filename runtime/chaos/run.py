@@ -7,7 +7,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import psutil
@@ -174,17 +174,21 @@ class Run:
     # -- faults -------------------------------------------------------------------------------------------------
 
     def _fire(self, fault: Fault) -> None:
-        alone = not self.recoveries.open and self.host.whole and self._all_there()
-        self._fired_at = at = time.monotonic()
-        kind, what, gone = self._do(fault)
+        alone, at = not self.recoveries.open and self.host.whole and self._all_there(), time.monotonic()
+        done = self._do(fault)
+        if done is None:  # nobody is there whom it could befall: later
+            self.left.insert(0, replace(fault, after=None))
+            return
+        self._fired_at, (kind, what, gone) = at, done
         self._trainers += {"add-trainer": 1, "remove-trainer": -1}.get(kind, 0)
         recovery = self.recoveries.begin(kind, what, at, alone, gone)
         if kind in ("pause-etcd", "freeze-etcd"):  # steps may go on without it, for a while
             recovery.since = at + fault.seconds
         self._tell(f"! step {recovery.version:>5}  {kind}: {what}{'' if recovery.alone else ' (during a recovery)'}")
 
-    def _do(self, fault: Fault) -> tuple[str, str, frozenset[str]]:
-        """Carries a fault out. Returns what was done: kind and text, and which shards' processes it killed."""
+    def _do(self, fault: Fault) -> tuple[str, str, frozenset[str]] | None:
+        """Carries a fault out. Returns what was done: kind and text, and which shards' processes it killed. None: there
+        is nobody to suffer it now."""
         verb, _, whom = fault.kind.partition("-")
         if fault.kind == "kill-job":
             self.host.kill_all()
@@ -193,17 +197,19 @@ class Run:
             self.recoveries.progress_at = time.monotonic() + START_SECONDS
             return fault.kind, "launcher, roles and etcd; launched again", frozenset()
         if whom in ("etcd", "leader"):
-            return fault.kind, self._hurt_etcd(fault, verb, whom), frozenset()
+            what = self._hurt_etcd(fault, verb, whom)
+            return (fault.kind, what, frozenset()) if what else None
         if verb in ("add", "remove"):
             return self._resize(fault, verb)
         return self._hurt_role(fault, verb, whom)
 
     def _hurt_etcd(self, fault: Fault, verb: str, whom: str) -> str:
+        """What was done; "" when etcd does not run at the moment."""
         if verb == "kill" and self.host.cluster is not None:
             return self.host.kill_member(fault, whom == "leader")
         processes = self.host.etcd_processes()
         if not processes:
-            return "etcd does not run at the moment"
+            return ""
         chosen = processes if verb == "freeze" else [fault.pick(processes)]
         for process in chosen:
             self._hurt(process, verb, fault.seconds)
@@ -218,10 +224,10 @@ class Run:
             return "remove-trainer", self.host.remove_trainer(*fault.pick(live)), frozenset()
         return "add-trainer", self.host.add_trainer(), frozenset()
 
-    def _hurt_role(self, fault: Fault, verb: str, whom: str) -> tuple[str, str, frozenset[str]]:
+    def _hurt_role(self, fault: Fault, verb: str, whom: str) -> tuple[str, str, frozenset[str]] | None:
         live = self.host.pservers() if whom.startswith("pserver") else self.host.trainers()
         if not live:
-            return fault.kind, "none is alive at the moment", frozenset()
+            return None
         chosen = live if whom.endswith("s") else [fault.pick(live)]
         for _, process in chosen:
             self._hurt(process, verb, fault.seconds)
