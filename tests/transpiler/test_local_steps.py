@@ -274,7 +274,9 @@ def test_what_the_block_shares_with_the_step_is_said() -> None:
         step, local = program.blocks["step"], program.blocks["local"]
         (run,) = [op for op in step.ops if op.type == "local_steps"]
         evolving = {v.name for v in program.of_kind(Kind.PARAM, Kind.BUFFER)}
-        assert evolving <= set(run.reads)
+        means = {op.args[0].name for op in local.ops if op.type == "accumulate"}
+        assert set(run.reads) == {"chunk"} | evolving | means
+        assert set(graphft.registry.writes_of(run)) == evolving | means
         order = graphft.views.topological_order(step)
         assert order == list(range(len(order)))
         graph = graphft.views.def_use(step)
