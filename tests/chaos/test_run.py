@@ -30,7 +30,7 @@ graphft.minimize(program, graphft.Adam(lr=1e-2))
 x = torch.randn(640, 8)
 data = graphft.arrays(x=x, y=x[:, :1] * x[:, 1:2], chunk_size=64)
 job = graphft.transpile(program, trainers=2, pservers=2, sync=True, ft=sys.argv[1] == "ft", chunks=data, batch_size=16,
-                        passes=40, name="products", checkpoint_every=25)
+                        passes=24, name="products", checkpoint_every=25)
 job.run()
 print("a script goes on here, but not when it is only to save its job")
 """
@@ -79,10 +79,10 @@ def test_a_job_survives_and_ends_with_the_same_bits(prepared: Prepared, workplac
 
 def test_a_job_that_hangs_is_reported_with_its_stories(prepared: Prepared) -> None:
     faults = [Fault("pause-pserver", step=5, after=None, target=0.0, seconds=300.0)]
-    report = Run(prepared.job, prepared.folder, ChaosOptions(patience=8.0), faults, {}, lambda line: None).play()
+    report = Run(prepared.job, prepared.folder, ChaosOptions(patience=5.0), faults, {}, lambda line: None).play()
     assert not report.completed
     assert not report.ok
-    assert "no progress for 8 s" in report.problem
+    assert "no progress for 5 s" in report.problem
     assert "asked for its story" in report.problem, "of the trainers, which wait"
     assert "--- " + str(prepared.folder / "logs" / "trainer-0.log") in report.problem
 
