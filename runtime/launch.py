@@ -78,13 +78,18 @@ class Result:
     @property
     def losses(self) -> list[tuple[int, int, float]]:
         """(step, slot, loss), each (step, slot) once, from the metrics that trainers of this machine wrote."""
-        found: dict[tuple[int, int], float] = {}
-        for path in sorted((self.job_dir / "metrics").glob("*.jsonl")):
-            for line in path.read_text().splitlines():
-                if line.endswith("}"):  # the last line of a killed trainer may be cut off
-                    row = json.loads(line)
-                    found[row["step"], row["slot"]] = row["loss"]
-        return [(step, slot, loss) for (step, slot), loss in sorted(found.items())]
+        return losses_of(self.job_dir)
+
+
+def losses_of(job_dir: Path) -> list[tuple[int, int, float]]:
+    """(step, slot, loss) of the job in this folder, as `Result.losses`."""
+    found: dict[tuple[int, int], float] = {}
+    for path in sorted((job_dir / "metrics").glob("*.jsonl")):
+        for line in path.read_text().splitlines():
+            if line.endswith("}"):  # the last line of a killed trainer may be cut off
+                row = json.loads(line)
+                found[row["step"], row["slot"]] = row["loss"]
+    return [(step, slot, loss) for (step, slot), loss in sorted(found.items())]
 
 
 def choose_directory(job: Job, wanted: str = "") -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from graphft.errors import GraphftError
 from graphft.runtime.checkpoint import CheckpointStore, Manifest
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.keys import Keys
+from graphft.runtime.launch import losses_of
 from graphft.runtime.protocol.ledger import ALL, Ledger
 from graphft.transpiler import Job
 
@@ -60,6 +62,13 @@ def differences(reference: Mapping[str, Tensor], found: Mapping[str, Tensor]) ->
 def _bits(tensor: Tensor) -> Tensor:
     """[elements, bytes of one]"""
     return tensor.contiguous().reshape(-1, 1).view(torch.uint8)
+
+
+def last_loss(job: Job, folder: Path) -> float:
+    """The mean training loss over the batches of the last pass."""
+    start = job.config.plan.start_steps[-2]
+    losses = [loss for step, _, loss in losses_of(folder) if step >= start]
+    return sum(losses) / len(losses) if losses else math.nan
 
 
 def final_ledgers(job: Job, folder: Path) -> list[tuple[int, Ledger]]:

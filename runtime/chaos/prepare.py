@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from graphft.errors import GraphftError
-from graphft.runtime.chaos.compare import MODEL, differences, final_state, not_once
+from graphft.runtime.chaos.compare import MODEL, differences, final_state, last_loss, not_once
 from graphft.runtime.chaos.report import Report
 from graphft.runtime.chaos.run import ChaosOptions, Run, Say
 from graphft.runtime.chaos.schedule import kinds_of, make_schedule, message_faults
@@ -23,12 +23,14 @@ SAVED = ("job.json", "source", "programs", "data")
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """`folder` holds the job and nothing of any run; `seconds`: of the reference run, None when it was there."""
+    """`folder` holds the job and nothing of any run; `seconds`: of the reference run, None when it was there. `losses`
+    (async): of the undisturbed runs, in the last pass."""
 
     job: Job
     folder: Path
     reference: Path
-    seconds: float | None
+    seconds: float | None = None
+    losses: tuple[float, ...] = ()
 
 
 def save_script(script: str, arguments: Sequence[str], folder: Path) -> None:
@@ -40,9 +42,9 @@ def save_script(script: str, arguments: Sequence[str], folder: Path) -> None:
                            rule="chaos-script", help="the script is to call job.run()")
 
 
-def prepare(source: Path, work: Path, patience: float) -> Prepared:
+def prepare(source: Path, work: Path, patience: float, undisturbed: int = 0) -> Prepared:
     """Copies the job of `source` into `work`/chaos; runs it undisturbed in `work`/reference, unless `source` is a
-    complete run itself."""
+    complete run itself. An async job has no such reference: it is run `undisturbed` times, for its losses."""
     job = Job.load(source)
     if not job.config.ft:
         raise GraphftError("this job was made without fault tolerance", rule="chaos-ft",
@@ -54,15 +56,22 @@ def prepare(source: Path, work: Path, patience: float) -> Prepared:
                                help="delete it, or give another --dir")
     copy_job(source, chaos)
     if not job.config.sync:  # what it ends with depends on who came first, disturbed or not: its ledger is looked at
-        return Prepared(job, chaos, source, None)
+        runs = [work / f"undisturbed-{i}" for i in range(undisturbed)]
+        seconds = [_run_undisturbed(job, source, run, patience) for run in runs]
+        return Prepared(job, chaos, source, min(seconds, default=None), tuple(last_loss(job, run) for run in runs))
     if (source / MODEL).exists():
-        return Prepared(job, chaos, source, None)
-    copy_job(source, reference)
-    report = Run(job, reference, ChaosOptions(faults=0, patience=patience), [], {}, lambda line: None).play()
+        return Prepared(job, chaos, source)
+    return Prepared(job, chaos, reference, _run_undisturbed(job, source, reference, patience))
+
+
+def _run_undisturbed(job: Job, source: Path, folder: Path, patience: float) -> float:
+    """Returns the seconds that it took."""
+    copy_job(source, folder)
+    report = Run(job, folder, ChaosOptions(faults=0, patience=patience), [], {}, lambda line: None).play()
     if not report.completed:
         raise GraphftError(f"the undisturbed run failed: {report.problem}", rule="job-failed",
-                           help=f"its logs are in {reference / 'logs'}")
-    return Prepared(job, chaos, reference, report.seconds)
+                           help=f"its logs are in {folder / 'logs'}")
+    return report.seconds
 
 
 def copy_job(source: Path, target: Path) -> None:
@@ -82,6 +91,7 @@ def run_chaos(prepared: Prepared, options: ChaosOptions, say: Say) -> Report:
     if report.completed and not job.config.sync:
         report.different = not_once(job, prepared.folder)
         report.exactly_once = not report.different
+        report.loss, report.undisturbed_losses = last_loss(job, prepared.folder), list(prepared.losses)
     elif report.completed:
         expected, found = final_state(job, prepared.reference), final_state(job, prepared.folder)
         report.different = differences(expected, found)

@@ -22,9 +22,10 @@ TRAFFIC = ("faults.", "sent", "received")
 
 @dataclass
 class Report:
-    """`identical` and `exactly_once` (async) are None when nothing was compared. `counters`: what roles counted, and
-    what messages suffered; of a process that was killed, what it had last reported. `ends`: how processes ended, as the
-    launcher saw it."""
+    """`identical` and `exactly_once` (async) are None when nothing was compared. `loss` (async): of training, the mean
+    over the last pass; beside that of undisturbed runs, which differ from each other. `counters`: what roles counted,
+    and what messages suffered; of a process that was killed, what it had last reported. `ends`: how processes ended, as
+    the launcher saw it."""
 
     job: str
     seed: int
@@ -43,6 +44,8 @@ class Report:
     chunks: Chunks | None = None
     identical: bool | None = None
     exactly_once: bool | None = None
+    loss: float | None = None
+    undisturbed_losses: list[float] = field(default_factory=list)
     compared: int = 0
     different: list[str] = field(default_factory=list)
 
@@ -65,6 +68,7 @@ class Report:
             "job": self.job, "seed": self.seed, "etcd_members": self.members, "total_steps": self.total_steps,
             "ok": self.ok, "completed": self.completed, "identical": self.identical,
             "exactly_once": self.exactly_once, "problem": self.problem,
+            "loss": self.loss, "undisturbed_losses": self.undisturbed_losses,
             "tensors_compared": self.compared, "different": self.different,
             "faults": self.faults, "faults_planned": self.planned, "process_faults": len(self.recoveries),
             "recovery_seconds": summaries(self.recoveries),
@@ -107,7 +111,12 @@ class Report:
         if self.identical is not None:
             lines.append(f"bit-identical  {'yes' if self.identical else 'NO'} ({self.compared} tensors)")
         if self.exactly_once is not None:
-            lines.append(f"exactly once   {'yes' if self.exactly_once else 'NO'} (every batch, on every shard)")
+            skipped = f"; {n} skipped, and made good" if (n := self.counters["skipped"]) and self.exactly_once else ""
+            once = "yes" if self.exactly_once else "NO"
+            lines.append(f"exactly once   {once} (every batch, on every shard{skipped})")
+        if self.loss is not None:
+            others = ", ".join(f"{loss:.5f}" for loss in self.undisturbed_losses)
+            lines.append(f"loss           {self.loss:.5f} in the last pass; undisturbed {others or 'not run'}")
         return lines + [f"  {line}" for line in self.different[:DIFFERENCES_SHOWN]]
 
 

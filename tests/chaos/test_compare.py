@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import torch
+import json
+import math
+from pathlib import Path
 
-from graphft.runtime.chaos.compare import Chunks, differences
+import torch
+from programs_by_hand import linear
+
+import graphft
+from graphft.runtime.chaos.compare import Chunks, differences, last_loss
 
 
 def test_identical_bits() -> None:
@@ -29,3 +35,15 @@ def test_chunks_are_accounted_for_when_each_has_ended_once() -> None:
     assert Chunks(expected=8, done=7, failed=1, todo=0, pending=0).accounted
     assert not Chunks(expected=8, done=7, failed=0, todo=0, pending=0).accounted
     assert not Chunks(expected=8, done=8, failed=0, todo=0, pending=1).accounted
+
+
+def test_the_loss_of_the_last_pass(tmp_path: Path) -> None:
+    """Of each batch once, however often it was computed, and whoever did."""
+    data = graphft.arrays(chunk_size=4, x=torch.zeros(8, 8), y=torch.zeros(8, 1))
+    job = graphft.transpile(linear(features=8), chunks=data, batch_size=2, trainers=2, sync=False, ft=True, passes=2)
+    (tmp_path / "metrics").mkdir()
+    for name, rows in {"a": [(0, 9.0), (4, 1.0), (5, 9.0)], "b": [(5, 2.0), (6, 3.0), (7, 6.0)]}.items():
+        text = "".join(json.dumps({"step": s, "slot": 0, "loss": loss, "samples": 2}) + "\n" for s, loss in rows)
+        (tmp_path / "metrics" / f"trainer-{name}.jsonl").write_text(text)
+    assert last_loss(job, tmp_path) == 3.0
+    assert math.isnan(last_loss(job, tmp_path / "nowhere"))

@@ -113,6 +113,18 @@ def test_only_what_is_complete_whole_and_identical_is_well() -> None:
     assert report.to_json()["faults"] == {"message-drop": 2}
 
 
+def test_the_table_of_an_async_run() -> None:
+    report = Report("j", 0, 1, 10, 1, completed=True, exactly_once=True, counters=Counter({"skipped": 3}),
+                    chunks=Chunks(8, 8, 0, 0, 0), loss=0.25, undisturbed_losses=[0.125, 0.375])
+    assert report.ok
+    assert (report.to_json()["loss"], report.to_json()["undisturbed_losses"]) == (0.25, [0.125, 0.375])
+    console = Console(record=True, width=120)
+    console.print(report.render())
+    shown = console.export_text()
+    assert "exactly once   yes (every batch, on every shard; 3 skipped, and made good)" in shown
+    assert "loss           0.25000 in the last pass; undisturbed 0.12500, 0.37500" in shown
+
+
 def test_the_table_holds_what_the_figures_do() -> None:
     recoveries = [Recovery("kill-trainer", "0-a", 0.0, 5, 0, True, seconds=0.25)]
     report = Report("j", 0, 1, 10, 1, recoveries, completed=True, identical=True, compared=3, steps_repeated=4,
