@@ -100,7 +100,7 @@ def sgd(parameters: object) -> torch.optim.Optimizer:
 # -- one trainer --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["mlp", "convnet", "embedding"])
+@pytest.mark.parametrize("name", ["mlp", "convnet", "embedding", "tied"])
 def test_half_async_with_one_trainer_is_gradient_accumulation(name: str) -> None:
     """Batch norm and dropout, units of several lengths, momentum, clipping by norm on the one shard."""
     case = case_of(name)
