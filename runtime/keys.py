@@ -30,6 +30,11 @@ class Keys:
         return f"/{self.job}/"
 
     @property
+    def everything(self) -> tuple[str, str]:
+        """What all keys of the job begin with; a job's name has no dot."""
+        return self.control, f"/{self.job}."
+
+    @property
     def spec(self) -> str:
         return f"/{self.job}/spec"
 

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from graphft.errors import GraphftError
 from graphft.runtime.connect import connect, is_complete, write_endpoints
 from graphft.runtime.display import Display
+from graphft.runtime.earlier_run import forget_earlier, tell_failed
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError
 from graphft.runtime.keys import Keys
 from graphft.runtime.own_etcd import revoke_dead, start_etcd
@@ -189,6 +190,8 @@ def launch_directory(job: Job, job_dir: Path, options: LaunchOptions,
         stack.callback(etcd.close)
         if embedded is None and job.config.ft:
             revoke_dead(etcd, keys)
+        if embedded is None and options.pservers != 0 and not is_complete(job_dir):
+            forget_earlier(etcd, keys, job_dir, job.config.ft)
         put_job(etcd, keys, job)
         write_endpoints(job_dir, endpoints)
         environment = role_environment() | {"OMP_NUM_THREADS": str(job.config.threads)}
@@ -206,6 +209,8 @@ def launch_directory(job: Job, job_dir: Path, options: LaunchOptions,
         status = _supervise(supervisor, etcd, keys, display, on_status, embedded)
         if display is not None:
             display.close(status)
+        if supervisor.report.failed and not job.config.ft:
+            tell_failed(etcd, keys)
         if supervisor.report.failed or status is None or status.state != "complete":
             raise GraphftError(f"job {keys.job} failed: {supervisor.report.failed or 'it did not complete'}",
                                rule="job-failed", help=f"logs of all roles are in {job_dir / 'logs'}")

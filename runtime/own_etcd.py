@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
-import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import psutil
-
+from graphft.runtime.earlier_run import forget_files, is_dead
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.keys import Keys
 from graphft.runtime.view import read_view
@@ -20,7 +17,7 @@ if TYPE_CHECKING:
 def start_etcd(job: Job, job_dir: Path) -> EmbeddedEtcd:
     """The running server, with what an earlier run of the job left, as far as the job can go on from it."""
     if not job.config.ft:
-        _forget_run(job_dir)
+        forget_files(job_dir)
     server = EmbeddedEtcd(job_dir / "etcd").start()
     try:
         with Etcd(server.endpoints) as etcd:
@@ -31,15 +28,9 @@ def start_etcd(job: Job, job_dir: Path) -> EmbeddedEtcd:
     return server
 
 
-def _forget_run(job_dir: Path) -> None:
-    """Without fault tolerance a job cannot go on: what an earlier run left in its folder would be in the way."""
-    for name in ("etcd", "checkpoints", "metrics"):
-        shutil.rmtree(job_dir / name, ignore_errors=True)
-
-
 def revoke_dead(etcd: Etcd, keys: Keys) -> None:
     """Ends the leases of this machine's processes that are no more: nobody has to wait for them."""
     view = read_view(keys, etcd.range(keys.control).kvs)
     for record in [*view.pservers.values(), *view.trainers.values()]:
-        if record.host == socket.gethostname() and not psutil.pid_exists(record.pid) and view.leases[record.id]:
+        if is_dead(record) and view.leases[record.id]:
             etcd.lease_revoke(view.leases[record.id])

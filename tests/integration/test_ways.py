@@ -110,6 +110,24 @@ def test_without_fault_tolerance_it_trains_as_well_and_ends_at_the_first_death(
     assert played.result.steps == job.config.total_steps
 
 
+def test_a_name_in_an_etcd_of_others_is_free_again_when_its_job_is_over(
+    plain: graphft.Program, folder: Path, pace: Pace, etcd_server: EmbeddedEtcd
+) -> None:
+    """Complete, or dead without fault tolerance: nothing of it is taken for the next job's, nor is in its way."""
+    endpoint = etcd_server.endpoints[0]
+    unsafe = training.job(plain, pace=pace.file, trainers=1, pservers=1, passes=1, ft=False, name="again")
+    unsafe.save(folder / "killed")
+    launcher = Program(folder, "-m", "graphft", "launch", "--job", folder / "killed", "--etcd", endpoint)
+    launcher.until(folder / "killed", at(5))
+    launcher.kill()
+    assert not await_gone(folder)
+    pace.set(0)
+    for job, name in ((unsafe, "killed"), (unsafe, "new"), (training.job(plain, passes=1, name="again"), "other")):
+        played = play(job, folder / name, etcd=endpoint)
+        assert played.result.steps == job.config.total_steps
+        assert played.result.model.exists()
+
+
 def test_a_launcher_that_is_told_to_end_leaves_nobody_in_an_etcd_of_others(
     plain: graphft.Program, folder: Path, pace: Pace, etcd_server: EmbeddedEtcd
 ) -> None:

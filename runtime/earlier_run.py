@@ -1,0 +1,58 @@
+"""What an earlier run of a job left in an etcd that outlives jobs, and in the job's folder."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+from pathlib import Path
+
+import psutil
+
+from graphft.errors import GraphftError
+from graphft.runtime.etcd.model import Store, put_op, value_is
+from graphft.runtime.keys import Keys
+from graphft.runtime.view import Registration, read_view
+
+
+def forget_earlier(etcd: Store, keys: Keys, job_dir: Path, ft: bool) -> None:
+    """Deletes an earlier run's records if this one cannot go on with it: it is over, or had no fault tolerance.
+
+    Not while somebody of it lives: that run may be this one, begun on another machine. Raises GraphftError when it is
+    over all the same.
+    """
+    view = read_view(keys, etcd.range(keys.control).kvs)
+    if ft and not view.over:
+        return
+    living = [m for m in (*view.pservers.values(), *view.trainers.values()) if not is_dead(m)]
+    if living and view.over:
+        who = ", ".join(f"{m.id} on {m.host}" for m in living[:3])
+        raise GraphftError(f"job {keys.job} is {view.state} already, but processes of it have not ended: {who}",
+                           rule="foreign-job", help="wait for them, or give this job another name; if their machine is "
+                                                    f"gone: etcdctl del --prefix /{keys.job}/")
+    if living:
+        return
+    for prefix in keys.everything:
+        etcd.delete_prefix(prefix)
+    if not ft:
+        forget_files(job_dir)
+
+
+def forget_files(job_dir: Path) -> None:
+    """Without fault tolerance a job cannot go on: what an earlier run left in its folder would be in the way."""
+    for name in ("etcd", "checkpoints", "metrics"):
+        shutil.rmtree(job_dir / name, ignore_errors=True)
+
+
+def tell_failed(etcd: Store, keys: Keys) -> None:
+    """Ends the job everywhere: its processes on other machines end, too."""
+    etcd.txn([value_is(keys.state, b"running")], [put_op(keys.state, b"failed")], token=keys.state)
+
+
+def is_dead(member: Registration) -> bool:
+    """Whether it is known to be: it was on this machine."""
+    if member.host != socket.gethostname():
+        return False
+    try:
+        return bool(psutil.Process(member.pid).status() == psutil.STATUS_ZOMBIE)  # nobody has waited for it
+    except psutil.NoSuchProcess:
+        return True
