@@ -34,7 +34,11 @@ def _progress(status: JobStatus) -> str:
 def _live(status: JobStatus) -> str:
     roles = f"{len(status.trainers)} trainers  {len(status.pservers)}/{status.spec['pservers']} pservers"
     chunks = " ".join(f"{n} {name}" for name, n in status.queue.items() if n or name != "failed")
-    return f"{roles}  chunks {chunks}" if chunks else f"{roles}  (no fault tolerance)"
+    if not chunks:
+        return f"{roles}  (no fault tolerance)"
+    slots = status.spec["trainers"] if status.spec["sync"] and status.trainers else 0
+    free = f"  {slots - len(status.slots)} of {slots} slots wait for a trainer" if len(status.slots) < slots else ""
+    return f"{roles}{free}  chunks {chunks}"
 
 
 def render(status: JobStatus) -> Group:
