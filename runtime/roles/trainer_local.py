@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphft.ops.context import ChunkWork
+from graphft.ops.context import ChunkWork, WorkChanged
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.roles.trainer_async import ChunkTrainer
 from graphft.runtime.units import batches_of
@@ -39,6 +39,8 @@ class UnitTrainer(ChunkTrainer):
                            number=self._done())
         fetch, losses = (str(self.program.attrs["loss"]),), 0.0
         for work, following in zip(works, [*works[1:], None], strict=True):
+            if work is not works[0] and self.stops:
+                raise WorkChanged  # nothing of the unit was pushed: whoever takes the chunk computes it
             self._batch = work
             if following is not None:
                 super().read_ahead(unit.pass_index, unit.chunk, following.batch)

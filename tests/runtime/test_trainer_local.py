@@ -12,7 +12,7 @@ import torch
 from programs_by_hand import linear
 
 import graphft
-from graphft.ops.context import ChunkWork
+from graphft.ops.context import ChunkWork, WorkChanged
 from graphft.plan import chunk_batch_seed
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.events import read_events
@@ -94,6 +94,14 @@ def test_the_schedule_follows_what_the_shards_have_applied(scene: Stage) -> None
             trainer.comm.do(Loaded(shard, bucket))
     trainer.run_unit(UNIT, "local", 4)
     assert trainer.local_batch(UNIT).number == 7 * 3 + 1, "the newest: one that comes back older is no step back"
+
+
+def test_who_is_to_leave_does_so_after_the_batch_at_hand(scene: Stage) -> None:
+    trainer = begun(scene)
+    trainer.leaving = True
+    with pytest.raises(WorkChanged):
+        trainer.run_unit(UNIT, "local", 4)
+    assert trainer.local_batch(UNIT).batch == 4, "the first of two"
 
 
 def test_an_error_tells_the_batch(scene: Stage) -> None:
