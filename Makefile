@@ -66,7 +66,7 @@ accept: setup  ## rewrite the golden files from what the code prints now; review
 bench: setup  ## what a step costs beside plain PyTorch
 	@set -e; for file in benchmarks/*.py; do $(PY) $$file; done
 
-chaos: setup  ## 400 random faults on ten jobs, sync and async (about 45 minutes; fewer: ARGS="--only sync --share 0.5")
+chaos: setup  ## 500 random faults on ten jobs, sync and async (about 50 minutes; fewer: ARGS="--only sync --share 0.5")
 	@$(PY) -m tests.chaos $(ARGS)
 
 sim: setup  ## the protocol under simulated time, many seeds

@@ -51,13 +51,13 @@ class Plan:
 FLIGHTS = ("03_flights.py", "--small", "--kill-at", "0", "--passes")
 DIGITS = ("02_digits.py", "--passes")
 PLANS = (
-    Plan("flights", "sync", (*FLIGHTS, "60"), 55, 1, PROCESSES),
-    Plan("digits", "sync", (*DIGITS, "60"), 55, 3, PROCESSES),
-    Plan("gpt", "sync", ("04_tiny_gpt.py", "--small", "--passes", "30"), 50, 1, PROCESSES),
-    Plan("messages", "sync", (*DIGITS, "60"), 45, 1),
-    Plan("async-flights", "async", (*FLIGHTS, "90", "--mode", "async"), 70, 1, PROCESSES),
-    Plan("async-digits", "async", (*DIGITS, "80", "--mode", "async"), 70, 3, PROCESSES),
-    Plan("async-messages", "async", (*FLIGHTS, "90", "--mode", "async"), 60, 1),
+    Plan("flights", "sync", (*FLIGHTS, "80"), 65, 1, PROCESSES),
+    Plan("digits", "sync", (*DIGITS, "80"), 65, 3, PROCESSES),
+    Plan("gpt", "sync", ("04_tiny_gpt.py", "--small", "--passes", "36"), 55, 1, PROCESSES),
+    Plan("messages", "sync", (*DIGITS, "80"), 50, 1),
+    Plan("async-flights", "async", (*FLIGHTS, "90", "--mode", "async"), 80, 1, PROCESSES),
+    Plan("async-digits", "async", (*DIGITS, "80", "--mode", "async"), 80, 3, PROCESSES),
+    Plan("async-messages", "async", (*FLIGHTS, "90", "--mode", "async"), 65, 1),
     Plan("dc-asgd", "modes", (*DIGITS, "40", "--mode", "dc_asgd"), 20, 1, PROCESSES),
     Plan("half-async", "modes", (*FLIGHTS, "60", "--mode", "half_async"), 20, 1, PROCESSES),
     Plan("geo-sgd", "modes", (*DIGITS, "60", "--mode", "geo_sgd"), 20, 1, PROCESSES),
