@@ -32,6 +32,8 @@ STORY_SECONDS = 2.0
 LOG_LINES = 60
 REPLACE_SECONDS = 5.0
 """So long a fault waits for those that died to be replaced, at most."""
+NEARLY = 0.98
+"""After this share of its steps a job suffers no more: a fault might find it over, and nothing to recover."""
 SPARE_TRAINERS = 2
 """So many trainers more than slots are added at most."""
 
@@ -114,6 +116,8 @@ class Run:
             self._count(self.host.etcd)
 
     def _due(self, fault: Fault, now: float) -> bool:
+        if self.recoveries.low >= NEARLY * self.job.config.total_steps:
+            return False
         if fault.after is not None and self._fired_at:
             return now >= self._fired_at + fault.after
         if self.recoveries.open or not self.host.whole or self.recoveries.low < max(fault.step, 1):

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 
+import pytest
+import torch
+from programs_by_hand import linear
+
+import graphft
+from graphft.runtime.chaos.run import ChaosOptions, Run
+from graphft.runtime.chaos.schedule import Fault
 from graphft.runtime.roles.trainer_sync import SlotTrainer
 from graphft.runtime.transport import ZmqClient
 
@@ -24,3 +32,14 @@ def test_asking_a_trainer_to_leave_needs_no_lock_that_it_may_hold() -> None:
     assert not thread.is_alive()
     assert trainer.leaving
     trainer.transport.close()
+
+
+@pytest.mark.parametrize(("version", "due"), [(97, True), (98, False), (100, False)])
+def test_no_fault_comes_to_a_job_that_is_nearly_through(tmp_path: Path, version: int, due: bool) -> None:
+    """A fault that had waited killed the launcher of a job that was complete: nothing could be launched again."""
+    data = graphft.arrays(chunk_size=10, x=torch.zeros(100, 8), y=torch.zeros(100, 1))
+    job = graphft.transpile(linear(features=8), chunks=data, batch_size=1, ft=True, passes=1)
+    run = Run(job, tmp_path, ChaosOptions(), [], {}, lambda line: None)
+    assert job.config.total_steps == 100
+    run.recoveries.low, run._fired_at = version, 1.0
+    assert run._due(Fault("kill-job", step=5, after=2.0, target=0.0, seconds=1.0), now=3.0) is due
