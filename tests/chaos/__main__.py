@@ -53,7 +53,7 @@ DIGITS = ("02_digits.py", "--passes")
 PLANS = (
     Plan("flights", "sync", (*FLIGHTS, "80"), 65, 1, PROCESSES),
     Plan("digits", "sync", (*DIGITS, "80"), 65, 3, PROCESSES),
-    Plan("gpt", "sync", ("04_tiny_gpt.py", "--small", "--passes", "36"), 55, 1, PROCESSES),
+    Plan("gpt", "sync", ("04_tiny_gpt.py", "--small", "--passes", "30"), 50, 1, PROCESSES),
     Plan("messages", "sync", (*DIGITS, "80"), 50, 1),
     Plan("async-flights", "async", (*FLIGHTS, "90", "--mode", "async"), 80, 1, PROCESSES),
     Plan("async-digits", "async", (*DIGITS, "80", "--mode", "async"), 80, 3, PROCESSES),
