@@ -8,19 +8,22 @@ A rollback is one transaction too: it raises the generation and names the step t
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint import CheckpointStore, DamagedCheckpoint, Manifest, Part
-from graphft.runtime.etcd import absent, delete_op, mod_is, put_op
+from graphft.runtime.etcd import absent, delete_op, get_op, mod_is, put_op, range_op
 from graphft.runtime.etcd.model import KV, Compare, Op, Store
 from graphft.runtime.keys import Keys
 from graphft.runtime.protocol import queue
 from graphft.runtime.protocol.queue import Change
+
+MAX_DELETES = 100
+"""Of records of parts, per transaction: etcd takes 128 operations. What is left goes with a later checkpoint."""
 
 
 class Epoch(msgspec.Struct, frozen=True):
@@ -96,6 +99,7 @@ class Commits:
     """Unique to this process: tells its own writes from those of the processes before it."""
     alone: bool = False
     """Async: a checkpoint is this shard's part alone. Then `keys` and `store` are the shard's own."""
+    _fences: dict[int, Compare] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     # -- committing ---------------------------------------------------------------------------------------------
 
@@ -104,38 +108,65 @@ class Commits:
 
         Returns the manifest if the checkpoint is committed now (by whomever), None if parts are missing or the
         generation has moved on (the checkpoint is then void). Raises EtcdError; it may be repeated then.
+
+        One transaction for a part and one for the commit: a job of many checkpoints is not to keep etcd busy.
         """
-        epoch_kv = self.etcd.get(self.keys.epoch)
-        epoch = decode_epoch(epoch_kv)
-        if epoch_kv is None or epoch is None or epoch.generation != generation:
+        key = f"{self.keys.parts(generation, step)}{self.shard}"
+        mine = [put_op(key, msgspec.json.encode(part)), range_op(self.keys.all_parts), get_op(self.keys.committed)]
+        while True:
+            fence = self._fences.get(generation) or self._find_fence(generation)
+            if fence is None:
+                return None
+            found = self.etcd.txn([fence], mine, token=key)
+            if found.ok:
+                break
+            del self._fences[generation]  # what is known of the epoch is not true any more
+        if not found.responses:  # it was made, but the generation has moved on since
             return None
-        same_epoch = mod_is(self.keys.epoch, epoch_kv.mod_revision)
+        kvs, current = found.range(1).kvs, found.kv(2)
         prefix = self.keys.parts(generation, step)
-        mine = put_op(f"{prefix}{self.shard}", msgspec.json.encode(part))
-        if not self.etcd.txn([same_epoch], [mine], token=f"{prefix}{self.shard}").ok:
-            return None
-        parts = [Part(**json.loads(kv.value)) for kv in self.etcd.range(prefix).kvs]
+        parts = sorted((Part(**json.loads(kv.value)) for kv in kvs if kv.key.startswith(prefix)), key=lambda p: p.shard)
+        manifest = Manifest(generation, step, self.program, tuple(parts), dict(meta or {}))
+        if decode_committed(current) == record_of(manifest):  # an answer was lost
+            return self.store.read_manifest(manifest.directory)
         if len(parts) < (1 if self.alone else self.shards):
             return None
-        manifest = Manifest(generation, step, self.program, tuple(sorted(parts, key=lambda p: p.shard)),
-                            dict(meta or {}))
         self.store.write_manifest(manifest)
-        return manifest if self._commit(manifest, same_epoch) else None
+        return manifest if self._commit(manifest, fence, current, self._through_with(kvs, manifest)) else None
 
-    def _commit(self, manifest: Manifest, same_epoch: Compare) -> bool:
+    def _find_fence(self, generation: int) -> Compare | None:
+        """What holds as long as the job is in this generation; None if it is not. Read once per generation."""
+        kv = self.etcd.get(self.keys.epoch)
+        epoch = decode_epoch(kv)
+        if kv is None or epoch is None or epoch.generation != generation:
+            return None
+        self._fences.clear()
+        fence = self._fences[generation] = mod_is(self.keys.epoch, kv.mod_revision)
+        return fence
+
+    def _through_with(self, parts: Sequence[KV], manifest: Manifest) -> list[Op]:
+        """Deletes the records of this checkpoint's parts, and of those before it, void ones included."""
+        keys = [kv.key for kv in parts if self._written_at(kv.key) <= (manifest.generation, manifest.step)]
+        return [delete_op(key) for key in keys[:MAX_DELETES]]
+
+    def _written_at(self, key: str) -> tuple[int, int]:
+        generation, step = key.removeprefix(self.keys.all_parts).split("/")[0].split("-")
+        return int(generation), int(step)
+
+    def _commit(self, manifest: Manifest, fence: Compare, kv: KV | None, also: Sequence[Op]) -> bool:
+        """`kv`: the checkpoint before, as it was read. `also` is done with it."""
         record = record_of(manifest)
         while True:
-            kv = self.etcd.get(self.keys.committed)
             current = decode_committed(kv)
             if current is not None and (current.step, current.passes) >= (record.step, record.passes):
                 return current == record
             before = mod_is(self.keys.committed, kv.mod_revision if kv is not None else 0)
             put = put_op(self.keys.committed, msgspec.json.encode(record))
-            if self.etcd.txn([same_epoch, before], [put], token=self.keys.committed).ok:
+            if self.etcd.txn([fence, before], [put, *also], token=self.keys.committed).ok:
                 return True
-            epoch = self.etcd.get(self.keys.epoch)
-            if epoch is None or mod_is(self.keys.epoch, epoch.mod_revision) != same_epoch:
+            if self._find_fence(manifest.generation) != fence:
                 return False
+            kv = self.etcd.get(self.keys.committed)
 
     def ask(self, asked: Asked, before: Asked | None) -> bool:
         """Asks all shards for a checkpoint, unless somebody has since `before`, or the generation has moved on."""
@@ -146,14 +177,6 @@ class Commits:
         same = [mod_is(self.keys.epoch, epoch_kv.mod_revision),
                 mod_is(self.keys.checkpoint_at, kv.mod_revision if kv is not None else 0)]
         return self.etcd.txn(same, [put_op(self.keys.checkpoint_at, msgspec.json.encode(asked))]).ok
-
-    def forget_parts(self, manifest: Manifest) -> None:
-        """Deletes the records of parts of this checkpoint and of those before it, void ones included."""
-        root, limit = self.keys.all_parts, (manifest.generation, manifest.step)
-        for kv in self.etcd.range(root, keys_only=True).kvs:
-            generation, step = kv.key.removeprefix(root).split("/")[0].split("-")
-            if (int(generation), int(step)) <= limit:
-                self.etcd.delete(kv.key)
 
     # -- starting and going back --------------------------------------------------------------------------------
 

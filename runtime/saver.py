@@ -94,7 +94,6 @@ class Saver:
         if manifest is not None:
             self.events.log.info("checkpoint of step %d is committed", item.step)
             commits.store.prune(item.keep, manifest)
-            commits.forget_parts(manifest)
 
     def _finish(self, committed: Committed) -> None:
         from graphft.transpiler.assemble import assemble

@@ -32,6 +32,7 @@ log = logging.getLogger("graphft")
 
 WAIT_NOTICE_SECONDS = 5.0
 RETRY_SECONDS = 0.1
+REPORT_SECONDS = 0.4
 T = TypeVar("T")
 
 
@@ -60,6 +61,7 @@ class Role:
         self.ctx = Context(device=self.config.device, session=self, members=self)
         self._lowered: dict[tuple[str, int], Lowered] = {}
         self._stop_daemon = threading.Event()
+        self._report_at = 0.0
         self._daemon: threading.Thread | None = None
 
     # -- blocks -------------------------------------------------------------------------------------------------
@@ -175,6 +177,11 @@ class Role:
                                rule="wait-pservers", help="start the missing ones; `graphft status` shows who is alive")
 
     def report_status(self) -> None:
+        """Writes what this process does, some times a second: the daemon also wakes for whatever changes in etcd."""
+        now = time.monotonic()
+        if now < self._report_at and not self.view.over:
+            return
+        self._report_at = now + REPORT_SECONDS
         key = self.keys.status_of(self.kind, str(self.index) if self.kind == "pserver" else self.id)
         value = msgspec.json.encode(self.status())
         self.etcd.put(key, value, self.lease, deadline=1.0)

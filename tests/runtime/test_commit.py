@@ -129,6 +129,23 @@ def test_the_last_part_commits_whatever_the_order(shards: Shards, order: tuple[i
     assert shards.store.manifests() == [results[2]]
 
 
+def test_a_checkpoint_takes_a_transaction_per_part_and_one_more(shards: Shards) -> None:
+    """Nothing else is asked of etcd, from the generation's second checkpoint on; and no record of a part is left."""
+    asked: list[str] = []
+
+    class Counting:
+        def __getattr__(self, name: str) -> Any:
+            asked.append(name)
+            return getattr(shards.etcd, name)
+
+    counted = [shards.shard(i, etcd=Counting()) for i in range(3)]
+    for step in (50, 100):
+        asked.clear()
+        assert [shards.publish(c, 0, step) is not None for c in counted] == [False, False, True]
+    assert asked == ["txn"] * 4
+    assert shards.etcd.count(shards.keys.all_parts) == 0
+
+
 def test_committed_once_by_shards_that_publish_at_the_same_moment(shards: Shards) -> None:
     for step in (50, 100, 150):
         with ThreadPoolExecutor(3) as pool:
@@ -173,9 +190,10 @@ def test_the_manifest_is_written_before_the_commit(shards: Shards) -> None:
 def test_parts_are_forgotten_with_the_void_ones(shards: Shards) -> None:
     shards.publish(shards.all[0], 0, 25)
     shards.all[1].rollback("shard 1 was restarted")
-    manifest = shards.commit(25, generation=1)
+    for c in shards.all[:2]:
+        shards.publish(c, 1, 25)
     shards.publish(shards.all[0], 1, 50)
-    shards.all[0].forget_parts(manifest)
+    assert shards.publish(shards.all[2], 1, 25) is not None
     left = [kv.key for kv in shards.etcd.range(shards.keys.all_parts).kvs]
     assert left == [f"{shards.keys.parts(1, 50)}0"]
     assert [shards.publish(c, 1, 50) is not None for c in shards.all[1:]] == [False, True]
