@@ -49,16 +49,21 @@ def carry_out(store: Store, changes: Sequence[Change], lease: int = 0, also: Ite
     return store.txn([*made, *also], ops, token=claims[0] if claims else None)
 
 
-def give_back(store: Store, prefix: str, chunk: int, fence: int, make: Callable[[KV], Change]) -> Change | None:
-    """Carries out what `make` makes of the chunk's todo record; None if the claim is somebody else's by now."""
+def give_back(store: Store, prefix: str, fences: Mapping[int, int], make: Callable[[int, KV], Change]) -> list[Change]:
+    """Carries out, as one transaction, what `make` makes of the todo records of claimed chunks.
+
+    `fences`: chunks, and the revisions of their claims. Claims that are somebody else's by now are left out.
+    """
+    chunks = list(fences)
     while True:
-        read = store.txn([], [get_op(queue.todo_key(prefix, chunk)), get_op(queue.pending_key(prefix, chunk))])
-        todo, pending = read.kv(0), read.kv(1)
-        if todo is None or pending is None or pending.create_revision != fence:
-            return None
-        change = make(todo)
-        if carry_out(store, [change]).ok:
-            return change
+        read = store.txn([], [get_op(key(prefix, c)) for c in chunks for key in (queue.todo_key, queue.pending_key)])
+        changes = []
+        for i, chunk in enumerate(chunks):
+            todo, pending = read.kv(2 * i), read.kv(2 * i + 1)
+            if todo is not None and pending is not None and pending.create_revision == fences[chunk]:
+                changes.append(make(chunk, todo))
+        if not changes or carry_out(store, changes).ok:
+            return changes
 
 
 def renew(store: Store, prefix: str, chunk: int, fence: int, *, progress: int, timeout: float, lease: int) -> None:

@@ -335,9 +335,10 @@ class Claims:
             tell_poison(self.trainer.events, *claim.key, change)
 
     def _give_back(self, claim: Claim, make: Callable[[str, KV], Change]) -> Change | None:
-        prefix = self.keys.queue(claim.key[0])
-        return self.trainer.patiently(functools.partial(
-            give_back, self.etcd, prefix, claim.key[1], claim.revision, functools.partial(make, prefix)))
+        prefix, chunk = self.keys.queue(claim.key[0]), claim.key[1]
+        made = self.trainer.patiently(lambda: give_back(
+            self.etcd, prefix, {chunk: claim.revision}, lambda _, todo: make(prefix, todo)))
+        return made[0] if made else None
 
     # -- the daemon thread --------------------------------------------------------------------------------------
 

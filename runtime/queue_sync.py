@@ -4,9 +4,10 @@ Which chunk a slot works on follows from the plan, so claims never contend; the 
 is todo, pending, done and failed, count failures, and let anybody see them. A failed chunk is poison: it contributes
 "empty" from the batch on that failed, in this pass and in later ones.
 
-A step waits for none of it: the next chunk is claimed some steps before it is begun, and what is done is recorded later
-(`Errands`). A claim stays what the step relies on. It is made under the slot's key, and nobody but its holder may call
-the chunk poison; so when it was made does not matter, as long as that was before the chunk's first batch.
+A step waits for none of it: the next chunks are claimed some steps before they are begun, as many as are worth about a
+second, so that short ones do not keep etcd busy; and what is done is recorded later (`Errands`). A claim stays what the
+step relies on. It is made under the slot's key, and nobody but its holder may call the chunk poison; so when it was
+made does not matter, as long as that was before the chunk's first batch.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
 
 AHEAD = 8
 """A slot's next chunk is claimed so many steps before its first one (but in the second half of the chunk before)."""
+CLAIM_SECONDS = 1.0
+"""What is claimed at once is worth so much time, at the pace of late; ..."""
+CLAIM_CHUNKS = 24
+"""... but no more chunks: a transaction of etcd has at most 128 operations."""
 
 
 @dataclass(slots=True)
@@ -89,15 +94,18 @@ class PlanQueue:
                          batch_seed(self.trainer.config.seed, ctx.step, ctx.slot), claim=revision)
 
     def complete_chunks(self) -> None:
+        """Chunks that were claimed together are completed together."""
         if not self.records:
             return
         self._errands.check()
-        lowest = self.trainer.comm.lowest()
-        for key, claim in list(self.claims.items()):
-            if claim.last_step < lowest:
-                self._errands.leave(functools.partial(
-                    self.trainer.patiently, functools.partial(self._complete, claim)))
-                del self.claims[key]
+        lowest, claims = self.trainer.comm.lowest(), list(self.claims.items())
+        unfinished = {claim.revision for _, claim in claims if claim.last_step >= lowest}
+        through = [(key, claim) for key, claim in claims if claim.revision not in unfinished]
+        for revision in {claim.revision for _, claim in through}:
+            group = [claim for _, claim in through if claim.revision == revision]
+            self._errands.leave(functools.partial(self.trainer.patiently, functools.partial(self._complete, group)))
+        for key, _ in through:
+            del self.claims[key]
 
     def enqueue_pass(self) -> None:
         """Makes the pass's todo records, then `/<job>/pass`, which makes them count. One trainer at a time tries."""
@@ -126,22 +134,26 @@ class PlanQueue:
     def release(self, slot: int) -> None:
         """Gives the slot's chunks back; its next holder goes on inside them."""
         self._await_claims(slot)
-        for claim in [c for c in self.claims.values() if c.slot == slot]:
-            progress = max(0, self.trainer.comm.lowest() - claim.first_step)
-            self._give_back(claim, functools.partial(_released, claim, progress))
+        lowest = self.trainer.comm.lowest()
+        held = [claim for claim in list(self.claims.values()) if claim.slot == slot]
+        for pass_index in {claim.pass_index for claim in held}:
+            claims = {claim.chunk: claim for claim in held if claim.pass_index == pass_index}
+            self._give_back(claims, lambda prefix, claim, todo: queue.release(
+                prefix, claim.chunk, claim.revision, todo, progress=max(0, lowest - claim.first_step)))
+        for claim in held:
             del self.claims[claim.pass_index, claim.chunk]
 
     def rolled_back(self) -> None:
         """A new generation began: what is pending is what the plan says of its first step, and what is poison is what
         etcd says now."""
-        for slot in {claim.slot for claim in self.claims.values()} | {slot for slot, _ in self._begun.values()}:
+        for slot in {claim.slot for claim in list(self.claims.values())} | {slot for slot, _ in self._begun.values()}:
             self.release(slot)
         self._discarded.clear()
 
     def lost(self, slot: int) -> None:
         """The slot is somebody else's: what was claimed for it is theirs to claim."""
         self._await_claims(slot)
-        for key in [key for key, claim in self.claims.items() if claim.slot == slot]:
+        for key in [key for key, claim in list(self.claims.items()) if claim.slot == slot]:
             del self.claims[key]
 
     def settle(self) -> None:
@@ -171,7 +183,7 @@ class PlanQueue:
         if self.records and not self._closed:
             self._closed = True
             self.settle()
-            self.trainer.patiently(lambda: self._close(self.plan.passes - 1))
+            self.trainer.patiently(lambda: self._close(self.plan.passes - 1, pending=True))
 
     # -- transactions -------------------------------------------------------------------------------------------
 
@@ -183,69 +195,98 @@ class PlanQueue:
         """The revision of the claim, new if there is none. 0 for a chunk that is left out, but later than here."""
         key = located.pass_index, located.chunk
         if key not in self.claims and key not in self._discarded:
-            self._begin_claim(slot, located)
+            self._begin_claims(slot, located)
         if key in self._begun:
-            self._begun.pop(key)[1].result()
+            self._join(key)
             if self._left_out(located):
                 raise NoData
         return self.claims[key].revision if key in self.claims else 0
 
     def _claim_ahead(self, slot: int, located: Located) -> None:
-        """Begins to claim the chunk that follows this one in the pass, when it is time to."""
+        """Begins to claim the chunks that follow this one in the pass, when it is time to."""
         batches = int(self.plan.batches[located.chunk])
         if located.batch >= batches - min(AHEAD, batches // 2):
-            following = self.plan.locate(located.chunk_start_step + batches, slot)
-            if following is not None and following.pass_index == located.pass_index:  # the next pass has no records yet
-                self._begin_claim(slot, following)
+            following = self._following(slot, located)
+            if following is not None and self._unknown(following):
+                self._begin_claims(slot, following)
 
-    def _begin_claim(self, slot: int, located: Located) -> None:
+    def _following(self, slot: int, located: Located) -> Located | None:
+        """The slot's next chunk in the same pass: the next pass has no records yet."""
+        following = self.plan.locate(located.chunk_start_step + int(self.plan.batches[located.chunk]), slot)
+        return following if following is not None and following.pass_index == located.pass_index else None
+
+    def _unknown(self, located: Located) -> bool:
         key = located.pass_index, located.chunk
-        if key not in self._begun and key not in self.claims and key not in self._discarded:
-            make = functools.partial(self._make_claim, slot, located)
-            self._begun[key] = slot, self._errands.begin(functools.partial(self.trainer.patiently, make))
+        return not (key in self._begun or key in self.claims or key in self._discarded)
 
-    def _make_claim(self, slot: int, located: Located) -> None:
-        claim = self._try_claim(slot, located)
-        if claim is not None:
-            self.claims[located.pass_index, located.chunk] = claim
+    def _begin_claims(self, slot: int, first: Located) -> None:
+        """Begins to claim this chunk, if it is not known yet, and of those behind it what will be wanted soon."""
+        wanted = CLAIM_SECONDS * self.trainer.pace / max(1, len(self.trainer.comm.slots()))
+        group: list[Located] = []
+        located: Located | None = first
+        batches = 0
+        while located is not None and len(group) < CLAIM_CHUNKS and (located is first or batches < wanted):
+            if self._unknown(located):
+                group.append(located)
+            batches += int(self.plan.batches[located.chunk])
+            located = self._following(slot, located)
+        if group:
+            make = functools.partial(self._make_claims, slot, group)
+            future = self._errands.begin(functools.partial(self.trainer.patiently, make))
+            self._begun |= {(one.pass_index, one.chunk): (slot, future) for one in group}
+
+    def _join(self, key: tuple[int, int]) -> None:
+        """Returns when this claim is made, and with it those that are made together."""
+        _, future = self._begun[key]
+        self._begun = {k: begun for k, begun in self._begun.items() if begun[1] is not future}
+        future.result()
 
     def _await_claims(self, slot: int) -> None:
         """Returns when no claim is being made for the slot."""
-        for key in [key for key, (holder, _) in self._begun.items() if holder == slot]:
+        while mine := [key for key, (holder, _) in self._begun.items() if holder == slot]:
             with contextlib.suppress(WorkChanged):
-                self._begun.pop(key)[1].result()
+                self._join(mine[0])
 
-    def _try_claim(self, slot: int, located: Located) -> Claim | None:
-        """The claim; None when the chunk is poison. Raises WorkChanged when the slot is not ours any more.
+    def _make_claims(self, slot: int, group: list[Located]) -> None:
+        """Claims the chunks, except those that are poison. Raises WorkChanged when the slot is not ours any more.
 
-        A holder that vanished is not held against the chunk: no data is discarded for being preempted.
+        A holder that vanished is not held against a chunk: no data is discarded for being preempted.
         """
-        etcd, me, chunk = self.trainer.etcd, self.trainer.id, located.chunk
-        config, prefix, slot_key = self.trainer.config, self.keys.queue(located.pass_index), self.keys.slot(slot)
+        etcd, me, slot_key = self.trainer.etcd, self.trainer.id.encode(), self.keys.slot(slot)
         while True:
-            read = etcd.txn([], [get_op(key(prefix, chunk)) for key in (
-                queue.todo_key, queue.pending_key, queue.failed_key, queue.done_key)])
-            todo, pending, failed, done = (read.kv(i) for i in range(4))
-            if failed is not None:
-                self._discarded[located.pass_index, chunk] = _failed(failed).progress
-                return None
-            if pending is not None:  # left over from another holder (or an earlier claim): it holds no slot now
-                carry_out(etcd, [queue.displace(prefix, chunk, pending)])
+            wanted, left_over = self._read(group)
+            if left_over:
+                carry_out(etcd, left_over)
                 continue
-            if todo is None:  # done in a generation that was rolled back
-                carry_out(etcd, [queue.put_back(prefix, chunk, done, 0)])
-                continue
-            change = queue.claim(prefix, chunk, todo, trainer=me, slot=slot, start_step=located.chunk_start_step,
-                                 now=time.time(), timeout=config.chunk_timeout, max_failures=config.max_failures,
-                                 count_lost=False)
-            result = carry_out(etcd, [change], self.trainer.lease, [value_is(slot_key, me.encode())])
+            if not wanted:
+                return
+            changes = [self._claim_of(slot, located, todo) for located, todo in wanted]
+            result = carry_out(etcd, changes, self.trainer.lease, [value_is(slot_key, me)])
             if result.ok:
-                last = located.chunk_start_step + int(self.plan.batches[chunk]) - 1
-                return Claim(slot, located.chunk_start_step, last, located.pass_index, chunk, result.revision,
-                             time.monotonic())
+                for located, _ in wanted:
+                    self.claims[located.pass_index, located.chunk] = self._made(slot, located, result.revision)
+                return
             holder = etcd.get(slot_key)
-            if holder is None or holder.value.decode() != me:
+            if holder is None or holder.value != me:
                 raise WorkChanged
+
+    def _read(self, group: list[Located]) -> tuple[list[tuple[Located, KV]], list[Change]]:
+        """Chunks that can be claimed, with their todo records; and what has to be done before others can."""
+        prefix = self.keys.queue(group[0].pass_index)
+        kinds = (queue.todo_key, queue.pending_key, queue.failed_key, queue.done_key)
+        read = self.trainer.etcd.txn([], [get_op(key(prefix, located.chunk)) for located in group for key in kinds])
+        wanted, left_over = [], []
+        for i, located in enumerate(group):
+            todo, pending, failed, done = (read.kv(len(kinds) * i + j) for j in range(len(kinds)))
+            if failed is not None:
+                self._discarded[located.pass_index, located.chunk] = _failed(failed).progress
+            elif pending is not None:  # of another holder (or an earlier claim): it holds no slot now
+                left_over.append(queue.displace(prefix, located.chunk, pending))
+            elif todo is None:  # done in a generation that was rolled back
+                left_over.append(queue.put_back(prefix, located.chunk, done, 0))
+            else:
+                wanted.append((located, todo))
+        return wanted, left_over
 
     def _fail(self, claim: Claim, batch: int, reason: str) -> Change | None:
         """None: the claim is somebody else's by now."""
@@ -264,15 +305,32 @@ class PlanQueue:
             if carry_out(etcd, [change, *back]).ok:
                 return change
 
-    def _complete(self, claim: Claim) -> None:
-        change = queue.complete(self.keys.queue(claim.pass_index), claim.chunk, claim.revision)
-        if not carry_out(self.trainer.etcd, [change]).ok:
-            log.info("chunk %d is not ours to complete any more", claim.chunk)
+    def _claim_of(self, slot: int, located: Located, todo: KV) -> Change:
+        config, prefix = self.trainer.config, self.keys.queue(located.pass_index)
+        return queue.claim(prefix, located.chunk, todo, trainer=self.trainer.id, slot=slot,
+                           start_step=located.chunk_start_step, now=time.time(), timeout=config.chunk_timeout,
+                           max_failures=config.max_failures, count_lost=False)
 
-    def _give_back(self, claim: Claim, make: Callable[[str, KV], Change]) -> Change | None:
-        prefix = self.keys.queue(claim.pass_index)
-        return self.trainer.patiently(functools.partial(
-            give_back, self.trainer.etcd, prefix, claim.chunk, claim.revision, functools.partial(make, prefix)))
+    def _made(self, slot: int, located: Located, revision: int) -> Claim:
+        last = located.chunk_start_step + int(self.plan.batches[located.chunk]) - 1
+        return Claim(slot, located.chunk_start_step, last, located.pass_index, located.chunk, revision,
+                     time.monotonic())
+
+    def _complete(self, claims: list[Claim]) -> None:
+        prefix = self.keys.queue(claims[0].pass_index)
+        changes = [queue.complete(prefix, claim.chunk, claim.revision) for claim in claims]
+        if carry_out(self.trainer.etcd, changes).ok:
+            return
+        for claim, change in zip(claims, changes, strict=True):
+            if not carry_out(self.trainer.etcd, [change]).ok:
+                log.info("chunk %d is not ours to complete any more", claim.chunk)
+
+    def _give_back(self, claims: Mapping[int, Claim], make: Callable[[str, Claim, KV], Change]) -> list[Change]:
+        """`claims`: of one pass, by chunk."""
+        prefix = self.keys.queue(next(iter(claims.values())).pass_index)
+        fences = {chunk: claim.revision for chunk, claim in claims.items()}
+        return self.trainer.patiently(lambda: give_back(
+            self.trainer.etcd, prefix, fences, lambda chunk, todo: make(prefix, claims[chunk], todo)))
 
     def _forget_old(self, index: int) -> None:
         """Deletes the records of passes before the last two, but of none that the job may go back to: they say what is
@@ -281,22 +339,30 @@ class PlanQueue:
         saved = self.plan.pass_of(committed.step) if committed is not None else 0
         old, self._kept = self._kept, max(self._kept, min(index - 1, saved))
         for gone in range(old, self._kept):
-            self.trainer.patiently(functools.partial(self.trainer.etcd.delete_prefix, self.keys.queue(gone)))
+            self._errands.leave(functools.partial(self.trainer.patiently, functools.partial(
+                self._delete, self.keys.queue(gone))))
+
+    def _delete(self, prefix: str) -> None:
+        self.trainer.etcd.delete_prefix(prefix)
 
     def _close_before(self, index: int) -> None:
         if index > 0 and self.trainer.comm.lowest() >= self.plan.start_steps[index]:
-            self._close(index - 1)
+            self._close(index - 1, pending=False)
 
-    def _close(self, index: int) -> None:
-        """A pass is over: what its plan has is applied, so records that a dead trainer left are completed for it."""
+    def _close(self, index: int, pending: bool) -> None:
+        """A pass is over: what its plan has is applied, so records that a dead trainer left are completed for it.
+
+        And, if `pending`, those that a living one has still to complete.
+        """
         prefix, etcd = self.keys.queue(index), self.trainer.etcd
         records = {kv.key: kv for kv in etcd.range(prefix).kvs}
-        for change in queue.rewind(prefix, self.plan.chunks_of(index), self.plan.start_steps[index + 1], records):
-            carry_out(etcd, [change])
-
-
-def _released(claim: Claim, progress: int, prefix: str, todo: KV) -> Change:
-    return queue.release(prefix, claim.chunk, claim.revision, todo, progress=progress)
+        chunks = [planned for planned in self.plan.chunks_of(index)
+                  if pending or queue.pending_key(prefix, planned.chunk) not in records]
+        changes = queue.rewind(prefix, chunks, self.plan.start_steps[index + 1], records)
+        for some in (changes[i:i + CLAIM_CHUNKS] for i in range(0, len(changes), CLAIM_CHUNKS)):
+            if not carry_out(etcd, some).ok:  # their holders complete some of them, at this moment
+                for change in some:
+                    carry_out(etcd, [change])
 
 
 def _failed(kv: KV) -> queue.Failed:

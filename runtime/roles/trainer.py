@@ -148,6 +148,12 @@ class Trainer(Role):
         """Begins to make a batch that will be wanted."""
         self.prefetcher.schedule(BatchKey(pass_index, chunk, batch, self.config.batch_size))
 
+    @property
+    def pace(self) -> float:
+        """Batches per second of late; 0 at the beginning."""
+        times = self._times
+        return (len(times) - 1) / (times[-1][0] - times[0][0]) if len(times) > 1 else 0.0
+
     def busy_since(self, then: float) -> bool:
         """Whether a step was computed after this time of the monotonic clock."""
         return bool(self._times) and self._times[-1][0] > then

@@ -119,6 +119,47 @@ def test_the_next_chunk_is_claimed_before_it_is_begun(scene: Stage) -> None:
     assert "pending" not in scene.records()
 
 
+def test_at_a_high_pace_chunks_are_claimed_and_completed_together(scene: Stage) -> None:
+    """As many as last a second; on the way through them etcd is not asked. What is left at the end is given back."""
+    trainer = scene.trainer(0)
+    trainer._times.extend([(0.0, 1), (0.2, 1), (0.4, 1)])  # five batches per second: three chunks of two
+    begin(scene, trainer)
+    trainer.queue.get_chunk()
+    chunks = [chunk_at(scene, step) for step in (0, 2, 4)]
+    assert scene.records()["pending"] == set(chunks)
+    assert {claim.revision for claim in trainer.queue.claims.values()} == {trainer.queue.get_chunk().claim}
+    trainer.etcd.before_txn = lambda: pytest.fail("a transaction on the way")
+    for step in (1, 2, 3, 4):
+        shards_at(trainer, step)
+        trainer.ctx.step = step
+        assert trainer.queue.get_chunk().chunk == chunks[step // 2]
+        complete(trainer)
+    trainer.etcd.before_txn = None
+    trainer.ctx.step = 5
+    trainer.queue.get_chunk()
+    until(lambda: len(scene.records()["pending"]) == 6)
+    shards_at(trainer, 6)
+    complete(trainer)
+    assert scene.records()["done"] == set(chunks)
+    assert scene.records()["pending"] == {chunk_at(scene, step) for step in (6, 8, 10)}
+    trainer.queue.release(0)
+    assert "pending" not in scene.records()
+    assert len(scene.records()["todo"]) == CHUNKS - 3
+
+
+def test_of_chunks_that_are_completed_together_one_may_be_lost(scene: Stage) -> None:
+    trainer = scene.trainer(0)
+    trainer._times.extend([(0.0, 1), (0.2, 1), (0.4, 1)])
+    begin(scene, trainer)
+    trainer.queue.get_chunk()
+    first, lost, last = (chunk_at(scene, step) for step in (0, 2, 4))
+    scene.etcd.delete(f"{scene.keys.queue(0)}pending/{lost:08d}")
+    shards_at(trainer, 6)
+    complete(trainer)
+    assert scene.records()["done"] == {first, last}
+    assert lost in scene.records()["todo"]
+
+
 def test_a_slot_that_was_lost_is_claimed_for_anew(scene: Stage) -> None:
     """What became of the chunk meanwhile counts: it failed under the holder in between."""
     trainer, other = scene.trainer(0), scene.trainer(1)
