@@ -22,15 +22,13 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
-
-import torch
-from safetensors import safe_open
-from safetensors.torch import save
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError
 from graphft.fileio import write_atomically
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _DIRECTORY = re.compile(r"step-(\d+)\.g(\d+)")
 _OLDER = "an older checkpoint is used instead"
@@ -120,6 +118,8 @@ class CheckpointStore:
         if part is None:
             raise DamagedCheckpoint(f"checkpoint {manifest.directory} has no part of shard {shard}", rule="checkpoint",
                                     help="was the number of pservers changed? start with the number it was saved with")
+        from safetensors import safe_open
+
         path = self.root / part.file
         try:
             found = _sha256(path)
@@ -212,6 +212,9 @@ def to_bytes(tensors: Mapping[str, Tensor], ledger: str | None = None) -> bytes:
 
     The same tensors give the same bytes: hence one entry of metadata, as safetensors writes several in any order.
     """
+    import torch
+    from safetensors.torch import save
+
     storages = Counter(t.untyped_storage().data_ptr() for t in tensors.values())
     own = {n: t.contiguous() if storages[t.untyped_storage().data_ptr()] == 1 else t.clone(
         memory_format=torch.contiguous_format) for n, t in tensors.items()}

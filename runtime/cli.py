@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     launch.add_argument("--job", default="", metavar="DIR", help="the job's folder (default: jobs/<name>)")
     launch.add_argument("--max-restarts", type=int, default=3,
                         help="failures of a role without a step in between before giving up (default: 3)")
-    launch.add_argument("--no-standby", action="store_true", help="keep no spare process for whoever dies")
+    launch.add_argument("--no-standby", action="store_true", help="start each role from nothing, none as a fork")
     launch.add_argument("--quiet", action="store_true", help="no progress display")
     launch.add_argument("--save-only", action="store_true", help="save the script's job to --job DIR, and end there")
     launch.add_argument("script", nargs="?", help="a Python script that calls job.run(); without one, --job is run")
@@ -103,11 +103,13 @@ def _launch(options: argparse.Namespace) -> int:
     if options.script is None:
         if not options.job:
             raise GraphftError("nothing to launch", rule="usage", help="give a script, or --job DIR of a saved job")
-        job, model = _load_job(options.job), Path(options.job) / MODEL
+        from graphft.transpiler import read_record
+
+        record, model = read_record(Path(options.job)), Path(options.job) / MODEL
         if model.exists():
             print(f"{options.job} is complete: {model}")
         else:
-            launch_directory(job, Path(options.job), chosen)
+            launch_directory(record, Path(options.job), chosen)
         return EXIT_OK
     if not Path(options.script).is_file():
         raise GraphftError(f"there is no script {options.script}", rule="missing-file", help="check the path")
@@ -126,9 +128,9 @@ def _start(options: argparse.Namespace) -> int:
 
 
 def _standby(options: argparse.Namespace) -> int:
-    from graphft.runtime.standby import wait_for_role
+    from graphft.runtime.standby import serve
 
-    return wait_for_role(Path(options.job))
+    return serve(Path(options.job))
 
 
 def _status(options: argparse.Namespace) -> int:

@@ -9,26 +9,28 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError
+from graphft.runtime.allocator import role_environment
 from graphft.runtime.connect import connect, is_complete, write_endpoints
-from graphft.runtime.display import Display
 from graphft.runtime.earlier_run import forget_earlier, tell_failed
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError
+from graphft.runtime.job_record import put_job
 from graphft.runtime.keys import Keys
 from graphft.runtime.own_etcd import revoke_dead, start_etcd
 from graphft.runtime.process import EXIT_OK, EXIT_USAGE
+from graphft.runtime.standby import SUPPORTED, Standby
 from graphft.runtime.status import JobStatus, read_status
 from graphft.runtime.supervisor import Supervisor
-from graphft.runtime.transport import role_environment
 
 if TYPE_CHECKING:
-    from graphft.transpiler import Job
+    from graphft.runtime.display import Display
+    from graphft.transpiler import Job, JobRecord
 
 STATUS_EVERY_SECONDS = 0.5
 EXIT_GRACE_SECONDS = 30.0
@@ -48,7 +50,7 @@ class LaunchOptions:
     max_restarts: int = 3
     quiet: bool = False
     standby: bool = True
-    """Keep a spare process that has imported everything: whoever dies is replaced in a fraction of a second."""
+    """Make roles by forking a process that has loaded everything: each starts in a fraction of a second."""
     save_only: bool = False
     """Write the job's folder and end there, instead of running it."""
 
@@ -172,7 +174,7 @@ def _chosen(job: Job, options: LaunchOptions | None, overrides: dict[str, Any]) 
     return chosen if chosen.etcd else replace(chosen, etcd=",".join(job.config.etcd_endpoints or ()))
 
 
-def launch_directory(job: Job, job_dir: Path, options: LaunchOptions,
+def launch_directory(job: Job | JobRecord, job_dir: Path, options: LaunchOptions,
                      on_status: Callable[[Supervisor, JobStatus], None] | None = None) -> Result:
     """Starts etcd if needed and all roles of a saved job; returns when it is complete."""
     started = time.monotonic()
@@ -182,7 +184,10 @@ def launch_directory(job: Job, job_dir: Path, options: LaunchOptions,
         embedded = None
         if not job.config.ft:
             _check_without_ft(job, options)
+        environment = role_environment() | {"OMP_NUM_THREADS": str(job.config.threads)}
+        standby = None
         if not endpoints:
+            standby = _standby(job_dir, environment, options, stack)  # it loads while etcd starts
             embedded = start_etcd(job, job_dir)
             stack.callback(embedded.stop)
             endpoints = ",".join(embedded.endpoints)
@@ -194,16 +199,16 @@ def launch_directory(job: Job, job_dir: Path, options: LaunchOptions,
             forget_earlier(etcd, keys, job_dir, job.config.ft)
         put_job(etcd, keys, job)
         write_endpoints(job_dir, endpoints)
-        environment = role_environment() | {"OMP_NUM_THREADS": str(job.config.threads)}
+        standby = standby or _standby(job_dir, environment, options, stack)
         supervisor = Supervisor(job_dir, keys, etcd, endpoints, environment, options.max_restarts, job.config.ft,
-                                options.standby)
+                                standby)
         stack.callback(supervisor.close)
         _stop_on_signals(stack)
         for index in range(options.pservers if options.pservers is not None else job.config.pservers):
             supervisor.add("pserver", index)
         for index in range(options.trainers if options.trainers is not None else job.config.trainers):
             supervisor.add("trainer", index)
-        display = None if options.quiet else Display()
+        display = None if options.quiet else _display()
         if display is not None:
             stack.callback(display.close)
         status = _supervise(supervisor, etcd, keys, display, on_status, embedded)
@@ -221,17 +226,26 @@ def launch_directory(job: Job, job_dir: Path, options: LaunchOptions,
         return result
 
 
-def _check_without_ft(job: Job, options: LaunchOptions) -> None:
+def _standby(job_dir: Path, environment: Mapping[str, str], options: LaunchOptions,
+             stack: ExitStack) -> Standby | None:
+    if not (options.standby and SUPPORTED):
+        return None
+    standby = Standby(job_dir, environment)
+    stack.callback(standby.close)
+    return standby
+
+
+def _display() -> Display:
+    from graphft.runtime.display import Display
+
+    return Display()
+
+
+def _check_without_ft(job: Job | JobRecord, options: LaunchOptions) -> None:
     if job.config.sync and options.trainers not in (None, 0, job.config.trainers):
         raise GraphftError(f"{options.trainers} trainers cannot run a job of {job.config.trainers} without fault "
                            "tolerance: each computes its own part of every step", rule="option",
                            help=f"start {job.config.trainers}, or use ft=True, where any number will do")
-
-
-def put_job(etcd: Etcd, keys: Keys, job: Job) -> None:
-    from graphft.runtime.roles.coordinator import put_job as put
-
-    put(etcd, keys, job)
 
 
 def _supervise(supervisor: Supervisor, etcd: Etcd, keys: Keys, display: Display | None,

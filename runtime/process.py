@@ -54,8 +54,11 @@ def start_role(arguments: Sequence[str], log: Path, environment: Mapping[str, st
 
 
 def spawn(command: Sequence[str], log: Path, environment: Mapping[str, str],
-          stdin: int = subprocess.DEVNULL) -> subprocess.Popen[bytes]:
-    """Starts `python -m graphft COMMAND` as a child that knows its parent (see `die_with_parent`)."""
+          stdin: int = subprocess.DEVNULL, stdout: int | None = None) -> subprocess.Popen[bytes]:
+    """Starts `python -m graphft COMMAND` as a child that knows its parent (see `die_with_parent`).
+
+    What it prints goes to `log`, unless `stdout` says otherwise.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     import graphft
 
@@ -64,5 +67,5 @@ def spawn(command: Sequence[str], log: Path, environment: Mapping[str, str],
     path = os.pathsep.join([package_parent, *([inherited] if inherited else [])])
     env = {**os.environ, **environment, "PYTHONPATH": path, PARENT: str(os.getpid())}
     with log.open("ab") as out:
-        return subprocess.Popen([sys.executable, "-m", "graphft", *command], stdout=out, stderr=out, stdin=stdin,
-                                env=env)
+        return subprocess.Popen([sys.executable, "-m", "graphft", *command], stdin=stdin, env=env,
+                                stdout=out if stdout is None else stdout, stderr=out)

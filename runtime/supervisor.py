@@ -19,7 +19,7 @@ from graphft.runtime.etcd import Etcd, EtcdError
 from graphft.runtime.events import Events
 from graphft.runtime.keys import Keys
 from graphft.runtime.process import EXIT_OK, EXIT_USAGE, describe_exit, start_role, was_preempted
-from graphft.runtime.standby import Standby
+from graphft.runtime.standby import Forked, Standby
 from graphft.runtime.view import JobView, Registration, read_view
 
 log = logging.getLogger("graphft")
@@ -27,7 +27,7 @@ log = logging.getLogger("graphft")
 BACKOFF_SECONDS = 0.25
 BACKOFF_LIMIT = 10.0
 STANDBY_AFTER_SECONDS = 5.0
-"""A spare is started so long after the processes that are needed now, which it must not slow down."""
+"""A standby that died is replaced so long after it was missed: whoever needs the machine now comes first."""
 QUICK_FAILURE_SECONDS = 30.0
 """Failures after less than this are in a row: each doubles the delay before the next start."""
 QUICK_PREEMPTION_SECONDS = 5.0
@@ -48,7 +48,7 @@ class Child:
 
     role: str
     index: int
-    process: subprocess.Popen[bytes] | None = None
+    process: subprocess.Popen[bytes] | Forked | None = None
     failures: int = 0
     preemptions: int = 0
     in_a_row: int = 0
@@ -86,19 +86,19 @@ class Supervisor:
     """
 
     def __init__(self, job_dir: Path, keys: Keys, etcd: Etcd, endpoints: str, environment: Mapping[str, str],
-                 max_restarts: int = 3, restart: bool = True, standby: bool = False) -> None:
+                 max_restarts: int = 3, restart: bool = True, standby: Standby | None = None) -> None:
         self.job_dir, self.keys, self.etcd, self.endpoints = job_dir, keys, etcd, endpoints
         self.environment, self.max_restarts, self.restart = environment, max_restarts, restart
         self.children: dict[tuple[str, int], Child] = {}
-        self._standby: Standby | None = None
-        self._next_standby = time.monotonic() + STANDBY_AFTER_SECONDS if standby and restart else float("inf")
+        self._standby = standby
+        self._next_standby: float | None = None
         self.events = Events(etcd, keys, "launcher")
         self.report = Report()
         self._progress = self._applied = 0
         self._unrevoked: list[tuple[Child, int]] = []
         """Dead processes (by pid) whose leases could not be revoked, as etcd was away."""
         self._revoke_at = 0.0
-        self._exits: queue.Queue[tuple[Child, subprocess.Popen[bytes], int]] = queue.Queue()
+        self._exits: queue.Queue[tuple[Child, subprocess.Popen[bytes] | Forked, int]] = queue.Queue()
 
     @property
     def view(self) -> JobView:
@@ -144,7 +144,8 @@ class Supervisor:
                 self._start(child)
         if self._unrevoked and time.monotonic() >= self._revoke_at:
             self._revoke_late()
-        if self._standby is None and time.monotonic() >= self._next_standby:
+        if self._next_standby is not None and time.monotonic() >= self._next_standby:
+            self._next_standby = None
             self._standby = Standby(self.job_dir, self.environment)
 
     def replace_frozen(self, registered: Collection[int]) -> None:
@@ -156,7 +157,7 @@ class Supervisor:
         now = time.monotonic()
         for child in self.children.values():
             process = child.process
-            if process is None or process.poll() is not None:
+            if process is None or process.poll() is not None or not process.pid:
                 continue
             if process.pid in registered:
                 child.registered, child.gone_at = process.pid, None
@@ -202,24 +203,28 @@ class Supervisor:
         child.restart_at = None
         child.started_at = time.monotonic()
         log_file = self.job_dir / "logs" / f"{child.role}-{child.index}.log"
-        process = child.process = self._from_standby(child, log_file) or start_role(
+        process = child.process = self._fork(child, log_file) or start_role(
             [child.role, "--job", str(self.job_dir), "--etcd", self.endpoints, "--index", str(child.index)], log_file,
             self.environment)
         threading.Thread(target=lambda: self._exits.put((child, process, process.wait())), daemon=True).start()
 
-    def _from_standby(self, child: Child, log_file: Path) -> subprocess.Popen[bytes] | None:
-        """The spare, told to be this role; None if there is none. Another spare is started a little later."""
-        spare, self._standby = self._standby, None
-        if spare is None:
+    def _fork(self, child: Child, log_file: Path) -> Forked | None:
+        """This role, made by the standby; None if there is none. One that died is replaced a little later."""
+        if self._standby is None:
             return None
-        self._next_standby = time.monotonic() + STANDBY_AFTER_SECONDS
         try:
-            return spare.become(child.role, child.index, self.endpoints, log_file)
+            return self._standby.fork(child.role, child.index, self.endpoints, log_file)
         except OSError:
-            spare.close()
+            log.warning("the standby is dead; see %s", self.job_dir / "logs" / "standby.log")
+            self._standby.close()
+            self._standby = None
+            self._next_standby = time.monotonic() + STANDBY_AFTER_SECONDS
             return None
 
-    def _ended(self, child: Child, process: subprocess.Popen[bytes], status: int) -> None:
+    def _ended(self, child: Child, process: subprocess.Popen[bytes] | Forked, status: int) -> None:
+        if not process.pid:  # the standby died before it made it
+            self._start(child)
+            return
         if status == EXIT_OK:
             child.done = True
             return

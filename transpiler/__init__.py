@@ -1,9 +1,28 @@
 """From one program to one program per role. Reading order: `api`, `job`, `passes`, `layout`, `rules`, `assemble`."""
 
-from graphft.transpiler.api import transpile
-from graphft.transpiler.assemble import assemble, shard_values
-from graphft.transpiler.config import JobConfig
-from graphft.transpiler.job import Job, pipeline
-from graphft.transpiler.programs import Programs, Stage, run_passes
+from __future__ import annotations
 
-__all__ = ["Job", "JobConfig", "Programs", "Stage", "assemble", "pipeline", "run_passes", "shard_values", "transpile"]
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from graphft.transpiler.api import transpile
+    from graphft.transpiler.assemble import assemble, shard_values
+    from graphft.transpiler.config import JobConfig
+    from graphft.transpiler.job import Job, pipeline
+    from graphft.transpiler.programs import Programs, Stage, run_passes
+    from graphft.transpiler.record import JobRecord, read_record
+
+_HOME = {"transpile": "api", "assemble": "assemble", "shard_values": "assemble", "JobConfig": "config", "Job": "job",
+         "pipeline": "job", "Programs": "programs", "Stage": "programs", "run_passes": "programs",
+         "JobRecord": "record", "read_record": "record"}
+
+__all__ = ["Job", "JobConfig", "JobRecord", "Programs", "Stage", "assemble", "pipeline", "read_record", "run_passes",
+           "shard_values", "transpile"]
+
+
+def __getattr__(name: str) -> Any:
+    """Names are imported when they are first used: a launcher needs a job's record, and not torch."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'graphft.transpiler' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"graphft.transpiler.{_HOME[name]}"), name)

@@ -37,10 +37,8 @@ from graphft.transpiler.passes import (
     SplitOptimizer,
 )
 from graphft.transpiler.programs import Pass, Programs, Stage, run_passes
+from graphft.transpiler.record import FORMAT, read_record
 from graphft.verify import VerificationError, verify_job
-
-FORMAT = 1
-"""Of the job's folder; raised when an older graphft could not read it."""
 
 
 def pipeline(config: JobConfig) -> tuple[Pass, ...]:
@@ -178,32 +176,16 @@ class Job:
     def load(path: str | os.PathLike[str]) -> Job:
         """The job that `save` wrote. Raises GraphftError for a folder that is missing, damaged or no job's."""
         folder = Path(path)
-        record = _read_record(folder)
-        config = JobConfig.from_json(record["config"])
+        record = read_record(folder)
+        config = record.config
         pservers = [load_program(folder / "programs" / f"pserver{i}") for i in range(config.pservers)]
         programs = Programs(load_program(folder / "programs" / "trainer"), tuple(pservers),
                             load_program(folder / "programs" / "coordinator"))
         job = Job(load_program(folder / "source"), config, programs)
-        if job.hash != record["hash"]:
+        if job.hash != record.hash:
             raise GraphftError(f"{folder} is damaged: its files are of job {job.hash[:12]}, job.json is of "
-                               f"{str(record['hash'])[:12]}", rule="load", help="transpile and save the job again")
+                               f"{record.hash[:12]}", rule="load", help="transpile and save the job again")
         return job
-
-
-def _read_record(folder: Path) -> dict[str, Any]:
-    try:
-        record = json.loads((folder / "job.json").read_bytes())
-    except OSError:
-        what = "is no job's folder: it has no job.json" if folder.is_dir() else "is no folder"
-        raise GraphftError(f"cannot load a job: {folder} {what}", rule="job-directory",
-                           help="give the folder that Job.save or graphft launch wrote") from None
-    except ValueError as error:
-        raise GraphftError(f"{folder / 'job.json'} is damaged: {error}", rule="load",
-                           help="transpile and save the job again") from error
-    if not isinstance(record, dict) or record.get("format") != FORMAT or not {"hash", "config"} <= record.keys():
-        raise GraphftError(f"{folder / 'job.json'} is of another format than this graphft's ({FORMAT})", rule="load",
-                           help="use the graphft that saved the job, or transpile it again")
-    return record
 
 
 def _holds(folder: Path, hash: str) -> bool:

@@ -146,7 +146,7 @@ USAGE_RULES = frozenset({
 
 def _run(job: Job, job_dir: Path, spec: RoleSpec) -> None:
     from graphft.runtime.exactness import enforce
-    from graphft.runtime.roles.coordinator import put_job
+    from graphft.runtime.job_record import put_job
 
     enforce(job.config)
     endpoints, keys = spec.etcd or ",".join(job.config.etcd_endpoints or ()), Keys(job.config.name)

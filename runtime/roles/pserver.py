@@ -71,6 +71,7 @@ class Pserver(Role):
                                help=f"indices are 0 to {job.config.pservers - 1}")
         self.transport = make_server(f"pserver {index}")
         super().__init__(job, job_dir, job.pserver_program(index), etcd, index, session)
+        self.ctx.server = self
         self.address = self.transport.bind(advertise_host())
         self.memory = ShardMemory(self.ctx.scope)
         self.commits = self.make_commits()
@@ -99,7 +100,6 @@ class Pserver(Role):
 
     def run(self) -> None:
         """From start to the end of the job."""
-        self.ctx.server = self
         self.start_daemon()
         try:
             self.run_block("init")

@@ -3,8 +3,8 @@
 `buffers` (torch), `sim` and `faults` are imported from their modules.
 """
 
+from graphft.runtime.allocator import role_environment
 from graphft.runtime.transport.address import advertise_host
-from graphft.runtime.transport.environment import role_environment
 from graphft.runtime.transport.make import make_client, make_server
 from graphft.runtime.transport.port import ClientTransport, Limits, Received, Reply, Sent, ServerTransport
 from graphft.runtime.transport.zeromq_client import ZmqClient

@@ -18,9 +18,9 @@ from graphft.runtime.cli import main
 from graphft.runtime.connect import write_endpoints
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.events import Events
+from graphft.runtime.job_record import put_job
 from graphft.runtime.keys import Keys
 from graphft.runtime.launch import LaunchOptions
-from graphft.runtime.roles.coordinator import put_job
 from graphft.transpiler import Job
 
 NOBODY = "127.0.0.1:1"

@@ -21,10 +21,10 @@ from graphft.runtime import connect as connect_module
 from graphft.runtime.connect import connect, connect_from, connect_when_back, read_endpoints, write_endpoints
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, EtcdUnreachable
 from graphft.runtime.exactness import enforce
+from graphft.runtime.job_record import put_job
 from graphft.runtime.keys import Keys
 from graphft.runtime.launch import LaunchOptions, Result, choose_directory, run_job
 from graphft.runtime.process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_USAGE
-from graphft.runtime.roles.coordinator import put_job
 from graphft.runtime.roles.environment import RoleSpec, role_of_environment, run_as_role, run_role
 from graphft.transpiler import Job
 

@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 
 import graphft
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.job_record import put_job
 from graphft.runtime.keys import Keys
-from graphft.runtime.roles.coordinator import Coordinator, put_job
+from graphft.runtime.roles.coordinator import Coordinator
 from graphft.runtime.roles.pserver_async import BatchPserver
 from graphft.runtime.roles.pserver_sync import RoundPserver
 from graphft.runtime.roles.trainer_async import ChunkTrainer

@@ -14,12 +14,12 @@ from programs_by_hand import linear
 import graphft
 from graphft.runtime.commit import Epoch
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.job_record import put_job
 from graphft.runtime.keys import Keys
 from graphft.runtime.protocol.events import Received
 from graphft.runtime.protocol.messages import Hello, Pull
 from graphft.runtime.protocol.shard_sync import SyncShard
 from graphft.runtime.protocol.sync_events import SyncOptions
-from graphft.runtime.roles.coordinator import put_job
 from graphft.runtime.roles.environment import RoleSpec, _make_role
 from graphft.runtime.supervisor import Child, _registrations
 from graphft.runtime.transport.zeromq_server import ZmqServer

@@ -1,9 +1,14 @@
-"""The spare process: takes any role, and does no harm when it is dead or not needed."""
+"""The standby: roles are forks of it, and the launcher's children; without it they are started from nothing."""
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
+import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -12,48 +17,117 @@ import pytest
 from graphft.runtime import supervisor as module
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.keys import Keys
-from graphft.runtime.standby import Standby
+from graphft.runtime.standby import SUPPORTED, Forked, Standby
 from graphft.runtime.supervisor import Supervisor
+
+pytestmark = pytest.mark.skipif(not SUPPORTED, reason="Linux only")
 
 ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 NOWHERE = "not:an:endpoint"
 """A role that is to use it ends at once, with status 2."""
+SILENT = "127.0.0.1:1"
+"""A role that is to use it waits for an answer."""
+
+LAUNCHER = """
+import sys, time
+from pathlib import Path
+from graphft.runtime.standby import Standby
+folder, etcd = Path(sys.argv[1]), sys.argv[2]
+standby = Standby(folder, {"OMP_NUM_THREADS": "1"})
+role = standby.fork("trainer", 0, etcd, folder / "logs" / "trainer-0.log")
+while not role.pid:
+    time.sleep(0.01)
+print(role.pid, standby.process.pid, flush=True)
+time.sleep(60)
+"""
 
 
-def test_a_spare_becomes_the_role_that_it_is_told(saved: Path) -> None:
-    spare, log = Standby(saved, ENVIRONMENT), saved / "logs" / "trainer-1.log"
-    process = spare.become("trainer", 1, NOWHERE, log)
-    assert process.wait(30) == 2
-    assert "[trainer 1] error[etcd-endpoint]" in log.read_text()
+@pytest.fixture
+def standby(saved: Path) -> Iterator[Standby]:
+    made = Standby(saved, ENVIRONMENT)
+    yield made
+    made.close()
+
+
+def test_roles_are_forked_and_their_ends_are_told(saved: Path, standby: Standby) -> None:
+    logs = [saved / "logs" / f"trainer-{i}.log" for i in range(2)]
+    roles = [standby.fork("trainer", i, NOWHERE, log) for i, log in enumerate(logs)]
+    assert [role.wait(30) for role in map(waited, roles)] == [2, 2]
+    for i, log in enumerate(logs):
+        assert f"[trainer {i}] error[etcd-endpoint]" in log.read_text()
     assert (saved / "logs" / "standby.log").read_text() == ""
+    assert standby.alive
 
 
-def test_a_spare_that_is_not_needed(saved: Path) -> None:
-    spare = Standby(saved, ENVIRONMENT)
-    assert spare.process.stdin is not None
-    spare.process.stdin.close()
-    assert spare.process.wait(30) == 0
-    spare.close()
+def waited(role: Forked) -> Forked:
+    """As the supervisor has it: somebody waits for it without a limit."""
+    threading.Thread(target=role.wait, daemon=True).start()
+    return role
 
 
-def test_a_dead_spare_is_passed_over(saved: Path, etcd: Etcd, keys: Keys, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_role_is_this_processs_child_and_outlives_the_standby(saved: Path, standby: Standby) -> None:
+    role = standby.fork("pserver", 0, SILENT, saved / "logs" / "pserver-0.log")
+    waited(role)
+    until(lambda: role.pid)
+    process = psutil.Process(role.pid)
+    assert (process.ppid(), role.poll()) == (os.getpid(), None)
+    until(lambda: process.name() == "pserver 0")
+    standby.process.kill()
+    until(lambda: not standby.alive)
+    assert process.is_running()
+    with pytest.raises(OSError, match="dead"):
+        standby.fork("trainer", 0, NOWHERE, saved / "logs" / "trainer-0.log")
+    role.send_signal(signal.SIGKILL)
+    assert role.wait(10) == -signal.SIGKILL
+
+
+def test_roles_and_standby_die_with_the_launcher(saved: Path) -> None:
+    launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, str(saved), SILENT], stdout=subprocess.PIPE, text=True)
+    with launcher:
+        assert launcher.stdout is not None
+        both = [psutil.Process(int(pid)) for pid in launcher.stdout.readline().split()]
+        assert len(both) == 2
+        launcher.kill()
+        launcher.wait()
+        until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in both))
+
+
+def test_a_standby_that_is_not_needed(saved: Path, standby: Standby) -> None:
+    assert standby.process.stdin is not None
+    standby.process.stdin.close()
+    assert standby.process.wait(30) == 0
+
+
+def test_a_standby_that_dies_is_passed_over_and_replaced(
+    saved: Path, etcd: Etcd, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that dies before it has made a role, and one that is found dead: the roles are started all the same."""
     monkeypatch.setattr(module, "STANDBY_AFTER_SECONDS", 0.0)
-    supervisor = Supervisor(saved, keys, etcd, NOWHERE, ENVIRONMENT, standby=True)
+    first = Standby(saved, ENVIRONMENT)
+    supervisor = Supervisor(saved, keys, etcd, NOWHERE, ENVIRONMENT, standby=first)
     try:
-        supervisor.step(0.0)
-        (spare,) = [p for p in psutil.Process().children() if "standby" in p.cmdline()]
-        spare.send_signal(signal.SIGKILL)
-        psutil.wait_procs([spare], timeout=5)
-        child = supervisor.add("trainer", 0)
-        assert child.process is not None
-        assert child.process.pid != spare.pid
+        first.process.send_signal(signal.SIGSTOP)
+        children = [supervisor.add("trainer", 0)]
+        first.process.kill()
+        until(lambda: not first.alive)
+        children.append(supervisor.add("trainer", 1))
         end = time.monotonic() + 30
-        while not supervisor.report.failed:
+        while not all(child.done for child in children):
             assert time.monotonic() < end
             supervisor.step(0.1)
         assert "error[etcd-endpoint]" in supervisor.report.failed
+        assert standbys(), "it has been replaced"
     finally:
         supervisor.close()
-    assert not [p for p in psutil.Process().children() if "standby" in p.cmdline()], "the next spare was ended"
+    assert not standbys(), "and the next one was ended"
 
 
+def standbys() -> list[psutil.Process]:
+    return [p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE and "standby" in p.cmdline()]
+
+
+def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)

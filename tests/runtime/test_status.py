@@ -16,8 +16,8 @@ from graphft.runtime.commit import Committed, Epoch
 from graphft.runtime.display import Display, format_event, format_line, render
 from graphft.runtime.etcd import Etcd, EtcdUnreachable
 from graphft.runtime.events import Event, Events, read_events
+from graphft.runtime.job_record import put_job
 from graphft.runtime.keys import Keys
-from graphft.runtime.roles.coordinator import put_job
 from graphft.runtime.status import JobStatus, ShardStatus, TrainerStatus, list_jobs, read_status
 from graphft.runtime.view import Registration, read_view
 from graphft.transpiler import Job

@@ -34,6 +34,7 @@ def transpile(program: Program | None = None, chunks: Any = DATA, **options: Any
     ({"on_trainer_loss": "panic"}, "on_trainer_loss is 'panic', expected 'takeover' or 'wait'"),
     ({"on_barrier_timeout": "wait"}, "on_barrier_timeout is 'wait', expected 'rollback' or 'proceed'"),
     ({"sync": False, "on_trainer_loss": "wait"}, "in async mode no trainer is waited for"),
+    ({"sync": False, "pservers": 113}, "pservers is 113, expected at most 112 in async mode"),
     ({"mode": "dc_asgd"}, "a sync step has no stale gradients\nhelp: transpile with sync=False, mode='dc_asgd'"),
     ({"sync": False, "mode": "hogwild"}, "mode is 'hogwild', expected 'async' or 'dc_asgd'"),
     ({"sync": False, "mode": "dc_asgd", "dc_lambda": 0}, "dc_lambda is 0, expected a positive number"),

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphft.errors import GraphftError
+from graphft.runtime.allocator import role_environment
 from graphft.runtime.protocol.messages import Query
 from graphft.runtime.transport.buffers import BucketBuffers, BucketLayout, as_tensor, byte_view, pack, unpack
-from graphft.runtime.transport.environment import role_environment
 from graphft.runtime.transport.sim import SimNetwork
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int8, torch.bool]

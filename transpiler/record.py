@@ -1,0 +1,38 @@
+"""What a job's folder says of itself, without its programs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from graphft.errors import GraphftError
+from graphft.transpiler.config import JobConfig
+
+FORMAT = 1
+"""Of the job's folder; raised when an older graphft could not read it."""
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """The options of a saved job, and its hash: enough to start its roles. Reading it takes neither torch nor time."""
+
+    config: JobConfig
+    hash: str
+
+
+def read_record(folder: Path) -> JobRecord:
+    """Raises GraphftError for a folder that is missing, damaged or no job's."""
+    try:
+        record = json.loads((folder / "job.json").read_bytes())
+    except OSError:
+        what = "is no job's folder: it has no job.json" if folder.is_dir() else "is no folder"
+        raise GraphftError(f"cannot load a job: {folder} {what}", rule="job-directory",
+                           help="give the folder that Job.save or graphft launch wrote") from None
+    except ValueError as error:
+        raise GraphftError(f"{folder / 'job.json'} is damaged: {error}", rule="load",
+                           help="transpile and save the job again") from error
+    if not isinstance(record, dict) or record.get("format") != FORMAT or not {"hash", "config"} <= record.keys():
+        raise GraphftError(f"{folder / 'job.json'} is of another format than this graphft's ({FORMAT})", rule="load",
+                           help="use the graphft that saved the job, or transpile it again")
+    return JobRecord(JobConfig.from_json(record["config"]), str(record["hash"]))
