@@ -2,7 +2,8 @@
 
 Each job runs twice at the same time, with `ft=True` (a checkpoint every 50 steps) and with `ft=False`; one of the two
 is stopped (SIGSTOP, all of its processes) while the other runs for a window of some seconds. So both meet the same
-machine, whatever else it does. What counts is the ratio of the medians of steps per second.
+machine, whatever else it does. What counts is the median, over pairs of windows that follow each other, of the ratio of
+their times per step. CPU seconds per step, by role, say where a difference comes from; other load disturbs them less.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import jobs
 import psutil
@@ -30,6 +32,7 @@ AIM = 1.02
 START_SECONDS, WARM_STEPS = 120.0, 200
 SETTLE = 0.4
 """Of a window, not counted: steps that were half done when the processes were stopped."""
+ROLES = ("launcher", "etcd", "pserver", "trainer")
 JOBS = {"flights": jobs.flights, "convnet": jobs.convnet}
 
 
@@ -43,7 +46,7 @@ class Contestant:
         self.launcher = psutil.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)},
                                      stderr=subprocess.DEVNULL)
         self.rates: list[float] = []
-        self.cpu: list[float] = []
+        self.cpu: list[dict[str, float]] = []
 
     def warm_up(self) -> None:
         end = time.monotonic() + START_SECONDS
@@ -67,20 +70,28 @@ class Contestant:
                 process.send_signal(signum)
 
     def run(self, seconds: float) -> None:
-        """One window: runs, and notes steps per second, and CPU seconds (of all processes) per step."""
+        """One window: runs, and notes steps per second, and CPU seconds per step, by role."""
         self.signal(signal.SIGCONT)
         time.sleep(SETTLE)
         started, before = time.time(), self._cpu_seconds()
         time.sleep(seconds)
-        ended, cpu = time.time(), self._cpu_seconds() - before
+        ended, after = time.time(), self._cpu_seconds()
         self.signal(signal.SIGSTOP)
         times = self.times()
         steps = (bisect.bisect(times, ended) - bisect.bisect(times, started)) / self.trainers
         self.rates.append(steps / (ended - started))
-        self.cpu.append(cpu / steps)
+        self.cpu.append({role: (after[role] - before[role]) / steps for role in before})
 
-    def _cpu_seconds(self) -> float:
-        return sum(sum(p.cpu_times()[:2]) for p in self.processes())
+    def _cpu_seconds(self) -> dict[str, float]:
+        found = dict.fromkeys(ROLES, 0.0)
+        for process in self.processes():
+            name = process.name().split()[0]
+            found[name if name in ROLES else "launcher"] += sum(process.cpu_times()[:2])
+        return found
+
+    def cpu_of(self, role: str) -> float:
+        """Median, in microseconds per step."""
+        return 1e6 * statistics.median(cpu[role] for cpu in self.cpu)
 
     def close(self) -> None:
         self.launcher.terminate()
@@ -105,6 +116,19 @@ def compare(name: str, windows: int, seconds: float, folder: Path) -> dict[str, 
     return found
 
 
+def tell(name: str, plain: Contestant, ft: Contestant) -> dict[str, Any]:
+    """Prints what was found; returns it."""
+    times = sorted(p / f for p, f in zip(plain.rates, ft.rates, strict=True))
+    cpu = sorted(sum(f.values()) / sum(p.values()) for p, f in zip(plain.cpu, ft.cpu, strict=True))
+    rates = [statistics.median(c.rates) for c in (plain, ft)]
+    print(f"{name:8} {rates[0]:>9.1f}/s {rates[1]:>9.1f}/s {statistics.median(times):>10.3f} "
+          f"{times[0]:>6.3f} -{times[-1]:>5.3f} {statistics.median(cpu):>7.3f}   {AIM}  {os.getloadavg()[0]:.1f}")
+    print("         CPU per step: " + ", ".join(f"{role} {plain.cpu_of(role):.0f} -> {ft.cpu_of(role):.0f} us"
+                                               for role in ROLES), flush=True)
+    return {"step_time_ratios": times, "cpu_ratios": cpu, "ft_rates": ft.rates, "plain_rates": plain.rates,
+            "ft_cpu": ft.cpu, "plain_cpu": plain.cpu}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--windows", type=int, default=12, help="windows of each contestant (default 12)")
@@ -113,18 +137,11 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     options = parser.parse_args()
     report = {}
-    print(f"{'job':10} {'ft=False':>14} {'ft=True':>14} {'time':>6} {'CPU':>6}   aim")
+    print(f"{'job':8} {'ft=False':>11} {'ft=True':>11} {'step time':>10} {'from - to':>13} {'CPU':>7}   aim   load")
     with tempfile.TemporaryDirectory() as scratch:
         for name in options.job or JOBS:
             found = compare(name, options.windows, options.seconds, Path(scratch))
-            plain, ft = found["plain"], found["ft"]
-            rates = [statistics.median(c.rates) for c in (plain, ft)]
-            cpu = [statistics.median(c.cpu) for c in (plain, ft)]
-            print(f"{name:10} {rates[0]:>8.1f} /s   {rates[1]:>8.1f} /s   {rates[0] / rates[1]:>6.3f} "
-                  f"{cpu[1] / cpu[0]:>6.3f}   {AIM}", flush=True)
-            report[name] = {"step_time_ratio": rates[0] / rates[1], "cpu_ratio": cpu[1] / cpu[0],
-                            **{f"{kind}_{what}": getattr(c, what) for kind, c in found.items()
-                               for what in ("rates", "cpu")}}
+            report[name] = tell(name, found["plain"], found["ft"])
     if options.json:
         options.json.write_text(json.dumps(report, indent=1))
 

@@ -175,7 +175,7 @@ SCENARIOS: dict[str, tuple[Callable[[Run, int], tuple[float, float]], bool]] = {
     "trainer": (trainer, True),
     "pserver": (pserver, True),
     "pserver, cold": (pserver, False),
-    "whole job": (whole_job, False),
+    "whole job": (whole_job, True),
 }
 
 
