@@ -14,6 +14,9 @@ from graphft.data import DataSpec
 from graphft.errors import GraphftError
 from graphft.plan import Plan
 
+MAX_ASYNC_PSERVERS = 112
+"""Chunks are completed in one etcd transaction, up to 16 of them, that compares every shard's generation: etcd takes 128
+compares."""
 _LOCAL = ("half_async", "geo_sgd")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _CHOICES = {"mode": ("async", "dc_asgd", "half_async", "geo_sgd"), "on_trainer_loss": ("takeover", "wait"),
@@ -171,6 +174,8 @@ def _check(config: JobConfig) -> None:
         raise _bad("etcd_endpoints", config.etcd_endpoints, "None, or a sequence of 'host:port'")
     if not config.sync and config.on_trainer_loss == "wait":
         raise _bad("on_trainer_loss", "wait", "'takeover': in async mode no trainer is waited for")
+    if not config.sync and config.pservers > MAX_ASYNC_PSERVERS:
+        raise _bad("pservers", config.pservers, f"at most {MAX_ASYNC_PSERVERS} in async mode")
     if config.sync and config.mode != "async":
         raise GraphftError(f"mode is {config.mode!r}, but sync is True: a sync step has no stale gradients",
                            rule="option", help=f"transpile with sync=False, mode={config.mode!r}")
