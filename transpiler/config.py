@@ -15,7 +15,7 @@ from graphft.errors import GraphftError
 from graphft.plan import Plan
 
 MAX_ASYNC_PSERVERS = 112
-"""Chunks are completed in one etcd transaction, up to 16 of them, that compares every shard's generation: etcd takes 128
+"""Up to 16 chunks are completed by one etcd transaction, which compares every shard's generation: etcd takes 128
 compares."""
 _LOCAL = ("half_async", "geo_sgd")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
