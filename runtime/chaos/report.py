@@ -96,10 +96,9 @@ class Report:
 
     def _lines(self) -> list[str]:
         messages = [f"{n} {k.removeprefix('message-')}" for k, n in self.faults.items() if k.startswith("message-")]
-        counted = [f"{n} {k}" for k, n in sorted(self.counters.items()) if n and not k.startswith(TRAFFIC)]
         reference = f", undisturbed {self.reference_seconds:.1f} s" if self.reference_seconds is not None else ""
         lines = [f"messages       {', '.join(messages) or 'untouched'}",
-                 f"counted        {', '.join(counted) or 'nothing'}",
+                 f"counted        {counted(self.counters)}",
                  (f"steps          {self.total_steps}, and {self.steps_repeated} done again; "
                   f"{self.generations} generations; {self.seconds:.1f} s{reference}"),
                  f"processes      {', '.join(f'{n} x {what}' for what, n in self.ends.most_common()) or 'none ended'}"]
@@ -118,6 +117,11 @@ class Report:
             others = ", ".join(f"{loss:.5f}" for loss in self.undisturbed_losses)
             lines.append(f"loss           {self.loss:.5f} in the last pass; undisturbed {others or 'not run'}")
         return lines + [f"  {line}" for line in self.different[:DIFFERENCES_SHOWN]]
+
+
+def counted(counters: Mapping[str, int]) -> str:
+    """What the protocol counted, in one line."""
+    return ", ".join(f"{n} {k}" for k, n in sorted(counters.items()) if n and not k.startswith(TRAFFIC)) or "nothing"
 
 
 def recovery_table(title: str, recoveries: Sequence[Recovery]) -> Table:

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from graphft.runtime.chaos.prepare import Prepared, prepare, run_chaos, save_script
 from graphft.runtime.chaos.recovery import Recovery
-from graphft.runtime.chaos.report import Report, recovery_table, summaries
+from graphft.runtime.chaos.report import Report, counted, recovery_table, summaries
 from graphft.runtime.chaos.run import ChaosOptions
 from graphft.runtime.chaos.schedule import CLUSTER_WEIGHTS, WEIGHTS
 
@@ -129,6 +129,7 @@ def _summary(reports: dict[str, Report], console: Console) -> None:
                       "all" if r.chunks is not None and r.chunks.accounted else "NOT ALL", r.kept)
     console.print(table)
     console.print(recovery_table("seconds from a fault to the next complete step", _clean([*reports.values()])))
+    console.print(f"counted: {counted(sum((r.counters for r in reports.values()), Counter()))}")
     total = len(_recoveries([*reports.values()]))
     console.print(f"{total} faults in {len(reports)} runs: {dict(sorted(_faults([*reports.values()]).items()))}")
 
