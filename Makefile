@@ -21,7 +21,7 @@ INSTALLED := $(VENV)/.installed
 ETCD := .etcd/.fetched
 PIP := $(PY) -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_ARGS)
 
-.PHONY: help setup run test lint types accept bench chaos sim docs clean
+.PHONY: help setup run test lint types accept bench converge chaos sim docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -64,7 +64,10 @@ accept: setup  ## rewrite the golden files from what the code prints now; review
 	@GRAPHFT_ACCEPT=1 $(PY) -m pytest -q $$(grep -rl golden_tools tests --include='test_*.py')
 
 bench: setup  ## what a step costs beside plain PyTorch
-	@set -e; for file in benchmarks/*.py; do $(PY) $$file; done
+	@set -e; for file in $(filter-out benchmarks/convergence.py,$(wildcard benchmarks/*.py)); do $(PY) $$file; done
+
+converge: setup  ## sync, async and its modes side by side, with the tables of docs/convergence.md (about 15 minutes)
+	@$(PY) benchmarks/convergence.py --faults 4
 
 chaos: setup  ## 500 random faults on ten jobs, sync and async (about 50 minutes; fewer: ARGS="--only sync --share 0.5")
 	@$(PY) -m tests.chaos $(ARGS)

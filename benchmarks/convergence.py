@@ -189,13 +189,12 @@ def spread(values: Sequence[float], digits: int = 4) -> str:
 
 
 def table(subject: Subject, runs: Sequence[Run]) -> str:
-    score = subject.score_name
-    lines = [f"| mode | updates | training loss | held-out loss | held-out {score} | staleness: mean, 95 %, most |",
-             "| --- | ---: | ---: | ---: | ---: | ---: |"]
+    lines = [f"| mode | runs | updates | training loss | held-out loss | {subject.score_name} | staleness |",
+             "| --- | ---: | ---: | ---: | ---: | ---: | --- |"]
     for mode in MODES:
         mine = [r for r in runs if (r.subject, r.mode, r.faults) == (subject.name, mode, 0)]
         if mine:
-            lines.append(f"| {mode} | {mine[0].updates:,} | {spread([r.train_loss[-1] for r in mine])} "
+            lines.append(f"| {mode} | {len(mine)} | {mine[0].updates:,} | {spread([r.train_loss[-1] for r in mine])} "
                          f"| {spread([r.loss[-1] for r in mine])} | {spread([r.score[-1] for r in mine])} "
                          f"| {_staleness(mine)} |")
     return "\n".join(lines)
@@ -253,7 +252,9 @@ def plot(subjects: Sequence[Subject], runs: Sequence[Run], file: Path) -> None:
                 (line,) = axis.plot(passes, [statistics.mean(v) for v in by_pass], label=mode, linewidth=1.2)
                 axis.fill_between(passes, [min(v) for v in by_pass], [max(v) for v in by_pass], alpha=0.12,
                                   color=line.get_color(), linewidth=0)
-        axis.set(title=subject.name, xlabel="pass", ylabel="held-out loss", yscale="log")
+        low, high = axis.get_ylim()
+        axis.set(title=subject.name, xlabel="pass", ylabel="held-out loss", xticks=range(1, subject.passes + 1),
+                 yscale="log" if low <= 0 or high > 3 * low else "linear")
     axes[0][0].legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(file, metadata={"Date": None})
