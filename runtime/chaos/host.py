@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import heapq
-import os
 import signal
 import socket
 import subprocess
@@ -250,5 +249,5 @@ def _restart(member: EmbeddedEtcd) -> None:
 def _kill(added: Supervisor) -> None:
     for child in added.children.values():
         if child.process is not None and child.process.poll() is None:
-            os.kill(child.process.pid, signal.SIGKILL)
+            child.process.kill()
             child.process.wait()
