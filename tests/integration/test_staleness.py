@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,9 @@ from tests.integration.plays import Act, Pace, Played, at, kill, play
 from tests.integration.test_async import assert_exact, async_job, trained
 
 pytestmark = [pytest.mark.xdist_group("staleness"), pytest.mark.timeout(120, method="signal")]
+
+WAIT = 2.0
+"""Seconds in which trainers push, and wait for an answer that does not come."""
 
 
 def send(signal: int) -> Callable[[Supervisor], bool]:
@@ -55,9 +59,19 @@ def test_nothing_staler_than_allowed_is_applied(program: ir.Program, folder: Pat
 
 
 def test_a_shard_that_comes_back_compensates_again(program: ir.Program, folder: Path, pace: Pace) -> None:
-    """It has no copies of what it sent before: gradients of these are applied as they are, and counted."""
+    """It has no copies of what it sent before: gradients of these are applied as they are, and counted.
+
+    It stops before it dies, so that trainers have gradients on the way to it.
+    """
+    stopped: list[float] = []
+
+    def stop(supervisor: Supervisor) -> None:
+        assert supervisor.signal("pserver", 1, signal.SIGSTOP)
+        stopped.append(time.monotonic())
+
     played = play(async_job(program, pace=pace.file, mode="dc_asgd", dc_lambda=0.5, dc_decay=0.9), folder, [
-        Act(lambda s: at(30)(s) and (s.checkpoint or 0) >= 20, kill("pserver", 1)),
+        Act(lambda s: at(30)(s) and (s.checkpoint or 0) >= 20, stop),
+        Act(lambda s: time.monotonic() > stopped[0] + WAIT, kill("pserver", 1)),
         Act(lambda s: s.generation == 1 and at(80)(s), lambda _: pace.set(0)),
     ], trainers=3)
     assert_exact(played)
