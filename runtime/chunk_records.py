@@ -106,12 +106,15 @@ class Passes:
                 self.role.watcher.wait(functools.partial(self._moved, kv), WAIT_SECONDS)
                 self.role.check_lease()
                 continue
+            made = False
             try:
                 before()
-                if self._make_records(index, kv):
+                made = self._make_records(index, kv, lock)
+                if made:
                     return True
             finally:
-                etcd.txn([value_is(lock, me)], [delete_op(lock)])
+                if not made:
+                    etcd.txn([value_is(lock, me)], [delete_op(lock)])
 
     def _poison(self, index: int) -> dict[int, queue.Failed]:
         kvs = self.role.etcd.range(f"{self.keys.queue(index)}failed/").kvs if index >= 0 else ()
@@ -128,16 +131,23 @@ class Passes:
         holder = result.kv(0)
         return holder is not None and holder.value == me
 
-    def _make_records(self, index: int, marker: KV | None) -> bool:
-        """Writes what is missing of the pass. Every write compares the marker: whoever is late changes nothing."""
+    def _make_records(self, index: int, marker: KV | None, lock: str) -> bool:
+        """Writes what is missing of the pass. Every write compares the marker: whoever is late changes nothing.
+
+        The last write, in a pass of some chunks the only one, makes the pass count, and gives the lock back.
+        """
         etcd, prefix, key = self.role.etcd, self.keys.queue(index), self.keys.pass_
         revision = marker.mod_revision if marker is not None else 0
         chunks = [c for c in range(len(self.plan.records)) if self.plan.batches[c]] if index < self.plan.passes else []
+        fence, changes = queue.Compare(key, "mod", revision), list[Change]()
         if chunks:
             there = {queue.chunk_of(kv.key) for kv in etcd.range(prefix, keys_only=True).kvs}
             todo = [c for c in chunks if c not in there]
-            for change in queue.enqueue(prefix, todo, queue.Compare(key, "mod", revision), self._poison(index - 1)):
-                if not carry_out(etcd, [change]).ok:
-                    return False
+            changes = queue.enqueue(prefix, todo, fence, self._poison(index - 1))
+        for change in changes[:-1]:
+            if not carry_out(etcd, [change]).ok:
+                return False
         record = PassRecord(index, len(chunks), self.plan.start_steps[index])
-        return etcd.txn([mod_is(key, revision)], [put_op(key, msgspec.json.encode(record))]).ok
+        put = queue.Put(key, msgspec.json.encode(record))
+        begin = Change("enqueued", f"pass {index} begins", (fence,), (put,), (lock,))
+        return carry_out(etcd, [*changes[-1:], begin], also=[value_is(lock, self.role.id.encode())]).ok

@@ -260,7 +260,7 @@ def _supervise(supervisor: Supervisor, etcd: Etcd, keys: Keys, display: Display 
         if time.monotonic() < next_status:
             continue
         next_status = time.monotonic() + STATUS_EVERY_SECONDS
-        seen = _look(etcd, keys, status)
+        seen = _look(etcd, keys, status, brief=display is None and on_status is None)
         if seen is None:
             continue
         if seen is not status and seen.state == "running":
@@ -299,9 +299,9 @@ def _registered_here(status: JobStatus) -> set[int]:
     return {member["pid"] for member in members if member["host"] == socket.gethostname()}
 
 
-def _look(etcd: Etcd, keys: Keys, last: JobStatus | None) -> JobStatus | None:
+def _look(etcd: Etcd, keys: Keys, last: JobStatus | None, brief: bool = False) -> JobStatus | None:
     try:
-        return read_status(etcd, keys, deadline=LOOK_SECONDS)
+        return read_status(etcd, keys, deadline=LOOK_SECONDS, brief=brief)
     except EtcdError:
         return last  # etcd is away for a moment: the display waits, the job decides for itself
 

@@ -102,19 +102,20 @@ def list_jobs(etcd: Store) -> list[str]:
     return sorted(match[1] for match in found if match is not None)
 
 
-def read_status(etcd: Store, keys: Keys, deadline: float | None = None) -> JobStatus:
+def read_status(etcd: Store, keys: Keys, deadline: float | None = None, *, brief: bool = False) -> JobStatus:
     """One look, in a few reads of at most `deadline` seconds each; what it counts is of the pass that it tells.
 
+    `brief`: without the queue's counts and the events, for whoever looks all the time and shows it to nobody.
     Raises GraphftError when etcd knows no such job, EtcdUnreachable when it does not answer.
     """
     while True:
         control = {kv.key: kv for kv in etcd.range(keys.control, deadline=deadline).kvs}
-        status = _status(etcd, keys, control, deadline)
-        if etcd.get(keys.pass_, deadline=deadline) == control.get(keys.pass_):
+        status = _status(etcd, keys, control, deadline, brief)
+        if brief or etcd.get(keys.pass_, deadline=deadline) == control.get(keys.pass_):
             return status
 
 
-def _status(etcd: Store, keys: Keys, control: Mapping[str, KV], deadline: float | None) -> JobStatus:
+def _status(etcd: Store, keys: Keys, control: Mapping[str, KV], deadline: float | None, brief: bool) -> JobStatus:
     if keys.spec not in control:
         known = ", ".join(list_jobs(etcd)) or "none"
         raise GraphftError(f"etcd knows no job named {keys.job}", rule="unknown-job",
@@ -133,13 +134,13 @@ def _status(etcd: Store, keys: Keys, control: Mapping[str, KV], deadline: float 
                                                               default=0)
     if not spec["sync"]:  # which records the number of passes when all are done
         pass_index = min(pass_index, spec["passes"] - 1)
-    queue = _queue(etcd, keys.queue(pass_index), deadline) if spec["ft"] else {}
+    queue = _queue(etcd, keys.queue(pass_index), deadline) if spec["ft"] and not brief else {}
     return JobStatus(
         keys.job, control[keys.state].value.decode() if keys.state in control else "running", spec,
         generation, pass_index, min(versions, default=saved or 0), saved,
         {int(k): v for k, v in sorted(pservers.items(), key=lambda kv: int(kv[0]))}, trainers,
         dict(sorted(slots.items())), queue,
-        [event for _, event in read_events(etcd, keys, deadline)])
+        [] if brief else [event for _, event in read_events(etcd, keys, deadline)])
 
 
 def _queue(etcd: Store, prefix: str, deadline: float | None) -> dict[str, int]:

@@ -176,10 +176,10 @@ class Role:
             raise GraphftError(f"waited {timeout:.0f} s for {count} pservers, {len(self.view.pservers)} are there",
                                rule="wait-pservers", help="start the missing ones; `graphft status` shows who is alive")
 
-    def report_status(self) -> None:
+    def report_status(self, last: bool = False) -> None:
         """Writes what this process does, some times a second: the daemon also wakes for whatever changes in etcd."""
         now = time.monotonic()
-        if now < self._report_at and not self.view.over:
+        if now < self._report_at and not (last or self.view.over):
             return
         self._report_at = now + REPORT_SECONDS
         key = self.keys.status_of(self.kind, str(self.index) if self.kind == "pserver" else self.id)

@@ -6,6 +6,7 @@ pserver_async.
 
 from __future__ import annotations
 
+import contextlib
 import time
 import uuid
 from collections import Counter
@@ -20,7 +21,7 @@ from graphft.errors import GraphftError
 from graphft.ir import Kind
 from graphft.runtime.checkpoint import CheckpointStore, DamagedCheckpoint, age_of
 from graphft.runtime.commit import Commits, Committed, Epoch
-from graphft.runtime.etcd import Etcd, Session, absent, put_op
+from graphft.runtime.etcd import Etcd, EtcdError, Session, absent, put_op
 from graphft.runtime.keys import Keys
 from graphft.runtime.memory import ShardMemory, frame_fault
 from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, TakeCheckpoint, Tick
@@ -106,6 +107,9 @@ class Pserver(Role):
             self.run_block("serve")
         finally:
             self.saver.close()
+            if self.session is None:  # no lease takes the report away: it is what the launcher reads at the end
+                with contextlib.suppress(EtcdError):
+                    self.report_status(last=True)
             self.close()
             self.transport.close()
 
