@@ -370,5 +370,3 @@ def test_publishing_before_there_is_an_epoch(etcd: Etcd, keys: Keys, tmp_path: P
     shards = Shards(etcd, keys, tmp_path)
     assert shards.publish(shards.all[0], 0, 50) is None
     assert etcd.range(keys.all_parts).kvs == ()
-
-
