@@ -34,6 +34,9 @@ REPLACE_SECONDS = 5.0
 """So long a fault waits for those that died to be replaced, at most."""
 NEARLY = 0.98
 """After this share of its steps a job suffers no more: a fault might find it over, and nothing to recover."""
+OVERDUE = 0.02
+"""A fault that is late by this share of the steps waits for nothing but that the job goes on: else a fast one is over
+before it has suffered what it was to suffer."""
 SPARE_TRAINERS = 2
 """So many trainers more than slots are added at most."""
 
@@ -120,9 +123,11 @@ class Run:
             return False
         if fault.after is not None and self._fired_at:
             return now >= self._fired_at + fault.after
-        if self.recoveries.open or not self.host.whole or self.recoveries.low < max(fault.step, 1):
+        if self.recoveries.open or self.recoveries.low < max(fault.step, 1):
             return False
-        return self._all_there() or now >= self._fired_at + REPLACE_SECONDS
+        if self.recoveries.low >= fault.step + OVERDUE * self.job.config.total_steps:
+            return True
+        return self.host.whole and (self._all_there() or now >= self._fired_at + REPLACE_SECONDS)
 
     def _all_there(self) -> bool:
         """Whether whoever died is back, so that the next fault finds the job as strong as the one before."""

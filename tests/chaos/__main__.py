@@ -52,9 +52,9 @@ FLIGHTS = ("03_flights.py", "--small", "--kill-at", "0", "--passes")
 DIGITS = ("02_digits.py", "--passes")
 PLANS = (
     Plan("flights", "sync", (*FLIGHTS, "80"), 65, 1, PROCESSES),
-    Plan("digits", "sync", (*DIGITS, "80"), 65, 3, PROCESSES),
+    Plan("digits", "sync", (*DIGITS, "100"), 65, 3, PROCESSES),
     Plan("gpt", "sync", ("04_tiny_gpt.py", "--small", "--passes", "30"), 50, 1, PROCESSES),
-    Plan("messages", "sync", (*DIGITS, "80"), 50, 1),
+    Plan("messages", "sync", (*DIGITS, "100"), 50, 1),
     Plan("async-flights", "async", (*FLIGHTS, "90", "--mode", "async"), 80, 1, PROCESSES),
     Plan("async-digits", "async", (*DIGITS, "80", "--mode", "async"), 80, 3, PROCESSES),
     Plan("async-messages", "async", (*FLIGHTS, "90", "--mode", "async"), 65, 1),
