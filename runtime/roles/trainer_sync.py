@@ -28,6 +28,7 @@ class SlotTrainer(Trainer):
 
     def __init__(self, job: Job, job_dir: Path, etcd: Etcd, index: int) -> None:
         self._assignment = Assignment()
+        self._claimed_at = 0
         if not job.config.ft and not 0 <= index < job.config.trainers:
             raise GraphftError(f"there is no trainer {index}: without fault tolerance each of the job's "
                                f"{job.config.trainers} has an index", rule="role",
@@ -116,10 +117,14 @@ class SlotTrainer(Trainer):
         view = self.view
         if view.over or self.leaving or self.comm.finished:
             return  # whoever leaves now was through with its slots
+        if self.watcher.revision < self._claimed_at:
+            return  # the view does not know of the last claim yet, and would have this trainer claim too much
         self._assignment = assign(slots=slots, live=view.trainers, holders=view.slots, me=self.id, policy=policy)
         for slot in self._assignment.claim:
             key = self.keys.slot(slot)
-            if self.etcd.txn([absent(key)], [put_op(key, self.id.encode(), self.lease)], token=key).ok:
+            result = self.etcd.txn([absent(key)], [put_op(key, self.id.encode(), self.lease)], token=key)
+            if result.ok:
+                self._claimed_at = result.revision
                 self._tell_claimed(slot, view)
         if self._assignment.claim:
             self.watch()
