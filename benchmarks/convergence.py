@@ -32,7 +32,8 @@ from torch import Tensor, nn
 import graphft
 from graphft.runtime.checkpoint import CheckpointStore
 from graphft.runtime.saver_async import shard_store
-from graphft.transpiler import Job, assemble
+from graphft.transpiler import Job
+from graphft.transpiler.assemble import assemble
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 BEGIN, END = "<!-- begin of what benchmarks/convergence.py --write has written -->", "<!-- end of it -->"

@@ -33,7 +33,7 @@ START_SECONDS, WARM_STEPS = 120.0, 200
 SETTLE = 0.4
 """Of a window, not counted: steps that were half done when the processes were stopped."""
 ROLES = ("launcher", "etcd", "pserver", "trainer")
-JOBS = {"flights": jobs.flights, "convnet": jobs.convnet}
+JOBS = {"flights": jobs.flights, "convnet": jobs.convnet, "transformer": jobs.transformer}
 
 
 class Contestant:
@@ -121,9 +121,9 @@ def tell(name: str, plain: Contestant, ft: Contestant) -> dict[str, Any]:
     times = sorted(p / f for p, f in zip(plain.rates, ft.rates, strict=True))
     cpu = sorted(sum(f.values()) / sum(p.values()) for p, f in zip(plain.cpu, ft.cpu, strict=True))
     rates = [statistics.median(c.rates) for c in (plain, ft)]
-    print(f"{name:8} {rates[0]:>9.1f}/s {rates[1]:>9.1f}/s {statistics.median(times):>10.3f} "
+    print(f"{name:11} {rates[0]:>9.1f}/s {rates[1]:>9.1f}/s {statistics.median(times):>10.3f} "
           f"{times[0]:>6.3f} -{times[-1]:>5.3f} {statistics.median(cpu):>7.3f}   {AIM}  {os.getloadavg()[0]:.1f}")
-    print("         CPU per step: " + ", ".join(f"{role} {plain.cpu_of(role):.0f} -> {ft.cpu_of(role):.0f} us"
+    print("            CPU per step: " + ", ".join(f"{role} {plain.cpu_of(role):.0f} -> {ft.cpu_of(role):.0f} us"
                                                for role in ROLES), flush=True)
     return {"step_time_ratios": times, "cpu_ratios": cpu, "ft_rates": ft.rates, "plain_rates": plain.rates,
             "ft_cpu": ft.cpu, "plain_cpu": plain.cpu}
@@ -137,7 +137,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
     options = parser.parse_args()
     report = {}
-    print(f"{'job':8} {'ft=False':>11} {'ft=True':>11} {'step time':>10} {'from - to':>13} {'CPU':>7}   aim   load")
+    print(f"{'job':11} {'ft=False':>11} {'ft=True':>11} {'step time':>10} {'from - to':>13} {'CPU':>7}   aim   load")
     with tempfile.TemporaryDirectory() as scratch:
         for name in options.job or JOBS:
             found = compare(name, options.windows, options.seconds, Path(scratch))

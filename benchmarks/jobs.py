@@ -65,6 +65,33 @@ def convnet(**options: Any) -> Job:
     return _job(program, data, {"name": "convnet", "batch_size": 32, **options})
 
 
+class Transformer(nn.Module):
+    """A language model: 0.5 M parameters."""
+
+    def __init__(self, vocabulary: int = 256, width: int = 128, layers: int = 2) -> None:
+        super().__init__()
+        self.embed, self.places = nn.Embedding(vocabulary, width), nn.Embedding(64, width)
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, batch_first=True)
+        self.layers = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.head = nn.Linear(width, vocabulary)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        out: Tensor = self.head(self.layers(self.embed(tokens) + self.places.weight))
+        return out
+
+
+def _tokens_loss(model: nn.Module, tokens: Tensor) -> Tensor:
+    return F.cross_entropy(model(tokens).flatten(0, 1), tokens.roll(1, 1).flatten())
+
+
+def transformer(**options: Any) -> Job:
+    """A small transformer on 64 tokens, dropout included: batches of 16, 256 steps per pass."""
+    torch.manual_seed(0)
+    data = graphft.arrays(tokens=torch.randint(256, (8192, 64)), chunk_size=256)
+    program = graphft.build(Transformer(), _tokens_loss, inputs={"tokens": ((None, 64), torch.int64)})
+    return _job(program, data, {"name": "transformer", "batch_size": 16, **options})
+
+
 def _job(program: graphft.Program, data: Any, options: dict[str, Any]) -> Job:
     graphft.minimize(program, graphft.Adam(lr=1e-3))
     job: Job = graphft.transpile(program, chunks=data, **{"trainers": 2, "pservers": 2, "sync": True, "ft": True,

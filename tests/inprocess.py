@@ -19,7 +19,8 @@ from graphft.ops.context import ChunkWork, Context, NoData
 from graphft.plan import Located, batch_seed
 from graphft.runtime.lowering import Lowered, lower
 from graphft.runtime.units import batches_of
-from graphft.transpiler import Job, assemble
+from graphft.transpiler import Job
+from graphft.transpiler.assemble import assemble
 from graphft.transpiler.passes.split_optimizer import ALL_NORMS
 
 Batches = Callable[[Located], Mapping[str, Tensor]]

@@ -7,18 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from graphft.transpiler.api import transpile
-    from graphft.transpiler.assemble import assemble, shard_values
     from graphft.transpiler.config import JobConfig
     from graphft.transpiler.job import Job, pipeline
     from graphft.transpiler.programs import Programs, Stage, run_passes
     from graphft.transpiler.record import JobRecord, read_record
 
-_HOME = {"transpile": "api", "assemble": "assemble", "shard_values": "assemble", "JobConfig": "config", "Job": "job",
-         "pipeline": "job", "Programs": "programs", "Stage": "programs", "run_passes": "programs",
-         "JobRecord": "record", "read_record": "record"}
+_HOME = {"transpile": "api", "JobConfig": "config", "Job": "job", "pipeline": "job", "Programs": "programs",
+         "Stage": "programs", "run_passes": "programs", "JobRecord": "record", "read_record": "record"}
 
-__all__ = ["Job", "JobConfig", "JobRecord", "Programs", "Stage", "assemble", "pipeline", "read_record", "run_passes",
-           "shard_values", "transpile"]
+__all__ = ["Job", "JobConfig", "JobRecord", "Programs", "Stage", "pipeline", "read_record", "run_passes", "transpile"]
 
 
 def __getattr__(name: str) -> Any:

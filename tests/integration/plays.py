@@ -140,6 +140,14 @@ class Program:
             self.kill()
             raise AssertionError(f"{self.arguments} hangs: {self.output}") from None
 
+    def says(self, text: str, seconds: float = 60.0) -> None:
+        """Waits until its output has `text`, while it runs."""
+        end = time.monotonic() + seconds
+        while text not in self.output:
+            if self.process.poll() is not None or time.monotonic() > end:
+                raise AssertionError(f"{self.arguments} does not say {text!r}, but {self.output}")
+            time.sleep(LOOK_SECONDS)
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()

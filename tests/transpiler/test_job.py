@@ -14,7 +14,8 @@ from programs_by_hand import linear
 
 import graphft
 from graphft.errors import GraphftError
-from graphft.transpiler import Job, JobConfig, assemble, shard_values
+from graphft.transpiler import Job, JobConfig
+from graphft.transpiler.assemble import assemble, shard_values
 
 
 def job_of(**options: object) -> Job:

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 import graphft
 from graphft.errors import GraphftError
 from graphft.ir import Kind
-from graphft.transpiler import Job, assemble
+from graphft.transpiler import Job
+from graphft.transpiler.assemble import assemble
 from graphft.transpiler.layout import all_slices
 
 FEATURES = 256
