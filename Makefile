@@ -69,7 +69,7 @@ bench: setup  ## what a step costs beside plain PyTorch
 converge: setup  ## sync, async and its modes side by side, with the tables of docs/convergence.md (about 15 minutes)
 	@$(PY) benchmarks/convergence.py --faults 4
 
-chaos: setup  ## 500 random faults on ten jobs, sync and async (about 50 minutes; fewer: ARGS="--only sync --share 0.5")
+chaos: setup  ## 490 random faults on ten jobs, sync and async (half an hour; fewer: ARGS="--only sync --share 0.5")
 	@$(PY) -m tests.chaos $(ARGS)
 
 sim: setup  ## the protocol under simulated time, many seeds

@@ -56,7 +56,7 @@ PLANS = (
     Plan("gpt", "sync", ("04_tiny_gpt.py", "--small", "--passes", "30"), 50, 1, PROCESSES),
     Plan("messages", "sync", (*DIGITS, "100"), 50, 1),
     Plan("async-flights", "async", (*FLIGHTS, "90", "--mode", "async"), 80, 1, PROCESSES),
-    Plan("async-digits", "async", (*DIGITS, "80", "--mode", "async"), 80, 3, PROCESSES),
+    Plan("async-digits", "async", (*DIGITS, "110", "--mode", "async"), 80, 3, PROCESSES),
     Plan("async-messages", "async", (*FLIGHTS, "90", "--mode", "async"), 65, 1),
     Plan("dc-asgd", "modes", (*DIGITS, "40", "--mode", "dc_asgd"), 20, 1, PROCESSES),
     Plan("half-async", "modes", (*FLIGHTS, "60", "--mode", "half_async"), 20, 1, PROCESSES),
