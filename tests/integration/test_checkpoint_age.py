@@ -20,7 +20,11 @@ def saved(status: JobStatus) -> int:
 
 
 def test_sync_checkpoints_go_by_age(program: ir.Program, folder: Path, pace: Pace, undisturbed: Played) -> None:
-    """None goes by the number of steps here, so whatever a restarted shard finds was asked for."""
+    """None goes by the number of steps here, so whatever a restarted shard finds was asked for.
+
+    Each is asked for about a second ahead: the job must take longer than a few of them.
+    """
+    pace.set(0.15)
     job = training.job(program, pace=pace.file, checkpoint_every=0, checkpoint_seconds=0.5)
     before: list[int] = []
 
