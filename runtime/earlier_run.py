@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import shutil
 import socket
+import time
 from pathlib import Path
 
 import psutil
 
 from graphft.errors import GraphftError
-from graphft.runtime.etcd.model import Store, put_op, value_is
+from graphft.runtime.etcd.model import Store, delete_prefix_op, mod_is, put_op, value_is
 from graphft.runtime.keys import Keys
 from graphft.runtime.view import Registration, read_view
+
+DYING_SECONDS, POLL_SECONDS = 1.0, 0.01
 
 
 def forget_earlier(etcd: Store, keys: Keys, job_dir: Path, ft: bool) -> None:
@@ -20,7 +23,8 @@ def forget_earlier(etcd: Store, keys: Keys, job_dir: Path, ft: bool) -> None:
     Not while somebody of it lives: that run may be this one, begun on another machine. Raises GraphftError when it is
     over all the same.
     """
-    view = read_view(keys, etcd.range(keys.control).kvs)
+    kvs = etcd.range(keys.control).kvs
+    view = read_view(keys, kvs)
     if ft and not view.over:
         return
     living = [m for m in (*view.pservers.values(), *view.trainers.values()) if not is_dead(m)]
@@ -31,10 +35,29 @@ def forget_earlier(etcd: Store, keys: Keys, job_dir: Path, ft: bool) -> None:
                                                     f"gone: etcdctl del --prefix /{keys.job}/")
     if living:
         return
-    for prefix in keys.everything:
-        etcd.delete_prefix(prefix)
-    if not ft:
+    # At once, and only what was seen: no crash leaves half of it, and nothing of a run that began meanwhile goes.
+    seen = {kv.key: kv.mod_revision for kv in kvs}
+    same = [mod_is(key, seen.get(key, 0)) for key in (keys.spec, keys.state)]
+    if etcd.txn(same, [delete_prefix_op(prefix) for prefix in keys.everything]).ok and not ft:
         forget_files(job_dir)
+
+
+def revoke_dead(etcd: Store, keys: Keys) -> None:
+    """Ends the leases of this machine's processes that are no more: nobody has to wait for them.
+
+    Those of a launcher that was just killed may be dying still; so it looks for a moment.
+    """
+    view, end = read_view(keys, etcd.range(keys.control).kvs), time.monotonic() + DYING_SECONDS
+    left = [record for record in [*view.pservers.values(), *view.trainers.values()]
+            if record.host == socket.gethostname() and view.leases[record.id]]
+    while left:
+        dead = [record for record in left if is_dead(record)]
+        for record in dead:
+            etcd.lease_revoke(view.leases[record.id])
+        left = [record for record in left if record not in dead]
+        if time.monotonic() > end:
+            return
+        time.sleep(POLL_SECONDS)
 
 
 def forget_files(job_dir: Path) -> None:

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any
 from graphft.errors import GraphftError
 from graphft.runtime.allocator import role_environment
 from graphft.runtime.connect import connect, is_complete, write_endpoints
-from graphft.runtime.earlier_run import forget_earlier, tell_failed
+from graphft.runtime.earlier_run import forget_earlier, revoke_dead, tell_failed
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError
 from graphft.runtime.job_record import put_job
 from graphft.runtime.keys import Keys
-from graphft.runtime.own_etcd import revoke_dead, start_etcd
+from graphft.runtime.own_etcd import start_etcd
 from graphft.runtime.process import EXIT_OK, EXIT_USAGE
 from graphft.runtime.standby import SUPPORTED, Standby
 from graphft.runtime.status import JobStatus, read_status

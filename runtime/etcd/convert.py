@@ -78,6 +78,8 @@ def _op(op: Op) -> Any:
         return etcdrpc.RequestOp(request_put=etcdrpc.PutRequest(key=op.key.encode(), value=op.value, lease=op.lease))
     if op.kind == "delete":
         return etcdrpc.RequestOp(request_delete_range=etcdrpc.DeleteRangeRequest(key=op.key.encode()))
+    if op.kind == "delete-prefix":
+        return etcdrpc.RequestOp(request_delete_range=etcdrpc.DeleteRangeRequest(**prefix_span(op.key)))
     if op.kind == "range":
         return etcdrpc.RequestOp(request_range=range_request(op.key, op.limit, op.keys_only))
     return etcdrpc.RequestOp(request_range=etcdrpc.RangeRequest(key=op.key.encode()))

@@ -64,9 +64,9 @@ class Compare:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """A step of a transaction; made by `put_op`, `get_op`, `range_op` and `delete_op`."""
+    """A step of a transaction; made by `put_op`, `get_op`, `range_op`, `delete_op` and `delete_prefix_op`."""
 
-    kind: Literal["put", "get", "range", "delete"]
+    kind: Literal["put", "get", "range", "delete", "delete-prefix"]
     key: str
     value: bytes = b""
     lease: int = 0
@@ -132,6 +132,11 @@ def range_op(prefix: str, *, limit: int = 0, keys_only: bool = False) -> Op:
 
 def delete_op(key: str) -> Op:
     return Op("delete", key)
+
+
+def delete_prefix_op(prefix: str) -> Op:
+    """Its result is the number of keys deleted."""
+    return Op("delete-prefix", prefix)
 
 
 def check_txn(compare: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op]) -> None:

@@ -189,6 +189,8 @@ class SimEtcd:
             return RangeResult((kv,) if kv else (), self.revision)
         if op.kind == "range":
             return self._range(op.key, op.limit, op.keys_only)
+        if op.kind == "delete-prefix":
+            return sum(self._apply(Op("delete", kv.key)) == 1 for kv in self._range(op.key, 0, True).kvs)
         old = self._kvs.get(op.key)
         if old is not None and old.lease in self._leases:
             self._leases[old.lease].keys.discard(op.key)

@@ -25,6 +25,7 @@ from graphft.runtime.etcd import (
     absent,
     create_is,
     delete_op,
+    delete_prefix_op,
     get_op,
     holder,
     mod_is,
@@ -160,6 +161,14 @@ def test_mod_and_create_compares_fence_a_key(store: Store, root: str) -> None:
     store.delete(root + "k")
     store.put(root + "k", b"2")
     assert not store.txn([create_is(root + "k", created)], []).ok
+
+
+def test_txn_deletes_prefixes(store: Store, root: str) -> None:
+    for name in ("a/1", "a/2", "b/1", "c"):
+        store.put(root + name, b"")
+    done = store.txn([], [delete_prefix_op(root + "a/"), delete_prefix_op(root + "b"), delete_prefix_op(root + "none")])
+    assert done.responses == (2, 1, 0)
+    assert [kv.key for kv in store.range(root).kvs] == [root + "c"]
 
 
 def test_txn_refuses_what_etcd_would(store: Store, root: str) -> None:
