@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphft.data_fingerprint import array_digest, dataset_fingerprint
 from graphft.errors import GraphftError
 from graphft.ir import Type
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
 FOLDER = "data"
 """Where `DataSpec.store` puts arrays, inside the job's folder."""
+AS_FOUND = ("fingerprint", "stamps")
+"""Entries of `DataSpec.source` that say what the data was when it was described: no part of `DataSpec.options`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +50,9 @@ class ChunkInfo:
 class DataSpec:
     """A job's data. `types` are those of a batch, by column: `x` -> `float32[batch, 8]`.
 
-    `source` is what the reader of this `kind` needs, JSON-serialisable. `values` holds the arrays of an `arrays`
-    description that was not stored yet; it is no part of the JSON.
+    `source` is what the reader of this `kind` needs, JSON-serialisable; what the data was when it was described
+    (`AS_FOUND`) is there, too. `values` holds the arrays of an `arrays` description that was not stored yet; it is no
+    part of the JSON.
     """
 
     kind: str
@@ -98,6 +102,19 @@ class DataSpec:
             with part.open("wb") as f:
                 np.save(f, array, allow_pickle=False)
             part.replace(target / f"{column}.npy")
+
+    def fingerprint(self) -> dict[str, str]:
+        """Short digests that tell this data from other data of the same description, by what they are of.
+
+        arrays: dtype, shape and contents of each column. dataset: the source of its function (`code`), its `args`, and
+        the number of `records`. files: each URL's size with its checksum, ETag or modification time. Empty for a job
+        that was saved by a graphft that did not know of fingerprints.
+        """
+        return dict(self.source.get("fingerprint", {}))
+
+    def options(self) -> dict[str, Any]:
+        """The JSON without what the data was when it was described."""
+        return self.to_json() | {"source": {k: v for k, v in self.source.items() if k not in AS_FOUND}}
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -169,7 +186,8 @@ def arrays(chunk_size: int = 4096, **columns: torch.Tensor | np.ndarray | Sequen
         raise GraphftError("the columns have no records", rule="short-data", help="give at least one batch")
     types = {n: Type(torch_dtype(n, a.dtype), ("batch", *a.shape[1:])) for n, a in values.items()}
     chunks = tuple(ChunkInfo(i, n, start) for i, (start, n) in enumerate(split(records, chunk_size)))
-    return DataSpec("arrays", types, chunks, {}, values)
+    fingerprint = {n: array_digest(a) for n, a in values.items()}
+    return DataSpec("arrays", types, chunks, {"fingerprint": fingerprint}, values)
 
 
 def _as_array(name: str, value: Any) -> np.ndarray:
@@ -209,4 +227,6 @@ def dataset(
     names = check_columns(columns)
     records, types, draws = inspect_dataset(reference, names)
     chunks = tuple(ChunkInfo(i, n, start) for i, (start, n) in enumerate(split(records, chunk_size)))
-    return DataSpec("dataset", types, chunks, {**reference.to_json(), "random": draws if random is None else random})
+    return DataSpec("dataset", types, chunks, {
+        **reference.to_json(), "random": draws if random is None else random,
+        "fingerprint": dataset_fingerprint(reference.file, reference.module, reference.args, records)})

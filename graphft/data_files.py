@@ -11,11 +11,13 @@ import csv
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import IO, Any
 
 import numpy as np
 
 from graphft.data import ChunkInfo, DataSpec, check_chunk_size, check_columns, split, torch_dtype
+from graphft.data_stamps import HashedFile, Stamp, footer_of, stamp_of
 from graphft.errors import GraphftError
 from graphft.ir import Type
 
@@ -54,36 +56,41 @@ def files(
     fields = {c: _names(columns[c]) for c in names}
     types = {c: _type(c, columns[c], (dtypes or {}).get(c, "float32")) for c in names}
     wanted = list(dict.fromkeys(f for fs in fields.values() for f in fs))
-    paths, ranges, sizes = _listed(urls), [], []
+    paths, ranges, stamps = _listed(urls), [], dict[str, Stamp]()
     for number, url in enumerate(paths):
-        with open_url(url, options) as f:
-            sizes.append(f.seek(0, os.SEEK_END))
-            f.seek(0)
-            ranges += list(_RANGES[format](f, url, number, wanted, chunk_size))
+        with open_url(url, options) as (f, stamp):
+            found, stamps[url] = _DESCRIBE[format](f, stamp, url, number, wanted, chunk_size)
+            ranges += found
     chunks = tuple(ChunkInfo(i, *r) for i, r in enumerate(ranges))
     if not chunks:
         raise GraphftError(f"no records in {', '.join(paths)}", rule="short-data", help="give at least one batch")
-    return DataSpec("files", types, chunks, {"format": format, "urls": paths, "sizes": sizes, "fields": fields,
-                                             "scalar": [c for c in names if isinstance(columns[c], str)],
-                                             "storage_options": options})
+    return DataSpec("files", types, chunks, {
+        "format": format, "urls": paths, "sizes": [stamps[url].size for url in paths], "fields": fields,
+        "scalar": [c for c in names if isinstance(columns[c], str)], "storage_options": options, **_as_found(stamps)})
+
+
+def _as_found(stamps: Mapping[str, Stamp]) -> dict[str, Any]:
+    return {"stamps": {url: stamp.to_json() for url, stamp in stamps.items()},
+            "fingerprint": {url: stamp.fingerprint for url, stamp in stamps.items()}}
 
 
 @contextlib.contextmanager
-def open_url(url: str, options: Mapping[str, Any]) -> Iterator[IO[bytes]]:
-    """The file at `url`, for reading bytes. Raises GraphftError when it cannot be opened."""
+def open_url(url: str, options: Mapping[str, Any]) -> Iterator[tuple[IO[bytes], Stamp]]:
+    """The file at `url`, for reading bytes, and what it is now. Raises GraphftError when it cannot be opened."""
     import fsspec
 
     with contextlib.ExitStack() as stack:
         try:
             opened = fsspec.open(url, "rb", **options)  # kept: a zip file closes when its file system goes
             f: IO[bytes] = stack.enter_context(opened)
+            stamp = stamp_of(opened, f)
         except ImportError as e:
             raise GraphftError(f"{url} needs a package that is not installed", rule="missing-package",
                                help=str(e)) from e
         except (OSError, KeyError, ValueError) as e:
             raise GraphftError(f"cannot open {url}: {type(e).__name__}: {e}", rule="missing-file",
                                help="check the URL, and that this machine may read it") from e
-        yield f
+        yield f, stamp
 
 
 def _listed(urls: str | Sequence[str]) -> list[str]:
@@ -118,6 +125,13 @@ Range = tuple[int, int, int, int, int]
 """(records, start, file, offset, size): what follows the id in ChunkInfo."""
 
 
+def _describe_parquet(
+    f: IO[bytes], stamp: Stamp, url: str, number: int, fields: Sequence[str], chunk_size: int
+) -> tuple[list[Range], Stamp]:
+    ranges = list(_parquet_ranges(f, url, number, fields, chunk_size))
+    return ranges, replace(stamp, footer=footer_of(f))
+
+
 def _parquet_ranges(f: IO[bytes], url: str, number: int, fields: Sequence[str], chunk_size: int) -> Iterator[Range]:
     try:
         import pyarrow
@@ -144,10 +158,14 @@ def _parquet_ranges(f: IO[bytes], url: str, number: int, fields: Sequence[str], 
         yield length, start, number, 0, 0
 
 
-def _csv_ranges(f: IO[bytes], url: str, number: int, fields: Sequence[str], chunk_size: int) -> Iterator[Range]:
-    header = f.readline()
+def _describe_csv(
+    f: IO[bytes], stamp: Stamp, url: str, number: int, fields: Sequence[str], chunk_size: int
+) -> tuple[list[Range], Stamp]:
+    hashed = HashedFile(f)
+    header = hashed.readline()
     _need(fields, csv_header(header, url), url)
-    yield from _text_ranges(_csv_records(f), number, len(header), chunk_size)
+    ranges = list(_text_ranges(_csv_records(iter(hashed)), number, len(header), chunk_size))
+    return ranges, replace(stamp, checksum=hashed.checksum)
 
 
 def csv_header(line: bytes, url: str) -> list[str]:
@@ -158,11 +176,11 @@ def csv_header(line: bytes, url: str) -> list[str]:
         raise GraphftError(f"{url} has no header line: {e}", rule="format", help="check the format") from e
 
 
-def _csv_records(f: IO[bytes]) -> Iterator[bytes]:
+def _csv_records(lines: Iterator[bytes]) -> Iterator[bytes]:
     """Records with their line ends: a line end inside quotes ends no record."""
     parts: list[bytes] = []
     quotes = 0
-    for line in f:
+    for line in lines:
         quotes += line.count(b'"')
         parts.append(line)
         if quotes % 2 == 0:
@@ -172,15 +190,19 @@ def _csv_records(f: IO[bytes]) -> Iterator[bytes]:
         yield b"".join(parts)
 
 
-def _jsonl_ranges(f: IO[bytes], url: str, number: int, fields: Sequence[str], chunk_size: int) -> Iterator[Range]:
-    first = f.readline()
+def _describe_jsonl(
+    f: IO[bytes], stamp: Stamp, url: str, number: int, fields: Sequence[str], chunk_size: int
+) -> tuple[list[Range], Stamp]:
+    hashed = HashedFile(f)
+    first = hashed.readline()
     try:
         record = json.loads(first) if first.strip() else dict.fromkeys(fields)
         _need(fields, list(record), url)
     except (ValueError, TypeError) as e:
         raise GraphftError(f"{url}, line 1 is no JSON object: {e}", rule="format", help="one object per line") from e
-    f.seek(0)
-    yield from _text_ranges(iter(f), number, 0, chunk_size)
+    hashed.rewind()
+    ranges = list(_text_ranges(iter(hashed), number, 0, chunk_size))
+    return ranges, replace(stamp, checksum=hashed.checksum)
 
 
 def _text_ranges(records: Iterator[bytes], number: int, offset: int, chunk_size: int) -> Iterator[Range]:
@@ -196,7 +218,7 @@ def _text_ranges(records: Iterator[bytes], number: int, offset: int, chunk_size:
         yield length, start, number, offset, size
 
 
-_RANGES = {"parquet": _parquet_ranges, "csv": _csv_ranges, "jsonl": _jsonl_ranges}
+_DESCRIBE = {"parquet": _describe_parquet, "csv": _describe_csv, "jsonl": _describe_jsonl}
 
 
 def _describe_npy(
@@ -207,7 +229,8 @@ def _describe_npy(
                            help='for example files({"x": ["x0.npy"], "y": ["y0.npy"]}, "npy")')
     names = check_columns(urls)
     paths = {c: _listed(urls[c]) for c in names}
-    shapes = {c: [_npy_shape(u, options) for u in paths[c]] for c in names}
+    found = {u: _npy_shape(u, options) for c in names for u in paths[c]}
+    shapes = {c: [found[u][0] for u in paths[c]] for c in names}
     for c in names:
         if len({(dtype, shape[1:]) for shape, dtype in shapes[c]}) > 1:
             raise GraphftError(f"the files of column {c} differ in dtype or record shape: {shapes[c]}", rule="columns",
@@ -222,19 +245,20 @@ def _describe_npy(
         raise GraphftError("the files have no rows", rule="short-data", help="give at least one batch")
     types = {c: Type(torch_dtype(c, dtype), ("batch", *shape[1:])) for c, ((shape, dtype), *_) in shapes.items()}
     chunks = tuple(ChunkInfo(i, *r) for i, r in enumerate(ranges))
-    return DataSpec("files", types, chunks, {"format": "npy", "urls": paths, "rows": counts,
-                                             "storage_options": options})
+    return DataSpec("files", types, chunks, {"format": "npy", "urls": paths, "rows": counts, "storage_options": options,
+                                             **_as_found({url: stamp for url, (_, stamp) in found.items()})})
 
 
-def _npy_shape(url: str, options: Mapping[str, Any]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    with open_url(url, options) as f:
+def _npy_shape(url: str, options: Mapping[str, Any]) -> tuple[tuple[tuple[int, ...], np.dtype[Any]], Stamp]:
+    """((shape, dtype), stamp) of a .npy file whose rows lie one behind the other."""
+    with open_url(url, options) as (f, stamp):
         shape, fortran, dtype = npy_header(f, url)
     if not shape:
         raise GraphftError(f"{url} holds a single value", rule="format", help="give one row per record")
     if fortran and len(shape) > 1:
         raise GraphftError(f"{url} is in Fortran order, so its rows are scattered", rule="format",
                            help="write numpy.ascontiguousarray of it")
-    return shape, dtype
+    return (shape, dtype), stamp
 
 
 def npy_header(f: IO[bytes], url: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

@@ -124,8 +124,9 @@ class JobConfig:
         return dataclasses.replace(self, **changes)
 
     def hashed(self) -> dict[str, Any]:
-        """What makes two jobs different, as JSON: not the name, where etcd is, or what machine transpiled it."""
-        return {k: v for k, v in self.to_json().items() if k not in _NOT_HASHED}
+        """What makes two jobs different, as JSON: not the name, where etcd is, what machine transpiled it, or what the
+        data held then."""
+        return {k: v for k, v in self.to_json().items() if k not in _NOT_HASHED} | {"data": self.data.options()}
 
     def to_json(self) -> dict[str, Any]:
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}

@@ -24,7 +24,7 @@ class ChunkFiles:
         self._options: dict[str, Any] = spec.source["storage_options"]
         self._headers: dict[str, list[str]] = {}
         for url, size in zip(self._source["urls"], self._source.get("sizes", ()), strict=False):
-            with open_url(url, self._options) as f:
+            with open_url(url, self._options) as (f, _):
                 found = f.seek(0, os.SEEK_END)
             if found != size:
                 raise GraphftError(f"{url} has {found} bytes, {size} when the job was described", rule="data",
@@ -50,7 +50,7 @@ class ChunkFiles:
         fields: dict[str, list[str]] = self._source["fields"]
         wanted = {f: self._spec.types[c].dtype for c, fs in fields.items() for f in fs}
         url = self._source["urls"][info.file]
-        with open_url(url, self._options) as f:
+        with open_url(url, self._options) as (f, _):
             table = {"parquet": self._parquet, "csv": self._csv, "jsonl": self._jsonl}[self._source["format"]](
                 f, url, info, list(wanted))
         result = {}
@@ -93,7 +93,7 @@ class ChunkFiles:
         return {n: [row.get(n) for row in rows] for n in names}
 
     def _rows(self, url: str, info: ChunkInfo) -> np.ndarray:
-        with open_url(url, self._options) as f:
+        with open_url(url, self._options) as (f, _):
             shape, _, dtype = npy_header(f, url)
             row = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
             f.seek(info.start * row, os.SEEK_CUR)

@@ -116,3 +116,29 @@ def test_stored_arrays_are_whole_or_absent(tmp_path: Path) -> None:
     spec.store(tmp_path)
     assert sorted(p.name for p in (tmp_path / "data").iterdir()) == ["x.npy", "y.npy"]
     assert np.load(tmp_path / "data" / "x.npy").tolist() == [0.0, 1.0, 2.0, 3.0, 4.0]
+
+
+def test_fingerprints_of_arrays() -> None:
+    """They tell values, dtype and shape apart, travel with the description, and take no part in a job's options."""
+    x = np.arange(12, dtype=np.float32).reshape(6, 2)
+    spec = arrays(x=x, y=np.zeros(6))
+    for other in (x + 1, x.astype(np.float64), x.reshape(6, 1, 2)):
+        changed = arrays(x=other, y=np.zeros(6)).fingerprint()
+        assert changed["x"] != spec.fingerprint()["x"]
+        assert changed["y"] == spec.fingerprint()["y"]
+    assert arrays(x=torch.from_numpy(x), y=np.zeros(6)).fingerprint() == spec.fingerprint()
+    assert through_json(spec).fingerprint() == spec.fingerprint()
+    assert spec.options() == arrays(x=x + 1, y=np.zeros(6)).options()
+
+
+def test_fingerprints_of_datasets(tmp_path: Path) -> None:
+    source = tmp_path / "data.py"
+    source.write_text("def make(n=3):\n    return [(1.0, 1)] * n\n")
+    spec = dataset(f"{source}:make")
+    longer = dataset(f"{source}:make", {"n": 4}).fingerprint()
+    assert {k for k, v in longer.items() if v != spec.fingerprint()[k]} == {"args", "records"}
+    source.write_text("def make(n=3):\n    return [(2.0, 1)] * n\n")
+    changed = dataset(f"{source}:make").fingerprint()
+    assert {k for k, v in changed.items() if v != spec.fingerprint()[k]} == {"code"}
+    assert dataset("tests.data.datasets:Squares").fingerprint() == dataset(f"{DATASETS}:Squares").fingerprint()
+    assert through_json(spec).fingerprint() == spec.fingerprint()

@@ -198,3 +198,17 @@ def test_errors_when_described(call: Callable[[Path], DataSpec], rule: str, tmp_
     with pytest.raises(GraphftError) as error:
         call(tmp_path)
     assert error.value.rule == rule
+
+
+@pytest.mark.parametrize("format", WRITERS)
+def test_fingerprints(format: str, tmp_path: Path) -> None:
+    def described() -> dict[str, str]:
+        return files([str(tmp_path / "f"), str(tmp_path / "g")], format, COLUMNS, DTYPES).fingerprint()
+
+    (tmp_path / "f").write_bytes(WRITERS[format](rows(0, 20)))
+    (tmp_path / "g").write_bytes(WRITERS[format](rows(0, 20)))
+    before = described()
+    assert list(before) == [str(tmp_path / "f"), str(tmp_path / "g")]
+    (tmp_path / "f").write_bytes(WRITERS[format](rows(1, 20)))
+    after = described()
+    assert [k for k in before if before[k] != after[k]] == [str(tmp_path / "f")]

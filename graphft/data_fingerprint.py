@@ -1,0 +1,44 @@
+"""What tells one job's data from another's: short digests of arrays, of a dataset's source, and of what files were."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+DIGITS = 16
+"""Hexadecimal digits of a digest: enough to tell what was changed, not to withstand an attack."""
+
+
+def digest(*parts: Any) -> str:
+    """Of bytes, or of what supports the buffer protocol; a str counts as its UTF-8."""
+    made = hashlib.sha256()
+    for part in parts:
+        made.update(part.encode("utf-8", "surrogatepass") if isinstance(part, str) else part)
+    return made.hexdigest()[:DIGITS]
+
+
+def array_digest(array: np.ndarray) -> str:
+    """Of dtype, shape and contents of a C-contiguous array; nothing is copied. About 1.5 GB/s."""
+    return digest(f"{array.dtype.str} {array.shape}\n", array.reshape(-1).view(np.uint8))
+
+
+def dataset_fingerprint(file: str, module: str, args: Mapping[str, Any], records: int) -> dict[str, str]:
+    """`code`: the source file that has the function; `args`; `records`, the number of them.
+
+    What the function reads, and modules that its own imports, take no part.
+    """
+    source = file or _source_of(module)
+    return {"code": digest(Path(source).read_bytes()) if source else digest(module),
+            "args": digest(json.dumps(dict(args), sort_keys=True)), "records": str(records)}
+
+
+def _source_of(module: str) -> str:
+    """The file of a module; "" for one that has none (it is built in)."""
+    spec = importlib.util.find_spec(module)
+    return spec.origin if spec is not None and spec.has_location and spec.origin is not None else ""
