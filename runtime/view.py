@@ -20,6 +20,8 @@ class Registration(msgspec.Struct, frozen=True):
     address: str
     pid: int
     host: str
+    network: str = ""
+    """What processes share that reach each other on loopback; "": not known."""
 
 
 @dataclass(frozen=True, slots=True)

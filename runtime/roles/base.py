@@ -23,6 +23,8 @@ from graphft.runtime.events import Events
 from graphft.runtime.keys import Keys
 from graphft.runtime.lowering import Lowered, lower
 from graphft.runtime.process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK
+from graphft.runtime.roles.reach import out_of_reach
+from graphft.runtime.transport.address import network_identity
 from graphft.runtime.view import JobView, Registration, read_view
 
 if TYPE_CHECKING:
@@ -141,7 +143,9 @@ class Role:
     def register(self, *, role: str, index: int, lease: bool) -> None:
         """Claims this process's key; waits while a live process holds it."""
         key = self.keys.pserver(index) if role == "pserver" else self.keys.trainer(self.id)
-        record = Registration(self.id, self.address, os.getpid(), socket.gethostname())
+        record = Registration(self.id, self.address, os.getpid(), socket.gethostname(), network_identity())
+        self.watcher.wait(lambda kvs: not out_of_reach(record, read_view(self.keys, kvs.values())),
+                          self.config.lease_ttl + 1.0)  # what is in the way may be dead
         put = put_op(key, msgspec.json.encode(record), self.lease if lease else 0)
         told = False
         while not self.etcd.txn([absent(key)], [put], token=key).ok:
@@ -150,6 +154,16 @@ class Role:
                 told = True
             self.watcher.wait(lambda kvs: key not in kvs, WAIT_NOTICE_SECONDS)
             self.check_lease()
+        self._check_reach(record)
+        if self.address:
+            log.info("registered: others reach this process at %s", self.address)
+
+    def _check_reach(self, me: Registration) -> None:
+        """Raises GraphftError[out-of-reach]. Whichever of two processes looks later sees both."""
+        if why := out_of_reach(me, read_view(self.keys, self.etcd.range(self.keys.control).kvs)):
+            raise GraphftError(why, rule="out-of-reach",
+                               help="give all roles etcd's address in the network that they share (not 127.0.0.1), or "
+                                    "set GRAPHFT_HOST where pservers run")
 
     def patiently(self, call: Callable[[], T]) -> T:
         """`call()`, again while etcd does not answer, for as long as this process may believe in its lease.

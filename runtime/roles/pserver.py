@@ -22,6 +22,7 @@ from graphft.ir import Kind
 from graphft.runtime.checkpoint import CheckpointStore, DamagedCheckpoint, age_of
 from graphft.runtime.commit import Commits, Committed, Epoch
 from graphft.runtime.etcd import Etcd, EtcdError, Session, absent, put_op
+from graphft.runtime.etcd.channel import parse_endpoint
 from graphft.runtime.keys import Keys
 from graphft.runtime.memory import ShardMemory, frame_fault
 from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, TakeCheckpoint, Tick
@@ -29,7 +30,8 @@ from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Bucket, Pus
 from graphft.runtime.roles.base import Role, log
 from graphft.runtime.saver import Saver
 from graphft.runtime.status import ShardStatus
-from graphft.runtime.transport import advertise_host, make_server
+from graphft.runtime.transport import make_server
+from graphft.runtime.transport.address import advertise_host, endpoint, listen_host, split_endpoint
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
@@ -73,7 +75,7 @@ class Pserver(Role):
         self.transport = make_server(f"pserver {index}")
         super().__init__(job, job_dir, job.pserver_program(index), etcd, index, session)
         self.ctx.server = self
-        self.address = self.transport.bind(advertise_host())
+        self.address = self._listen([parse_endpoint(e).host for e in etcd.endpoints])
         self.memory = ShardMemory(self.ctx.scope)
         self.commits = self.make_commits()
         self.store = self.commits.store
@@ -90,6 +92,11 @@ class Pserver(Role):
         self._applied = 0
         for name, value in self.program.values.items():
             self.ctx.scope[name] = value.detach().clone()
+
+    def _listen(self, etcd_hosts: Sequence[str]) -> str:
+        """Listens where the way to etcd begins; returns the address for the others."""
+        _, port = split_endpoint(self.transport.bind(listen_host(etcd_hosts)))
+        return endpoint(advertise_host(etcd_hosts), port)
 
     def make_commits(self) -> Commits:
         """The commit protocol of this shard's checkpoints."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from graphft.errors import GraphftError
@@ -31,20 +34,53 @@ def split_endpoint(address: str) -> tuple[str, int]:
                        help="IPv6 hosts stand in brackets: tcp://[::1]:5555")
 
 
-def advertise_host(toward: str | None = None, environ: Mapping[str, str] = os.environ) -> str:
-    """The host under which others reach this machine.
-
-    $GRAPHFT_HOST, or the address of the interface that leads to host `toward` (etcd's, say; default: to the outside),
-    or 127.0.0.1 on a machine without a network. Nothing is sent.
-    """
-    if host := environ.get("GRAPHFT_HOST"):
-        return host
-    # An address of the range for documentation: a route to it is the default route, and nobody answers there.
-    target = toward or "192.0.2.1"
+def is_loopback(host: str) -> bool:
+    """Whether only processes of the same network can reach this host: another machine's name for itself."""
     try:
-        (family, kind, proto, _, address), *_ = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)
-        with socket.socket(family, kind, proto) as probe:
+        return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
+
+
+def network_identity() -> str:
+    """What processes have in common that reach each other on loopback: this boot's id and their network namespace.
+
+    Elsewhere than on Linux: the machine's name.
+    """
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + " " + os.readlink("/proc/self/ns/net")
+    except OSError:
+        return socket.gethostname()
+
+
+def advertise_host(toward: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> str:
+    """The host under which the job's other processes reach this one.
+
+    $GRAPHFT_HOST; else the address of the interface that leads to the first of the hosts `toward` (etcd's: whoever
+    takes part can reach them) that is not this machine's loopback. 127.0.0.1 where there is none, so that a job whose
+    etcd is on loopback can be reached on this machine only. Nothing is sent.
+    """
+    host = environ.get("GRAPHFT_HOST", "")
+    if host not in WILDCARDS:
+        return host
+    found = [source for target in toward if (source := _source_toward(target)) is not None]
+    return next((source for source in found if not is_loopback(source)), found[0] if found else "127.0.0.1")
+
+
+def listen_host(toward: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> str:
+    """The host to listen on: the one that others are told; every interface where $GRAPHFT_HOST is 0.0.0.0, :: or *."""
+    host = environ.get("GRAPHFT_HOST", "")
+    return host if host and host in WILDCARDS else advertise_host(toward, environ)
+
+
+def _source_toward(target: str) -> str | None:
+    """This machine's address on the way to a host; None without a way."""
+    try:
+        found = socket.getaddrinfo(target, 9, type=socket.SOCK_DGRAM)
+    except OSError:
+        return None
+    for family, kind, proto, _, address in found:
+        with contextlib.suppress(OSError), socket.socket(family, kind, proto) as probe:
             probe.connect(address)
             return str(probe.getsockname()[0])
-    except OSError:
-        return "127.0.0.1"
+    return None

@@ -12,7 +12,7 @@ import zmq
 
 from graphft.errors import GraphftError
 from graphft.runtime.protocol.messages import Message
-from graphft.runtime.transport.address import WILDCARDS, advertise_host, endpoint
+from graphft.runtime.transport.address import WILDCARDS, endpoint
 from graphft.runtime.transport.port import Frame, Limits, Received, Released, Sent
 from graphft.runtime.transport.waker import Waker
 from graphft.runtime.transport.wire import Malformed, accept, check_frame, count_sent
@@ -45,9 +45,7 @@ class ZmqServer:
         except zmq.ZMQError as e:
             raise _bind_error(e, wanted) from e
         bound = self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        if host in WILDCARDS:
-            return endpoint(advertise_host(), bound.rpartition(":")[2])
-        return bound
+        return bound if host not in WILDCARDS else endpoint("127.0.0.1", bound.rpartition(":")[2])
 
     def poll(self, timeout_s: float | None) -> list[Received]:
         end = None if timeout_s is None else time.monotonic() + timeout_s

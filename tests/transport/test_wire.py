@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transport.rigs import LIMITS
 
 from graphft.runtime.protocol.messages import BatchAck, Bucket, Ledger, Message, Push, Query, Refused, Welcome, encode
-from graphft.runtime.transport.address import advertise_host, endpoint, split_endpoint
+from graphft.runtime.transport.address import advertise_host, endpoint, is_loopback, listen_host, split_endpoint
 from graphft.runtime.transport.wire import Malformed, accept, parse
 
 NUMBER = st.integers(-(2**63), 2**63 - 1)
@@ -64,7 +64,26 @@ def test_addresses_split_and_join(address: str, parts: tuple[str, int]) -> None:
 
 
 def test_the_host_to_advertise() -> None:
+    """Pitfall 57: where the way to etcd begins; loopback when etcd is there, whatever else this machine has."""
     assert advertise_host(environ={"GRAPHFT_HOST": "node7"}) == "node7"
-    assert advertise_host("127.0.0.1", environ={}) == "127.0.0.1"
-    assert advertise_host("host.invalid", environ={}) == "127.0.0.1"
-    assert advertise_host(environ={}).count(".") == 3
+    assert advertise_host(["127.0.0.1"], environ={}) == "127.0.0.1"
+    assert advertise_host(["host.invalid", "localhost"], environ={}) in ("127.0.0.1", "::1")
+    assert advertise_host(["host.invalid"], environ={}) == advertise_host(environ={}) == "127.0.0.1"
+    outside = advertise_host(["127.0.0.1", "192.0.2.1"], environ={})  # loopback on a machine without a network
+    assert outside == advertise_host(["192.0.2.1"], environ={})
+
+
+@pytest.mark.parametrize("wildcard", ["0.0.0.0", "*"])
+def test_every_interface_is_listened_on_only_when_asked_for(wildcard: str) -> None:
+    """What others are told is an address all the same."""
+    assert listen_host(["127.0.0.1"], environ={"GRAPHFT_HOST": wildcard}) == wildcard
+    assert advertise_host(["127.0.0.1"], environ={"GRAPHFT_HOST": wildcard}) == "127.0.0.1"
+    assert listen_host(["127.0.0.1"], environ={}) == "127.0.0.1"
+    assert listen_host(["127.0.0.1"], environ={"GRAPHFT_HOST": "node7"}) == "node7"
+
+
+@pytest.mark.parametrize(("host", "loopback"), [
+    ("127.0.0.1", True), ("127.1.2.3", True), ("::1", True), ("[::1]", True), ("localhost", True),
+    ("10.0.0.1", False), ("node7", False), ("fe80::1%eth0", False)])
+def test_loopback_is_known(host: str, loopback: bool) -> None:
+    assert is_loopback(host) == loopback
