@@ -32,7 +32,8 @@ def _progress(status: JobStatus) -> str:
 
 
 def _live(status: JobStatus) -> str:
-    roles = f"{len(status.trainers)} trainers  {len(status.pservers)}/{status.spec['pservers']} pservers"
+    loading = f" ({len(status.loading)} more loading)" if status.loading else ""
+    roles = f"{len(status.trainers)} trainers{loading}  {len(status.pservers)}/{status.spec['pservers']} pservers"
     chunks = " ".join(f"{n} {name}" for name, n in status.queue.items() if n or name != "failed")
     if not chunks:
         return f"{roles}  (no fault tolerance)"
@@ -55,6 +56,9 @@ def render(status: JobStatus) -> Group:
         rate = f"{trainer.get('samples_per_second', 0):,.0f} samples/s"
         table.add_row(f"trainer {name}", f"{trainer['host']}:{trainer['pid']}", f"step {trainer.get('step', '-')}",
                       slots, rate)
+    for name, process in status.loading.items():
+        table.add_row(f"{process['role']} {name}", f"{process['host']}:{process['pid']}",
+                      f"loading {process['what']}, {process['seconds']:.0f} s", "", "")
     bar = ProgressBar(total=status.spec["total_steps"] or None, completed=status.step, width=60)
     events = [Text(format_event(e), style="yellow") for e in status.events[-EVENTS_SHOWN:]]
     # A progress bar ends without a line break.

@@ -61,9 +61,13 @@ class Keys:
     def pserver(self, index: int) -> str:
         return f"/{self.job}/ps/{index}"
 
+    @property
+    def index_claims(self) -> str:
+        return f"/{self.job}.index/"
+
     def index(self, index: int) -> str:
         """Held by the pserver that chose this index by itself, before it registers."""
-        return f"/{self.job}.index/{index}"
+        return f"{self.index_claims}{index}"
 
     def started(self, index: int) -> str:
         """Present once shard `index` has served: whoever claims it later is a restart."""
@@ -118,6 +122,10 @@ class Keys:
 
     def status_of(self, role: str, name: str) -> str:
         return f"/{self.job}.status/{role}/{name}"
+
+    def loading(self, role: str, name: str) -> str:
+        """What a process of a role loads before it registers."""
+        return f"{self.status}loading/{role}/{name}"
 
     @property
     def events(self) -> str:

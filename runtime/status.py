@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -59,6 +60,16 @@ class ShardStatus(msgspec.Struct, frozen=True):
     staleness_max: int = 0
 
 
+class LoadingStatus(msgspec.Struct, frozen=True):
+    """What a process reports that is not ready to register: what it loads, and since when (seconds since 1970)."""
+
+    role: str
+    what: str
+    since: float
+    pid: int
+    host: str
+
+
 @dataclass(frozen=True)
 class JobStatus:
     """One look at a job. `step` is the lowest version among the live shards; without any, what was committed last.
@@ -76,6 +87,8 @@ class JobStatus:
     checkpoint: int | None
     pservers: dict[int, dict[str, Any]] = field(default_factory=dict)
     trainers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    loading: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By id: processes that load something before they register: `role`, `what`, for how many `seconds`, `pid`."""
     slots: dict[int, str] = field(default_factory=dict)
     queue: dict[str, int] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
@@ -139,7 +152,7 @@ def _status(etcd: Store, keys: Keys, control: Mapping[str, KV], deadline: float 
         keys.job, control[keys.state].value.decode() if keys.state in control else "running", spec,
         generation, pass_index, min(versions, default=saved or 0), saved,
         {int(k): v for k, v in sorted(pservers.items(), key=lambda kv: int(kv[0]))}, trainers,
-        dict(sorted(slots.items())), queue,
+        _loading(reports, f"{keys.status}loading/"), dict(sorted(slots.items())), queue,
         [] if brief else [event for _, event in read_events(etcd, keys, deadline)])
 
 
@@ -148,6 +161,12 @@ def _queue(etcd: Store, prefix: str, deadline: float | None) -> dict[str, int]:
     counts = {name: etcd.count(f"{prefix}{name}/", deadline=deadline) for name in ("todo", "pending", "done", "failed")}
     counts["todo"] = max(0, counts["todo"] - counts["pending"])  # the todo record stays until its chunk is done
     return counts
+
+
+def _loading(reports: Mapping[str, Any], prefix: str) -> dict[str, dict[str, Any]]:
+    """Reports below `prefix`, by the id of their process."""
+    return {key.rsplit("/", 1)[1]: report | {"seconds": max(0.0, time.time() - report["since"])}
+            for key, report in reports.items() if key.startswith(prefix)}
 
 
 def _saved(view: JobView, shards: int) -> int | None:

@@ -56,7 +56,7 @@ class Role:
         self.id = f"{index}-{uuid.uuid4().hex[:8]}"
         self.address = ""
         self.events = Events(etcd, self.keys, f"{self.kind} {index}")
-        self.session = session or (Session(etcd, self.config.lease_ttl) if self.config.ft and self.leased else None)
+        self.session = session
         self.changed = threading.Event()
         self._view: tuple[int, JobView] = (-1, JobView())
         self.watcher = Watch(etcd, self.keys.control, lambda _: self._notify())
@@ -79,6 +79,16 @@ class Role:
         if name not in self.program.blocks:
             return ()
         return self.lowered(self.program.blocks[name], fetch)(self.ctx, self.ctx.scope)
+
+    # -- the lease ----------------------------------------------------------------------------------------------
+
+    def open_session(self) -> None:
+        """Gets this process's lease, if it needs one: as the last thing before it renews it and makes its claims.
+
+        What takes long and needs no claim (opening the data) comes before: a lease does not wait for it.
+        """
+        if self.session is None and self.config.ft and self.leased:
+            self.session = Session(self.etcd, self.config.lease_ttl)
 
     # -- the daemon block ---------------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from graphft.errors import GraphftError
 from graphft.runtime.connect import JobEnded, connect_from, connect_when_back, is_complete, write_endpoints
-from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, Etcd, EtcdError, EtcdUnreachable, LeaseLost, Session
+from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, Etcd, EtcdError, EtcdUnreachable, LeaseLost
 from graphft.runtime.keys import Keys
 from graphft.runtime.own_etcd import start_etcd
 from graphft.runtime.process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK, EXIT_USAGE
@@ -152,9 +152,10 @@ def _run(job: Job, job_dir: Path, spec: RoleSpec) -> None:
     endpoints, keys = spec.etcd or ",".join(job.config.etcd_endpoints or ()), Keys(job.config.name)
     etcd = connect_when_back(endpoints, job_dir) if endpoints else connect_from(job_dir)
     put_job(etcd, keys, job)
+    _explain_on_signal()
     role = _make_role(job, job_dir, spec, etcd)
     if role is not None:
-        _explain_on_signal(role)
+        _tell_story_on_signal(role)
         role.run()
 
 
@@ -169,11 +170,11 @@ def _make_role(job: Job, job_dir: Path, spec: RoleSpec, etcd: Etcd) -> Pserver |
         return _trainer_class(job.config)(job, job_dir, etcd, max(spec.index, 0) if any_index else spec.index)
     from graphft.runtime.roles.pserver import claim_index
 
-    session, index = None, spec.index if spec.index >= 0 else None
-    if index is None:
-        session = Session(etcd, job.config.lease_ttl) if job.config.ft else None
-        index = claim_index(etcd, Keys(job.config.name), job.config.pservers, session)
-    return None if index is None else _pserver_class(job.config.sync)(job, job_dir, etcd, index, session)
+    make = _pserver_class(job.config.sync)
+    if spec.index >= 0:
+        return make(job, job_dir, etcd, spec.index)
+    claimed = claim_index(etcd, Keys(job.config.name), job.config.pservers, job.config.lease_ttl * job.config.ft)
+    return make(job, job_dir, etcd, *claimed) if claimed is not None else None
 
 
 def _trainer_class(config: JobConfig) -> type[Trainer]:
@@ -200,12 +201,19 @@ def _pserver_class(sync: bool) -> type[Pserver]:
     return BatchPserver
 
 
-def _explain_on_signal(role: Role) -> None:
-    """SIGUSR1: what this process does and has seen of late, into its log."""
-    if threading.current_thread() is not threading.main_thread():
-        return
-    signal.signal(signal.SIGUSR1, lambda *_: log.warning("asked for its story:\n%s", "\n".join(role.story())))
-    faulthandler.register(signal.SIGUSR1, chain=True)  # where each thread is, also while the first one is stuck
+def _explain_on_signal() -> None:
+    """SIGUSR1: where each thread of this process is, into its log; from the start on, and while the first is stuck."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        faulthandler.register(signal.SIGUSR1, file=2, chain=True)
+
+
+def _tell_story_on_signal(role: Role) -> None:
+    """SIGUSR1: what this process has seen of late, too."""
+    if threading.current_thread() is threading.main_thread():
+        faulthandler.unregister(signal.SIGUSR1)
+        signal.signal(signal.SIGUSR1, lambda *_: log.warning("asked for its story:\n%s", "\n".join(role.story())))
+        faulthandler.register(signal.SIGUSR1, file=2, chain=True)
 
 
 def _await_others(job: Job, embedded: EmbeddedEtcd) -> None:

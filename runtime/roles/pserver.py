@@ -40,24 +40,32 @@ POLL_SECONDS = 0.25
 SPARE_SECONDS = 0.2
 
 
-def claim_index(etcd: Etcd, keys: Keys, pservers: int, session: Session | None) -> int | None:
-    """The lowest index that no live pserver has or is about to take, claimed on the session's lease.
+def claim_index(etcd: Etcd, keys: Keys, pservers: int, ttl: int) -> tuple[int, Session | None] | None:
+    """The lowest index that no live pserver has or is about to take, claimed on the lease of a new session.
 
-    While all are taken it waits, as a spare. None: the job is over. Raises LeaseLost.
+    While all are taken it waits as a spare, which has no lease. `ttl`: of the lease in seconds, 0 for none.
+    None: the job is over.
     """
-    mine, told = uuid.uuid4().hex.encode(), False
+    told = False
     while (state := etcd.get(keys.state)) is None or state.value == b"running":
+        taken = {kv.key for prefix in (keys.pservers, keys.index_claims) for kv in etcd.range(prefix).kvs}
         for index in range(pservers):
-            claim = put_op(keys.index(index), mine, session.lease if session is not None else 0)
-            if etcd.txn([absent(keys.pserver(index)), absent(claim.key)], [claim], token=claim.key).ok:
-                return index
+            if not {keys.pserver(index), keys.index(index)} & taken:
+                session = Session(etcd, ttl) if ttl else None
+                if _claim(etcd, keys, index, session):
+                    return index, session
+                if session is not None:
+                    session.close()
         if not told:
             log.info("all %d pservers are alive; waiting to take the place of one that dies", pservers)
             told = True
         time.sleep(SPARE_SECONDS)
-        if session is not None:
-            session.tick()
     return None
+
+
+def _claim(etcd: Etcd, keys: Keys, index: int, session: Session | None) -> bool:
+    claim = put_op(keys.index(index), uuid.uuid4().hex.encode(), session.lease if session is not None else 0)
+    return etcd.txn([absent(keys.pserver(index)), absent(claim.key)], [claim], token=claim.key).ok
 
 
 class Pserver(Role):
@@ -92,6 +100,7 @@ class Pserver(Role):
         self._applied = 0
         for name, value in self.program.values.items():
             self.ctx.scope[name] = value.detach().clone()
+        self.open_session()
 
     def _listen(self, etcd_hosts: Sequence[str]) -> str:
         """Listens where the way to etcd begins; returns the address for the others."""

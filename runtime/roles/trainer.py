@@ -22,11 +22,12 @@ import torch
 from graphft.errors import GraphftError
 from graphft.ir import Kind
 from graphft.ops.context import ChunkWork
-from graphft.runtime.data import BatchKey, Prefetcher, open_reader
+from graphft.runtime.data import BatchKey, Prefetcher, Reader, open_reader
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.feeds import check_dims
 from graphft.runtime.protocol.sync_events import ShardDown, ShardUp
 from graphft.runtime.roles.base import Role
+from graphft.runtime.roles.loading import Loading
 from graphft.runtime.status import TrainerStatus
 from graphft.runtime.transport import make_client
 from graphft.runtime.view import JobView
@@ -60,9 +61,8 @@ class Trainer(Role):
         super().__init__(job, job_dir, job.trainer_program(), etcd, index)
         self.transport = make_client(self.id, f"trainer {index}")
         self.plan = self.config.plan
-        slots = self.config.trainers
-        reader = open_reader(self.config.data, self.job_dir, self.config.seed, cached_chunks=max(8, slots + 1))
-        self.prefetcher = Prefetcher(reader, depth=2 * slots + 4)
+        self.leaving = False
+        self.prefetcher = Prefetcher(self._open_data(), depth=2 * self.config.trainers + 4)
         self.ctx.data = self
         self.pass_index = -1
         self.batch_samples = 0
@@ -71,8 +71,17 @@ class Trainer(Role):
         self.loss: float | None = None
         self._times: deque[tuple[float, int]] = deque(maxlen=RATE_WINDOW)
         self._metrics: io.FileIO | None = None
-        self.leaving = False
         self._make_scope()
+        self.open_session()
+
+    def _open_data(self) -> Reader:
+        """Makes the reader, which takes as long as the Dataset's construction does: without a lease so far."""
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, lambda *_: self._leave())
+        with Loading(self.etcd, self.keys, self.job_dir, (self.kind, self.id), "data", lambda: self.view,
+                     lambda: self.leaving):
+            return open_reader(self.config.data, self.job_dir, self.config.seed,
+                               cached_chunks=max(8, self.config.trainers + 1))
 
     def _make_scope(self) -> None:
         """Constants as saved; what pservers own, empty until it is received."""
@@ -84,8 +93,6 @@ class Trainer(Role):
 
     def run(self) -> None:
         """From start until the job is complete, or SIGTERM asks this trainer to leave."""
-        if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, lambda *_: self._leave())
         self.start_daemon()
         try:
             self.run_block("init")

@@ -29,9 +29,13 @@ class Blobs:
     that there is not, so that computing their loss fails.
 
     The file `pace` holds the seconds that reading a batch takes: a test slows a running job down by writing it.
+    So does the file `opening` for the construction; where there is none it takes no time.
     """
 
-    def __init__(self, records: int = RECORDS, pace: str = "", broken: int = -1, mislabeled: int = 1 << 30) -> None:
+    def __init__(self, records: int = RECORDS, pace: str = "", broken: int = -1, mislabeled: int = 1 << 30,
+                 opening: str = "") -> None:
+        if opening and Path(opening).exists():
+            time.sleep(float(Path(opening).read_text()))
         generator = torch.Generator().manual_seed(7)
         self.x = torch.randn(records, 8, generator=generator)
         self.y = self.x[:, :3].argmax(1)
@@ -73,7 +77,8 @@ def program(plain: bool = False, steps: int = STEPS) -> Program:
     return made
 
 
-def job(source: Program, *, pace: Path | None = None, blobs: Mapping[str, int] | None = None, **options: Any) -> Job:
+def job(source: Program, *, pace: Path | None = None, blobs: Mapping[str, int | str] | None = None,
+        **options: Any) -> Job:
     """`source` with the tests' usual options: small slices, so that every shard has some. `blobs`: of the data."""
     arguments = {"pace": str(pace or ""), **(blobs or {})}
     data = graphft.dataset(f"{__file__}:Blobs", arguments, chunk_size=CHUNK)

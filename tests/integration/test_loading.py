@@ -1,0 +1,69 @@
+"""Data that take longer to open than a lease lasts."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from graphft import ir
+from graphft.runtime.display import format_line, render
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.job_record import put_job
+from graphft.runtime.keys import Keys
+from graphft.runtime.process import EXIT_OK
+from graphft.runtime.status import JobStatus
+from tests.integration import training
+from tests.integration.plays import Played, Program, assert_same_bits, await_gone, play
+
+pytestmark = [pytest.mark.xdist_group("sync"), pytest.mark.timeout(120, method="signal")]
+
+
+def test_a_dataset_that_takes_longer_to_construct_than_a_lease_lasts(
+    program: ir.Program, folder: Path, undisturbed: Played
+) -> None:
+    """Pitfall 61: the lease begins when the trainer is ready, and what it does until then is shown."""
+    opening = folder.with_suffix(".opening")
+    job = training.job(program, blobs={"opening": str(opening)}, lease_ttl=2)
+    opening.write_text("4")
+    played = play(job, folder)
+    assert_same_bits(played.state, undisturbed.state)
+    assert (played.result.preemptions, played.result.failures) == ({}, {}), "no lease was lost"
+    loading = [s for s in played.statuses if s.loading]
+    assert {name.split("-")[0] for s in loading for name in s.loading} == {"0", "1", "2"}
+    assert {(p["role"], p["what"]) for s in loading for p in s.loading.values()} == {("trainer", "data")}
+    assert max(p["seconds"] for s in loading for p in s.loading.values()) > 2
+    assert not played.statuses[-1].loading
+    shown = next(s for s in loading if len(s.loading) == 3)
+    assert "0 trainers (3 more loading)" in format_line(shown)
+    assert "loading data, " in str(list(render(shown).renderables[-1].columns[2].cells))  # type: ignore[union-attr]
+
+
+def test_a_trainer_that_loads_ends_with_its_job_or_when_it_is_told_to(
+    program: ir.Program, folder: Path, etcd_server: EmbeddedEtcd
+) -> None:
+    """Pitfall 61: nothing waits for the end of a construction that takes very long."""
+    opening = folder.with_suffix(".opening")
+    job = training.job(program, blobs={"opening": str(opening)}, name="loading-forever")
+    opening.write_text("600")
+    job.save(folder)
+    endpoints, keys = ",".join(etcd_server.endpoints), Keys(job.config.name)
+    with Etcd(etcd_server.endpoints) as etcd:
+        put_job(etcd, keys, job)
+        start = ("-m", "graphft", "start", "trainer", "--job", folder, "--etcd", endpoints, "--index")
+        told, other = Program(folder.parent, *start, "0"), Program(folder.parent, *start, "1")
+
+        def both(status: JobStatus) -> bool:
+            return len(status.loading) == 2
+
+        assert not told.until(folder, both, endpoints).trainers, "what is not ready is not registered"
+        told.process.send_signal(signal.SIGTERM)
+        assert told.wait() == EXIT_OK, told.output
+        other.until(folder, lambda s: len(s.loading) == 1, endpoints)
+        etcd.put(keys.state, b"complete")
+        assert other.wait() == EXIT_OK, other.output
+        assert etcd.count(keys.status) == 0
+        for prefix in keys.everything:
+            etcd.delete_prefix(prefix)
+    assert not await_gone(folder)
