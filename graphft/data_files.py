@@ -18,7 +18,7 @@ import numpy as np
 
 from graphft.data import ChunkInfo, DataSpec, check_chunk_size, check_columns, split, torch_dtype
 from graphft.data_stamps import HashedFile, Stamp, footer_of, stamp_of
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, describe
 from graphft.ir import Type
 
 FORMATS = ("parquet", "csv", "jsonl", "npy")
@@ -88,7 +88,7 @@ def open_url(url: str, options: Mapping[str, Any]) -> Iterator[tuple[IO[bytes], 
             raise GraphftError(f"{url} needs a package that is not installed", rule="missing-package",
                                help=str(e)) from e
         except (OSError, KeyError, ValueError) as e:
-            raise GraphftError(f"cannot open {url}: {type(e).__name__}: {e}", rule="missing-file",
+            raise GraphftError(f"cannot open {url}: {describe(e)}", rule="missing-file",
                                help="check the URL, and that this machine may read it") from e
         yield f, stamp
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, describe
 from graphft.ir import Type
 
 
@@ -78,7 +78,7 @@ class Reference:
         try:
             made = function(**self.args)
         except Exception as e:
-            raise GraphftError(f"{self} failed: {type(e).__name__}: {e}", rule="dataset",
+            raise GraphftError(f"{self} failed: {describe(e)}", rule="dataset",
                                help=f"it is called with {self.args or 'no arguments'}") from e
         if not (hasattr(made, "__len__") and hasattr(made, "__getitem__")):
             raise GraphftError(f"{self} returned a {type(made).__name__}, which is no map-style dataset",
@@ -158,7 +158,7 @@ def inspect_dataset(reference: Reference, columns: Sequence[str]) -> tuple[int, 
     except GraphftError:
         raise
     except Exception as e:
-        raise GraphftError(f"reading record 0 of the dataset of {reference} failed: {type(e).__name__}: {e}",
+        raise GraphftError(f"reading record 0 of the dataset of {reference} failed: {describe(e)}",
                            rule="dataset", help="its items must be what torch's default_collate takes") from e
     draws = _random_state() != before
     for column, value in batch.items():

@@ -12,10 +12,49 @@ place (program, block, op index) and prints the lines around it, in the style of
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from graphft.ir import Block
+
+TEXT_LIMIT = 2000
+"""Characters of a text of unknown origin (an exception's, say) that a record, an event or an error holds."""
+_NOTE = 50
+"""More than the characters of the note about what was left out."""
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+
+
+def plain_text(text: str, limit: int = TEXT_LIMIT) -> str:
+    """A text of unknown origin, as etcd, JSON, logs and terminals take it.
+
+    What UTF-8 cannot hold (lone surrogates) and control characters but tab and line end are written as escapes. Of a
+    text that has more than `limit` characters then the beginning and the end are kept.
+    """
+    encodable = text.encode("utf-8", "backslashreplace").decode()
+    made = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", encodable)
+    if len(made) <= limit:
+        return made
+    head, tail = limit * 2 // 3, limit // 3 - _NOTE
+    return f"{made[:head]} [... {len(made) - head - tail} characters left out ...] {made[-tail:]}"
+
+
+def plain(value: Any, limit: int = TEXT_LIMIT) -> Any:
+    """`value` with every text in it plain; what JSON does not know becomes its text."""
+    if isinstance(value, dict):
+        return {plain_text(str(k)): plain(v, limit) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(v, limit) for v in value]
+    return value if value is None or isinstance(value, bool | int | float) else plain_text(str(value), limit)
+
+
+def describe(error: BaseException) -> str:
+    """Type and text of an exception of unknown origin, whatever its `__str__` does; short enough to be quoted."""
+    try:
+        text = str(error)
+    except Exception as broken:
+        text = f"<its __str__ raised {type(broken).__name__}>"
+    return plain_text(f"{type(error).__name__}: {text}", TEXT_LIMIT * 3 // 4)
 
 
 class GraphftError(Exception):

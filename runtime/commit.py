@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, plain_text
 from graphft.runtime.checkpoint import CheckpointStore, DamagedCheckpoint, Manifest, Part
 from graphft.runtime.etcd import absent, delete_op, get_op, mod_is, put_op, range_op
 from graphft.runtime.etcd.model import KV, Compare, Op, Store
@@ -78,7 +78,7 @@ def go_back(keys: Keys, epoch_kv: KV | None, committed_kv: KV | None, reason: st
     assert epoch_kv is not None
     assert epoch is not None
     step, checkpoint = (committed.step, committed.checkpoint) if committed is not None else (0, "")
-    raised = Epoch(epoch.generation + 1, step, checkpoint, reason)
+    raised = Epoch(epoch.generation + 1, step, checkpoint, plain_text(reason))
     return Change("went-back", f"generation {raised.generation} begins at step {step}: {reason}", (
         queue.Compare(keys.epoch, "mod", epoch_kv.mod_revision),
         queue.Compare(keys.committed, "mod", committed_kv.mod_revision if committed_kv is not None else 0)),
@@ -215,7 +215,7 @@ class Commits:
             assert epoch is not None
             target = self._usable(committed, below)
             step, checkpoint = (target.step, target.directory) if target is not None else (0, "")
-            raised = Epoch(epoch.generation + 1, step, checkpoint, reason)
+            raised = Epoch(epoch.generation + 1, step, checkpoint, plain_text(reason))
             ops = [put_op(self.keys.epoch, msgspec.json.encode(raised)), *self._lower(committed, target)]
             compare = [mod_is(self.keys.epoch, epoch_kv.mod_revision),
                        mod_is(self.keys.committed, committed_kv.mod_revision if committed_kv else 0)]

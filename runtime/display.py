@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any, TextIO
@@ -81,6 +83,9 @@ class Display:
 
     def __init__(self, stream: TextIO | None = None) -> None:
         # Texts of events are not ours to mark up: "[pserver 0]" would be taken for a style.
+        out = stream or sys.stdout
+        if isinstance(out, io.TextIOWrapper):  # what the terminal's encoding lacks must not end the launcher
+            out.reconfigure(errors="backslashreplace")
         self.console = Console(file=stream, highlight=False, markup=False, emoji=False)
         live = self.console.is_terminal
         self._live = Live(console=self.console, refresh_per_second=4, transient=True) if live else None

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from graphft.errors import plain, plain_text
 from graphft.runtime.etcd import EtcdError, delete_op
 from graphft.runtime.etcd.model import Store
 from graphft.runtime.keys import Keys
@@ -28,19 +29,23 @@ class Event(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 class Events:
-    """Writes events. Losing one must never hurt the job: what etcd does not take goes to the log only."""
+    """Writes events. Losing one must never hurt the job: what etcd does not take goes to the log only.
+
+    Texts may come from a user's exceptions: they are made plain, and cut to TEXT_LIMIT characters, fields as well.
+    """
 
     def __init__(self, etcd: Store, keys: Keys, who: str) -> None:
         self.etcd, self.keys, self.who, self._count = etcd, keys, who, 0
         self.log = logging.getLogger("graphft")
 
     def emit(self, kind: str, text: str, **fields: Any) -> None:
+        text = plain_text(text)
         self.log.info("%s", text)
-        event = Event(time.time(), self.who, kind, text, fields)
+        event = Event(time.time(), self.who, kind, text, plain(fields))
         self._count += 1
         try:
             key = f"{self.keys.events}{time.time_ns():020d}-{self.who.replace(' ', '-')}-{self._count}"
-            self.etcd.put(key, msgspec.json.encode(event, enc_hook=str), deadline=1.0)
+            self.etcd.put(key, msgspec.json.encode(event), deadline=1.0)
             if self._count % PRUNE_EVERY == 1:  # and hence by processes, too, that die young and start again
                 self._prune()
         except EtcdError as error:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from graphft import registry
-from graphft.errors import GraphftError, ProgramError
+from graphft.errors import GraphftError, ProgramError, describe
 from graphft.ir import Arg, Block, Kind, Operator, Ref
 from graphft.literals import DEVICE, resolve
 from graphft.ops.context import Interrupt
@@ -69,7 +69,8 @@ class Lowered:
         frame = self._frame(error.__traceback__)
         index = self._lines.get(frame.tb_lineno) if frame is not None else None
         if frame is None or index is None:
-            return ProgramError(f"block {self.block.name} failed: {error}", block=self.block, rule="op-failed")
+            return ProgramError(f"block {self.block.name} failed: {describe(error)}", block=self.block,
+                                rule="op-failed")
         op = self.block.ops[index]
         values = frame.tb_frame.f_locals
         missing = [n for n in op.reads if self._slots[n] not in values]
@@ -78,7 +79,7 @@ class Lowered:
                                 rule="no-value", help="feed it, or run the block that makes it first")
         operands = ", ".join(f"%{n}: {_describe(values[self._slots[n]])}" for n in op.reads
                              if self._slots[n] in values)
-        return ProgramError(f"{op.type} failed: {type(error).__name__}: {error}", block=self.block, index=index,
+        return ProgramError(f"{op.type} failed: {describe(error)}", block=self.block, index=index,
                             rule="op-failed", help=f"its operands were {operands or 'none'}")
 
     def _frame(self, traceback: TracebackType | None) -> TracebackType | None:

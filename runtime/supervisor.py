@@ -15,6 +15,7 @@ from pathlib import Path
 
 import psutil
 
+from graphft.errors import plain_text
 from graphft.runtime.etcd import Etcd, EtcdError
 from graphft.runtime.events import Events
 from graphft.runtime.keys import Keys
@@ -264,7 +265,7 @@ class Supervisor:
     def tail_of_log(self, child: Child, lines: int = 15) -> str:
         path = self.job_dir / "logs" / f"{child.role}-{child.index}.log"
         text = path.read_text(errors="replace").splitlines() if path.exists() else []
-        return "\n".join([f"last lines of {path}:", *("  " + t for t in text[-lines:])]) if text else ""
+        return "\n".join([f"last lines of {path}:", *("  " + plain_text(t) for t in text[-lines:])]) if text else ""
 
     def _revoke(self, child: Child, pid: int) -> None:
         """Revokes the lease of the dead process, so that its slots and chunks are free at once.

@@ -14,7 +14,7 @@ from torch.utils.data import default_collate
 
 from graphft.data import FOLDER, ChunkInfo, DataSpec
 from graphft.data_reference import Reference, named
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, describe
 from graphft.plan import mix, record_order
 from graphft.runtime.data.formats import ChunkFiles
 from graphft.runtime.data.lru import LRU
@@ -63,7 +63,7 @@ class Reader(ABC):
                 order = self._order(pass_index, info)[start : start + batch_size]
                 return self._read(info, order, (self.seed, pass_index, chunk, batch_index))
         except Exception as e:
-            raise GraphftError(f"reading chunk {chunk} ({self._where(info)}) failed: {type(e).__name__}: {e}",
+            raise GraphftError(f"reading chunk {chunk} ({self._where(info)}) failed: {describe(e)}",
                                rule="read", help="see the error above; the data must stay as it was described") from e
 
     def _order(self, pass_index: int, info: ChunkInfo) -> np.ndarray:

@@ -28,6 +28,7 @@ from typing import Literal, Protocol
 
 import msgspec
 
+from graphft.errors import plain_text
 from graphft.plan import PlannedChunk
 
 MAX_PUTS = 100  # per transaction; etcd takes 128 operations
@@ -197,8 +198,9 @@ def fail(
 ) -> Change:
     """Reports at once that a chunk under the own claim cannot be computed, and why; gives it back, or discards it.
 
-    `progress`: the batch that failed. Failures of another batch before do not count.
+    `progress`: the batch that failed. Failures of another batch before do not count. `reason` may be of any origin.
     """
+    reason = plain_text(reason)
     old = msgspec.json.decode(todo.value, type=Todo)
     failures = old.failures + 1 if progress == old.progress else 1
     if failures >= max_failures:

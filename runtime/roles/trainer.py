@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, describe
 from graphft.ir import Kind
 from graphft.ops.context import ChunkWork
 from graphft.runtime.data import BatchKey, Prefetcher, Reader, open_reader
@@ -136,10 +136,9 @@ class Trainer(Role):
 
     def tell_failure(self, what: str, error: Exception, **fields: Any) -> str:
         """Puts an error of the user's step into the job's events; returns it as text."""
-        cause = error.__cause__ or error
-        text = "".join(traceback.format_exception_only(type(cause), cause)).strip()
+        text = describe(error.__cause__ or error)
         self.events.emit("step-failed", f"{what} failed: {text}",
-                         traceback="".join(traceback.format_exception(error))[-4000:], **fields)
+                         traceback="".join(traceback.format_exception(error)), **fields)
         return text
 
     # -- data ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,104 @@
+"""Texts of unknown origin, such as those of a user's exceptions: in etcd, in logs and on terminals they do no harm."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from programs_by_hand import linear
+
+import graphft
+from graphft.errors import TEXT_LIMIT, describe, plain, plain_text
+from graphft.runtime.commit import Epoch, decode_epoch
+from graphft.runtime.display import Display
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.events import Events, read_events
+from graphft.runtime.keys import Keys
+from graphft.runtime.protocol.queue import Failed, failed_key
+from graphft.runtime.protocol.sync_events import Work
+from tests.runtime.trainers import stage
+
+TEXTS = st.text(st.one_of(st.characters(), st.sampled_from("\ud800\udfff\0\x1b\n\t\U0001f600")))
+LONG = "begin " + "\N{PILE OF POO}\0" * (1 << 20) + " end"
+"""2 M characters, which JSON makes 10 MB of; etcd takes 1.5 MB."""
+
+
+class Mute(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@given(text=TEXTS)
+def test_any_text_becomes_encodable(text: str) -> None:
+    made = plain_text(text)
+    assert json.loads(json.dumps({"text": made}).encode()) == {"text": made}
+    assert msgspec.json.decode(msgspec.json.encode(made)) == made
+    assert not [c for c in made if ord(c) < 32 and c not in "\t\n"]
+    assert plain_text(made) == made
+
+
+@given(text=st.text("abc\n\té", max_size=TEXT_LIMIT))
+def test_ordinary_texts_stay_as_they_are(text: str) -> None:
+    assert plain_text(text) == text
+
+
+def test_of_long_texts_beginning_and_end_are_kept() -> None:
+    made = plain_text(LONG)
+    assert made.startswith("begin ")
+    assert made.endswith(" end")
+    assert " characters left out ...] " in made
+    assert len(made) <= TEXT_LIMIT
+    assert plain_text(made) == made
+
+
+def test_fields_and_exceptions() -> None:
+    assert plain({"a": ["\ud800", 1, None], "p": Path("x")}) == {"a": ["\\ud800", 1, None], "p": "x"}
+    assert describe(ValueError("\ud800")) == "ValueError: \\ud800"
+    assert describe(Mute()) == "Mute: <its __str__ raised RuntimeError>"
+
+
+def test_events_of_any_text(etcd_server: EmbeddedEtcd, keys: Keys, capsys: pytest.CaptureFixture[str]) -> None:
+    """They are recorded, and shown, also where the output's encoding has few characters."""
+    with Etcd(etcd_server.endpoints) as etcd:
+        events = Events(etcd, keys, "trainer 0")
+        for text in (LONG, "half of a pair: \ud83d", "in colour: \x1b[31m"):
+            events.emit("step-failed", text, traceback=text)
+        kept = [event for _, event in read_events(etcd, keys)]
+    assert len(kept) == 3
+    assert kept[1].text == kept[1].fields["traceback"] == "half of a pair: \\ud83d"
+    assert kept[2].text == "in colour: \\x1b[31m"
+    out = io.BytesIO()
+    display = Display(io.TextIOWrapper(out, encoding="ascii", write_through=True))
+    display._new_events(type("Status", (), {"events": kept})())  # type: ignore[arg-type]
+    assert b"begin \\U0001f4a9" in out.getvalue()
+
+
+@pytest.mark.parametrize("text", [LONG, "half of a pair: \ud83d"], ids=["long", "surrogate"])
+def test_a_failure_of_any_text_is_recorded(
+    etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path, text: str
+) -> None:
+    """Pitfall 45: the chunk becomes poison, a new generation begins, and the reason is kept in all records."""
+    data = graphft.arrays(chunk_size=2, x=torch.zeros(4, 8), y=torch.zeros(4, 1))
+    job = graphft.transpile(linear(features=8), chunks=data, batch_size=1, ft=True, max_failures=1)
+    with stage(etcd_server, keys, job, tmp_path) as scene:
+        scene.etcd.put(keys.epoch, msgspec.json.encode(Epoch(0, 0)))
+        trainer = scene.trainer(0)
+        scene.etcd.put(keys.slot(0), trainer.id.encode(), trainer.lease)
+        trainer.ctx.step, trainer.ctx.slot = 0, 0
+        trainer.queue.enqueue_pass()
+        work = trainer.queue.get_chunk()
+        reason = trainer.tell_failure("step 0 of slot 0", ValueError(text), step=0)
+        trainer.queue.report_failure(Work(0, 0), reason)
+        record = scene.etcd.get(failed_key(keys.queue(0), work.chunk))
+        epoch = decode_epoch(scene.etcd.get(keys.epoch))
+        assert record is not None
+        assert epoch is not None
+        assert epoch.generation == 1
+        assert describe(ValueError(text))[:30] in msgspec.json.decode(record.value, type=Failed).reason
+        assert [e.kind for _, e in read_events(scene.etcd, keys)] == ["step-failed", "poison"]
