@@ -105,6 +105,7 @@ class Passes:
             if not self._lock(lock, me):
                 self.role.watcher.wait(functools.partial(self._moved, kv), WAIT_SECONDS)
                 self.role.check_lease()
+                self.role.progress.beat()
                 continue
             made = False
             try:

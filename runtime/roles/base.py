@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import socket
 import threading
@@ -23,6 +24,7 @@ from graphft.runtime.events import Events
 from graphft.runtime.keys import Keys
 from graphft.runtime.lowering import Lowered, lower
 from graphft.runtime.process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK
+from graphft.runtime.roles.progress import PART, Progress, stacks
 from graphft.runtime.roles.reach import out_of_reach
 from graphft.runtime.transport.address import network_identity
 from graphft.runtime.view import JobView, Registration, read_view
@@ -57,6 +59,8 @@ class Role:
         self.address = ""
         self.events = Events(etcd, self.keys, f"{self.kind} {index}")
         self.session = session
+        self.progress = Progress(PART * self.config.chunk_timeout if self.config.ft else math.inf)
+        """Marked by the main thread; the daemon thread ends a process that does not get on."""
         self.changed = threading.Event()
         self._view: tuple[int, JobView] = (-1, JobView())
         self.watcher = Watch(etcd, self.keys.control, lambda _: self._notify())
@@ -78,6 +82,7 @@ class Role:
         """Runs a block of the program once, if it has it."""
         if name not in self.program.blocks:
             return ()
+        self.progress.beat()
         return self.lowered(self.program.blocks[name], fetch)(self.ctx, self.ctx.scope)
 
     # -- the lease ----------------------------------------------------------------------------------------------
@@ -110,8 +115,32 @@ class Role:
             except BaseException:
                 log.exception("the daemon block failed; a process without it must not go on")
                 os._exit(EXIT_FAILED)
-            self.changed.wait(float(block.attrs["interval"]))
+            if self.progress.hung():
+                self._end_hung()
+            self.changed.wait(min(float(block.attrs["interval"]), self.progress.left()))
             self.changed.clear()
+
+    def _end_hung(self) -> None:
+        """Ends the process, whose main thread is stuck; its launcher starts it again.
+
+        Others could not go on: this thread would renew the lease, and with it the claims, for ever.
+        """
+        if self._stop_daemon.is_set():
+            return
+        what = f"no progress for {self.progress.limit:.0f} s while {self.progress.doing}"
+        log.error("%s: ending this process. If a batch may take so long, raise chunk_timeout, which is %g s. It is "
+                  "here:\n%s", what, self.config.chunk_timeout, stacks(self.progress.thread))
+        try:
+            self.report_hung(what)
+        except GraphftError as error:
+            log.warning("%s", error.message)
+        logging.shutdown()
+        os._exit(EXIT_OK if is_complete(self.job_dir) else EXIT_FAILED)
+
+    def report_hung(self, what: str) -> None:
+        """Tells others of it, on the daemon thread, before the process ends. `what`: for how long, and while what."""
+        self.events.emit("hung", f"{self.kind} {self.index} made {what}: ending it",
+                         where=stacks(self.progress.thread)[-4000:])
 
     def _fence(self, error: LeaseLost) -> None:
         """Ends the process at once: whatever it claims may be somebody else's by now, or the job's etcd has ended."""
@@ -187,6 +216,7 @@ class Role:
                 raise
             except EtcdError as error:
                 self.check_lease()
+                self.progress.beat()  # a wait for etcd, which the lease limits
                 log.warning("etcd: %s; trying again", error.message)
                 time.sleep(RETRY_SECONDS)
 

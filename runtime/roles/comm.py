@@ -46,6 +46,7 @@ class Comm:
 
     def take_in(self, seconds: float) -> None:
         self.trainer.check_lease()
+        self.trainer.progress.beat()
         self._control()
         reply = self.transport.receive(seconds)
         while reply is not None:
@@ -94,8 +95,22 @@ class Comm:
         key = (shard, bucket)
         if key not in self._buffers:
             self._buffers[key] = BucketBuffers(BucketLayout.of(tensors, slices))
-        frame = self._buffers[key].pack(tensors, BUFFER_SECONDS)
+        frame = self._pack(self._buffers[key], tensors)
         self.do(Pushed(shard, bucket, self.trainer.batch_samples, frame))
+
+    def _pack(self, buffers: BucketBuffers, tensors: Sequence[Tensor]) -> memoryview:
+        """The bucket's frame. A shard that takes no data is waited for as for any answer: it may be gone meanwhile.
+
+        Raises GraphftError (rule buffer-in-use) after BUFFER_SECONDS.
+        """
+        end = time.monotonic() + BUFFER_SECONDS
+        while True:
+            try:
+                return buffers.pack(tensors, POLL_SECONDS)
+            except GraphftError as error:
+                if error.rule != "buffer-in-use" or time.monotonic() > end:
+                    raise
+                self.pump(0)
 
 
 def buckets_of(trainer: Trainer) -> tuple[tuple[tuple[int, ...], ...], frozenset[tuple[int, int]]]:

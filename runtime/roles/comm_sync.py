@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from graphft.errors import GraphftError
 from graphft.ops.context import WorkChanged
 from graphft.runtime.protocol.sync_events import Begin, Closed, Copied, Rollback, SlotLost, TrainerOptions, Work
 from graphft.runtime.protocol.trainer_sync import SyncTrainer
@@ -126,6 +127,18 @@ class SyncComm(Comm):
 
     def end_pull(self) -> None:
         """The receives have waited for everything: each bucket is of this step's version."""
+
+    def push(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices) -> None:
+        machine = self.machine
+        assert machine is not None
+        try:
+            super().push(shard, bucket, tensors, slices)
+        except GraphftError as error:
+            if error.rule != "buffer-in-use":
+                raise
+            self.trainer.counters["stuck"] += 1
+            self.reconnect(shard, machine.links[shard].incarnation)
+            raise WorkChanged from error  # once the shard is met again, the step is done again
 
     def end_push(self, push_timeout: float, max_skipped: int) -> None:
         self.do(Closed())

@@ -36,7 +36,9 @@ class Coordinator(Role):
         put_job(self.etcd, self.keys, self.job)
 
     def await_job(self) -> None:
+        self.progress.begin("waiting for the job's end")
         while not self.view.over:
+            self.progress.beat()
             self.watcher.wait(lambda kvs: self.keys.state in kvs and kvs[self.keys.state].value != b"running", 5.0)
             self.check_lease()
         if self.view.state == "failed":

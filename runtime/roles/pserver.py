@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 POLL_SECONDS = 0.25
 SPARE_SECONDS = 0.2
+LOAD_LIMITS = 10
+"""Restoring a checkpoint may take so many times as long as anything else that the main thread does."""
 
 
 def claim_index(etcd: Etcd, keys: Keys, pservers: int, ttl: int) -> tuple[int, Session | None] | None:
@@ -161,7 +163,8 @@ class Pserver(Role):
         """Takes on the state that the epoch began at; goes further back if its file is damaged."""
         while True:
             try:
-                self.restore(self.epoch)
+                with self.progress.within(LOAD_LIMITS * self.progress.usual, "restoring a checkpoint"):
+                    self.restore(self.epoch)
                 return
             except DamagedCheckpoint as error:
                 self.events.emit("damaged-checkpoint", f"checkpoint of step {self.epoch.step} is damaged, "
@@ -181,6 +184,7 @@ class Pserver(Role):
 
     def serve_once(self) -> None:
         self.fence_if_lost()
+        self.progress.beat()
         for peer, message, frame in self.transport.poll(POLL_SECONDS):
             self.step(Received(peer.decode("latin-1"), message, frame, self.fault(message, frame)))
         self.follow()

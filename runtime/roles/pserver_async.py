@@ -86,6 +86,7 @@ class BatchPserver(Pserver):
         self.options = options
         self.commits.ensure_epoch(resume=self.config.ft)
         self._make_machine()
+        self.progress.begin("serving")
         while not self.over():
             self.serve_once()
 

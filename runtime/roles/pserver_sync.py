@@ -96,6 +96,7 @@ class RoundPserver(Pserver):
         if self._exchanges():
             self.norms = NormExchange(self.id, self.index, self.program.blocks.get("reduce"))
         self.step(Started())
+        self.progress.begin("serving")
         while not self.over():
             self.serve_once()
 

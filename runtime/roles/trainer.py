@@ -97,6 +97,7 @@ class Trainer(Role):
         try:
             self.run_block("init")
             self.watch()
+            self.progress.begin("computing")
             while not self.leaving and not self._over():
                 self.work()
             self.leave()

@@ -59,6 +59,13 @@ class ChunkTrainer(Trainer):
     def leave(self) -> None:
         self.queue.release_all()
 
+    def report_hung(self, what: str) -> None:
+        """A batch that is never done is one that cannot be computed: its failures are counted in the same way."""
+        super().report_hung(what)
+        work = self._work
+        if work is not None:
+            self.queue.report_failure((work.pass_index, work.chunk), what)
+
     def _report(self, error: Exception) -> None:
         work = self._work
         if work is not None:

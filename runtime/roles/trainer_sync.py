@@ -29,6 +29,8 @@ class SlotTrainer(Trainer):
     def __init__(self, job: Job, job_dir: Path, etcd: Etcd, index: int) -> None:
         self._assignment = Assignment()
         self._claimed_at = 0
+        self._computing: Work | None = None
+        """What block step computes now."""
         if not job.config.ft and not 0 <= index < job.config.trainers:
             raise GraphftError(f"there is no trainer {index}: without fault tolerance each of the job's "
                                f"{job.config.trainers} has an index", rule="role",
@@ -51,6 +53,7 @@ class SlotTrainer(Trainer):
 
     def _step(self, work: Work) -> None:
         self.ctx.step, self.ctx.slot = work.step, work.slot
+        self._computing = work
         try:
             if (pass_index := self.plan.pass_of(work.step)) != self.pass_index:
                 self.pass_index = pass_index
@@ -71,6 +74,14 @@ class SlotTrainer(Trainer):
             text = self.tell_failure(f"step {work.step} of slot {work.slot}", error, step=work.step, slot=work.slot)
             self.queue.report_failure(work, text)
             raise
+        finally:
+            self._computing = None
+
+    def report_hung(self, what: str) -> None:
+        """A batch that is never done is one that cannot be computed: its failures are counted in the same way."""
+        super().report_hung(what)
+        if self._computing is not None:
+            self.queue.report_failure(self._computing, what)
 
     @property
     def _barrier(self) -> int:

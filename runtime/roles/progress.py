@@ -1,0 +1,96 @@
+"""Whether the main thread of a process gets on: it marks that, and the daemon thread looks.
+
+    progress.beat()                                # main thread: at each step, each op that waits for other processes
+    with progress.within(math.inf, "loading data"): ...    # what may take longer, or as long as it likes
+    progress.begin("training")                     # the start is over: from now on the usual limit holds
+    if progress.hung(): ...                        # daemon thread: no beat within the limit
+
+A lease says that a process lives, for its daemon thread renews it. It does not say that the process works: a read that
+blocks for ever or a deadlock in user code leaves the daemon thread running. So what a process may claim, and for how
+long it may stay, depends on these marks.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+PART = 0.9
+"""Of `chunk_timeout`: how long the main thread may go without a mark. A process that hangs ends itself a little before
+others take its claims away, so that it can still say which batch was at fault."""
+LOOK_SECONDS = 2.0
+"""One look counts at most so many seconds: while a whole process was stopped, its main thread was not stuck."""
+
+
+class Progress:
+    """Marks of one main thread. `last` and `limit` may be read from any thread.
+
+    `last`: when it got on last, by `clock` (CLOCK_MONOTONIC, which all processes of a machine share). `limit`: seconds
+    that it may go without a mark now; infinite until `begin`. `doing`: what it is at, in words.
+    """
+
+    def __init__(self, usual: float = math.inf, clock: Callable[[], float] = time.monotonic) -> None:
+        self.usual, self._clock = usual, clock
+        self.limit, self.doing = math.inf, "starting"
+        self.thread = threading.main_thread()
+        """Whose marks these are: the thread that begins."""
+        self.last = self._looked = self._seen = clock()
+        self._idle = 0.0
+
+    # -- the main thread ----------------------------------------------------------------------------------------
+
+    def beat(self) -> None:
+        """Something was done, or the wait for another process goes on as it should."""
+        self.last = self._clock()
+
+    def begin(self, doing: str) -> None:
+        """From now on the usual limit holds, for the thread that calls this."""
+        self.thread = threading.current_thread()
+        self.beat()
+        self.limit, self.doing = self.usual, doing
+
+    @contextmanager
+    def within(self, limit: float, doing: str) -> Iterator[None]:
+        """Another limit, in seconds, for what is done inside."""
+        before = self.limit, self.doing
+        self.beat()
+        self.limit, self.doing = limit, doing
+        try:
+            yield
+        finally:
+            self.beat()
+            self.limit, self.doing = before
+
+    # -- the daemon thread --------------------------------------------------------------------------------------
+
+    def idle(self) -> float:
+        """Seconds without a mark, as far as this process ran meanwhile. To be called again and again, by one thread."""
+        now, last = self._clock(), self.last
+        self._idle = self._idle + min(now - self._looked, LOOK_SECONDS) if last == self._seen else 0.0
+        self._looked, self._seen = now, last
+        return self._idle
+
+    def hung(self) -> bool:
+        """Whether the main thread is over its limit."""
+        return self.idle() > self.limit
+
+    def left(self) -> float:
+        """Seconds until it is, as of the last look."""
+        return max(0.0, self.limit - self._idle)
+
+
+def where(thread: threading.Thread) -> str:
+    """Where a thread is now: its stack as text, the innermost call last; "" if it has ended."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    return "".join(traceback.format_stack(frame)) if frame is not None else ""
+
+
+def stacks(main: threading.Thread) -> str:
+    """Where a main thread is, and the threads that read ahead: the cause of its wait is often there."""
+    threads = [main, *(t for t in threading.enumerate() if t.name.startswith("graphft-prefetch"))]
+    return "\n".join(f"{t.name}:\n{where(t)}" for t in threads)
