@@ -28,6 +28,7 @@ from graphft.runtime.chunk_records import Passes, carry_out, give_back, renew, t
 from graphft.runtime.commit import go_back
 from graphft.runtime.errands import Errands
 from graphft.runtime.etcd import KV, get_op, value_is
+from graphft.runtime.finished_passes import FinishedPasses
 from graphft.runtime.overdue import Overdue
 from graphft.runtime.protocol import queue
 from graphft.runtime.protocol.queue import Change
@@ -74,8 +75,7 @@ class PlanQueue:
         """(pass, chunk) -> the batch from which on it is left out: what came before stays exact over rollbacks. What
         is known of it in this generation: only a new one adds to it."""
         self._passes = Passes(trainer)
-        self._kept = 0
-        """The first pass whose records this process has not deleted."""
+        self._finished = FinishedPasses(trainer, self._errands)
         self._overdue = Overdue(trainer.etcd, trainer.keys, trainer.events)
         self._closed = False
 
@@ -100,20 +100,15 @@ class PlanQueue:
         self._errands.check()
         lowest, claims = self.trainer.comm.lowest(), list(self.claims.items())
         unfinished = {claim.revision for _, claim in claims if claim.last_step >= lowest}
-        through = [(key, claim) for key, claim in claims if claim.revision not in unfinished]
-        for revision in {claim.revision for _, claim in through}:
-            group = [claim for _, claim in through if claim.revision == revision]
-            self._errands.leave(functools.partial(self.trainer.patiently, functools.partial(self._complete, group)))
-        for key, _ in through:
-            del self.claims[key]
+        self._leave_completing([claim for _, claim in claims if claim.revision not in unfinished])
 
     def enqueue_pass(self) -> None:
         """Makes the pass's todo records, then `/<job>/pass`, which makes them count. One trainer at a time tries."""
         index = self.plan.pass_of(self.trainer.ctx.step)
         made = self._passes.enqueue(index, lambda now: now is None or now.pass_index != index,
-                                    functools.partial(self._close_before, index))
+                                    functools.partial(self._finished.close_before, index))
         if made:
-            self._forget_old(index)
+            self._finished.forget_before(index)
         failed = self.trainer.patiently(lambda: self.trainer.etcd.range(f"{self.keys.queue(index)}failed/")).kvs
         self._discarded |= {(index, queue.chunk_of(kv.key)): _failed(kv).progress for kv in failed}
 
@@ -132,9 +127,11 @@ class PlanQueue:
     # -- for the trainer ----------------------------------------------------------------------------------------
 
     def release(self, slot: int) -> None:
-        """Gives the slot's chunks back; its next holder goes on inside them."""
+        """Gives the slot's chunks back; its next holder goes on inside them. Those that are applied, it completes: the
+        next holder goes on behind them."""
         self._await_claims(slot)
         lowest = self.trainer.comm.lowest()
+        self._complete_applied(slot)
         held = [claim for claim in list(self.claims.values()) if claim.slot == slot]
         for pass_index in {claim.pass_index for claim in held}:
             claims = {claim.chunk: claim for claim in held if claim.pass_index == pass_index}
@@ -149,10 +146,12 @@ class PlanQueue:
         for slot in {claim.slot for claim in list(self.claims.values())} | {slot for slot, _ in self._begun.values()}:
             self.release(slot)
         self._discarded.clear()
+        self._closed = False  # what was done at the end may be to do again
 
     def lost(self, slot: int) -> None:
-        """The slot is somebody else's: what was claimed for it is theirs to claim."""
+        """The slot is somebody else's: what was claimed for it is theirs to claim, but for what is applied already."""
         self._await_claims(slot)
+        self._complete_applied(slot)
         for key in [key for key, claim in list(self.claims.items()) if claim.slot == slot]:
             del self.claims[key]
 
@@ -178,12 +177,19 @@ class PlanQueue:
             tell_poison(self.trainer.events, claim.pass_index, claim.chunk, change)
 
     def complete_job(self) -> None:
-        """The last step is applied: every chunk of the last pass that is not poison is done. Once."""
+        """The last step is applied: every chunk that is not poison is done. Once in a generation."""
+        for slot in {slot for slot, _ in self._begun.values()}:
+            self._await_claims(slot)
         self.claims.clear()
         if self.records and not self._closed:
             self._closed = True
+            self.close_passes()
+
+    def close_passes(self) -> None:
+        """Leaves no record open. The job is over, or its last step is applied."""
+        if self.records:
             self.settle()
-            self.trainer.patiently(lambda: self._close(self.plan.passes - 1, pending=True))
+            self.trainer.patiently(self._finished.close_all)
 
     # -- transactions -------------------------------------------------------------------------------------------
 
@@ -255,19 +261,16 @@ class PlanQueue:
         etcd, me, slot_key = self.trainer.etcd, self.trainer.id.encode(), self.keys.slot(slot)
         while True:
             wanted, left_over = self._read(group)
-            if left_over:
-                carry_out(etcd, left_over)
-                continue
-            if not wanted:
+            if not wanted and not left_over:
                 return
-            changes = [self._claim_of(slot, located, todo) for located, todo in wanted]
+            changes = left_over or [self._claim_of(slot, located, todo) for located, todo in wanted]
             result = carry_out(etcd, changes, self.trainer.lease, [value_is(slot_key, me)])
-            if result.ok:
+            if result.ok and not left_over:
                 for located, _ in wanted:
                     self.claims[located.pass_index, located.chunk] = self._made(slot, located, result.revision)
                 return
-            holder = etcd.get(slot_key)
-            if holder is None or holder.value != me:
+            holder = etcd.get(slot_key) if not result.ok else None
+            if not result.ok and (holder is None or holder.value != me):
                 raise WorkChanged
 
     def _read(self, group: list[Located]) -> tuple[list[tuple[Located, KV]], list[Change]]:
@@ -316,6 +319,19 @@ class PlanQueue:
         return Claim(slot, located.chunk_start_step, last, located.pass_index, located.chunk, revision,
                      time.monotonic())
 
+    def _complete_applied(self, slot: int) -> None:
+        """Begins to complete this slot's chunks that every shard has applied."""
+        lowest = self.trainer.comm.lowest()
+        self._leave_completing([claim for claim in list(self.claims.values())
+                                if claim.slot == slot and claim.last_step < lowest])
+
+    def _leave_completing(self, claims: list[Claim]) -> None:
+        for revision in {claim.revision for claim in claims}:
+            group = [claim for claim in claims if claim.revision == revision]
+            self._errands.leave(functools.partial(self.trainer.patiently, functools.partial(self._complete, group)))
+        for claim in claims:
+            del self.claims[claim.pass_index, claim.chunk]
+
     def _complete(self, claims: list[Claim]) -> None:
         prefix = self.keys.queue(claims[0].pass_index)
         changes = [queue.complete(prefix, claim.chunk, claim.revision) for claim in claims]
@@ -331,38 +347,6 @@ class PlanQueue:
         fences = {chunk: claim.revision for chunk, claim in claims.items()}
         return self.trainer.patiently(lambda: give_back(
             self.trainer.etcd, prefix, fences, lambda chunk, todo: make(prefix, claims[chunk], todo)))
-
-    def _forget_old(self, index: int) -> None:
-        """Deletes the records of passes before the last two, but of none that the job may go back to: they say what is
-        poison."""
-        committed = self.trainer.view.committed
-        saved = self.plan.pass_of(committed.step) if committed is not None else 0
-        old, self._kept = self._kept, max(self._kept, min(index - 1, saved))
-        for gone in range(old, self._kept):
-            self._errands.leave(functools.partial(self.trainer.patiently, functools.partial(
-                self._delete, self.keys.queue(gone))))
-
-    def _delete(self, prefix: str) -> None:
-        self.trainer.etcd.delete_prefix(prefix)
-
-    def _close_before(self, index: int) -> None:
-        if index > 0 and self.trainer.comm.lowest() >= self.plan.start_steps[index]:
-            self._close(index - 1, pending=False)
-
-    def _close(self, index: int, pending: bool) -> None:
-        """A pass is over: what its plan has is applied, so records that a dead trainer left are completed for it.
-
-        And, if `pending`, those that a living one has still to complete.
-        """
-        prefix, etcd = self.keys.queue(index), self.trainer.etcd
-        records = {kv.key: kv for kv in etcd.range(prefix).kvs}
-        chunks = [planned for planned in self.plan.chunks_of(index)
-                  if pending or queue.pending_key(prefix, planned.chunk) not in records]
-        changes = queue.rewind(prefix, chunks, self.plan.start_steps[index + 1], records)
-        for some in (changes[i:i + CLAIM_CHUNKS] for i in range(0, len(changes), CLAIM_CHUNKS)):
-            if not carry_out(etcd, some).ok:  # their holders complete some of them, at this moment
-                for change in some:
-                    carry_out(etcd, [change])
 
 
 def _failed(kv: KV) -> queue.Failed:

@@ -101,6 +101,8 @@ class SlotTrainer(Trainer):
         if not self.view.over:
             for slot in self.comm.slots():
                 self._hand_over(slot)
+        elif self.view.state == "complete":
+            self.queue.close_passes()  # a trainer that was late, or has died, may have left something open
         self.queue.settle()
 
     def close(self) -> None:

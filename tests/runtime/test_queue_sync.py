@@ -339,6 +339,7 @@ def test_what_is_poison_is_known_in_every_pass_that_the_job_may_go_back_to(scene
     until(lambda: trainer.view.committed is not None)
     shards_at(trainer, starts[3])
     begin(scene, trainer, starts[3])
+    trainer.queue.settle()
     assert [bool(scene.records(index)) for index in range(4)] == [False, True, True, True]
 
 

@@ -1,0 +1,138 @@
+"""What is over has no open record, whatever happened at the boundary of two passes or at the job's end.
+
+Real trainers on a real etcd, and a job of one chunk: slot 0 computes its two batches in each of two passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from programs_by_hand import linear
+
+import graphft
+from graphft.ops.context import WorkChanged
+from graphft.runtime.commit import Epoch
+from graphft.runtime.etcd import EmbeddedEtcd
+from graphft.runtime.keys import Keys
+from graphft.runtime.protocol import queue
+from graphft.runtime.protocol.sync_events import Rollback
+from graphft.transpiler import Job
+from tests.runtime.trainers import Stage, shards_at, stage, until
+
+LAST = 3
+DONE = {"done": {0}}
+
+
+@pytest.fixture(scope="module")
+def short_job() -> Job:
+    data = graphft.arrays(chunk_size=4, x=torch.zeros(4, 8), y=torch.zeros(4, 1))
+    return graphft.transpile(linear(features=8), chunks=data, batch_size=2, trainers=2, ft=True, passes=2)
+
+
+@pytest.fixture
+def scene(etcd_server: EmbeddedEtcd, keys: Keys, short_job: Job, tmp_path: Path) -> Iterator[Stage]:
+    with stage(etcd_server, keys, short_job, tmp_path) as made:
+        made.etcd.put(keys.epoch, msgspec.json.encode(Epoch(0, 0)))
+        yield made
+
+
+def work_at(scene: Stage, trainer: Any, step: int) -> None:
+    """The trainer holds slot 0, and begins its batch of this step."""
+    scene.etcd.put(scene.keys.slot(0), trainer.id.encode(), trainer.lease)
+    shards_at(trainer, step)
+    enter(trainer, step)
+    trainer.queue.get_chunk()
+
+
+def enter(trainer: Any, step: int) -> None:
+    trainer.ctx.step, trainer.ctx.slot = step, 0
+    trainer.queue.enqueue_pass()
+    trainer.pass_index = trainer.plan.pass_of(step)
+
+
+def finish(trainer: Any) -> None:
+    shards_at(trainer, LAST + 1, trainer.comm.machine.generation if trainer.comm.machine else 0)
+    until(lambda: trainer.comm.finished)
+    trainer.queue.complete_job()
+
+
+def test_what_is_done_again_after_the_end_is_closed_again(scene: Stage) -> None:
+    """Pitfall 58: a pserver died after the last step, before its checkpoint: the chunk was claimed once more, and
+    nobody closed it, since each trainer had closed the last pass before."""
+    trainer = scene.trainer(0)
+    work_at(scene, trainer, LAST - 1)
+    finish(trainer)
+    assert scene.records(1) == DONE
+    trainer.comm.control(Rollback(1, LAST - 1))
+    shards_at(trainer, LAST - 1, generation=1)
+    enter(trainer, LAST - 1)
+    trainer.queue.get_chunk()
+    assert "todo" in scene.records(1)
+    finish(trainer)
+    assert scene.records(1) == DONE
+
+
+@pytest.mark.parametrize("how", ["handed over", "lost"])
+def test_a_slot_that_goes_behind_its_chunks_last_batch_leaves_the_chunk_done(scene: Stage, how: str) -> None:
+    """Pitfall 58: the next pass had begun, so the chunk that was given back was never anybody's again."""
+    holder, other = scene.trainer(0), scene.trainer(1)
+    work_at(scene, holder, 1)
+    for trainer in (holder, other):
+        shards_at(trainer, 2)
+    enter(other, 2)
+    assert scene.records(0) == {"todo": {0}, "pending": {0}}, "it is its holder's to complete"
+    holder.queue.release(0) if how == "handed over" else holder.queue.lost(0)
+    holder.queue.settle()
+    assert scene.records(0) == DONE
+
+
+def test_what_a_dead_trainer_left_in_the_pass_before_is_closed_at_the_end(scene: Stage) -> None:
+    """Pitfall 58: it died between the last batch's application and its record, and the next pass had begun."""
+    holder, other = scene.trainer(0), scene.trainer(1)
+    work_at(scene, holder, 1)
+    shards_at(other, 2)
+    enter(other, 2)
+    scene.etcd.lease_revoke(holder.lease)
+    assert scene.records(0) == {"todo": {0}}
+    finish(other)
+    assert (scene.records(0), scene.records(1)) == (DONE, DONE)
+
+
+def test_whoever_lost_the_slot_puts_nothing_back(scene: Stage) -> None:
+    """Pitfall 58: a late claim of a chunk that is done by now opens it no more."""
+    late, other = scene.trainer(0), scene.trainer(1)
+    work_at(scene, late, 0)
+    scene.etcd.put(scene.keys.slot(0), other.id.encode(), other.lease)
+    late.queue.claims.clear()
+    scene.etcd.delete(queue.todo_key(scene.keys.queue(0), 0))
+    scene.etcd.delete(queue.pending_key(scene.keys.queue(0), 0))
+    scene.etcd.put(queue.done_key(scene.keys.queue(0), 0), b"{}")
+    with pytest.raises(WorkChanged):
+        late.queue.get_chunk()
+    assert scene.records(0) == DONE
+
+
+def test_a_record_that_changes_while_the_job_is_closed_is_looked_at_again(scene: Stage) -> None:
+    """Pitfall 58: its holder renewed it at that moment, and then left it to the others to close."""
+    holder, trainer = scene.trainer(0), scene.trainer(1)
+    work_at(scene, holder, LAST)
+    todo = queue.todo_key(scene.keys.queue(1), 0)
+
+    def renew() -> None:
+        kv = scene.etcd.get(todo)
+        if kv is not None:
+            scene.etcd.put(todo, kv.value)
+
+    def twice() -> None:
+        renew()
+        trainer.etcd.before_txn = renew
+
+    enter(trainer, LAST)
+    trainer.etcd.before_txn = twice
+    finish(trainer)
+    assert scene.records(1) == DONE
