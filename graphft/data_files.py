@@ -74,6 +74,12 @@ def _as_found(stamps: Mapping[str, Stamp]) -> dict[str, Any]:
             "fingerprint": {url: stamp.fingerprint for url, stamp in stamps.items()}}
 
 
+def urls_of(spec: DataSpec) -> list[str]:
+    """The files of a description, each once."""
+    urls = spec.source["urls"]
+    return list(dict.fromkeys(u for us in urls.values() for u in us) if isinstance(urls, dict) else urls)
+
+
 @contextlib.contextmanager
 def open_url(url: str, options: Mapping[str, Any]) -> Iterator[tuple[IO[bytes], Stamp]]:
     """The file at `url`, for reading bytes, and what it is now. Raises GraphftError when it cannot be opened."""

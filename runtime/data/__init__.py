@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from graphft.runtime.data.changes import CHANGED
 from graphft.runtime.data.prefetch import BatchKey, Prefetcher
 from graphft.runtime.data.reader import Reader, open_reader
 
-__all__ = ["BatchKey", "Prefetcher", "Reader", "open_reader"]
+__all__ = ["CHANGED", "BatchKey", "Prefetcher", "Reader", "open_reader"]

@@ -2,33 +2,40 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any
 
 import numpy as np
 
 from graphft.data import ChunkInfo, DataSpec
-from graphft.data_files import csv_header, npy_header, open_url
+from graphft.data_files import csv_header, npy_header, open_url, urls_of
 from graphft.errors import GraphftError
+from graphft.runtime.data.changes import CHANGED, DescribedFiles
 
 
 class ChunkFiles:
-    """The files of a description. Raises GraphftError when one is missing, or has another size than when described."""
+    """The files of a description. Raises GraphftError when one is missing, or was changed since it was described."""
 
     def __init__(self, spec: DataSpec) -> None:
         self._spec, self._source = spec, spec.source
         self._options: dict[str, Any] = spec.source["storage_options"]
         self._headers: dict[str, list[str]] = {}
-        for url, size in zip(self._source["urls"], self._source.get("sizes", ()), strict=False):
-            with open_url(url, self._options) as (f, _):
-                found = f.seek(0, os.SEEK_END)
-            if found != size:
-                raise GraphftError(f"{url} has {found} bytes, {size} when the job was described", rule="data",
-                                   help="the file was changed: describe the data and the job again")
+        self._described = DescribedFiles(spec.source.get("stamps", {}))
+        for url in urls_of(spec):
+            with self._open(url):
+                pass
+
+    @contextlib.contextmanager
+    def _open(self, url: str) -> Iterator[IO[bytes]]:
+        """The file, if it is the one that was described."""
+        with open_url(url, self._options) as (f, stamp):
+            self._described.check(url, f, stamp)
+            yield f
 
     def url(self, info: ChunkInfo) -> str:
         urls = self._source["urls"]
@@ -37,7 +44,7 @@ class ChunkFiles:
     def read(self, info: ChunkInfo) -> dict[str, np.ndarray]:
         """The chunk's records, by column; every array has `info.records` rows."""
         if self._source["format"] == "npy":
-            columns = {c: self._rows(urls[info.file], info) for c, urls in self._source["urls"].items()}
+            columns = {c: self._rows(c, urls[info.file], info) for c, urls in self._source["urls"].items()}
         else:
             columns = self._fields(info)
         for name, array in columns.items():
@@ -50,7 +57,7 @@ class ChunkFiles:
         fields: dict[str, list[str]] = self._source["fields"]
         wanted = {f: self._spec.types[c].dtype for c, fs in fields.items() for f in fs}
         url = self._source["urls"][info.file]
-        with open_url(url, self._options) as (f, _):
+        with self._open(url) as f:
             table = {"parquet": self._parquet, "csv": self._csv, "jsonl": self._jsonl}[self._source["format"]](
                 f, url, info, list(wanted))
         result = {}
@@ -92,9 +99,15 @@ class ChunkFiles:
         rows = [json.loads(line) for line in f.read(info.size).split(b"\n") if line.strip()]
         return {n: [row.get(n) for row in rows] for n in names}
 
-    def _rows(self, url: str, info: ChunkInfo) -> np.ndarray:
-        with open_url(url, self._options) as (f, _):
-            shape, _, dtype = npy_header(f, url)
+    def _rows(self, column: str, url: str, info: ChunkInfo) -> np.ndarray:
+        with self._open(url) as f:
+            shape, fortran, dtype = npy_header(f, url)
+            wanted = (self._source["rows"][info.file], *self._spec.record_shape(column))
+            if (shape, dtype.name) != (wanted, self._spec.types[column].dtype) or (fortran and len(shape) > 1):
+                raise GraphftError(
+                    f"{url} was changed: it holds {dtype.name}{list(shape)}{' in Fortran order' if fortran else ''}, "
+                    f"{self._spec.types[column].dtype}{list(wanted)} when the job was described", rule=CHANGED,
+                    help="put the file back as it was, or describe the data and the job again")
             row = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
             f.seek(info.start * row, os.SEEK_CUR)
             array = np.frombuffer(f.read(info.records * row), dtype).reshape(-1, *shape[1:])

@@ -13,11 +13,16 @@ import torch
 from torch.utils.data import default_collate
 
 from graphft.data import FOLDER, ChunkInfo, DataSpec
+from graphft.data_fingerprint import array_digest
 from graphft.data_reference import Reference, named
 from graphft.errors import GraphftError, describe
 from graphft.plan import mix, record_order
+from graphft.runtime.data.changes import CHANGED
 from graphft.runtime.data.formats import ChunkFiles
 from graphft.runtime.data.lru import LRU
+
+CHECKED_BYTES = 256 << 20
+"""A stored array of at most so many bytes is compared with its digest when it is opened (in about 0.2 s)."""
 
 
 def open_reader(spec: DataSpec, root: str | os.PathLike[str], seed: int, cached_chunks: int = 8) -> Reader:
@@ -63,6 +68,8 @@ class Reader(ABC):
                 order = self._order(pass_index, info)[start : start + batch_size]
                 return self._read(info, order, (self.seed, pass_index, chunk, batch_index))
         except Exception as e:
+            if isinstance(e, GraphftError) and e.rule == CHANGED:
+                raise  # not the chunk's fault
             raise GraphftError(f"reading chunk {chunk} ({self._where(info)}) failed: {describe(e)}",
                                rule="read", help="see the error above; the data must stay as it was described") from e
 
@@ -97,7 +104,11 @@ class ArrayReader(Reader):
         shape, dtype = (self.spec.records, *self.spec.record_shape(column)), self.spec.types[column].dtype
         if array.shape != shape or str(array.dtype) != dtype:
             raise GraphftError(f"{file} holds {array.dtype}{list(array.shape)}, the job expects {dtype}{list(shape)}",
-                               rule="data", help="the file was changed: describe the data and the job again")
+                               rule=CHANGED, help="the file was changed: describe the data and the job again")
+        described = self.spec.fingerprint().get(column)
+        if described is not None and array.nbytes <= CHECKED_BYTES and array_digest(array) != described:
+            raise GraphftError(f"{file} has other contents than when the job was saved", rule=CHANGED,
+                               help="the file was changed: describe the data and the job again")
         return array
 
     def _read(self, info: ChunkInfo, order: np.ndarray, key: tuple[int, int, int, int]) -> dict[str, torch.Tensor]:

@@ -138,9 +138,9 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec) -> int:
 
 
 USAGE_RULES = frozenset({
-    "address", "bind", "data", "dataset", "dataset-reference", "environment", "etcd-denied", "etcd-endpoint",
-    "etcd-missing", "etcd-tls", "etcd-version", "exactness", "foreign-job", "job-directory", "missing-file",
-    "out-of-reach", "port-in-use", "role"})
+    "address", "bind", "data", "data-changed", "dataset", "dataset-reference", "environment", "etcd-denied",
+    "etcd-endpoint", "etcd-missing", "etcd-tls", "etcd-version", "exactness", "foreign-job", "job-directory",
+    "missing-file", "out-of-reach", "port-in-use", "role"})
 """Errors that starting the process again cannot mend."""
 
 

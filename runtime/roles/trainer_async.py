@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from graphft.errors import GraphftError
 from graphft.ops.context import ChunkWork, EndOfPass, NoData, WorkChanged
+from graphft.runtime.data import CHANGED
 from graphft.runtime.etcd import Etcd, LeaseLost
 from graphft.runtime.queue_async import ChunkQueue
 from graphft.runtime.roles.comm_async import AsyncComm
@@ -68,7 +70,7 @@ class ChunkTrainer(Trainer):
 
     def _report(self, error: Exception) -> None:
         work = self._work
-        if work is not None:
+        if work is not None and not (isinstance(error, GraphftError) and error.rule == CHANGED):
             text = self.tell_failure(f"batch {work.batch} of chunk {work.chunk} in pass {work.pass_index}", error,
                                      chunk=work.chunk, pass_index=work.pass_index)
             self.queue.report_failure((work.pass_index, work.chunk), text)

@@ -25,8 +25,8 @@ from graphft.runtime.protocol.sync_events import Work
 from tests.runtime.trainers import stage
 
 TEXTS = st.text(st.one_of(st.characters(), st.sampled_from("\ud800\udfff\0\x1b\n\t\U0001f600")))
-LONG = "begin " + "\N{PILE OF POO}\0" * (1 << 20) + " end"
-"""2 M characters, which JSON makes 10 MB of; etcd takes 1.5 MB."""
+LONG = "begin " + "\N{PILE OF POO}\0" * (1 << 18) + " end"
+"""500,000 characters, which JSON makes 2.6 MB of; etcd takes 1.5 MB."""
 
 
 class Mute(Exception):

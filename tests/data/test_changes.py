@@ -1,0 +1,144 @@
+"""Files that were changed since they were described are refused when they are opened, and while the job runs."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import torch
+
+from graphft.data import DataSpec, arrays
+from graphft.data_files import files
+from graphft.errors import GraphftError
+from graphft.runtime.data import open_reader
+
+Y = list(range(10, 30))
+"""Values of two digits each, so that other ones give files of the same size."""
+
+
+def csv(values: list[int]) -> bytes:
+    return "\n".join(["y", *map(str, values)]).encode()
+
+
+def jsonl(values: list[int]) -> bytes:
+    return "\n".join(f'{{"y": {v}}}' for v in values).encode()
+
+
+def parquet(values: list[int]) -> bytes:
+    out = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"y": values}), out, compression="none", use_dictionary=False)
+    return out.getvalue()
+
+
+def npy(values: list[Any], dtype: str = "float32") -> bytes:
+    out = io.BytesIO()
+    np.save(out, np.array(values, dtype))
+    return out.getvalue()
+
+
+WRITERS: dict[str, Callable[[list[int]], bytes]] = {"csv": csv, "jsonl": jsonl, "parquet": parquet, "npy": npy}
+
+
+def describe(format: str, url: str | Path, chunk_size: int = 5) -> DataSpec:
+    if format == "npy":
+        return DataSpec.from_json(files({"y": str(url)}, "npy", chunk_size=chunk_size).to_json())
+    return DataSpec.from_json(files(str(url), format, {"y": "y"}, chunk_size=chunk_size).to_json())
+
+
+def write(file: Path, data: bytes, like: Path | None = None) -> None:
+    """Another modification time than before, or that of `like`."""
+    before = os.stat(like or file).st_mtime_ns if like or file.exists() else 0
+    file.write_bytes(data)
+    os.utime(file, ns=(before, before) if like else (before + 10**9, before + 10**9))
+
+
+@pytest.mark.parametrize("format", WRITERS)
+def test_other_values_in_a_file_of_the_same_size_are_refused(format: str, tmp_path: Path) -> None:
+    """Pitfall 42: when a role opens the file, and at the next chunk that is read."""
+    file = tmp_path / "f"
+    write(file, WRITERS[format](Y))
+    spec = describe(format, file)
+    reader = open_reader(spec, ".", 0)
+    reader.batch(0, 0, 0, 5)
+    write(file, WRITERS[format](Y[::-1]))
+    assert file.stat().st_size == len(WRITERS[format](Y))
+    for read in (lambda: reader.batch(0, 1, 0, 5), lambda: open_reader(spec, ".", 0)):
+        with pytest.raises(GraphftError, match=f"{file} was changed: it has the (checksum|modification time)") as error:
+            read()
+        assert error.value.rule == "data-changed"
+        assert "describe the data and the job again" in error.value.help
+
+
+@pytest.mark.parametrize("format", WRITERS)
+def test_the_same_contents_are_accepted(format: str, tmp_path: Path) -> None:
+    """A copy with its modification time always is; one without, if the contents are known by a checksum."""
+    file = tmp_path / "f"
+    write(file, WRITERS[format](Y))
+    spec = describe(format, file)
+    wanted = open_reader(spec, ".", 0).batch(0, 0, 0, 5)["y"]
+    shutil.copy2(file, tmp_path / "copy")
+    os.replace(tmp_path / "copy", file)
+    reader = open_reader(spec, ".", 0)
+    assert torch.equal(reader.batch(0, 0, 0, 5)["y"], wanted)
+    write(file, WRITERS[format](Y))
+    if format in ("csv", "jsonl"):
+        assert len(reader.batch(0, 1, 0, 5)["y"]) == 5
+        assert torch.equal(open_reader(spec, ".", 0).batch(0, 0, 0, 5)["y"], wanted)
+    else:
+        with pytest.raises(GraphftError, match="cp -p"):
+            open_reader(spec, ".", 0)
+
+
+@pytest.mark.parametrize(("data", "found"), [
+    (npy(list(range(640))), "2688 bytes"), (npy(Y, "float64"), "288 bytes"),
+    (npy([[v, v] for v in Y], "float16"), r"float16\[20, 2\], float32\[20\]"),
+    (npy(Y, "int32"), r"int32\[20\], float32\[20\]")])
+def test_npy_files_of_other_shape_or_dtype(data: bytes, found: str, tmp_path: Path) -> None:
+    """Also those of the same size, with the modification time of the file that was described."""
+    write(tmp_path / "f", npy(Y))
+    spec = describe("npy", tmp_path / "f")
+    reader = open_reader(spec, ".", 0)
+    write(tmp_path / "f", data, like=tmp_path / "f")
+    with pytest.raises(GraphftError, match=found) as error:
+        reader.batch(0, 0, 0, 5)
+    assert error.value.rule == "data-changed"
+
+
+def test_parquet_with_another_footer(tmp_path: Path) -> None:
+    """Of the same size and modification time: the footer has each column's smallest and largest value."""
+    write(tmp_path / "f", parquet(Y))
+    spec = describe("parquet", tmp_path / "f")
+    write(tmp_path / "f", parquet([v + 1 for v in Y]), like=tmp_path / "f")
+    with pytest.raises(GraphftError, match="has another footer than when the job was described"):
+        open_reader(spec, ".", 0)
+
+
+def test_files_that_are_not_local(tmp_path: Path) -> None:
+    """Their file system says when they were made, or their ETag."""
+    url = f"memory://graphft-{tmp_path.name}/f"
+    for format, make in WRITERS.items():
+        with fsspec.open(url, "wb") as f:
+            f.write(make(Y))
+        spec = describe(format, url)
+        reader = open_reader(spec, ".", 0)
+        with fsspec.open(url, "wb") as f:
+            f.write(make(Y[::-1]))
+        with pytest.raises(GraphftError, match="was changed"):
+            reader.batch(0, 0, 0, 5)
+
+
+def test_stored_arrays_with_other_values(tmp_path: Path) -> None:
+    spec = DataSpec.from_json(arrays(x=torch.zeros(30, 4)).to_json())
+    arrays(x=torch.ones(30, 4)).store(tmp_path)
+    with pytest.raises(GraphftError, match="has other contents than when the job was saved") as error:
+        open_reader(spec, tmp_path, 0)
+    assert error.value.rule == "data-changed"
