@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import time
 from pathlib import Path
-
-import psutil
 
 from graphft.errors import GraphftError
 from graphft.runtime.etcd.model import Store, delete_prefix_op, mod_is, put_op, value_is
 from graphft.runtime.keys import Keys
-from graphft.runtime.view import Registration, read_view
+from graphft.runtime.view import read_view
 
 DYING_SECONDS, POLL_SECONDS = 1.0, 0.01
 
@@ -27,7 +24,7 @@ def forget_earlier(etcd: Store, keys: Keys, job_dir: Path, ft: bool) -> None:
     view = read_view(keys, kvs)
     if ft and not view.over:
         return
-    living = [m for m in (*view.pservers.values(), *view.trainers.values()) if not is_dead(m)]
+    living = [m for m in (*view.pservers.values(), *view.trainers.values()) if not m.process.dead]
     if living and view.over:
         who = ", ".join(f"{m.id} on {m.host}" for m in living[:3])
         raise GraphftError(f"job {keys.job} is {view.state} already, but processes of it have not ended: {who}",
@@ -43,15 +40,15 @@ def forget_earlier(etcd: Store, keys: Keys, job_dir: Path, ft: bool) -> None:
 
 
 def revoke_dead(etcd: Store, keys: Keys) -> None:
-    """Ends the leases of this machine's processes that are no more: nobody has to wait for them.
+    """Ends the leases of processes that are seen to be dead from here: nobody has to wait for them.
 
     Those of a launcher that was just killed may be dying still; so it looks for a moment.
     """
     view, end = read_view(keys, etcd.range(keys.control).kvs), time.monotonic() + DYING_SECONDS
     left = [record for record in [*view.pservers.values(), *view.trainers.values()]
-            if record.host == socket.gethostname() and view.leases[record.id]]
+            if record.process.visible and view.leases[record.id]]
     while left:
-        dead = [record for record in left if is_dead(record)]
+        dead = [record for record in left if record.process.dead]
         for record in dead:
             etcd.lease_revoke(view.leases[record.id])
         left = [record for record in left if record not in dead]
@@ -69,13 +66,3 @@ def forget_files(job_dir: Path) -> None:
 def tell_failed(etcd: Store, keys: Keys) -> None:
     """Ends the job everywhere: its processes on other machines end, too."""
     etcd.txn([value_is(keys.state, b"running")], [put_op(keys.state, b"failed")], token=keys.state)
-
-
-def is_dead(member: Registration) -> bool:
-    """Whether it is known to be: it was on this machine."""
-    if member.host != socket.gethostname():
-        return False
-    try:
-        return bool(psutil.Process(member.pid).status() == psutil.STATUS_ZOMBIE)  # nobody has waited for it
-    except psutil.NoSuchProcess:
-        return True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -15,11 +14,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from graphft.errors import GraphftError
 from graphft.runtime.allocator import role_environment
 from graphft.runtime.connect import connect, is_complete, write_endpoints
 from graphft.runtime.earlier_run import forget_earlier, revoke_dead, tell_failed
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError
+from graphft.runtime.identity import Identity
 from graphft.runtime.job_record import put_job
 from graphft.runtime.keys import Keys
 from graphft.runtime.own_etcd import start_etcd
@@ -264,7 +266,7 @@ def _supervise(supervisor: Supervisor, etcd: Etcd, keys: Keys, display: Display 
         if seen is None:
             continue
         if seen is not status and seen.state == "running":
-            supervisor.replace_frozen(_registered_here(seen))
+            supervisor.replace_frozen(_registered(seen))
         status = seen
         supervisor.take_progress(status.step, sum(shard.get("applied", 0) for shard in status.pservers.values()))
         if display is not None:
@@ -294,9 +296,9 @@ def _restart(etcd: EmbeddedEtcd) -> None:
                 raise
 
 
-def _registered_here(status: JobStatus) -> set[int]:
+def _registered(status: JobStatus) -> set[Identity]:
     members = [*status.pservers.values(), *status.trainers.values()]
-    return {member["pid"] for member in members if member["host"] == socket.gethostname()}
+    return {msgspec.convert(member["process"], Identity) for member in members}
 
 
 def _look(etcd: Etcd, keys: Keys, last: JobStatus | None, brief: bool = False) -> JobStatus | None:

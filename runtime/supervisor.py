@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -16,12 +16,14 @@ from pathlib import Path
 import psutil
 
 from graphft.errors import plain_text
-from graphft.runtime.etcd import Etcd, EtcdError
+from graphft.runtime.etcd import Etcd
 from graphft.runtime.events import Events
+from graphft.runtime.identity import UNKNOWN, Identity, identify
 from graphft.runtime.keys import Keys
 from graphft.runtime.process import EXIT_OK, EXIT_USAGE, describe_exit, start_role, was_preempted
+from graphft.runtime.revoker import ETCD_SECONDS, Revoker
 from graphft.runtime.standby import Forked, Standby
-from graphft.runtime.view import JobView, Registration, read_view
+from graphft.runtime.view import JobView, read_view
 
 log = logging.getLogger("graphft")
 
@@ -33,12 +35,8 @@ QUICK_FAILURE_SECONDS = 30.0
 """Failures after less than this are in a row: each doubles the delay before the next start."""
 QUICK_PREEMPTION_SECONDS = 5.0
 """So are preemptions: a process that is killed whenever it starts (out of memory, say) must not burn the machine."""
-ETCD_SECONDS = 2.0
-"""So long etcd may keep this process from looking after its children."""
-LATE_SECONDS, LATE_EVERY_SECONDS = 0.5, 1.0
-"""The same, for what could not be done at once and is tried again; and how often."""
-
-
+KILLED_SECONDS = 5.0
+"""So long the end of a process is waited for after SIGKILL."""
 FROZEN_SECONDS, STUCK_SECONDS = 5.0, 30.0
 """A stopped child is replaced so long after its lease has ended; one that runs gets time to end by itself."""
 
@@ -58,7 +56,9 @@ class Child:
     failed_at: int = -1
     started_at: float = 0.0
     restart_at: float | None = None
-    registered: int = 0
+    identity: Identity = UNKNOWN
+    """Of its process, once that exists."""
+    registered: Identity = UNKNOWN
     """Its process that was registered last."""
     gone_at: float | None = None
     """Since when that process is not registered any more."""
@@ -96,18 +96,13 @@ class Supervisor:
         self.events = Events(etcd, keys, "launcher")
         self.report = Report()
         self._progress = self._applied = 0
-        self._unrevoked: list[tuple[Child, int]] = []
-        """Dead processes (by pid) whose leases could not be revoked, as etcd was away."""
-        self._revoke_at = 0.0
+        self._revoker = Revoker(etcd, keys)
         self._exits: queue.Queue[tuple[Child, subprocess.Popen[bytes] | Forked, int]] = queue.Queue()
 
     @property
     def view(self) -> JobView:
         """The job's control records now. Raises EtcdUnreachable."""
-        return self._view(ETCD_SECONDS)
-
-    def _view(self, deadline: float) -> JobView:
-        return read_view(self.keys, self.etcd.range(self.keys.control, deadline=deadline).kvs)
+        return read_view(self.keys, self.etcd.range(self.keys.control, deadline=ETCD_SECONDS).kvs)
 
     def take_progress(self, step: int, applied: int) -> None:
         """Tells the job's step, and how many updates the shards have applied since they started.
@@ -143,26 +138,27 @@ class Supervisor:
         for child in self.children.values():
             if child.restart_at is not None and time.monotonic() >= child.restart_at:
                 self._start(child)
-        if self._unrevoked and time.monotonic() >= self._revoke_at:
-            self._revoke_late()
+        self._revoker.step()
+        if self._standby is not None and self._standby.stuck:
+            self._drop_standby("does not answer, killing it")
         if self._next_standby is not None and time.monotonic() >= self._next_standby:
             self._next_standby = None
             self._standby = Standby(self.job_dir, self.environment)
 
-    def replace_frozen(self, registered: Collection[int]) -> None:
+    def replace_frozen(self, registered: Collection[Identity]) -> None:
         """Ends children that no longer hold a lease and yet do not end by themselves, as a running process would.
 
-        `registered`: ids of this machine's processes that are registered now, as etcd has just said. Without this, a
-        pserver that somebody stopped for good would keep the job waiting for ever.
+        `registered`: the processes that are registered now, as etcd has just said. Without this, a pserver that
+        somebody stopped for good would keep the job waiting for ever.
         """
         now = time.monotonic()
         for child in self.children.values():
             process = child.process
-            if process is None or process.poll() is not None or not process.pid:
+            if process is None or process.poll() is not None or child.identity == UNKNOWN:
                 continue
-            if process.pid in registered:
-                child.registered, child.gone_at = process.pid, None
-            elif child.registered == process.pid:
+            if child.identity in registered:
+                child.registered, child.gone_at = child.identity, None
+            elif child.registered == child.identity:
                 child.gone_at = child.gone_at or now
                 if now - child.gone_at > (FROZEN_SECONDS if _stopped(process.pid) else STUCK_SECONDS):
                     log.warning("%s has lost its lease and does not end: killing it", child.name)
@@ -190,9 +186,10 @@ class Supervisor:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
-        for child, process in zip(children, running, strict=True):
-            if not self._try_revoke(child, process.pid, LATE_SECONDS):
+                with contextlib.suppress(subprocess.TimeoutExpired):  # only the kernel can keep it
+                    process.wait(KILLED_SECONDS)
+        for child in children:
+            if not self._revoker.try_once(child.identity):
                 break
 
     def close(self) -> None:
@@ -207,7 +204,13 @@ class Supervisor:
         process = child.process = self._fork(child, log_file) or start_role(
             [child.role, "--job", str(self.job_dir), "--etcd", self.endpoints, "--index", str(child.index)], log_file,
             self.environment)
-        threading.Thread(target=lambda: self._exits.put((child, process, process.wait())), daemon=True).start()
+        child.identity = identify(process.pid) if process.pid else UNKNOWN
+        threading.Thread(target=self._await_end, args=(child, process), daemon=True).start()
+
+    def _await_end(self, child: Child, process: subprocess.Popen[bytes] | Forked) -> None:
+        if isinstance(process, Forked):
+            child.identity = process.await_made()
+        self._exits.put((child, process, process.wait()))
 
     def _fork(self, child: Child, log_file: Path) -> Forked | None:
         """This role, made by the standby; None if there is none. One that died is replaced a little later."""
@@ -216,11 +219,16 @@ class Supervisor:
         try:
             return self._standby.fork(child.role, child.index, self.endpoints, log_file)
         except OSError:
-            log.warning("the standby is dead; see %s", self.job_dir / "logs" / "standby.log")
-            self._standby.close()
-            self._standby = None
-            self._next_standby = time.monotonic() + STANDBY_AFTER_SECONDS
+            self._drop_standby("is dead")
             return None
+
+    def _drop_standby(self, why: str) -> None:
+        """Ends the standby: roles are started from nothing until there is another one, a little later."""
+        assert self._standby is not None
+        log.warning("the standby %s; see %s", why, self.job_dir / "logs" / "standby.log")
+        self._standby.close()
+        self._standby = None
+        self._next_standby = time.monotonic() + STANDBY_AFTER_SECONDS
 
     def _ended(self, child: Child, process: subprocess.Popen[bytes] | Forked, status: int) -> None:
         if not process.pid:  # the standby died before it made it
@@ -229,7 +237,7 @@ class Supervisor:
         if status == EXIT_OK:
             child.done = True
             return
-        self._revoke(child, process.pid)
+        self._revoker.revoke(child.identity)
         what, preempted = describe_exit(status), was_preempted(status)
         if preempted:
             child.preemptions += 1
@@ -267,43 +275,9 @@ class Supervisor:
         text = path.read_text(errors="replace").splitlines() if path.exists() else []
         return "\n".join([f"last lines of {path}:", *("  " + plain_text(t) for t in text[-lines:])]) if text else ""
 
-    def _revoke(self, child: Child, pid: int) -> None:
-        """Revokes the lease of the dead process, so that its slots and chunks are free at once.
-
-        If etcd does not answer, later: renewals that are on their way may reach it when it comes back, and would keep
-        the dead one's place taken for one more TTL.
-        """
-        if not self._try_revoke(child, pid, ETCD_SECONDS):
-            self._unrevoked.append((child, pid))
-            self._revoke_at = time.monotonic() + LATE_EVERY_SECONDS
-
-    def _revoke_late(self) -> None:
-        while self._unrevoked and self._try_revoke(*self._unrevoked[0], LATE_SECONDS):
-            self._unrevoked.pop(0)
-        self._revoke_at = time.monotonic() + LATE_EVERY_SECONDS
-
-    def _try_revoke(self, child: Child, pid: int, deadline: float) -> bool:
-        try:
-            view = self._view(deadline)
-            for record in _registrations(view, child):
-                lease = view.leases[record.id]
-                if (record.pid, record.host) == (pid, socket.gethostname()) and lease:
-                    self.etcd.lease_revoke(lease, deadline=deadline)
-            return True
-        except EtcdError as error:
-            log.warning("cannot revoke the lease of %s: %s", child.name, error.message)
-            return False
-
 
 def _stopped(pid: int) -> bool:
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
     except psutil.Error:
         return False
-
-
-def _registrations(view: JobView, child: Child) -> list[Registration]:
-    """What processes of this role have registered; ids begin with the index."""
-    if child.role == "pserver":
-        return [record for index, record in view.pservers.items() if index == child.index]
-    return [record for name, record in view.trainers.items() if name.startswith(f"{child.index}-")]

@@ -10,11 +10,15 @@ import msgspec
 from graphft.runtime.chunk_records import PassRecord, decode_pass
 from graphft.runtime.commit import Asked, Committed, Epoch, decode_asked, decode_committed, decode_epoch
 from graphft.runtime.etcd.model import KV
+from graphft.runtime.identity import UNKNOWN, Identity
 from graphft.runtime.keys import Keys
 
 
 class Registration(msgspec.Struct, frozen=True):
-    """The value of `/<job>/ps/<index>` and `/<job>/trainers/<id>`. `id` is new for every process."""
+    """The value of `/<job>/ps/<index>` and `/<job>/trainers/<id>`. `id` is new for every process.
+
+    `process` tells which one it is; `pid` and `host` are for people.
+    """
 
     id: str
     address: str
@@ -22,6 +26,7 @@ class Registration(msgspec.Struct, frozen=True):
     host: str
     network: str = ""
     """What processes share that reach each other on loopback; "": not known."""
+    process: Identity = UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import heapq
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -138,7 +137,7 @@ class Host:
         return self._alive([r for r in records if r.id not in self._removed])
 
     def _alive(self, records: list[Registration]) -> list[tuple[Registration, psutil.Process]]:
-        found = [(r, self._process(r.pid)) for r in records if r.host == socket.gethostname()]
+        found = [(r, self._process(r.pid)) for r in records if r.process.visible]
         return [(r, p) for r, p in found if p is not None]
 
     def _process(self, pid: int) -> psutil.Process | None:

@@ -21,6 +21,7 @@ from graphft.ops.context import Context
 from graphft.runtime.connect import is_complete
 from graphft.runtime.etcd import Etcd, EtcdError, LeaseLost, Session, Watch, absent, put_op
 from graphft.runtime.events import Events
+from graphft.runtime.identity import identify
 from graphft.runtime.keys import Keys
 from graphft.runtime.lowering import Lowered, lower
 from graphft.runtime.process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK
@@ -182,7 +183,8 @@ class Role:
     def register(self, *, role: str, index: int, lease: bool) -> None:
         """Claims this process's key; waits while a live process holds it."""
         key = self.keys.pserver(index) if role == "pserver" else self.keys.trainer(self.id)
-        record = Registration(self.id, self.address, os.getpid(), socket.gethostname(), network_identity())
+        record = Registration(self.id, self.address, os.getpid(), socket.gethostname(), network_identity(),
+                              identify())
         self.watcher.wait(lambda kvs: not out_of_reach(record, read_view(self.keys, kvs.values())),
                           self.config.lease_ttl + 1.0)  # what is in the way may be dead
         put = put_op(key, msgspec.json.encode(record), self.lease if lease else 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 import subprocess
 import sys
@@ -10,22 +9,64 @@ from pathlib import Path
 from typing import Any, cast
 
 import msgspec
+import pytest
+from msgspec.structs import replace
 
 from graphft.runtime.earlier_run import forget_earlier, revoke_dead
 from graphft.runtime.etcd import Etcd
+from graphft.runtime.identity import UNKNOWN, Identity, identify
 from graphft.runtime.keys import Keys
 from graphft.runtime.view import Registration
 
 
 def test_leases_end_of_processes_that_are_no_more_and_ran_here(etcd: Etcd, keys: Keys) -> None:
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    here = socket.gethostname()
-    for name, pid, host in (("dead", gone.pid, here), ("alive", os.getpid(), here), ("elsewhere", gone.pid, "far")):
-        etcd.put(keys.trainer(name), msgspec.json.encode(Registration(name, "", pid, host)), etcd.lease_grant(60)[0])
-    etcd.put(keys.pserver(0), msgspec.json.encode(Registration("0", "", gone.pid, here)), etcd.lease_grant(60)[0])
+    gone, elsewhere = ended(), replace(ended(), machine="another")
+    for name, process in (("dead", gone), ("alive", identify()), ("elsewhere", elsewhere), ("unknown", UNKNOWN)):
+        register(etcd, keys.trainer(name), process)
+    register(etcd, keys.pserver(0), gone)
     revoke_dead(etcd, keys)
-    assert {kv.key for kv in etcd.range(keys.control).kvs} == {keys.trainer("alive"), keys.trainer("elsewhere")}
+    left = {kv.key for kv in etcd.range(keys.control).kvs}
+    assert left == {keys.trainer("alive"), keys.trainer("elsewhere"), keys.trainer("unknown")}
+
+
+def ended() -> Identity:
+    process = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    identity = identify(process.pid)
+    process.communicate(b"\n")
+    return identity
+
+
+def register(etcd: Etcd, key: str, process: Identity) -> None:
+    record = Registration(key, "", process.pid, socket.gethostname(), process=process)
+    etcd.put(key, msgspec.json.encode(record), etcd.lease_grant(60)[0])
+
+
+CONTAINER = ["unshare", "--pid", "--fork", "--mount-proc"]
+"""A PID namespace of its own, on the same host."""
+
+
+def allowed() -> bool:
+    try:
+        return subprocess.run([*CONTAINER, "true"], capture_output=True, check=False).returncode == 0
+    except OSError:
+        return False
+
+
+@pytest.mark.skipif(not allowed(), reason="PID namespaces are not allowed here")
+def test_a_launcher_in_another_pid_namespace_revokes_nobodys_lease(etcd: Etcd, keys: Keys) -> None:
+    """Pitfall 37: it has the same host name, and sees none of these processes. Nor do we see those of its."""
+    register(etcd, keys.trainer("outside"), identify())
+    script = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tests.runtime.test_earlier_run import Etcd, Keys, identify, register, revoke_dead
+etcd, keys = Etcd([{etcd.endpoints[0]!r}]), Keys({keys.job!r})
+revoke_dead(etcd, keys)
+register(etcd, keys.trainer("inside"), identify())
+"""
+    subprocess.run([*CONTAINER, sys.executable, "-c", script], check=True, timeout=60)
+    revoke_dead(etcd, keys)
+    assert {kv.key for kv in etcd.range(keys.control).kvs} == {keys.trainer("outside"), keys.trainer("inside")}
 
 
 def leave(etcd: Etcd, keys: Keys, state: bytes) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from graphft.runtime import standby as standby_module
 from graphft.runtime import supervisor as module
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.keys import Keys
@@ -120,6 +121,42 @@ def test_a_standby_that_dies_is_passed_over_and_replaced(
     finally:
         supervisor.close()
     assert not standbys(), "and the next one was ended"
+
+
+def test_a_stopped_standby_is_killed_and_its_orders_are_carried_out_without_it(
+    saved: Path, etcd: Etcd, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pitfall 38: it is alive, so no order fails, and none is carried out. The first one may be half carried out."""
+    monkeypatch.setattr(standby_module, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(module, "STANDBY_AFTER_SECONDS", 60.0)
+    first = Standby(saved, ENVIRONMENT)
+    supervisor = Supervisor(saved, keys, etcd, SILENT, ENVIRONMENT, standby=first)
+    try:
+        children = [supervisor.add("trainer", 0)]
+        until(lambda: children[0].process is not None and children[0].process.pid)
+        first.process.send_signal(signal.SIGSTOP)
+        children += [supervisor.add("trainer", 1), supervisor.add("trainer", 2)]
+        end = time.monotonic() + 30
+        while not all(child.process is not None and child.process.pid for child in children):
+            assert time.monotonic() < end, "no role is started until somebody continues it"
+            supervisor.step(0.1)
+        assert not standbys()
+        assert psutil.Process(children[0].identity.pid).is_running(), "what it had made lives on"
+    finally:
+        supervisor.close()
+
+
+def test_what_a_killed_standby_has_not_told_of_is_killed_with_it(saved: Path, standby: Standby) -> None:
+    """Pitfall 38: a role that was forked, and that the launcher does not know, would exist twice."""
+    role = waited(standby.fork("pserver", 0, SILENT, saved / "logs" / "pserver-0.log"))
+    until(lambda: role.pid)
+    until(lambda: os.getpgid(role.pid) == os.getpgid(0))  # it was told of, and is the launcher's from then on
+    untold = subprocess.Popen(["sleep", "60"], process_group=standby.process.pid)  # as a fork is
+    standby.close()
+    assert untold.wait(10) in (-signal.SIGKILL, 0), "0: collected by the standby's end already"
+    assert psutil.Process(role.pid).is_running()
+    role.kill()
+    assert role.wait(10) == -signal.SIGKILL
 
 
 def standbys() -> list[psutil.Process]:

@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 
+from graphft.runtime import revoker
 from graphft.runtime import supervisor as module
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.events import read_events
@@ -29,6 +30,7 @@ REGISTER = """
 import os, socket, sys, time
 import msgspec
 from graphft.runtime.etcd import Etcd, Session
+from graphft.runtime.identity import identify
 from graphft.runtime.keys import Keys
 from graphft.runtime.view import Registration
 endpoints, job, role, index = sys.argv[1:5]
@@ -37,7 +39,8 @@ session = Session(etcd, 100)
 name = f"{index}-abcd"
 key = keys.pserver(int(index)) if role == "pserver" else keys.trainer(name)
 etcd.put(keys.slot(int(index)), name.encode(), session.lease)
-etcd.put(key, msgspec.json.encode(Registration(name, "", os.getpid(), socket.gethostname())), session.lease)
+record = Registration(name, "", os.getpid(), socket.gethostname(), process=identify())
+etcd.put(key, msgspec.json.encode(record), session.lease)
 time.sleep(100)
 """
 
@@ -232,7 +235,7 @@ def test_the_lease_of_a_dead_child_is_revoked_at_once(supervise: Any, stubs: Stu
 
 
 def test_children_are_looked_after_while_etcd_is_away(supervise: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ETCD_SECONDS", 0.2)
+    monkeypatch.setattr(revoker, "ETCD_SECONDS", 0.2)
     with Etcd(["127.0.0.1:1"]) as client:
         supervisor = supervise(client=client)
         child = supervisor.add("trainer", 0)
@@ -244,7 +247,7 @@ def test_children_are_looked_after_while_etcd_is_away(supervise: Any, monkeypatc
 
 def test_a_lease_is_revoked_when_etcd_is_back(supervise: Any, stubs: Stubs, keys: Keys, tmp_path: Path,
                                               monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "ETCD_SECONDS", 0.2)
+    monkeypatch.setattr(revoker, "ETCD_SECONDS", 0.2)
     with EmbeddedEtcd(tmp_path / "own") as server, Etcd(server.endpoints) as client:
         stubs.code, stubs.arguments = REGISTER, [client.endpoints[0], keys.job, "pserver", "1"]
         supervisor = supervise(client=client)
@@ -266,10 +269,11 @@ def test_a_frozen_child_is_replaced_when_its_lease_has_ended(supervise: Any, stu
     frozen, slow, new = (supervisor.add("trainer", i) for i in range(3))
     before = [pid(child) for child in (frozen, slow, new)]
     supervisor.signal("trainer", 0, signal.SIGSTOP)
-    supervisor.replace_frozen({pid(frozen), pid(slow)})
+    slow_identity = slow.identity
+    supervisor.replace_frozen({frozen.identity, slow_identity})
 
     def replaced() -> bool:
-        supervisor.replace_frozen({pid(slow)})
+        supervisor.replace_frozen({slow_identity})
         return pid(frozen) != before[0]
 
     steps(supervisor, replaced)

@@ -1,0 +1,93 @@
+"""Which process it is: a process id alone means something only on one machine, in one PID namespace, and for a while.
+
+Containers may share a host name (and see each other's etcd) without seeing each other's processes; a process id is used
+again; a machine is started again. So a process is told by the machine's boot id, its namespaces, its id and the time at
+which it started. A process that cannot be seen from here is neither dead nor alive: its lease decides.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+import psutil
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_STAT = "/proc/%d/stat"
+_HIDDEN = -1
+"""Instead of the time at which a process started: another user's, of which /proc shows nothing (hidepid)."""
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """One process, and no other.
+
+    `machine`: the boot id; elsewhere than on Linux the host name. `namespaces`: of process ids and of time, as the
+    kernel names them. `started`: in clock ticks since the machine's start; 0 elsewhere than on Linux.
+    """
+
+    machine: str = ""
+    namespaces: str = ""
+    pid: int = 0
+    started: int = 0
+
+    @property
+    def visible(self) -> bool:
+        """Whether this process can tell if that one lives: both see the same process ids."""
+        machine, namespaces = _place()
+        return bool(machine) and (self.machine, self.namespaces) == (machine, namespaces)
+
+    @property
+    def dead(self) -> bool:
+        """Whether it is known to have ended. False for one that cannot be seen from here."""
+        return self.visible and _started(self.pid) not in (self.started, _HIDDEN)
+
+
+UNKNOWN = Identity()
+"""Of a process of which nothing is known: neither dead nor alive."""
+
+
+def identify(pid: int | None = None) -> Identity:
+    """The identity of this process, or of a child of it. What cannot be found out is nobody's."""
+    pid = os.getpid() if pid is None else pid
+    machine, namespaces = _place()
+    started = _started(pid)
+    known = bool(machine) and started not in (None, _HIDDEN)
+    return Identity(machine, namespaces, pid, started or 0) if known else UNKNOWN
+
+
+def _place() -> tuple[str, str]:
+    """(machine, namespaces) of this process. The machine is "" where /proc shows other processes than our own."""
+    if not sys.platform.startswith("linux"):
+        return socket.gethostname(), ""
+    try:
+        if os.readlink("/proc/self") != str(os.getpid()):  # mounted in another namespace
+            return "", ""
+        return _BOOT_ID.read_text().strip(), f"{os.readlink('/proc/self/ns/pid')} {_time_namespace()}".strip()
+    except OSError:
+        return "", ""
+
+
+def _time_namespace() -> str:
+    """It shifts the times at which processes started. Linux before 5.6 has none."""
+    try:
+        return os.readlink("/proc/self/ns/time")
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> int | None:
+    """When the process that has this id now started; None if it has ended, though its parent may not know yet."""
+    if not sys.platform.startswith("linux"):
+        try:
+            return None if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE else 0
+        except psutil.NoSuchProcess:
+            return None
+    try:
+        stat = Path(_STAT % pid).read_text()
+    except OSError:
+        return _HIDDEN if psutil.pid_exists(pid) else None
+    state, *fields = stat.rpartition(")")[2].split()  # its name, in front, may have blanks and brackets
+    return None if state in "ZX" else int(fields[18])

@@ -1,0 +1,56 @@
+"""Which process is meant, and whether it is dead: told only where it can be known."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from graphft.runtime import identity as module
+from graphft.runtime.identity import UNKNOWN, identify
+
+linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux's /proc")
+
+
+def test_this_process_and_a_child() -> None:
+    child = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    seen = identify(child.pid)
+    assert seen != identify() == identify(os.getpid())
+    assert (seen.visible, seen.dead, identify().dead) == (True, False, False)
+    child.communicate(b"\n")
+    assert (seen.visible, seen.dead) == (True, True)
+    assert identify(child.pid) == UNKNOWN, "it is too late to see it"
+
+
+def test_a_child_that_nobody_has_waited_for_is_dead() -> None:
+    child = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    seen = identify(child.pid)
+    assert child.stdin is not None
+    child.stdin.close()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    assert seen.dead
+    child.wait()
+
+
+@linux
+@pytest.mark.parametrize(("other", "dead"), [
+    ({"started": 1}, True), ({"machine": "b"}, False), ({"namespaces": "pid:[1]"}, False), ({"pid": 1 << 22}, True),
+    ({"machine": "b", "pid": 1 << 22}, False), ({"namespaces": "pid:[1]", "pid": 1 << 22}, False)])
+def test_what_is_known_of_another(other: dict[str, object], dead: bool) -> None:
+    """Pitfall 37: its id was used again; it is on another machine; it is in another container of this one."""
+    assert replace(identify(), **other).dead is dead
+
+
+@linux
+def test_processes_that_proc_hides_are_not_dead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Another user's, with hidepid; and all of them where /proc is of another namespace than this process."""
+    alive = identify()
+    monkeypatch.setattr(module, "_STAT", f"{tmp_path}/%d")
+    assert (alive.visible, alive.dead) == (True, False)
+    monkeypatch.setattr(module, "_BOOT_ID", tmp_path / "none")
+    assert (alive.visible, alive.dead) == (False, False)
+    assert (identify(), identify().visible, identify().dead) == (UNKNOWN, False, False)
