@@ -12,7 +12,7 @@ from torch import Tensor
 from graphft.errors import GraphftError
 from graphft.ir import backup_name, grad_name
 from graphft.runtime.protocol.rounds import Contribution
-from graphft.runtime.transport.buffers import as_tensor, byte_view
+from graphft.runtime.transport.buffers import as_tensor, byte_view, holds_values
 from graphft.runtime.transport.port import Sent
 
 
@@ -169,4 +169,6 @@ def frame_fault(bucket: Bucket | None, frame: Any) -> str:
     if bucket is None:
         return "there is no such bucket"
     size = frame.nbytes if frame is not None else 0
-    return "" if size == bucket.nbytes else f"expected {bucket.nbytes} bytes, got {size}"
+    if size != bucket.nbytes:
+        return f"expected {bucket.nbytes} bytes, got {size}"
+    return "" if holds_values(frame, bucket.flat.dtype) else "a frame of bools holds other bytes than 0 and 1"

@@ -30,6 +30,9 @@ class Bases:
     def has(self, trainer: str, version: int) -> bool:
         return version in self._sent.get(trainer, ())
 
+    def trainers(self) -> frozenset[str]:
+        return frozenset(self._sent)
+
     def all(self) -> frozenset[int]:
         """The versions whose copies are needed."""
         return frozenset(v for versions in self._sent.values() for v in versions)

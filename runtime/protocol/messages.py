@@ -139,6 +139,10 @@ class PartialsQuery(Message, frozen=True, tag="partials?"):
     shard: int
 
 
+CODES = frozenset({"foreign-job", "malformed", "unknown-peer", "stale-generation", "not-ready", "future-step", "gone",
+                   "complete", "stale"})
+"""Of refusals."""
+
 AnyMessage = (
     Hello | Welcome | Refused | Push | Empty | Pull | Bucket | Query | BatchPush | BatchAck | LedgerQuery | Ledger
     | Partials | PartialsQuery

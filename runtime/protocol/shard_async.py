@@ -23,11 +23,12 @@ in; a range that ends at `ledger.ALL` is the whole chunk. After a new connection
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from graphft.runtime.protocol.bases import Bases
+from graphft.runtime.protocol.checks import async_problem
 from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, TakeCheckpoint, Tick
 from graphft.runtime.protocol.ledger import Ledger
 from graphft.runtime.protocol.messages import (
@@ -42,24 +43,31 @@ from graphft.runtime.protocol.messages import (
     Welcome,
 )
 from graphft.runtime.protocol.messages import Ledger as LedgerAnswer
+from graphft.runtime.protocol.peers import Peers
 from graphft.runtime.protocol.staleness import Staleness
-from graphft.runtime.protocol.story import Story
+from graphft.runtime.protocol.story import LONGEST, Story
 
 BatchKey = tuple[int, int, int]
 """(pass, chunk, batch)"""
+HALVES = 4
+"""Batches of one trainer that may be half here. Messages overtake each other at most where a test has them do so."""
 
 
 @dataclass(frozen=True, slots=True)
 class AsyncOptions:
-    """`checkpoint_every` counts versions (applied batches); 0: the driver decides."""
+    """`batches`: of each chunk, in each of `passes`. `checkpoint_every` counts versions (applied batches); 0: the
+    driver decides. `max_peers`: names of trainers that are known at once; above it the first one gives way."""
 
     shard: int
     buckets: tuple[int, ...]
+    batches: Sequence[int]
+    passes: int
     job: str = ""
     program: str = ""
     checkpoint_every: int = 0
     max_staleness: int = -1
     compensate: bool = False
+    max_peers: int = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +110,7 @@ class AsyncShard:
         self.version = version
         """Number of batches applied."""
         self.ledger = ledger if ledger is not None else Ledger()
-        self.peers: dict[str, str] = {}
-        """By connection, the trainer's name."""
+        self.peers = Peers(options.max_peers)
         self.copies: dict[tuple[BatchKey, str], _Copy] = {}
         """Half-arrived batches, by batch and peer: gradients of two trainers are never mixed."""
         self.bases = Bases()
@@ -116,8 +123,7 @@ class AsyncShard:
         if isinstance(event, Received):
             return self._received(event)
         if isinstance(event, PeerLeft):
-            self._forget(event.peer)
-            self.bases.left(self.peers.pop(event.peer, ""))
+            self._leave(event.peer)
             self.story.tell(f"{event.peer} has left", f"peer {event.peer}")
         elif not isinstance(event, Tick):
             self.story.illegal(f"an async shard knows no event {event!r}")
@@ -130,27 +136,37 @@ class AsyncShard:
         if peer not in self.peers:
             return self._refuse(peer, "unknown-peer", f"{peer} has not said hello to {self.incarnation}")
         handler = self._MESSAGES.get(type(message))
-        if handler is None or event.fault:
-            return self._refuse(peer, "malformed", event.fault or f"{type(message).__name__} is not for an async shard")
+        if handler is None:
+            return self._refuse(peer, "malformed", f"{type(message).__name__} is not for an async shard")
+        if problem := event.fault or async_problem(self.options, message, event.payload):
+            return self._refuse(peer, "malformed", problem)
         return handler(self, peer, message, event.payload)
 
     def _hello(self, peer: str, message: Hello) -> list[AsyncEffect]:
         if (message.job, message.program) != (self.options.job, self.options.program):
             return self._refuse(peer, "foreign-job", f"{peer} is of job {message.job} with program {message.program}")
-        self._forget(peer)  # it begins anew: what it pushed before comes again, perhaps from other parameters
-        self.peers[peer] = message.peer
+        self._drop_copies(peer)  # it begins anew: what it pushed before comes again, perhaps from other parameters
+        known = set(self.peers.names())
+        for other in self.peers.introduce(peer, message.peer):
+            self._drop_copies(other)
+        for name in known.difference(self.peers.names()):
+            self.bases.left(name)
         self.story.tell(f"{peer} said hello", f"peer {peer}")
         return [self._welcome(peer)]
 
-    def _forget(self, peer: str) -> None:
+    def _leave(self, peer: str) -> None:
+        self._drop_copies(peer)
+        if peer in self.peers:
+            self.bases.left(self.peers.name(peer))
+            self.peers.leave(peer)
+
+    def _drop_copies(self, peer: str) -> None:
         self.copies = {key: copy for key, copy in self.copies.items() if key[1] != peer}
 
     def _query(self, peer: str, message: Query, payload: Any) -> list[AsyncEffect]:
         return [self._welcome(peer)]
 
     def _pull(self, peer: str, message: Pull, payload: Any) -> list[AsyncEffect]:
-        if message.bucket not in self.options.buckets:
-            return self._refuse(peer, "malformed", f"this shard has no bucket {message.bucket}")
         return [self._bucket(peer, message.bucket)]
 
     def _ledger_query(self, peer: str, message: LedgerQuery, payload: Any) -> list[AsyncEffect]:
@@ -158,17 +174,17 @@ class AsyncShard:
         return [Reply(peer, LedgerAnswer(message.pass_index, message.chunk, ranges))]
 
     def _push(self, peer: str, message: BatchPush, payload: Any) -> list[AsyncEffect]:
-        if problem := self._problem(message, payload):
-            return self._refuse(peer, "malformed", problem)
         if message.generation != self.generation:
             code = "stale-generation" if message.generation < self.generation else "not-ready"
             return self._refuse(peer, code, f"this is generation {self.generation}, not {message.generation}")
+        if not -1 <= message.version <= self.version:
+            return self._refuse(peer, "malformed", f"a gradient of version {message.version}, this is {self.version}")
         key = (message.pass_index, message.chunk, message.batch)
         if self.ledger.has(*key):
             reason = self._tell(f"{_name(key)} from {peer} is applied already", key, peer)
             return [Count("duplicate-batch", reason), self._ack(peer, key, fresh=False),
                     self._bucket(peer, message.bucket)]
-        self.bases.pushed(self.peers[peer], message.version)
+        self.bases.pushed(self.peers.name(peer), message.version)
         staleness = self.version - max(0, message.version)
         if 0 <= self.options.max_staleness < staleness:
             self.copies.pop((key, peer), None)
@@ -184,6 +200,7 @@ class AsyncShard:
             copy = None
         if copy is None:
             copy = self.copies[key, peer] = _Copy(message.version, message.samples)
+            effects += self._drop_oldest(peer)
         if message.bucket in copy.payloads:
             reason = self._tell(f"bucket {message.bucket} of {_name(key)} from {peer} is here already", key, peer)
             return [*effects, Count("duplicate-push", reason)]
@@ -192,6 +209,16 @@ class AsyncShard:
         if len(copy.payloads) < len(self.options.buckets):
             return effects
         return [*effects, *self._apply(peer, key, copy, message.batches)]
+
+    def _drop_oldest(self, peer: str) -> list[AsyncEffect]:
+        """A trainer works on one batch after the other: of what it left half-sent, a few batches are kept."""
+        begun = [item for item in self.copies if item[1] == peer]
+        effects: list[AsyncEffect] = []
+        for item in begun[:-HALVES]:
+            del self.copies[item]
+            effects.append(Count("dropped-batch", self._tell(f"half of {_name(item[0])} from {peer} is dropped: it has "
+                                                             f"begun {HALVES} others", item[0], peer)))
+        return effects
 
     def _apply(self, peer: str, key: BatchKey, copy: _Copy, batches: int) -> list[AsyncEffect]:
         if not self.ledger.add(*key, batches):
@@ -202,7 +229,7 @@ class AsyncShard:
         left = sorted(other for batch, other in self.copies if batch == key and other != peer)
         self.copies = {k: c for k, c in self.copies.items() if k[0] != key}
         reason = self._tell(f"{_name(key)} from {peer} is complete: version {self.version}", key, peer)
-        base = copy.version if self.bases.has(self.peers[peer], copy.version) else -1
+        base = copy.version if self.bases.has(self.peers.name(peer), copy.version) else -1
         effects: list[AsyncEffect] = [
             ApplyBatch(*key, copy.samples, {b: copy.payloads[b] for b in self.options.buckets}, staleness, reason, base,
                        self.bases.all())]
@@ -216,21 +243,12 @@ class AsyncShard:
             effects.append(TakeCheckpoint(self.version, f"every {every} versions"))
         return effects
 
-    def _problem(self, message: BatchPush, payload: Any) -> str:
-        if message.bucket not in self.options.buckets:
-            return f"this shard has no bucket {message.bucket}"
-        if not 0 <= message.batch < message.batches or message.samples < 1:
-            return f"batch {message.batch} of {message.batches} with {message.samples} samples"
-        if min(message.pass_index, message.chunk) < 0:
-            return f"there is no chunk {message.chunk} of pass {message.pass_index}"
-        return "a push has no frame" if payload is None else ""
-
     def _ack(self, peer: str, key: BatchKey, fresh: bool) -> Reply:
         return Reply(peer, BatchAck(*key, self.version, fresh))
 
     def _bucket(self, peer: str, bucket: int) -> Reply:
         if self.options.compensate:
-            self.bases.sent(self.peers[peer], self.version)
+            self.bases.sent(self.peers.name(peer), self.version)
         return Reply(peer, Bucket(self.generation, self.version, bucket), "current")
 
     def _welcome(self, peer: str) -> Reply:
@@ -238,7 +256,7 @@ class AsyncShard:
 
     def _refuse(self, peer: str, code: str, reason: str) -> list[AsyncEffect]:
         self.story.tell(f"refused ({code}) {peer}: {reason}", f"peer {peer}")
-        return [Reply(peer, Refused(code, reason, self.generation, self.version)),
+        return [Reply(peer, Refused(code, reason[:LONGEST], self.generation, self.version)),
                 Count(f"refused-{code}", f"{peer}: {reason}")]
 
     def _tell(self, text: str, key: BatchKey, peer: str) -> str:
@@ -252,6 +270,10 @@ class AsyncShard:
             if not 0 < len(copy.payloads) < len(self.options.buckets) or peer not in self.peers:
                 self.story.illegal(f"the copy of {_name(key)} from {peer} is no partial copy of a known peer",
                                    _name(key))
+            if sum(1 for _, other in self.copies if other == peer) > HALVES:
+                self.story.illegal(f"more than {HALVES} half batches of {peer} are kept")
+        if not set(self.bases.trainers()) <= set(self.peers.names()):
+            self.story.illegal("versions are kept for a trainer that is not here")
         if max(self.bases.all(), default=0) > self.version:
             self.story.illegal("somebody was sent a version that is not there yet")
 

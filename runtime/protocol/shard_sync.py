@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
+from graphft.runtime.protocol.checks import sync_problem
 from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, Source, TakeCheckpoint, Tick
 from graphft.runtime.protocol.exchange import Exchange
 from graphft.runtime.protocol.messages import (
@@ -41,8 +42,9 @@ from graphft.runtime.protocol.messages import (
     Refused,
     Welcome,
 )
+from graphft.runtime.protocol.peers import Peers
 from graphft.runtime.protocol.rounds import Round
-from graphft.runtime.protocol.story import Story
+from graphft.runtime.protocol.story import LONGEST, Story
 from graphft.runtime.protocol.sync_events import (
     ApplyRound,
     CheckpointAt,
@@ -71,12 +73,12 @@ class SyncShard:
         self.phase: Phase = "collecting"
         self.recovering = options.recovery
         self.story = Story()
-        self.peers: set[str] = set()
+        self.peers = Peers(options.max_peers)
         self.round = Round(version, options.slots, options.buckets)
         self.exchange = Exchange(options.shard, options.shards)
         self.waiting: dict[tuple[str, int], None] = {}
         """(peer, bucket) that get the next version, in order of asking."""
-        self.deferred: list[tuple[str, Pull]] = []
+        self.deferred: dict[tuple[str, Pull], None] = {}
         """Pulls of the version that is being left, asked while a round is applied."""
         self.previous: Source = ""
         """Where version - 1 is: nowhere, or (after a skipped round) the same as the current one."""
@@ -112,16 +114,22 @@ class SyncShard:
         if peer not in self.peers:
             return self._refuse(peer, "unknown-peer", f"{peer} has not said hello to {self.incarnation}")
         handler = self._MESSAGES.get(type(message))
-        if handler is None or event.fault:
-            return self._refuse(peer, "malformed", event.fault or f"{type(message).__name__} is not for a sync shard")
+        if handler is None:
+            return self._refuse(peer, "malformed", f"{type(message).__name__} is not for a sync shard")
+        if problem := event.fault or sync_problem(self.options, message, event.payload):
+            return self._refuse(peer, "malformed", problem)
         return handler(self, peer, message, event.payload)
 
     def _peer_left(self, event: PeerLeft) -> list[ShardEffect]:
-        self.peers.discard(event.peer)
-        self.waiting = {k: None for k in self.waiting if k[0] != event.peer}
-        self.deferred = [(peer, pull) for peer, pull in self.deferred if peer != event.peer]
+        self.peers.leave(event.peer)
+        self._forget([event.peer])
         self._tell(f"{event.peer} has left", f"peer {event.peer}")
         return []
+
+    def _forget(self, peers: list[str]) -> None:
+        """Drops what these connections wait for."""
+        self.waiting = {k: None for k in self.waiting if k[0] not in peers}
+        self.deferred = {k: None for k in self.deferred if k[0] not in peers}
 
     def _partials_ready(self, event: PartialsReady) -> list[ShardEffect]:
         if event.generation < self.generation:
@@ -153,7 +161,7 @@ class SyncShard:
         self.generation, self.version, self.phase, self.previous = event.generation, event.step, "collecting", ""
         self.round = Round(event.step, self.options.slots, self.options.buckets)
         self.exchange = Exchange(self.options.shard, self.options.shards)
-        self.waiting, self.deferred, self.checkpoints = {}, [], set()
+        self.waiting, self.deferred, self.checkpoints = {}, {}, set()
         self.recovering, self._deadline = False, None
         self._asked_rollback = float("-inf")
         refused: list[ShardEffect] = [e for peer in left for e in self._refuse(peer, "stale-generation", reason)]
@@ -185,7 +193,7 @@ class SyncShard:
         if (message.job, message.program) != ours:
             return self._refuse(peer, "foreign-job", f"{peer} is of job {message.job} with program {message.program}, "
                                                      f"this is {ours[0]} with {ours[1]}")
-        self.peers.add(peer)
+        self._forget(self.peers.introduce(peer, message.peer))
         self._tell(f"{peer} said hello", f"peer {peer}")
         return [self._welcome(peer)]
 
@@ -193,8 +201,6 @@ class SyncShard:
         return [self._welcome(peer)]
 
     def _push(self, peer: str, message: Push, payload: Any) -> list[ShardEffect]:
-        if problem := self._problem(message, payload):
-            return self._refuse(peer, "malformed", problem)
         if refused := self._wrong_time(peer, message.generation, message.step):
             return refused
         effects: list[ShardEffect] = []
@@ -212,8 +218,6 @@ class SyncShard:
         return effects + self._close_if_complete()
 
     def _empty(self, peer: str, message: Empty, payload: Any) -> list[ShardEffect]:
-        if not 0 <= message.slot < self.options.slots:
-            return self._refuse(peer, "malformed", f"there is no slot {message.slot}")
         if refused := self._wrong_time(peer, message.generation, message.step):
             return refused
         effects: list[ShardEffect] = []
@@ -229,8 +233,6 @@ class SyncShard:
         return effects + self._close_if_complete()
 
     def _pull(self, peer: str, message: Pull, payload: Any) -> list[ShardEffect]:
-        if message.bucket not in self.options.buckets:
-            return self._refuse(peer, "malformed", f"this shard has no bucket {message.bucket}")
         if refused := self._wrong_generation(peer, message.generation):
             return refused
         wanted, applying = message.version, self.phase == "applying"
@@ -238,7 +240,7 @@ class SyncShard:
             self.waiting[peer, message.bucket] = None
             return []
         if wanted in (-1, self.version, self.version - 1) and applying:
-            self.deferred.append((peer, message))
+            self.deferred[peer, message] = None
             return []
         if wanted in (-1, self.version):
             return [self._bucket(peer, message.bucket, "current", self.version)]
@@ -254,16 +256,13 @@ class SyncShard:
         where = f"partial sums of step {message.step} from shard {message.shard}, generation {message.generation}"
         if (message.generation, message.step) != (self.generation, self.version):
             return [self._count("other-partials", f"{where}: this is step {self.version} of {self.generation}")]
-        if not 0 <= message.shard < self.options.shards or message.shard == self.options.shard:
-            return self._refuse(peer, "malformed", f"{where}: not another shard of this job")
         if not self.exchange.keep(message.shard, payload):
             return [self._count("duplicate-partials", where)]
         self._tell(where, f"step {message.step}")
         return self._apply_if_exchanged()
 
     def _partials_query(self, peer: str, message: PartialsQuery, payload: Any) -> list[ShardEffect]:
-        known = message.generation == self.generation and message.step in self.exchange.own
-        if not known or not 0 <= message.shard < self.options.shards or message.shard == self.options.shard:
+        if message.generation != self.generation or message.step not in self.exchange.own:
             return [self._count("partials-not-ready", f"shard {message.shard} asks for step {message.step} of "
                                                       f"generation {message.generation}")]
         return self._send_partials(message.shard, message.step)
@@ -304,7 +303,7 @@ class SyncShard:
         self.recovering, self._deadline = False, None
         self._tell(f"version {self.version}: {reason}", f"step {self.version - 1}", f"step {self.version}")
         waiting, self.waiting = self.waiting, {}
-        deferred, self.deferred = self.deferred, []
+        deferred, self.deferred = self.deferred, {}
         effects: list[ShardEffect] = [self._bucket(peer, b, "current", self.version) for peer, b in waiting]
         effects += [e for peer, pull in deferred for e in self._pull(peer, pull, None)]
         return effects + self._milestones()
@@ -347,15 +346,6 @@ class SyncShard:
 
     # -- answers and checks -------------------------------------------------------------------------------------------
 
-    def _problem(self, message: Push, payload: Any) -> str:
-        if not 0 <= message.slot < self.options.slots:
-            return f"there is no slot {message.slot}"
-        if message.bucket not in self.options.buckets:
-            return f"this shard has no bucket {message.bucket}"
-        if message.samples < 1:
-            return f"a push has {message.samples} samples"
-        return "a push has no frame" if payload is None else ""
-
     def _wrong_time(self, peer: str, generation: int, step: int) -> list[ShardEffect]:
         if refused := self._wrong_generation(peer, generation):
             return refused
@@ -389,7 +379,7 @@ class SyncShard:
         return Reply(peer, Welcome(self.options.shard, self.incarnation, self.generation, self.version))
 
     def _refuse(self, peer: str, code: str, reason: str) -> list[ShardEffect]:
-        return [Reply(peer, Refused(code, reason, self.generation, self.version)),
+        return [Reply(peer, Refused(code, reason[:LONGEST], self.generation, self.version)),
                 self._count(f"refused-{code}", f"{peer}: {reason}", f"peer {peer}")]
 
     def _own_hello(self) -> Hello:
@@ -414,6 +404,9 @@ class SyncShard:
             "a complete round does not stay open": self.finished or self.phase != "collecting"
             or not self.round.complete,
             "only introduced peers wait": all(peer in self.peers for peer, _ in self.waiting),
+            "only introduced peers are deferred": all(peer in self.peers for peer, _ in self.deferred),
+            "what peers wait for has a bound": len(self.waiting) <= len(self.peers) * len(self.options.buckets)
+            and len(self.deferred) <= 3 * len(self.peers) * len(self.options.buckets),
             "nothing is deferred outside of applying": self.phase == "applying" or not self.deferred,
             "exchanging needs the own partial sums": self.phase != "exchanging" or self.version in self.exchange.own,
             "partial sums only when reduced": self.options.reduce or self.phase not in ("summing", "exchanging"),

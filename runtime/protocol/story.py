@@ -10,13 +10,18 @@ from typing import NoReturn
 
 from graphft.errors import GraphftError
 
+LONGEST = 1000
+"""Characters of a line."""
+
 
 class IllegalTransition(GraphftError):
     """An event that the state does not allow, or a broken invariant: a fault of the program, never of the network."""
 
 
 class Story:
-    """The last `size` lines, each with the time and the entities that it is about."""
+    """The last `size` lines, each with the time and the entities that it is about.
+
+    A line may hold what a peer sent: it is cut after `LONGEST` characters, so that the story has a bound."""
 
     __slots__ = ("_lines", "now")
 
@@ -25,7 +30,8 @@ class Story:
         self._lines: deque[tuple[float, tuple[str, ...], str]] = deque(maxlen=size)
 
     def tell(self, text: str, *entities: str) -> str:
-        """Records a line, and returns it: the reason of whatever is decided."""
+        """Records a line, and returns it: the reason of what is decided."""
+        text = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
         self._lines.append((self.now, entities, text))
         return text
 

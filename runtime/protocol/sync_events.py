@@ -14,7 +14,8 @@ from graphft.runtime.protocol.rounds import Contribution
 class SyncOptions:
     """Times in seconds. `buckets`: indices of this shard's buckets. `reduce`: partial sums are exchanged (global norm).
 
-    `recovery`: this is a restarted shard, in recovery mode. `checkpoint_every` 0: only at the end.
+    `recovery`: this is a restarted shard, in recovery mode. `checkpoint_every` 0: only at the end. `max_peers`: names
+    of trainers and shards that are known at once; above it the one that was introduced first gives way.
     """
 
     shard: int
@@ -30,6 +31,7 @@ class SyncOptions:
     recovery_timeout: float = 10.0
     on_barrier_timeout: Literal["rollback", "proceed"] = "rollback"
     retry_interval: float = 1.0
+    max_peers: int = 256
 
 
 # -- events of a shard (and Received, PeerLeft, Tick) -----------------------------------------------------------------
@@ -177,11 +179,12 @@ class ShardDown:
 
 @dataclass(frozen=True, slots=True)
 class FromShard:
-    """A message (and its frame) from a shard."""
+    """A message (and its frame) from a shard. `fault`: what the driver found wrong with the frame, else ""."""
 
     shard: int
     message: Message
     payload: Any = None
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,7 @@ from graphft.runtime.protocol.async_events import (
     Loaded,
     Took,
 )
+from graphft.runtime.protocol.checks import async_answer_problem
 from graphft.runtime.protocol.events import Count, Tick
 from graphft.runtime.protocol.messages import (
     BatchAck,
@@ -197,6 +198,10 @@ class AsyncTrainer:
         handler = self._MESSAGES.get(type(event.message))
         if handler is None:
             return [Count("unexpected", f"shard {event.shard} sent {type(event.message).__name__}")]
+        problem = event.fault or async_answer_problem(self.options, event.shard, event.message, event.payload)
+        if problem:
+            return [Fail(self._tell(f"a wrong {type(event.message).__name__} of shard {event.shard}: {problem}",
+                                    event.shard))]
         link = self.links[event.shard]
         if not link.introduced and not isinstance(event.message, (Welcome, Refused)):
             return [Count("late", f"{type(event.message).__name__} of shard {event.shard} before its welcome")]

@@ -7,6 +7,11 @@ from typing import Any
 
 from graphft.runtime.protocol.sync_events import Work
 
+RETIRED = 16
+"""Incarnations of a shard that are remembered."""
+FRAMES = 3
+"""Versions of a bucket that are kept."""
+
 
 @dataclass(slots=True)
 class Link:
@@ -15,8 +20,8 @@ class Link:
     up: bool = False
     introduced: bool = False
     incarnation: str = ""
-    retired: set[str] = field(default_factory=set)
-    """Incarnations that were replaced: a welcome of theirs is late."""
+    retired: dict[str, None] = field(default_factory=dict)
+    """The last incarnations that were replaced: a welcome of theirs is late."""
     version: int = -1
     """At least this; meaningful while introduced."""
     asked: float = float("-inf")
@@ -24,7 +29,10 @@ class Link:
 
     def expect(self, incarnation: str) -> None:
         if self.incarnation and incarnation != self.incarnation:
-            self.retired.add(self.incarnation)
+            self.retired[self.incarnation] = None
+            for oldest in list(self.retired)[:-RETIRED]:
+                del self.retired[oldest]
+        self.retired.pop(incarnation, None)
         self.incarnation = incarnation
 
 
@@ -67,8 +75,11 @@ class Tray:
         return version not in self.frames and (self.refresh or self.loaded != version)
 
     def put(self, version: int, frame: Any) -> None:
+        """Keeps a frame, unless it is there. A shard is a version or two ahead: of more, the newest are not kept."""
         if self.lacks(version):
             self.frames[version] = frame
+            for newest in sorted(self.frames)[FRAMES:]:
+                del self.frames[newest]
 
     def copied(self, version: int) -> None:
         self.loaded = version

@@ -35,6 +35,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 from graphft.errors import GraphftError
+from graphft.runtime.protocol.checks import sync_answer_problem
 from graphft.runtime.protocol.events import Count, Tick
 from graphft.runtime.protocol.messages import Bucket, Empty, Hello, Pull, Push, Query, Refused, Welcome
 from graphft.runtime.protocol.story import Story
@@ -165,6 +166,10 @@ class SyncTrainer:
         if handler is None:
             return [Fail(self._tell(f"shard {event.shard} sent {type(event.message).__name__} to a sync trainer",
                                     event.shard))]
+        problem = event.fault or sync_answer_problem(self.options, event.shard, event.message, event.payload)
+        if problem:
+            return [Fail(self._tell(f"a wrong {type(event.message).__name__} of shard {event.shard}: {problem}",
+                                    event.shard))]
         return handler(self, event.shard, event.message, event.payload)
 
     def _welcome(self, shard: int, message: Welcome, payload: Any) -> list[TrainerEffect]:
@@ -225,8 +230,6 @@ class SyncTrainer:
     def _bucket(self, shard: int, message: Bucket, payload: Any) -> list[TrainerEffect]:
         link, key = self.links[shard], (shard, message.bucket)
         where = f"bucket {message.bucket} of shard {shard} at version {message.version} of {message.generation}"
-        if key not in self.trays or payload is None:
-            return [Fail(self._tell(f"{where}: no such bucket, or no frame", shard))]
         if not link.introduced or message.generation != self.generation:
             return [self._count("other-bucket", f"{where}, this trainer is in {self.generation}", shard)]
         link.version = max(link.version, message.version)

@@ -40,6 +40,8 @@ POLL_SECONDS = 0.25
 SPARE_SECONDS = 0.2
 LOAD_LIMITS = 10
 """Restoring a checkpoint may take so many times as long as anything else that the main thread does."""
+SPARE_PEERS = 64
+"""Trainers that stand by, probes, and those that are gone, but whose leases have not ended."""
 
 
 def claim_index(etcd: Etcd, keys: Keys, pservers: int, ttl: int) -> tuple[int, Session | None] | None:
@@ -192,8 +194,8 @@ class Pserver(Role):
 
     def fault(self, message: AnyMessage, frame: memoryview | None) -> str:
         """What is wrong with a message's frame, before anything looks into it; "" if nothing is."""
-        if isinstance(message, (Push, BatchPush)) and message.bucket in self.memory.buckets:
-            return frame_fault(self.memory.buckets[message.bucket], frame)
+        if isinstance(message, (Push, BatchPush)):
+            return frame_fault(self.memory.buckets.get(message.bucket), frame)
         return ""
 
     def follow(self) -> None:
@@ -203,8 +205,13 @@ class Pserver(Role):
     def _forget(self, trainers: frozenset[str]) -> None:
         """Drops what the machine keeps of trainers that are gone. A peer is one connection of a trainer."""
         gone, self._trainers = self._trainers - trainers, trainers
-        for peer in [p for p in self.machine.peers if p.rsplit("#", 1)[0] in gone] if gone else ():
+        for peer in [p for p in self.machine.peers if self.machine.peers.name(p) in gone] if gone else ():
             self.step(PeerLeft(peer))
+
+    @property
+    def max_peers(self) -> int:
+        """Names of peers that the machine knows at once: many more than a job has."""
+        return SPARE_PEERS + 4 * (self.config.trainers + self.config.pservers)
 
     def over(self) -> bool:
         """Whether the job is. Shard 0 ends it: once the last step is committed, it exports the model."""

@@ -94,8 +94,9 @@ class BatchPserver(Pserver):
         o = self.options
         self.memory.publish(self.epoch.step)
         self.machine = AsyncShard(
-            AsyncOptions(self.index, tuple(self.memory.buckets), self.config.name, self.job.hash, o["checkpoint_every"],
-                         o["max_staleness"], self._compensates),
+            AsyncOptions(self.index, tuple(self.memory.buckets), self.config.plan.batches.tolist(),
+                         self.config.plan.passes, self.config.name, self.job.hash, o["checkpoint_every"],
+                         o["max_staleness"], self._compensates, self.max_peers),
             incarnation=self.id, generation=self.epoch.generation, version=self.epoch.step, ledger=self.ledger)
 
     def status(self) -> msgspec.Struct:

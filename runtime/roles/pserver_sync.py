@@ -91,7 +91,7 @@ class RoundPserver(Pserver):
             SyncOptions(self.index, options["shards"], options["slots"], tuple(self.memory.buckets),
                         options["total_steps"], self.config.name, self.job.hash, options["checkpoint_every"],
                         self._exchanges(), options["recovery"] and self.restarted, options["recovery_timeout"],
-                        options["on_barrier_timeout"]),
+                        options["on_barrier_timeout"], max_peers=self.max_peers),
             incarnation=self.id, generation=self.epoch.generation, version=self.epoch.step)
         if self._exchanges():
             self.norms = NormExchange(self.id, self.index, self.program.blocks.get("reduce"))

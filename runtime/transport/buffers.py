@@ -64,6 +64,11 @@ def byte_view(tensor: Tensor) -> memoryview:
     return tensor.detach().view(-1).view(torch.uint8).numpy().data
 
 
+def holds_values(frame: memoryview, dtype: torch.dtype) -> bool:
+    """Whether the bytes are values of `dtype`: bools are 0 and 1, all other types have a value for any bytes."""
+    return dtype != torch.bool or not frame.nbytes or int(torch.frombuffer(frame, dtype=torch.uint8).max()) <= 1
+
+
 def as_tensor(frame: memoryview, dtype: torch.dtype) -> Tensor:
     """The frame as a flat tensor that shares its memory (a copy where the bytes are not aligned for `dtype`).
 
@@ -75,7 +80,7 @@ def as_tensor(frame: memoryview, dtype: torch.dtype) -> Tensor:
     if not frame.nbytes:
         return torch.empty(0, dtype=dtype)
     raw = torch.frombuffer(frame, dtype=torch.uint8)
-    if dtype == torch.bool and int(raw.max()) > 1:
+    if not holds_values(frame, dtype):
         raise GraphftError("a frame of bools holds other bytes than 0 and 1", rule="frame",
                            help="the sender runs another program; start all roles from one job directory")
     if raw.data_ptr() % dtype.itemsize:

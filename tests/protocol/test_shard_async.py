@@ -33,7 +33,7 @@ class AsyncRig(Rig):
     """An async shard of two buckets, with peers "a" and "b" introduced."""
 
     def __init__(self, *, version: int = 0, ledger: Ledger | None = None, **options: Any) -> None:
-        defaults: dict[str, Any] = dict(shard=0, buckets=(0, 1), job="j", program="p")
+        defaults: dict[str, Any] = dict(shard=0, buckets=(0, 1), batches=(4,) * 4, passes=2, job="j", program="p")
         super().__init__(AsyncShard(AsyncOptions(**(defaults | options)), incarnation="i0", generation=0,
                                     version=version, ledger=ledger))
         for peer in "ab":
@@ -146,7 +146,7 @@ def test_staleness_is_bounded_and_told() -> None:
 
 
 def test_staleness_is_counted() -> None:
-    rig = AsyncRig()
+    rig = AsyncRig(batches=(5, 40))
     for batch, version in enumerate((0, 0, 1, 3, 0)):
         rig.batch("a", batch, version=version, batches=5)
     found = rig.machine.staleness
@@ -212,7 +212,7 @@ def test_without_a_copy_a_gradient_is_applied_as_it_is_and_that_is_counted(versi
 
 def test_copies_are_bounded_whoever_asks_for_how_many() -> None:
     """The oldest, which the trainer most likely computes from, and the newest stay."""
-    rig = AsyncRig(compensate=True)
+    rig = AsyncRig(compensate=True, batches=(30,))
     for batch in range(20):
         pull(rig, "b")
         (apply,) = of(ApplyBatch, rig.batch("a", batch, version=batch, batches=30))

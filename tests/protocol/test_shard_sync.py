@@ -359,7 +359,7 @@ def test_the_last_version_is_saved_and_finishes_the_job() -> None:
     assert [e.step for e in of(TakeCheckpoint, effects)] == [1]
     assert of(Finished, effects) == [Finished(1)]
     assert codes(rig.push("a", 1, 0, 0)) == ["complete"]
-    assert codes(rig.pull("a", 3)) == ["complete"]
+    assert codes(rig.pull("a", 2)) == ["malformed"], "a version that the job does not have"
     assert buckets(rig.push("a", 0, 0, 0, want=True)) == [("a", 0, 1, "current")]
     assert buckets(rig.pull("b", 1)) == [("b", 0, 1, "current")]
 

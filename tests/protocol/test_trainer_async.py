@@ -327,7 +327,8 @@ class Place:
         self.history[shard] = list(history)
         self.generation[shard] += 1
         self.copies[shard] = {version}
-        return AsyncShard(AsyncOptions(shard, BUCKETS[shard], "j", "p", checkpoint_every=3, compensate=True),
+        return AsyncShard(AsyncOptions(shard, BUCKETS[shard], (self.batches,) * len(self.keys), 1, "j", "p",
+                                       checkpoint_every=3, compensate=True),
                           incarnation=f"s{shard}.{self.generation[shard]}", generation=self.generation[shard],
                           version=version, ledger=Ledger.load(json.loads(ledger)))
 

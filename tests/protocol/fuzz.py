@@ -1,0 +1,30 @@
+"""Messages of every kind with any values, and what every effect must be, so that a driver can carry it out."""
+
+from __future__ import annotations
+
+from typing import Any, get_args, get_type_hints
+
+import hypothesis.strategies as st
+
+from graphft.runtime.protocol.messages import CODES, AnyMessage, Message, decode, encode
+
+KINDS = get_args(AnyMessage)
+INTS = st.sampled_from([-(2**63), -2, -1, 0, 0, 0, 1, 1, 2, 3, 4, 5, 2**31 - 1, 2**63 - 1])
+TEXTS = st.sampled_from(["", "j", "p", "a", "shard-1", "i0", "A", "x" * 3000])
+VALUES: dict[Any, st.SearchStrategy[Any]] = {
+    int: INTS, bool: st.booleans(), str: TEXTS, list[tuple[int, int]]: st.lists(st.tuples(INTS, INTS), max_size=3)}
+PAYLOADS = st.sampled_from([None, b"", b"frame"])
+
+
+def any_message() -> st.SearchStrategy[Message]:
+    """Every kind alike; every field from its edges."""
+    return st.one_of([st.builds(kind, **{
+        name: st.sampled_from([*sorted(CODES), "", "x" * 3000]) if name == "code" else VALUES[hint]
+        for name, hint in get_type_hints(kind).items()}) for kind in KINDS])
+
+
+def check_sent(message: Message) -> None:
+    """What a machine sends is a message that its receiver can read, and has a bound."""
+    data = encode(message)
+    assert decode(data) == message
+    assert len(data) < 2000, "a peer's text is not sent back in full length, over and over"

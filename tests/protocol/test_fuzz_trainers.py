@@ -1,0 +1,208 @@
+"""Anything that a shard may say, in any state of a trainer: it goes on, or says `Fail`; nothing raises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from graphft.runtime.protocol.async_events import BeginBatch, CloseBatch, Dropped, Loaded, Took
+from graphft.runtime.protocol.events import Tick
+from graphft.runtime.protocol.ledger import ALL
+from graphft.runtime.protocol.messages import CODES, BatchAck, Bucket, Ledger, Message, Refused, Welcome
+from graphft.runtime.protocol.sync_events import (
+    Begin,
+    Closed,
+    Copied,
+    Fail,
+    FromShard,
+    Pushed,
+    Rollback,
+    Send,
+    ShardDown,
+    ShardUp,
+    SlotGained,
+    SlotLost,
+)
+from graphft.runtime.protocol.trainer_state import FRAMES, RETIRED
+from tests.protocol.fuzz import PAYLOADS, any_message, check_sent
+from tests.protocol.rigs import TrainerRig, of
+from tests.protocol.test_trainer_async import Rig as AsyncTrainerRig
+
+SHARDS = st.integers(0, 1)
+BUCKETS = ((0, 1), (0,))
+STEPS, BATCHES = 4, 3
+VERSIONS = st.integers(0, STEPS)
+GENERATIONS = st.integers(-1, 1)
+
+
+class Trainer(RuleBasedStateMachine):
+    """What is fuzzed alike in both modes. A trainer that fails ends; another one begins."""
+
+    def new(self) -> None:
+        raise NotImplementedError
+
+    def feed(self, *events: Any) -> list[Any]:
+        effects = self.rig.feed(*events)
+        for send in of(Send, effects):
+            check_sent(send.message)
+        if of(Fail, effects):
+            self.new()
+        return effects
+
+    @property
+    def trainer(self) -> Any:
+        return self.rig.machine
+
+    @initialize(refresh=st.booleans())
+    def start(self, refresh: bool) -> None:
+        self.refresh = frozenset({(0, 1)} if refresh else ())
+        self.new()
+
+    def hear(self, shard: int, message: Message, payload: Any = None) -> None:
+        self.feed(FromShard(shard, message, payload))
+
+    @rule(shard=SHARDS, message=any_message(), payload=PAYLOADS, fault=st.sampled_from(["", "", "wrong size"]))
+    def noise(self, shard: int, message: Message, payload: Any, fault: str) -> None:
+        self.feed(FromShard(shard, message, payload, fault))
+
+    @rule(shard=SHARDS, incarnation=st.sampled_from("ABC"), ahead=GENERATIONS, version=VERSIONS)
+    def welcome(self, shard: int, incarnation: str, ahead: int, version: int) -> None:
+        self.hear(shard, Welcome(shard, incarnation, max(0, self.generation(shard) + ahead), version))
+
+    @rule(shard=SHARDS, bucket=st.integers(0, 1), ahead=GENERATIONS, version=VERSIONS)
+    def bucket(self, shard: int, bucket: int, ahead: int, version: int) -> None:
+        self.hear(shard, Bucket(max(0, self.generation(shard) + ahead), version, bucket), b"frame")
+
+    @rule(shard=SHARDS, code=st.sampled_from(sorted(CODES)), ahead=GENERATIONS, version=st.integers(-1, STEPS))
+    def refused(self, shard: int, code: str, ahead: int, version: int) -> None:
+        self.hear(shard, Refused(code, "because", self.generation(shard) + ahead, version))
+
+    def generation(self, shard: int) -> int:
+        raise NotImplementedError
+
+    @rule(shard=SHARDS, incarnation=st.sampled_from("ABC"))
+    def up(self, shard: int, incarnation: str) -> None:
+        self.feed(ShardUp(shard, incarnation))
+
+    @rule(shard=SHARDS)
+    def down(self, shard: int) -> None:
+        self.feed(ShardDown(shard))
+
+    @rule(seconds=st.sampled_from([0.6, 6.0]))
+    def tick(self, seconds: float) -> None:
+        self.rig.now += seconds
+        self.feed(Tick())
+
+
+class SyncTrainerFuzz(Trainer):
+    def new(self) -> None:
+        self.rig = TrainerRig(buckets=BUCKETS, total_steps=STEPS, refresh=self.refresh)
+
+    def generation(self, shard: int) -> int:
+        return self.trainer.generation
+
+    @rule(slot=st.integers(0, 1), gained=st.booleans())
+    def slots(self, slot: int, gained: bool) -> None:
+        self.feed(SlotGained(slot) if gained else SlotLost(slot))
+
+    @rule(step=VERSIONS, ahead=st.integers(0, 1))
+    def rollback(self, step: int, ahead: int) -> None:
+        self.feed(Rollback(self.trainer.generation + ahead, step))
+
+    @rule()
+    def begin(self) -> None:
+        self.feed(Begin())
+
+    @precondition(lambda self: hasattr(self, "rig") and self.trainer.current is not None)
+    @rule(empty=st.booleans())
+    def compute(self, empty: bool) -> None:
+        """What block step does, if it may go on."""
+        work = self.trainer.current
+        keys = [(s, b) for s, buckets in enumerate(BUCKETS) for b in buckets]
+        if self.trainer.work_changed or not all(self.trainer.has(s, b) for s, b in keys):
+            return
+        for s, b in keys:
+            if self.trainer.frame(s, b) is not None:
+                assert self.trainer.frame(s, b) == b"frame"
+                self.feed(Copied(s, b, work.step))
+        self.feed(*[Pushed(s, b, 4, b"gradient") for s, b in ([] if empty else keys)], Closed())
+
+    @invariant()
+    def questions_have_answers_and_what_is_kept_has_a_bound(self) -> None:
+        if not hasattr(self, "rig"):
+            return
+        trainer = self.trainer
+        assert trainer.work_changed in (True, False)
+        assert trainer.ready in (True, False)
+        assert (trainer.lowest() or 0) in range(STEPS + 1)
+        work = trainer.next_work()
+        assert work is None or (work.slot in trainer.slots and 0 <= work.step < STEPS)
+        assert all(len(tray.frames) <= FRAMES for tray in trainer.trays.values())
+        assert all(len(link.retired) <= RETIRED for link in trainer.links)
+        assert len(trainer.pending) <= 3 * (STEPS + 2)
+
+
+class AsyncTrainerFuzz(Trainer):
+    KEYS = ((0, 7), (0, 8))
+
+    def new(self) -> None:
+        self.rig: Any = AsyncTrainerRig(refresh=self.refresh)
+
+    def generation(self, shard: int) -> int:
+        return max(0, self.trainer.links[shard].generation)
+
+    @rule(key=st.sampled_from(KEYS), took=st.booleans())
+    def chunk(self, key: tuple[int, int], took: bool) -> None:
+        self.feed(Took(key, BATCHES) if took else Dropped(key))
+
+    @rule(shard=SHARDS, chunk=st.integers(6, 8), batch=st.integers(-1, BATCHES), version=VERSIONS, fresh=st.booleans())
+    def ack(self, shard: int, chunk: int, batch: int, version: int, fresh: bool) -> None:
+        self.hear(shard, BatchAck(0, chunk, batch, version, fresh))
+
+    @rule(shard=SHARDS, chunk=st.integers(6, 8), ranges=st.sampled_from([[], [(0, 1)], [(0, 1), (2, 3)], [(0, ALL)]]))
+    def ledger(self, shard: int, chunk: int, ranges: list[tuple[int, int]]) -> None:
+        self.hear(shard, Ledger(0, chunk, ranges))
+
+    @rule(key=st.sampled_from(KEYS), last=st.integers(-1, BATCHES), limit=st.integers(-1, 1))
+    def compute(self, key: tuple[int, int], last: int, limit: int) -> None:
+        trainer = self.trainer
+        batch = trainer.next_batch(key, last) if key in trainer.held else None
+        if batch is None:
+            return
+        assert 0 <= batch < BATCHES
+        self.feed(BeginBatch(key, batch))
+        keys = [(s, b) for s, buckets in enumerate(BUCKETS) for b in buckets]
+        if not all(trainer.has(s, b) for s, b in keys):
+            return
+        for s, b in keys:
+            if trainer.frame(s, b) is not None:
+                assert trainer.frame(s, b) == b"frame"
+                self.feed(Loaded(s, b))
+        for s, b in keys:
+            if trainer.lacks(s):
+                self.feed(Pushed(s, b, 4, b"gradient"))
+        self.feed(CloseBatch(1.0, limit))
+
+    @invariant()
+    def questions_have_answers_and_what_is_kept_has_a_bound(self) -> None:
+        if not hasattr(self, "rig"):
+            return
+        trainer = self.trainer
+        assert trainer.settled in (True, False)
+        assert trainer.newest() >= 0
+        assert len(trainer.generations()) == 2
+        for key, held in trainer.held.items():
+            assert trainer.known(key) == (not held.unknown)
+            assert trainer.whole(key) == (trainer.progress(key) == BATCHES)
+            assert all(lacks <= set(range(BATCHES)) for lacks in held.lacks)
+        for link in trainer.links:
+            assert all(key in trainer.held and 0 <= batch < BATCHES for key, batch in link.skipped)
+
+
+TestSyncTrainerFuzz = SyncTrainerFuzz.TestCase
+TestSyncTrainerFuzz.settings = settings(max_examples=80, stateful_step_count=40)
+TestAsyncTrainerFuzz = AsyncTrainerFuzz.TestCase
+TestAsyncTrainerFuzz.settings = settings(max_examples=80, stateful_step_count=40)
