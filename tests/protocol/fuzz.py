@@ -9,18 +9,25 @@ import hypothesis.strategies as st
 from graphft.runtime.protocol.messages import CODES, AnyMessage, Message, decode, encode
 
 KINDS = get_args(AnyMessage)
-INTS = st.sampled_from([-(2**63), -2, -1, 0, 0, 0, 1, 1, 2, 3, 4, 5, 2**31 - 1, 2**63 - 1])
+EDGES = [-(2**63), -2, 5, 2**31 - 1, 2**63 - 1]
+INTS = st.sampled_from([-1, *[0] * 6, *[1] * 6, *[2] * 4, 3, 4, *EDGES])
+"""Mostly what the machines under test are about, so that a wrong value meets right ones."""
 TEXTS = st.sampled_from(["", "j", "p", "a", "shard-1", "i0", "A", "x" * 3000])
 VALUES: dict[Any, st.SearchStrategy[Any]] = {
     int: INTS, bool: st.booleans(), str: TEXTS, list[tuple[int, int]]: st.lists(st.tuples(INTS, INTS), max_size=3)}
-PAYLOADS = st.sampled_from([None, b"", b"frame"])
 
 
-def any_message() -> st.SearchStrategy[Message]:
-    """Every kind alike; every field from its edges."""
+def any_messages(*expected: type[Message]) -> st.SearchStrategy[list[tuple[Message, Any]]]:
+    """A few messages with their frames: of every kind, the `expected` ones more often; every field by itself."""
+    kinds = [*KINDS, *expected * 6]
+    payloads = st.sampled_from([None, b"", b"frame"])
+    return st.lists(st.tuples(_message(kinds), payloads), min_size=1, max_size=6)
+
+
+def _message(kinds: list[type[Message]]) -> st.SearchStrategy[Message]:
     return st.one_of([st.builds(kind, **{
         name: st.sampled_from([*sorted(CODES), "", "x" * 3000]) if name == "code" else VALUES[hint]
-        for name, hint in get_type_hints(kind).items()}) for kind in KINDS])
+        for name, hint in get_type_hints(kind).items()}) for kind in kinds])
 
 
 def check_sent(message: Message) -> None:

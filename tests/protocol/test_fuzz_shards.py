@@ -9,7 +9,19 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from graphft.runtime.protocol.events import PeerLeft, Received, Reply, TakeCheckpoint, Tick
-from graphft.runtime.protocol.messages import Bucket, Hello, Message, Partials, Push, Refused
+from graphft.runtime.protocol.messages import (
+    BatchPush,
+    Bucket,
+    Empty,
+    Hello,
+    LedgerQuery,
+    Message,
+    Partials,
+    PartialsQuery,
+    Pull,
+    Push,
+    Refused,
+)
 from graphft.runtime.protocol.shard_async import HALVES, ApplyBatch
 from graphft.runtime.protocol.story import LONGEST
 from graphft.runtime.protocol.sync_events import (
@@ -23,10 +35,11 @@ from graphft.runtime.protocol.sync_events import (
     RoundSkipped,
     SendShard,
 )
-from tests.protocol.fuzz import PAYLOADS, any_message, check_sent
+from tests.protocol.fuzz import any_messages, check_sent
 from tests.protocol.rigs import Rig, ShardRig, of
 from tests.protocol.test_shard_async import AsyncRig
 
+FAULTS = st.sampled_from(["", "", "", "wrong size"])
 PEERS = st.sampled_from(["a", "b", "shard-1", "stranger"])
 STEPS, MAX_PEERS = 4, 3
 
@@ -53,13 +66,13 @@ class Shard(RuleBasedStateMachine):
         if not known and not isinstance(message, Hello):
             assert {e.message.code for e in of(Reply, effects)} == {"unknown-peer"}
 
-    @rule(peer=PEERS, message=any_message(), payload=PAYLOADS, fault=st.sampled_from(["", "", "", "wrong size"]))
-    def noise(self, peer: str, message: Message, payload: Any, fault: str) -> None:
-        self.receive(peer, message, payload, fault)
-
     @rule(peer=PEERS)
     def hello(self, peer: str) -> None:
         self.receive(peer, Hello("j", "p", peer))
+
+    @rule(peer=PEERS, version=st.integers(-1, 0), bucket=st.integers(0, 1))
+    def pull(self, peer: str, version: int, bucket: int) -> None:
+        self.receive(peer, Pull(self.shard.generation, max(-1, self.shard.version + version), bucket))
 
     @rule(peer=PEERS)
     def leave(self, peer: str) -> None:
@@ -78,6 +91,11 @@ class Shard(RuleBasedStateMachine):
 
 class SyncShardFuzz(Shard):
     """A sync shard, with and without each option."""
+
+    @rule(peer=PEERS, messages=any_messages(Push, Empty, Pull, Partials, PartialsQuery), fault=FAULTS)
+    def noise(self, peer: str, messages: Any, fault: str) -> None:
+        for message, payload in messages:
+            self.receive(peer, message, payload, fault)
 
     @initialize(options=st.fixed_dictionaries({
         "shards": st.integers(1, 3), "reduce": st.booleans(), "recovery": st.booleans(),
@@ -162,6 +180,11 @@ class SyncShardFuzz(Shard):
 
 class AsyncShardFuzz(Shard):
     """An async shard, with and without each option."""
+
+    @rule(peer=PEERS, messages=any_messages(BatchPush, LedgerQuery, Pull), fault=FAULTS)
+    def noise(self, peer: str, messages: Any, fault: str) -> None:
+        for message, payload in messages:
+            self.receive(peer, message, payload, fault)
 
     @initialize(options=st.fixed_dictionaries({
         "compensate": st.booleans(), "max_staleness": st.integers(-1, 1), "checkpoint_every": st.integers(0, 2)}))
