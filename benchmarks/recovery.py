@@ -28,9 +28,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jobs
-
 from graphft.runtime.connect import connect, read_endpoints
 from graphft.runtime.etcd import EtcdError, Watch
+from graphft.runtime.job_record import read_secret
 from graphft.runtime.keys import Keys
 from graphft.runtime.protocol.messages import Hello, Query, Welcome
 from graphft.runtime.transport import ZmqClient
@@ -59,9 +59,9 @@ class Probe:
     """Asks the shards of a running job for their versions."""
 
     def __init__(self, job: Job, endpoints: str) -> None:
-        self.hello = Hello(job.config.name, job.hash, "probe")
         self.shards, self.keys = job.config.pservers, Keys(job.config.name)
         self.etcd = connect(endpoints, wait=LIMIT)
+        self.hello = Hello(job.run_id, read_secret(self.etcd, self.keys), "probe")
         self.watch = Watch(self.etcd, self.keys.control)
         self.client = ZmqClient("probe")
         self._met: dict[int, str] = {}

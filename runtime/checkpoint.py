@@ -50,11 +50,11 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint consists of. `step` is the version of the parameters in it."""
+    """What a checkpoint consists of. `step` is the version of the parameters in it, `run` the run that it is of."""
 
     generation: int
     step: int
-    program: str
+    run: str
     parts: tuple[Part, ...]
     meta: dict[str, Any] = field(default_factory=dict)
 
@@ -68,7 +68,7 @@ class Manifest:
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Manifest:
         parts = tuple(Part(int(p["shard"]), str(p["file"]), str(p["sha256"]), int(p["bytes"])) for p in data["parts"])
-        return Manifest(int(data["generation"]), int(data["step"]), str(data["program"]), parts, dict(data["meta"]))
+        return Manifest(int(data["generation"]), int(data["step"]), str(data["run"]), parts, dict(data["meta"]))
 
 
 def directory_name(generation: int, step: int) -> str:

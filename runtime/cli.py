@@ -81,6 +81,11 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--json", action="store_true", help="print JSON")
     status.set_defaults(command=_status)
 
+    forget = commands.add_parser("forget", help="delete a dead run's records from an etcd that outlives jobs")
+    forget.add_argument("name", help="the job's name")
+    forget.add_argument("--etcd", required=True, help="host:port[,host:port...]")
+    forget.set_defaults(command=_forget)
+
     show = commands.add_parser("show", help="print programs of a job, or a saved program")
     show.add_argument("path", help="a job's folder, or a program's")
     show.add_argument("--role", help="trainer, pserver0, pserver1, ..., coordinator (default: all)")
@@ -160,6 +165,18 @@ def _status(options: argparse.Namespace) -> int:
                 live.update(render(status))
         else:
             Console(highlight=False, markup=False, emoji=False).print(render(read_status(etcd, keys)))
+    return EXIT_OK
+
+
+def _forget(options: argparse.Namespace) -> int:
+    from graphft.runtime.connect import connect
+    from graphft.runtime.earlier_run import forget_dead
+    from graphft.runtime.job_record import describe_run
+    from graphft.runtime.keys import Keys
+
+    with connect(options.etcd) as etcd:
+        spec = forget_dead(etcd, Keys(options.name))
+    print(f"forgotten: run {describe_run(spec)}; its folder stays, and can be gone on with from its checkpoints")
     return EXIT_OK
 
 

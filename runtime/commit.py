@@ -94,7 +94,7 @@ class Commits:
     store: CheckpointStore
     shard: int
     shards: int
-    program: str
+    run: str
     process: str
     """Unique to this process: tells its own writes from those of the processes before it."""
     alone: bool = False
@@ -126,7 +126,7 @@ class Commits:
         kvs, current = found.range(1).kvs, found.kv(2)
         prefix = self.keys.parts(generation, step)
         parts = sorted((Part(**json.loads(kv.value)) for kv in kvs if kv.key.startswith(prefix)), key=lambda p: p.shard)
-        manifest = Manifest(generation, step, self.program, tuple(parts), dict(meta or {}))
+        manifest = Manifest(generation, step, self.run, tuple(parts), dict(meta or {}))
         if decode_committed(current) == record_of(manifest):  # an answer was lost
             return self.store.read_manifest(manifest.directory)
         if len(parts) < (1 if self.alone else self.shards):
@@ -193,7 +193,7 @@ class Commits:
         """Makes the first epoch: step 0, or (to `resume`) the newest checkpoint's on disk if etcd's data is new."""
         if self.etcd.get(self.keys.epoch) is not None:
             return
-        newest = next((m for m in self.store.manifests() if m.program == self.program), None) if resume else None
+        newest = next((m for m in self.store.manifests() if m.run == self.run), None) if resume else None
         # Never a generation again that has written files here, committed or not.
         generation = self.store.latest_generation() + 1
         epoch, ops = Epoch(generation, reason="start"), []
@@ -245,7 +245,7 @@ class Commits:
                 return self.store.read_manifest(committed.checkpoint)
             except DamagedCheckpoint:
                 limit = committed.step
-        older = [m for m in self.store.manifests() if m.step < limit and m.program == self.program]
+        older = [m for m in self.store.manifests() if m.step < limit and m.run == self.run]
         return older[0] if older else None
 
     def manifest_of(self, epoch: Epoch) -> Manifest | None:
@@ -253,8 +253,8 @@ class Commits:
         if not epoch.checkpoint:
             return None
         manifest = self.store.read_manifest(epoch.checkpoint)
-        if manifest.program != self.program:
-            raise GraphftError(f"checkpoint {epoch.checkpoint} is of program {manifest.program[:12]}, this job is "
-                               f"{self.program[:12]}", rule="checkpoint",
+        if manifest.run != self.run:
+            raise GraphftError(f"checkpoint {epoch.checkpoint} is of run {manifest.run}, this is {self.run}",
+                               rule="checkpoint",
                                help="use the job directory that the checkpoint was written with")
         return manifest

@@ -39,6 +39,16 @@ class Keys:
         return f"/{self.job}/spec"
 
     @property
+    def run(self) -> str:
+        """The id of the run whose records these are: what its processes write holds only while it stands here."""
+        return f"/{self.job}/run"
+
+    @property
+    def secret(self) -> str:
+        """What a process shows to the pservers. Beside the watched records: nothing that displays them holds it."""
+        return f"/{self.job}.secret"
+
+    @property
     def state(self) -> str:
         return f"/{self.job}/state"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -19,10 +20,11 @@ import msgspec
 from graphft.errors import GraphftError
 from graphft.runtime.allocator import role_environment
 from graphft.runtime.connect import connect, is_complete, write_endpoints
-from graphft.runtime.earlier_run import forget_earlier, revoke_dead, tell_failed
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError
+from graphft.runtime.earlier_run import begin_anew, make_way, revoke_dead, tell_failed
+from graphft.runtime.etcd import EmbeddedEtcd, EtcdError, Store
+from graphft.runtime.folder_lock import locked
 from graphft.runtime.identity import Identity
-from graphft.runtime.job_record import put_job
+from graphft.runtime.job_record import fenced, put_job
 from graphft.runtime.keys import Keys
 from graphft.runtime.own_etcd import start_etcd
 from graphft.runtime.process import EXIT_OK, EXIT_USAGE
@@ -33,6 +35,8 @@ from graphft.runtime.supervisor import Supervisor
 if TYPE_CHECKING:
     from graphft.runtime.display import Display
     from graphft.transpiler import Job, JobRecord
+
+log = logging.getLogger("graphft")
 
 STATUS_EVERY_SECONDS = 0.5
 EXIT_GRACE_SECONDS = 30.0
@@ -98,36 +102,44 @@ def losses_of(job_dir: Path) -> list[tuple[int, int, float]]:
 
 
 def choose_directory(job: Job, wanted: str = "") -> Path:
-    """The job's folder: an unfinished run of the same job is resumed, anything else gets a new folder.
+    """The job's folder: an unfinished run of this very job is resumed, anything else gets a new folder.
 
     Raises GraphftError if `wanted` holds another job, or one that is complete.
     """
     if wanted:
-        state = _state_of(Path(wanted), job.hash)
-        if state in ("other", "complete"):
-            what = "another job" if state == "other" else "a job that is complete"
-            raise GraphftError(f"{wanted} holds {what}", rule="job-directory",
+        other = _other_than(job, Path(wanted))
+        if other:
+            raise GraphftError(f"{wanted} holds {other}", rule="job-directory",
                                help="choose another directory, or delete this one")
         return Path(wanted)
     base, n = Path("jobs") / job.config.name, 1
     path = base
-    while _state_of(path, job.hash) in ("other", "complete"):
+    while other := _other_than(job, path):
+        if not is_complete(path):
+            log.warning("%s holds %s; it stays as it is (to go on with it: graphft launch --job %s)", path, other, path)
         n += 1
         path = base.with_name(f"{base.name}-{n}")
     return path
 
 
-def _state_of(path: Path, program_hash: str) -> str:
-    """absent, resumable, complete or other."""
+def _other_than(job: Job, path: Path) -> str:
+    """What a folder holds that keeps `job` from being run in it, in words; "" if nothing does."""
+    from graphft.transpiler import read_record
+    from graphft.transpiler.fingerprint import differences
+
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        return "absent"
+        return ""
     try:
-        found = json.loads((path / "job.json").read_text())["hash"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return "other"
-    if found != program_hash:
-        return "other"
-    return "complete" if is_complete(path) else "resumable"
+        found = read_record(path)
+    except GraphftError as error:
+        return f"something else ({error.message})"
+    changed = differences(found.fingerprint, job.fingerprint, found.config, job.config)
+    if changed:
+        unseeded = job.fingerprint.unseeded and found.fingerprint.unseeded
+        why = " (the script draws them without a seed: torch.manual_seed makes them the same each time)"
+        return (f"another job, which differs in {', '.join(changed)}"
+                + why * (unseeded and changed[-1].startswith("initial value")))
+    return "a job that is complete" if is_complete(path) else ""
 
 
 def run_job(job: Job, *, options: LaunchOptions | None = None,
@@ -143,10 +155,9 @@ def run_job(job: Job, *, options: LaunchOptions | None = None,
     _act_as_role(job)
     chosen = _chosen(job, options, overrides)
     job_dir = choose_directory(job, chosen.job_dir)
-    if (job_dir / "job.json").exists():  # goes on as it began: its name and initial values are not part of the hash
-        job = Job.load(job_dir)
-    else:
+    if not (job_dir / "job.json").exists():
         job.save(job_dir)
+    job = Job.load(job_dir)  # a run goes on as it began: its id is the folder's, and so are its name and its etcd
     if chosen.save_only:
         print(f"saved to {job_dir}")
         sys.exit(EXIT_OK)
@@ -186,6 +197,8 @@ def launch_directory(job: Job | JobRecord, job_dir: Path, options: LaunchOptions
         embedded = None
         if not job.config.ft:
             _check_without_ft(job, options)
+        if not endpoints or not job.config.ft:  # there are files that only one launcher at a time may touch
+            stack.enter_context(locked(job_dir))
         environment = role_environment() | {"OMP_NUM_THREADS": str(job.config.threads)}
         standby = None
         if not endpoints:
@@ -193,13 +206,15 @@ def launch_directory(job: Job | JobRecord, job_dir: Path, options: LaunchOptions
             embedded = start_etcd(job, job_dir)
             stack.callback(embedded.stop)
             endpoints = ",".join(embedded.endpoints)
-        etcd = connect(endpoints)
-        stack.callback(etcd.close)
+        client = connect(endpoints)
+        stack.callback(client.close)
         if embedded is None and job.config.ft:
-            revoke_dead(etcd, keys)
+            revoke_dead(client, keys)
+        make_way(client, keys, job)
         if embedded is None and options.pservers != 0 and not is_complete(job_dir):
-            forget_earlier(etcd, keys, job_dir, job.config.ft)
-        put_job(etcd, keys, job)
+            begin_anew(client, keys, job, job_dir)
+        put_job(client, keys, job, job_dir)
+        etcd = fenced(client, keys, job)
         write_endpoints(job_dir, endpoints)
         standby = standby or _standby(job_dir, environment, options, stack)
         supervisor = Supervisor(job_dir, keys, etcd, endpoints, environment, options.max_restarts, job.config.ft,
@@ -250,7 +265,7 @@ def _check_without_ft(job: Job | JobRecord, options: LaunchOptions) -> None:
                            help=f"start {job.config.trainers}, or use ft=True, where any number will do")
 
 
-def _supervise(supervisor: Supervisor, etcd: Etcd, keys: Keys, display: Display | None,
+def _supervise(supervisor: Supervisor, etcd: Store, keys: Keys, display: Display | None,
                on_status: Callable[[Supervisor, JobStatus], None] | None,
                embedded: EmbeddedEtcd | None) -> JobStatus | None:
     status, next_status, complete_at = None, 0.0, None
@@ -301,7 +316,7 @@ def _registered(status: JobStatus) -> set[Identity]:
     return {msgspec.convert(member["process"], Identity) for member in members}
 
 
-def _look(etcd: Etcd, keys: Keys, last: JobStatus | None, brief: bool = False) -> JobStatus | None:
+def _look(etcd: Store, keys: Keys, last: JobStatus | None, brief: bool = False) -> JobStatus | None:
     try:
         return read_status(etcd, keys, deadline=LOOK_SECONDS, brief=brief)
     except EtcdError:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
-from graphft.runtime.etcd import Etcd, EtcdError
+from graphft.runtime.etcd import EtcdError, Store
 from graphft.runtime.identity import UNKNOWN, Identity
 from graphft.runtime.keys import Keys
 from graphft.runtime.view import read_view
@@ -25,7 +25,7 @@ class Revoker:
     dead one's place taken for one more TTL.
     """
 
-    def __init__(self, etcd: Etcd, keys: Keys) -> None:
+    def __init__(self, etcd: Store, keys: Keys) -> None:
         self.etcd, self.keys = etcd, keys
         self._left: list[Identity] = []
         self._next = 0.0

@@ -56,7 +56,7 @@ class AsyncCommits(Commits):
             parts.append(dataclasses.replace(part, file=f"{_folder(shard)}/{part.file}"))
             versions.append(committed.step)
             same.append(mod_is(kv.key, kv.mod_revision))
-        last = Manifest(0, step, self.program, tuple(parts), {"versions": versions})
+        last = Manifest(0, step, self.run, tuple(parts), {"versions": versions})
         CheckpointStore(job_dir / FOLDER).write_manifest(last)
         key = self.keys.of_job().committed
         before = self.etcd.get(key)

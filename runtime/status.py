@@ -21,7 +21,8 @@ _SPEC = re.compile(r"/([A-Za-z0-9_-]{1,64})/spec")
 
 
 class JobSpec(msgspec.Struct, frozen=True):
-    """The job's record at `/<job>/spec`."""
+    """The run's record at `/<job>/spec`. `run`: its id; `data`, `values`: digests of its data and initial values;
+    `folder`, `host`: where it was begun."""
 
     program: str
     trainers: int
@@ -30,6 +31,11 @@ class JobSpec(msgspec.Struct, frozen=True):
     ft: bool
     passes: int
     total_steps: int
+    run: str = ""
+    data: str = ""
+    values: str = ""
+    folder: str = ""
+    host: str = ""
 
 
 class TrainerStatus(msgspec.Struct, frozen=True):

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from graphft.errors import plain_text
-from graphft.runtime.etcd import Etcd
+from graphft.runtime.etcd import Store
 from graphft.runtime.events import Events
 from graphft.runtime.identity import UNKNOWN, Identity, identify
 from graphft.runtime.keys import Keys
@@ -86,7 +86,7 @@ class Supervisor:
     failures. A child may fail `max_restarts` times without progress of the job in between.
     """
 
-    def __init__(self, job_dir: Path, keys: Keys, etcd: Etcd, endpoints: str, environment: Mapping[str, str],
+    def __init__(self, job_dir: Path, keys: Keys, etcd: Store, endpoints: str, environment: Mapping[str, str],
                  max_restarts: int = 3, restart: bool = True, standby: Standby | None = None) -> None:
         self.job_dir, self.keys, self.etcd, self.endpoints = job_dir, keys, etcd, endpoints
         self.environment, self.max_restarts, self.restart = environment, max_restarts, restart

@@ -39,6 +39,8 @@ class JobView:
     epoch: Epoch | None = None
     committed: Committed | None = None
     state: str = ""
+    run: str = ""
+    """The id of the run whose records these are."""
     leases: dict[str, int] = field(default_factory=dict)
     """Lease of each registration's process, by registration id."""
     pass_: PassRecord | None = None
@@ -75,10 +77,11 @@ def read_view(keys: Keys, kvs: Iterable[KV]) -> JobView:
             slots[int(kv.key.removeprefix(keys.slots))] = kv.value.decode()
     epochs = {s: e for s, k in _by_shard(by_key, keys.epoch) if (e := decode_epoch(by_key[k])) is not None}
     commits = {s: c for s, k in _by_shard(by_key, keys.committed) if (c := decode_committed(by_key[k])) is not None}
-    state = by_key.get(keys.state)
-    return JobView(pservers, trainers, slots, decode_epoch(by_key.get(keys.epoch)),
-                   decode_committed(by_key.get(keys.committed)), state.value.decode() if state else "", leases,
-                   decode_pass(by_key.get(keys.pass_)), epochs, commits, decode_asked(by_key.get(keys.checkpoint_at)))
+    state, run = by_key.get(keys.state), by_key.get(keys.run)
+    return JobView(
+        pservers, trainers, slots, decode_epoch(by_key.get(keys.epoch)), decode_committed(by_key.get(keys.committed)),
+        state.value.decode() if state else "", run.value.decode() if run else "", leases,
+        decode_pass(by_key.get(keys.pass_)), epochs, commits, decode_asked(by_key.get(keys.checkpoint_at)))
 
 
 def _by_shard(by_key: Mapping[str, KV], key: str) -> list[tuple[int, str]]:

@@ -24,7 +24,7 @@ MAX_LINES = 500
 # What a protocol's state machine may use: no clock, no randomness, no threads, no I/O, no tensors.
 PURE = frozenset({
     "__future__", "abc", "bisect", "collections", "copy", "dataclasses", "enum", "fractions", "functools", "hashlib",
-    "heapq", "itertools", "json", "math", "operator", "re", "string", "struct", "types", "typing", "zlib",
+    "heapq", "hmac", "itertools", "json", "math", "operator", "re", "string", "struct", "types", "typing", "zlib",
     "msgspec", "numpy", "typing_extensions", "graphft.errors", "graphft.ir", "graphft.dataset", "graphft.plan",
     "graphft.runtime.protocol",
 })

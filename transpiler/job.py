@@ -1,6 +1,6 @@
 """A job: the programs of its roles, and what they need besides. A job's folder is enough to start any role anywhere.
 
-    job.json                      configuration, and the hash
+    job.json                      configuration, the id of the run, and digests of what it is made of
     source/program.gft            the program it was made from
     programs/<role>/              program.gft and values.safetensors of trainer, pserver0 ..., coordinator
     data/                         arrays that travel with the job
@@ -13,7 +13,7 @@ import hashlib
 import json
 import os
 import tempfile
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from graphft.printer import format_block
 from graphft.storage import load_program
 from graphft.transpiler import rules
 from graphft.transpiler.config import JobConfig
+from graphft.transpiler.fingerprint import Fingerprint, differences, drawn_without_seed, fingerprint_values, new_run
 from graphft.transpiler.passes import (
     CompensateDelay,
     InsertCheckpoints,
@@ -66,6 +67,8 @@ class Job:
     source: Program
     config: JobConfig
     programs: Programs
+    run_id: str = field(default_factory=new_run)
+    """Of the run that begins when this job is saved, or that it was loaded from."""
 
     @staticmethod
     def make(source: Program, config: JobConfig) -> Job:
@@ -104,13 +107,19 @@ class Job:
     def hash(self) -> str:
         """A sha256 that is the same for the same programs and options, wherever and whenever they are made.
 
-        Initial values and the contents of the data take no part: a script that is run again finds its job.
+        Initial values and the contents of the data take no part: see `fingerprint`.
         """
         digest = hashlib.sha256()
         for name, program in self.programs.by_name().items():
             digest.update(f"{name}\n{program}\n".encode())
         digest.update(json.dumps(self.config.hashed(), sort_keys=True).encode())
         return digest.hexdigest()
+
+    @cached_property
+    def fingerprint(self) -> Fingerprint:
+        """What the job is made of: a script that is run again finds its job by it, one that was changed does not."""
+        return Fingerprint(self.hash, self.config.data.fingerprint(), fingerprint_values(self.programs.by_name()),
+                           drawn_without_seed())
 
     @property
     def passes(self) -> tuple[Stage, ...]:
@@ -143,7 +152,7 @@ class Job:
         Raises GraphftError when the folder holds anything else, or cannot be written.
         """
         target = Path(path).absolute()
-        if _holds(target, self.hash):
+        if _holds(target, self):
             return
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -151,10 +160,10 @@ class Job:
                 new = Path(scratch, "job")
                 new.mkdir()
                 self._write(new)
-                if not _holds(target, self.hash):  # somebody else may have saved it meanwhile
+                if not _holds(target, self):  # another process may have saved it meanwhile
                     new.rename(target)
         except OSError as error:
-            if _holds(target, self.hash):
+            if _holds(target, self):
                 return
             raise GraphftError(f"cannot save job '{self.config.name}' to {target}: {error}", rule="save",
                                help="check that the folder above can be written, and has room") from error
@@ -166,7 +175,8 @@ class Job:
         for name, program in self.programs.by_name().items():
             program.save(folder / "programs" / name)
         self.config.data.store(folder)
-        record = {"format": FORMAT, "hash": self.hash, "config": self.config.to_json()}
+        record = {"format": FORMAT, "run": self.run_id, "fingerprint": asdict(self.fingerprint),
+                  "config": self.config.to_json()}
         with (folder / "job.json").open("w", encoding="utf-8") as f:
             json.dump(record, f, indent=1)
             f.flush()
@@ -181,24 +191,26 @@ class Job:
         pservers = [load_program(folder / "programs" / f"pserver{i}") for i in range(config.pservers)]
         programs = Programs(load_program(folder / "programs" / "trainer"), tuple(pservers),
                             load_program(folder / "programs" / "coordinator"))
-        job = Job(load_program(folder / "source"), config, programs)
+        job = Job(load_program(folder / "source"), config, programs, record.run_id)
         if job.hash != record.hash:
             raise GraphftError(f"{folder} is damaged: its files are of job {job.hash[:12]}, job.json is of "
                                f"{record.hash[:12]}", rule="load", help="transpile and save the job again")
         return job
 
 
-def _holds(folder: Path, hash: str) -> bool:
-    """Whether `folder` holds the job of this hash. Raises GraphftError if it holds something else."""
+def _holds(folder: Path, job: Job) -> bool:
+    """Whether `folder` holds this very job. Raises GraphftError if it holds something else."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return False
     try:
-        found = json.loads((folder / "job.json").read_bytes())["hash"]
-    except (OSError, ValueError, KeyError, TypeError):
-        found = None
-    if found == hash:
-        return True
-    what = f"holds another job ({found[:12]}, this one is {hash[:12]})" if found else "is not empty, and holds no job"
+        found = read_record(folder)
+    except GraphftError:
+        what = "is not empty, and holds no job"
+    else:
+        changed = differences(found.fingerprint, job.fingerprint, found.config, job.config)
+        if not changed:
+            return True
+        what = f"holds another job, which differs in {', '.join(changed)}"
     raise GraphftError(f"cannot save a job to {folder}: it {what}", rule="job-directory",
                        help="choose another folder, or delete this one")
 

@@ -8,17 +8,25 @@ from pathlib import Path
 
 from graphft.errors import GraphftError
 from graphft.transpiler.config import JobConfig
+from graphft.transpiler.fingerprint import Fingerprint
 
-FORMAT = 1
+FORMAT = 2
 """Of the job's folder; raised when an older graphft could not read it."""
 
 
 @dataclass(frozen=True)
 class JobRecord:
-    """The options of a saved job, and its hash: enough to start its roles. Reading it takes neither torch nor time."""
+    """The options of a saved job, the id of its run, and what it is made of: enough to start its roles.
+
+    Reading it takes neither torch nor time."""
 
     config: JobConfig
-    hash: str
+    run_id: str
+    fingerprint: Fingerprint
+
+    @property
+    def hash(self) -> str:
+        return self.fingerprint.program
 
 
 def read_record(folder: Path) -> JobRecord:
@@ -32,7 +40,9 @@ def read_record(folder: Path) -> JobRecord:
     except ValueError as error:
         raise GraphftError(f"{folder / 'job.json'} is damaged: {error}", rule="load",
                            help="transpile and save the job again") from error
-    if not isinstance(record, dict) or record.get("format") != FORMAT or not {"hash", "config"} <= record.keys():
+    if not isinstance(record, dict) or record.get("format") != FORMAT or not (
+            {"run", "fingerprint", "config"} <= record.keys()):
         raise GraphftError(f"{folder / 'job.json'} is of another format than this graphft's ({FORMAT})", rule="load",
                            help="use the graphft that saved the job, or transpile it again")
-    return JobRecord(JobConfig.from_json(record["config"]), str(record["hash"]))
+    return JobRecord(JobConfig.from_json(record["config"]), str(record["run"]),
+                     Fingerprint.from_json(record["fingerprint"]))

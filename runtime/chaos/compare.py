@@ -18,7 +18,7 @@ from graphft.runtime.etcd import Etcd
 from graphft.runtime.keys import Keys
 from graphft.runtime.launch import losses_of
 from graphft.runtime.protocol.ledger import ALL, Ledger
-from graphft.transpiler import Job
+from graphft.transpiler import Job, read_record
 
 MODEL = "model.safetensors"
 
@@ -37,7 +37,8 @@ def final_state(job: Job, folder: Path) -> dict[str, Tensor]:
 
 
 def _last(job: Job, store: CheckpointStore, folder: Path) -> Manifest:
-    last = next((m for m in store.manifests() if m.step == job.config.total_steps and m.program == job.hash), None)
+    run = read_record(folder).run_id
+    last = next((m for m in store.manifests() if m.step == job.config.total_steps and m.run == run), None)
     if last is None or not (folder / MODEL).exists():
         raise GraphftError(f"{folder} holds no complete run of this job", rule="chaos-reference",
                            help="run the job to its end first")

@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass
 
 from graphft.runtime.etcd import Etcd, Watch
+from graphft.runtime.job_record import read_secret
 from graphft.runtime.keys import Keys
 from graphft.runtime.protocol.messages import Hello, Query, Refused, Welcome
 from graphft.runtime.transport import ZmqClient
@@ -31,7 +32,7 @@ class Probe:
 
     def __init__(self, job: Job, etcd: Etcd) -> None:
         self.keys = Keys(job.config.name)
-        self._hello = Hello(job.config.name, job.hash, "probe")
+        self._hello = Hello(job.run_id, read_secret(etcd, self.keys), "probe")
         self._watch = Watch(etcd, self.keys.control)
         self._client = ZmqClient("probe")
         self._connected: dict[int, str] = {}

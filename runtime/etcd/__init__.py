@@ -14,6 +14,7 @@ from graphft.runtime.etcd.errors import (
     LeaseLost,
     StreamEnded,
 )
+from graphft.runtime.etcd.fenced import FencedStore
 from graphft.runtime.etcd.lease import Session
 from graphft.runtime.etcd.model import (
     KV,
@@ -55,6 +56,7 @@ __all__ = [
     "EtcdError",
     "EtcdUnreachable",
     "Event",
+    "FencedStore",
     "LeaseLost",
     "Lock",
     "Member",

@@ -192,6 +192,10 @@ class WatchStream(Protocol):
 class Store(Protocol):
     """What both drivers, `Etcd` and `SimEtcd`, do. `Etcd` documents each method; times are seconds."""
 
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        """host:port of the servers; none of a simulated one."""
+
     def ping(self, deadline: float = 3.0) -> None: ...
 
     def get(self, key: str, *, deadline: float | None = None) -> KV | None: ...

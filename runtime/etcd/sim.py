@@ -47,6 +47,10 @@ class SimEtcd:
         self._compacted = 0
         self.revision = 1
 
+    @property
+    def endpoints(self) -> tuple[str, ...]:
+        return ()
+
     def close(self) -> None:
         """Nothing to close: the store lives as long as the object."""
 

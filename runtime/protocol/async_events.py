@@ -6,7 +6,7 @@ all machines.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from graphft.runtime.protocol.events import Count
 from graphft.runtime.protocol.sync_events import Fail, Send
@@ -22,8 +22,8 @@ class AsyncTrainerOptions:
 
     trainer: str
     buckets: tuple[tuple[int, ...], ...]
-    job: str = ""
-    program: str = ""
+    run: str = ""
+    secret: str = field(default="", repr=False)
     refresh: frozenset[tuple[int, int]] = frozenset()
     retry_interval: float = 1.0
 

@@ -7,7 +7,12 @@ decoding. The frame is opaque here: its length is checked against the program's 
 
 from __future__ import annotations
 
+import hmac
+
 import msgspec
+
+UNTOLD = -1
+"""Generation and version in an answer that tells neither."""
 
 
 class Message(msgspec.Struct, frozen=True, tag_field="t", array_like=True, forbid_unknown_fields=True):
@@ -15,11 +20,17 @@ class Message(msgspec.Struct, frozen=True, tag_field="t", array_like=True, forbi
 
 
 class Hello(Message, frozen=True, tag="hello"):
-    """A peer introduces itself; `program` is the hash of the job's programs."""
+    """A peer introduces itself, and shows that it belongs to this run: `run` is the run's id, `secret` what only those
+    know that may read the run's records in etcd."""
 
-    job: str
-    program: str
+    run: str
+    secret: str
     peer: str
+
+    def admits(self, run: str, secret: str) -> bool:
+        """Whether this peer belongs to that run. Takes as long for a secret that is nearly right as for any other."""
+        mine, shown = f"{run}\n{secret}".encode(), f"{self.run}\n{self.secret}".encode("utf-8", "replace")
+        return hmac.compare_digest(mine, shown)
 
 
 class Welcome(Message, frozen=True, tag="welcome"):
@@ -30,9 +41,10 @@ class Welcome(Message, frozen=True, tag="welcome"):
 
 
 class Refused(Message, frozen=True, tag="refused"):
-    """The request changed nothing. `code`, with the shard's generation and version:
+    """The request changed nothing. `code`, with the shard's generation and version (a peer that was not admitted is
+    told neither, nor a reason):
 
-    foreign-job: of another job or program. malformed: no shard can accept it. unknown-peer: say Hello first (again).
+    denied: not of this run. malformed: no shard can accept it. unknown-peer: say Hello first (again).
     stale-generation: older than the shard's. not-ready: newer than the shard's. future-step: the shard is behind, and
     asks for a rollback. gone: the version asked for is not kept any more. complete: the job's last step is done.
     stale (async): the gradient is too many versions behind; the newest bucket follows.
@@ -42,6 +54,11 @@ class Refused(Message, frozen=True, tag="refused"):
     reason: str
     generation: int
     version: int
+
+
+def refusal_of_stranger(code: str) -> Refused:
+    """What a peer is told that has not shown the run's secret: nothing of the run."""
+    return Refused(code, "", UNTOLD, UNTOLD)
 
 
 class Push(Message, frozen=True, tag="push"):
@@ -139,7 +156,7 @@ class PartialsQuery(Message, frozen=True, tag="partials?"):
     shard: int
 
 
-CODES = frozenset({"foreign-job", "malformed", "unknown-peer", "stale-generation", "not-ready", "future-step", "gone",
+CODES = frozenset({"denied", "malformed", "unknown-peer", "stale-generation", "not-ready", "future-step", "gone",
                    "complete", "stale"})
 """Of refusals."""
 

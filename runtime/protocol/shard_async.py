@@ -1,6 +1,6 @@
 """A shard in async mode: applies every batch once, in order of arrival, and answers with its newest parameters.
 
-    shard = AsyncShard(AsyncOptions(shard=0, buckets=(0, 1), job=..., program=...), incarnation=process_id,
+    shard = AsyncShard(AsyncOptions(shard=0, buckets=(0, 1), run=..., secret=...), incarnation=process_id,
                        generation=epoch.generation, version=saved_version, ledger=Ledger.load(saved_ledger))
     for effect in shard.step(Received(peer, decode(header), frame), now): carry it out, in order, before the next step()
 
@@ -41,6 +41,7 @@ from graphft.runtime.protocol.messages import (
     Query,
     Refused,
     Welcome,
+    refusal_of_stranger,
 )
 from graphft.runtime.protocol.messages import Ledger as LedgerAnswer
 from graphft.runtime.protocol.peers import Peers
@@ -62,8 +63,8 @@ class AsyncOptions:
     buckets: tuple[int, ...]
     batches: Sequence[int]
     passes: int
-    job: str = ""
-    program: str = ""
+    run: str = ""
+    secret: str = field(default="", repr=False)
     checkpoint_every: int = 0
     max_staleness: int = -1
     compensate: bool = False
@@ -143,8 +144,8 @@ class AsyncShard:
         return handler(self, peer, message, event.payload)
 
     def _hello(self, peer: str, message: Hello) -> list[AsyncEffect]:
-        if (message.job, message.program) != (self.options.job, self.options.program):
-            return self._refuse(peer, "foreign-job", f"{peer} is of job {message.job} with program {message.program}")
+        if not message.admits(self.options.run, self.options.secret):
+            return self._refuse(peer, "denied", f"{peer} does not belong to this run")
         self._drop_copies(peer)  # it begins anew: what it pushed before comes again, perhaps from other parameters
         known = set(self.peers.names())
         for other in self.peers.introduce(peer, message.peer):
@@ -256,8 +257,9 @@ class AsyncShard:
 
     def _refuse(self, peer: str, code: str, reason: str) -> list[AsyncEffect]:
         self.story.tell(f"refused ({code}) {peer}: {reason}", f"peer {peer}")
-        return [Reply(peer, Refused(code, reason[:LONGEST], self.generation, self.version)),
-                Count(f"refused-{code}", f"{peer}: {reason}")]
+        known = peer in self.peers
+        refused = Refused(code, reason[:LONGEST], self.generation, self.version) if known else refusal_of_stranger(code)
+        return [Reply(peer, refused), Count(f"refused-{code}", f"{peer}: {reason}")]
 
     def _tell(self, text: str, key: BatchKey, peer: str) -> str:
         return self.story.tell(text, _name(key), f"peer {peer}")

@@ -1,6 +1,6 @@
 """A shard in sync mode: generation, version, the contributions of the current step, and who waits for the next version.
 
-    shard = SyncShard(SyncOptions(shard=0, shards=2, slots=4, buckets=(0, 1), total_steps=100, job=..., program=...),
+    shard = SyncShard(SyncOptions(shard=0, shards=2, slots=4, buckets=(0, 1), total_steps=100, run=..., secret=...),
                       incarnation=process_id, generation=epoch.generation, version=loaded_step)
     effects = shard.step(Started(), now)
     while serving:
@@ -41,6 +41,7 @@ from graphft.runtime.protocol.messages import (
     Query,
     Refused,
     Welcome,
+    refusal_of_stranger,
 )
 from graphft.runtime.protocol.peers import Peers
 from graphft.runtime.protocol.rounds import Round
@@ -189,10 +190,8 @@ class SyncShard:
     # -- messages -----------------------------------------------------------------------------------------------------
 
     def _hello(self, peer: str, message: Hello) -> list[ShardEffect]:
-        ours = (self.options.job, self.options.program)
-        if (message.job, message.program) != ours:
-            return self._refuse(peer, "foreign-job", f"{peer} is of job {message.job} with program {message.program}, "
-                                                     f"this is {ours[0]} with {ours[1]}")
+        if not message.admits(self.options.run, self.options.secret):
+            return self._refuse(peer, "denied", f"{peer} does not belong to this run")
         self._forget(self.peers.introduce(peer, message.peer))
         self._tell(f"{peer} said hello", f"peer {peer}")
         return [self._welcome(peer)]
@@ -379,11 +378,13 @@ class SyncShard:
         return Reply(peer, Welcome(self.options.shard, self.incarnation, self.generation, self.version))
 
     def _refuse(self, peer: str, code: str, reason: str) -> list[ShardEffect]:
-        return [Reply(peer, Refused(code, reason[:LONGEST], self.generation, self.version)),
+        known = peer in self.peers
+        refused = Refused(code, reason[:LONGEST], self.generation, self.version) if known else refusal_of_stranger(code)
+        return [Reply(peer, refused),
                 self._count(f"refused-{code}", f"{peer}: {reason}", f"peer {peer}")]
 
     def _own_hello(self) -> Hello:
-        return Hello(self.options.job, self.options.program, f"shard-{self.options.shard}")
+        return Hello(self.options.run, self.options.secret, f"shard-{self.options.shard}")
 
     def _send_partials(self, shard: int, step: int) -> list[ShardEffect]:
         message = Partials(self.generation, step, self.options.shard)

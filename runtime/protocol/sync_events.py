@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from graphft.runtime.protocol.events import Count, Reply, TakeCheckpoint
@@ -23,8 +23,8 @@ class SyncOptions:
     slots: int
     buckets: tuple[int, ...]
     total_steps: int
-    job: str = ""
-    program: str = ""
+    run: str = ""
+    secret: str = field(default="", repr=False)
     checkpoint_every: int = 0
     reduce: bool = False
     recovery: bool = False
@@ -144,8 +144,8 @@ class TrainerOptions:
     trainer: str
     buckets: tuple[tuple[int, ...], ...]
     total_steps: int
-    job: str = ""
-    program: str = ""
+    run: str = ""
+    secret: str = field(default="", repr=False)
     refresh: frozenset[tuple[int, int]] = frozenset()
     hello_interval: float = 0.5
     retry_interval: float = 5.0

@@ -1,6 +1,6 @@
 """A trainer in async mode: which batches its chunks still lack, on which shard, and what it has of the parameters.
 
-    trainer = AsyncTrainer(AsyncTrainerOptions(trainer=my_id, buckets=((0, 1), (0,)), job=..., program=...))
+    trainer = AsyncTrainer(AsyncTrainerOptions(trainer=my_id, buckets=((0, 1), (0,)), run=..., secret=...))
 
     ShardUp(shard, incarnation) / ShardDown(shard), FromShard(shard, message, frame), Tick()
 
@@ -192,7 +192,7 @@ class AsyncTrainer:
 
     def _hello(self, shard: int) -> Effects:
         self.links[shard].asked = self._now
-        return [Send(shard, Hello(self.options.job, self.options.program, self.options.trainer))]
+        return [Send(shard, Hello(self.options.run, self.options.secret, self.options.trainer))]
 
     def _from(self, event: FromShard) -> Effects:
         handler = self._MESSAGES.get(type(event.message))
@@ -240,7 +240,7 @@ class AsyncTrainer:
 
     def _refused(self, shard: int, message: Refused, payload: Any) -> Effects:
         link, reason = self.links[shard], f"shard {shard}: {message.code}: {message.reason}"
-        if message.code in ("foreign-job", "malformed"):
+        if message.code in ("denied", "malformed"):
             return [Fail(reason)]
         count = Count(f"refused-{message.code}", self._tell(reason, shard))
         if message.code == "stale":

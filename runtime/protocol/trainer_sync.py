@@ -1,6 +1,6 @@
 """A trainer in sync mode: which (step, slot) to work on, which buckets it has, what it asks the shards for.
 
-    trainer = SyncTrainer(TrainerOptions(trainer=my_id, buckets=((0, 1), (0,)), total_steps=100, job=..., program=...),
+    trainer = SyncTrainer(TrainerOptions(trainer=my_id, buckets=((0, 1), (0,)), total_steps=100, run=..., secret=...),
                           generation=epoch.generation)
 
 Events may come from any thread, under the driver's one lock; effects are carried out in order:
@@ -212,7 +212,7 @@ class SyncTrainer:
     def _refused(self, shard: int, message: Refused, payload: Any) -> list[TrainerEffect]:
         link = self.links[shard]
         reason = f"shard {shard} refused ({message.code}): {message.reason}"
-        if message.code in ("foreign-job", "malformed"):
+        if message.code in ("denied", "malformed"):
             return [Fail(self._tell(reason, shard))]
         if message.generation > self.generation:
             return self._fall_behind(reason)
@@ -343,7 +343,7 @@ class SyncTrainer:
 
     def _hello(self, shard: int) -> Send:
         self.links[shard].asked = self._now
-        return Send(shard, Hello(self.options.job, self.options.program, self.options.trainer))
+        return Send(shard, Hello(self.options.run, self.options.secret, self.options.trainer))
 
     def _query(self, shard: int) -> Send:
         self.links[shard].asked = self._now

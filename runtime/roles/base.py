@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,10 +18,11 @@ import msgspec
 from graphft.errors import GraphftError
 from graphft.ir import Block, Program
 from graphft.ops.context import Context
-from graphft.runtime.connect import is_complete
-from graphft.runtime.etcd import Etcd, EtcdError, LeaseLost, Session, Watch, absent, put_op
+from graphft.runtime.connect import JobEnded, is_complete
+from graphft.runtime.etcd import KV, EtcdError, LeaseLost, Session, Store, Watch, absent, put_op, value_is
 from graphft.runtime.events import Events
 from graphft.runtime.identity import identify
+from graphft.runtime.job_record import fenced, read_secret
 from graphft.runtime.keys import Keys
 from graphft.runtime.lowering import Lowered, lower
 from graphft.runtime.process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK
@@ -41,6 +42,10 @@ REPORT_SECONDS = 0.4
 T = TypeVar("T")
 
 
+def _over(kvs: Mapping[str, KV], keys: Keys) -> bool:
+    return keys.state in kvs and kvs[keys.state].value != b"running"
+
+
 class Role:
     """One process of a job. Subclasses give the ports of their context and run their blocks.
 
@@ -51,14 +56,16 @@ class Role:
     leased = True
     """Whether this process claims anything, and so needs a lease where there is fault tolerance."""
 
-    def __init__(self, job: Job, job_dir: Path, program: Program, etcd: Etcd, index: int,
+    def __init__(self, job: Job, job_dir: Path, program: Program, etcd: Store, index: int,
                  session: Session | None = None) -> None:
-        self.job, self.job_dir, self.program, self.etcd, self.index = job, Path(job_dir), program, etcd, index
+        self.job, self.job_dir, self.program, self.index = job, Path(job_dir), program, index
         self.config = job.config
         self.keys = Keys(self.config.name)
+        self.etcd = fenced(etcd, self.keys, job)
+        self.secret = read_secret(etcd, self.keys)
         self.id = f"{index}-{uuid.uuid4().hex[:8]}"
         self.address = ""
-        self.events = Events(etcd, self.keys, f"{self.kind} {index}")
+        self.events = Events(self.etcd, self.keys, f"{self.kind} {index}")
         self.session = session
         self.progress = Progress(PART * self.config.chunk_timeout if self.config.ft else math.inf)
         """Marked by the main thread; the daemon thread ends a process that does not get on."""
@@ -181,7 +188,7 @@ class Role:
             self.session.check()
 
     def register(self, *, role: str, index: int, lease: bool) -> None:
-        """Claims this process's key; waits while a live process holds it."""
+        """Claims this process's key; waits while a live process holds it. Raises JobEnded when the job is over."""
         key = self.keys.pserver(index) if role == "pserver" else self.keys.trainer(self.id)
         record = Registration(self.id, self.address, os.getpid(), socket.gethostname(), network_identity(),
                               identify())
@@ -189,11 +196,16 @@ class Role:
                           self.config.lease_ttl + 1.0)  # what is in the way may be dead
         put = put_op(key, msgspec.json.encode(record), self.lease if lease else 0)
         told = False
-        while not self.etcd.txn([absent(key)], [put], token=key).ok:
+        while not self.etcd.txn([absent(key), value_is(self.keys.state, b"running")], [put], token=key).ok:
+            state = self.etcd.get(self.keys.state)
+            if state is not None and state.value == b"failed":
+                raise GraphftError(f"job {self.keys.job} failed", rule="job-failed", help="see its events")
+            if state is not None and state.value != b"running":
+                raise JobEnded(f"job {self.keys.job} is complete", rule="job-complete")
             if not told:
                 log.info("%s is held by a live process, waiting for it to go", key)
                 told = True
-            self.watcher.wait(lambda kvs: key not in kvs, WAIT_NOTICE_SECONDS)
+            self.watcher.wait(lambda kvs: key not in kvs or _over(kvs, self.keys), WAIT_NOTICE_SECONDS)
             self.check_lease()
         self._check_reach(record)
         if self.address:
@@ -224,10 +236,9 @@ class Role:
 
     def wait_pservers(self, count: int, timeout: float) -> None:
         """Returns when they are there, or when the job is over, whose pservers may be gone already."""
-        prefix, state = self.keys.pservers, self.keys.state
+        prefix = self.keys.pservers
         here = self.watcher.wait(
-            lambda kvs: sum(k.startswith(prefix) for k in kvs) >= count
-            or (state in kvs and kvs[state].value in (b"complete", b"failed")), timeout)
+            lambda kvs: sum(k.startswith(prefix) for k in kvs) >= count or _over(kvs, self.keys), timeout)
         if here is None:
             raise GraphftError(f"waited {timeout:.0f} s for {count} pservers, {len(self.view.pservers)} are there",
                                rule="wait-pservers", help="start the missing ones; `graphft status` shows who is alive")
@@ -250,6 +261,16 @@ class Role:
         raise NotImplementedError
 
     # -- MembersPort --------------------------------------------------------------------------------------------
+
+    def over(self) -> bool:
+        """Whether the job is. Raises GraphftError when it failed, or another run has taken its place."""
+        view = self.view
+        if view.state == "failed":
+            raise GraphftError(f"job {self.keys.job} failed", rule="job-failed", help="see its events: graphft status")
+        if view.run not in ("", self.job.run_id):
+            raise GraphftError(f"job {self.keys.job} is run {view.run} now, this process is of run {self.job.run_id}",
+                               rule="foreign-job", help="give runs that use one etcd at the same time different names")
+        return view.over
 
     @property
     def view(self) -> JobView:

@@ -37,7 +37,7 @@ class AsyncComm(Comm):
     def __init__(self, trainer: ChunkTrainer) -> None:
         super().__init__(trainer)
         buckets, refresh = buckets_of(trainer)
-        self.machine = AsyncTrainer(AsyncTrainerOptions(trainer.id, buckets, trainer.config.name, trainer.job.hash,
+        self.machine = AsyncTrainer(AsyncTrainerOptions(trainer.id, buckets, trainer.job.run_id, trainer.secret,
                                                         refresh))
         self.pumped = time.monotonic()
         """When the main thread looked after the shards last."""

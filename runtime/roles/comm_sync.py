@@ -35,8 +35,8 @@ class SyncComm(Comm):
         self._progress = (0, time.monotonic())
         self._stall = STALL_SECONDS
         buckets, refresh = buckets_of(trainer)
-        self._options = TrainerOptions(trainer.id, buckets, trainer.config.total_steps, trainer.config.name,
-                                       trainer.job.hash, refresh)
+        self._options = TrainerOptions(trainer.id, buckets, trainer.config.total_steps, trainer.job.run_id,
+                                       trainer.secret, refresh)
 
     @property
     def started(self) -> bool:

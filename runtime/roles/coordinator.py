@@ -33,7 +33,7 @@ class Coordinator(Role):
             self.close()
 
     def put_job(self, pservers: int) -> None:
-        put_job(self.etcd, self.keys, self.job)
+        put_job(self.etcd, self.keys, self.job, self.job_dir)
 
     def await_job(self) -> None:
         self.progress.begin("waiting for the job's end")

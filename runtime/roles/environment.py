@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import faulthandler
 import logging
 import os
@@ -16,7 +18,8 @@ from typing import TYPE_CHECKING
 
 from graphft.errors import GraphftError
 from graphft.runtime.connect import JobEnded, connect_from, connect_when_back, is_complete, write_endpoints
-from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, Etcd, EtcdError, EtcdUnreachable, LeaseLost
+from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, Etcd, EtcdError, EtcdUnreachable, LeaseLost, Store
+from graphft.runtime.folder_lock import locked
 from graphft.runtime.keys import Keys
 from graphft.runtime.own_etcd import start_etcd
 from graphft.runtime.process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK, EXIT_USAGE
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
     from graphft.runtime.roles.coordinator import Coordinator
     from graphft.runtime.roles.pserver import Pserver
     from graphft.runtime.roles.trainer import Trainer
-    from graphft.transpiler import Job
+    from graphft.transpiler import Job, JobRecord
     from graphft.transpiler.config import JobConfig
 
 ROLES = ("trainer", "pserver", "coordinator")
@@ -89,7 +92,7 @@ def run_as_role(job: Job, spec: RoleSpec) -> int:
     The first process saves the job where all of them find it; the others load what it saved, so that all start from
     the same initial values.
     """
-    from graphft.transpiler import Job
+    from graphft.transpiler import Job, read_record
 
     job_dir = Path(spec.job_dir or Path("jobs") / job.config.name)
     try:
@@ -98,24 +101,40 @@ def run_as_role(job: Job, spec: RoleSpec) -> int:
     except GraphftError:
         if not (job_dir / "job.json").exists():
             raise
-    saved = Job.load(job_dir)
-    if saved.hash != job.hash:
-        raise GraphftError(f"{job_dir} holds another job ({saved.hash[:12]}, this script builds {job.hash[:12]})",
-                           rule="job-directory", help="set GRAPHFT_JOB_DIR to a new folder")
-    return run_role(saved, job_dir, spec)
+    _check_same(read_record(job_dir), job, job_dir)
+    return run_role(Job.load(job_dir), job_dir, spec)
+
+
+def _check_same(saved: JobRecord, job: Job, job_dir: Path) -> None:
+    """Raises GraphftError if this script's job is not the one that was saved. Its processes may draw initial values
+    without a seed, each its own: those of the first one count."""
+    from graphft.transpiler.fingerprint import differences
+
+    changed = differences(saved.fingerprint, job.fingerprint, saved.config, job.config)
+    only_values = dataclasses.replace(job.fingerprint, values=saved.fingerprint.values) == saved.fingerprint
+    if changed and not (only_values and job.fingerprint.unseeded and saved.fingerprint.unseeded):
+        raise GraphftError(
+            f"{job_dir} holds another job than this script's, which differs in {', '.join(changed)}",
+            rule="job-directory", help="set GRAPHFT_JOB_DIR to a new folder; a script that draws initial values seeds "
+                                       "torch first (torch.manual_seed), so that all its processes draw the same")
+    if changed:
+        log.warning("this script draws initial values without a seed; those that were saved in %s are used", job_dir)
 
 
 def run_role(job: Job, job_dir: Path, spec: RoleSpec) -> int:
     """Runs one role to its end; logs to stderr. Returns the exit status (see runtime/process.py)."""
     _log_as(spec)
-    embedded = None
     try:
-        if spec.embed_etcd and not job.config.etcd_endpoints:
-            embedded = start_etcd(job, job_dir)
-            write_endpoints(job_dir, ",".join(embedded.endpoints))
-        _run(job, job_dir, spec)
-        if embedded is not None:
-            _await_others(job, embedded)
+        with contextlib.ExitStack() as stack:
+            embedded = None
+            if spec.embed_etcd and not job.config.etcd_endpoints:
+                stack.enter_context(locked(job_dir))
+                embedded = start_etcd(job, job_dir)
+                stack.callback(embedded.stop)
+                write_endpoints(job_dir, ",".join(embedded.endpoints))
+            _run(job, job_dir, spec)
+            if embedded is not None:
+                _await_others(job, embedded)
         return EXIT_OK
     except JobEnded as error:
         log.info("%s", error.message)
@@ -132,26 +151,25 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec) -> int:
     except Exception:
         log.exception("%s failed", spec.kind)
         return EXIT_FAILED
-    finally:
-        if embedded is not None:
-            embedded.stop()
 
 
 USAGE_RULES = frozenset({
     "address", "bind", "data", "data-changed", "dataset", "dataset-reference", "environment", "etcd-denied",
     "etcd-endpoint", "etcd-missing", "etcd-tls", "etcd-version", "exactness", "foreign-job", "job-directory",
-    "missing-file", "out-of-reach", "port-in-use", "role"})
+    "job-running", "missing-file", "out-of-reach", "port-in-use", "role"})
 """Errors that starting the process again cannot mend."""
 
 
 def _run(job: Job, job_dir: Path, spec: RoleSpec) -> None:
+    from graphft.runtime.earlier_run import make_way
     from graphft.runtime.exactness import enforce
     from graphft.runtime.job_record import put_job
 
     enforce(job.config)
     endpoints, keys = spec.etcd or ",".join(job.config.etcd_endpoints or ()), Keys(job.config.name)
     etcd = connect_when_back(endpoints, job_dir) if endpoints else connect_from(job_dir)
-    put_job(etcd, keys, job)
+    make_way(etcd, keys, job)
+    put_job(etcd, keys, job, job_dir)
     _explain_on_signal()
     role = _make_role(job, job_dir, spec, etcd)
     if role is not None:
@@ -159,7 +177,7 @@ def _run(job: Job, job_dir: Path, spec: RoleSpec) -> None:
         role.run()
 
 
-def _make_role(job: Job, job_dir: Path, spec: RoleSpec, etcd: Etcd) -> Pserver | Trainer | Coordinator | None:
+def _make_role(job: Job, job_dir: Path, spec: RoleSpec, etcd: Store) -> Pserver | Trainer | Coordinator | None:
     """Imports what the role needs in the job's mode, and no more. None: a spare pserver was not needed."""
     if spec.kind == "coordinator":
         from graphft.runtime.roles.coordinator import Coordinator
@@ -168,12 +186,14 @@ def _make_role(job: Job, job_dir: Path, spec: RoleSpec, etcd: Etcd) -> Pserver |
     if spec.kind == "trainer":
         any_index = job.config.ft or not job.config.sync or job.config.trainers == 1
         return _trainer_class(job.config)(job, job_dir, etcd, max(spec.index, 0) if any_index else spec.index)
+    from graphft.runtime.job_record import fenced
     from graphft.runtime.roles.pserver import claim_index
 
     make = _pserver_class(job.config.sync)
     if spec.index >= 0:
         return make(job, job_dir, etcd, spec.index)
-    claimed = claim_index(etcd, Keys(job.config.name), job.config.pservers, job.config.lease_ttl * job.config.ft)
+    keys, ttl = Keys(job.config.name), job.config.lease_ttl * job.config.ft
+    claimed = claim_index(fenced(etcd, keys, job), keys, job.config.pservers, ttl)
     return make(job, job_dir, etcd, *claimed) if claimed is not None else None
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from graphft.runtime.connect import is_complete
-from graphft.runtime.etcd import Etcd, EtcdError
+from graphft.runtime.etcd import EtcdError, Store
 from graphft.runtime.keys import Keys
 from graphft.runtime.process import EXIT_FAILED, EXIT_OK
 from graphft.runtime.status import LoadingStatus
@@ -36,7 +36,7 @@ REPORT_TTL = 60
 class Loading:
     """`with Loading(...): load()`. `state` is the job's and `asked` tells whether this process is to leave."""
 
-    def __init__(self, etcd: Etcd, keys: Keys, job_dir: Path, who: tuple[str, str], what: str,
+    def __init__(self, etcd: Store, keys: Keys, job_dir: Path, who: tuple[str, str], what: str,
                  view: Callable[[], JobView], asked: Callable[[], bool]) -> None:
         self.etcd, self.keys, self.job_dir = etcd, keys, job_dir
         self.role, self.id = who

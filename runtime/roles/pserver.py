@@ -21,7 +21,7 @@ from graphft.errors import GraphftError
 from graphft.ir import Kind
 from graphft.runtime.checkpoint import CheckpointStore, DamagedCheckpoint, age_of
 from graphft.runtime.commit import Commits, Committed, Epoch
-from graphft.runtime.etcd import Etcd, EtcdError, Session, absent, put_op
+from graphft.runtime.etcd import EtcdError, Session, Store, absent, put_op
 from graphft.runtime.etcd.channel import parse_endpoint
 from graphft.runtime.keys import Keys
 from graphft.runtime.memory import ShardMemory, frame_fault
@@ -44,7 +44,7 @@ SPARE_PEERS = 64
 """Trainers that stand by, probes, and those that are gone, but whose leases have not ended."""
 
 
-def claim_index(etcd: Etcd, keys: Keys, pservers: int, ttl: int) -> tuple[int, Session | None] | None:
+def claim_index(etcd: Store, keys: Keys, pservers: int, ttl: int) -> tuple[int, Session | None] | None:
     """The lowest index that no live pserver has or is about to take, claimed on the lease of a new session.
 
     While all are taken it waits as a spare, which has no lease. `ttl`: of the lease in seconds, 0 for none.
@@ -67,7 +67,7 @@ def claim_index(etcd: Etcd, keys: Keys, pservers: int, ttl: int) -> tuple[int, S
     return None
 
 
-def _claim(etcd: Etcd, keys: Keys, index: int, session: Session | None) -> bool:
+def _claim(etcd: Store, keys: Keys, index: int, session: Session | None) -> bool:
     claim = put_op(keys.index(index), uuid.uuid4().hex.encode(), session.lease if session is not None else 0)
     return etcd.txn([absent(keys.pserver(index)), absent(claim.key)], [claim], token=claim.key).ok
 
@@ -80,7 +80,7 @@ class Pserver(Role):
 
     kind = "pserver"
 
-    def __init__(self, job: Job, job_dir: Path, etcd: Etcd, index: int, session: Session | None = None) -> None:
+    def __init__(self, job: Job, job_dir: Path, etcd: Store, index: int, session: Session | None = None) -> None:
         if not 0 <= index < job.config.pservers:
             raise GraphftError(f"there is no pserver {index}: the job has {job.config.pservers}", rule="role",
                                help=f"indices are 0 to {job.config.pservers - 1}")
@@ -114,7 +114,7 @@ class Pserver(Role):
     def make_commits(self) -> Commits:
         """The commit protocol of this shard's checkpoints."""
         store = CheckpointStore(self.job_dir / "checkpoints")
-        return Commits(self.etcd, self.keys, store, self.index, self.config.pservers, self.job.hash, self.id)
+        return Commits(self.etcd, self.keys, store, self.index, self.config.pservers, self.job.run_id, self.id)
 
     def make_saver(self) -> Saver:
         return Saver(self.commits, self.events, self.job, self.job_dir)
@@ -216,13 +216,12 @@ class Pserver(Role):
     def over(self) -> bool:
         """Whether the job is. Shard 0 ends it: once the last step is committed, it exports the model."""
         self.saver.check()
-        view = self.view
-        if view.state == "failed":
-            raise GraphftError(f"job {self.keys.job} failed", rule="job-failed", help="see its events")
-        committed = view.committed
-        if committed is not None and committed.step >= self.config.total_steps and self.index == 0 and not view.over:
+        if super().over():
+            return True
+        committed = self.view.committed
+        if committed is not None and committed.step >= self.config.total_steps and self.index == 0:
             self.saver.finish(committed)
-        return view.over
+        return False
 
     def run_optimizer(self, version: int, keep: Collection[int] = ()) -> None:
         """Applies the gradients that lie in the buckets' sums, and publishes the values as `version`.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from graphft.runtime.commit import Epoch
-from graphft.runtime.etcd import Etcd, Session
+from graphft.runtime.etcd import Session, Store
 from graphft.runtime.protocol.ledger import Ledger
 from graphft.runtime.protocol.rounds import Contribution
 from graphft.runtime.protocol.shard_async import ApplyBatch, AsyncOptions, AsyncShard
@@ -32,7 +32,7 @@ class BatchPserver(Pserver):
     machine: AsyncShard
     commits: AsyncCommits
 
-    def __init__(self, job: Job, job_dir: Path, etcd: Etcd, index: int, session: Session | None = None) -> None:
+    def __init__(self, job: Job, job_dir: Path, etcd: Store, index: int, session: Session | None = None) -> None:
         super().__init__(job, job_dir, etcd, index, session)
         self.ledger = Ledger()
         self.put_back = PutBack(etcd, self.keys, self.config.plan)
@@ -47,7 +47,7 @@ class BatchPserver(Pserver):
 
     def make_commits(self) -> AsyncCommits:
         return AsyncCommits(self.etcd, self.keys.of_shard(self.index), shard_store(self.job_dir, self.index),
-                            self.index, self.config.pservers, self.job.hash, self.id)
+                            self.index, self.config.pservers, self.job.run_id, self.id)
 
     def make_saver(self) -> AsyncSaver:
         return AsyncSaver(self.commits, self.events, self.job, self.job_dir)
@@ -95,7 +95,7 @@ class BatchPserver(Pserver):
         self.memory.publish(self.epoch.step)
         self.machine = AsyncShard(
             AsyncOptions(self.index, tuple(self.memory.buckets), self.config.plan.batches.tolist(),
-                         self.config.plan.passes, self.config.name, self.job.hash, o["checkpoint_every"],
+                         self.config.plan.passes, self.job.run_id, self.secret, o["checkpoint_every"],
                          o["max_staleness"], self._compensates, self.max_peers),
             incarnation=self.id, generation=self.epoch.generation, version=self.epoch.step, ledger=self.ledger)
 

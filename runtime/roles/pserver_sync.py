@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from graphft.runtime.commit import Asked, Epoch
-from graphft.runtime.etcd import Etcd, Session
+from graphft.runtime.etcd import Session, Store
 from graphft.runtime.protocol.events import Count
 from graphft.runtime.protocol.messages import AnyMessage, Partials
 from graphft.runtime.protocol.shard_sync import SyncShard
@@ -46,7 +46,7 @@ class RoundPserver(Pserver):
 
     machine: SyncShard
 
-    def __init__(self, job: Job, job_dir: Path, etcd: Etcd, index: int, session: Session | None = None) -> None:
+    def __init__(self, job: Job, job_dir: Path, etcd: Store, index: int, session: Session | None = None) -> None:
         super().__init__(job, job_dir, etcd, index, session)
         self.norms: NormExchange | None = None
         self._snapshots: dict[int, dict[str, torch.Tensor]] = {}
@@ -89,7 +89,7 @@ class RoundPserver(Pserver):
         self.memory.publish(self.epoch.step)
         self.machine = SyncShard(
             SyncOptions(self.index, options["shards"], options["slots"], tuple(self.memory.buckets),
-                        options["total_steps"], self.config.name, self.job.hash, options["checkpoint_every"],
+                        options["total_steps"], self.job.run_id, self.secret, options["checkpoint_every"],
                         self._exchanges(), options["recovery"] and self.restarted, options["recovery_timeout"],
                         options["on_barrier_timeout"], max_peers=self.max_peers),
             incarnation=self.id, generation=self.epoch.generation, version=self.epoch.step)

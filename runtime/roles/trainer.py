@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from graphft.errors import GraphftError, describe
+from graphft.errors import describe
 from graphft.ir import Kind
 from graphft.ops.context import ChunkWork
 from graphft.runtime.data import BatchKey, Prefetcher, Reader, open_reader
-from graphft.runtime.etcd import Etcd
+from graphft.runtime.etcd import Store
 from graphft.runtime.feeds import check_dims
 from graphft.runtime.protocol.sync_events import ShardDown, ShardUp
 from graphft.runtime.roles.base import Role
@@ -51,7 +51,7 @@ class Trainer(Role):
     kind = "trainer"
     comm: Comm
 
-    def __init__(self, job: Job, job_dir: Path, etcd: Etcd, index: int) -> None:
+    def __init__(self, job: Job, job_dir: Path, etcd: Store, index: int) -> None:
         self.counters: Counter[str] = Counter()
         self.control: deque[Any] = deque()
         """Events that the daemon thread found, for the main thread to take in."""
@@ -98,7 +98,7 @@ class Trainer(Role):
             self.run_block("init")
             self.watch()
             self.progress.begin("computing")
-            while not self.leaving and not self._over():
+            while not self.leaving and not self.over():
                 self.work()
             self.leave()
         finally:
@@ -123,12 +123,6 @@ class Trainer(Role):
         transport = getattr(self, "transport", None)  # the watch may call before the constructor is through
         if transport is not None:
             transport.wake()
-
-    def _over(self) -> bool:
-        view = self.view
-        if view.state == "failed":
-            raise GraphftError(f"job {self.keys.job} failed", rule="job-failed", help="see its events")
-        return view.over
 
     def compute(self) -> Any:
         """Runs block step, and returns the loss."""

@@ -11,7 +11,7 @@ import torch
 from graphft.errors import GraphftError
 from graphft.ops.context import ChunkWork, EndOfPass, NoData, WorkChanged
 from graphft.runtime.data import CHANGED
-from graphft.runtime.etcd import Etcd, LeaseLost
+from graphft.runtime.etcd import LeaseLost, Store
 from graphft.runtime.queue_async import ChunkQueue
 from graphft.runtime.roles.comm_async import AsyncComm
 from graphft.runtime.roles.trainer import IDLE_SECONDS, Trainer
@@ -25,7 +25,7 @@ class ChunkTrainer(Trainer):
 
     comm: AsyncComm
 
-    def __init__(self, job: Job, job_dir: Path, etcd: Etcd, index: int) -> None:
+    def __init__(self, job: Job, job_dir: Path, etcd: Store, index: int) -> None:
         super().__init__(job, job_dir, etcd, index)
         self.comm = AsyncComm(self)
         self.queue = ChunkQueue(self)

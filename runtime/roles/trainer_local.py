@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphft.ops.context import ChunkWork, WorkChanged
-from graphft.runtime.etcd import Etcd
+from graphft.runtime.etcd import Store
 from graphft.runtime.roles.trainer_async import ChunkTrainer
 from graphft.runtime.units import batches_of
 
@@ -18,7 +18,7 @@ class UnitTrainer(ChunkTrainer):
     """Modes half_async and geo_sgd. The queue, the shards' ledgers and the metrics know units only: the plan is one of
     units. A unit is pushed when its last batch is computed, so a trainer that dies in it has pushed nothing of it."""
 
-    def __init__(self, job: Job, job_dir: Path, etcd: Etcd, index: int) -> None:
+    def __init__(self, job: Job, job_dir: Path, etcd: Store, index: int) -> None:
         super().__init__(job, job_dir, etcd, index)
         self.ctx.local = self
         self._batch: ChunkWork | None = None

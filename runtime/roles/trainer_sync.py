@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError
 from graphft.ops.context import NoData, WorkChanged
-from graphft.runtime.etcd import Etcd, absent, delete_op, put_op, value_is
+from graphft.runtime.etcd import Store, absent, delete_op, put_op, value_is
 from graphft.runtime.protocol.slots import Assignment, assign
 from graphft.runtime.protocol.sync_events import Rollback, SlotGained, SlotLost, Work
 from graphft.runtime.queue_sync import PlanQueue
@@ -26,7 +26,7 @@ class SlotTrainer(Trainer):
 
     comm: SyncComm
 
-    def __init__(self, job: Job, job_dir: Path, etcd: Etcd, index: int) -> None:
+    def __init__(self, job: Job, job_dir: Path, etcd: Store, index: int) -> None:
         self._assignment = Assignment()
         self._claimed_at = 0
         self._computing: Work | None = None

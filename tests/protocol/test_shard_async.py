@@ -33,7 +33,7 @@ class AsyncRig(Rig):
     """An async shard of two buckets, with peers "a" and "b" introduced."""
 
     def __init__(self, *, version: int = 0, ledger: Ledger | None = None, **options: Any) -> None:
-        defaults: dict[str, Any] = dict(shard=0, buckets=(0, 1), batches=(4,) * 4, passes=2, job="j", program="p")
+        defaults: dict[str, Any] = dict(shard=0, buckets=(0, 1), batches=(4,) * 4, passes=2, run="j", secret="p")
         super().__init__(AsyncShard(AsyncOptions(**(defaults | options)), incarnation="i0", generation=0,
                                     version=version, ledger=ledger))
         for peer in "ab":
@@ -253,7 +253,7 @@ def test_pulls_and_queries_get_what_there_is() -> None:
 def test_what_does_not_belong_here_is_refused_and_changes_nothing() -> None:
     rig = AsyncRig()
     assert codes(rig.push("x", 0, 0)) == ["unknown-peer"]
-    assert codes(rig.feed(Received("x", Hello("j", "other", "x")))) == ["foreign-job"]
+    assert codes(rig.feed(Received("x", Hello("j", "other", "x")))) == ["denied"]
     assert codes(rig.push("a", 0, 0, generation=1)) == ["not-ready"]
     assert codes(rig.push("a", 0, 0, generation=-1)) == ["stale-generation"]
     for bad in (dict(batch=4), dict(batch=-1), dict(samples=0), dict(bucket=2), dict(chunk=-1), dict(payload=None)):

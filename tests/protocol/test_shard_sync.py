@@ -6,8 +6,18 @@ from typing import Any
 
 import pytest
 
-from graphft.runtime.protocol.events import PeerLeft, Received, TakeCheckpoint, Tick
-from graphft.runtime.protocol.messages import Bucket, Hello, Partials, PartialsQuery, Pull, Push, Query, Welcome
+from graphft.runtime.protocol.events import PeerLeft, Received, Reply, TakeCheckpoint, Tick
+from graphft.runtime.protocol.messages import (
+    Bucket,
+    Hello,
+    Partials,
+    PartialsQuery,
+    Pull,
+    Push,
+    Query,
+    Refused,
+    Welcome,
+)
 from graphft.runtime.protocol.shard_sync import SyncShard
 from graphft.runtime.protocol.story import IllegalTransition
 from graphft.runtime.protocol.sync_events import (
@@ -217,8 +227,9 @@ def test_newer_generations_are_refused_until_the_watch_has_told_of_them() -> Non
 def test_strangers_are_refused() -> None:
     rig = ShardRig()
     assert codes(rig.feed(Received("x", Push(0, 0, 0, 0, 4, True), "bits"))) == ["unknown-peer"]
-    assert codes(rig.feed(Received("x", Hello("other", "p", "x")))) == ["foreign-job"]
-    assert codes(rig.feed(Received("x", Hello("j", "other", "x")))) == ["foreign-job"]
+    for run, secret in (("other", "p"), ("j", "other"), ("j", ""), ("", ""), ("j\np", ""), ("j", "\ud800")):
+        refused = [e.message for e in rig.feed(Received("x", Hello(run, secret, "x"))) if isinstance(e, Reply)]
+        assert refused == [Refused("denied", "", -1, -1)], "a stranger is told nothing"
     assert codes(rig.feed(Received("x", Query()))) == ["unknown-peer"]
     effects = rig.feed(Received("x", Hello("j", "p", "x")), Received("x", Query()))
     assert [e.message for e in of(Welcome, effects)] == [Welcome(0, "i0", 0, 0)] * 2

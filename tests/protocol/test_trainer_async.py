@@ -263,7 +263,7 @@ def test_a_refusal_leads_to_one_new_hello(code: str) -> None:
     assert sent(rig.get(0, Welcome(0, "i", 1, 0)), BatchPush)[0][1].generation == 1
 
 
-@pytest.mark.parametrize("code", ["foreign-job", "malformed"])
+@pytest.mark.parametrize("code", ["denied", "malformed"])
 def test_what_cannot_be_mended_fails(code: str) -> None:
     assert [type(e) for e in Rig().ready().get(0, Refused(code, "no", 0, 0))] == [Fail]
 

@@ -398,7 +398,7 @@ def test_rollbacks_happen_once() -> None:
 
 def test_foreign_and_malformed_are_fatal() -> None:
     rig = TrainerRig((0,))
-    assert of(Fail, rig.refused(0, "foreign-job", 0))
+    assert of(Fail, rig.refused(0, "denied", 0))
     assert of(Fail, rig.refused(0, "malformed", 0))
     assert of(Fail, rig.bucket(0, 0, bucket=7))
     assert of(Fail, rig.feed(FromShard(0, BatchAck(0, 0, 0, 0, True))))

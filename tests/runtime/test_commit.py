@@ -299,12 +299,12 @@ def test_without_any_usable_checkpoint_the_job_starts_over_and_commits_again(sha
     assert shards.committed == Committed(1, 50, "step-00000050.g1")
 
 
-def test_checkpoints_of_another_program_are_not_gone_back_to(shards: Shards) -> None:
+def test_checkpoints_of_another_run_are_not_gone_back_to(shards: Shards) -> None:
     foreign = [shards.store.write_part(0, 25, i, 3, {"w": torch.ones(1)}) for i in range(3)]
-    shards.store.write_manifest(Manifest(0, 25, "another program", tuple(foreign)))
+    shards.store.write_manifest(Manifest(0, 25, "another run", tuple(foreign)))
     shards.damage(shards.commit(50))
     assert shards.all[0].rollback("restarted").step == 0
-    with pytest.raises(GraphftError, match="of program another prog"):
+    with pytest.raises(GraphftError, match="of run another run, this is"):
         shards.all[0].manifest_of(Epoch(1, 25, "step-00000025.g0"))
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 
 import graphft
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.job_record import put_job
 from graphft.runtime.keys import Keys
 from graphft.runtime.protocol.messages import BatchAck, BatchPush, Bucket, Hello, Pull, Welcome
-from graphft.runtime.roles.coordinator import put_job
 from graphft.runtime.roles.pserver_async import BatchPserver
 from graphft.runtime.transport.buffers import as_tensor, byte_view
 from graphft.runtime.transport.zeromq_client import ZmqClient
@@ -32,10 +32,10 @@ LR = 0.05
 class Trainer:
     """Pushes gradients that the test makes up to one shard, of one bucket; it keeps what the shard sends."""
 
-    def __init__(self, name: str, job: Job, address: str) -> None:
-        self.job, self.client = job, ZmqClient(name)
-        self.client.connect(0, address)
-        self.client.send(0, Hello(job.config.name, job.hash, name))
+    def __init__(self, name: str, shard: BatchPserver) -> None:
+        self.job, self.client = shard.job, ZmqClient(name)
+        self.client.connect(0, shard.address)
+        self.client.send(0, Hello(self.job.run_id, shard.secret, name))
         self._get(Welcome)
         self.client.send(0, Pull(0, -1, 0))
         self.version, self.values = self._bucket()
@@ -95,7 +95,7 @@ def run(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path) -> Iterator[Calla
         torch.manual_seed(3)
         gradients: list[list[Tensor]] = []
         for role in shards.roles:
-            trainers = {name: Trainer(name, job, role.address) for name in "abc"}
+            trainers = {name: Trainer(name, role) for name in "abc"}
             clients.extend(t.client for t in trainers.values())
             gradients.append([torch.randn_like(trainers["a"].values) for _ in PUSHES])
             for batch, (name, gradient) in enumerate(zip(PUSHES, gradients[-1], strict=True)):

@@ -1,7 +1,8 @@
-"""What an earlier run has left in etcd."""
+"""What an earlier run has left in etcd, and what becomes of it when another run of its name begins."""
 
 from __future__ import annotations
 
+import shutil
 import socket
 import subprocess
 import sys
@@ -12,11 +13,15 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from graphft.runtime.earlier_run import forget_earlier, revoke_dead
-from graphft.runtime.etcd import Etcd
+from graphft.errors import GraphftError
+from graphft.runtime.earlier_run import begin_anew, forget_dead, make_way, revoke_dead
+from graphft.runtime.etcd import Etcd, LeaseLost, absent, put_op
 from graphft.runtime.identity import UNKNOWN, Identity, identify
+from graphft.runtime.job_record import check_job, fenced, put_job, read_secret
 from graphft.runtime.keys import Keys
+from graphft.runtime.protocol import queue
 from graphft.runtime.view import Registration
+from graphft.transpiler import Job
 
 
 def test_leases_end_of_processes_that_are_no_more_and_ran_here(etcd: Etcd, keys: Keys) -> None:
@@ -69,8 +74,19 @@ register(etcd, keys.trainer("inside"), identify())
     assert {kv.key for kv in etcd.range(keys.control).kvs} == {keys.trainer("outside"), keys.trainer("inside")}
 
 
-def leave(etcd: Etcd, keys: Keys, state: bytes) -> None:
-    for key in (keys.spec, f"{keys.queue(0)}failed/000001", f"{keys.events}1"):
+def run_of(job: Job, keys: Keys, folder: Path | None = None, ft: bool = True) -> Job:
+    """A run of its own of this job, under the test's name, saved if it has a folder."""
+    run = Job(job.source, job.config.replace(name=keys.job, ft=ft), job.programs)
+    if folder is not None:
+        run = Job.make(run.source, run.config)
+        run.save(folder)
+    return run
+
+
+def leave(etcd: Etcd, keys: Keys, run: Job, folder: Path | None = None, state: bytes = b"running") -> None:
+    """What a run leaves that was killed: the record of a bad chunk, an event, its state."""
+    put_job(etcd, keys, run, folder)
+    for key in (queue.failed_key(keys.queue(0), 1), f"{keys.events}1"):
         etcd.put(key, b"{}")
     etcd.put(keys.state, state)
 
@@ -79,31 +95,141 @@ def everything(etcd: Etcd, keys: Keys) -> int:
     return sum(etcd.count(prefix) for prefix in keys.everything)
 
 
-def test_a_run_that_is_over_is_forgotten_whole(etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
+@pytest.mark.parametrize("state", [b"complete", b"failed"])
+def test_another_run_that_is_over_makes_way_whole(etcd: Etcd, keys: Keys, job: Job, state: bytes) -> None:
     etcd.put(f"/{keys.job}-2/spec", b"another job's")
-    leave(etcd, keys, b"running")
-    forget_earlier(etcd, keys, tmp_path, ft=True)
-    assert everything(etcd, keys) == 4, "it can be gone on with"
-    forget_earlier(etcd, keys, tmp_path, ft=False)
-    assert everything(etcd, keys) == 0
-    leave(etcd, keys, b"complete")
-    forget_earlier(etcd, keys, tmp_path, ft=True)
+    leave(etcd, keys, run_of(job, keys), state=state)
+    make_way(etcd, keys, run_of(job, keys))
     assert everything(etcd, keys) == 0
     assert etcd.count(f"/{keys.job}-2/") == 1
 
 
+def test_an_abandoned_run_makes_way_and_its_poison_goes_with_it(
+        etcd: Etcd, keys: Keys, job: Job, tmp_path: Path) -> None:
+    """Its folder was deleted, its data were mended: the next run has all chunks to do."""
+    folder = tmp_path / "job"
+    leave(etcd, keys, run_of(job, keys, folder), folder)
+    new = run_of(job, keys)
+    with pytest.raises(GraphftError, match="it is unfinished") as refused:
+        make_way(etcd, keys, new)
+    assert refused.value.rule == "foreign-job"
+    assert str(folder) in str(refused.value), "it says where the other one is"
+    shutil.rmtree(folder)
+    make_way(etcd, keys, new)
+    assert everything(etcd, keys) == 0
+    put_job(etcd, keys, new)
+    check_job(etcd, keys, new)
+
+
+def test_a_run_elsewhere_is_not_taken_for_abandoned(etcd: Etcd, keys: Keys, job: Job, tmp_path: Path) -> None:
+    """Another machine may have a folder of that name."""
+    leave(etcd, keys, run_of(job, keys), tmp_path / "job")
+    kv = etcd.get(keys.spec)
+    assert kv is not None
+    etcd.put(keys.spec, kv.value.replace(socket.gethostname().encode(), b"far-away"))
+    with pytest.raises(GraphftError, match="on far-away"):
+        make_way(etcd, keys, run_of(job, keys, tmp_path / "job"))
+
+
+@pytest.mark.parametrize("state", [b"running", b"complete"])
+def test_a_living_process_keeps_its_run(etcd: Etcd, keys: Keys, job: Job, state: bytes) -> None:
+    leave(etcd, keys, run_of(job, keys), state=state)
+    register(etcd, keys.trainer("t"), identify())
+    for call in (lambda: make_way(etcd, keys, run_of(job, keys)), lambda: forget_dead(etcd, keys)):
+        with pytest.raises(GraphftError, match=f"/t on {socket.gethostname()}"):
+            call()
+    assert etcd.get(keys.spec) is not None
+
+
+def test_without_fault_tolerance_nothing_of_an_unfinished_run_with_it_goes(
+        etcd: Etcd, keys: Keys, job: Job, tmp_path: Path) -> None:
+    leave(etcd, keys, run_of(job, keys, tmp_path / "job"), tmp_path / "job")
+    before, other = everything(etcd, keys), run_of(job, keys, tmp_path / "other", ft=False)
+    with pytest.raises(GraphftError, match="it is unfinished"):
+        make_way(etcd, keys, other)
+    begin_anew(etcd, keys, other, tmp_path / "other")
+    assert everything(etcd, keys) == before
+
+
+def test_a_run_begins_anew_only_if_it_cannot_go_on(etcd: Etcd, keys: Keys, job: Job, tmp_path: Path) -> None:
+    run = run_of(job, keys)
+    leave(etcd, keys, run)
+    begin_anew(etcd, keys, run, tmp_path)
+    assert etcd.get(keys.spec) is not None, "it can be gone on with"
+    etcd.put(keys.state, b"complete")
+    begin_anew(etcd, keys, run, tmp_path)
+    assert everything(etcd, keys) == 0
+
+
+def test_a_dead_run_is_forgotten_when_asked(etcd: Etcd, keys: Keys, job: Job, tmp_path: Path) -> None:
+    with pytest.raises(GraphftError, match=f"etcd knows no job named {keys.job}"):
+        forget_dead(etcd, keys)
+    run = run_of(job, keys)
+    leave(etcd, keys, run, tmp_path)
+    assert forget_dead(etcd, keys).run == run.run_id
+    assert everything(etcd, keys) == 0
+
+
 class Overtaken:
-    """A store in which somebody else begins the job anew before the next transaction."""
+    """A store in which the job begins anew before the next transaction."""
 
     def __init__(self, etcd: Etcd, keys: Keys) -> None:
         self.etcd, self.keys, self.range = etcd, keys, etcd.range
 
     def txn(self, *args: Any, **kwargs: Any) -> Any:
-        leave(self.etcd, self.keys, b"running")
+        self.etcd.put(self.keys.state, b"running")
         return self.etcd.txn(*args, **kwargs)
 
 
-def test_what_began_meanwhile_is_not_forgotten(etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
-    leave(etcd, keys, b"complete")
-    forget_earlier(cast("Etcd", Overtaken(etcd, keys)), keys, tmp_path, ft=True)
-    assert everything(etcd, keys) == 4
+def test_what_began_meanwhile_is_not_forgotten(etcd: Etcd, keys: Keys, job: Job) -> None:
+    leave(etcd, keys, run_of(job, keys), state=b"complete")
+    before = everything(etcd, keys)
+    make_way(cast("Etcd", Overtaken(etcd, keys)), keys, run_of(job, keys))
+    assert everything(etcd, keys) == before
+
+
+# -- what processes of the run before can still do ---------------------------------------------------------------------
+
+
+def test_two_runs_of_one_job_do_not_merge(etcd: Etcd, keys: Keys, job: Job) -> None:
+    one, other = run_of(job, keys), run_of(job, keys)
+    put_job(etcd, keys, one)
+    put_job(etcd, keys, one)  # by its next process
+    with pytest.raises(GraphftError, match=f"another run named {keys.job}: {one.run_id}.*of the same job") as refused:
+        put_job(etcd, keys, other)
+    assert refused.value.rule == "foreign-job"
+
+
+def test_a_process_of_the_run_before_changes_nothing(etcd: Etcd, keys: Keys, job: Job) -> None:
+    before, after = run_of(job, keys), run_of(job, keys)
+    put_job(etcd, keys, before)
+    zombie = fenced(etcd, keys, before)
+    zombie.put(keys.events + "1", b"{}")
+    etcd.put(keys.state, b"complete")
+    make_way(etcd, keys, after)
+    attempts = [lambda: zombie.put(keys.slot(0), b"zombie"), lambda: zombie.delete(keys.state),
+                lambda: zombie.delete_prefix(keys.control), lambda: zombie.txn([], [put_op(keys.epoch, b"{}")]),
+                lambda: zombie.txn([absent(keys.epoch)], [put_op(keys.epoch, b"{}")], token=keys.epoch)]
+    for attempt in attempts:
+        with pytest.raises(LeaseLost, match="is gone"):
+            attempt()
+    put_job(etcd, keys, after)
+    records = etcd.range(keys.control).kvs
+    for attempt in attempts:
+        with pytest.raises(GraphftError, match=f"this process is of run '{before.run_id}'") as refused:
+            attempt()
+        assert refused.value.rule == "foreign-job"
+    assert etcd.range(keys.control).kvs == records
+
+
+def test_each_run_has_a_secret_of_its_own(etcd: Etcd, keys: Keys, job: Job) -> None:
+    put_job(etcd, keys, run_of(job, keys))
+    first = read_secret(etcd, keys)
+    etcd.put(keys.state, b"complete")
+    make_way(etcd, keys, other := run_of(job, keys))
+    with pytest.raises(LeaseLost, match="no secret"):
+        read_secret(etcd, keys)
+    put_job(etcd, keys, other)
+    assert len(first) == 64
+    assert read_secret(etcd, keys) not in (first, "")
+    assert not [kv for kv in etcd.range(keys.control).kvs if first.encode() in kv.value]

@@ -288,7 +288,7 @@ def test_a_default_folder_is_new_or_an_unfinished_run_of_the_same_job(job: Job) 
 
 
 @pytest.mark.parametrize(("content", "message"), [("other", "another job"), ("complete", "a job that is complete"),
-                                                  ("files", "another job"), ("list", "another job")])
+                                                  ("files", "something else"), ("list", "something else")])
 def test_a_wanted_folder_that_is_taken(job: Job, content: str, message: str) -> None:
     other = Job.make(job.source, job.config.replace(seed=1))
     folder("wanted", {"other": other, "complete": job}.get(content), complete=content == "complete")

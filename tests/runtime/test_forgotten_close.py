@@ -16,12 +16,15 @@ FORGETFUL = """
 import sys
 from graphft.ops.context import ChunkWork
 from graphft.runtime.etcd import Etcd, Lock, Session
+from graphft.runtime.job_record import put_job
+from graphft.runtime.keys import Keys
 from graphft.runtime.protocol.messages import Hello
 from graphft.runtime.roles.pserver_sync import RoundPserver
 from graphft.runtime.roles.trainer_sync import SlotTrainer
 from graphft.transpiler import Job
 
 job, endpoints, prefix = Job.load(sys.argv[1]), sys.argv[2].split(","), sys.argv[3]
+put_job(Etcd(endpoints), Keys(job.config.name), job)
 lock = Lock(Session(Etcd(endpoints), 5).run_thread(), prefix + "lock")
 lock.acquire()
 roles = [make(job, sys.argv[1], Etcd(endpoints), 0) for make in (RoundPserver, SlotTrainer)]

@@ -113,9 +113,9 @@ def test_what_a_shard_forgot_meanwhile_is_not_done(scene: Stage) -> None:
     """It acknowledged all batches in a generation that is over: it came back older, and has to say what it lacks."""
     trainer = begin(scene, 0)
     claims = take(trainer, 1)
-    trainer.etcd.before_txn = lambda: raise_generation(scene, 1, 1)  # at the last moment
+    trainer.etcd.store.before_txn = lambda: raise_generation(scene, 1, 1)  # at the last moment
     assert trainer.queue.source.complete(claims) == []
-    assert trainer.etcd.before_txn is None
+    assert trainer.etcd.store.before_txn is None
     until(lambda: trainer.view.shard_epochs[1].generation == 1)
     assert trainer.queue.source.complete(claims) == []
     assert "done" not in scene.records()
@@ -134,7 +134,7 @@ def test_a_claim_that_etcd_did_not_answer_is_no_claim(scene: Stage, applied: boo
     def fail() -> None:
         raise Ambiguous("no answer") if applied else EtcdUnreachable("away")
 
-    setattr(trainer.etcd, "after_txn" if applied else "before_txn", fail)
+    setattr(trainer.etcd.store, "after_txn" if applied else "before_txn", fail)
     (claim,) = trainer.queue.source.take()
     pending = scene.records()["pending"]
     assert claim.key[1] in pending
@@ -167,7 +167,7 @@ def test_a_claim_that_its_own_trainer_does_not_know_of_is_taken_away(scene: Stag
     def fail() -> None:
         raise Ambiguous("no answer")
 
-    trainer.etcd.after_txn = fail
+    trainer.etcd.store.after_txn = fail
     (held,) = take(trainer, 1)
     (lost,) = scene.records()["pending"] - {held.key[1]}
     until(lambda: trainer.queue.requeue_overdue(0.2, 3) or scene.records()["pending"] == {held.key[1]})

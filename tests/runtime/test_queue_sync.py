@@ -111,10 +111,10 @@ def test_the_next_chunk_is_claimed_before_it_is_begun(scene: Stage) -> None:
     trainer.queue.get_chunk()
     until(lambda: scene.records()["pending"] == {chunk_at(scene), chunk_at(scene, 2)})
     until(lambda: len(trainer.queue.claims) == 2)
-    trainer.etcd.before_txn = lambda: pytest.fail("a transaction on the step's way")
+    trainer.etcd.store.before_txn = lambda: pytest.fail("a transaction on the step's way")
     trainer.ctx.step = 2
     trainer.queue.get_chunk()
-    trainer.etcd.before_txn = None
+    trainer.etcd.store.before_txn = None
     trainer.queue.release(0)
     assert "pending" not in scene.records()
 
@@ -128,13 +128,13 @@ def test_at_a_high_pace_chunks_are_claimed_and_completed_together(scene: Stage) 
     chunks = [chunk_at(scene, step) for step in (0, 2, 4)]
     assert scene.records()["pending"] == set(chunks)
     assert {claim.revision for claim in trainer.queue.claims.values()} == {trainer.queue.get_chunk().claim}
-    trainer.etcd.before_txn = lambda: pytest.fail("a transaction on the way")
+    trainer.etcd.store.before_txn = lambda: pytest.fail("a transaction on the way")
     for step in (1, 2, 3, 4):
         shards_at(trainer, step)
         trainer.ctx.step = step
         assert trainer.queue.get_chunk().chunk == chunks[step // 2]
         complete(trainer)
-    trainer.etcd.before_txn = None
+    trainer.etcd.store.before_txn = None
     trainer.ctx.step = 5
     trainer.queue.get_chunk()
     until(lambda: len(scene.records()["pending"]) == 6)
@@ -208,7 +208,7 @@ def test_a_claim_that_etcd_did_not_answer_is_made_once(scene: Stage, applied: bo
         seen.append((dict(trainer.queue.claims), scene.records().get("pending")))
         raise Ambiguous("no answer") if applied else EtcdUnreachable("away")
 
-    setattr(trainer.etcd, "after_txn" if applied else "before_txn", fail)
+    setattr(trainer.etcd.store, "after_txn" if applied else "before_txn", fail)
     trainer.queue.get_chunk()
     chunk = chunk_at(scene)
     assert seen == [({}, {chunk} if applied else None)]
@@ -249,7 +249,7 @@ def test_a_late_enqueuer_changes_nothing_of_its_successors(scene: Stage) -> None
     before = []
 
     def stop() -> None:  # behind the transaction that took the lock
-        late.etcd.before_txn = others_go_on
+        late.etcd.store.before_txn = others_go_on
 
     def others_go_on() -> None:
         scene.etcd.delete(f"{scene.keys.queues}enqueuer")
@@ -259,7 +259,7 @@ def test_a_late_enqueuer_changes_nothing_of_its_successors(scene: Stage) -> None
         complete(successor)
         before.append((scene.records(), scene.etcd.get(scene.keys.pass_)))
 
-    late.etcd.after_txn = stop
+    late.etcd.store.after_txn = stop
     late.ctx.step, late.ctx.slot = 0, 0
     late.queue.enqueue_pass()
     assert before == [(scene.records(), scene.etcd.get(scene.keys.pass_))]
@@ -315,7 +315,7 @@ def test_a_chunk_is_discarded_together_with_the_generation(scene: Stage, record:
         assert "failed" not in scene.records()
         scene.etcd.put(getattr(scene.keys, record), msgspec.json.encode(value))
 
-    trainer.etcd.before_txn = change
+    trainer.etcd.store.before_txn = change
     trainer.queue.report_failure(Work(0, 0), "it cannot be read")
     assert scene.records()["failed"] == {chunk_at(scene)}
     epoch = epoch_of(scene)
@@ -325,7 +325,7 @@ def test_a_chunk_is_discarded_together_with_the_generation(scene: Stage, record:
 
 def test_what_is_poison_is_known_in_every_pass_that_the_job_may_go_back_to(scene: Stage) -> None:
     job = scene.job
-    scene.job = Job(job.source, job.config.replace(passes=4), job.programs)
+    scene.job = Job(job.source, job.config.replace(passes=4), job.programs, job.run_id)
     trainer = scene.trainer(0)
     begin(scene, trainer)
     trainer.queue.get_chunk()

@@ -117,11 +117,11 @@ def test_a_look_does_not_wait_long_for_etcd() -> None:
         read_status(etcd, Keys("job"), deadline=0.2)
 
 
-def test_put_job_refuses_another_job_of_the_same_name(etcd: Etcd, keys: Keys, job: Job) -> None:
+def test_put_job_refuses_another_run_of_the_same_name(etcd: Etcd, keys: Keys, job: Job) -> None:
     put_job(etcd, keys, job)
     put_job(etcd, keys, job)
     other = Job.make(job.source, job.config.replace(seed=1))
-    with pytest.raises(GraphftError, match="another job named"):
+    with pytest.raises(GraphftError, match=r"another run named.*differs in program or options"):
         put_job(etcd, keys, other)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.job_record import put_job
 from graphft.runtime.keys import Keys
 from graphft.runtime.protocol.messages import Welcome
 from graphft.runtime.protocol.sync_events import FromShard, Rollback, ShardUp
@@ -52,9 +53,10 @@ class Stage:
         # Nobody renews the leases: no daemon block runs.
         self.job = Job(job.source, job.config.replace(name=keys.job, lease_ttl=600), job.programs)
         self.etcd = stack.enter_context(Etcd(server.endpoints))
+        put_job(self.etcd, keys, self.job)
 
     def trainer(self, index: int) -> Any:
-        """A registered trainer; its `etcd` is interposed."""
+        """A registered trainer; its `etcd.store` is interposed."""
         config = self.job.config
         kind = SlotTrainer if config.sync else UnitTrainer if config.local else ChunkTrainer
         trainer = kind(self.job, self.folder, Interposed(Etcd(self.server.endpoints)), index)  # type: ignore[arg-type]

@@ -152,7 +152,7 @@ class ShardActor(Actor):
         self.previous: dict[int, str] = {}
         self.machine = SyncShard(SyncOptions(
             shard=index, shards=setup.shards, slots=setup.plan.slots, buckets=setup.buckets[index],
-            total_steps=setup.plan.total_steps, job="job", program="program",
+            total_steps=setup.plan.total_steps, run="run", secret="secret",
             checkpoint_every=setup.checkpoint_every, reduce=setup.reduce, recovery=incarnation > 0,
             recovery_timeout=3.0), incarnation=self.name, generation=self.store.epoch.generation, version=self.version)
         self.store.pservers[index] = self
@@ -235,7 +235,7 @@ class TrainerActor(Actor):
         """Chunks that this trainer has claimed, and the batch from which on each is left out."""
         self.idle = True
         self.machine = SyncTrainer(TrainerOptions(
-            trainer=name, buckets=setup.buckets, total_steps=setup.plan.total_steps, job="job", program="program",
+            trainer=name, buckets=setup.buckets, total_steps=setup.plan.total_steps, run="run", secret="secret",
             refresh=setup.refresh, retry_interval=2.0), generation=self.store.epoch.generation)
         self.store.trainers[name] = self
         self.store.watchers[name] = lambda: self.do(self.watch)
