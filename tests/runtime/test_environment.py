@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+import graphft
 from graphft.errors import GraphftError
 from graphft.runtime import connect as connect_module
 from graphft.runtime.connect import connect, connect_from, connect_when_back, read_endpoints, write_endpoints
@@ -313,3 +314,49 @@ def test_losses_of_a_result(tmp_path: Path) -> None:
     (tmp_path / "metrics" / "trainer-0-a.jsonl").write_text(whole + '{"step": 2, "sl')
     (tmp_path / "metrics" / "trainer-0-b.jsonl").write_text(json.dumps(rows[0]) + "\n")
     assert Result(tmp_path, tmp_path, 2, 1.0).losses == [(0, 1, 0.75), (1, 0, 0.5)]
+
+
+def variant(job: Job, **changes: Any) -> Job:
+    """The job that the script makes when it is run again, `changes` being what was corrected: `data`, or the initial
+    values of variables by name."""
+    source = job.source.clone()
+    source.values = {**source.values, **{n: v for n, v in changes.items() if n != "data"}}
+    return Job.make(source, job.config.replace(data=changes.get("data", job.config.data)))
+
+
+def test_a_script_that_is_run_again_finds_its_run_and_a_corrected_one_does_not(
+        caplog: pytest.LogCaptureFixture) -> None:
+    """Pitfall 65: the same programs and options, but other data, initial values, frozen values or constants."""
+    program = frozen_linear()
+    x, y = torch.arange(160.0).reshape(8, 20), torch.zeros(8, 1)
+    job = graphft.transpile(program, chunks=graphft.arrays(chunk_size=8, x=x, y=y), batch_size=4, ft=True, name="lin")
+    path = choose_directory(job)
+    job.save(path)
+    run_id = Job.load(path).run_id
+    assert choose_directory(variant(job)) == path
+    assert Job.load(path).run_id == run_id == job.run_id != variant(job).run_id
+    corrected = {"data y": {"data": graphft.arrays(chunk_size=8, x=x, y=y + 1)}}
+    for name, value in program.values.items():
+        if value.numel() and value.is_floating_point():
+            corrected[f"initial value of {name}"] = {name: value + 1}
+    assert len(corrected) >= 3
+    for what, change in corrected.items():
+        other = variant(job, **change)
+        assert other.hash == job.hash, "programs and options are the same"
+        assert choose_directory(other) == Path("jobs/lin-2"), what
+        assert f"jobs/lin holds another job, which differs in {what}" in caplog.text
+        with pytest.raises(GraphftError, match=f"holds another job, which differs in {what}"):
+            other.save(path)
+        caplog.clear()
+
+
+def frozen_linear() -> graphft.Program:
+    model = torch.nn.Sequential(torch.nn.Linear(20, 4), torch.nn.Linear(4, 1))
+    model[0].requires_grad_(False)
+
+    def loss(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (model(x) + torch.tensor([0.5]) - y).square().mean()
+
+    program = graphft.build(model, loss, inputs={"x": (None, 20), "y": (None, 1)})
+    graphft.minimize(program, graphft.SGD(lr=0.1))
+    return program

@@ -1,0 +1,89 @@
+"""Several runs of one script: on one etcd, in one folder, and after the script was corrected."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import socket
+from pathlib import Path
+
+import pytest
+
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.keys import Keys
+from graphft.runtime.process import EXIT_USAGE
+from tests.integration import training
+from tests.integration.plays import SCRIPT, Pace, Program, at, play
+
+pytestmark = [pytest.mark.xdist_group("sync"), pytest.mark.timeout(150, method="signal")]
+OPTIONS = {"trainers": 2, "pservers": 1, "passes": 1}
+
+
+def model(folder: Path) -> str:
+    return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
+
+
+def test_two_users_of_one_etcd_do_not_train_each_others_model(folder: Path, pace: Pace) -> None:
+    """Pitfall 64: the same script, name and etcd, other data (`records`); roles by hand and by the launcher."""
+    pace.set(1.0)
+    with EmbeddedEtcd(folder / "etcd") as server:
+        etcd = server.endpoints[0]
+        launch = {"GRAPHFT_LAUNCH": json.dumps({"etcd": etcd, "quiet": True})}
+        one = Program(folder / "one", SCRIPT, pace.file, json.dumps(OPTIONS), **launch)
+        one.until(folder / "one" / "jobs" / "blobs", at(1), etcd=etcd)
+        other = Program(folder / "other", SCRIPT, pace.file, json.dumps(OPTIONS), **launch)
+        assert other.wait() == 1
+        assert "etcd has another run named blobs" in other.output
+        assert f"in {folder / 'one' / 'jobs' / 'blobs'} on {socket.gethostname()}" in other.output
+        stranger = training.job(training.program(), pace=pace.file, **{**OPTIONS, "seed": 5})
+        stranger.save(folder / "stranger")
+        for role in ("trainer", "pserver", "coordinator"):
+            by_hand = Program(folder, "-m", "graphft", "start", role, "--job", folder / "stranger", "--etcd", etcd)
+            assert (by_hand.wait(), "error[foreign-job]" in by_hand.output) == (EXIT_USAGE, True), by_hand.output
+        pace.set(0)
+        assert one.wait() == 0, one.output
+        late = Program(folder, "-m", "graphft", "start", "pserver", "--job", folder / "one" / "jobs" / "blobs",
+                       "--etcd", etcd)
+        assert late.wait() == 0, "a pserver that comes when the job is complete changes nothing"
+        with Etcd([etcd]) as client:
+            state = client.get(Keys("blobs").state)
+            assert state is not None
+            assert state.value == b"complete"
+        again = Program(folder / "other", SCRIPT, pace.file, json.dumps(OPTIONS), **launch)
+        assert again.wait() == 0, "the run that is over makes way"
+    alone = play(training.job(training.program(), pace=pace.file, **OPTIONS), folder / "alone")
+    models = {model(d) for d in (folder / "one" / "jobs" / "blobs", folder / "other" / "jobs" / "blobs", alone.folder)}
+    assert len(models) == 1, "each has the bits of an undisturbed run"
+
+
+def test_a_second_launcher_in_a_folder_leaves_it_alone(folder: Path, pace: Pace) -> None:
+    """Pitfall 66: without fault tolerance it deleted the etcd and the metrics of the job that was running there."""
+    pace.set(1.0)
+    options = json.dumps({**OPTIONS, "ft": False})
+    first = Program(folder, SCRIPT, pace.file, options, GRAPHFT_LAUNCH='{"quiet": true}')
+    job_dir = folder / "jobs" / "blobs"
+    first.until(job_dir, at(1))
+    second = Program(folder, SCRIPT, pace.file, options, GRAPHFT_LAUNCH='{"quiet": true}')
+    assert second.wait() == 1
+    assert f"the job in {Path('jobs/blobs')} is being run by pid {first.process.pid} on" in second.output
+    pace.set(0)
+    assert first.wait() == 0, first.output
+    assert len(list((job_dir / "metrics").iterdir())) == 2
+
+
+def test_a_corrected_script_does_not_go_on_with_the_old_run(folder: Path, pace: Pace) -> None:
+    """Pitfall 65: other data under the same options begin a run of their own; the unchanged script goes on."""
+    arguments = (SCRIPT, pace.file)
+    launch = {"GRAPHFT_LAUNCH": '{"quiet": true}'}
+    first = Program(folder, *arguments, json.dumps(OPTIONS), **launch)
+    first.until(folder / "jobs" / "blobs", lambda s: at(12)(s) and s.checkpoint == 10)
+    first.kill()
+    pace.set(0)
+    mended = Program(folder, *arguments, json.dumps({**OPTIONS, "blobs": {"mislabeled": 440}}), **launch)
+    assert mended.wait() in (0, 1)
+    assert "jobs/blobs holds another job, which differs in" in mended.output
+    assert (folder / "jobs" / "blobs-2" / "job.json").exists()
+    again = Program(folder, *arguments, json.dumps(OPTIONS), **launch)
+    assert again.wait() == 0, again.output
+    assert (folder / "jobs" / "blobs" / "model.safetensors").exists()
+    assert "goes on from step 10" in (folder / "jobs" / "blobs" / "logs" / "pserver-0.log").read_text()
