@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from graphft.errors import GraphftError
@@ -23,15 +23,23 @@ an etcd that does not answer."""
 _FILE = "etcd.json"
 
 
-def connect(endpoints: str, wait: float | None = None, environ: Mapping[str, str] = os.environ) -> Etcd:
-    """A client of `host:port[,host:port...]`, once etcd has answered.
+def open_etcd(endpoints: Sequence[str], environ: Mapping[str, str] = os.environ) -> Etcd:
+    """A client that has not connected yet.
 
     User, password and the files of TLS come from GRAPHFT_ETCD_USER, _PASSWORD, _CA, _CERT and _KEY (not from a command
-    line, which everybody on the machine can read). Raises EtcdUnreachable after `wait` (ANSWER_SECONDS) seconds.
+    line, which everybody on the machine can read).
     """
     user, password, ca, cert, key = (environ.get(f"GRAPHFT_ETCD_{name}") or None for name in (
         "USER", "PASSWORD", "CA", "CERT", "KEY"))
-    etcd = Etcd([e.strip() for e in endpoints.split(",")], user, password, ca_cert=ca, cert_cert=cert, cert_key=key)
+    return Etcd(endpoints, user, password, ca_cert=ca, cert_cert=cert, cert_key=key)
+
+
+def connect(endpoints: str, wait: float | None = None, environ: Mapping[str, str] = os.environ) -> Etcd:
+    """A client of `host:port[,host:port...]`, once etcd has answered. Login and certificates: as `open_etcd`.
+
+    Raises EtcdUnreachable after `wait` (ANSWER_SECONDS) seconds.
+    """
+    etcd = open_etcd([e.strip() for e in endpoints.split(",")], environ)
     try:
         etcd.ping(ANSWER_SECONDS if wait is None else wait)
     except BaseException:

@@ -58,7 +58,7 @@ class Calls:
                 help='pass e.g. ["127.0.0.1:2379"]',
             )
         parsed = [parse_endpoint(e) for e in endpoints]
-        self.endpoints = tuple(map(str, parsed))
+        self.endpoints, self.urls = tuple(map(str, parsed)), tuple(endpoints)
         self.timeout, self.deadline = timeout, deadline
         self._login = (user, password) if user else None
         self._token: str | None = None

@@ -86,6 +86,11 @@ class Etcd:
     def endpoints(self) -> tuple[str, ...]:
         return self._calls.endpoints
 
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The endpoints as they were given, with their schemes."""
+        return self._calls.urls
+
     def __repr__(self) -> str:
         return f"Etcd({', '.join(self.endpoints)})"
 

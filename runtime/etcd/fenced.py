@@ -42,6 +42,10 @@ class FencedStore:
     def endpoints(self) -> tuple[str, ...]:
         return self.store.endpoints
 
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return self.store.urls
+
     def txn(
         self, compare: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op] = (), *,
         token: str | None = None, verify: Verify | None = None, deadline: float | None = None,

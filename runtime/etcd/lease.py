@@ -4,33 +4,30 @@ etcd ends a lease TTL seconds after it *received* the last renewal. The holder c
 renewal, and stops at a fraction (`margin`) of the TTL, so it always stops first. Nothing but an answered renewal
 moves that deadline: a dead refresher, a frozen server and a lost network all end in the same way. Once lost, a lease
 stays lost.
+
+A renewal needs the interpreter's lock, which other code of this process may hold for long. `keep` starts a process that
+renews meanwhile (`lease_keeper.py`); its renewals count as the session's own.
 """
 
 from __future__ import annotations
 
 import contextlib
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from graphft.runtime.etcd.errors import EtcdError, LeaseLost
+from graphft.runtime.etcd.keeper_process import KeeperProcess
+from graphft.runtime.etcd.lease_keeper import RETRY, LeasePage, steady_clock
 from graphft.runtime.etcd.model import Store
 
 INTERVAL = 1 / 3  # of the TTL: between renewals, and the longest that one may take
-RETRY = 1 / 20  # of the TTL: pause after a renewal that was not answered
-
-
-def steady_clock() -> float:
-    """Seconds that go on while the machine is suspended, as the server's do."""
-    if hasattr(time, "CLOCK_BOOTTIME"):
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-    return time.monotonic()
 
 
 class Session:
     """A lease of `ttl` seconds, renewed by `tick` (an op of a daemon block, say) or by `run_thread`.
 
-    `lease` is its id, `ttl` what etcd granted. Thread-safe. `with Session(...) as s:` revokes it at the end.
+    `lease` is its id, `ttl` what etcd granted, `page` what its keeper reads. Thread-safe. `with Session(...) as s:`
+    revokes it at the end.
     """
 
     def __init__(
@@ -51,8 +48,10 @@ class Session:
         self._closed = False
         started = clock()
         self.lease, self.ttl = store.lease_grant(ttl)
-        self._deadline = started + self.ttl * margin
         self._due = started + self.ttl * INTERVAL
+        self.page = LeasePage.make()
+        self.page.begin(started, self.ttl, margin)
+        self._keeper: KeeperProcess | None = None
 
     def __enter__(self) -> Session:
         return self
@@ -63,9 +62,11 @@ class Session:
     def remaining(self) -> float:
         """Seconds for which the lease is certain to live; 0 once it is lost."""
         with self._lock:
-            left = self._deadline - self._clock()
-            if left <= 0 and not self._lost:
-                self._lost = f"no renewal was answered for {self._margin:.0%} of its TTL of {self.ttl} s"
+            left = self.page.live_until() - self._clock()
+            if self.page.ended:
+                self._lose("it has expired, or was revoked")
+            if left <= 0:
+                self._lose(f"no renewal was answered for {self._margin:.0%} of its TTL of {self.ttl} s")
             return 0.0 if self._lost else left
 
     def alive(self) -> bool:
@@ -99,6 +100,22 @@ class Session:
             self._thread.start()
         return self
 
+    def keep(self, urls: Sequence[str]) -> None:
+        """Has a process of its own renew the lease while this one cannot. `urls`: etcd's, as the client was given them.
+
+        Starts the keeper, or another one if it has died or hangs: to be called now and then. Login and certificates are
+        those of the environment. Nothing waits for the keeper, and the session works without one.
+        """
+        with self._lock:
+            if urls and not self._closed:
+                self._keeper = self._keeper or KeeperProcess(self.page, self.lease, urls)
+                self._keeper.ensure()
+
+    @property
+    def keeper(self) -> int:
+        """Process id of the keeper; 0 if there is none."""
+        return self._keeper.pid if self._keeper is not None else 0
+
     def close(self) -> None:
         """Stop renewing and revoke the lease; its keys vanish now, or within a TTL when etcd does not answer."""
         self._stop.set()
@@ -106,7 +123,9 @@ class Session:
             self._thread.join()
         with self._lock:
             first, self._closed = not self._closed, True
-            self._lost = self._lost or "its session was closed"
+            self._lose("its session was closed")
+            if first and self._keeper is not None:
+                self._keeper.close()
         if first:
             with contextlib.suppress(EtcdError):  # it ends by itself then
                 self.store.lease_revoke(self.lease, deadline=1.0)
@@ -117,15 +136,19 @@ class Session:
             ttl = self.store.lease_keepalive_once(self.lease, deadline=limit)
         except LeaseLost as e:
             with self._lock:
-                self._lost = self._lost or e.message
+                self._lose(e.message)
         except EtcdError:
             self._due = self._clock() + self.ttl * RETRY
         else:
             with self._lock:
                 # An answer that came after the deadline does not count: someone may have acted on the loss.
-                if self._clock() < self._deadline:
-                    self._deadline = started + ttl * self._margin
+                if self._clock() < self.page.live_until():
+                    self.page.renew(started, ttl)
                     self._due = started + ttl * INTERVAL
+
+    def _lose(self, why: str) -> None:
+        """With the lock held: for good, and for the keeper, too."""
+        self._lost, self.page.closed = self._lost or why, 1
 
     def _run(self, on_lost: Callable[[LeaseLost], None] | None) -> None:
         try:

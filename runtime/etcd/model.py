@@ -196,6 +196,10 @@ class Store(Protocol):
     def endpoints(self) -> tuple[str, ...]:
         """host:port of the servers; none of a simulated one."""
 
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """The same as they were given, with their schemes."""
+
     def ping(self, deadline: float = 3.0) -> None: ...
 
     def get(self, key: str, *, deadline: float | None = None) -> KV | None: ...

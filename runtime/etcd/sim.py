@@ -51,6 +51,10 @@ class SimEtcd:
     def endpoints(self) -> tuple[str, ...]:
         return ()
 
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return ()
+
     def close(self) -> None:
         """Nothing to close: the store lives as long as the object."""
 

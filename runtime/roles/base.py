@@ -20,6 +20,7 @@ from graphft.ir import Block, Program
 from graphft.ops.context import Context
 from graphft.runtime.connect import JobEnded, is_complete
 from graphft.runtime.etcd import KV, EtcdError, LeaseLost, Session, Store, Watch, absent, put_op, value_is
+from graphft.runtime.etcd.lease_keeper import LATE
 from graphft.runtime.events import Events
 from graphft.runtime.identity import identify
 from graphft.runtime.job_record import fenced, read_secret
@@ -76,6 +77,8 @@ class Role:
         self._lowered: dict[tuple[str, int], Lowered] = {}
         self._stop_daemon = threading.Event()
         self._report_at = 0.0
+        self._kept = 0
+        """How many renewals by the lease's keeper were told."""
         self._daemon: threading.Thread | None = None
 
     # -- blocks -------------------------------------------------------------------------------------------------
@@ -102,10 +105,14 @@ class Role:
         """
         if self.session is None and self.config.ft and self.leased:
             self.session = Session(self.etcd, self.config.lease_ttl)
+        if self.session is not None:
+            self.progress.share(self.session.page)
 
     # -- the daemon block ---------------------------------------------------------------------------------------
 
     def start_daemon(self) -> None:
+        if self.session is not None:
+            self.session.keep(self.etcd.urls)
         if "daemon" in self.program.blocks:
             self._daemon = threading.Thread(target=self._run_daemon, name="daemon block", daemon=True)
             self._daemon.start()
@@ -174,8 +181,18 @@ class Role:
     # -- SessionPort --------------------------------------------------------------------------------------------
 
     def keep_alive(self) -> None:
+        """Renews the lease when it is time to, and sees to it that its keeper does when this thread cannot."""
         if self.session is not None:
             self.session.tick()
+            self.session.keep(self.etcd.urls)
+            self._tell_kept(int(self.session.page.kept))
+
+    def _tell_kept(self, renewals: int) -> None:
+        """Says that the daemon thread could not renew for a while: something held the interpreter's lock."""
+        if renewals > self._kept:
+            log.info("this process could not renew its lease for %.0f s or longer; its keeper did",
+                     (renewals - self._kept) * LATE * self.config.lease_ttl)
+        self._kept = renewals
 
     @property
     def lease(self) -> int:

@@ -18,10 +18,11 @@ from pathlib import Path
 
 import msgspec
 
+from graphft.errors import GraphftError
 from graphft.runtime.connect import is_complete
 from graphft.runtime.etcd import EtcdError, Store
 from graphft.runtime.keys import Keys
-from graphft.runtime.process import EXIT_FAILED, EXIT_OK
+from graphft.runtime.process import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from graphft.runtime.status import LoadingStatus
 from graphft.runtime.view import JobView
 
@@ -63,8 +64,16 @@ class Loading:
                 self._end(status)
             if time.monotonic() >= renew_at:
                 renew_at = time.monotonic() + REPORT_TTL / 6
-                with contextlib.suppress(EtcdError):  # etcd is away: the next try tells
-                    self._tell()
+                self._try_to_tell()
+
+    def _try_to_tell(self) -> None:
+        try:
+            self._tell()
+        except EtcdError as error:  # it is away: the next try tells
+            log.warning("etcd: %s", error.message)
+        except GraphftError as error:  # another run has taken this one's place
+            log.error("%s", error)
+            self._end(EXIT_USAGE)
 
     def _status_to_end_with(self) -> int | None:
         if self._asked():

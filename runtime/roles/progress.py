@@ -20,6 +20,8 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from graphft.runtime.etcd.lease_keeper import LeasePage
+
 PART = 0.9
 """Of `chunk_timeout`: how long the main thread may go without a mark. A process that hangs ends itself a little before
 others take its claims away, so that it can still say which batch was at fault."""
@@ -36,6 +38,7 @@ class Progress:
 
     def __init__(self, usual: float = math.inf, clock: Callable[[], float] = time.monotonic) -> None:
         self.usual, self._clock = usual, clock
+        self._page: LeasePage | None = None
         self.limit, self.doing = math.inf, "starting"
         self.thread = threading.main_thread()
         """Whose marks these are: the thread that begins."""
@@ -47,6 +50,8 @@ class Progress:
     def beat(self) -> None:
         """Something was done, or the wait for another process goes on as it should."""
         self.last = self._clock()
+        if self._page is not None:
+            self._page.beat, self._page.beats = self.last, self._page.beats + 1
 
     def begin(self, doing: str) -> None:
         """From now on the usual limit holds, for the thread that calls this."""
@@ -65,6 +70,24 @@ class Progress:
         finally:
             self.beat()
             self.limit, self.doing = before
+
+    # -- the lease's keeper -------------------------------------------------------------------------------------
+
+    def share(self, page: LeasePage) -> None:
+        """From now on the marks and the limit are in this page, too: the keeper renews no lease of a process that
+        hangs. `clock` must be CLOCK_MONOTONIC then."""
+        self._page = page
+        page.beat, page.limit = self.last, self.limit
+
+    @property
+    def limit(self) -> float:
+        return self._limit
+
+    @limit.setter
+    def limit(self, seconds: float) -> None:
+        self._limit = seconds
+        if self._page is not None:
+            self._page.limit = seconds
 
     # -- the daemon thread --------------------------------------------------------------------------------------
 

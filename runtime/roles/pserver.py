@@ -57,6 +57,8 @@ def claim_index(etcd: Store, keys: Keys, pservers: int, ttl: int) -> tuple[int, 
             if not {keys.pserver(index), keys.index(index)} & taken:
                 session = Session(etcd, ttl) if ttl else None
                 if _claim(etcd, keys, index, session):
+                    if session is not None:
+                        session.keep(etcd.urls)
                     return index, session
                 if session is not None:
                     session.close()

@@ -1,0 +1,231 @@
+"""The lease keeper: a small process beside a role that renews the role's lease while the role itself cannot.
+
+A role renews its lease from a thread (the op `etcd_keep_alive` of its daemon block), and a thread of Python runs only
+when it gets the interpreter's lock. Code that holds the lock for longer than the lease lasts (a record that is
+unpickled, an extension in C, a large JSON text) would end a process that works. So a child process watches, through a
+page of memory that both map, when the lease was renewed last; it renews when half of the TTL has passed, and writes the
+new deadline into the page, where the role's `Session` finds it.
+
+Why a process: a thread of a native library would need a compiler or wheels for each platform, and a second client of
+etcd in another language. Longer leases would make each death that no launcher sees cost that much longer, and there is
+no length that is enough.
+
+What it must not do is to make a process that does not work look alive. It renews only while the role
+
+* lives (the child ends with it: the role holds the other end of a pipe, and is the child's parent),
+* is not stopped (SIGSTOP, a debugger): such a role loses its lease, as without a keeper,
+* has a main thread that is within its limit (see `roles/progress.py`),
+* has no daemon thread that hangs: then the main thread goes round and round while no renewal of its own is answered.
+
+It never revives a lease: after the deadline, or when the role has closed it or takes it for lost, the keeper ends. A
+keeper that dies or hangs changes nothing as long as the role renews by itself, and is replaced (`keeper_process.py`).
+
+This file runs by itself (`python -I -S lease_keeper.py ...`), so it imports little: starting takes 20 ms and 9 MB.
+gRPC and the etcd client (0.2 s of CPU, 26 MB) are loaded some seconds later, when the role is through with its start,
+or when a renewal begins to be late.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import sys
+import time
+
+LATE = 0.5
+"""Of the TTL: how long after the last renewal the keeper renews."""
+LOAD = 0.4
+"""Of the TTL: how long after its start, or after the last renewal, it loads its client."""
+RETRY = 1 / 20
+"""Of the TTL: pause after a renewal that was not answered."""
+LOOK = 1 / 4
+"""Of the TTL: the longest time between two looks at the page."""
+ROUNDS = 50
+"""So many marks of the main thread since the last renewal of its own tell that the lock is free."""
+END, REST, RENEW = "end", "rest", "renew"
+
+
+def steady_clock() -> float:
+    """Seconds that go on while the machine is suspended, as the server's do; the same in all processes of a machine."""
+    if hasattr(time, "CLOCK_BOOTTIME"):
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
+
+
+class _Number:
+    """A number in the page: 8 bytes that are written at once, by one of the two processes only."""
+
+    def __init__(self, place: int) -> None:
+        self.place = place
+
+    def __get__(self, page: LeasePage, owner: object = None) -> float:
+        return page.numbers[self.place]
+
+    def __set__(self, page: LeasePage, value: float) -> None:
+        page.numbers[self.place] = value
+
+
+class LeasePage:
+    """What a role and its keeper tell each other. Times are of `steady_clock`, but for `beat`."""
+
+    SIZE = 16 * 8
+
+    # The role writes these.
+    ttl = _Number(0)
+    margin = _Number(1)
+    """The part of the TTL that the holder trusts."""
+    deadline = _Number(2)
+    """Until when the lease is certain to live, by the role's own renewals."""
+    renewed = _Number(3)
+    """When the role sent its last renewal that was answered."""
+    beat = _Number(4)
+    """The main thread's last mark, by `time.monotonic`; ..."""
+    limit = _Number(5)
+    """... how many seconds it may go without one, ..."""
+    beats = _Number(6)
+    """... how many there were, ..."""
+    beats_then = _Number(7)
+    """... and how many when the role renewed last."""
+    closed = _Number(8)
+    """Not 0: the role has closed its session, or takes the lease for lost."""
+    # The keeper writes these.
+    kept_deadline = _Number(9)
+    """As `deadline`, by the keeper's renewals."""
+    kept_renewed = _Number(10)
+    kept = _Number(11)
+    """How many renewals of the keeper were answered."""
+    ended = _Number(12)
+    """Not 0: etcd says that the lease does not exist any more."""
+    seen = _Number(13)
+    """When the keeper looked last."""
+    ready = _Number(14)
+    """Not 0: the keeper has loaded what it renews with."""
+
+    def __init__(self, file: int = -1) -> None:
+        """The page that this file holds; without one, a page that no other process can map."""
+        self.file = file
+        self.numbers = memoryview(mmap.mmap(file, LeasePage.SIZE)).cast("d")
+
+    def __del__(self) -> None:
+        if self.file >= 0:
+            os.close(self.file)
+
+    @staticmethod
+    def make() -> LeasePage:
+        """A new page; its file, which a child can inherit, is -1 where there is no such thing."""
+        if not hasattr(os, "memfd_create"):
+            return LeasePage()
+        file = os.memfd_create("lease")
+        os.ftruncate(file, LeasePage.SIZE)
+        return LeasePage(file)
+
+    def begin(self, started: float, ttl: float, margin: float) -> None:
+        """The lease was granted; the request was sent at `started`."""
+        self.ttl, self.margin, self.limit = ttl, margin, float("inf")
+        self.renewed, self.deadline = started, started + ttl * margin
+
+    def renew(self, sent: float, ttl: float) -> None:
+        """A renewal of the role's own was answered."""
+        self.deadline, self.renewed, self.beats_then = sent + ttl * self.margin, sent, self.beats
+
+    def live_until(self) -> float:
+        """Until when the lease is certain to live, by all renewals."""
+        return max(self.deadline, self.kept_deadline)
+
+
+def decide(page: LeasePage, now: float, idle: float, state: str) -> tuple[str, str]:
+    """(what to do, why). `idle`: seconds since the main thread's last mark; `state`: the role's, "" if it is gone."""
+    if page.closed:
+        return END, "the role has closed its lease, or takes it for lost"
+    if state in ("", "Z", "X"):
+        return END, "the role has ended"
+    if now >= page.live_until():
+        return END, "the lease is over"
+    if state in ("T", "t"):
+        return REST, "the role is stopped"
+    if idle > page.limit:
+        return REST, "the role's main thread is over its limit"
+    if page.beats - page.beats_then >= ROUNDS and now - page.renewed > page.ttl:
+        return REST, "the role's main thread gets on, and its daemon thread does not renew"
+    if now - max(page.renewed, page.kept_renewed) < LATE * page.ttl:
+        return REST, "the lease was renewed a moment ago"
+    return RENEW, "the role is late"
+
+
+def state_of(pid: int) -> str:
+    """The letter of a process's state in /proc; "" if it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0].decode()
+    except (OSError, IndexError):
+        return ""
+
+
+class Keeper:
+    """The keeper's process. `role`: its parent's id; `pipe`: ends when the role does, or closes it."""
+
+    def __init__(self, page: LeasePage, pipe: int, role: int, lease: int, urls: list[str], path: list[str]) -> None:
+        self.page, self.role, self.lease, self.urls, self.path = page, role, lease, urls, path
+        self._ends = select.poll()
+        self._ends.register(pipe, select.POLLIN)
+        self._client: object = None
+        self._born = steady_clock()
+
+    def run(self) -> None:
+        while not self.page.ended:
+            now = self.page.seen = steady_clock()
+            state = state_of(self.role) if os.getppid() == self.role else ""
+            what, _ = decide(self.page, now, time.monotonic() - self.page.beat, state)
+            if what == END:
+                return
+            last = max(self.page.renewed, self.page.kept_renewed)
+            if self._client is None and now - min(self._born, last) > LOAD * self.page.ttl:
+                self._client = self._load()
+                self.page.ready = 1
+                continue  # which took a while
+            answered = what == RENEW and self._renew(now)
+            due = LOOK if answered else LATE - (now - last) / self.page.ttl
+            if self._ends.poll(1000 * self.page.ttl * max(RETRY, min(due, LOOK))):
+                return
+
+    def _load(self) -> object:
+        sys.path[:] = self.path
+        from graphft.runtime.connect import open_etcd
+
+        return open_etcd(self.urls)
+
+    def _renew(self, started: float) -> bool:
+        """Whether etcd answered, and in time: after the deadline, the role may have acted on the loss."""
+        from graphft.runtime.etcd import Etcd, EtcdError, LeaseLost
+
+        page, etcd = self.page, self._client
+        if not isinstance(etcd, Etcd):
+            return False
+        try:
+            limit = max(0.01, min(page.live_until() - started, page.ttl / 3))
+            ttl = etcd.lease_keepalive_once(self.lease, deadline=limit)
+        except LeaseLost:
+            page.ended = 1
+            return False
+        except EtcdError:
+            return False
+        if page.closed or steady_clock() >= page.live_until():
+            return False
+        page.kept_renewed, page.kept = started, page.kept + 1
+        page.kept_deadline = started + ttl * page.margin
+        return True
+
+
+def main(arguments: list[str]) -> None:
+    """ARGUMENTS: descriptors of page and pipe, the role's process id, the lease, endpoints (by comma), sys.path."""
+    import signal
+
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # it ends with the role, which may take a moment
+        signal.signal(number, signal.SIG_IGN)
+    file, pipe, role, lease = map(int, arguments[:4])
+    Keeper(LeasePage(file), pipe, role, lease, arguments[4].split(","), arguments[5:]).run()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
