@@ -191,9 +191,15 @@ class Keeper:
 
     def _load(self) -> object:
         sys.path[:] = self.path
-        from graphft.runtime.connect import open_etcd
+        import contextlib
 
-        return open_etcd(self.urls)
+        from graphft.runtime.connect import open_etcd
+        from graphft.runtime.etcd import EtcdError
+
+        client = open_etcd(self.urls)
+        with contextlib.suppress(EtcdError):  # connects, so that the first renewal need not
+            client.ping(RETRY * self.page.ttl)
+        return client
 
     def _renew(self, started: float) -> bool:
         """Whether etcd answered, and in time: after the deadline, the role may have acted on the loss."""

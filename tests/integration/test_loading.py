@@ -1,4 +1,4 @@
-"""Data that take longer to open than a lease lasts."""
+"""Data that take longer to open, or to read, than a lease lasts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from graphft.runtime.keys import Keys
 from graphft.runtime.process import EXIT_OK
 from graphft.runtime.status import JobStatus
 from tests.integration import training
-from tests.integration.plays import Played, Program, assert_same_bits, await_gone, play
+from tests.integration.plays import Act, Pace, Played, Program, assert_same_bits, at, await_gone, play
 
 pytestmark = [pytest.mark.xdist_group("sync"), pytest.mark.timeout(120, method="signal")]
 
@@ -67,3 +67,25 @@ def test_a_trainer_that_loads_ends_with_its_job_or_when_it_is_told_to(
         for prefix in keys.everything:
             etcd.delete_prefix(prefix)
     assert not await_gone(folder)
+
+
+def test_a_record_that_holds_the_interpreters_lock_for_longer_than_the_lease_lasts(
+    program: ir.Program, folder: Path, pace: Pace, undisturbed: Played
+) -> None:
+    """Pitfall 62: the process beside the trainer renews its lease meanwhile."""
+    holding = folder.with_suffix(".holding")
+    job = training.job(program, pace=pace.file, blobs={"holding": str(holding)}, lease_ttl=5)
+
+    def hold(_: object) -> None:
+        holding.write_text("6")
+        pace.set(0)
+
+    played = play(job, folder, [
+        Act(at(4), lambda _: pace.set(Pace.SLOW)),
+        Act(at(9), hold),  # some seconds after the start
+    ])
+    assert_same_bits(played.state, undisturbed.state)
+    logs = [log.read_text() for log in sorted((folder / "logs").glob("trainer-*.log"))]
+    assert (played.result.preemptions, played.result.failures) == ({}, {}), logs
+    assert not holding.exists()
+    assert sum("its keeper did" in log for log in logs) == 1, logs

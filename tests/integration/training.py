@@ -5,6 +5,7 @@ Roles read the data by reference to this file, so it imports neither tests nor f
 
 from __future__ import annotations
 
+import ctypes
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -29,11 +30,12 @@ class Blobs:
     that there is not, so that computing their loss fails.
 
     The file `pace` holds the seconds that reading a batch takes: a test slows a running job down by writing it.
-    So does the file `opening` for the construction; where there is none it takes no time.
+    So does the file `opening` for the construction; where there is none it takes no time. The first batch that is read
+    once there is a file `holding` takes the interpreter's lock for the seconds that are in it, and deletes it.
     """
 
     def __init__(self, records: int = RECORDS, pace: str = "", broken: int = -1, mislabeled: int = 1 << 30,
-                 opening: str = "") -> None:
+                 opening: str = "", holding: str = "") -> None:
         if opening and Path(opening).exists():
             time.sleep(float(Path(opening).read_text()))
         generator = torch.Generator().manual_seed(7)
@@ -41,6 +43,7 @@ class Blobs:
         self.y = self.x[:, :3].argmax(1)
         self.y[mislabeled:] = 7
         self.pace, self.broken = pace, broken
+        self.holding = holding
 
     def __len__(self) -> int:
         return len(self.x)
@@ -51,10 +54,20 @@ class Blobs:
         return self.x[i], self.y[i]
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        self._hold_the_lock()
         start = time.monotonic()
         while self.pace and time.monotonic() - start < float(Path(self.pace).read_text()):
             time.sleep(0.01)
         return [self[i] for i in indices]
+
+
+    def _hold_the_lock(self) -> None:
+        try:
+            seconds = int(Path(self.holding).read_text())
+            Path(self.holding).unlink()
+        except OSError:
+            return
+        ctypes.PyDLL(None).sleep(seconds)  # a PyDLL's functions are called with the lock
 
 
 def network(plain: bool = False) -> nn.Module:
