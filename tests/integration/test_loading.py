@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
 from graphft import ir
@@ -17,6 +18,7 @@ from graphft.runtime.status import JobStatus
 from tests.integration import training
 from tests.integration.plays import Act, Pace, Played, Program, assert_same_bits, at, await_gone, play
 
+LOADED_BYTES = 30 << 20
 pytestmark = [pytest.mark.xdist_group("sync"), pytest.mark.timeout(120, method="signal")]
 
 
@@ -69,6 +71,15 @@ def test_a_trainer_that_loads_ends_with_its_job_or_when_it_is_told_to(
     assert not await_gone(folder)
 
 
+def keepers_are_ready(status: JobStatus) -> bool:
+    """Whether each trainer's keeper has loaded its client, so that it is as some seconds after the start."""
+    ready = 0
+    for trainer in status.trainers.values():
+        for child in psutil.Process(trainer["pid"]).children():
+            ready += "lease_keeper.py" in " ".join(child.cmdline()) and child.memory_info().rss > LOADED_BYTES
+    return ready == 3
+
+
 def test_a_record_that_holds_the_interpreters_lock_for_longer_than_the_lease_lasts(
     program: ir.Program, folder: Path, pace: Pace, undisturbed: Played
 ) -> None:
@@ -82,7 +93,7 @@ def test_a_record_that_holds_the_interpreters_lock_for_longer_than_the_lease_las
 
     played = play(job, folder, [
         Act(at(4), lambda _: pace.set(Pace.SLOW)),
-        Act(at(9), hold),  # some seconds after the start
+        Act(lambda status: status.step >= 5 and keepers_are_ready(status), hold),
     ])
     assert_same_bits(played.state, undisturbed.state)
     logs = [log.read_text() for log in sorted((folder / "logs").glob("trainer-*.log"))]
