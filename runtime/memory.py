@@ -12,7 +12,7 @@ from torch import Tensor
 from graphft.errors import GraphftError
 from graphft.ir import backup_name, grad_name
 from graphft.runtime.protocol.rounds import Contribution
-from graphft.runtime.transport.buffers import as_tensor, byte_view, holds_values
+from graphft.runtime.transport.buffers import as_tensor, byte_view, fault_of
 from graphft.runtime.transport.port import Sent
 
 
@@ -168,7 +168,4 @@ def frame_fault(bucket: Bucket | None, frame: Any) -> str:
     """What is wrong with a frame for this bucket; "" if nothing is."""
     if bucket is None:
         return "there is no such bucket"
-    size = frame.nbytes if frame is not None else 0
-    if size != bucket.nbytes:
-        return f"expected {bucket.nbytes} bytes, got {size}"
-    return "" if holds_values(frame, bucket.flat.dtype) else "a frame of bools holds other bytes than 0 and 1"
+    return fault_of(frame, bucket.nbytes, bucket.flat.dtype)

@@ -9,7 +9,7 @@ import torch
 
 from graphft.ir import Block
 from graphft.runtime.protocol.messages import Message
-from graphft.runtime.transport import make_client
+from graphft.runtime.transport import Limits, Login, make_client
 from graphft.runtime.transport.buffers import as_tensor
 from graphft.runtime.view import JobView
 from graphft.transpiler.passes.split_optimizer import ALL_NORMS
@@ -24,25 +24,27 @@ class NormExchange:
     A shard that owns nothing of what is clipped has no such block, and takes part without sums of its own.
     """
 
-    def __init__(self, identity: str, shard: int, block: Block | None) -> None:
+    def __init__(self, identity: str, shard: int, block: Block | None, limits: Limits, login: Login) -> None:
         self.partials: str = block.attrs["partials"].name if block is not None else ""
         self.order: Sequence[tuple[int, int, int]] = block.attrs["order"] if block is not None else ()
         self.shard = shard
-        self.client = make_client(identity, f"norms {shard}")
+        self.client = make_client(identity, f"norms {shard}", limits, login)
         self._connected: dict[int, str] = {}
 
     def fault(self, shard: int, frame: memoryview | None) -> str:
         """What is wrong with another shard's partial sums. Without a frame, it had no contribution."""
+        if not self.order:
+            return ""  # this shard needs none of them
         wanted = 8 * max((start + count for s, start, count in self.order if s == shard), default=0)
         return "" if frame is None or 0 < wanted == frame.nbytes else (
             f"partial sums of shard {shard}: expected {wanted} bytes, got {frame.nbytes}")
 
     def fill(self, scope: MutableMapping[str, Any], partials: Sequence[Any]) -> None:
         """Lays all shards' partial sums out in canonical order. A shard without a contribution counts as zeros."""
-        sums = [None if p is None else as_tensor(p, torch.float64) for p in partials]
+        sums = {s: as_tensor(partials[s], torch.float64) for s, *_ in self.order if partials[s] is not None}
         pieces = []
         for shard, start, count in self.order:
-            values = sums[shard]
+            values = sums.get(shard)
             pieces.append(torch.zeros(count, dtype=torch.float64) if values is None else values[start : start + count])
         if pieces:
             scope[ALL_NORMS] = torch.cat(pieces)

@@ -5,12 +5,13 @@
 
 from graphft.runtime.allocator import role_environment
 from graphft.runtime.transport.address import advertise_host
+from graphft.runtime.transport.login import Login
 from graphft.runtime.transport.make import make_client, make_server
 from graphft.runtime.transport.port import ClientTransport, Limits, Received, Reply, Sent, ServerTransport
 from graphft.runtime.transport.zeromq_client import ZmqClient
 from graphft.runtime.transport.zeromq_server import ZmqServer
 
 __all__ = [
-    "ClientTransport", "Limits", "Received", "Reply", "Sent", "ServerTransport", "ZmqClient", "ZmqServer",
+    "ClientTransport", "Limits", "Login", "Received", "Reply", "Sent", "ServerTransport", "ZmqClient", "ZmqServer",
     "advertise_host", "make_client", "make_server", "role_environment",
 ]

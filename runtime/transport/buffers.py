@@ -69,6 +69,15 @@ def holds_values(frame: memoryview, dtype: torch.dtype) -> bool:
     return dtype != torch.bool or not frame.nbytes or int(torch.frombuffer(frame, dtype=torch.uint8).max()) <= 1
 
 
+def fault_of(frame: memoryview | None, nbytes: int, dtype: torch.dtype) -> str:
+    """What is wrong with a frame that should be `nbytes` of values of `dtype`; "" if nothing is."""
+    size = frame.nbytes if frame is not None else 0
+    if size != nbytes:
+        return f"expected {nbytes} bytes, got {size}"
+    right = frame is None or holds_values(frame, dtype)
+    return "" if right else "a frame of bools holds other bytes than 0 and 1"
+
+
 def as_tensor(frame: memoryview, dtype: torch.dtype) -> Tensor:
     """The frame as a flat tensor that shares its memory (a copy where the bytes are not aligned for `dtype`).
 

@@ -11,7 +11,8 @@ import msgspec
 
 from graphft.errors import GraphftError
 from graphft.runtime.transport.faults import Faults, FaultyClient, FaultyServer
-from graphft.runtime.transport.port import ClientTransport, ServerTransport
+from graphft.runtime.transport.login import Login
+from graphft.runtime.transport.port import ClientTransport, Limits, ServerTransport
 from graphft.runtime.transport.zeromq_client import ZmqClient
 from graphft.runtime.transport.zeromq_server import ZmqServer
 
@@ -19,16 +20,17 @@ VARIABLE = "GRAPHFT_FAULTS"
 """JSON with fields of `Faults`, such as {"seed": 1, "drop": 0.001}: what messages are to suffer. For tests."""
 
 
-def make_client(identity: str, role: str, environ: Mapping[str, str] = os.environ) -> ClientTransport:
+def make_client(identity: str, role: str, limits: Limits, login: Login,
+                environ: Mapping[str, str] = os.environ) -> ClientTransport:
     """A client of the shards. `role` ("trainer 0") tells the processes' faults apart."""
-    faults = faults_of(role, environ)
-    return ZmqClient(identity) if faults is None else FaultyClient(ZmqClient(identity), faults)
+    faults, client = faults_of(role, environ), ZmqClient(identity, limits, login)
+    return client if faults is None else FaultyClient(client, faults)
 
 
-def make_server(role: str, environ: Mapping[str, str] = os.environ) -> ServerTransport:
+def make_server(role: str, limits: Limits, login: Login, environ: Mapping[str, str] = os.environ) -> ServerTransport:
     """A shard's server. `role` ("pserver 0") tells the processes' faults apart."""
-    faults = faults_of(role, environ)
-    return ZmqServer() if faults is None else FaultyServer(ZmqServer(), faults)
+    faults, server = faults_of(role, environ), ZmqServer(limits, login)
+    return server if faults is None else FaultyServer(server, faults)
 
 
 def faults_of(role: str, environ: Mapping[str, str]) -> Faults | None:

@@ -23,8 +23,12 @@ class Limits:
     """What a transport accepts, and when it looks after its peers. Sizes in bytes, times in seconds."""
 
     max_frame: int = 64 << 20
-    """Frames above it are refused."""
+    """Frames above it are refused; a role gives its program's largest bucket."""
     max_header: int = 1 << 20
+    max_queued: int = 10_000
+    """Messages of one peer that wait to be taken in, or to be sent by a server, at most: beyond that its connection is
+    not read, and answers to it are dropped. More than the protocol ever has under way, so that only a faulty peer, or
+    one that reads nothing, meets it."""
     zero_copy_from: int = 64 << 10
     """Smaller frames are copied while sending: tracking them costs more than the copy."""
     poll_batch: int = 256

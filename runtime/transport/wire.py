@@ -23,7 +23,8 @@ class Malformed(Exception):
         self.reason = reason
 
     def refusal(self) -> Refused:
-        return Refused(code="malformed", reason=str(self), generation=UNKNOWN, version=UNKNOWN)
+        """Tells nothing: who sent this may be anybody. What is wrong is counted here."""
+        return Refused(code="malformed", reason="", generation=UNKNOWN, version=UNKNOWN)
 
 
 def parse(parts: Sequence[memoryview], limits: Limits) -> tuple[AnyMessage, memoryview | None]:

@@ -9,6 +9,10 @@ import zmq
 from graphft.runtime.protocol.messages import Message, encode
 from graphft.runtime.transport.port import Limits, Released, Sent
 
+SLACK = 4096
+"""Bytes by which a part may be too large, and still get an answer that says so."""
+PARTS = 4
+"""Parts of a message that are looked at: a routing id, a header, a frame, and one that should not be there."""
 # Combined once, as plain numbers: arithmetic on pyzmq's enumerations takes longer than sending.
 DONTWAIT, DONTWAIT_MORE, POLLIN = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE), int(zmq.POLLIN)
 
@@ -36,12 +40,14 @@ class Tracked:
 def configure(socket: zmq.Socket, limits: Limits) -> None:
     """Options of every data socket; before it binds or connects."""
     socket.linger = 0
-    # No high-water mark: the protocol's own windows (one contribution per step and slot) bound what is queued, and
-    # with a mark a slow peer would block the shard, or silently lose messages.
-    socket.sndhwm = socket.rcvhwm = 0
+    # No high-water mark for what a trainer sends: the protocol's own windows (one contribution per step and slot) bound
+    # it, and messages wait there for a shard that is away. What a peer can make others queue has one.
+    socket.sndhwm = limits.max_queued if socket.type == zmq.ROUTER else 0
+    socket.rcvhwm = limits.max_queued
     socket.copy_threshold = limits.zero_copy_from
-    # Beyond this the connection is dropped before memory is taken; below, the receiver refuses with an answer.
-    socket.maxmsgsize = 2 * max(limits.max_frame, limits.max_header)
+    # Beyond this the connection is dropped before memory is taken; below, the receiver refuses with an answer. It bounds
+    # each part. ZeroMQ has no bound for how many parts a message has: they all are in memory before one can be seen.
+    socket.maxmsgsize = max(limits.max_frame, limits.max_header) + SLACK
     socket.tcp_keepalive = 1
     socket.tcp_keepalive_idle = 30
     socket.tcp_keepalive_intvl = 10
@@ -81,5 +87,6 @@ def drain(socket: zmq.Socket, limit: int) -> Iterator[list[memoryview]]:
         parts = [part.buffer]
         while part.more:
             part = socket.recv(DONTWAIT, copy=False)
-            parts.append(part.buffer)
+            if len(parts) < PARTS:
+                parts.append(part.buffer)
         yield parts

@@ -20,6 +20,7 @@ import zmq
 from graphft.errors import GraphftError
 from graphft.runtime.protocol.messages import Message
 from graphft.runtime.transport.address import split_endpoint
+from graphft.runtime.transport.login import Login
 from graphft.runtime.transport.port import Frame, Limits, Released, Reply, Sent
 from graphft.runtime.transport.waker import Waker
 from graphft.runtime.transport.wire import Malformed, accept, check_frame, count_sent
@@ -27,11 +28,12 @@ from graphft.runtime.transport.zeromq import configure, drain, readable, send_me
 
 
 class ZmqClient:
-    """The real `ClientTransport`. `identity` names this process in the shards' view of their peers."""
+    """The real `ClientTransport`. `identity` names this process in the shards' view of their peers; `login` is what it
+    shows them (None: nothing)."""
 
-    def __init__(self, identity: str, limits: Limits | None = None) -> None:
+    def __init__(self, identity: str, limits: Limits | None = None, login: Login | None = None) -> None:
         self.counters: Counter[str] = Counter()
-        self._identity = identity
+        self._identity, self._login = identity, login
         self._limits = limits or Limits()
         self._context = zmq.Context(io_threads=1)
         self._lock = threading.Lock()
@@ -53,6 +55,8 @@ class ZmqClient:
             self._unlink(shard)
             socket = self._context.socket(zmq.DEALER)
             configure(socket, self._limits)
+            if self._login is not None:
+                self._login.show(socket)
             socket.ipv6 = True
             socket.reconnect_ivl = 50
             socket.reconnect_ivl_max = 1000

@@ -13,6 +13,7 @@ import zmq
 from graphft.errors import GraphftError
 from graphft.runtime.protocol.messages import Message
 from graphft.runtime.transport.address import WILDCARDS, endpoint
+from graphft.runtime.transport.login import Gate, Login
 from graphft.runtime.transport.port import Frame, Limits, Received, Released, Sent
 from graphft.runtime.transport.waker import Waker
 from graphft.runtime.transport.wire import Malformed, accept, check_frame, count_sent
@@ -22,12 +23,16 @@ from graphft.runtime.transport.zeromq import DONTWAIT_MORE, configure, drain, se
 class ZmqServer:
     """The real `ServerTransport`."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
+    def __init__(self, limits: Limits | None = None, login: Login | None = None) -> None:
+        """`login`: what peers must show before they can send anything; None: nothing."""
         self.counters: Counter[str] = Counter()
         self._limits = limits or Limits()
         self._context = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.ROUTER)
         configure(self._socket, self._limits)
+        if login is not None:
+            Gate(self._context, login, self.counters)
+            login.guard(self._socket)
         self._socket.router_mandatory = True
         # A client that reconnects before its old connection is known to be dead takes its place.
         self._socket.router_handover = True

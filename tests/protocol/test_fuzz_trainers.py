@@ -27,7 +27,7 @@ from graphft.runtime.protocol.sync_events import (
     SlotLost,
 )
 from graphft.runtime.protocol.trainer_state import FRAMES, RETIRED
-from tests.protocol.fuzz import any_messages, check_sent
+from tests.protocol.fuzz import SEEDS, check_sent, messages
 from tests.protocol.rigs import TrainerRig, of
 from tests.protocol.test_trainer_async import Rig as AsyncTrainerRig
 
@@ -65,9 +65,9 @@ class Trainer(RuleBasedStateMachine):
     def hear(self, shard: int, message: Any, payload: Any = None) -> None:
         self.feed(FromShard(shard, message, payload))
 
-    @rule(shard=SHARDS, messages=any_messages(Welcome, Bucket, Refused, Ledger, BatchAck), fault=FAULTS)
-    def noise(self, shard: int, messages: Any, fault: str) -> None:
-        for message, payload in messages:
+    @rule(shard=SHARDS, seed=SEEDS, fault=FAULTS)
+    def noise(self, shard: int, seed: int, fault: str) -> None:
+        for message, payload in messages(seed, Welcome, Bucket, Refused, Ledger, BatchAck):
             self.feed(FromShard(shard, message, payload, fault))
 
     @rule(shard=SHARDS, incarnation=st.sampled_from("ABC"), ahead=GENERATIONS, version=VERSIONS)
@@ -210,6 +210,6 @@ class AsyncTrainerFuzz(Trainer):
 
 
 TestSyncTrainerFuzz = SyncTrainerFuzz.TestCase
-TestSyncTrainerFuzz.settings = settings(max_examples=80, stateful_step_count=40)
+TestSyncTrainerFuzz.settings = settings(max_examples=100, stateful_step_count=40)
 TestAsyncTrainerFuzz = AsyncTrainerFuzz.TestCase
-TestAsyncTrainerFuzz.settings = settings(max_examples=80, stateful_step_count=40)
+TestAsyncTrainerFuzz.settings = settings(max_examples=100, stateful_step_count=40)
