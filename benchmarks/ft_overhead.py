@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jobs
 import psutil
 
-import jobs
 from graphft.transpiler import Job
 
 ROOT = Path(__file__).resolve().parents[1]

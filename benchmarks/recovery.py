@@ -28,12 +28,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import jobs
+
 from graphft.runtime.connect import connect, read_endpoints
 from graphft.runtime.etcd import EtcdError, Watch
 from graphft.runtime.job_record import read_secret
 from graphft.runtime.keys import Keys
 from graphft.runtime.protocol.messages import Hello, Query, Welcome
-from graphft.runtime.transport import ZmqClient
+from graphft.runtime.transport import Login, ZmqClient
 from graphft.runtime.view import JobView, read_view
 from graphft.transpiler import Job
 
@@ -61,9 +62,10 @@ class Probe:
     def __init__(self, job: Job, endpoints: str) -> None:
         self.shards, self.keys = job.config.pservers, Keys(job.config.name)
         self.etcd = connect(endpoints, wait=LIMIT)
-        self.hello = Hello(job.run_id, read_secret(self.etcd, self.keys), "probe")
+        login = Login(job.run_id, read_secret(self.etcd, self.keys))
+        self.hello = Hello(login.run, login.secret, "probe")
         self.watch = Watch(self.etcd, self.keys.control)
-        self.client = ZmqClient("probe")
+        self.client = ZmqClient("probe", login=login)
         self._met: dict[int, str] = {}
         self._known: dict[int, Welcome] = {}
 

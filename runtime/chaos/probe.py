@@ -9,7 +9,7 @@ from graphft.runtime.etcd import Etcd, Watch
 from graphft.runtime.job_record import read_secret
 from graphft.runtime.keys import Keys
 from graphft.runtime.protocol.messages import Hello, Query, Refused, Welcome
-from graphft.runtime.transport import ZmqClient
+from graphft.runtime.transport import Login, ZmqClient
 from graphft.runtime.view import JobView, read_view
 from graphft.transpiler import Job
 
@@ -32,9 +32,10 @@ class Probe:
 
     def __init__(self, job: Job, etcd: Etcd) -> None:
         self.keys = Keys(job.config.name)
-        self._hello = Hello(job.run_id, read_secret(etcd, self.keys), "probe")
+        login = Login(job.run_id, read_secret(etcd, self.keys))
+        self._hello = Hello(login.run, login.secret, "probe")
         self._watch = Watch(etcd, self.keys.control)
-        self._client = ZmqClient("probe")
+        self._client = ZmqClient("probe", login=login)
         self._connected: dict[int, str] = {}
         self._revision = -1
         self._asked = 0.0

@@ -27,6 +27,10 @@ class Hello(Message, frozen=True, tag="hello"):
     secret: str
     peer: str
 
+    def __repr__(self) -> str:
+        """Without the secret: texts are logged."""
+        return f"Hello(run={self.run!r}, peer={self.peer!r})"
+
     def admits(self, run: str, secret: str) -> bool:
         """Whether this peer belongs to that run. Takes as long for a secret that is nearly right as for any other."""
         mine, shown = f"{run}\n{secret}".encode(), f"{self.run}\n{self.secret}".encode("utf-8", "replace")

@@ -30,6 +30,7 @@ from graphft.runtime.process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK
 from graphft.runtime.roles.progress import PART, Progress, stacks
 from graphft.runtime.roles.reach import out_of_reach
 from graphft.runtime.transport.address import network_identity
+from graphft.runtime.transport.login import Login
 from graphft.runtime.view import JobView, Registration, read_view
 
 if TYPE_CHECKING:
@@ -88,6 +89,11 @@ class Role:
         if key not in self._lowered:
             self._lowered[key] = lower(block, fetch=fetch, start=start, device=self.config.device)
         return self._lowered[key]
+
+    @property
+    def login(self) -> Login:
+        """What this process shows to others of its run, and asks of them."""
+        return Login(self.job.run_id, self.secret)
 
     def run_block(self, name: str, fetch: tuple[str, ...] = ()) -> tuple[Any, ...]:
         """Runs a block of the program once, if it has it."""

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from graphft.errors import GraphftError
 from graphft.runtime.protocol.events import Count, Tick
-from graphft.runtime.protocol.messages import BatchPush, Push
+from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Bucket, Push
 from graphft.runtime.protocol.sync_events import Fail, FromShard, Pushed, Send, ShardDown, ShardUp
 from graphft.runtime.roles.base import log
-from graphft.runtime.transport.buffers import BucketBuffers, BucketLayout
+from graphft.runtime.roles.limits import received_buckets
+from graphft.runtime.transport.buffers import BucketBuffers, BucketLayout, fault_of
 
 if TYPE_CHECKING:
     from graphft.ops.context import Slices
@@ -33,6 +34,7 @@ class Comm:
     def __init__(self, trainer: Trainer) -> None:
         self.trainer, self.transport = trainer, trainer.transport
         self.machine: Any = None
+        self._sizes = received_buckets(trainer.program)
         self._buffers: dict[tuple[int, int], BucketBuffers] = {}
         self._addresses: dict[int, str] = {}
 
@@ -51,9 +53,15 @@ class Comm:
         reply = self.transport.receive(seconds)
         while reply is not None:
             if self.machine is not None:
-                self.do(FromShard(*reply))
+                self.do(FromShard(*reply, self._fault(*reply)))
             reply = self.transport.receive(0)
         self._control()
+
+    def _fault(self, shard: int, message: AnyMessage, frame: memoryview | None) -> str:
+        """What is wrong with the frame of a bucket, before anything looks into it."""
+        if isinstance(message, Bucket) and (shard, message.bucket) in self._sizes:
+            return fault_of(frame, *self._sizes[shard, message.bucket])
+        return ""
 
     def _control(self) -> None:
         while self.trainer.control:

@@ -28,6 +28,7 @@ from graphft.runtime.memory import ShardMemory, frame_fault
 from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, TakeCheckpoint, Tick
 from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Bucket, Push
 from graphft.runtime.roles.base import Role, log
+from graphft.runtime.roles.limits import pserver_limits
 from graphft.runtime.saver import Saver
 from graphft.runtime.status import ShardStatus
 from graphft.runtime.transport import make_server
@@ -86,8 +87,9 @@ class Pserver(Role):
         if not 0 <= index < job.config.pservers:
             raise GraphftError(f"there is no pserver {index}: the job has {job.config.pservers}", rule="role",
                                help=f"indices are 0 to {job.config.pservers - 1}")
-        self.transport = make_server(f"pserver {index}")
         super().__init__(job, job_dir, job.pserver_program(index), etcd, index, session)
+        self.limits = pserver_limits(job.programs.pservers, index, job.config.trainers)
+        self.transport = make_server(f"pserver {index}", self.limits, self.login)
         self.ctx.server = self
         self.address = self._listen([parse_endpoint(e).host for e in etcd.endpoints])
         self.memory = ShardMemory(self.ctx.scope)
@@ -136,7 +138,9 @@ class Pserver(Role):
             self.transport.close()
 
     def wake(self) -> None:
-        self.transport.wake()
+        transport = getattr(self, "transport", None)  # the watch may call before the constructor is through
+        if transport is not None:
+            transport.wake()
 
     # -- ServerPort ---------------------------------------------------------------------------------------------
 

@@ -94,7 +94,8 @@ class RoundPserver(Pserver):
                         options["on_barrier_timeout"], max_peers=self.max_peers),
             incarnation=self.id, generation=self.epoch.generation, version=self.epoch.step)
         if self._exchanges():
-            self.norms = NormExchange(self.id, self.index, self.program.blocks.get("reduce"))
+            self.norms = NormExchange(self.id, self.index, self.program.blocks.get("reduce"),
+                                      self.limits, self.login)
         self.step(Started())
         self.progress.begin("serving")
         while not self.over():

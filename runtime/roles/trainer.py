@@ -27,6 +27,7 @@ from graphft.runtime.etcd import Store
 from graphft.runtime.feeds import check_dims
 from graphft.runtime.protocol.sync_events import ShardDown, ShardUp
 from graphft.runtime.roles.base import Role
+from graphft.runtime.roles.limits import trainer_limits
 from graphft.runtime.roles.loading import Loading
 from graphft.runtime.status import TrainerStatus
 from graphft.runtime.transport import make_client
@@ -59,7 +60,7 @@ class Trainer(Role):
         self._addresses: dict[str, str] = {}
         self._watching = threading.Lock()
         super().__init__(job, job_dir, job.trainer_program(), etcd, index)
-        self.transport = make_client(self.id, f"trainer {index}")
+        self.transport = make_client(self.id, f"trainer {index}", trainer_limits(self.program), self.login)
         self.plan = self.config.plan
         self.leaving = False
         self.prefetcher = Prefetcher(self._open_data(), depth=2 * self.config.trainers + 4)

@@ -45,8 +45,8 @@ def configure(socket: zmq.Socket, limits: Limits) -> None:
     socket.sndhwm = limits.max_queued if socket.type == zmq.ROUTER else 0
     socket.rcvhwm = limits.max_queued
     socket.copy_threshold = limits.zero_copy_from
-    # Beyond this the connection is dropped before memory is taken; below, the receiver refuses with an answer. It bounds
-    # each part. ZeroMQ has no bound for how many parts a message has: they all are in memory before one can be seen.
+    # Beyond this the connection is dropped before memory is taken; below, the receiver refuses with an answer. It
+    # bounds each part. ZeroMQ has no bound for how many parts a message has: all are in memory before one is seen.
     socket.maxmsgsize = max(limits.max_frame, limits.max_header) + SLACK
     socket.tcp_keepalive = 1
     socket.tcp_keepalive_idle = 30

@@ -33,7 +33,7 @@ class Trainer:
     """Pushes gradients that the test makes up to one shard, of one bucket; it keeps what the shard sends."""
 
     def __init__(self, name: str, shard: BatchPserver) -> None:
-        self.job, self.client = shard.job, ZmqClient(name)
+        self.job, self.client = shard.job, ZmqClient(name, login=shard.login)
         self.client.connect(0, shard.address)
         self.client.send(0, Hello(self.job.run_id, shard.secret, name))
         self._get(Welcome)

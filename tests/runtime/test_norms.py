@@ -11,12 +11,15 @@ from programs_by_hand import linear
 import graphft
 from graphft.optim import ClipByGlobalNorm
 from graphft.runtime.protocol.messages import Partials
+from graphft.runtime.roles.limits import pserver_limits
 from graphft.runtime.roles.norms import NormExchange
-from graphft.runtime.transport import Received, ZmqServer
+from graphft.runtime.transport import Limits, Login, Received, ZmqServer
 from graphft.runtime.transport.buffers import byte_view
 from graphft.runtime.view import JobView, Registration
 from graphft.transpiler import Job
 from graphft.transpiler.passes.split_optimizer import ALL_NORMS
+
+LOGIN = Login("a run", "its secret")
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +30,8 @@ def clipped() -> Job:
 
 
 def exchange_of(job: Job, shard: int) -> NormExchange:
-    return NormExchange(f"shard-{shard}", shard, job.pserver_program(shard).blocks.get("reduce"))
+    limits = pserver_limits(job.programs.pservers, shard, 2)
+    return NormExchange(f"shard-{shard}", shard, job.pserver_program(shard).blocks.get("reduce"), limits, LOGIN)
 
 
 def test_every_shard_lays_the_sums_out_in_the_same_order(clipped: Job) -> None:
@@ -48,7 +52,7 @@ def test_every_shard_lays_the_sums_out_in_the_same_order(clipped: Job) -> None:
 
 
 def test_a_shard_that_owns_nothing_of_what_is_clipped() -> None:
-    exchange = NormExchange("shard-1", 1, None)
+    exchange = NormExchange("shard-1", 1, None, Limits(), LOGIN)
     scope: dict[str, torch.Tensor] = {}
     exchange.fill(scope, [None, None])
     assert (scope, exchange.partials) == ({}, "")
@@ -65,6 +69,16 @@ def test_partial_sums_of_the_wrong_size_are_told_before_they_are_used(clipped: J
     exchange.close()
 
 
+def test_a_shard_takes_no_sums_of_one_that_has_none(clipped: Job) -> None:
+    """Found under attack: a frame of 3 bytes was kept, and ended the shard when it was read as numbers."""
+    exchange = exchange_of(clipped, 0)
+    assert "expected 0 bytes, got 3" in exchange.fault(7, memoryview(bytes(3)))
+    exchange.close()
+    other = NormExchange("shard-1", 1, None, Limits(), LOGIN)
+    other.fill({}, [memoryview(bytes(3)), None])
+    other.close()
+
+
 def received(server: ZmqServer, count: int) -> list[Received]:
     found: list[Received] = []
     end = time.monotonic() + 10
@@ -77,7 +91,7 @@ def received(server: ZmqServer, count: int) -> list[Received]:
 def test_a_shard_that_moved_is_found(clipped: Job) -> None:
     exchange, sums = exchange_of(clipped, 0), torch.ones(3, dtype=torch.float64)
     for life in ("1-a", "1-b"):
-        server = ZmqServer()
+        server = ZmqServer(login=LOGIN)
         view = JobView({0: Registration("0", "", 1, "h"), 1: Registration(life, server.bind("127.0.0.1"), 2, "h")})
         exchange.send(view, 1, Partials(0, 5, 0), byte_view(sums))
         exchange.send(view, 1, Partials(0, 6, 0), None)

@@ -14,7 +14,7 @@ from programs_by_hand import linear
 import graphft
 from graphft.runtime.commit import Epoch
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
-from graphft.runtime.job_record import put_job
+from graphft.runtime.job_record import put_job, read_secret
 from graphft.runtime.keys import Keys
 from graphft.runtime.protocol.events import Received
 from graphft.runtime.protocol.messages import Hello, Pull
@@ -22,6 +22,7 @@ from graphft.runtime.protocol.shard_sync import SyncShard
 from graphft.runtime.protocol.sync_events import SyncOptions
 from graphft.runtime.roles.environment import RoleSpec, _make_role
 from graphft.runtime.supervisor import Child, _registrations
+from graphft.runtime.transport.login import Login
 from graphft.runtime.transport.zeromq_server import ZmqServer
 from graphft.runtime.view import JobView, Registration
 from graphft.transpiler import Job
@@ -122,7 +123,8 @@ class Shard:
     """A pserver's socket and registration, without the rest of it."""
 
     def __init__(self, scene: Stage, index: int) -> None:
-        self.scene, self.index, self.server = scene, index, ZmqServer()
+        login = Login(scene.job.run_id, read_secret(scene.etcd, scene.keys))
+        self.scene, self.index, self.server = scene, index, ZmqServer(login=login)
         scene.stack.callback(self.server.close)
         self.key, self.peers = scene.keys.pserver(index), set[bytes]()
         address = self.server.bind("127.0.0.1")

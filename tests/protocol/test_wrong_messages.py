@@ -1,0 +1,161 @@
+"""Messages that no machine of ours sends: what each was found to do, and that it does nothing now."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from graphft.runtime.protocol.async_events import Took
+from graphft.runtime.protocol.events import PeerLeft, Received
+from graphft.runtime.protocol.messages import (
+    BatchPush,
+    Bucket,
+    Hello,
+    Ledger,
+    LedgerQuery,
+    Message,
+    Partials,
+    PartialsQuery,
+    Pull,
+    Push,
+    Query,
+    Refused,
+    Welcome,
+)
+from graphft.runtime.protocol.peers import Peers
+from graphft.runtime.protocol.shard_async import HALVES
+from graphft.runtime.protocol.story import LONGEST, Story
+from graphft.runtime.protocol.sync_events import Fail, FromShard, SendShard
+from tests.protocol.rigs import ShardRig, TrainerRig, codes, counted, of
+from tests.protocol.test_shard_async import AsyncRig
+from tests.protocol.test_trainer_async import Rig as AsyncTrainerRig
+
+HUGE = 2**63 - 1
+
+
+# -- shards -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("message", [Partials(0, 1, 1), PartialsQuery(0, 0, 1), PartialsQuery(0, 0, HUGE)])
+def test_partial_sums_are_no_business_of_a_job_without_them(message: Message) -> None:
+    """Pitfall 53: one `PartialsQuery` ended any sync shard that was past a step; `Partials` were kept at any size."""
+    rig = ShardRig(shards=2)
+    rig.run_round()
+    effects = rig.feed(Received("a", message))
+    assert codes(effects) == ["malformed"]
+    assert not of(SendShard, effects)
+    assert rig.machine.exchange.missing() == (1,)
+
+
+@pytest.mark.parametrize("message", [
+    Push(0, -1, 0, 0, 4, False), Push(0, 11, 0, 0, 4, False), Push(0, HUGE, 0, 0, 4, False), Pull(0, -2, 0),
+    Pull(0, 11, 0),
+])
+def test_steps_that_the_job_does_not_have_ask_for_no_rollback(message: Message) -> None:
+    rig = ShardRig(total_steps=10)
+    effects = rig.feed(Received("a", message, b"frame" if isinstance(message, Push) else None))
+    assert [type(e).__name__ for e in effects] == ["Reply", "Count"]
+    assert codes(effects) == ["malformed"]
+
+
+@pytest.mark.parametrize("message", [Query(), Pull(0, 0, 0)])
+def test_a_frame_where_none_belongs(message: Message) -> None:
+    for rig in (ShardRig(), AsyncRig()):
+        assert codes(rig.feed(Received("a", message, bytes(100)))) == ["malformed"]
+
+
+@pytest.mark.parametrize("message", [
+    BatchPush(0, 0, 4, 0, 4, 0, 2, 0), BatchPush(0, 2, 0, 0, 4, 0, 2, 0), BatchPush(0, 0, 0, 0, 1, 0, 2, 0),
+    BatchPush(0, 0, 0, 0, HUGE, 0, 2, 0), BatchPush(0, 0, 0, 0, 4, 0, 2, 1), LedgerQuery(0, 4), LedgerQuery(-1, 0),
+])
+def test_batches_that_the_plan_does_not_have(message: Message) -> None:
+    """Pitfall 54: each made the ledger longer; with another number of batches one made its chunk look applied."""
+    rig = AsyncRig()
+    effects = rig.feed(Received("a", message, b"frame" if isinstance(message, BatchPush) else None))
+    assert codes(effects) == ["malformed"]
+    assert (rig.machine.ledger.export(), rig.machine.copies, rig.machine.version) == ({}, {}, 0)
+
+
+def test_what_a_trainer_left_half_sent_has_a_bound() -> None:
+    """Pitfall 54: each half batch kept its frames for as long as its trainer lived."""
+    rig = AsyncRig(batches=(100,))
+    effects = [e for batch in range(10) for e in rig.push("a", batch, 0, batches=100)]
+    assert [key[2] for key, _ in rig.machine.copies] == list(range(10))[-HALVES:]
+    assert counted(effects) == ["dropped-batch"] * (10 - HALVES)
+    assert rig.push("a", 9, 1, batches=100), "the newest is whole then"
+
+
+def test_pulls_that_wait_have_a_bound() -> None:
+    """Pitfall 54: a pull that was asked again while a step was applied was answered as often as it was asked."""
+    rig = ShardRig()
+    rig.contribute("a", 0, 0)
+    rig.contribute("a", 0, 1)
+    for _ in range(50):
+        assert rig.pull("b", 0) == []
+    assert len(rig.machine.deferred) == 1
+    assert len([e for e in of(Bucket, rig.applied()) if e.peer == "b"]) == 1
+    rig.feed(PeerLeft("b"))
+
+
+@pytest.mark.parametrize("rig", [ShardRig(max_peers=3), AsyncRig(max_peers=3, compensate=True)], ids=["sync", "async"])
+def test_peers_have_a_bound_and_one_connection_each(rig: Any) -> None:
+    """Pitfall 54: every connection was remembered until its trainer's lease ended."""
+    rig.feed(Received("a again", Hello("j", "p", "a")))
+    assert list(rig.machine.peers) == ["b", "a again"], "the newest of a name"
+    for n in range(20):
+        rig.feed(Received(f"c{n}", Hello("j", "p", f"c{n}")), Received(f"c{n}", Pull(0, 0, 0)))
+    assert list(rig.machine.peers) == ["c17", "c18", "c19"]
+    assert codes(rig.feed(Received("b", Query()))) == ["unknown-peer"], "it says hello again"
+
+
+def test_one_connection_replaces_another_and_makes_no_third_go() -> None:
+    peers = Peers(2)
+    assert [peers.introduce(*who) for who in (("1", "a"), ("2", "b"), ("3", "b"), ("3", "b"))] == [[], [], ["2"], []]
+    assert (list(peers), peers.name("3"), peers.names()) == (["1", "3"], "b", {"a", "b"})
+    assert peers.introduce("4", "c") == ["1"]
+
+
+def test_a_story_cuts_what_a_peer_sent() -> None:
+    """Pitfall 54: 512 lines of a megabyte each."""
+    story = Story()
+    assert len(story.tell("x" * 10**6)) == LONGEST + 3
+    assert len(story.of()[0]) < LONGEST + 20
+
+
+# -- trainers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("message", "frame"), [
+    (Welcome(0, "A", 0, -5), None), (Welcome(0, "A", 0, 11), None), (Welcome(0, "A", -1, 0), None),
+    (Welcome(0, "A", 0, 0), b"frame"), (Bucket(0, 0, 7), b"frame"), (Bucket(0, 0, 0), None),
+    (Bucket(0, -1, 0), b"frame"), (Bucket(0, HUGE, 0), b"frame"), (Refused("gone", "", 0, HUGE), None),
+    (Refused("nonsense", "", 0, 0), None), (Refused("gone", "", -2, 0), None),
+])
+def test_a_wrong_answer_ends_a_sync_trainer_by_a_failure_that_says_so(message: Message, frame: Any) -> None:
+    """Pitfall 53: a shard's nonsense was believed: a step -5 was looked up in the plan, a step 2**63 - 1 waited for."""
+    rig = TrainerRig()
+    (fail,) = of(Fail, rig.feed(FromShard(0, message, frame)))
+    assert "of shard 0" in fail.reason
+
+
+@pytest.mark.parametrize(("message", "frame"), [
+    (Bucket(0, 0, 7), b"frame"), (Bucket(0, 0, 0), None), (Welcome(0, "i", 0, -1), None),
+    (Ledger(0, 7, [(-HUGE, 2)]), None), (Ledger(0, 7, [(2, 1)]), None), (Ledger(0, 7, [(1, 2), (0, 1)]), None),
+    (Ledger(0, 7, [(0, 1), (1, 2)]), None),
+])
+def test_a_wrong_answer_ends_an_async_trainer_by_a_failure_that_says_so(message: Message, frame: Any) -> None:
+    """Pitfall 53: a bucket that there is not was a KeyError, a ledger from -2**63 on took all memory."""
+    rig = AsyncTrainerRig()
+    rig.meet(0)
+    rig.feed(Took((0, 7), 3))
+    (fail,) = of(Fail, rig.feed(FromShard(0, message, frame)))
+    assert "of shard 0" in fail.reason
+
+
+def test_what_the_driver_finds_wrong_with_a_frame_is_a_failure_too() -> None:
+    rigs: list[Any] = [TrainerRig(), AsyncTrainerRig()]
+    rigs[1].meet(0)
+    for rig in rigs:
+        (fail,) = of(Fail, rig.feed(FromShard(0, Bucket(0, 0, 0), b"frame", "expected 8 bytes, got 5")))
+        assert "expected 8 bytes" in fail.reason

@@ -1,0 +1,159 @@
+"""Nobody talks to a shard who does not know the run's secret: ZeroMQ itself asks for it, at the handshake."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from itertools import product
+
+import psutil
+import pytest
+import zmq
+from transport.rigs import LIMITS, collect
+
+from graphft.runtime.protocol.messages import Hello, Push, Query, Welcome, encode
+from graphft.runtime.transport import Login, ZmqClient, ZmqServer
+from graphft.runtime.transport.login import Gate
+from graphft.runtime.transport.port import Limits
+
+LOGIN = Login("run-1", "secret of the run")
+WELCOME = Welcome(shard=0, incarnation="i", generation=1, version=2)
+
+
+@pytest.fixture
+def server() -> Iterator[ZmqServer]:
+    server = ZmqServer(LIMITS, LOGIN)
+    server.address = server.bind()  # type: ignore[attr-defined]
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context]:
+    context = zmq.Context()
+    yield context
+    context.destroy(linger=0)
+
+
+def test_who_knows_the_words_is_heard_and_answered(server: ZmqServer) -> None:
+    client = ZmqClient("t0", LIMITS, LOGIN)
+    client.connect(0, server.address)  # type: ignore[attr-defined]
+    client.send(0, Query())
+    (got,) = collect(server, 1)
+    server.send(got.peer, WELCOME, b"frame")
+    reply = client.receive(10)
+    assert reply is not None
+    assert (reply.message, bytes(reply.frame or b"")) == (WELCOME, b"frame")
+    assert not server.counters["refused.login"]
+    client.close()
+
+
+WORDS = {"none": None, "another secret": (b"run-1", b"secret of the ru"),
+         "another run": (b"run-2", LOGIN.secret.encode()), "long": (b"r" * 255, b"s" * 255),
+         "no text": (b"\xff\xfe", b"\xff")}
+
+
+@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS.keys())
+def test_who_does_not_is_not_even_read(
+    server: ZmqServer, context: zmq.Context, words: tuple[bytes, bytes] | None
+) -> None:
+    """Found under attack: a plain ZeroMQ client read parameters, pushed gradients, and took as much memory as it liked.
+    It sends 64 MB in parts of 1 MB: not a byte of them is kept, and nothing comes back."""
+    before = psutil.Process().memory_info().rss
+    with context.socket(zmq.DEALER) as stranger:
+        stranger.linger = 0
+        if words is not None:
+            stranger.plain_username, stranger.plain_password = words
+        stranger.connect(server.address)  # type: ignore[attr-defined]
+        part = bytes(LIMITS.max_frame)
+        stranger.send_multipart([encode(Hello("run-1", LOGIN.secret, "t0"))])
+        for _ in range(2):
+            stranger.send_multipart([encode(Push(0, 0, 0, 0, 1, True)), *[part] * 32], copy=False)
+        assert server.poll(0.5) == []
+        assert stranger.poll(100) == 0
+    assert psutil.Process().memory_info().rss - before < 16 << 20
+    assert not [name for name in server.counters if name.startswith("received")]
+    assert server.counters["refused.login"] == (words is not None)
+
+
+def test_a_server_that_asks_nobody_is_told_nothing(context: zmq.Context) -> None:
+    """Who listens at a shard's address without being of the run gets no message of a trainer."""
+    with context.socket(zmq.ROUTER) as listener:
+        listener.linger = 0
+        port = listener.bind_to_random_port("tcp://127.0.0.1")
+        client = ZmqClient("t0", LIMITS, LOGIN)
+        client.connect(0, f"tcp://127.0.0.1:{port}")
+        client.send(0, Query())
+        assert listener.poll(300) == 0
+        client.close()
+
+
+def test_the_gate_lets_in_plain_with_both_words_only() -> None:
+    context = zmq.Context()
+    counters: Counter[str] = Counter()
+    gate = Gate(context, LOGIN, counters)
+    name, secret = LOGIN.run.encode(), LOGIN.secret.encode()
+
+    def status(mechanism: bytes, *words: bytes) -> bytes:
+        answer = gate.answer([b"1.0", b"7", b"graphft", b"1.2.3.4", b"id", mechanism, *words])
+        assert (len(answer), answer[:2], answer[3:]) == (6, [b"1.0", b"7"], [b""] * 3), "no reason is told"
+        return answer[2]
+
+    assert status(b"PLAIN", name, secret) == b"200"
+    refused = [w for w in product((name, b"", b"x"), (secret, b"", b"x")) if w != (name, secret)]
+    assert [status(b"PLAIN", *words) for words in refused] == [b"400"] * 8
+    assert [status(b"NULL"), status(b"CURVE", b"key"), status(b"PLAIN", name), status(b"PLAIN", name, secret, b"")] == [
+        b"400"] * 4
+    assert gate.answer([]) == [b"", b"", b"400", b"", b"", b""]
+    assert counters == {"refused.login": 13}
+    context.term()
+
+
+def test_no_text_shows_the_secret() -> None:
+    assert LOGIN.secret not in repr(LOGIN)
+    assert LOGIN.secret not in repr(Hello("run-1", LOGIN.secret, "t0"))
+
+
+def test_a_part_larger_than_any_bucket_ends_the_connection_of_its_sender() -> None:
+    """Also of a peer that knows the words: ZeroMQ takes no memory for it."""
+    server = ZmqServer(Limits(max_frame=1000, max_header=500), LOGIN)
+    client, other = (ZmqClient(name, Limits(), LOGIN) for name in ("faulty", "t0"))
+    address = server.bind()
+    for peer in (client, other):
+        peer.connect(0, address)
+    client.send(0, Query(), bytes(1 << 20))
+    other.send(0, Query())
+    assert [g.peer[:2] for g in collect(server, 1)] == [b"t0"]
+    for transport in (client, other, server):
+        transport.close()
+
+
+def test_of_a_message_with_too_many_parts_only_the_first_ones_are_kept() -> None:
+    server = ZmqServer(LIMITS)
+    context = zmq.Context()
+    with context.socket(zmq.DEALER) as faulty:
+        faulty.linger = 0
+        faulty.connect(server.bind())
+        faulty.send_multipart([encode(Query()), *[b""] * 10_000])
+        faulty.send(encode(Query()))
+        assert [g.message for g in collect(server, 1)] == [Query()]
+        assert server.counters["refused.parts"] == 1
+    context.destroy(linger=0)
+    server.close()
+
+
+def test_what_a_peer_makes_a_server_queue_has_a_bound() -> None:
+    """It asks and reads nothing: answers beyond the bound are dropped. It is asked for again what is missing."""
+    server = ZmqServer(Limits(max_queued=50))
+    context = zmq.Context()
+    with context.socket(zmq.DEALER) as reader:
+        reader.linger, reader.rcvhwm = 0, 1
+        reader.connect(server.bind())
+        reader.send(encode(Query()))
+        (got,) = collect(server, 1)
+        for _ in range(200):
+            server.send(got.peer, WELCOME, bytes(1 << 20))
+        assert server.counters["sent"] < 150
+        assert server.counters["unroutable"] > 50
+    context.destroy(linger=0)
+    server.close()
