@@ -27,7 +27,7 @@ import grpc
 
 from graphft.runtime.etcd import convert
 from graphft.runtime.etcd.calls import FIRST_PAUSE, LAST_PAUSE, LEASE_HELP, NO_ANSWER, Calls
-from graphft.runtime.etcd.errors import EtcdError, LeaseLost, StreamEnded
+from graphft.runtime.etcd.errors import LeaseLost, StreamEnded
 from graphft.runtime.etcd.model import (
     KV,
     Compare,
@@ -36,6 +36,7 @@ from graphft.runtime.etcd.model import (
     TxnResult,
     Verify,
     check_txn,
+    delete_prefix_op,
     get_op,
     verify_by_token,
 )
@@ -135,11 +136,7 @@ class Etcd:
 
     def delete_prefix(self, prefix: str, *, deadline: float | None = None) -> int:
         """Delete all keys that start with `prefix`, which must not be empty."""
-        if not prefix:
-            raise EtcdError(
-                "delete_prefix('') would delete every key in etcd", rule="etcd-request", help="name a prefix"
-            )
-        return self._delete(etcdrpc.DeleteRangeRequest(**convert.prefix_span(prefix)), deadline)
+        return self._delete(etcdrpc.DeleteRangeRequest(**convert.prefix_span(delete_prefix_op(prefix).key)), deadline)
 
     def txn(
         self,

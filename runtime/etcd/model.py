@@ -135,7 +135,9 @@ def delete_op(key: str) -> Op:
 
 
 def delete_prefix_op(prefix: str) -> Op:
-    """Its result is the number of keys deleted."""
+    """Its result is the number of keys deleted. Raises EtcdError for the prefix of all keys, the empty one."""
+    if not prefix:
+        raise EtcdError("delete_prefix('') would delete every key in etcd", rule="etcd-request", help="name a prefix")
     return Op("delete-prefix", prefix)
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from graphft.runtime.etcd.errors import CompactedError, EtcdError, LeaseLost
+from graphft.runtime.etcd.errors import CompactedError, LeaseLost
 from graphft.runtime.etcd.model import (
     KV,
     Compare,
@@ -22,6 +22,7 @@ from graphft.runtime.etcd.model import (
     Verify,
     WatchBatch,
     check_txn,
+    delete_prefix_op,
     put_op,
     verify_by_token,
 )
@@ -88,12 +89,9 @@ class SimEtcd:
         return self._delete_all([key])
 
     def delete_prefix(self, prefix: str, *, deadline: float | None = None) -> int:
-        if not prefix:
-            raise EtcdError(
-                "delete_prefix('') would delete every key in etcd", rule="etcd-request", help="name a prefix"
-            )
+        whole = delete_prefix_op(prefix)
         with self._changed:
-            return self._delete_all([kv.key for kv in self._range(prefix, 0, True).kvs])
+            return self._delete_all([kv.key for kv in self._range(whole.key, 0, True).kvs])
 
     def txn(
         self,

@@ -16,6 +16,7 @@ from graphft.runtime.etcd import (
     Election,
     EtcdError,
     Event,
+    FencedStore,
     LeaseLost,
     Lock,
     Session,
@@ -36,9 +37,17 @@ from graphft.runtime.etcd import (
 )
 
 
-@pytest.fixture(params=["real", "simulated"])
-def store(request: pytest.FixtureRequest) -> Store:
-    return request.getfixturevalue("etcd") if request.param == "real" else SimEtcd()
+@pytest.fixture(params=["real", "simulated", "fenced"])
+def store(request: pytest.FixtureRequest) -> Iterator[Store]:
+    """`fenced`: the real one, as processes of a run use it. The fence itself: tests/runtime/test_earlier_run.py."""
+    if request.param == "simulated":
+        yield SimEtcd()
+        return
+    etcd: Store = request.getfixturevalue("etcd")
+    fence = f"/fence-{uuid.uuid4().hex}"
+    etcd.put(fence, b"run")
+    yield etcd if request.param == "real" else FencedStore(etcd, fence, b"run")
+    etcd.delete(fence)
 
 
 @pytest.fixture

@@ -162,6 +162,13 @@ def test_status_without_a_name(capsys: pytest.CaptureFixture[str], etcd: Etcd, r
     assert other.job in err
 
 
+def test_a_dead_run_is_forgotten_by_name(
+        capsys: pytest.CaptureFixture[str], etcd: Etcd, running: Keys, job: Job) -> None:
+    endpoints = ",".join(etcd.endpoints)
+    assert f"forgotten: run {job.run_id}" in shown(capsys, "forget", running.job, "--etcd", endpoints)
+    assert "etcd knows no job" in refused(capsys, "forget", running.job, "--etcd", endpoints)
+
+
 @pytest.mark.parametrize("name", ["/nosuch/folder", "./nosuch", "empty"])
 def test_status_of_a_folder_that_holds_no_job(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
     (tmp_path / "empty").mkdir()
