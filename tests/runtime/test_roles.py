@@ -14,17 +14,18 @@ from programs_by_hand import linear
 import graphft
 from graphft.runtime.commit import Epoch
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.identity import Identity
 from graphft.runtime.job_record import put_job, read_secret
 from graphft.runtime.keys import Keys
 from graphft.runtime.protocol.events import Received
 from graphft.runtime.protocol.messages import Hello, Pull
 from graphft.runtime.protocol.shard_sync import SyncShard
 from graphft.runtime.protocol.sync_events import SyncOptions
+from graphft.runtime.revoker import Revoker
 from graphft.runtime.roles.environment import RoleSpec, _make_role
-from graphft.runtime.supervisor import Child, _registrations
 from graphft.runtime.transport.login import Login
 from graphft.runtime.transport.zeromq_server import ZmqServer
-from graphft.runtime.view import JobView, Registration
+from graphft.runtime.view import Registration
 from graphft.transpiler import Job
 from tests.runtime.trainers import Stage, stage, until
 
@@ -86,13 +87,14 @@ def test_trainer_0_is_no_pserver(scene: Stage) -> None:
     assert (trainer.kind, trainer.index, trainer.program.attrs["role"]) == ("trainer", 0, "trainer")
 
 
-def test_the_launcher_tells_pserver_0_from_trainer_0() -> None:
-    record = {name: Registration(name, "", 1, "here") for name in ("0-pserver", "0-trainer", "1-trainer")}
-    view = JobView(pservers={0: record["0-pserver"]},
-                   trainers={name: record[name] for name in ("0-trainer", "1-trainer")})
-    assert _registrations(view, Child("pserver", 0)) == [record["0-pserver"]]
-    assert _registrations(view, Child("trainer", 0)) == [record["0-trainer"]]
-    assert _registrations(view, Child("pserver", 1)) == []
+def test_the_launcher_tells_pserver_0_from_trainer_0(scene: Stage) -> None:
+    """It ends the lease of the process that died, whatever index and role that had."""
+    keys = {"pserver": scene.keys.pserver(0), "trainer": scene.keys.trainer("0-a")}
+    for pid, (role, key) in enumerate(keys.items(), start=1):
+        record = Registration(f"0-{role}", "", pid, "here", process=Identity("m", "n", pid, 5))
+        scene.etcd.put(key, msgspec.json.encode(record), scene.etcd.lease_grant(600)[0])
+    assert Revoker(scene.etcd, scene.keys).try_once(Identity("m", "n", 2, 5))
+    assert (scene.etcd.get(keys["pserver"]) is not None, scene.etcd.get(keys["trainer"])) == (True, None)
 
 
 # -- what hangs on whose lease ----------------------------------------------------------------------------------------
