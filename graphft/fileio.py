@@ -2,26 +2,78 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
+
+PIECE = 8 << 20
+"""Bytes that are read, written or hashed at a time. Each piece is one call that gives the interpreter's lock up."""
+
+
+class PieceWriter:
+    """Writes bytes to an unbuffered file, piece by piece, and keeps their sha256 and number on the way."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor, self._digest, self.bytes = descriptor, hashlib.sha256(), 0
+
+    @property
+    def sha256(self) -> str:
+        """Of everything written so far, in hexadecimal."""
+        return self._digest.hexdigest()
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Raises OSError; what was written up to then stays in the file."""
+        view = memoryview(data)
+        for start in range(0, view.nbytes, PIECE):
+            piece = view[start:start + PIECE]
+            self._digest.update(piece)
+            self.bytes += piece.nbytes
+            while piece.nbytes:
+                piece = piece[os.write(self._descriptor, piece):]
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[PieceWriter]:
+    """What is written inside becomes the content of `path`, whole, at the end: fsynced, renamed, its folder fsynced.
+
+    Makes the folder if needed. After an exception `path` is what it was. Raises OSError.
+    """
+    make_folder(path.parent)
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        try:
+            yield PieceWriter(descriptor)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, path)
+    finally:
+        with contextlib.suppress(OSError):  # an error before is the one to tell of
+            temporary.unlink(missing_ok=True)
+    fsync(path.parent)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Writes `path`, making its folder if needed: under a temporary name, fsynced, renamed."""
-    made = not path.parent.exists()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    for folder in (path.parent, path.parent.parent) if made else (path.parent,):
-        fsync(folder)
+    with replacing(path) as file:
+        file.write(data)
+
+
+def make_folder(folder: Path) -> None:
+    """Makes a folder and those above it that are missing; the entry of each is on the disk then."""
+    missing = []
+    while not folder.exists():
+        missing.append(folder)
+        folder = folder.parent
+    for new in reversed(missing):
+        new.mkdir(exist_ok=True)
+        fsync(new.parent)
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{folder} is a file, not a folder")
 
 
 def fsync(path: Path) -> None:

@@ -16,12 +16,12 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from graphft.errors import GraphftError
-from graphft.fileio import write_atomically
 from graphft.ir import Kind, Program, Variable
+from graphft.tensor_file import write_tensors
 
 SAVED = (Kind.PARAM, Kind.BUFFER, Kind.FROZEN)
 
@@ -51,9 +51,7 @@ def saved_variables(program: Program) -> list[Variable]:
 def save_weights(program: Program, values: Mapping[str, Tensor] | None, path: str | os.PathLike[str]) -> Path:
     """Writes `state_dict(program, values)` as a safetensors file: whole, or not at all. Returns its path."""
     path = Path(path)
-    # safetensors stores no tensor twice under two names unless they are two tensors
-    content = save({name: value.clone() for name, value in state_dict(program, values).items()}, {"format": "pt"})
-    write_atomically(path, content)
+    write_tensors(path, state_dict(program, values), {"format": "pt"})
     return path
 
 

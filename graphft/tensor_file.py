@@ -1,0 +1,128 @@
+"""Tensors in safetensors' format, written and read piece by piece.
+
+The format is a header (its length in 8 bytes, little-endian; JSON; padded with spaces to a multiple of 8 bytes), then
+the tensors' bytes. The package writes the same bytes from one buffer that holds everything, and keeps the interpreter's
+lock meanwhile: no other thread of the process runs, and memory is needed twice. Here a tensor's memory goes to the file
+as it is, and each piece gives the lock up.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from graphft.errors import GraphftError
+from graphft.fileio import PIECE, PieceWriter, replacing
+
+_DTYPES = {
+    "U64": torch.uint64, "I64": torch.int64, "F64": torch.float64, "C64": torch.complex64, "F32": torch.float32,
+    "U32": torch.uint32, "I32": torch.int32, "BF16": torch.bfloat16, "F16": torch.float16, "U16": torch.uint16,
+    "I16": torch.int16, "F8_E5M2FNUZ": torch.float8_e5m2fnuz, "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I8": torch.int8, "U8": torch.uint8,
+    "BOOL": torch.bool}
+"""In the order in which safetensors lays tensors out, so that each lies at a multiple of its element's size."""
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_ORDER = {dtype: place for place, dtype in enumerate(_NAMES)}
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> PieceWriter:
+    """Writes a safetensors file, whole or not at all; returns its checksum and size. Raises OSError.
+
+    Tensors that share memory (tied weights, views) are each written whole. The same tensors give the same bytes.
+    Memory is needed for one tensor at a time, and only where it is not contiguous in the processor's memory.
+    """
+    order = sorted(tensors, key=lambda name: (_ORDER[_known(name, tensors[name])], name))
+    with replacing(path) as file:
+        file.write(_header({name: tensors[name] for name in order}, metadata))
+        for name in order:
+            file.write(_bytes_of(tensors[name].detach().cpu().contiguous()))
+    return file
+
+
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str], str]:
+    """The tensors of a safetensors file, its metadata, and the sha256 of what was read.
+
+    Raises OSError; GraphftError[tensor-file] for what is no whole safetensors file.
+    """
+    with path.open("rb", buffering=0) as file:
+        digest = hashlib.sha256()
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(_read(file, bytearray(min(8, size)), digest), "little")
+        if length > size - 8:
+            raise _damaged(path, f"its header has {length} bytes, the file {size}")
+        layout, metadata = _layout(path, bytes(_read(file, bytearray(length), digest)), size - 8 - length)
+        tensors = {}
+        for name, (dtype, shape) in layout.items():
+            tensors[name] = torch.empty(shape, dtype=dtype)
+            _read(file, _bytes_of(tensors[name]), digest)
+        return tensors, metadata, digest.hexdigest()
+
+
+def _known(name: str, tensor: Tensor) -> torch.dtype:
+    if tensor.dtype not in _NAMES:
+        raise GraphftError(f"%{name} cannot be saved: safetensors has no {tensor.dtype}", rule="save",
+                           help=f"it has {', '.join(str(dtype).removeprefix('torch.') for dtype in _NAMES)}")
+    return tensor.dtype
+
+
+def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -> bytes:
+    """`tensors` in the order in which they are laid out."""
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata is not None else {}
+    end = 0
+    for name, tensor in tensors.items():
+        start, end = end, end + tensor.numel() * tensor.dtype.itemsize
+        entries[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _layout(path: Path, header: bytes, size: int) -> tuple[dict[str, tuple[torch.dtype, list[int]]], dict[str, str]]:
+    """What lies in the `size` bytes behind the header, in this order; and the metadata."""
+    try:
+        entries = json.loads(header)
+        metadata = dict(entries.pop("__metadata__", {}))
+        found = sorted((int(start), int(end), name, e["dtype"], [int(n) for n in e["shape"]])
+                       for name, e in entries.items() for start, end in [e["data_offsets"]])
+        unknown = {dtype for *_, dtype, _ in found} - _DTYPES.keys()
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise _damaged(path, f"its header is damaged ({error!r})") from error
+    if unknown:
+        raise _damaged(path, f"there is no dtype {', '.join(sorted(unknown))}")
+    at = 0
+    for start, end, name, dtype, shape in found:
+        if start != at or end - start != math.prod(shape) * _DTYPES[dtype].itemsize or min(shape, default=0) < 0:
+            raise _damaged(path, f"%{name} does not lie where its header says")
+        at = end
+    if at != size:
+        raise _damaged(path, f"expected {at} bytes of tensors, found {size}")
+    return {name: (_DTYPES[dtype], shape) for _, _, name, dtype, shape in found}, metadata
+
+
+def _read(file: BinaryIO, into: bytearray | memoryview, digest: Any) -> bytearray | memoryview:
+    """Fills `into` from the file. What is missing at its end stays as it was: the checksum tells."""
+    view = memoryview(into)
+    for start in range(0, view.nbytes, PIECE):
+        piece = view[start:start + PIECE]
+        while piece.nbytes and (count := file.readinto(piece)):  # type: ignore[attr-defined]
+            digest.update(piece[:count])
+            piece = piece[count:]
+    return into
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor of any dtype, without a copy."""
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
+
+
+def _damaged(path: Path, what: str) -> GraphftError:
+    return GraphftError(f"'{path}' is no whole safetensors file: {what}", rule="tensor-file",
+                        help="give a file that graphft or safetensors wrote")

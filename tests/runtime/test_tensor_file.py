@@ -1,0 +1,104 @@
+"""Tensors on disk: the bytes that safetensors would write, but in pieces, and without a second copy in memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save
+
+from graphft import fileio
+from graphft.errors import GraphftError
+from graphft.tensor_file import _DTYPES, read_tensors, write_tensors
+
+MEASURE = """
+import resource, sys, torch
+from pathlib import Path
+from graphft.tensor_file import read_tensors, write_tensors
+path, size = Path(sys.argv[1]), 12 << 20
+state = {f"t{i}": torch.ones(size // 4) for i in range(8)} | {"tied": torch.ones(1)}
+state["tied"] = state["t0"]
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
+before = peak()
+write_tensors(path, state, {"ledger": ""})
+print((peak() - before) >> 20)
+"""
+
+
+def example() -> dict[str, torch.Tensor]:
+    names = {f"{i}-{n}": (n, d) for i, (n, d) in enumerate(_DTYPES.items())}
+    return {name: torch.arange(5).to(dtype) for name, (_, dtype) in names.items()} | {
+        "matrix": torch.arange(6.0).view(2, 3), "empty": torch.empty(0, 3), "scalar": torch.tensor(2.5)}
+
+
+@pytest.mark.parametrize("metadata", [None, {"ledger": '{"0": [[0, 3]], "é": "\\u0001/\\n"}'}])
+def test_the_bytes_are_those_of_safetensors(tmp_path: Path, metadata: dict[str, str] | None) -> None:
+    path = tmp_path / "file"
+    written = write_tensors(path, example(), metadata)
+    assert path.read_bytes() == save(example(), metadata)
+    tensors, found, sha256 = read_tensors(path)
+    assert (written.bytes, written.sha256, found) == (path.stat().st_size, sha256, metadata or {})
+    for name, value in example().items():
+        assert (tensors[name].dtype, tensors[name].shape) == (value.dtype, value.shape)
+        assert tensors[name].reshape(-1).view(torch.uint8).tolist() == value.reshape(-1).view(torch.uint8).tolist()
+
+
+def test_tensors_that_share_memory_or_are_not_contiguous(tmp_path: Path) -> None:
+    flat = torch.arange(12.0)
+    shared = {"all": flat, "view": flat[2:6].view(2, 2), "tied": flat, "transposed": flat.view(3, 4).t()}
+    write_tensors(tmp_path / "file", shared)
+    found = load_file(tmp_path / "file")
+    assert {n: v.tolist() for n, v in found.items()} == {n: v.tolist() for n, v in shared.items()}
+
+
+def test_no_call_holds_the_interpreter_for_a_whole_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pitfall 51: a thread that renews a lease could not run meanwhile. Each piece is one call that lets others run."""
+    real, sizes = os.write, list[int]()
+
+    def write(descriptor: int, data: memoryview) -> int:
+        sizes.append(len(data))
+        return real(descriptor, data)
+
+    monkeypatch.setattr(os, "write", write)
+    state = {"w": torch.zeros(5_000_000)}
+    written = write_tensors(tmp_path / "file", state)
+    assert max(sizes) <= fileio.PIECE
+    assert sum(sizes) == written.bytes > 20_000_000
+    assert torch.equal(read_tensors(tmp_path / "file")[0]["w"], state["w"])
+
+
+def test_memory_is_not_needed_twice(tmp_path: Path) -> None:
+    """Pitfall 51: a state of 96 MB took 96 MB more while it was written."""
+    done = subprocess.run([sys.executable, "-c", MEASURE, str(tmp_path / "file")], capture_output=True, text=True,
+                          timeout=50)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 48
+
+
+@pytest.mark.parametrize("content", [
+    b"", b"\0" * 7, (1 << 40).to_bytes(8, "little"), (2).to_bytes(8, "little") + b"[]",
+    (8).to_bytes(8, "little") + b"{       ",
+    *(len(h).to_bytes(8, "little") + h + b"12345678" for h in (
+        b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}',
+        b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}',
+        b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}',
+        b'{"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}}',
+        b'{"a":{"dtype":"X9","shape":[2],"data_offsets":[0,8]}}',
+        b'{"a":{"dtype":"F32","shape":[1000000000000],"data_offsets":[0,8]}}',
+        b'{"a":{"dtype":"F32","shape":[2]}}', b'{"a":7}'))])
+def test_what_is_no_tensor_file(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(GraphftError) as caught:
+        read_tensors(tmp_path / "file")
+    assert caught.value.rule == "tensor-file"
+
+
+def test_a_dtype_that_the_format_lacks(tmp_path: Path) -> None:
+    with pytest.raises(GraphftError, match="complex128"):
+        write_tensors(tmp_path / "file", {"z": torch.zeros(1, dtype=torch.complex128)})
+    assert not list(tmp_path.iterdir())
