@@ -9,10 +9,13 @@ from graphft.runtime.etcd.embedded import EmbeddedCluster, EmbeddedEtcd, free_po
 from graphft.runtime.etcd.errors import (
     Ambiguous,
     CompactedError,
+    EtcdBusy,
     EtcdError,
+    EtcdFull,
     EtcdUnreachable,
     LeaseLost,
     StreamEnded,
+    TransientEtcdError,
 )
 from graphft.runtime.etcd.fenced import FencedStore
 from graphft.runtime.etcd.lease import Session
@@ -53,7 +56,9 @@ __all__ = [
     "EmbeddedEtcd",
     "Etcd",
     "EtcdBinary",
+    "EtcdBusy",
     "EtcdError",
+    "EtcdFull",
     "EtcdUnreachable",
     "Event",
     "FencedStore",
@@ -67,6 +72,7 @@ __all__ = [
     "Status",
     "Store",
     "StreamEnded",
+    "TransientEtcdError",
     "TxnResult",
     "View",
     "Watch",

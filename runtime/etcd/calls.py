@@ -3,8 +3,10 @@
 What may be retried is decided by status code alone:
 
 * UNAVAILABLE, DEADLINE_EXCEEDED, CANCELLED, INTERNAL, UNKNOWN, ABORTED: no answer. The request may have been applied.
-* UNAUTHENTICATED: refused before anything was done; log in again once (tokens end with the server's memory).
-* everything else: refused, nothing was changed.
+* UNAUTHENTICATED, INVALID_ARGUMENT with a login: refused before anything was done; log in again once (tokens end with
+  the server's memory, after some minutes, and when users are changed).
+* RESOURCE_EXHAUSTED: refused; the quota is used up, or etcd is busy, or the request is too large (`_exhausted`).
+* everything else: refused for good, nothing was changed.
 """
 
 from __future__ import annotations
@@ -18,7 +20,16 @@ from typing import Any
 import grpc
 
 from graphft.runtime.etcd.channel import open_channel, parse_endpoint
-from graphft.runtime.etcd.errors import Ambiguous, CompactedError, EtcdError, EtcdUnreachable, LeaseLost
+from graphft.runtime.etcd.convert import describe
+from graphft.runtime.etcd.errors import (
+    Ambiguous,
+    CompactedError,
+    EtcdBusy,
+    EtcdError,
+    EtcdFull,
+    EtcdUnreachable,
+    LeaseLost,
+)
 from graphft.runtime.etcd.shim import etcdrpc
 
 Code = grpc.StatusCode
@@ -32,6 +43,9 @@ NO_ANSWER = {
 }
 Metadata = tuple[tuple[str, str], ...]
 FIRST_PAUSE, LAST_PAUSE = 0.02, 0.25  # seconds between tries
+LEAST_LIMIT = 512 << 10
+"""Bytes: what etcd's gRPC takes beyond its own limit of a request. What is refused there as too large is larger."""
+ALARM_SECONDS = 1.0
 LEASE_HELP = (
     "the holder was silent for longer than its TTL, or somebody revoked it; stop, and start anew with a new lease"
 )
@@ -81,10 +95,13 @@ class Calls:
 
     def repeat(self, method: Callable[..., Any], request: Any, deadline: float | None = None) -> Any:
         """A call that may be made any number of times: retried until `deadline` seconds have passed."""
-        return self.attempt(lambda timeout: self.once(method, request, timeout), deadline)
+        return self.attempt(lambda timeout: self.once(method, request, timeout), deadline, request)
 
-    def attempt(self, call: Callable[[float], Any], deadline: float | None = None) -> Any:
-        """`call(timeout)` until it answers; `EtcdUnreachable` when `deadline` seconds have passed."""
+    def attempt(self, call: Callable[[float], Any], deadline: float | None = None, request: Any = None) -> Any:
+        """`call(timeout)` until it answers; `EtcdUnreachable` when `deadline` seconds have passed.
+
+        `request` is named when etcd refuses it.
+        """
         started = time.monotonic()
         limit = self.deadline if deadline is None else deadline
         pause, tries = FIRST_PAUSE, 0
@@ -95,7 +112,7 @@ class Calls:
                 return call(max(0.01, min(self.timeout, left)))
             except grpc.RpcError as e:
                 if e.code() not in NO_ANSWER:
-                    raise self.refused(e) from None
+                    raise self.refused(e, request) from None
                 left = started + limit - time.monotonic()
                 if left <= pause:
                     raise self.unreachable(time.monotonic() - started, tries, e) from None
@@ -128,7 +145,7 @@ class Calls:
             try:
                 answer = call(_metadata(token))
             except grpc.RpcError as e:
-                if token is None or e.code() is not Code.UNAUTHENTICATED:
+                if token is None or e.code() not in (Code.UNAUTHENTICATED, Code.INVALID_ARGUMENT):
                     raise
                 self.forget_login(token)
                 answer = call(_metadata(self._login_token(timeout)))
@@ -154,21 +171,42 @@ class Calls:
             if self._token == token:
                 self._token = None
 
-    def refused(self, error: grpc.RpcError) -> EtcdError:
-        """etcd answered, and said no."""
+    def refused(self, error: grpc.RpcError, request: Any = None) -> EtcdError:
+        """etcd answered, and said no. The error is transient if the same request may be taken later."""
         code, details = error.code(), error.details()
-        said = f"etcd refused the request: {details} ({code.name})"
+        said = f"etcd refused {describe(request)}: {details} ({code.name})"
         if code is Code.NOT_FOUND:  # of the calls made here, only those with a lease
             return LeaseLost(f"the lease does not exist (any more): {details}", rule="etcd-lease", help=LEASE_HELP)
         if code is Code.OUT_OF_RANGE:
             return CompactedError(said, 0)
-        if code in (Code.UNAUTHENTICATED, Code.PERMISSION_DENIED):
+        if code is Code.UNAUTHENTICATED:  # with a new login, too: a member that has not heard of it yet
+            return EtcdBusy(said, rule="etcd-login", help="if it lasts: see the users and tokens of this etcd")
+        if code is Code.PERMISSION_DENIED:
             return EtcdError(said, rule="etcd-denied", help="check user and password, and the user's role in etcd")
         if code is Code.RESOURCE_EXHAUSTED:
-            return EtcdError(said, rule="etcd-full", help="etcd's quota is used up: compact, defragment, disarm alarms")
+            return self._exhausted(said, request)
         if code is Code.INVALID_ARGUMENT:
-            return EtcdError(said, rule="etcd-request", help="check user and password, if this etcd wants a login")
+            return EtcdError(said, rule="etcd-request", help="check user and password, if this etcd wants a login; and "
+                                                             "its limits (--max-request-bytes, --max-txn-ops)")
         return EtcdError(said, rule="etcd-request")
+
+    def _exhausted(self, said: str, request: Any) -> EtcdError:
+        """The quota is used up: then there is an alarm. Else the request is too large for gRPC, or etcd is busy."""
+        if self._has_alarm():
+            return EtcdFull(said, rule="etcd-full", help="etcd's quota is used up: compact, defragment, and disarm the "
+                                                         "alarm (etcdctl compact, defrag, alarm disarm), or start it "
+                                                         "with a larger --quota-backend-bytes; the job waits")
+        if request is not None and request.ByteSize() > LEAST_LIMIT:
+            return EtcdError(said, rule="etcd-request", help="the request is larger than etcd's --max-request-bytes")
+        return EtcdBusy(said, rule="etcd-busy", help="it is tried again; if it lasts, give this etcd fewer jobs")
+
+    def _has_alarm(self) -> bool:
+        """Whether a member says that its space is used up; also if none tells: then waiting is right."""
+        request = etcdrpc.AlarmRequest(action="GET", alarm="NOSPACE")
+        try:
+            return bool(self.once(self.maintenance.Alarm, request, ALARM_SECONDS).alarms)
+        except grpc.RpcError:
+            return True
 
     def unreachable(self, seconds: float, tries: int, error: grpc.RpcError) -> EtcdUnreachable:
         return EtcdUnreachable(

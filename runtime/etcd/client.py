@@ -192,7 +192,7 @@ class Etcd:
                 raise
             return answer.ID, answer.TTL
 
-        lease, granted = self._calls.attempt(call, deadline)
+        lease, granted = self._calls.attempt(call, deadline, request)
         return lease, granted
 
     def lease_keepalive_once(self, lease: int, *, deadline: float | None = None) -> int:
@@ -208,7 +208,7 @@ class Etcd:
             return answer.TTL
 
         request = etcdrpc.LeaseKeepAliveRequest(ID=lease)
-        ttl: int = self._calls.attempt(call, deadline)
+        ttl: int = self._calls.attempt(call, deadline, request)
         if ttl <= 0:
             raise LeaseLost(f"lease {lease:x} has expired", rule="etcd-lease", help=LEASE_HELP)
         return ttl
@@ -256,7 +256,7 @@ class Etcd:
                 return self._calls.once(self._calls.kv.Txn, request, min(left, self._calls.timeout)), tries
             except grpc.RpcError as e:
                 if e.code() not in NO_ANSWER:
-                    raise self._calls.refused(e) from None
+                    raise self._calls.refused(e, request) from None
                 passed = time.monotonic() - started
                 if verify is None or passed + pause >= limit:
                     raise self._calls.ambiguous(passed, e) from None

@@ -90,3 +90,18 @@ def _response(message: Any, revision: int) -> RangeResult | int | None:
     if kind == "response_range":
         return range_of(message.response_range, revision)
     return message.response_delete_range.deleted if kind == "response_delete_range" else None
+
+
+def describe(request: Any) -> str:
+    """What a request asks for, in words: for errors. Values, which may be large or private, are left out."""
+    if request is None:
+        return "the request"
+    size = f"{request.ByteSize()} bytes"
+    if isinstance(request, etcdrpc.TxnRequest):
+        keys = [getattr(op, op.WhichOneof("request")).key.decode(errors="replace") for op in request.success]
+        first = f", the first on {keys[0]}" if keys else ""
+        return f"a transaction of {len(keys)} operations{first} ({size})"
+    if isinstance(request, (etcdrpc.PutRequest, etcdrpc.RangeRequest, etcdrpc.DeleteRangeRequest)):
+        kind = {"PutRequest": "put", "RangeRequest": "read", "DeleteRangeRequest": "delete"}[type(request).__name__]
+        return f"a {kind} of {request.key.decode(errors='replace')} ({size})"
+    return f"a {type(request).__name__} ({size})"

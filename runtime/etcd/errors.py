@@ -6,14 +6,21 @@ from graphft.errors import GraphftError
 
 
 class EtcdError(GraphftError):
-    """etcd refused a request, or this layer cannot go on. Base of the errors below."""
+    """etcd refused a request, or this layer cannot go on. Base of the errors below.
+
+    An error that is no `TransientEtcdError` is for good: the same request is refused again, however often it is made.
+    """
 
 
-class EtcdUnreachable(EtcdError):
+class TransientEtcdError(EtcdError):
+    """What may pass: the same request may succeed later, so that a caller that looks before it changes repeats it."""
+
+
+class EtcdUnreachable(TransientEtcdError):
     """No endpoint answered in time, and nothing was changed: a read, or a write that was never sent."""
 
 
-class Ambiguous(EtcdError):
+class Ambiguous(TransientEtcdError):
     """A write was sent and no answer came: it may have been applied, may not, or may still be.
 
     Read the keys again and decide; or repeat the call with a `token` (see `Etcd.txn`), which decides by itself.
@@ -32,5 +39,13 @@ class CompactedError(EtcdError):
         super().__init__(message, rule="etcd-compacted", help="list the keys again and watch from that revision")
 
 
-class StreamEnded(EtcdError):
+class StreamEnded(TransientEtcdError):
     """A watch stream ended (server gone, leader lost). Open a new one from the last revision seen."""
+
+
+class EtcdFull(TransientEtcdError):
+    """etcd takes no writes: its quota is used up. Reads, deletes and renewals of leases go on."""
+
+
+class EtcdBusy(TransientEtcdError):
+    """etcd refused the request for now: too many at once, or a login that ended this moment."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TypeVar
 
-from graphft.runtime.etcd.errors import CompactedError, EtcdError, EtcdUnreachable, StreamEnded
+from graphft.runtime.etcd.errors import CompactedError, EtcdError, TransientEtcdError
 from graphft.runtime.etcd.model import KV, Event, Store, WatchStream
 from graphft.runtime.etcd.view import View
 
@@ -104,7 +104,7 @@ class Watch:
         try:
             pause = FIRST_PAUSE
             while not self._closed.is_set():
-                with contextlib.suppress(StreamEnded, EtcdUnreachable):
+                with contextlib.suppress(TransientEtcdError):
                     self._follow()
                 pause = FIRST_PAUSE if self._connected else min(2 * pause, LAST_PAUSE)
                 self._connected = False
@@ -122,7 +122,7 @@ class Watch:
             try:
                 self._store.ping(deadline=PING)
                 return
-            except EtcdUnreachable:
+            except TransientEtcdError:
                 pause = min(2 * pause, LAST_PAUSE)
 
     def _follow(self) -> None:

@@ -19,7 +19,7 @@ from graphft.errors import GraphftError
 from graphft.ir import Block, Program
 from graphft.ops.context import Context
 from graphft.runtime.connect import JobEnded, is_complete
-from graphft.runtime.etcd import KV, EtcdError, LeaseLost, Session, Store, Watch, absent, put_op, value_is
+from graphft.runtime.etcd import KV, LeaseLost, Session, Store, TransientEtcdError, Watch, absent, put_op, value_is
 from graphft.runtime.etcd.lease_keeper import LATE
 from graphft.runtime.events import Events
 from graphft.runtime.identity import identify
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("graphft")
 
 WAIT_NOTICE_SECONDS = 5.0
-RETRY_SECONDS = 0.1
+RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 1.0
 REPORT_SECONDS = 0.4
 T = TypeVar("T")
 
@@ -131,7 +131,7 @@ class Role:
                 run(self.ctx, self.ctx.scope)
             except LeaseLost as error:
                 self._fence(error)
-            except EtcdError as error:
+            except TransientEtcdError as error:
                 log.warning("etcd: %s", error.message)  # the lease's own deadline decides how long this may last
             except BaseException:
                 log.exception("the daemon block failed; a process without it must not go on")
@@ -242,20 +242,21 @@ class Role:
                                     "set GRAPHFT_HOST where pservers run")
 
     def patiently(self, call: Callable[[], T]) -> T:
-        """`call()`, again while etcd does not answer, for as long as this process may believe in its lease.
+        """`call()`, again while etcd does not answer or is full, for as long as this process may believe in its lease.
 
-        For calls that look before they change: repeating them is safe.
+        For calls that look before they change: repeating them is safe. What etcd refuses for good (too large, not
+        allowed, malformed) is raised at once.
         """
+        pause = RETRY_SECONDS
         while True:
             try:
                 return call()
-            except LeaseLost:
-                raise
-            except EtcdError as error:
+            except TransientEtcdError as error:
                 self.check_lease()
                 self.progress.beat()  # a wait for etcd, which the lease limits
                 log.warning("etcd: %s; trying again", error.message)
-                time.sleep(RETRY_SECONDS)
+                time.sleep(pause)
+                pause = min(2 * pause, MAX_RETRY_SECONDS)
 
     def wait_pservers(self, count: int, timeout: float) -> None:
         """Returns when they are there, or when the job is over, whose pservers may be gone already."""

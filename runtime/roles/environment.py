@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from graphft.errors import GraphftError
 from graphft.runtime.connect import JobEnded, connect_from, connect_when_back, is_complete, write_endpoints
-from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, Etcd, EtcdError, EtcdUnreachable, LeaseLost, Store
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, LeaseLost, Store, TransientEtcdError
 from graphft.runtime.folder_lock import locked
 from graphft.runtime.keys import Keys
 from graphft.runtime.own_etcd import start_etcd
@@ -143,7 +143,7 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec) -> int:
         if isinstance(error, EtcdError) and is_complete(job_dir):
             log.info("the job is complete, and its etcd has ended: %s", error.message)
             return EXIT_OK
-        if isinstance(error, LeaseLost | EtcdUnreachable | Ambiguous):
+        if isinstance(error, LeaseLost | TransientEtcdError):
             log.error("%s", error)
             return EXIT_LEASE_LOST
         log.error("%s", error, exc_info=error.__cause__)

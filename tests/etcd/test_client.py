@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from etcd.logins import enable_login
 from etcd.proxy import Proxy
 
 from graphft.runtime.etcd import (
@@ -30,7 +31,6 @@ from graphft.runtime.etcd import (
 )
 from graphft.runtime.etcd.channel import Endpoint, parse_endpoint, target_of
 from graphft.runtime.etcd.child import Child
-from graphft.runtime.etcd.shim import etcdrpc
 
 HERE = Path(__file__).parent
 
@@ -269,15 +269,6 @@ def test_a_closed_client_says_so(etcd_server: EmbeddedEtcd) -> None:
     client.close()
     with pytest.raises(EtcdError, match="closed"):
         client.get("/a")
-
-
-def enable_login(server: EmbeddedEtcd) -> None:
-    with Etcd(server.endpoints) as client:
-        auth = client._calls._auth
-        auth.UserAdd(etcdrpc.AuthUserAddRequest(name="root", password="secret"))
-        auth.UserGrantRole(etcdrpc.AuthUserGrantRoleRequest(user="root", role="root"))
-        auth.UserAdd(etcdrpc.AuthUserAddRequest(name="guest", password="guest"))
-        auth.AuthEnable(etcdrpc.AuthEnableRequest())
 
 
 def test_login(tmp_path: Path) -> None:

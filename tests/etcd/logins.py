@@ -1,0 +1,15 @@
+"""An etcd that wants a login: the users root and guest, who may do nothing."""
+
+from __future__ import annotations
+
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.etcd.shim import etcdrpc
+
+
+def enable_login(server: EmbeddedEtcd) -> None:
+    with Etcd(server.endpoints) as client:
+        auth = client._calls._auth
+        auth.UserAdd(etcdrpc.AuthUserAddRequest(name="root", password="secret"))
+        auth.UserGrantRole(etcdrpc.AuthUserGrantRoleRequest(user="root", role="root"))
+        auth.UserAdd(etcdrpc.AuthUserAddRequest(name="guest", password="guest"))
+        auth.AuthEnable(etcdrpc.AuthEnableRequest())
