@@ -7,25 +7,25 @@
 Every file is written under a temporary name, fsynced and renamed. Which checkpoint is *committed* is decided in
 etcd (`runtime.commit`); what lies here is only what a commit may name. No pickle: safetensors and JSON.
 
-A manifest is checked against the sizes of its files, a part against its checksum when it is read: whoever finds a
-checkpoint damaged uses the one before.
+A manifest is checked against the sizes of its files, a part against its checksum when it is read. Two errors are told
+apart: `DamagedCheckpoint`, where what was read is provably not what was written (an older one is used then), and
+`StorageUnavailable`, where nothing can be said, because the storage does not answer or is not there (then one waits).
 """
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import json
 import re
 import shutil
 import time
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError
-from graphft.fileio import write_atomically
+from graphft.fileio import fsync, write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,6 +36,23 @@ _OLDER = "an older checkpoint is used instead"
 
 class DamagedCheckpoint(GraphftError):
     """A file of a checkpoint is missing, or is not what its manifest says."""
+
+
+class StorageUnavailable(GraphftError):
+    """Whether a checkpoint is whole cannot be told now: its storage fails, or is not there. To be tried again."""
+
+
+@contextlib.contextmanager
+def storage(what: Path) -> Iterator[None]:
+    """Turns what the operating system says of a storage that fails into StorageUnavailable. A file that is not there
+    is none of it."""
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError):
+        raise
+    except OSError as error:
+        raise StorageUnavailable(f"{what} cannot be used: {error}", rule="storage",
+                                 help="see whether the file system is mounted and healthy, and has space") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,22 +100,34 @@ class CheckpointStore:
 
     def write_part(self, generation: int, step: int, shard: int, shards: int, tensors: Mapping[str, Tensor],
                    ledger: str = "") -> Part:
-        """Writes one shard's file and returns its record. Safe to call again: the same bytes replace themselves."""
-        data = to_bytes(tensors, ledger)
+        """Writes one shard's file and returns its record. Safe to call again: the same bytes replace themselves.
+
+        Raises OSError. One entry of metadata: safetensors does not say in which order it writes several.
+        """
+        from graphft.tensor_file import write_tensors
+
         name = f"{directory_name(generation, step)}/shard-{shard}-of-{shards}.safetensors"
-        write_atomically(self.root / name, data)
-        return Part(shard, name, hashlib.sha256(data).hexdigest(), len(data))
+        written = write_tensors(self.root / name, tensors, {"ledger": ledger})
+        # The step's folder may have been made by another process, or by a try that failed: its entry must last, too.
+        fsync(self.root)
+        return Part(shard, name, written.sha256, written.bytes)
 
     def write_manifest(self, manifest: Manifest) -> None:
         data = json.dumps(manifest.to_json(), indent=1, sort_keys=True).encode()
         write_atomically(self.root / manifest.directory / "manifest.json", data)
+        fsync(self.root)
 
     def read_manifest(self, directory: str) -> Manifest:
-        """Raises DamagedCheckpoint when the manifest is missing or no manifest, or names a file that is not there."""
+        """Raises DamagedCheckpoint when the manifest is missing or no manifest, or names a file that is not there.
+
+        Raises StorageUnavailable when files cannot be read, and when no checkpoint is here at all.
+        """
         path = self.root / directory / "manifest.json"
         try:
-            manifest = Manifest.from_json(json.loads(path.read_bytes()))
+            with storage(path):
+                manifest = Manifest.from_json(json.loads(path.read_bytes()))
         except (OSError, ValueError, KeyError, TypeError) as error:
+            self._check_there(directory)
             raise DamagedCheckpoint(f"checkpoint {path.parent} has no usable manifest: {error}", rule="checkpoint",
                                     help=f"{_OLDER}; delete this folder") from error
         if manifest.directory != directory:
@@ -112,27 +141,49 @@ class CheckpointStore:
                                         rule="checkpoint", help=_OLDER)
         return manifest
 
+    def _check_there(self, directory: str) -> None:
+        """Raises StorageUnavailable if neither this checkpoint's folder nor any whole checkpoint is here.
+
+        That is how a mount looks that is away. A checkpoint that is damaged leaves its folder, or its neighbours.
+        """
+        folder = self.root / directory
+        with storage(folder):
+            there = folder.exists()
+        if not there and not self.manifests():
+            raise StorageUnavailable(f"{self.root} holds no checkpoint, though etcd names {directory}", rule="storage",
+                                     help="mount the file system that holds them; if they are gone for good, start the "
+                                          "job anew: in a new folder, under another name")
+
     def read_part(self, manifest: Manifest, shard: int) -> tuple[dict[str, Tensor], str]:
-        """One shard's tensors and ledger, after checking the file's checksum. Raises DamagedCheckpoint."""
+        """One shard's tensors and ledger, after checking the file's checksum.
+
+        Raises DamagedCheckpoint, StorageUnavailable.
+        """
         part = next((p for p in manifest.parts if p.shard == shard), None)
         if part is None:
             raise DamagedCheckpoint(f"checkpoint {manifest.directory} has no part of shard {shard}", rule="checkpoint",
                                     help="was the number of pservers changed? start with the number it was saved with")
-        from safetensors import safe_open
+        from graphft.tensor_file import read_tensors
 
         path = self.root / part.file
         try:
-            found = _sha256(path)
-            if found != part.sha256:
-                raise DamagedCheckpoint(f"{path}: its checksum is {found[:12]}..., the manifest says "
-                                        f"{part.sha256[:12]}...", rule="checkpoint", help=_OLDER)
-            with safe_open(path, framework="pt") as file:
-                return {k: file.get_tensor(k) for k in file.keys()}, file.metadata().get("ledger", "")  # noqa: SIM118
-        except OSError as error:
+            with storage(path):
+                tensors, metadata, found = read_tensors(path)
+        except StorageUnavailable:
+            raise
+        except (OSError, GraphftError) as error:
+            self._check_there(manifest.directory)
             raise DamagedCheckpoint(f"{path} cannot be read: {error}", rule="checkpoint", help=_OLDER) from error
+        if found != part.sha256:
+            raise DamagedCheckpoint(f"{path}: its checksum is {found[:12]}..., the manifest says "
+                                    f"{part.sha256[:12]}...", rule="checkpoint", help=_OLDER)
+        return tensors, metadata.get("ledger", "")
 
     def manifests(self) -> list[Manifest]:
-        """Usable checkpoints, newest (by step, then generation) first. Damaged ones are left out."""
+        """Usable checkpoints, newest (by step, then generation) first. Damaged ones are left out.
+
+        Raises StorageUnavailable: what cannot be read now is neither.
+        """
         found = []
         for directory in self._directories():
             try:
@@ -145,14 +196,11 @@ class CheckpointStore:
         """The highest generation that has left anything here; -1 if none has."""
         return max((_key(d)[1] for d in self._directories()), default=-1)
 
-    def age(self, directory: str) -> float:
-        """Seconds since this checkpoint was written, also if a process before this one did; endless if it is gone."""
-        return age_of(self.root / directory / "manifest.json")
-
     def prune(self, keep: int, last_good: Manifest) -> None:
         """Deletes what is older than the newest `keep` usable checkpoints: older ones, and what crashes left behind.
 
-        Never `last_good`, nor anything of a later step or generation, which may be being written.
+        Never `last_good`, nor anything of a later step or generation, which may be being written. Raises
+        StorageUnavailable, when it cannot be told what is usable.
         """
         kept = 0
         for directory in self._directories():
@@ -174,16 +222,34 @@ class CheckpointStore:
         return True
 
     def _directories(self) -> list[str]:
-        names = [p.name for p in self.root.iterdir()] if self.root.is_dir() else []
+        try:
+            with storage(self.root):
+                names = [p.name for p in self.root.iterdir()]
+        except FileNotFoundError:
+            return []
         return sorted((n for n in names if _DIRECTORY.fullmatch(n)), key=_key, reverse=True)
 
 
-def age_of(path: Path) -> float:
-    """Seconds since a file was written, by the file system's clock and this machine's; endless if it is not there."""
-    try:
-        return max(0.0, time.time() - path.stat().st_mtime)
-    except OSError:
-        return float("inf")
+class Ages:
+    """How old the newest file of a kind is: on this process's clock, from the moment on when it first saw it.
+
+    Only how old it was then is by the file system's clock and this machine's; so a clock that is set back while the
+    process runs changes nothing. Used by one thread.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._path, self._since = Path(), 0.0
+
+    def of(self, path: Path) -> float:
+        """Seconds since this file was written, also if a process before this one did; endless if it is not there."""
+        if path != self._path:
+            try:
+                age = max(0.0, time.time() - path.stat().st_mtime)
+            except OSError:
+                return float("inf")
+            self._path, self._since = path, self._clock() - age
+        return self._clock() - self._since
 
 
 def _key(directory: str) -> tuple[int, int]:
@@ -193,29 +259,9 @@ def _key(directory: str) -> tuple[int, int]:
 
 
 def _size(path: Path) -> int | None:
+    """None: it is not there. Raises StorageUnavailable."""
     try:
-        return path.stat().st_size
+        with storage(path):
+            return path.stat().st_size
     except OSError:
         return None
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def to_bytes(tensors: Mapping[str, Tensor], ledger: str | None = None) -> bytes:
-    """The tensors as a safetensors file. Those that share memory (tied weights, views) are each written whole.
-
-    The same tensors give the same bytes: hence one entry of metadata, as safetensors writes several in any order.
-    """
-    import torch
-    from safetensors.torch import save
-
-    storages = Counter(t.untyped_storage().data_ptr() for t in tensors.values())
-    own = {n: t.contiguous() if storages[t.untyped_storage().data_ptr()] == 1 else t.clone(
-        memory_format=torch.contiguous_format) for n, t in tensors.items()}
-    return save(own, metadata={"ledger": ledger} if ledger is not None else None)

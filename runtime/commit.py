@@ -3,6 +3,9 @@
 A checkpoint is committed by one transaction that compares the generation's record and the record of the checkpoint
 before it; so one that began before a rollback cannot be committed after it, and two shards cannot commit twice.
 A rollback is one transaction too: it raises the generation and names the step that everyone returns to.
+
+An etcd that was restored from a backup knows less than the disk. `catch_up` finds out, and lets the job go on from the
+disk; `_newest_on_disk` says why that is right.
 """
 
 from __future__ import annotations
@@ -190,10 +193,13 @@ class Commits:
         return epoch, not fresh
 
     def ensure_epoch(self, resume: bool = True) -> None:
-        """Makes the first epoch: step 0, or (to `resume`) the newest checkpoint's on disk if etcd's data is new."""
+        """Makes the first epoch: step 0, or (to `resume`) the newest checkpoint's on disk if etcd's data is new.
+
+        Raises StorageUnavailable.
+        """
         if self.etcd.get(self.keys.epoch) is not None:
             return
-        newest = next((m for m in self.store.manifests() if m.run == self.run), None) if resume else None
+        newest = self._newest_on_disk((-1, -1)) if resume else None
         # Never a generation again that has written files here, committed or not.
         generation = self.store.latest_generation() + 1
         epoch, ops = Epoch(generation, reason="start"), []
@@ -203,20 +209,47 @@ class Commits:
         self.etcd.txn([absent(self.keys.epoch)], [put_op(self.keys.epoch, msgspec.json.encode(epoch)), *ops],
                       token=self.keys.epoch)
 
-    def rollback(self, reason: str, *, below: int | None = None) -> Epoch:
+    def catch_up(self) -> Epoch | None:
+        """Makes up for an etcd that was restored from a backup: the job goes on from what lies on disk.
+
+        Returns the epoch that begins there; None if etcd knows all that the disk holds. Raises StorageUnavailable.
+        """
+        epoch, committed = decode_epoch(self.etcd.get(self.keys.epoch)), self._committed()
+        assert epoch is not None
+        known = (epoch.generation, committed.step if committed is not None else -1)
+        if self._newest_on_disk(known) is None and self.store.latest_generation() <= epoch.generation:
+            return None
+        return self.rollback("etcd is older than the checkpoints on disk")
+
+    def _committed(self) -> Committed | None:
+        return decode_committed(self.etcd.get(self.keys.committed))
+
+    def overtake(self, generation: int) -> Epoch | None:
+        """Raises the generation above one that a process is in already, though etcd does not know it (any more).
+
+        None: etcd does know it.
+        """
+        epoch = decode_epoch(self.etcd.get(self.keys.epoch))
+        if epoch is None or epoch.generation >= generation:
+            return None
+        return self.rollback("etcd is older than its processes", above=generation)
+
+    def rollback(self, reason: str, *, below: int | None = None, above: int = -1) -> Epoch:
         """Raises the generation: everyone returns to the newest committed checkpoint (older than `below`, if given).
 
-        Returns the epoch that holds afterwards: ours, or the one that somebody else raised meanwhile.
+        The new generation is higher than any that has left files, and than `above`. Returns the epoch that holds
+        afterwards: ours, or the one that another process raised meanwhile. Raises StorageUnavailable.
         """
         while True:
             epoch_kv, committed_kv = self.etcd.get(self.keys.epoch), self.etcd.get(self.keys.committed)
             epoch, committed = decode_epoch(epoch_kv), decode_committed(committed_kv)
             assert epoch_kv is not None
             assert epoch is not None
-            target = self._usable(committed, below)
+            target = self._target(epoch, committed, below)
             step, checkpoint = (target.step, target.directory) if target is not None else (0, "")
-            raised = Epoch(epoch.generation + 1, step, checkpoint, plain_text(reason))
-            ops = [put_op(self.keys.epoch, msgspec.json.encode(raised)), *self._lower(committed, target)]
+            generation = max(epoch.generation, above, self.store.latest_generation()) + 1
+            raised = Epoch(generation, step, checkpoint, plain_text(reason))
+            ops = [put_op(self.keys.epoch, msgspec.json.encode(raised)), *self._recommit(committed, target)]
             compare = [mod_is(self.keys.epoch, epoch_kv.mod_revision),
                        mod_is(self.keys.committed, committed_kv.mod_revision if committed_kv else 0)]
             # Of two shards that write the very same record, either may take the other's for its own: no harm.
@@ -224,21 +257,41 @@ class Commits:
                 return raised
             now = decode_epoch(self.etcd.get(self.keys.epoch))
             assert now is not None
-            if now.generation > epoch.generation:
+            if now.generation > max(epoch.generation, above):
                 return now
 
-    def _lower(self, committed: Committed | None, target: Manifest | None) -> list[Op]:
+    def _recommit(self, committed: Committed | None, target: Manifest | None) -> list[Op]:
         """What makes `target` the newest committed checkpoint: later steps are to be committed once more."""
-        if committed is None or (target is not None and target.directory == committed.checkpoint):
-            return []
         if target is None:
-            return [delete_op(self.keys.committed)]
+            return [delete_op(self.keys.committed)] if committed is not None else []
+        if committed is not None and target.directory == committed.checkpoint:
+            return []
         return [put_op(self.keys.committed, msgspec.json.encode(record_of(target)))]
 
-    def _usable(self, committed: Committed | None, below: int | None) -> Manifest | None:
+    def _target(self, epoch: Epoch, committed: Committed | None, below: int | None) -> Manifest | None:
+        """The checkpoint to go back to; None: the initial values. `below`: of an earlier step."""
+        if below is None:
+            newer = self._newest_on_disk((epoch.generation, committed.step if committed is not None else -1))
+            if newer is not None:
+                return newer
+        return self._usable(committed, below) if committed is not None else None
+
+    def _newest_on_disk(self, known: tuple[int, int]) -> Manifest | None:
+        """The newest whole checkpoint of the highest generation that left one, if it is newer than `known`.
+
+        `known`: etcd's generation, and the step that is committed. Newer is a higher generation (then etcd was
+        restored from a backup), or a later step of the same one (then etcd was restored, or a process ended between
+        writing the manifest and committing it). That it was perhaps never committed does no harm: a manifest is
+        written only when all parts of one generation are there, so each shard's state is that of this step, whoever
+        computed it. In async mode the state and the ledger of what is in it are one file. What was begun in an older
+        generation than etcd's stays void: chunks may have been declared poison since.
+        """
+        whole = [m for m in self.store.manifests() if m.run == self.run]
+        newest = max(whole, key=lambda m: (m.generation, m.step), default=None)
+        return newest if newest is not None and (newest.generation, newest.step) > known else None
+
+    def _usable(self, committed: Committed, below: int | None) -> Manifest | None:
         """The committed checkpoint's manifest, or the newest older one on disk that is whole."""
-        if committed is None:
-            return None
         limit = committed.step + 1 if below is None else below
         if committed.step < limit:
             try:

@@ -2,50 +2,49 @@
 
 from __future__ import annotations
 
-import queue
+import contextlib
 import threading
+import time
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from graphft.fileio import write_atomically
-from graphft.runtime.checkpoint import DamagedCheckpoint, to_bytes
+from graphft.runtime.checkpoint import DamagedCheckpoint, StorageUnavailable
 from graphft.runtime.commit import Commits, Committed, decode_committed
-from graphft.runtime.etcd import EtcdError, put_op, value_is
+from graphft.runtime.etcd import TransientEtcdError, put_op, value_is
 from graphft.runtime.events import Events
+from graphft.runtime.pending_snapshots import PendingSnapshots, Snapshot, Work
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
 
-RETRY_SECONDS = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class _Snapshot:
-    generation: int
-    step: int
-    values: Mapping[str, Tensor]
-    ledger: str
-    keep: int
-    meta: Mapping[str, Any]
+RETRY_SECONDS, MAX_RETRY_SECONDS = 0.5, 5.0
+REMIND_SECONDS = 60.0
+"""While checkpoints cannot be written, this is said again and again."""
+MISTAKES = (FileExistsError, NotADirectoryError, IsADirectoryError)
+"""What no waiting mends: something else lies where the checkpoints should."""
 
 
 class Saver:
     """Writes this shard's parts in order, and commits a checkpoint when its part was the last.
 
-    While etcd does not answer the thread retries: a checkpoint is late then, never lost silently. An unexpected
-    error ends the thread, and `check` raises it in the shard's loop.
+    While etcd does not answer, or the storage fails, the thread retries and the job goes on: a checkpoint is late
+    then. When more of them wait than `PendingSnapshots` keeps, some are given up, and it says so. An unexpected error
+    ends the thread, and `check` raises it in the shard's loop.
     """
 
     def __init__(self, commits: Commits, events: Events, job: Job, job_dir: Path) -> None:
         self.commits, self.events, self.job, self.job_dir = commits, events, job, job_dir
-        self._queue: queue.SimpleQueue[_Snapshot | Committed | None] = queue.SimpleQueue()
+        self.counters: Counter[str] = Counter()
+        self._pending = PendingSnapshots()
         self._failure: BaseException | None = None
         self._finishing = False
-        self._closed = threading.Event()
+        self._pause = RETRY_SECONDS
+        self._failing_since: float | None = None
+        self._told = 0.0
         self._thread = threading.Thread(target=self._run, name="saver", daemon=True)
         self._thread.start()
 
@@ -55,13 +54,13 @@ class Saver:
 
         `meta`: the manifest's.
         """
-        self._queue.put(_Snapshot(generation, step, values, ledger, keep, meta or {}))
+        self._give_up(self._pending.add(Snapshot(generation, step, values, ledger, keep, meta or {})))
 
     def finish(self, committed: Committed) -> None:
         """Writes the trained model from the final checkpoint and completes the job. Repeats meanwhile do nothing."""
         if not self._finishing:
             self._finishing = True
-            self._queue.put(committed)
+            self._pending.finish(committed)
 
     def check(self) -> None:
         """Raises what the thread died of."""
@@ -69,33 +68,77 @@ class Saver:
             raise self._failure
 
     def close(self) -> None:
-        self._closed.set()
-        self._queue.put(None)
+        self._pending.close()
         self._thread.join()
+
+    # -- the thread ---------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
-            while (item := self._queue.get()) is not None:
-                while not self._closed.is_set():
-                    try:
-                        self._save(item) if isinstance(item, _Snapshot) else self._finish(item)
-                        break
-                    except EtcdError as error:
-                        self.events.log.warning("checkpoint: etcd: %s; trying again", error.message)
-                        self._closed.wait(RETRY_SECONDS)
+            while (work := self._pending.take()) is not None:
+                self._try(work)
         except BaseException as error:
             self._failure = error
 
-    def _save(self, item: _Snapshot) -> None:
+    def _try(self, work: Work) -> None:
+        try:
+            self._save(work) if isinstance(work, Snapshot) else self._finish(work)
+        except TransientEtcdError as error:
+            self.events.log.warning("checkpoint: etcd: %s; trying again", error.message)
+            self._again(work, RETRY_SECONDS)
+        except MISTAKES:
+            raise
+        except (OSError, StorageUnavailable) as error:
+            self._tell_trouble(error)
+            self._again(work, self._pause)
+            self._pause = min(2 * self._pause, MAX_RETRY_SECONDS)
+        else:
+            self._pause = RETRY_SECONDS
+            self._tell_mended()
+
+    def _again(self, work: Work, pause: float) -> None:
+        """Queues the work again after a pause (in seconds): something newer may be worth more by then."""
+        self.counters["checkpoint-retries"] += 1
+        if not self._pending.pause(pause):
+            self._give_up(self._pending.put_back(work))
+
+    def _give_up(self, snapshots: list[Snapshot]) -> None:
+        for snapshot in snapshots:
+            self.counters["checkpoints-given-up"] += 1
+            self.events.log.warning("the checkpoint of step %d is given up for newer ones: writing is slow, or fails",
+                                    snapshot.step)
+
+    def _tell_trouble(self, error: OSError | StorageUnavailable) -> None:
+        now = time.monotonic()
+        self._failing_since = now if self._failing_since is None else self._failing_since
+        text = error.message if isinstance(error, StorageUnavailable) else str(error)
+        if self._told and now - self._told < REMIND_SECONDS:
+            self.events.log.warning("checkpoint: %s; trying again", text)
+            return
+        self._told = now
+        self.events.emit("checkpoint-trouble", f"shard {self.commits.shard} has not been able to write its checkpoint "
+                         f"for {now - self._failing_since:.0f} s ({text}); training goes on, and it tries again: free "
+                         "some space, or mend the storage", shard=self.commits.shard)
+
+    def _tell_mended(self) -> None:
+        if self._failing_since is not None:
+            seconds = time.monotonic() - self._failing_since
+            self.events.emit("checkpoint-mended", f"shard {self.commits.shard} writes its checkpoints again, after "
+                                                  f"{seconds:.0f} s", shard=self.commits.shard)
+        self._failing_since, self._told = None, 0.0
+
+    def _save(self, item: Snapshot) -> None:
         commits = self.commits
         part = commits.store.write_part(item.generation, item.step, commits.shard, commits.shards, item.values,
                                         item.ledger)
         manifest = commits.publish(item.generation, item.step, part, item.meta)
         if manifest is not None:
             self.events.log.info("checkpoint of step %d is committed", item.step)
-            commits.store.prune(item.keep, manifest)
+            with contextlib.suppress(StorageUnavailable):  # what is left goes with a later checkpoint
+                commits.store.prune(item.keep, manifest)
 
     def _finish(self, committed: Committed) -> None:
+        from graphft.tensor_file import write_tensors
         from graphft.transpiler.assemble import assemble
 
         commits = self.commits
@@ -106,7 +149,7 @@ class Saver:
             self._finishing = False
             return
         model = self.job_dir / "model.safetensors"
-        write_atomically(model, to_bytes(assemble(self.job.trainer_program(), shards)))
+        write_tensors(model, assemble(self.job.trainer_program(), shards))
         state = commits.keys.state
         if commits.etcd.txn([value_is(state, b"running")], [put_op(state, b"complete")], token=state).ok:
             self.events.emit("complete", f"the model is in {model}", path=str(model))

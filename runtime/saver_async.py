@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 from torch import Tensor
 
-from graphft.runtime.checkpoint import CheckpointStore, DamagedCheckpoint, Manifest
+from graphft.runtime.checkpoint import CheckpointStore, DamagedCheckpoint, Manifest, storage
 from graphft.runtime.commit import Commits, Committed, decode_committed, record_of
 from graphft.runtime.etcd import mod_is, put_op
 from graphft.runtime.keys import ShardKeys
@@ -40,7 +40,10 @@ class AsyncCommits(Commits):
         return dataclasses.replace(self, keys=self.keys.of_shard(shard), store=shard_store(job_dir, shard), shard=shard)
 
     def commit_job(self, job_dir: Path, step: int) -> bool:
-        """Commits the job's last checkpoint: the newest of every shard. False: one went back meanwhile, or has to."""
+        """Commits the job's last checkpoint: the newest of every shard. False: one went back meanwhile, or has to.
+
+        Raises StorageUnavailable.
+        """
         parts, versions, same = [], [], []
         for shard in range(self.shards):
             kv = self.etcd.get(self.keys.of_shard(shard).committed)
@@ -57,7 +60,8 @@ class AsyncCommits(Commits):
             versions.append(committed.step)
             same.append(mod_is(kv.key, kv.mod_revision))
         last = Manifest(0, step, self.run, tuple(parts), {"versions": versions})
-        CheckpointStore(job_dir / FOLDER).write_manifest(last)
+        with storage(job_dir / FOLDER):
+            CheckpointStore(job_dir / FOLDER).write_manifest(last)
         key = self.keys.of_job().committed
         before = self.etcd.get(key)
         return self.etcd.txn([*same, mod_is(key, before.mod_revision if before is not None else 0)],

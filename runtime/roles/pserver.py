@@ -12,14 +12,14 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import torch
 
 from graphft.errors import GraphftError
 from graphft.ir import Kind
-from graphft.runtime.checkpoint import CheckpointStore, DamagedCheckpoint, age_of
+from graphft.runtime.checkpoint import Ages, CheckpointStore, DamagedCheckpoint, StorageUnavailable
 from graphft.runtime.commit import Commits, Committed, Epoch
 from graphft.runtime.etcd import EtcdError, Session, Store, absent, put_op
 from graphft.runtime.etcd.channel import parse_endpoint
@@ -37,7 +37,10 @@ from graphft.runtime.transport.address import advertise_host, endpoint, listen_h
 if TYPE_CHECKING:
     from graphft.transpiler import Job
 
+T = TypeVar("T")
 POLL_SECONDS = 0.25
+STORAGE_SECONDS, MAX_STORAGE_SECONDS, REMIND_SECONDS = 0.5, 5.0, 60.0
+"""Pauses between tries to read checkpoints, and between messages that say so."""
 SPARE_SECONDS = 0.2
 LOAD_LIMITS = 10
 """Restoring a checkpoint may take so many times as long as anything else that the main thread does."""
@@ -106,6 +109,7 @@ class Pserver(Role):
         self._trainers: frozenset[str] = frozenset()
         self._rounds: list[float] = []
         self._applied = 0
+        self._ages = Ages()
         for name, value in self.program.values.items():
             self.ctx.scope[name] = value.detach().clone()
         self.open_session()
@@ -161,14 +165,54 @@ class Pserver(Role):
 
     def age(self, committed: Committed | None) -> float:
         """Seconds since the newest checkpoint was written; without any, since the job was made."""
-        return self.store.age(committed.checkpoint) if committed is not None else age_of(self.job_dir / "job.json")
+        return self._ages.of(self.store.root / committed.checkpoint / "manifest.json" if committed is not None
+                             else self.job_dir / "job.json")
 
     def initial_values(self) -> dict[str, torch.Tensor]:
         """What this shard's variables are before the first step."""
         return {v.name: self.program.values[v.name] for v in self.program.of_kind(Kind.PARAM, Kind.BUFFER, Kind.STATE)}
 
+    def join_epoch(self) -> None:
+        """Joins the shard's epoch: as it is on a first start; raising the generation on a restart.
+
+        And before, if etcd was restored from a backup: the job goes on from what the disk holds.
+        """
+        self.commits.ensure_epoch()
+        behind = self.commits.catch_up()
+        if behind is not None:
+            self.events.emit("etcd-behind", f"etcd knows less than the disk, as if it was restored from a backup: "
+                             f"generation {behind.generation} begins at step {behind.step}, where the newest whole "
+                             "checkpoint is", step=behind.step)
+        self.epoch, self.restarted = self.commits.begin()
+        if self.restarted and behind is None:
+            self.epoch = self.commits.rollback(f"pserver {self.index} was restarted")
+
+    def when_storage_answers(self, call: Callable[[], T]) -> T:
+        """`call()`, again while the checkpoints' storage cannot be used. It is safe to repeat.
+
+        An unreadable checkpoint is no damaged one: nobody goes back to an older one for it.
+        """
+        told, pause, began = float("-inf"), STORAGE_SECONDS, time.monotonic()
+        while True:
+            try:
+                return call()
+            except StorageUnavailable as error:
+                self.fence_if_lost()
+                if self.view.over:
+                    raise
+                if time.monotonic() - told > REMIND_SECONDS:
+                    told = time.monotonic()
+                    self.events.emit("storage-unavailable", f"pserver {self.index} has waited for its checkpoints for "
+                                     f"{told - began:.0f} s: {error.message}. {error.help}", shard=self.index)
+            self.progress.beat()  # it waits, and says so
+            time.sleep(pause)
+            pause = min(2 * pause, MAX_STORAGE_SECONDS)
+
     def load(self) -> None:
         """Takes on the state that the epoch began at; goes further back if its file is damaged."""
+        self.when_storage_answers(self._load)
+
+    def _load(self) -> None:
         while True:
             try:
                 with self.progress.within(LOAD_LIMITS * self.progress.usual, "restoring a checkpoint"):
@@ -180,8 +224,17 @@ class Pserver(Role):
                 self.epoch = self.commits.rollback("damaged checkpoint", below=self.epoch.step)
 
     def restore(self, epoch: Epoch) -> None:
-        """Takes on the state that this epoch began at. Raises DamagedCheckpoint."""
+        """Takes on the state that this epoch began at. Raises DamagedCheckpoint, StorageUnavailable."""
         raise NotImplementedError
+
+    def overtake(self, epoch: Epoch | None) -> None:
+        """Etcd is older than this process, which lives on: it was restored meanwhile. A view that is behind looks the
+        same, so etcd itself is asked. `epoch`: the shard's, as it is watched."""
+        if epoch is not None and epoch.generation < self.machine.generation:
+            raised = self.when_storage_answers(lambda: self.commits.overtake(self.machine.generation))
+            if raised is not None:
+                self.events.emit("etcd-behind", f"etcd was restored from a backup while the job runs: generation "
+                                                f"{raised.generation} begins at step {raised.step}", step=raised.step)
 
     # -- the loop -----------------------------------------------------------------------------------------------
 
@@ -272,4 +325,4 @@ class Pserver(Role):
     def status(self) -> msgspec.Struct:
         machine = self.machine
         return ShardStatus(machine.version if machine else 0, machine.generation if machine else 0, self.rate,
-                           self._applied, {**self.counters, **self.transport.counters})
+                           self._applied, {**self.counters, **self.saver.counters, **self.transport.counters})

@@ -60,9 +60,8 @@ class BatchPserver(Pserver):
         Only then, so that nobody completes a chunk any more with what the shard before acknowledged, are the chunks
         put back to todo that are done, but not here.
         """
-        self.epoch, self.restarted = self.commits.begin()
+        self.when_storage_answers(self.join_epoch)
         if self.restarted:
-            self.epoch = self.commits.rollback(f"pserver {self.index} was restarted")
             self.events.emit("restarted", f"pserver {self.index} is back at version {self.epoch.step}, its generation "
                                           f"{self.epoch.generation}", step=self.epoch.step)
         self._go_back()
@@ -126,6 +125,7 @@ class BatchPserver(Pserver):
     def follow(self) -> None:
         view = self.view
         epoch = view.shard_epochs.get(self.index)
+        self.overtake(epoch)
         if epoch is not None and epoch.generation > self.machine.generation:
             log.info("generation %d: back from version %d to %d (%s)", epoch.generation, self.machine.version,
                      epoch.step, epoch.reason)
@@ -166,7 +166,8 @@ class BatchPserver(Pserver):
                 self.patiently(functools.partial(self.put_back.run, self.machine.ledger))
         ends = [c.passes >= plan.passes for c in view.shard_commits.values()]
         if self.index == 0 and view.committed is None and len(ends) == self.config.pservers and all(ends):
-            self.patiently(functools.partial(self.commits.commit_job, self.job_dir, plan.total_steps))
+            self.when_storage_answers(functools.partial(self.patiently, functools.partial(
+                self.commits.commit_job, self.job_dir, plan.total_steps)))
 
     def _tell_staleness(self) -> None:
         found = self.machine.staleness

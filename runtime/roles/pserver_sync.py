@@ -69,9 +69,8 @@ class RoundPserver(Pserver):
 
     def load_check_point(self) -> None:
         """Joins the job's epoch: as it is on a first start; raising the generation on a restart."""
-        self.epoch, self.restarted = self.commits.begin()
+        self.when_storage_answers(self.join_epoch)
         if self.restarted:
-            self.epoch = self.commits.rollback(f"pserver {self.index} was restarted")
             self.events.emit("restarted", f"pserver {self.index} is back; generation {self.epoch.generation} goes on "
                                           f"from step {self.epoch.step}", step=self.epoch.step)
         self.load()
@@ -132,6 +131,7 @@ class RoundPserver(Pserver):
     def follow(self) -> None:
         super().follow()
         epoch, asked = self.view.epoch, self.view.asked
+        self.overtake(epoch)
         if epoch is not None and epoch.generation > self.machine.generation:
             self._go_back(epoch)
         if asked is not None and asked != self._asked and asked.generation == self.machine.generation:
@@ -198,7 +198,7 @@ class RoundPserver(Pserver):
     def _request_rollback(self, effect: RequestRollback) -> None:
         epoch = self.view.epoch
         if epoch is not None and epoch.generation == effect.generation:
-            raised = self.commits.rollback(effect.reason)
+            raised = self.when_storage_answers(lambda: self.commits.rollback(effect.reason))
             self.events.emit("rollback", f"generation {raised.generation}: everyone returns to step {raised.step} "
                                          f"({effect.reason})", step=raised.step)
 

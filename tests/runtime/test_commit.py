@@ -105,17 +105,6 @@ def test_nothing_is_asked_for_in_a_generation_that_is_over(shards: Shards) -> No
     assert shards.all[1].ask(Asked(1, 10), None)
 
 
-def test_the_age_of_a_checkpoint_is_that_of_its_manifest(shards: Shards) -> None:
-    """So a process that has just started knows it, too."""
-    manifest = shards.commit(50)
-    assert 0 <= shards.store.age(manifest.directory) < 60
-    file = shards.store.root / manifest.directory / "manifest.json"
-    os.utime(file, (file.stat().st_atime, file.stat().st_mtime - 1000))
-    assert 1000 <= shards.store.age(manifest.directory) < 1060
-    file.unlink()
-    assert shards.store.age(manifest.directory) == float("inf")
-
-
 # -- committing ---------------------------------------------------------------------------------------------------
 
 
@@ -216,15 +205,31 @@ def test_a_commit_begun_before_a_rollback_is_not_made_after_it(shards: Shards) -
     last = shards.shard(2, etcd=etcd)
     for c in shards.all[:2]:
         shards.publish(c, 0, 100)
-
-    def then_roll_back() -> None:  # behind the transaction that records the part, before the one that commits
-        etcd.before_txn = lambda: shards.all[0].rollback("shard 0 was restarted")
-
-    etcd.after_txn = then_roll_back
+    # behind the transaction that records the part, before the manifest is written
+    etcd.after_txn = lambda: shards.all[0].rollback("shard 0 was restarted")
     assert shards.publish(last, 0, 100) is None
     assert shards.committed == Committed(0, 50, "step-00000050.g0")
     assert shards.epoch == Epoch(1, 50, "step-00000050.g0", "shard 0 was restarted")
-    assert shards.commit(100, generation=1).directory == "step-00000100.g1"
+    assert [m.step for m in shards.store.manifests()] == [100, 50]
+    assert shards.all[1].rollback("shard 1 was restarted").step == 50, "of generation 0: void"
+    assert shards.commit(100, generation=2).directory == "step-00000100.g2"
+
+
+def test_a_rollback_takes_a_checkpoint_that_is_whole_though_its_commit_was_not_made(shards: Shards) -> None:
+    """The last shard dies between writing the manifest and committing it: its work is not lost."""
+    shards.commit(50)
+    etcd = Interposed(shards.etcd)
+    last = shards.shard(2, etcd=etcd)
+    for c in shards.all[:2]:
+        shards.publish(c, 0, 100)
+
+    def then_roll_back() -> None:  # behind the transaction that records the part, before the one that commits
+        etcd.before_txn = lambda: shards.all[0].rollback("shard 2 was restarted")
+
+    etcd.after_txn = then_roll_back
+    assert shards.publish(last, 0, 100) is None
+    assert shards.committed == Committed(0, 100, "step-00000100.g0")
+    assert shards.epoch == Epoch(1, 100, "step-00000100.g0", "shard 2 was restarted")
 
 
 def test_a_rollback_takes_a_commit_that_was_made_meanwhile(shards: Shards) -> None:
@@ -309,6 +314,7 @@ def test_checkpoints_of_another_run_are_not_gone_back_to(shards: Shards) -> None
 
 
 def test_the_manifest_of_a_lost_checkpoint(shards: Shards) -> None:
+    shards.commit(50)
     with pytest.raises(DamagedCheckpoint):
         shards.all[0].manifest_of(Epoch(1, 75, "step-00000075.g0"))
 

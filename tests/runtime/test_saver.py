@@ -126,7 +126,7 @@ def test_the_committed_checkpoint_is_there_at_any_moment(job: Job, etcd: Etcd, k
     savers = Savers(job, Looking(etcd, look), keys, tmp_path)  # type: ignore[arg-type]
     for step in (1, 2, 3):
         savers.submit(step, keep=1)
-    until(lambda: [m.step for m in store.manifests()] == [3])
+        until(lambda step=step: [m.step for m in store.manifests()] == [step])  # type: ignore[misc]
     savers.close()
     assert {step for step, _ in seen} == {1, 2, 3}
     assert all(step in on_disk for step, on_disk in seen)

@@ -1,0 +1,138 @@
+"""Whole jobs while etcd or the disk fails, or comes back older than it was: the same bits, and nothing starts over."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from etcd.full import cure, fill, full_etcd
+
+from graphft import ir
+from graphft.runtime.chaos.compare import not_once
+from graphft.runtime.etcd import Etcd
+from graphft.runtime.status import JobStatus
+from graphft.transpiler import Job
+from tests.integration import training
+from tests.integration.plays import (
+    SCRIPT,
+    Act,
+    Pace,
+    Played,
+    Program,
+    assert_same_bits,
+    at,
+    await_gone,
+    kill,
+    play,
+    processes_of,
+    whole_state,
+)
+
+pytestmark = [pytest.mark.xdist_group("sync"), pytest.mark.timeout(120, method="signal"), pytest.mark.chaos]
+
+
+def back_up(job_dir: Path) -> None:
+    """Copies what the job's etcd has on the disk now; it is frozen meanwhile, as by a snapshot of a file system."""
+    (etcd,) = [p for p in processes_of(job_dir) if "etcd" in Path(p.exe()).name]
+    etcd.suspend()
+    while psutil.Process(etcd.pid).status() != psutil.STATUS_STOPPED:
+        time.sleep(0.01)
+    shutil.copytree(job_dir / "etcd", job_dir.with_suffix(".backup"))
+    etcd.resume()
+
+
+@pytest.mark.parametrize("options", [{}, {"sync": False, "trainers": 2}], ids=["sync", "async"])
+def test_an_etcd_that_is_restored_from_an_early_backup(
+    program: ir.Program, folder: Path, pace: Pace, undisturbed: Played, options: dict[str, Any]
+) -> None:
+    """Pitfall 46: of a backup of the first moment, the job began at step 0."""
+    job_dir = folder / "jobs" / "blobs"
+    launcher = Program(folder, SCRIPT, pace.file, json.dumps(options))
+    launcher.until(job_dir, lambda s: at(2)(s) and s.checkpoint is None)
+    back_up(job_dir)
+    before = launcher.until(job_dir, lambda s: at(31)(s) and (s.checkpoint or 0) >= 30)
+    launcher.kill()
+    assert not await_gone(folder)
+    shutil.rmtree(job_dir / "etcd")
+    job_dir.with_suffix(".backup").rename(job_dir / "etcd")
+    again = Program(folder, SCRIPT, pace.file, json.dumps(options))
+    status = again.until(job_dir, lambda s: at(31)(s) and "etcd-behind" in kinds(s))
+    begun = [e.fields["step"] for e in status.events if e.kind == "etcd-behind"]
+    assert min(begun) >= (before.checkpoint or 0) - (0 if options == {} else 10)
+    pace.set(0)
+    assert again.wait() == 0, again.output
+    if options:
+        assert not_once(Job.load(job_dir), job_dir) == []
+    else:
+        assert_same_bits(whole_state(undisturbed.job, job_dir), undisturbed.state)
+
+
+def kinds(status: JobStatus) -> list[str]:
+    return [event.kind for event in status.events]
+
+
+def test_a_job_waits_for_an_etcd_that_is_full(
+    program: ir.Program, folder: Path, pace: Pace, undisturbed: Played, workplace: Path
+) -> None:
+    """Nothing ends, is lost, or is done twice; a shard that dies meanwhile comes back when etcd takes records again."""
+    with full_etcd(workplace / "full etcd") as server, Etcd(server.endpoints) as etcd:
+        def be_full(supervisor: Any) -> None:
+            fill(etcd)
+            kill("pserver", 1)(supervisor)
+
+        def be_cured(supervisor: Any) -> None:
+            end = time.monotonic() + 3
+            while time.monotonic() < end:  # no act, but a while: what lives must go on living
+                supervisor.step(0.1)
+            cure(etcd)
+            pace.set(0)
+
+        acts = [Act(at(12), be_full), Act(lambda _: True, be_cured)]
+        played = play(training.job(program, pace=pace.file), folder, acts, etcd=",".join(server.endpoints))
+    assert_same_bits(played.state, undisturbed.state)
+    assert played.result.failures == {}
+    assert set(played.result.preemptions) == {"pserver 1"}
+
+
+@pytest.fixture
+def small_disk(workplace: Path) -> Iterator[Path]:
+    """A file system of 8 MB, in which a job's folder can be."""
+    disk = workplace / "disk"
+    disk.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(disk)], capture_output=True)
+    if mount.returncode:
+        pytest.skip(f"a file system cannot be mounted here: {mount.stderr.decode().strip()}")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+def test_a_job_trains_on_while_its_disk_is_full(
+    program: ir.Program, small_disk: Path, pace: Pace, undisturbed: Played, etcd_server: Any
+) -> None:
+    """Pitfall 47: its pservers ended, and were started again until there were too many failures."""
+    filler = small_disk / "filler"
+
+    def be_full(_: Any) -> None:
+        with filler.open("wb", buffering=0) as file:
+            while True:
+                try:
+                    file.write(bytes(4096))
+                except OSError:
+                    return
+
+    played = play(training.job(program, pace=pace.file), small_disk / "job", [
+        Act(lambda s: at(12)(s) and s.checkpoint == 10, be_full),
+        Act(lambda s: at(32)(s) and "checkpoint-trouble" in kinds(s), lambda _: os.truncate(filler, 0)),
+        Act(lambda s: "checkpoint-mended" in kinds(s), lambda _: pace.set(0)),
+    ], etcd=",".join(etcd_server.endpoints))
+    assert_same_bits(played.state, undisturbed.state)
+    assert (played.result.failures, played.result.preemptions) == ({}, {})
+    assert played.statuses[-1].generation == 0, "nobody went back"

@@ -1,0 +1,218 @@
+"""An etcd that is restored from a backup knows less than the disk: the job goes on from the disk."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+
+from graphft.runtime.checkpoint import CheckpointStore, Manifest
+from graphft.runtime.commit import Commits, Committed, Epoch, decode_committed, decode_epoch
+from graphft.runtime.etcd import SimEtcd, put_op
+from graphft.runtime.keys import Keys
+
+SHARDS = 2
+KEYS = Keys("job")
+
+
+class CrashError(Exception):
+    """The process that would have committed ends instead."""
+
+
+class Cluster:
+    """The shards of a job, on one etcd that can be backed up and restored, and one disk that cannot.
+
+    Every part that is written has contents of its own, as in async mode: so a folder that is written by two histories
+    shows.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.etcd, self.store, self.count = SimEtcd(), CheckpointStore(root), 0
+        self.shards = [Commits(self.etcd, KEYS, self.store, i, SHARDS, "program", f"p{i}") for i in range(SHARDS)]
+        self.start()
+
+    def start(self) -> list[bool]:
+        """All shards begin, as their processes do. Returns which found that etcd is behind."""
+        found = []
+        for shard in self.shards:
+            shard.ensure_epoch()
+            found.append(shard.catch_up() is not None)
+            _, restarted = shard.begin()
+            if restarted and not found[-1]:
+                shard.rollback("restarted")
+        return found
+
+    @property
+    def epoch(self) -> Epoch:
+        epoch = decode_epoch(self.etcd.get(KEYS.epoch))
+        assert epoch is not None
+        return epoch
+
+    @property
+    def committed(self) -> Committed | None:
+        return decode_committed(self.etcd.get(KEYS.committed))
+
+    def write(self, step: int, parts: int = SHARDS, commit: bool = True) -> None:
+        """Shards write their parts of `step`; the last one commits, or ends between manifest and commit."""
+        generation = self.epoch.generation
+        assert not any(p.exists() for p in self.files(generation, step)), "another history has written these files"
+        for shard in self.shards[:parts]:
+            self.count += 1
+            part = self.store.write_part(generation, step, shard.shard, SHARDS, {"n": torch.tensor(self.count)})
+            last = shard.shard == SHARDS - 1 and not commit
+            etcd: Any = Crashing(self.etcd) if last else self.etcd
+            writer = Commits(etcd, KEYS, self.store, shard.shard, SHARDS, "program", shard.process)
+            try:
+                writer.publish(generation, step, part)
+            except CrashError:
+                assert last
+
+    def files(self, generation: int, step: int) -> list[Path]:
+        return [self.store.root / f"step-{step:08d}.g{generation}" / f"shard-{i}-of-{SHARDS}.safetensors"
+                for i in range(SHARDS)]
+
+    def backup(self) -> dict[str, bytes]:
+        return {kv.key: kv.value for kv in self.etcd.range("").kvs}
+
+    def restore(self, backup: dict[str, bytes]) -> None:
+        self.etcd.delete_prefix("/")
+        self.etcd.txn([], [put_op(key, value) for key, value in backup.items()])
+
+    def newest(self) -> Manifest | None:
+        return max(self.store.manifests(), key=lambda m: (m.generation, m.step), default=None)
+
+
+class Crashing:
+    """An etcd that takes the record of a part, but not the commit behind it."""
+
+    def __init__(self, etcd: SimEtcd) -> None:
+        self.etcd = etcd
+
+    def txn(self, compare: Any, success: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(op.kind == "put" and op.key == KEYS.committed for op in success):
+            raise CrashError
+        return self.etcd.txn(compare, success, *args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.etcd, name)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Cluster:
+    return Cluster(tmp_path / "checkpoints")
+
+
+def test_the_job_goes_on_from_the_newest_whole_checkpoint(cluster: Cluster) -> None:
+    """Pitfall 46: of a backup taken before the first checkpoint, the job began at step 0."""
+    early = cluster.backup()
+    for step in (50, 100):
+        cluster.write(step)
+    cluster.restore(early)
+    assert cluster.start() == [True, False], "one shard makes it good for all"
+    assert cluster.committed == Committed(0, 100, "step-00000100.g0")
+    assert cluster.epoch.step == 100
+    assert cluster.epoch.generation >= 1
+    cluster.write(150)
+    assert cluster.committed == Committed(cluster.epoch.generation, 150, f"step-00000150.g{cluster.epoch.generation}")
+
+
+def test_a_later_history_counts_more_than_a_later_step(cluster: Cluster) -> None:
+    """The job went back past step 100, which was damaged, say; what it wrote after that is what counts."""
+    cluster.write(50)
+    cluster.write(100)
+    early = cluster.backup()
+    cluster.shards[0].rollback("damaged", below=100)
+    cluster.write(75)
+    cluster.restore(early)
+    assert cluster.start() == [True, False]
+    assert cluster.committed == Committed(1, 75, "step-00000075.g1")
+    assert cluster.epoch.step == 75
+
+
+def test_no_generation_that_has_left_files_is_used_again(cluster: Cluster) -> None:
+    """Also where it left nothing whole: other contents would come under the same names."""
+    cluster.write(50)
+    early = cluster.backup()
+    for _ in range(3):
+        cluster.shards[0].rollback("restarted")
+    cluster.write(100, parts=1)
+    cluster.restore(early)
+    assert cluster.start() == [True, False]
+    assert (cluster.epoch.step, cluster.epoch.generation > 3) == (50, True)
+
+
+def test_what_etcd_knows_is_not_overruled(cluster: Cluster) -> None:
+    """A checkpoint that became void stays so: etcd is not older than the disk."""
+    cluster.write(50)
+    cluster.write(100, commit=False)
+    raised = Epoch(1, 50, "step-00000050.g0", "chunk 3 is poison")  # as a trainer does it
+    cluster.etcd.put(KEYS.epoch, msgspec.json.encode(raised))
+    assert cluster.epoch == raised
+    assert cluster.start() == [False, False]
+    assert cluster.committed == Committed(0, 50, "step-00000050.g0")
+    assert cluster.epoch.step == 50
+
+
+def test_a_damaged_newer_checkpoint_is_gone_back_from(cluster: Cluster) -> None:
+    early = cluster.backup()
+    for step in (50, 100):
+        cluster.write(step)
+    cluster.restore(early)
+    cluster.start()
+    assert cluster.shards[0].rollback("its checksum is wrong", below=100).step == 50
+
+
+def test_processes_that_live_on_overtake_an_etcd_that_is_restored(cluster: Cluster) -> None:
+    """Pitfall 46: they were in a later generation than etcd, and no checkpoint of theirs was taken any more."""
+    early = cluster.backup()
+    for _ in range(2):
+        cluster.shards[0].rollback("restarted")
+    cluster.write(50)
+    generation = cluster.epoch.generation
+    assert cluster.shards[0].overtake(generation) is None, "a view that is behind changes nothing"
+    cluster.restore(early)
+    raised = cluster.shards[0].overtake(generation)
+    assert raised is not None
+    assert (raised.generation, raised.step) == (3, 50)
+    assert cluster.shards[1].overtake(generation) is None
+    cluster.restore(early)
+    for path in cluster.store.root.iterdir():  # nothing on the disk tells, but the process itself
+        path.rename(path.with_name("elsewhere"))
+    raised = cluster.shards[0].overtake(generation)
+    assert raised is not None
+    assert (raised.generation, raised.step) == (3, 0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_no_progress_is_lost_and_no_file_written_twice(tmp_path: Path, seed: int) -> None:
+    """Checkpoints, crashes before the commit, rollbacks, backups and restores in any order."""
+    rng = random.Random(seed)
+    cluster = Cluster(tmp_path / "checkpoints")
+    backups, step = [cluster.backup()], 0
+    for _ in range(25):
+        action = rng.choice(("whole", "whole", "crash", "part", "rollback", "backup", "restore"))
+        step += rng.randint(1, 3)
+        if action in ("whole", "part"):
+            cluster.write(step, parts=SHARDS if action == "whole" else 1)
+        elif action == "rollback":
+            step = rng.choice(cluster.shards).rollback("restarted").step
+        elif action == "backup":
+            backups.append(cluster.backup())
+        else:
+            if action == "crash":
+                cluster.write(step, commit=False)
+            committed, newest = cluster.committed, cluster.newest()
+            cluster.restore(rng.choice(backups) if action == "restore" else cluster.backup())
+            cluster.start()
+            step = cluster.epoch.step
+            assert step >= (committed.step if committed is not None else 0), "what was committed is not lost"
+            assert (newest is None) == (cluster.committed is None)
+            assert newest is None or action == "crash" or step == newest.step
+            assert cluster.epoch.generation > cluster.store.latest_generation()
+        if cluster.committed is not None:
+            manifest = cluster.store.read_manifest(cluster.committed.checkpoint)
+            assert [cluster.store.read_part(manifest, i)[0]["n"].dim() for i in range(SHARDS)] == [0, 0]

@@ -1,0 +1,275 @@
+"""A storage that fails: checkpoints are late and not lost, nobody starts over, and what is written is on the disk."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from graphft.fileio import write_atomically
+from graphft.runtime.checkpoint import Ages, CheckpointStore, Manifest, Part, StorageUnavailable, storage
+from graphft.runtime.commit import Commits, Committed, decode_committed
+from graphft.runtime.etcd import Etcd
+from graphft.runtime.events import Events, read_events
+from graphft.runtime.keys import Keys
+from graphft.runtime.pending_snapshots import KEEP, PendingSnapshots, Snapshot
+from graphft.runtime.saver import Saver
+from graphft.transpiler import Job
+
+
+def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)], capture_output=True)
+    if mount.returncode:
+        pytest.skip(f"a file system cannot be mounted here: {mount.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+class FailingStore(CheckpointStore):
+    """A store on a storage that fails while `error` is set, with that error."""
+
+    error = 0
+
+    def write_part(self, *args: Any, **kwargs: Any) -> Part:
+        if self.error:
+            raise OSError(self.error, os.strerror(self.error))
+        return super().write_part(*args, **kwargs)
+
+
+def one_shard(job: Job, etcd: Etcd, keys: Keys, folder: Path, store: CheckpointStore | None = None) -> Saver:
+    """The saver of a job of one shard that is in its first generation."""
+    commits = Commits(etcd, keys, store or CheckpointStore(folder / "checkpoints"), 0, 1, job.hash, "p0")
+    commits.ensure_epoch()
+    etcd.put(keys.state, b"running")
+    return Saver(commits, Events(etcd, keys, "pserver 0"), job, folder)
+
+
+def kinds(etcd: Etcd, keys: Keys) -> list[str]:
+    return [event.kind for _, event in read_events(etcd, keys)]
+
+
+def values(step: int, size: int = 4) -> Mapping[str, Tensor]:
+    return {"w": torch.full((size,), float(step))}
+
+
+# -- writing ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC, errno.ESTALE, errno.EACCES])
+def test_a_checkpoint_that_cannot_be_written_is_written_later(
+    job: Job, etcd: Etcd, keys: Keys, tmp_path: Path, error: int
+) -> None:
+    """Pitfall 47: an error of the storage ended the shard's process."""
+    store = FailingStore(tmp_path / "checkpoints")
+    saver = one_shard(job, etcd, keys, tmp_path, store)
+    store.error = error
+    for step in range(1, 6):
+        saver.submit(0, step, values(step), 9)
+    until(lambda: saver.counters["checkpoint-retries"] >= 2)
+    saver.check()
+    store.error = 0
+    until(lambda: decode_committed(etcd.get(keys.committed)) == Committed(0, 5, "step-00000005.g0"))
+    until(lambda: "checkpoint-mended" in kinds(etcd, keys))
+    saver.close()
+    assert kinds(etcd, keys) == ["checkpoint-trouble", "checkpoint-mended"], "it says so, and not at every try"
+    assert saver.counters["checkpoints-given-up"] == 5 - KEEP - (len(store.manifests()) - KEEP)
+
+
+def test_a_full_disk_that_is_freed_again(job: Job, etcd: Etcd, keys: Keys, small_disk: Path) -> None:
+    saver = one_shard(job, etcd, keys, small_disk)
+    filler = small_disk / "filler"
+    filler.write_bytes(bytes(900_000))
+    saver.submit(0, 1, values(1, 100_000), 2)
+    until(lambda: saver.counters["checkpoint-retries"] >= 2)
+    saver.check()
+    assert not list(small_disk.rglob("*.tmp")), "a failed try leaves nothing"
+    filler.unlink()
+    until(lambda: decode_committed(etcd.get(keys.committed)) == Committed(0, 1, "step-00000001.g0"))
+    saver.close()
+    manifest = saver.commits.store.read_manifest("step-00000001.g0")
+    assert torch.equal(saver.commits.store.read_part(manifest, 0)[0]["w"], values(1, 100_000)["w"])
+
+
+def test_a_job_is_not_complete_before_its_model_is_written(
+    job: Job, etcd: Etcd, keys: Keys, tmp_path: Path
+) -> None:
+    saver = one_shard(job, etcd, keys, tmp_path)
+    program = job.trainer_program()
+    saver.submit(0, 4, {v.name: program.values[v.name] if v.name in program.values else torch.ones(
+        [int(d) for d in v.shape]) for v in program.variables.values() if v.name in ("w", "b")}, 2)
+    until(lambda: decode_committed(etcd.get(keys.committed)) is not None)
+    final = decode_committed(etcd.get(keys.committed))
+    assert final is not None
+    os.rename(tmp_path / "checkpoints", tmp_path / "away")  # as if the mount was away
+    saver.finish(final)
+    until(lambda: saver.counters["checkpoint-retries"] >= 2)
+    state = etcd.get(keys.state)
+    assert state is not None
+    assert state.value == b"running"
+    saver.check()
+    assert "damaged-checkpoint" not in kinds(etcd, keys)
+    saver.close()
+
+
+def snapshot(step: int, generation: int = 0) -> Snapshot:
+    return Snapshot(generation, step, {}, "", 2, {})
+
+
+def test_few_snapshots_wait_and_the_newest_always_does() -> None:
+    pending = PendingSnapshots()
+    given_up = [s.step for step in range(1, 101) for s in pending.add(snapshot(step))]
+    left = [work.step for work in (pending.take() for _ in range(KEEP)) if isinstance(work, Snapshot)]
+    assert left == [64, 100]
+    assert sorted(given_up + left) == list(range(1, 101))
+
+
+def test_shards_that_write_at_different_paces_keep_the_same_steps() -> None:
+    """Else no checkpoint would ever have all of its parts."""
+    def written(every: int, offset: int) -> set[int]:
+        pending, done = PendingSnapshots(), set()
+        for step in range(1, 129):
+            pending.add(snapshot(step))
+            if (step + offset) % every == 0:
+                work = pending.take()
+                assert isinstance(work, Snapshot)
+                done.add(work.step)
+        return done
+
+    both = written(3, 0) & written(5, 2)
+    assert len(both) >= 128 // 16
+    assert max(both) > 100
+
+
+def test_what_a_rollback_made_void_is_given_up_first() -> None:
+    pending = PendingSnapshots()
+    for one in (snapshot(64), snapshot(1, 1), snapshot(3, 1)):
+        given_up = pending.add(one)
+    assert given_up == [snapshot(64)]
+
+
+# -- reading ------------------------------------------------------------------------------------------------------
+
+
+def write(store: CheckpointStore, step: int) -> Manifest:
+    manifest = Manifest(0, step, "program", (store.write_part(0, step, 0, 1, values(step)),))
+    store.write_manifest(manifest)
+    return manifest
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.EACCES, errno.ESTALE, errno.ENOTCONN, errno.ETIMEDOUT])
+def test_what_cannot_be_read_now_is_not_damaged(error: int) -> None:
+    """Pitfall 48: it was taken for damaged, and the job went back to step 0."""
+    with pytest.raises(StorageUnavailable, match=os.strerror(error)), storage(Path("checkpoints")):
+        raise OSError(error, os.strerror(error))
+    with pytest.raises(FileNotFoundError), storage(Path("checkpoints")):
+        raise FileNotFoundError
+
+
+def test_a_mount_that_is_away_is_waited_for(etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
+    """Pitfall 48: an empty folder, though etcd names a checkpoint there: nothing is decided until it is back."""
+    store = CheckpointStore(tmp_path / "checkpoints")
+    commits = Commits(etcd, keys, store, 0, 1, "program", "p0")
+    commits.ensure_epoch()
+    for step in (50, 100):
+        commits.publish(0, step, store.write_part(0, step, 0, 1, values(step)))
+    before = etcd.get(keys.epoch)
+    store.root.rename(tmp_path / "away")
+    store.root.mkdir()
+    with pytest.raises(StorageUnavailable, match="though etcd names step-00000100") as caught:
+        commits.rollback("restarted")
+    assert "mount" in caught.value.help
+    store.root.rmdir()
+    with pytest.raises(StorageUnavailable):
+        commits.rollback("restarted")
+    assert etcd.get(keys.epoch) == before
+    (tmp_path / "away").rename(store.root)
+    assert commits.rollback("restarted").step == 100
+
+
+def test_a_part_that_cannot_be_read_is_no_damaged_one(tmp_path: Path) -> None:
+    """A real error of the operating system, and one that root gets, too: EISDIR."""
+    store = CheckpointStore(tmp_path / "checkpoints")
+    manifest = write(store, 50)
+    part = store.root / manifest.parts[0].file
+    part.unlink()
+    part.mkdir()
+    with pytest.raises(StorageUnavailable):
+        store.read_part(manifest, 0)
+
+
+# -- age ----------------------------------------------------------------------------------------------------------
+
+
+def test_age_goes_on_when_the_clock_is_set_back(tmp_path: Path) -> None:
+    """Pitfall 49: no checkpoint was taken by age until the clock was where it had been."""
+    file, now = tmp_path / "manifest.json", [100.0]
+    ages = Ages(lambda: now[0])
+    assert ages.of(file) == float("inf")
+    file.touch()
+    assert 0 <= ages.of(file) < 60
+    now[0] += 300
+    os.utime(file, (time.time(), time.time() + 3600))  # the clock is an hour behind the file now
+    assert 300 <= ages.of(file) < 360
+    assert Ages(lambda: now[0]).of(file) == 0, "a process that starts now counts from here"
+
+
+def test_age_is_known_to_a_process_that_starts(tmp_path: Path) -> None:
+    file = tmp_path / "manifest.json"
+    file.touch()
+    os.utime(file, (time.time(), time.time() - 1000))
+    assert 1000 <= Ages().of(file) < 1060
+
+
+# -- what is on the disk ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What is fsynced, in order: the real thing, written down."""
+    real, paths = os.fsync, list[str]()
+
+    def fsync(descriptor: int) -> None:
+        paths.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        real(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    return paths
+
+
+def test_a_new_folder_is_in_its_parent_before_the_checkpoint_counts(tmp_path: Path, synced: list[str]) -> None:
+    """Pitfall 50: a machine that stopped could lose `checkpoints/` with all that lay in it."""
+    store = CheckpointStore(tmp_path / "job" / "checkpoints")
+    part = store.write_part(0, 50, 0, 2, values(50))
+    folders = [tmp_path, tmp_path / "job", store.root, store.root / "step-00000050.g0"]
+    assert set(map(str, folders)) <= set(synced)
+    synced.clear()
+    other = CheckpointStore(store.root).write_part(0, 50, 1, 2, values(50))  # it did not make the folder: did anybody?
+    assert {str(store.root), str(store.root / "step-00000050.g0")} <= set(synced)
+    synced.clear()
+    store.write_manifest(Manifest(0, 50, "program", (part, other)))
+    assert {str(store.root), str(store.root / "step-00000050.g0")} <= set(synced)
+
+
+def test_a_file_where_a_folder_should_be(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError):
+        write_atomically(tmp_path / "file" / "name", b"")
