@@ -104,7 +104,7 @@ def losses_of(job_dir: Path) -> list[tuple[int, int, float]]:
 def choose_directory(job: Job, wanted: str = "") -> Path:
     """The job's folder: an unfinished run of this very job is resumed, anything else gets a new folder.
 
-    Raises GraphftError if `wanted` holds another job, or one that is complete.
+    Raises GraphftError if `wanted` holds another job, or one that is complete, and when a folder cannot be read.
     """
     if wanted:
         other = _other_than(job, Path(wanted))
@@ -132,6 +132,8 @@ def _other_than(job: Job, path: Path) -> str:
     try:
         found = read_record(path)
     except GraphftError as error:
+        if error.rule == "storage":  # it may be this very job, and is not to be begun anew elsewhere
+            raise
         return f"something else ({error.message})"
     changed = differences(found.fingerprint, job.fingerprint, found.config, job.config)
     if changed:

@@ -5,8 +5,6 @@ What sync and async trainers share: data, metrics, status, leaving. Their loops 
 
 from __future__ import annotations
 
-import io
-import json
 import signal
 import threading
 import time
@@ -25,6 +23,7 @@ from graphft.ops.context import ChunkWork
 from graphft.runtime.data import BatchKey, Prefetcher, Reader, open_reader
 from graphft.runtime.etcd import Store
 from graphft.runtime.feeds import check_dims
+from graphft.runtime.metrics import Metrics
 from graphft.runtime.protocol.sync_events import ShardDown, ShardUp
 from graphft.runtime.roles.base import Role
 from graphft.runtime.roles.limits import trainer_limits
@@ -71,7 +70,7 @@ class Trainer(Role):
         self.samples = 0
         self.loss: float | None = None
         self._times: deque[tuple[float, int]] = deque(maxlen=RATE_WINDOW)
-        self._metrics: io.FileIO | None = None
+        self._metrics = Metrics(self.job_dir / "metrics" / f"trainer-{self.id}.jsonl")
         self._make_scope()
         self.open_session()
 
@@ -104,8 +103,7 @@ class Trainer(Role):
             self.leave()
         finally:
             self.prefetcher.close()
-            if self._metrics is not None:
-                self._metrics.close()
+            self._metrics.close()
             self.close()
             self.transport.close()
 
@@ -199,11 +197,7 @@ class Trainer(Role):
         self.loss, self.samples = float(loss), self.samples + samples
         self._times.append((time.monotonic(), samples))
         row = {"step": step, "slot": slot, "loss": self.loss, "samples": samples, "at": round(time.time(), 4)}
-        if self._metrics is None:
-            path = self.job_dir / "metrics" / f"trainer-{self.id}.jsonl"
-            path.parent.mkdir(exist_ok=True)
-            self._metrics = path.open("ab", buffering=0)  # whoever reads it meanwhile finds whole rows
-        self._metrics.write(json.dumps(row).encode() + b"\n")
+        self._metrics.write(row)
 
     def story(self) -> list[str]:
         return self.comm.machine.story.of() if self.comm.machine is not None else []

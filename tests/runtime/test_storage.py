@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import subprocess
@@ -14,12 +15,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from graphft.errors import GraphftError
 from graphft.fileio import write_atomically
 from graphft.runtime.checkpoint import Ages, CheckpointStore, Manifest, Part, StorageUnavailable, storage
 from graphft.runtime.commit import Commits, Committed, decode_committed
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.events import Events, read_events
 from graphft.runtime.keys import Keys
+from graphft.runtime.launch import choose_directory, losses_of
+from graphft.runtime.metrics import Metrics
 from graphft.runtime.pending_snapshots import KEEP, PendingSnapshots, Snapshot
 from graphft.runtime.saver import Saver
 from graphft.transpiler import Job
@@ -130,6 +134,27 @@ def test_a_job_is_not_complete_before_its_model_is_written(
     saver.close()
 
 
+def test_metrics_that_the_disk_does_not_take_stop_nobody(small_disk: Path) -> None:
+    """Pitfall 47: the trainer's batch "failed", and its chunk was discarded in the end."""
+    metrics = Metrics(small_disk / "metrics" / "trainer-0.jsonl")
+    for step in range(40):
+        metrics.write({"step": step, "slot": 0, "loss": 0.5})
+    filler = small_disk / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while file.write(bytes(4096)) == 4096:
+            pass
+    for step in range(40, 400):
+        metrics.write({"step": step, "slot": 0, "loss": 0.5})
+    assert metrics.lost > 0
+    filler.unlink()
+    metrics.write({"step": 400, "slot": 0, "loss": 0.25})
+    metrics.close()
+    found = losses_of(small_disk)
+    assert found[:40] == [(step, 0, 0.5) for step in range(40)]
+    assert found[-1] == (400, 0, 0.25)
+    assert len(found) == 401 - metrics.lost
+
+
 def snapshot(step: int, generation: int = 0) -> Snapshot:
     return Snapshot(generation, step, {}, "", 2, {})
 
@@ -214,6 +239,17 @@ def test_a_part_that_cannot_be_read_is_no_damaged_one(tmp_path: Path) -> None:
     part.mkdir()
     with pytest.raises(StorageUnavailable):
         store.read_part(manifest, 0)
+
+
+def test_a_run_whose_folder_cannot_be_read_is_not_begun_anew_in_another(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    record = tmp_path / "jobs" / job.config.name / "job.json"
+    record.mkdir(parents=True)  # reading it fails with EISDIR
+    with pytest.raises(GraphftError) as caught:
+        choose_directory(job)
+    assert caught.value.rule == "storage"
 
 
 # -- age ----------------------------------------------------------------------------------------------------------
