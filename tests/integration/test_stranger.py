@@ -16,8 +16,13 @@ from graphft.runtime.etcd import Etcd
 from graphft.runtime.keys import Keys
 from graphft.runtime.protocol.messages import (
     UNTOLD,
+    BatchPush,
+    Bucket,
+    Empty,
     Hello,
+    Ledger,
     Message,
+    Partials,
     PartialsQuery,
     Pull,
     Push,
@@ -35,6 +40,9 @@ from tests.integration.plays import Act, Pace, Played, assert_same_bits, at, pla
 pytestmark = [pytest.mark.xdist_group("sync"), pytest.mark.timeout(120, method="signal")]
 FLOOD = [bytes(1 << 20)] * 200
 """Of parts smaller than any limit on one of them: ZeroMQ takes a whole message into memory before it hands it over."""
+
+NONSENSE: list[Message] = [PartialsQuery(0, 0, 99), Partials(0, 0, -1), Pull(0, 2**40, 0), Empty(0, 0, 99, True),
+                           Ledger(0, 0, [(-9, 9)]), BatchPush(0, 0, 0, 0, 1, 0, 1, 0), Bucket(0, 0, 0)]
 
 
 class Attack:
@@ -62,17 +70,19 @@ class Attack:
             self.grown.append(psutil.Process(shard.pid).memory_info().rss - before)
             # Even one who came through the door says hello first.
             self.talk("no hello", shard, (run, self.secret), Hello(run, "guess", "t"))
+            self.talk("of the run, but faulty", shard, (run, self.secret), Hello(run, self.secret, "t"), faulty=True)
 
     def talk(self, name: str, shard: Registration, words: tuple[str, str] | None, hello: Hello,
-             flood: bool = False) -> None:
+             flood: bool = False, faulty: bool = False) -> None:
         with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
             stranger.linger = 0
             if words is not None:
                 stranger.plain_username, stranger.plain_password = (w.encode() for w in words)
             stranger.connect(shard.address)
-            for message in (hello, Query(), Pull(0, -1, 0), PartialsQuery(0, 0, 1)):
+            for message in (hello, *(NONSENSE if faulty else (Query(), Pull(0, -1, 0), PartialsQuery(0, 0, 1)))):
                 stranger.send(encode(message))
-            stranger.send_multipart([encode(Push(0, 10, 0, 0, 4, True)), bytes(8)])
+            stranger.send_multipart([encode(Push(0, 10, 0, 0, 4, True)), bytes(7)])
+            stranger.send_multipart([b"junk"])
             if flood:
                 stranger.send_multipart([encode(Query()), *FLOOD], copy=False)
             while stranger.poll(500):
@@ -94,7 +104,7 @@ def texts(folder: Path) -> dict[str, bytes]:
 def test_a_stranger_gets_nothing_and_changes_nothing(
     program: ir.Program, folder: Path, pace: Pace, undisturbed: Played
 ) -> None:
-    """Pitfalls 55, 56: a plain ZeroMQ client trained the model; one message of many parts took gigabytes."""
+    """Pitfalls 53, 55, 56: a plain ZeroMQ client trained the model; one message of many parts took gigabytes."""
     job = training.job(program, pace=pace.file)
     attack = Attack(job)
 
@@ -107,11 +117,14 @@ def test_a_stranger_gets_nothing_and_changes_nothing(
     assert (played.result.failures, played.result.preemptions) == ({}, {})
     assert played.statuses[-1].generation == 0, "nobody had to go back"
     refusals: list[Any] = attack.answers.pop("no hello")
+    faulty = attack.answers.pop("of the run, but faulty")
     assert not attack.answers, "without the words there is no answer at all"
     assert not attack.frames
     assert {(r.code, r.reason, r.generation, r.version) for r in refusals if isinstance(r, Refused)} == {
-        (code, "", UNTOLD, UNTOLD) for code in ("denied", "unknown-peer")}
+        (code, "", UNTOLD, UNTOLD) for code in ("denied", "malformed", "unknown-peer")}
     assert all(isinstance(r, Refused) for r in refusals)
+    assert len(faulty) == 2 * (1 + len(NONSENSE) + 2)
+    assert {getattr(a, "code", "") for a in faulty} == {"", "malformed"}
     assert max(attack.grown) < 64 << 20, "of the 800 MB that were sent"
     assert not [name for name, text in texts(folder).items() if attack.secret.encode() in text]
     assert attack.secret not in repr(played.statuses)

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from graphft.errors import GraphftError
@@ -226,6 +228,22 @@ def test_frame_fault() -> None:
     assert frame_fault(bucket, memoryview(bytes(24))) == "expected 28 bytes, got 24"
     assert frame_fault(bucket, None) == "expected 28 bytes, got 0"
     assert frame_fault(None, memoryview(b"")) == "there is no such bucket"
+    mask = ShardMemory({"mask": torch.zeros(3, dtype=torch.bool)})
+    mask.make_bucket(0, ["mask"], "first")
+    assert frame_fault(mask.buckets[0], memoryview(bytearray([0, 1, 1]))) == ""
+    assert "other bytes than 0 and 1" in frame_fault(mask.buckets[0], memoryview(bytearray([0, 1, 2])))
+
+
+@given(st.lists(st.binary(max_size=5), min_size=1, max_size=3), st.sampled_from(["first", "mean"]))
+def test_a_frame_without_a_fault_can_be_reduced(frames: list[bytes], reduce: str) -> None:
+    dtype = torch.bool if reduce == "first" else torch.float16
+    memory = ShardMemory({"v": torch.zeros(4 // dtype.itemsize, dtype=dtype)})
+    memory.make_bucket(0, ["v"], reduce)
+    views = [memoryview(bytearray(f)) for f in frames]
+    right = [Contribution(i, 1, {0: f}) for i, f in enumerate(views) if not frame_fault(memory.buckets[0], f)]
+    assert len(right) <= len([f for f in frames if len(f) == 4])
+    if right:
+        memory.reduce(right)
 
 
 # -- backups ---------------------------------------------------------------------------------------------------------
