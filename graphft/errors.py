@@ -49,7 +49,12 @@ def plain(value: Any, limit: int = TEXT_LIMIT) -> Any:
 
 
 def describe(error: BaseException) -> str:
-    """Type and text of an exception of unknown origin, whatever its `__str__` does; short enough to be quoted."""
+    """Type and text of an exception of unknown origin, whatever its `__str__` does; short enough to be quoted.
+
+    Of an error of ours its message.
+    """
+    if isinstance(error, GraphftError):
+        return plain_text(error.message, TEXT_LIMIT * 3 // 4)
     try:
         text = str(error)
     except Exception as broken:

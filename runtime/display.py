@@ -57,7 +57,7 @@ def render(status: JobStatus) -> Group:
         slots = ", ".join(str(v) for v, holder in status.slots.items() if holder == name)
         rate = f"{trainer.get('samples_per_second', 0):,.0f} samples/s"
         table.add_row(f"trainer {name}", f"{trainer['host']}:{trainer['pid']}", f"step {trainer.get('step', '-')}",
-                      slots, rate)
+                      slots, trainer.get("waiting") or rate)
     for name, process in status.loading.items():
         table.add_row(f"{process['role']} {name}", f"{process['host']}:{process['pid']}",
                       f"loading {process['what']}, {process['seconds']:.0f} s", "", "")

@@ -48,6 +48,8 @@ class TrainerStatus(msgspec.Struct, frozen=True):
     samples_per_second: float = 0.0
     skipped: int = 0
     counters: dict[str, int] = {}
+    waiting: str = ""
+    """What it waits for and cannot go on without: storage that is away."""
 
 
 class ShardStatus(msgspec.Struct, frozen=True):

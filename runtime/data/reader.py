@@ -20,6 +20,7 @@ from graphft.plan import mix, record_order
 from graphft.runtime.data.changes import CHANGED
 from graphft.runtime.data.formats import ChunkFiles
 from graphft.runtime.data.lru import LRU
+from graphft.runtime.data.storage import is_of_storage, neighbours_of
 
 CHECKED_BYTES = 256 << 20
 """A stored array of at most so many bytes is compared with its digest when it is opened (in about 0.2 s)."""
@@ -72,6 +73,30 @@ class Reader(ABC):
                 raise  # not the chunk's fault
             raise GraphftError(f"reading chunk {chunk} ({self._where(info)}) failed: {describe(e)}",
                                rule="read", help="see the error above; the data must stay as it was described") from e
+
+    def probe(self, chunk: int, number: int) -> bool | None:
+        """Whether a record of another chunk of the same source can be read now; None if there is no other chunk.
+
+        `number`: which one, of those around it, so that one that is damaged itself is not asked again and again.
+        """
+        others = list(neighbours_of(chunk, [self._source(info) for info in self.spec.chunks]))
+        if not others:
+            return None
+        info = self.spec.chunks[others[number % len(others)]]
+        try:
+            with self._lock:
+                self._look_at(info)
+        except Exception as e:
+            return not is_of_storage(e)
+        return True
+
+    def _look_at(self, info: ChunkInfo) -> None:
+        """Reads a record of the chunk, from where it is stored."""
+        self._read(info, np.zeros(1, np.int64), (self.seed, 0, info.id, 0))
+
+    def _source(self, info: ChunkInfo) -> str:
+        """Where the chunk is stored: what is away at the same time has the same name."""
+        return ""
 
     def _order(self, pass_index: int, info: ChunkInfo) -> np.ndarray:
         key = (pass_index, info.id)
@@ -126,6 +151,12 @@ class FileReader(Reader):
 
     def _where(self, info: ChunkInfo) -> str:
         return f"{super()._where(info)} of {self._files.url(info)}"
+
+    def _source(self, info: ChunkInfo) -> str:
+        return self._files.url(info).rpartition("/")[0]
+
+    def _look_at(self, info: ChunkInfo) -> None:
+        self._files.read(info)  # never from the chunks that are kept
 
     def _read(self, info: ChunkInfo, order: np.ndarray, key: tuple[int, int, int, int]) -> dict[str, torch.Tensor]:
         columns = self._chunks.get(info.id)

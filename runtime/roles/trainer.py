@@ -5,6 +5,7 @@ What sync and async trainers share: data, metrics, status, leaving. Their loops 
 
 from __future__ import annotations
 
+import functools
 import signal
 import threading
 import time
@@ -28,6 +29,7 @@ from graphft.runtime.protocol.sync_events import ShardDown, ShardUp
 from graphft.runtime.roles.base import Role
 from graphft.runtime.roles.limits import trainer_limits
 from graphft.runtime.roles.loading import Loading
+from graphft.runtime.roles.storage_wait import StorageWait, open_when_there
 from graphft.runtime.status import TrainerStatus
 from graphft.runtime.transport import make_client
 from graphft.runtime.view import JobView
@@ -62,7 +64,9 @@ class Trainer(Role):
         self.transport = make_client(self.id, f"trainer {index}", trainer_limits(self.program), self.login)
         self.plan = self.config.plan
         self.leaving = False
-        self.prefetcher = Prefetcher(self._open_data(), depth=2 * self.config.trainers + 4)
+        reader = self._open_data()
+        self.storage = StorageWait(self, reader)
+        self.prefetcher = Prefetcher(reader, depth=2 * self.config.trainers + 4)
         self.ctx.data = self
         self.pass_index = -1
         self.batch_samples = 0
@@ -80,8 +84,9 @@ class Trainer(Role):
             signal.signal(signal.SIGTERM, lambda *_: self._leave())
         with Loading(self.etcd, self.keys, self.job_dir, (self.kind, self.id), "data", lambda: self.view,
                      lambda: self.leaving):
-            return open_reader(self.config.data, self.job_dir, self.config.seed,
-                               cached_chunks=max(8, self.config.trainers + 1))
+            make = functools.partial(open_reader, self.config.data, self.job_dir, self.config.seed,
+                                     cached_chunks=max(8, self.config.trainers + 1))
+            return make() if self.config.data.kind == "arrays" else open_when_there(make)
 
     def _make_scope(self) -> None:
         """Constants as saved; what pservers own, empty until it is received."""
@@ -123,6 +128,11 @@ class Trainer(Role):
         if transport is not None:
             transport.wake()
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether the work at hand is to be left: this trainer is to go, the job is over, or the work has changed."""
+        raise NotImplementedError
+
     def compute(self) -> Any:
         """Runs block step, and returns the loss."""
         (loss,) = self.run_block("step", fetch=(str(self.program.attrs["loss"]),))
@@ -139,7 +149,7 @@ class Trainer(Role):
 
     def batch(self, work: ChunkWork, columns: Sequence[str]) -> list[torch.Tensor]:
         self.batch_samples = work.samples
-        batch = self.prefetcher.get(BatchKey(work.pass_index, work.chunk, work.batch, self.config.batch_size))
+        batch = self.storage.batch(BatchKey(work.pass_index, work.chunk, work.batch, self.config.batch_size))
         if "assume" in self.program.attrs:
             check_dims(self.program, {c: batch[c] for c in columns})
         return [batch[c] for c in columns]
@@ -206,7 +216,7 @@ class Trainer(Role):
         times = list(self._times)
         rate = sum(n for _, n in times[1:]) / (times[-1][0] - times[0][0]) if len(times) > 1 else 0.0
         return TrainerStatus(self.ctx.step, max(self.pass_index, 0), self.loss, self.samples, rate, self.skipped,
-                             {**self.counters, **self.transport.counters})
+                             {**self.counters, **self.transport.counters}, self.storage.waiting)
 
     @property
     def skipped(self) -> int:

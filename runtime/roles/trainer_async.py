@@ -14,6 +14,7 @@ from graphft.runtime.data import CHANGED
 from graphft.runtime.etcd import LeaseLost, Store
 from graphft.runtime.queue_async import ChunkQueue
 from graphft.runtime.roles.comm_async import AsyncComm
+from graphft.runtime.roles.storage_wait import AWAY
 from graphft.runtime.roles.trainer import IDLE_SECONDS, Trainer
 
 if TYPE_CHECKING:
@@ -37,6 +38,10 @@ class ChunkTrainer(Trainer):
     def stops(self) -> bool:
         """Whether this trainer is to end, and hence waits for nothing that may take long."""
         return self.leaving or self.view.over
+
+    @property
+    def interrupted(self) -> bool:
+        return self.stops
 
     # -- the loop -----------------------------------------------------------------------------------------------
 
@@ -70,7 +75,7 @@ class ChunkTrainer(Trainer):
 
     def _report(self, error: Exception) -> None:
         work = self._work
-        if work is not None and not (isinstance(error, GraphftError) and error.rule == CHANGED):
+        if work is not None and not (isinstance(error, GraphftError) and error.rule in (CHANGED, AWAY)):
             text = self.tell_failure(f"batch {work.batch} of chunk {work.chunk} in pass {work.pass_index}", error,
                                      chunk=work.chunk, pass_index=work.pass_index)
             self.queue.report_failure((work.pass_index, work.chunk), text)
@@ -88,7 +93,7 @@ class ChunkTrainer(Trainer):
 
     def alive_since(self, then: float) -> bool:
         """Whether the main thread has computed a batch, or looked after the shards, since then."""
-        return self.busy_since(then) or self.comm.pumped > then
+        return self.busy_since(then) or (self.comm.pumped > then and not self.storage.waiting)
 
     def _note(self, loss: Any) -> None:
         work = self._work

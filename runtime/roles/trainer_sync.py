@@ -84,6 +84,10 @@ class SlotTrainer(Trainer):
             self.queue.report_failure(self._computing, what)
 
     @property
+    def interrupted(self) -> bool:
+        return self.leaving or self.view.over or self.comm.machine is None or self.comm.machine.work_changed
+
+    @property
     def _barrier(self) -> int:
         """Where block step goes on when a slot has no data: an empty contribution is a barrier without sends."""
         return next(i for i, op in enumerate(self.program.blocks["step"].ops) if op.type == "send_barrier")
@@ -130,6 +134,8 @@ class SlotTrainer(Trainer):
         view = self.view
         if view.over or self.leaving or self.comm.finished:
             return  # whoever leaves now was through with its slots
+        if not self.storage.may_claim():
+            return  # it could not compute them
         if self.watcher.revision < self._claimed_at:
             return  # the view does not know of the last claim yet, and would have this trainer claim too much
         self._assignment = assign(slots=slots, live=view.trainers, holders=view.slots, me=self.id, policy=policy)

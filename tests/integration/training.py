@@ -70,6 +70,23 @@ class Blobs:
         ctypes.PyDLL(None).sleep(seconds)  # a PyDLL's functions are called with the lock
 
 
+class StoredBlobs(Blobs):
+    """The same records, each read from a file in `folder`, which `store` writes."""
+
+    def __init__(self, folder: str, pace: str = "") -> None:
+        super().__init__(pace=pace)
+        self.file = Path(folder, "points")
+
+    def store(self) -> None:
+        self.file.parent.mkdir(parents=True)
+        self.file.write_bytes(self.x.numpy().tobytes())
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        with self.file.open("rb") as f:
+            f.seek(32 * i)
+            return torch.frombuffer(bytearray(f.read(32)), dtype=torch.float32), self.y[i]
+
+
 def network(plain: bool = False) -> nn.Module:
     """`plain`: without what depends on how samples are divided into batches (batch norm, dropout).
 

@@ -1,0 +1,125 @@
+"""Storage that is away: which errors may pass by waiting, how long is waited, and when a chunk is to blame."""
+
+from __future__ import annotations
+
+import http.client
+import time
+from pathlib import Path
+
+import fsspec.exceptions
+import pytest
+
+from graphft.data import dataset
+from graphft.data_files import files
+from graphft.errors import GraphftError
+from graphft.runtime.data import open_reader
+from graphft.runtime.data.storage import (
+    GOOD_NEIGHBOURS,
+    LONGEST_PAUSE,
+    WAIT_SECONDS,
+    Patience,
+    Verdict,
+    is_of_storage,
+    neighbours_of,
+)
+from graphft.runtime.roles import storage_wait
+from graphft.runtime.roles.storage_wait import AWAY, open_when_there
+
+DATASETS = str(Path(__file__).parent / "datasets.py")
+
+
+def caused(error: Exception, cause: Exception) -> Exception:
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(("error", "expected"), [
+    (FileNotFoundError("f"), True), (ConnectionResetError(), True), (fsspec.exceptions.FSTimeoutError(), True),
+    (http.client.IncompleteRead(b""), True), (caused(GraphftError("x"), PermissionError()), True),
+    (caused(ValueError("x"), caused(KeyError("y"), TimeoutError())), True),
+    (ValueError("damaged"), False), (TypeError(), False), (EOFError(), False), (GraphftError("x"), False)])
+def test_which_errors_are_of_storage(error: Exception, expected: bool) -> None:
+    assert is_of_storage(error) is expected
+
+
+def verdicts(neighbours: list[bool | None], every: float) -> list[Verdict]:
+    patience = Patience(0.0)
+    return [patience.failed(i * every, neighbour) for i, neighbour in enumerate(neighbours)]
+
+
+def test_an_outage_is_waited_for_and_is_never_the_chunks_fault() -> None:
+    assert set(verdicts([False] * 100, 2.9)) == {Verdict.WAIT}
+    assert verdicts([False] * 4, WAIT_SECONDS / 2)[2:] == [Verdict.AWAY] * 2
+
+
+def test_a_chunk_that_fails_while_its_neighbours_succeed_is_bad() -> None:
+    """Not at once: storage may have come back between the two reads."""
+    assert verdicts([True] * GOOD_NEIGHBOURS, 1.0) == [Verdict.WAIT] * (GOOD_NEIGHBOURS - 1) + [Verdict.BAD]
+    assert verdicts([False, True] * GOOD_NEIGHBOURS, 1.0)[-1] is Verdict.BAD
+
+
+def test_without_neighbours_only_time_tells() -> None:
+    assert verdicts([None] * 3, WAIT_SECONDS / 2 + 1) == [Verdict.WAIT, Verdict.WAIT, Verdict.BAD]
+
+
+def test_pauses_grow_up_to_a_limit() -> None:
+    patience = Patience(0.0, jitter=lambda: 0.0)
+    pauses = []
+    for _ in range(12):
+        patience.failed(0.0, False)
+        pauses.append(patience.pause)
+    assert pauses[:3] == [0.2, 0.4, 0.8]
+    assert pauses[-1] == LONGEST_PAUSE
+    assert {Patience(0.0).pause for _ in range(20)} != {0.1}, "not all at once"
+
+
+def test_neighbours_are_of_the_same_source() -> None:
+    near, far = ["s3://b/x", "s3://b/x", "s3://b/y", "s3://c/x"], ["s3://b/x", "s3://b/y", "s3://c/x"]
+    assert list(neighbours_of(1, near)) == [0]
+    assert list(neighbours_of(0, far)) == [1], "another folder of the same bucket, but no other bucket"
+    assert list(neighbours_of(2, far)) == []
+    assert list(neighbours_of(1, ["", "", ""])) == [2, 0]
+
+
+def test_probes_of_files(tmp_path: Path) -> None:
+    """A chunk that was read before does not hide that storage is away."""
+    for name in "ab":
+        (tmp_path / "in" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(b"y\n1\n2\n3\n4\n")
+    spec = files([str(tmp_path / "in" / n) for n in "ab"], "csv", {"y": "y"}, chunk_size=2)
+    reader = open_reader(spec, ".", 0)
+    for chunk in range(4):
+        reader.batch(0, chunk, 0, 2)
+    assert [reader.probe(0, n) for n in range(3)] == [True] * 3
+    (tmp_path / "in" / "b").unlink()
+    assert [reader.probe(0, n) for n in range(3)] == [True, False, False]
+    (tmp_path / "in").rename(tmp_path / "away")
+    assert [reader.probe(0, n) for n in range(3)] == [False] * 3
+    assert open_reader(files(str(tmp_path / "away" / "a"), "csv", {"y": "y"}), ".", 0).probe(0, 0) is None
+
+
+def test_probes_of_datasets() -> None:
+    """Neighbour 13 is damaged, which is not the storage's fault."""
+    reader = open_reader(dataset(f"{DATASETS}:Broken", chunk_size=1), ".", 0)
+    assert [reader.probe(12, n) for n in (0, 1)] == [True, True]
+
+
+def test_data_that_is_away_at_the_start_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "f").write_bytes(b"y\n1\n2\n")
+    spec = files(str(tmp_path / "f"), "csv", {"y": "y"})
+    tries = []
+
+    def make() -> object:
+        tries.append(time.monotonic())
+        if len(tries) == 3:
+            (tmp_path / "away").rename(tmp_path / "f")
+        return open_reader(spec, ".", 0)
+
+    (tmp_path / "f").rename(tmp_path / "away")
+    assert open_when_there(make).spec == spec  # type: ignore[arg-type]
+    assert len(tries) == 3
+    (tmp_path / "f").unlink()
+    monkeypatch.setattr(storage_wait, "START_SECONDS", 0.5)
+    with pytest.raises(GraphftError, match="could not be opened for") as error:
+        open_when_there(lambda: open_reader(spec, ".", 0))
+    assert error.value.rule == AWAY

@@ -1,0 +1,86 @@
+"""A real trainer waits for storage: for how long, and what ends the wait."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from programs_by_hand import linear
+
+import graphft
+from graphft.errors import GraphftError
+from graphft.ops.context import WorkChanged
+from graphft.runtime.data import BatchKey
+from graphft.runtime.etcd import EmbeddedEtcd
+from graphft.runtime.events import read_events
+from graphft.runtime.keys import Keys
+from graphft.runtime.roles import storage_wait
+from tests.runtime.trainers import Stage, stage, until
+
+
+@pytest.fixture
+def scene(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path) -> Iterator[Stage]:
+    """The job's data are two files of one chunk in `tmp_path/in`."""
+    (tmp_path / "in").mkdir()
+    for name in "ab":
+        (tmp_path / "in" / name).write_bytes(b"a,y\n1,1\n2,2\n")
+    data = graphft.files([str(tmp_path / "in" / n) for n in "ab"], "csv", {"x": ("a",) * 8, "y": ("y",)})
+    job = graphft.transpile(linear(features=8), chunks=data, batch_size=2, ft=True, sync=False)
+    with stage(etcd_server, keys, job, tmp_path) as made:
+        yield made
+
+
+def kinds(scene: Stage) -> list[str]:
+    return [event.kind for _, event in read_events(scene.etcd, scene.keys)]
+
+
+def test_a_chunk_that_alone_cannot_be_read(scene: Stage) -> None:
+    """Its file is missing, the other one is there: this is reported as a failure of the chunk, soon."""
+    trainer = scene.trainer(0)
+    (scene.folder / "in" / "b").unlink()
+    assert len(trainer.storage.batch(BatchKey(0, 0, 0, 2))["x"]) == 2
+    with pytest.raises(GraphftError, match="reading chunk 1") as error:
+        trainer.storage.batch(BatchKey(0, 1, 0, 2))
+    assert error.value.rule == "read"
+    assert kinds(scene) == ["storage-wait", "storage-waited"]
+    assert trainer.storage.may_claim()
+
+
+def test_an_outage_that_lasts(scene: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is no chunk's failure."""
+    monkeypatch.setattr(storage_wait, "WAIT_SECONDS", 1.0)
+    trainer = scene.trainer(0)
+    (scene.folder / "in").rename(scene.folder / "away")
+    with pytest.raises(GraphftError, match=r"storage has been away for \d+ s: reading chunk 1") as error:
+        trainer.storage.batch(BatchKey(0, 1, 0, 2))
+    assert error.value.rule == "storage-away"
+    trainer._report(error.value)
+    assert "step-failed" not in kinds(scene)
+
+
+def test_a_trainer_that_is_asked_to_leave_waits_no_longer(scene: Stage) -> None:
+    """Neither does one whose work has changed. It claims nothing for a while: another trainer's storage may work."""
+    trainer: Any = scene.trainer(0)
+    (scene.folder / "in").rename(scene.folder / "away")
+
+    seen = []
+
+    def leave() -> None:
+        try:
+            until(lambda: "waiting for storage: cannot open" in trainer.status().waiting)
+            seen.append(trainer.alive_since(time.monotonic() - 10))
+        finally:
+            trainer.leaving = True
+
+    thread = threading.Thread(target=leave)
+    thread.start()
+    with pytest.raises(WorkChanged):
+        trainer.storage.batch(BatchKey(0, 1, 0, 2))
+    thread.join()
+    assert seen == [False], "no claim is renewed"
+    assert trainer.status().waiting == ""
+    assert not trainer.storage.may_claim()
