@@ -219,9 +219,13 @@ def dataset(
     parts are named by `columns`, or dicts with the `columns` among their keys; `default_collate` makes them batches.
 
     A dataset that draws random numbers (augmentation) is `random`: its batches are then made on the training thread,
-    seeded per batch, so that whoever reads a batch gets the same one. By default this is found out by reading an item.
+    seeded per batch, so that every trainer that reads a batch gets the same one. By default this is found out by
+    reading some items; one whose other items draw is found out when they are read. `random=False` saves the watching
+    (see docs/data.md), for a dataset that is known to use no torch generator. Raises GraphftError for a dataset whose
+    items differ when they are read again.
     """
-    from graphft.data_reference import Reference, inspect_dataset
+    from graphft.data_inspection import inspect_dataset
+    from graphft.data_reference import Reference
 
     reference = Reference.of(make, args or {})
     names = check_columns(columns)
@@ -229,4 +233,5 @@ def dataset(
     chunks = tuple(ChunkInfo(i, n, start) for i, (start, n) in enumerate(split(records, chunk_size)))
     return DataSpec("dataset", types, chunks, {
         **reference.to_json(), "random": draws if random is None else random,
+        **({"trusted": True} if random is False else {}),
         "fingerprint": dataset_fingerprint(reference.file, reference.module, reference.args, records)})

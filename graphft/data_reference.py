@@ -1,4 +1,4 @@
-"""A reference to the function that makes a dataset, and what one item of the dataset tells about its batches."""
+"""A reference to the function that makes a dataset; and the parts of a dataset's items."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import importlib
 import importlib.util
 import json
 import os
-import random
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +14,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
+from graphft.data_seeding import CONSTRUCTION_SEED, seeded
 from graphft.errors import GraphftError, describe
-from graphft.ir import Type
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +54,12 @@ class Reference:
         return f"{self.file or self.module}:{self.name}"
 
     def resolve(self) -> Callable[..., Any]:
-        """The function. Raises GraphftError when it is not there."""
+        """The function; its module is loaded with seeded generators. Raises GraphftError when it is not there."""
         if self.path and self.path not in sys.path:
             sys.path.append(self.path)
         try:
-            found: Any = _load(self.file) if self.file else importlib.import_module(self.module)
+            with seeded(CONSTRUCTION_SEED):
+                found: Any = _load(self.file) if self.file else importlib.import_module(self.module)
             for part in self.name.split("."):
                 found = getattr(found, part)
         except (ImportError, OSError, AttributeError) as e:
@@ -73,10 +71,14 @@ class Reference:
         return found
 
     def make(self) -> Any:
-        """The dataset. Raises GraphftError when it is not map-style, or the function fails."""
+        """The dataset, made with seeded generators: numbers that its construction draws are the same everywhere.
+
+        Raises GraphftError when it is not map-style, or the function fails.
+        """
         function = self.resolve()
         try:
-            made = function(**self.args)
+            with seeded(CONSTRUCTION_SEED):
+                made = function(**self.args)
         except Exception as e:
             raise GraphftError(f"{self} failed: {describe(e)}", rule="dataset",
                                help=f"it is called with {self.args or 'no arguments'}") from e
@@ -141,36 +143,3 @@ def named(item: Any, columns: Sequence[str]) -> dict[str, Any]:
         raise GraphftError(f"the dataset's items have {len(parts)} parts, but {len(columns)} columns are named: "
                            f"{', '.join(columns)}", rule="columns", help="name each part of an item in columns")
     return dict(zip(columns, parts, strict=True))
-
-
-def inspect_dataset(reference: Reference, columns: Sequence[str]) -> tuple[int, dict[str, Type], bool]:
-    """(records, types of a batch, whether reading an item draws random numbers), from the dataset's first item."""
-    import torch
-    from torch.utils.data import default_collate
-
-    made = reference.make()
-    records = len(made)
-    if records == 0:
-        raise GraphftError(f"the dataset of {reference} has no records", rule="short-data", help="give at least one")
-    before = _random_state()
-    try:
-        batch = default_collate([named(made[0], columns)])
-    except GraphftError:
-        raise
-    except Exception as e:
-        raise GraphftError(f"reading record 0 of the dataset of {reference} failed: {describe(e)}",
-                           rule="dataset", help="its items must be what torch's default_collate takes") from e
-    draws = _random_state() != before
-    for column, value in batch.items():
-        if not isinstance(value, torch.Tensor):
-            raise GraphftError(f"column {column} of the dataset of {reference} is no tensor but "
-                               f"{type(value).__name__}", rule="columns", help="encode it as numbers")
-    return records, {c: Type(str(t.dtype).removeprefix("torch."), ("batch", *t.shape[1:]))
-                     for c, t in batch.items()}, draws
-
-
-def _random_state() -> tuple[Any, ...]:
-    import torch
-
-    kind, keys, *rest = np.random.get_state()
-    return torch.get_rng_state().numpy().tobytes(), random.getstate(), kind, np.asarray(keys).tobytes(), tuple(rest)

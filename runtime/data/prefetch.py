@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 
+from graphft.runtime.data.randomness import NeedsCallingThread
 from graphft.runtime.data.reader import Reader
 
 
@@ -36,7 +37,7 @@ class Prefetcher:
         """Starts making the batch, unless that was asked for already. Never waits."""
         if self._reader.calling_thread or key in self._batches:
             return
-        self._batches[key] = self._thread.submit(self._reader.batch, *key)
+        self._batches[key] = self._thread.submit(self._reader.batch, *key, ahead=True)
         while len(self._batches) > self._depth:
             self._batches.popitem(last=False)[1].cancel()
 
@@ -45,7 +46,10 @@ class Prefetcher:
         scheduled = self._batches.pop(key, None)
         if scheduled is None or scheduled.cancel():  # not begun: the thread is busy with others
             return self._reader.batch(*key)
-        return scheduled.result()
+        try:
+            return scheduled.result()
+        except NeedsCallingThread:
+            return self._reader.batch(*key)
 
     def close(self) -> None:
         """Drops what is queued, and waits for the batch that is being made."""

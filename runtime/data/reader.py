@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
-import random
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,12 +17,16 @@ from torch.utils.data import default_collate
 from graphft.data import FOLDER, ChunkInfo, DataSpec
 from graphft.data_fingerprint import array_digest
 from graphft.data_reference import Reference, named
+from graphft.data_seeding import seeded
 from graphft.errors import GraphftError, describe
 from graphft.plan import mix, record_order
 from graphft.runtime.data.changes import CHANGED
 from graphft.runtime.data.formats import ChunkFiles
 from graphft.runtime.data.lru import LRU
+from graphft.runtime.data.randomness import DrawWatch, NeedsCallingThread
 from graphft.runtime.data.storage import is_of_storage, neighbours_of
+
+log = logging.getLogger("graphft")
 
 CHECKED_BYTES = 256 << 20
 """A stored array of at most so many bytes is compared with its digest when it is opened (in about 0.2 s)."""
@@ -52,10 +58,13 @@ class Reader(ABC):
         self._orders: LRU[tuple[int, int], np.ndarray] = LRU(cached_chunks)
         self._lock = threading.Lock()
 
-    def batch(self, pass_index: int, chunk: int, batch_index: int, batch_size: int) -> dict[str, torch.Tensor]:
+    def batch(
+        self, pass_index: int, chunk: int, batch_index: int, batch_size: int, ahead: bool = False
+    ) -> dict[str, torch.Tensor]:
         """Records [batch_index * batch_size, + batch_size) of the chunk, in its order in this pass; by column.
 
         The last batch of a chunk may be shorter. Raises GraphftError, with the chunk named, when reading fails.
+        `ahead`: on another thread than the one that uses the batch; raises NeedsCallingThread for one that needs that.
         """
         if not 0 <= chunk < len(self.spec.chunks):
             raise GraphftError(f"there is no chunk {chunk}: the data has {len(self.spec.chunks)}", rule="data")
@@ -67,7 +76,9 @@ class Reader(ABC):
         try:
             with self._lock:
                 order = self._order(pass_index, info)[start : start + batch_size]
-                return self._read(info, order, (self.seed, pass_index, chunk, batch_index))
+                return self._read(info, order, (self.seed, pass_index, chunk, batch_index), ahead)
+        except NeedsCallingThread:
+            raise
         except Exception as e:
             if isinstance(e, GraphftError) and e.rule == CHANGED:
                 raise  # not the chunk's fault
@@ -92,7 +103,7 @@ class Reader(ABC):
 
     def _look_at(self, info: ChunkInfo) -> None:
         """Reads a record of the chunk, from where it is stored."""
-        self._read(info, np.zeros(1, np.int64), (self.seed, 0, info.id, 0))
+        self._read(info, np.zeros(1, np.int64), (self.seed, 0, info.id, 0), ahead=False)
 
     def _source(self, info: ChunkInfo) -> str:
         """Where the chunk is stored: what is away at the same time has the same name."""
@@ -109,7 +120,9 @@ class Reader(ABC):
         return f"records {info.start} to {info.start + info.records}"
 
     @abstractmethod
-    def _read(self, info: ChunkInfo, order: np.ndarray, key: tuple[int, int, int, int]) -> dict[str, torch.Tensor]:
+    def _read(
+        self, info: ChunkInfo, order: np.ndarray, key: tuple[int, int, int, int], ahead: bool
+    ) -> dict[str, torch.Tensor]:
         """The records of `info` at `order` (positions inside the chunk). `key` identifies the batch."""
 
 
@@ -136,7 +149,9 @@ class ArrayReader(Reader):
                                help="the file was changed: describe the data and the job again")
         return array
 
-    def _read(self, info: ChunkInfo, order: np.ndarray, key: tuple[int, int, int, int]) -> dict[str, torch.Tensor]:
+    def _read(
+        self, info: ChunkInfo, order: np.ndarray, key: tuple[int, int, int, int], ahead: bool
+    ) -> dict[str, torch.Tensor]:
         rows = order + info.start
         return {c: torch.from_numpy(np.asarray(a[rows])) for c, a in self._arrays.items()}
 
@@ -158,7 +173,9 @@ class FileReader(Reader):
     def _look_at(self, info: ChunkInfo) -> None:
         self._files.read(info)  # never from the chunks that are kept
 
-    def _read(self, info: ChunkInfo, order: np.ndarray, key: tuple[int, int, int, int]) -> dict[str, torch.Tensor]:
+    def _read(
+        self, info: ChunkInfo, order: np.ndarray, key: tuple[int, int, int, int], ahead: bool
+    ) -> dict[str, torch.Tensor]:
         columns = self._chunks.get(info.id)
         if columns is None:
             columns = self._chunks.put(info.id, self._files.read(info))
@@ -166,33 +183,46 @@ class FileReader(Reader):
 
 
 class DatasetReader(Reader):
-    """A map-style Dataset: made when the reader is opened, only the records of a batch are asked for."""
+    """A map-style Dataset: made when the reader is opened, only the records of a batch are asked for.
+
+    Every read is watched for draws of random numbers. Once there was one, all batches are made on the calling thread,
+    seeded; a batch for which nothing is drawn is the same either way.
+    """
 
     def __init__(self, spec: DataSpec, seed: int, cached_chunks: int) -> None:
         super().__init__(spec, seed, cached_chunks)
         reference = Reference.from_json(spec.source)
         self._dataset, self.calling_thread = reference.make(), bool(spec.source["random"])
+        self._trusted = bool(spec.source.get("trusted", False))
         if len(self._dataset) != spec.records:
             raise GraphftError(f"the dataset of {reference} has {len(self._dataset)} records, the job expects "
                                f"{spec.records}", rule="data", help="describe the data and the job again")
 
-    def _read(self, info: ChunkInfo, order: np.ndarray, key: tuple[int, int, int, int]) -> dict[str, torch.Tensor]:
+    def _read(
+        self, info: ChunkInfo, order: np.ndarray, key: tuple[int, int, int, int], ahead: bool
+    ) -> dict[str, torch.Tensor]:
         indices = [int(i) + info.start for i in order]
         if not self.calling_thread:
-            return self._collate(indices)
-        with torch.random.fork_rng(devices=[]):
-            seed = mix(*key)
-            torch.manual_seed(seed)
-            random.seed(seed)
-            np.random.seed(seed % 2**32)
-            return self._collate(indices)
+            watch = DrawWatch(operators=not self._trusted)
+            items = watch.read(lambda: self._items(indices))
+            if items is not None and not watch.drew:
+                return self._collate(items)
+            log.info("the dataset draws random numbers (seen in chunk %d): from now on its batches are made on the "
+                     "thread that trains, seeded per batch", info.id)
+            self.calling_thread = True
+        if ahead:
+            raise NeedsCallingThread
+        with seeded(mix(*key)):
+            return self._collate(self._items(indices))
 
-    def _collate(self, indices: list[int]) -> dict[str, torch.Tensor]:
+    def _items(self, indices: list[int]) -> Sequence[Any]:
         many = getattr(self._dataset, "__getitems__", None)
-        items = many(indices) if many else [self._dataset[i] for i in indices]
+        return many(indices) if many else [self._dataset[i] for i in indices]
+
+    def _collate(self, items: Sequence[Any]) -> dict[str, torch.Tensor]:
         batch: dict[str, torch.Tensor] = default_collate([named(item, self.spec.columns) for item in items])
         for column, tensor in batch.items():
-            shape, dtype = (len(indices), *self.spec.record_shape(column)), self.spec.types[column].dtype
+            shape, dtype = (len(items), *self.spec.record_shape(column)), self.spec.types[column].dtype
             if tuple(tensor.shape) != shape or str(tensor.dtype) != f"torch.{dtype}":
                 raise GraphftError(f"column {column} is {tensor.dtype}{list(tensor.shape)}, described as "
                                    f"torch.{dtype}{list(shape)}", rule="columns", help="make all records alike")

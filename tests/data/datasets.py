@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import time
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -29,6 +32,51 @@ class Named(Squares):
 class Noisy(Squares):
     def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
         return i + torch.rand(1), i
+
+
+class Rare(Squares):
+    """Record 5, which is not looked at when it is described, draws from the generator called `source`."""
+
+    def __init__(self, source: str = "torch", n: int = 20) -> None:
+        super().__init__(n)
+        self.source = source
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        draws: dict[str, Callable[[], float]] = {
+            "torch": lambda: torch.rand(1).item(), "numpy": lambda: float(np.random.rand()), "python": random.random,
+            "swallowed": drawn_behind_a_handler}
+        return torch.tensor([i + draws[self.source]() if i == 5 else float(i)]), i
+
+
+def drawn_behind_a_handler() -> float:
+    try:
+        return torch.rand(1).item()
+    except Exception:
+        return 0.5
+
+
+class Shuffled(Squares):
+    """Its construction draws from all three generators."""
+
+    def __init__(self, n: int = 20) -> None:
+        super().__init__(n)
+        self.order = np.random.permutation(n) + random.random() + torch.rand(1).item()
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        return torch.tensor([self.order[i]], dtype=torch.float32), i
+
+
+class Impure(Squares):
+    """Items depend on something that nothing seeds."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(20)
+        self.kind, self.reads, self.own = kind, 0, np.random.Generator(np.random.PCG64())
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        self.reads += 1
+        values = {"counter": float(self.reads), "clock": time.perf_counter(), "generator": self.own.random()}
+        return torch.tensor([values[self.kind]], dtype=torch.float64), i
 
 
 class Slow(Squares):

@@ -60,7 +60,6 @@ class Blobs:
             time.sleep(0.01)
         return [self[i] for i in indices]
 
-
     def _hold_the_lock(self) -> None:
         try:
             seconds = int(Path(self.holding).read_text())
@@ -68,6 +67,18 @@ class Blobs:
         except OSError:
             return
         ctypes.PyDLL(None).sleep(seconds)  # a PyDLL's functions are called with the lock
+
+
+class NoisyBlobs(Blobs):
+    """The construction draws a permutation, and one record in seven some noise."""
+
+    def __init__(self, pace: str = "") -> None:
+        super().__init__(pace=pace)
+        order = torch.randperm(len(self.x))
+        self.x, self.y = self.x[order], self.y[order]
+
+    def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
+        return self.x[i] + torch.rand(8) if i % 7 == 3 else self.x[i], self.y[i]
 
 
 class StoredBlobs(Blobs):

@@ -1,0 +1,37 @@
+"""The global random generators, seeded for a moment: what is made of their numbers is the same wherever it is made."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+
+import numpy as np
+
+CONSTRUCTION_SEED = 0
+"""Of the numbers that a Dataset draws while it is constructed, or its module loaded."""
+
+
+@contextlib.contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seeds torch's, NumPy's and Python's global generators; afterwards they go on where they were."""
+    import torch
+
+    python, numpy_ = random.getstate(), np.random.get_state()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy_)
+
+
+def states() -> tuple[object, ...]:
+    """What the generators are at, comparable."""
+    import torch
+
+    kind, keys, *rest = np.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), kind, np.asarray(keys).tobytes(), tuple(rest)

@@ -1,0 +1,84 @@
+"""Noticing that a dataset draws random numbers, and giving it the same ones whenever a batch is read.
+
+Reads ahead of use share torch's generator with the thread that trains, so they must not touch it. A `DrawWatch` stops a
+read at its first draw, before the generator moves: torch's by looking at each operator that is called on this thread,
+Python's and NumPy's by comparing their states. Such a read is made again on the calling thread, seeded per batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+T = TypeVar("T")
+
+
+class NeedsCallingThread(Exception):
+    """A read ahead was given up: it draws random numbers, and hence belongs on the thread that uses the batch."""
+
+
+class _Drawn(BaseException):
+    """Ends a read at its first draw. No Exception: user code that handles errors is not to handle this one."""
+
+
+class DrawWatch(TorchDispatchMode):
+    """`read(call)` returns what `call` returns. `drew`: whether it drew from a global generator, so that the result is
+    worth nothing (None, if it was stopped). Draws from torch's on threads that `call` starts are not seen.
+
+    `operators`: whether torch's operators are looked at, which costs some microseconds each.
+    """
+
+    def __init__(self, operators: bool = True) -> None:
+        super().__init__()
+        self.drew, self._operators = False, operators
+
+    def read(self, call: Callable[[], T]) -> T | None:
+        before = _states()
+        try:
+            with self if self._operators else contextlib.nullcontext():
+                made = call()
+        except _Drawn:
+            return None
+        self.drew = self.drew or not _same(before, _states())
+        return made
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (),
+                           kwargs: dict[str, Any] | None = None) -> Any:
+        kwargs = kwargs or {}
+        if _is_random(func) and not _has_own_generator((*args, *kwargs.values())):
+            self.drew = True
+            raise _Drawn
+        return func(*args, **kwargs)
+
+
+@functools.cache
+def _is_random(func: Any) -> bool:
+    """Not all of them have the tag; those that take a generator draw from one."""
+    return torch.Tag.nondeterministic_seeded in func.tags or any(
+        argument.name == "generator" for argument in func._schema.arguments)
+
+
+def _has_own_generator(values: tuple[Any, ...]) -> bool:
+    mine = _identity(torch.default_generator)
+    return any(isinstance(v, torch.Generator) and _identity(v) != mine for v in values)
+
+
+def _identity(generator: Any) -> Any:
+    """Of one generator there may be several Python objects."""
+    return generator._cdata
+
+
+def _states() -> tuple[Any, ...]:
+    return random.getstate(), np.random.get_state(legacy=True)
+
+
+def _same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    (python, (kind, keys, *rest)), (python_, (kind_, keys_, *rest_)) = one, other
+    return bool(python == python_ and (kind, rest) == (kind_, rest_) and np.array_equal(keys, keys_))

@@ -1,0 +1,128 @@
+"""Randomness in a Dataset: a batch is the same wherever and whenever it is read, or an error says why not."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from graphft.data import DataSpec, dataset
+from graphft.data_seeding import states
+from graphft.errors import GraphftError
+from graphft.runtime.data import BatchKey, Prefetcher, open_reader
+from graphft.runtime.data.randomness import DrawWatch, NeedsCallingThread
+
+DATASETS = str(Path(__file__).parent / "datasets.py")
+KEYS = [BatchKey(0, 0, b, 4) for b in range(5)]
+
+
+def seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+def all_of(spec: DataSpec, seed: int = 0) -> torch.Tensor:
+    """One pass, read ahead, with the generators of this process at `seed`."""
+    seed_all(seed)
+    reader = open_reader(DataSpec.from_json(spec.to_json()), ".", 3)
+    prefetcher = Prefetcher(reader)
+    for key in KEYS:
+        prefetcher.schedule(key)
+    read = torch.cat([prefetcher.get(key)["x"] for key in KEYS])
+    prefetcher.close()
+    return read
+
+
+@pytest.mark.parametrize("source", ["torch", "numpy", "python", "swallowed"])
+def test_draws_for_few_records_are_seen_when_they_are_read(source: str) -> None:
+    """Pitfall 41: though no record that is looked at when the dataset is described draws anything."""
+    spec = dataset(f"{DATASETS}:Rare", {"source": source}, chunk_size=20)
+    assert spec.source["random"] is False
+    assert torch.equal(all_of(spec), all_of(spec, seed=1))
+    drawn = [x for x in all_of(spec)[:, 0].tolist() if x % 1]
+    assert len(drawn) == 1
+    assert (drawn[0] == 5.5) is False
+
+
+@pytest.mark.parametrize("source", ["torch", "swallowed"])
+def test_the_generator_of_the_training_thread_is_left_alone(source: str) -> None:
+    """A read ahead is given up before it draws: the thread that trains uses the same generator at that moment."""
+    reader = open_reader(dataset(f"{DATASETS}:Rare", {"source": source}, chunk_size=20), ".", 3)
+    seed_all(0)
+    before, seen = states(), []
+
+    def ahead() -> None:
+        for key in KEYS:
+            try:
+                reader.batch(*key, ahead=True)
+            except NeedsCallingThread as error:
+                seen.append(error)
+
+    thread = threading.Thread(target=ahead)
+    thread.start()
+    thread.join()
+    assert seen
+    assert reader.calling_thread
+    assert states() == before
+
+
+def test_every_batch_is_read_alike_before_and_after_a_draw_was_seen() -> None:
+    spec = dataset(f"{DATASETS}:Rare", chunk_size=20)
+    forward, backward = open_reader(spec, ".", 3), open_reader(spec, ".", 3)
+    one = [forward.batch(*key)["x"] for key in KEYS]
+    other = [backward.batch(*key)["x"] for key in reversed(KEYS)][::-1]
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def test_a_construction_that_draws_is_the_same_everywhere() -> None:
+    """Pitfall 41: and the generators of the script go on where they were."""
+    seed_all(7)
+    before = states()
+    spec = dataset(f"{DATASETS}:Shuffled", chunk_size=20)
+    assert states() == before
+    assert torch.equal(all_of(spec), all_of(spec, seed=1))
+
+
+@pytest.mark.parametrize("kind", ["counter", "clock", "generator"])
+def test_items_that_depend_on_anything_else_are_refused(kind: str) -> None:
+    with pytest.raises(GraphftError, match="is another one when it is read again: column x differs") as error:
+        dataset(f"{DATASETS}:Impure", {"kind": kind})
+    assert error.value.rule == "dataset-changes"
+    assert "numpy.random.default_rng()" in error.value.help
+
+
+def test_a_damaged_record_is_no_error_of_the_description() -> None:
+    assert dataset(f"{DATASETS}:Broken", {"n": 14}).records == 14, "its last record cannot be read"
+
+
+DRAWS: list[Callable[[], Any]] = [
+    lambda: torch.rand(1), lambda: torch.randperm(4), lambda: torch.nn.functional.dropout(torch.ones(4)),
+    lambda: torch.empty(3).uniform_(), lambda: torch.multinomial(torch.ones(4), 1),
+    lambda: torch.normal(0.0, 1.0, (2,)),
+    lambda: torch.randint(0, 4, (1,)).item(), lambda: torch.rand(1, generator=torch.default_generator),
+    lambda: torch.nn.functional.rrelu(torch.ones(4), training=True), lambda: torch.poisson(torch.ones(4)),
+    lambda: torch.utils.data.RandomSampler([1, 2]).__iter__().__next__()]
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_draws_from_torchs_generator_are_stopped(draw: Callable[[], Any]) -> None:
+    before, watch = torch.get_rng_state(), DrawWatch()
+    assert watch.read(draw) is None
+    assert watch.drew
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("call", [
+    lambda: torch.rand(1, generator=torch.Generator().manual_seed(1)), lambda: np.random.default_rng(0).random(),
+    lambda: random.Random(0).random(), lambda: torch.ones(3).sum().item()])
+def test_what_does_not_draw_from_global_generators_is_not_stopped(call: Callable[[], Any]) -> None:
+    watch = DrawWatch()
+    assert watch.read(call) is not None
+    assert not watch.drew
