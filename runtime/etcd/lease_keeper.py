@@ -12,7 +12,7 @@ no length that is enough.
 
 What it must not do is to make a process that does not work look alive. It renews only while the role
 
-* lives (the child ends with it: the role holds the other end of a pipe, and is the child's parent),
+* lives (the child ends with it: by the kernel's signal, by the end of a pipe, or when it sees that its parent is gone),
 * is not stopped (SIGSTOP, a debugger): such a role loses its lease, as without a keeper,
 * has a main thread that is within its limit (see `roles/progress.py`),
 * has no daemon thread that hangs: then the main thread goes round and round while no renewal of its own is answered.
@@ -43,6 +43,7 @@ LOOK = 1 / 4
 """Of the TTL: the longest time between two looks at the page."""
 ROUNDS = 50
 """So many marks of the main thread since the last renewal of its own tell that the lock is free."""
+PR_SET_PDEATHSIG = 1
 END, REST, RENEW = "end", "rest", "renew"
 
 
@@ -225,8 +226,11 @@ class Keeper:
 
 def main(arguments: list[str]) -> None:
     """ARGUMENTS: descriptors of page and pipe, the role's process id, the lease, endpoints (by comma), sys.path."""
+    import ctypes
     import signal
 
+    if sys.platform == "linux":  # the pipe tells the same, but not to a keeper that is stopped
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):  # it ends with the role, which may take a moment
         signal.signal(number, signal.SIG_IGN)
     file, pipe, role, lease = map(int, arguments[:4])

@@ -192,6 +192,7 @@ def test_it_ends_with_its_role(role: tuple[subprocess.Popen[str], int, int]) -> 
     os.kill(keeper, signal.SIGTERM)
     time.sleep(0.2)
     assert psutil.pid_exists(keeper)
+    os.kill(keeper, signal.SIGSTOP)
     process.kill()
     until(lambda: ended(keeper))
 
