@@ -1,8 +1,16 @@
-"""What a job's bits depend on, beside its programs: recorded when it is transpiled, enforced when a role starts."""
+"""What a job's bits depend on, beside its programs: recorded when it is transpiled, enforced when a role starts.
+
+No such list is whole: that a process gives the job's bits, it proves (`roles/proof.py`). What is compared here gives
+the clearer error, and is known before anything is computed.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,13 +22,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("graphft")
 
+ONEDNN_ISA = "ONEDNN_MAX_CPU_ISA"
+"""oneDNN's vector units, which ATEN_CPU_CAPABILITY does not limit. It reads this when it first computes."""
+_OF_LIBRARIES = ("ATEN_", "DNNL_", "KMP_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_", "TORCH_")
+
 
 def enforce(config: JobConfig) -> None:
-    """Sets this process's threads as the job says, and compares what else its bits depend on.
+    """Sets this process's threads and oneDNN's vector units as the job says, and compares what cannot be set any more.
 
-    Raises GraphftError[exactness] where this machine differs, or warns with `exact=False`.
+    Before anything is computed. Raises GraphftError[exactness] where this machine differs, or warns with `exact=False`.
     """
     torch.set_num_threads(config.threads)
+    os.environ.pop("DNNL_" + ONEDNN_ISA.partition("_")[2], None)  # its older name
+    os.environ[ONEDNN_ISA] = config.onednn_isa or "DEFAULT"
     differences = [f"{what}: the job has {wanted}, here it is {found}" for what, wanted, found in (
         ("torch", config.torch_version, torch.__version__),
         ("CPU capability", config.cpu_capability, torch.backends.cpu.get_cpu_capability()),
@@ -32,3 +46,29 @@ def enforce(config: JobConfig) -> None:
         raise GraphftError(text, rule="exactness",
                            help="use the same torch build (and ATEN_CPU_CAPABILITY) everywhere, or exact=False")
     log.warning("%s", text)
+
+
+def settings(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What is known to decide over a process's bits: for people to look at, where bits differ."""
+    found = {
+        "torch": str(torch.__version__),
+        "CPU": _cpu(),
+        "CPU capability": torch.backends.cpu.get_cpu_capability(),
+        "threads": str(torch.get_num_threads()),
+        "float32 matmul precision": torch.get_float32_matmul_precision(),
+        "deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
+        "oneDNN": str(torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()),
+        "denormals": "flushed" if float(torch.full((1,), 1e-40) * 1) == 0 else "kept",
+    }
+    return found | {name: value for name, value in environ.items() if name.startswith(_OF_LIBRARIES)}
+
+
+def _cpu() -> str:
+    """The CPU's model, and its vector units, as the kernel tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+    except OSError:
+        return platform.processor()
+    told = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    units = [flag for flag in told.get("flags", "").split() if flag.startswith(("avx", "amx", "fma"))]
+    return " ".join([told.get("model name", platform.processor()), *units])

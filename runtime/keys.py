@@ -133,6 +133,10 @@ class Keys:
     def status_of(self, role: str, name: str) -> str:
         return f"/{self.job}.status/{role}/{name}"
 
+    def proof(self, name: str) -> str:
+        """What processes of a kind prove themselves with: `trainer`, `pserver/<index>`; and who tries to."""
+        return f"/{self.job}.proof/{name}"
+
     def loading(self, role: str, name: str) -> str:
         """What a process of a role loads before it registers."""
         return f"{self.status}loading/{role}/{name}"

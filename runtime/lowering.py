@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from functools import cached_property
 from types import TracebackType
 from typing import Any
@@ -26,13 +26,18 @@ from graphft.ops.context import Interrupt
 Scope = MutableMapping[str, Any]
 """Values by variable name."""
 
+Observe = Callable[[Block, int, Mapping[str, Any]], None]
+"""Is told of each op that has run: the block, the op's index, and what the op read and wrote, by variable name."""
 
-def lower(block: Block, *, fetch: Sequence[str] = (), start: int = 0, device: str | torch.device = "cpu") -> Lowered:
+
+def lower(block: Block, *, fetch: Sequence[str] = (), start: int = 0, device: str | torch.device = "cpu",
+          observe: Observe | None = None) -> Lowered:
     """The function that runs `block` from op `start` on, and returns the values of the variables in `fetch`.
 
+    `observe` is called after each op; without it, the function has nothing of that.
     Raises ProgramError for an unknown op, and for a fetch that the block neither makes nor finds in the scope.
     """
-    return Lowered(block, tuple(fetch), start, torch.device(device))
+    return Lowered(block, tuple(fetch), start, torch.device(device), observe)
 
 
 class Lowered:
@@ -42,13 +47,14 @@ class Lowered:
     shapes, chained to torch's own error. Interrupts and graphft's own errors pass through as they are.
     """
 
-    def __init__(self, block: Block, fetch: tuple[str, ...], start: int, device: torch.device) -> None:
+    def __init__(self, block: Block, fetch: tuple[str, ...], start: int, device: torch.device,
+                 observe: Observe | None = None) -> None:
         self.block, self.fetch, self.start = block, fetch, start
         for name in fetch:
             if name not in block.program.variables:
                 raise ProgramError(f"%{name} is fetched, but program '{block.program.name}' does not declare it",
                                    block=block, rule="undeclared", help="fetch a variable of the program")
-        writer = _Writer(block, fetch, start, device)
+        writer = _Writer(block, fetch, start, device, observe)
         self.source = writer.source()
         self._lines = writer.op_of_line
         self._slots = writer.slots
@@ -77,15 +83,19 @@ class Lowered:
         if isinstance(error, KeyError) and missing:
             return ProgramError(f"%{missing[0]} has no value in the scope", block=self.block, index=index,
                                 rule="no-value", help="feed it, or run the block that makes it first")
-        operands = ", ".join(f"%{n}: {_describe(values[self._slots[n]])}" for n in op.reads
-                             if self._slots[n] in values)
+        operands = operands_text({n: values[self._slots[n]] for n in op.reads if self._slots[n] in values})
         return ProgramError(f"{op.type} failed: {describe(error)}", block=self.block, index=index,
-                            rule="op-failed", help=f"its operands were {operands or 'none'}")
+                            rule="op-failed", help=f"its operands were {operands}")
 
     def _frame(self, traceback: TracebackType | None) -> TracebackType | None:
         while traceback is not None and traceback.tb_frame.f_code is not self._function.__code__:
             traceback = traceback.tb_next
         return traceback
+
+
+def operands_text(operands: Mapping[str, Any]) -> str:
+    """An op's operands in words: of tensors their types, shapes and devices."""
+    return ", ".join(f"%{n}: {_describe(v)}" for n, v in operands.items()) or "none"
 
 
 def _describe(value: Any) -> str:
@@ -103,8 +113,9 @@ def _changed_in_scope(op: Operator, definition: registry.OpDef) -> set[str]:
 class _Writer:
     """Writes the text of one block's function."""
 
-    def __init__(self, block: Block, fetch: tuple[str, ...], start: int, device: torch.device) -> None:
-        self.block, self.fetch, self.start, self.device = block, fetch, start, device
+    def __init__(self, block: Block, fetch: tuple[str, ...], start: int, device: torch.device,
+                 observe: Observe | None) -> None:
+        self.block, self.fetch, self.start, self.device, self.observe = block, fetch, start, device, observe
         self.globals: dict[str, Any] = {}
         self.slots: dict[str, str] = {}
         self.op_of_line: dict[int, int] = {}
@@ -127,6 +138,8 @@ class _Writer:
             kept = [n for n in op.writes if self._outlives(n)]
             for name in kept:
                 self._line(f"scope[{name!r}] = {self._slot(name)}", index)
+            if self.observe is not None:
+                self._line(self._observation(index), index)
             dead = [self._slot(n) for n in dict.fromkeys((*op.reads, *op.writes)) if last.get(n) == index]
             if None in op.outputs:
                 dead.append("_")
@@ -136,6 +149,12 @@ class _Writer:
             self._load(name, len(self.block.ops) - 1)
         self._line(f"return ({''.join(self._slot(n) + ', ' for n in self.fetch)})", len(self.block.ops) - 1)
         return "\n".join(self._lines) + "\n"
+
+    def _observation(self, index: int) -> str:
+        op = self.block.ops[index]
+        values = ", ".join(f"{n!r}: {self._slot(n)}" for n in dict.fromkeys((*op.reads, *op.writes))
+                           if n in self._loaded)
+        return f"{self._bind(self.observe, 'observe')}({self._bind(self.block, 'block')}, {index}, {{{values}}})"
 
     def _outlives(self, name: str) -> bool:
         """Whether a result is stored in the scope: what is no temporary, and what another block reads."""

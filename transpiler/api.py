@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import os
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from graphft.transpiler.config import JobConfig
 from graphft.transpiler.job import Job
 from graphft.verify import verify
 
-_DERIVED = ("data", "torch_version", "cpu_capability")
+_DERIVED = ("data", "torch_version", "cpu_capability", "onednn_isa")
 _OPTIONS = tuple(f.name for f in dataclasses.fields(JobConfig) if f.name not in _DERIVED)
 
 
@@ -47,6 +48,7 @@ def transpile(program: Program, *, chunks: DataSpec, batch_size: int, trainers: 
         data=chunks, batch_size=batch_size, trainers=trainers, pservers=pservers, sync=sync, ft=ft,
         etcd_endpoints=None if etcd_endpoints is None else tuple(etcd_endpoints),
         torch_version=torch.__version__, cpu_capability=torch.backends.cpu.get_cpu_capability(),
+        onednn_isa=os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
         **{**defaults, **options})
     _check_program(program)
     verify(program, require_values=True)

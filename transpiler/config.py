@@ -28,7 +28,7 @@ _AT_LEAST = {
 }
 _TYPES: dict[str, type | tuple[type, ...]] = {"int": int, "bool": bool, "str": str, "float": (int, float)}
 _POSITIVE = ("recovery_timeout", "chunk_timeout", "daemon_interval", "push_timeout")
-_NOT_HASHED = ("name", "etcd_endpoints", "exact", "torch_version", "cpu_capability")
+_NOT_HASHED = ("name", "etcd_endpoints", "exact", "torch_version", "cpu_capability", "onednn_isa")
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,8 @@ class JobConfig:
     device: str = "cpu"
     torch_version: str = ""
     cpu_capability: str = ""
+    onednn_isa: str = ""
+    """The most that oneDNN may use of the CPU (its ONEDNN_MAX_CPU_ISA); "": all of it."""
 
     def __post_init__(self) -> None:
         _check(self)

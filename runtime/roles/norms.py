@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -42,12 +42,9 @@ class NormExchange:
     def fill(self, scope: MutableMapping[str, Any], partials: Sequence[Any]) -> None:
         """Lays all shards' partial sums out in canonical order. A shard without a contribution counts as zeros."""
         sums = {s: as_tensor(partials[s], torch.float64) for s, *_ in self.order if partials[s] is not None}
-        pieces = []
-        for shard, start, count in self.order:
-            values = sums.get(shard)
-            pieces.append(torch.zeros(count, dtype=torch.float64) if values is None else values[start : start + count])
-        if pieces:
-            scope[ALL_NORMS] = torch.cat(pieces)
+        norms = lay_out(self.order, sums)
+        if norms is not None:
+            scope[ALL_NORMS] = norms
 
     def connect(self, view: JobView) -> None:
         """(Re)connects to shards that are new or have moved."""
@@ -66,3 +63,13 @@ class NormExchange:
 
     def close(self) -> None:
         self.client.close()
+
+
+def lay_out(order: Sequence[tuple[int, int, int]], sums: Mapping[int, torch.Tensor]) -> torch.Tensor | None:
+    """The shards' partial sums in the canonical order of (shard, start, count), zeros for a shard without any; None if
+    there are none to lay out."""
+    pieces = []
+    for shard, start, count in order:
+        values = sums.get(shard)
+        pieces.append(torch.zeros(count, dtype=torch.float64) if values is None else values[start : start + count])
+    return torch.cat(pieces) if pieces else None

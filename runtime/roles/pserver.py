@@ -29,6 +29,7 @@ from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, Ta
 from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Bucket, Push
 from graphft.runtime.roles.base import Role, log
 from graphft.runtime.roles.limits import pserver_limits
+from graphft.runtime.roles.proof_shard import prove_shard
 from graphft.runtime.saver import Saver
 from graphft.runtime.status import ShardStatus
 from graphft.runtime.transport import make_server
@@ -131,6 +132,7 @@ class Pserver(Role):
         """From start to the end of the job."""
         self.start_daemon()
         try:
+            prove_shard(self)
             self.run_block("init")
             self.run_block("serve")
         finally:

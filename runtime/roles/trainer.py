@@ -19,7 +19,6 @@ import msgspec
 import torch
 
 from graphft.errors import describe
-from graphft.ir import Kind
 from graphft.ops.context import ChunkWork
 from graphft.runtime.data import BatchKey, Prefetcher, Reader, open_reader
 from graphft.runtime.etcd import Store
@@ -29,6 +28,8 @@ from graphft.runtime.protocol.sync_events import ShardDown, ShardUp
 from graphft.runtime.roles.base import Role
 from graphft.runtime.roles.limits import trainer_limits
 from graphft.runtime.roles.loading import Loading
+from graphft.runtime.roles.proof_trainer import prove_step
+from graphft.runtime.roles.scope import trainer_scope
 from graphft.runtime.roles.storage_wait import StorageWait, open_when_there
 from graphft.runtime.status import TrainerStatus
 from graphft.runtime.transport import make_client
@@ -75,7 +76,7 @@ class Trainer(Role):
         self.loss: float | None = None
         self._times: deque[tuple[float, int]] = deque(maxlen=RATE_WINDOW)
         self._metrics = Metrics(self.job_dir / "metrics" / f"trainer-{self.id}.jsonl")
-        self._make_scope()
+        self.ctx.scope.update(trainer_scope(self.program))
         self.open_session()
 
     def _open_data(self) -> Reader:
@@ -88,18 +89,11 @@ class Trainer(Role):
                                      cached_chunks=max(8, self.config.trainers + 1))
             return make() if self.config.data.kind == "arrays" else open_when_there(make)
 
-    def _make_scope(self) -> None:
-        """Constants as saved; what pservers own, empty until it is received."""
-        for v in self.program.variables.values():
-            if v.name in self.program.values:
-                self.ctx.scope[v.name] = self.program.values[v.name].clone()
-            elif v.kind in (Kind.PARAM, Kind.BUFFER):
-                self.ctx.scope[v.name] = torch.empty([int(d) for d in v.shape], dtype=getattr(torch, v.dtype))
-
     def run(self) -> None:
         """From start until the job is complete, or SIGTERM asks this trainer to leave."""
         self.start_daemon()
         try:
+            prove_step(self)
             self.run_block("init")
             self.watch()
             self.progress.begin("computing")

@@ -1,0 +1,175 @@
+"""A role proves itself: it computes what the job's first process of its kind computed, and compares the bits.
+
+A job's bits depend on more than any list of settings can name: the CPU's vector units, the kernels that libraries
+choose by them, environment variables, what user code switches on. So before a trainer may claim a slot it runs the
+job's own step once, and before a shard serves it runs its own optimizer; the first one records digests of what went in
+and what came out (`/<job>.proof/...`), and the others compare theirs. Nothing of it reaches the job: the trial
+has a scope and ports of its own.
+
+With the result, the first one records a short digest per op, so that one who differs can name the first op that does.
+Such a process is refused, as starting it again does not help; with `exact=False` it is warned.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
+import torch
+from torch import Tensor
+
+from graphft.errors import GraphftError
+from graphft.ir import Block
+from graphft.registry import writes_of
+from graphft.runtime.etcd import KV, mod_is, put_op
+from graphft.runtime.exactness import settings
+from graphft.runtime.lowering import Observe, operands_text
+from graphft.runtime.roles.base import log
+from graphft.runtime.transport.buffers import byte_view
+
+if TYPE_CHECKING:
+    from graphft.runtime.roles.base import Role
+
+OP_BYTES = 4
+MAX_OPS = 1 << 15
+"""Digests of so many ops are recorded, of longer trials of every second op, every third, ...: etcd takes 1.5 MB."""
+UNWRITTEN = ("empty", "new_empty")
+"""What is in such results is not computed yet."""
+
+
+class Trial(Protocol):
+    """A computation of the role's own blocks, on inputs that are the same for all processes of its kind."""
+
+    what: str
+    """In words, for people: "batch 0 of chunk 3"."""
+
+    def run(self, observe: Observe | None = None) -> tuple[dict[str, str], str]:
+        """Digests of what goes in, by name, and of what comes out."""
+
+
+class Proof(msgspec.Struct, frozen=True):
+    """What the first process of a kind recorded. `by`: who it was. `ops`: OP_BYTES of every `stride`-th op."""
+
+    run: str
+    by: str
+    what: str
+    inputs: dict[str, str]
+    result: str
+    stride: int
+    ops: bytes
+    settings: dict[str, str]
+
+
+class OpDigests:
+    """Observes a trial: makes a digest of what each op writes. With those of `other`, describes the first that
+    differs in `first`."""
+
+    def __init__(self, other: Proof | None = None) -> None:
+        self._other, self._count = other, 0
+        self._found = bytearray()
+        self.first = ""
+
+    def __call__(self, block: Block, index: int, values: Mapping[str, Any]) -> None:
+        found, other = _digest_of_op(block, index, values), self._other
+        if other is None:
+            self._found += found
+        elif not self.first and self._count % other.stride == 0:
+            place = self._count // other.stride * OP_BYTES
+            if other.ops[place:place + OP_BYTES] != found:
+                op = block.ops[index]
+                near = f" (or one of the {other.stride - 1} before it)" if other.stride > 1 else ""
+                operands = operands_text({n: v for n, v in values.items() if n in op.reads})
+                self.first = f"op {index} of block {block.name}, {op.type}{near}; its operands are {operands}"
+        self._count += 1
+
+    def recorded(self) -> tuple[int, bytes]:
+        """The stride, and every stride-th digest."""
+        stride = -(-self._count // MAX_OPS) or 1
+        return stride, b"".join(self._found[i:i + OP_BYTES]
+                                for i in range(0, len(self._found), stride * OP_BYTES))
+
+
+def prove(role: Role, key: str, trial: Trial) -> None:
+    """Runs the trial, and compares it with the one that is recorded under `key`, or records it.
+
+    Raises GraphftError[exactness] when they differ and the job is exact.
+    """
+    proof = _read(role, role.etcd.get(key))
+    digests = OpDigests() if proof is None else None
+    inputs, result = trial.run(digests)
+    if proof is None and digests is not None:
+        stride, ops = digests.recorded()
+        mine = Proof(role.job.run_id, f"{role.kind} {role.id}", trial.what, inputs, result, stride, ops, settings())
+        proof = _record(role, key, mine)
+    assert proof is not None
+    if (proof.inputs, proof.result) == (inputs, result):
+        return
+    text = _difference(proof, inputs, trial)
+    error = GraphftError(f"this {role.kind} computes other bits than {proof.by} of {trial.what}: {text}",
+                         rule="exactness", help="run all roles with the same torch build and settings, on CPUs that "
+                                                "give the same bits; or transpile with exact=False")
+    if role.config.exact and role.config.device == "cpu":
+        role.events.emit("refused", error.message)
+        raise error
+    log.warning("%s", error.message)
+
+
+def _read(role: Role, kv: KV | None) -> Proof | None:
+    """What is recorded of this very run; None otherwise, also of a record of another version of graphft."""
+    try:
+        proof = msgspec.json.decode(kv.value, type=Proof) if kv is not None else None
+    except msgspec.DecodeError:
+        return None
+    return proof if proof is not None and proof.run == role.job.run_id else None
+
+
+def _record(role: Role, key: str, mine: Proof) -> Proof:
+    """Records it, unless somebody has meanwhile; returns what is recorded."""
+    while True:
+        kv = role.etcd.get(key)
+        found = _read(role, kv)
+        if found is not None:
+            return found
+        same = mod_is(key, kv.mod_revision if kv is not None else 0)
+        if role.etcd.txn([same], [put_op(key, msgspec.json.encode(mine))], token=key).ok:
+            log.info("recorded what %s gives, for others to compare with", mine.what)
+            return mine
+
+
+def _difference(proof: Proof, inputs: Mapping[str, str], trial: Trial) -> str:
+    """What differs, in words: the inputs, else the first op, and the settings."""
+    changed = sorted(n for n in proof.inputs.keys() | inputs.keys() if proof.inputs.get(n) != inputs.get(n))
+    if changed:
+        return f"it is given other {', '.join(changed)}"
+    digests, here = OpDigests(proof), settings()
+    trial.run(digests)
+    found = f"the first op that differs is {digests.first}" if digests.first else "each op's result is the same"
+    names = sorted(n for n in proof.settings.keys() | here.keys() if proof.settings.get(n) != here.get(n))
+    differing = "; ".join(f"{n}: {there} there, {here.get(n, 'not set')} here" for n in names
+                          for there in [proof.settings.get(n, "not set")])
+    return f"{found}. Settings that differ: {differing or 'none that are known'}"
+
+
+def _digest_of_op(block: Block, index: int, values: Mapping[str, Any]) -> bytes:
+    op = block.ops[index]
+    name = op.type.removeprefix("aten.").partition(".")[0]
+    if name.startswith(UNWRITTEN):
+        return bytes(OP_BYTES)
+    written = [values[n] for n in writes_of(op) if isinstance(values.get(n), Tensor)]
+    return bytes.fromhex(digest(written, OP_BYTES))
+
+
+def digest(tensors: Iterable[Tensor], size: int = 16) -> str:
+    """Of the tensors' types, shapes and bits, in hexadecimal digits: two per byte of `size`."""
+    result = hashlib.blake2b(digest_size=size)
+    for tensor in tensors:
+        result.update(f"{tensor.dtype} {tuple(tensor.shape)};".encode())
+        result.update(byte_view(tensor.detach().cpu().contiguous()))
+    return result.hexdigest()
+
+
+def undisturbed() -> Any:
+    """A context that leaves torch's random generator as it was."""
+    return torch.random.fork_rng(devices=[])

@@ -1,0 +1,183 @@
+"""What a trainer proves itself with: block step, once, on the initial values and the first batch of the data.
+
+The batch is read as any other, so it may fail, hang, or end the process. An error is told, and the trainer goes on
+without proof; of a process that ended in the middle a record stays, and after two of them in a row the others go on
+without proof, too. The queue then finds out what is wrong with the batch, and leaves it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from graphft.errors import GraphftError
+from graphft.ops.context import ChunkWork, Context, Interrupt, Slices
+from graphft.plan import batch_seed
+from graphft.runtime.data import BatchKey
+from graphft.runtime.etcd import delete_op, put_op
+from graphft.runtime.lowering import Observe, lower
+from graphft.runtime.roles.base import log
+from graphft.runtime.roles.proof import digest, prove, undisturbed
+from graphft.runtime.roles.scope import trainer_scope
+from graphft.runtime.transport.buffers import BucketLayout, byte_view, pack, unpack
+from graphft.runtime.units import batches_of
+
+if TYPE_CHECKING:
+    from graphft.runtime.roles.trainer import Trainer
+
+DEATHS = 2
+
+
+def prove_step(trainer: Trainer) -> None:
+    """Compares what this trainer makes of the first batch with what the first trainer made of it.
+
+    Raises GraphftError[exactness].
+    """
+    if trainer.view.over or trainer.leaving or not _may_try(trainer):
+        return
+    with trainer.progress.within(trainer.progress.usual, "proving itself"):
+        try:
+            prove(trainer, trainer.keys.proof("trainer"), StepTrial(trainer))
+        except Exception as error:
+            if not isinstance(error, _Unusable):
+                raise
+            log.warning("this trainer could not compute the batch that all prove themselves with, and goes on without "
+                        "proof: %s", error.__cause__)
+    _tried(trainer)
+
+
+class _Unusable(Exception):
+    """The batch cannot be read or computed."""
+
+
+def _may_try(trainer: Trainer) -> bool:
+    """Notes that this process tries; not if those before it did not survive that."""
+    tried, trying = trainer.keys.proof("tried/"), trainer.keys.proof("trying/")
+    dead = {kv.key.removeprefix(tried) for kv in trainer.etcd.range(tried, keys_only=True).kvs}
+    dead -= {kv.key.removeprefix(trying) for kv in trainer.etcd.range(trying, keys_only=True).kvs}
+    if len(dead) >= DEATHS:
+        log.warning("%d trainers ended while they computed the batch that all prove themselves with; this one goes on "
+                    "without proof", len(dead))
+        return False
+    if trainer.lease:
+        trainer.etcd.txn([], [put_op(tried + trainer.id, b""), put_op(trying + trainer.id, b"", trainer.lease)])
+    return True
+
+
+def _tried(trainer: Trainer) -> None:
+    if trainer.lease:
+        trainer.etcd.txn([], [delete_op(trainer.keys.proof(f"{kind}/{trainer.id}")) for kind in ("tried", "trying")])
+
+
+class StepTrial:
+    """Block step (and block local), with a scope of its own and ports that write down what passes them."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer, self.program, config = trainer, trainer.program, trainer.config
+        chunk = next(c for c, n in enumerate(config.data.batches(config.batch_size, config.drop_last)) if n)
+        self._key = BatchKey(0, chunk, 0, config.batch_size)
+        self.what = f"batch 0 of chunk {chunk}"
+        self._batch: dict[str, Tensor] = {}
+
+    def run(self, observe: Observe | None = None) -> tuple[dict[str, str], str]:
+        try:
+            with undisturbed():
+                return self._run(observe)
+        except (Interrupt, Exception) as error:
+            raise _Unusable from error
+
+    def _run(self, observe: Observe | None) -> tuple[dict[str, str], str]:
+        self._batch = self._batch or self.trainer.prefetcher.get(self._key)
+        ports = _Ports(self, observe)
+        fetch = () if self.trainer.config.local else (self.loss,)
+        losses = ports.run("step", fetch)
+        pushed = [ports.pushed[key] for key in sorted(ports.pushed)]
+        inputs = {f"values of column {name}": digest([value]) for name, value in self._batch.items()}
+        pulled = [ports.pulled[key] for key in sorted(ports.pulled)]
+        return inputs | {"initial values": digest(pulled)}, digest([*losses, *ports.losses, *pushed])
+
+    @property
+    def loss(self) -> str:
+        return str(self.program.attrs["loss"])
+
+    def work(self) -> ChunkWork:
+        """The batch; of units, one of one batch."""
+        samples = len(next(iter(self._batch.values())))
+        return ChunkWork(0, self._key.chunk, 0, samples, batch_seed(self.trainer.config.seed, 0, 0))
+
+    def columns(self, names: Sequence[str]) -> list[Tensor]:
+        return [self._batch[name].clone() for name in names]
+
+
+class _Ports:
+    """All ports of block step. Transfers: (shard, bucket) -> values, flat."""
+
+    def __init__(self, trial: StepTrial, observe: Observe | None) -> None:
+        self.trial, self.trainer, self._observe = trial, trial.trainer, observe
+        self.pulled: dict[tuple[int, int], Tensor] = {}
+        self.pushed: dict[tuple[int, int], Tensor] = {}
+        self.losses: list[Tensor] = []
+        self._work: ChunkWork | None = None
+        ports: Any = self
+        self.ctx = Context(trainer_scope(trial.program), device=self.trainer.config.device, session=ports,
+                           members=ports, queue=ports, comm=ports, data=ports, local=ports)
+
+    def run(self, name: str, fetch: tuple[str, ...]) -> tuple[Any, ...]:
+        block = self.trial.program.blocks[name]
+        if self._observe is None:
+            return self.trainer.lowered(block, fetch)(self.ctx, self.ctx.scope)
+        return lower(block, fetch=fetch, device=self.ctx.device, observe=self._observe)(self.ctx, self.ctx.scope)
+
+    # -- QueuePort, MembersPort, DataPort -----------------------------------------------------------------------
+
+    def get_chunk(self) -> ChunkWork:
+        return self.trial.work()
+
+    def complete_chunks(self) -> None:
+        """Nothing was claimed."""
+
+    def release_slots(self) -> None:
+        """No slot is held."""
+
+    def batch(self, work: ChunkWork, columns: Sequence[str]) -> list[Tensor]:
+        return self.trial.columns(columns)
+
+    # -- CommPort -----------------------------------------------------------------------------------------------
+
+    def pull(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices, refresh: bool) -> None:
+        values = self.pulled.get((shard, bucket))
+        if values is None:
+            values = self.pulled[shard, bucket] = self._initial(shard, bucket)
+        unpack(byte_view(values), tensors, slices)
+
+    def _initial(self, shard: int, bucket: int) -> Tensor:
+        program = self.trainer.job.pserver_program(shard)
+        (op,) = (op for op in program.blocks["init"].ops if op.type == "bucket" and op.attrs["index"] == bucket)
+        return torch.cat([program.values[ref.name].reshape(-1) for ref in op.args])
+
+    def end_pull(self) -> None:
+        """Nothing is awaited."""
+
+    def push(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices) -> None:
+        layout = BucketLayout.of(tensors, slices)
+        flat = self.pushed[shard, bucket] = torch.empty(layout.numel, dtype=layout.dtype)
+        pack(flat, tensors, layout)
+
+    def end_push(self, push_timeout: float, max_skipped: int) -> None:
+        """Nothing is awaited."""
+
+    # -- LocalPort ----------------------------------------------------------------------------------------------
+
+    def run_unit(self, unit: ChunkWork, block: str, count: int) -> None:
+        config = self.trainer.config
+        for work in batches_of(unit, count=count, batch_size=config.batch_size, seed=config.seed):
+            self._work = work
+            self.losses += self.run(block, (self.trial.loss,))
+
+    def local_batch(self, unit: ChunkWork) -> ChunkWork:
+        if self._work is None:
+            raise GraphftError("block local runs outside of a unit", rule="local-block")
+        return self._work

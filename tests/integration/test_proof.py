@@ -1,0 +1,51 @@
+"""A trainer whose environment really changes bits, beside one whose does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.keys import Keys
+from tests.integration import training
+from tests.integration.plays import Program
+from tests.runtime.test_proof import bits
+from tests.runtime.trainers import until
+
+pytestmark = [pytest.mark.xdist_group("sync"), pytest.mark.timeout(240, method="signal")]
+OTHER = {"MKL_CBWR": "COMPATIBLE"}
+"""Has Intel's library multiply matrices in another order, on CPUs of every kind."""
+LINEAR = """if True:
+    import torch
+    torch.manual_seed(3)
+    x, layer = torch.randn(8, 8), torch.nn.Linear(8, 32)
+    layer(x).square().sum().backward()
+    found = layer.weight.grad.double().norm().item().hex()
+"""
+
+
+def test_a_trainer_that_would_give_other_bits_is_refused(folder: Path, etcd_server: EmbeddedEtcd) -> None:
+    """Pitfall 59: it claims nothing, and the job ends with the bits of the others."""
+    here: dict[str, str] = {}
+    exec(LINEAR, here)
+    if here["found"] == bits(f"{LINEAR}print(found)", **OTHER).strip():
+        pytest.skip(f"{OTHER} gives the same bits here")
+    pace = folder / "pace"
+    folder.mkdir(exist_ok=True)
+    pace.write_text("2")  # until the other has been refused
+    job = training.job(training.program(plain=True), pace=pace, trainers=1, pservers=1, passes=1, name="proof")
+    job.save(folder / "job")
+    where = ("--job", folder / "job", "--etcd", etcd_server.endpoints[0])
+    with Etcd(etcd_server.endpoints) as etcd:
+        running = [Program(folder, "-m", "graphft", "start", role, *where) for role in ("pserver", "trainer")]
+        until(lambda: etcd.get(Keys("proof").proof("trainer")), 60)
+        wrong = Program(folder, "-m", "graphft", "start", "trainer", *where, **OTHER)
+        assert wrong.wait() == 2, wrong.output
+        assert "error[exactness]: this trainer computes other bits than trainer 0-" in wrong.output
+        assert "the first op that differs is op" in wrong.output
+        assert "aten." in wrong.output
+        assert "MKL_CBWR: not set there, COMPATIBLE here" in wrong.output
+        assert "claimed slot" not in wrong.output
+        pace.write_text("0")
+        assert [program.wait() for program in running] == [0, 0], [program.output for program in running]

@@ -1,0 +1,251 @@
+"""Roles that prove themselves, by what the first one of their kind recorded in a real etcd."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from programs_by_hand import linear
+
+import graphft
+from graphft.errors import GraphftError
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.keys import Keys
+from graphft.runtime.roles.proof import MAX_OPS, OP_BYTES, OpDigests, Proof
+from graphft.runtime.roles.proof_shard import prove_shard
+from graphft.runtime.roles.proof_trainer import prove_step
+from graphft.runtime.roles.pserver_async import BatchPserver
+from graphft.runtime.roles.pserver_sync import RoundPserver
+from graphft.transpiler import Job
+from tests.runtime.trainers import Stage, stage
+
+ROOT = Path(__file__).parents[2]
+MODES: dict[str, dict[str, Any]] = {
+    "sync": {}, "async": {"sync": False}, "dc_asgd": {"sync": False, "mode": "dc_asgd"},
+    "half_async": {"sync": False, "mode": "half_async", "local_steps": 2},
+    "geo_sgd": {"sync": False, "mode": "geo_sgd", "local_steps": 2}}
+
+
+def job_of(scale: float = 1.0, **options: Any) -> Job:
+    x = torch.linspace(-scale, scale, 1600).reshape(16, 100)
+    data = graphft.arrays(chunk_size=8, x=x, y=torch.zeros(16, 1))
+    program = linear(features=100, optimizer=graphft.Adam(lr=0.1), clip=graphft.ClipByGlobalNorm(0.5))
+    return graphft.transpile(program, chunks=data, batch_size=4, trainers=2, pservers=2, ft=True, slice_unit=64,
+                             min_block=64, **options)
+
+
+@pytest.fixture
+def scene(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path) -> Iterator[Stage]:
+    with stage(etcd_server, keys, job_of(), tmp_path) as made:
+        yield made
+
+
+@pytest.fixture(params=list(MODES))
+def moded(request: pytest.FixtureRequest, etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path) -> Iterator[Stage]:
+    with stage(etcd_server, keys, job_of(**MODES[request.param]), tmp_path) as made:
+        yield made
+
+
+def pserver(scene: Stage, index: int = 0) -> Any:
+    kind = RoundPserver if scene.job.config.sync else BatchPserver
+    made = kind(scene.job, scene.folder, Etcd(scene.server.endpoints), index)
+    scene.stack.callback(made.transport.close)
+    scene.stack.callback(made.close)
+    scene.stack.callback(made.saver.close)
+    return made
+
+
+def recorded(scene: Stage, name: str = "trainer") -> Proof:
+    kv = scene.etcd.get(scene.keys.proof(name))
+    assert kv is not None
+    return msgspec.json.decode(kv.value, type=Proof)
+
+
+def change(scene: Stage, name: str = "trainer", **fields: Any) -> None:
+    """What the first one recorded is something else."""
+    proof = msgspec.structs.replace(recorded(scene, name), **fields)
+    scene.etcd.put(scene.keys.proof(name), msgspec.json.encode(proof))
+
+
+def other_from(proof: Proof, op: int) -> dict[str, Any]:
+    """Digests that differ from this op on."""
+    ops = proof.ops[:op * OP_BYTES] + bytes(b ^ 255 for b in proof.ops[op * OP_BYTES:])
+    return {"result": "other", "ops": ops}
+
+
+# -- trainers ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_trainer_records_and_the_next_compares(moded: Stage) -> None:
+    """In every mode; with random numbers, metrics and the trainer's own scope as they were."""
+    first, second = moded.trainer(0), moded.trainer(1)
+    prove_step(first)
+    proof = recorded(moded)
+    assert (proof.by, proof.what) == (f"trainer {first.id}", "batch 0 of chunk 0")
+    assert set(proof.inputs) == {"values of column x", "values of column y", "initial values"}
+    state, scope = torch.get_rng_state(), {n: v.clone() for n, v in second.ctx.scope.items()}
+    prove_step(second)
+    assert torch.equal(state, torch.get_rng_state())
+    assert scope.keys() == second.ctx.scope.keys()
+    assert all(torch.equal(v.nan_to_num(), second.ctx.scope[n].nan_to_num()) for n, v in scope.items())
+    assert recorded(moded) == proof
+    assert second.loss is None
+    assert not list(moded.folder.glob("metrics/*"))
+    assert {kv.key for kv in moded.etcd.range(moded.keys.proof("")).kvs} == {moded.keys.proof("trainer")}
+
+
+def test_a_trainer_with_other_bits_is_refused_with_the_op_that_gives_them(scene: Stage) -> None:
+    """Pitfall 59: lists of settings say nothing of what they leave out."""
+    prove_step(scene.trainer(0))
+    ops = scene.job.trainer_program().blocks["step"].ops
+    wrong = next(i for i, op in enumerate(ops) if op.type == "aten.addmm")
+    change(scene, **other_from(recorded(scene), wrong), settings={"MKL_CBWR": "COMPATIBLE"})
+    with pytest.raises(GraphftError) as caught:
+        prove_step(scene.trainer(1))
+    assert caught.value.rule == "exactness"
+    text = caught.value.message
+    assert f"the first op that differs is op {wrong} of block step, aten.addmm; its operands are %b: float32[1]" in text
+    assert "%x: float32[4, 100] on cpu" in text
+    assert "MKL_CBWR: COMPATIBLE there, not set here" in text
+
+
+def test_without_exact_it_is_only_warned(scene: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    job = scene.job
+    scene.job = Job(job.source, job.config.replace(exact=False), job.programs, job.run_id)
+    prove_step(scene.trainer(0))
+    change(scene, result="other")
+    prove_step(scene.trainer(1))
+    assert "computes other bits than trainer 0-" in caplog.text
+
+
+def test_a_trainer_with_other_data_is_told_so(scene: Stage) -> None:
+    prove_step(scene.trainer(0))
+    other = job_of(scale=2.0)
+    config = scene.job.config.replace(data=other.config.data)
+    scene.job = Job(scene.job.source, config, scene.job.programs, scene.job.run_id)
+    with pytest.raises(GraphftError, match="it is given other values of column x"):
+        prove_step(scene.trainer(1))
+
+
+def test_a_record_of_another_run_is_replaced(scene: Stage) -> None:
+    prove_step(scene.trainer(0))
+    change(scene, run="another", result="other")
+    prove_step(scene.trainer(1))
+    assert recorded(scene).by.startswith("trainer 1-")
+
+
+class Away:
+    """Zeros, while the file `marker` is not there."""
+
+    def __init__(self, marker: str) -> None:
+        self.marker = Path(marker)
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.marker.exists():
+            raise OSError("storage is away")
+        return torch.zeros(100), torch.zeros(1)
+
+
+def test_a_batch_that_cannot_be_read_holds_no_trainer_up(
+    scene: Stage, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The queue finds out what is wrong with it."""
+    marker = tmp_path / "away"
+    data = graphft.dataset(f"{__file__}:Away", {"marker": str(marker)}, chunk_size=8)
+    scene.job = Job(scene.job.source, scene.job.config.replace(data=data), scene.job.programs, scene.job.run_id)
+    trainer = scene.trainer(0)
+    marker.touch()
+    prove_step(trainer)
+    assert "goes on without proof" in caplog.text
+    assert "storage is away" in caplog.text
+    assert not scene.etcd.range(scene.keys.proof("")).kvs
+
+
+def test_a_batch_that_ends_processes_is_tried_twice(scene: Stage, caplog: pytest.LogCaptureFixture) -> None:
+    """What ended in the middle left a mark, though its lease is gone; who is still at it is not counted."""
+    living = scene.trainer(0)
+    scene.etcd.put(scene.keys.proof("tried/0-dead"), b"")
+    scene.etcd.put(scene.keys.proof(f"tried/{living.id}"), b"")
+    scene.etcd.put(scene.keys.proof(f"trying/{living.id}"), b"")
+    prove_step(scene.trainer(1))
+    assert recorded(scene).by.startswith("trainer 1-")
+    scene.etcd.put(scene.keys.proof("tried/1-dead"), b"")
+    change(scene, result="other")
+    prove_step(scene.trainer(2))
+    assert "2 trainers ended while they computed the batch that all prove themselves with" in caplog.text
+
+
+# -- shards -----------------------------------------------------------------------------------------------------------
+
+
+def test_each_shard_has_a_record_of_its_own(moded: Stage) -> None:
+    shard = pserver(moded)
+    before = {n: v.clone() for n, v in shard.ctx.scope.items()}
+    prove_shard(shard)
+    prove_shard(pserver(moded))
+    prove_shard(pserver(moded, 1))
+    assert recorded(moded, "pserver/0").by == f"pserver {shard.id}"
+    assert recorded(moded, "pserver/0").result != recorded(moded, "pserver/1").result
+    assert before.keys() == shard.ctx.scope.keys()
+    assert all(torch.equal(v, shard.ctx.scope[n]) for n, v in before.items())
+
+
+def test_a_shard_with_other_bits_is_refused_with_the_op_that_gives_them(scene: Stage) -> None:
+    """Pitfall 59: each op that the optimizer runs is compared, over all of its blocks."""
+    prove_shard(pserver(scene))
+    proof = recorded(scene, "pserver/0")
+    change(scene, "pserver/0", **other_from(proof, len(proof.ops) // OP_BYTES - 1))
+    with pytest.raises(GraphftError, match=r"of one step of the optimizer: the first op that differs is op \d+ of "
+                                           r"block optimize\.\S+, adam; its operands are"):
+        prove_shard(pserver(scene))
+
+
+# -- digests ----------------------------------------------------------------------------------------------------------
+
+
+def test_of_long_trials_every_so_manyth_op_is_recorded() -> None:
+    """What etcd takes is limited."""
+    block = linear(features=4, minimized=False).blocks["step"]
+    digests = OpDigests()
+    for _ in range(MAX_OPS + 1):
+        digests(block, 0, {})
+    stride, ops = digests.recorded()
+    assert (stride, len(ops)) == (2, OP_BYTES * (MAX_OPS // 2 + 1))
+
+
+def bits(code: str, **environment: str) -> str:
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("ONEDNN_", "MKL_"))}
+    result = subprocess.run([sys.executable, "-c", code], env=env | {"PYTHONPATH": str(ROOT)} | environment, cwd=ROOT,
+                            capture_output=True, text=True, check=True, timeout=50)
+    return result.stdout
+
+
+def test_onednn_uses_what_the_job_says_whatever_the_environment_does() -> None:
+    """Pitfall 59: one trainer with ONEDNN_MAX_CPU_ISA=AVX2 ended a GELU model with other bits."""
+    code = """if True:
+        import torch
+        import graphft
+        from graphft.runtime.exactness import enforce
+        from graphft.transpiler import JobConfig
+        data = graphft.arrays(chunk_size=1, x=torch.zeros(1))
+        enforce(JobConfig("job", data, 1, onednn_isa={isa!r}))
+        torch.manual_seed(0)
+        x, layer = torch.randn(16, 256), torch.nn.Linear(256, 256)
+        torch.nn.functional.gelu(layer(x)).square().mean().backward()
+        print(layer.weight.grad.double().norm().item().hex())
+    """
+    mine = bits(code.format(isa=""))
+    assert bits(code.format(isa=""), ONEDNN_MAX_CPU_ISA="AVX2") == mine
+    narrow = bits(code.format(isa="AVX2"))
+    if narrow == mine:
+        pytest.skip("this CPU gives the same bits with AVX2 as with all it has")
