@@ -41,9 +41,7 @@ def prove_step(trainer: Trainer) -> None:
     with trainer.progress.within(trainer.progress.usual, "proving itself"):
         try:
             prove(trainer, trainer.keys.proof("trainer"), StepTrial(trainer))
-        except Exception as error:
-            if not isinstance(error, _Unusable):
-                raise
+        except _Unusable as error:
             log.warning("this trainer could not compute the batch that all prove themselves with, and goes on without "
                         "proof: %s", error.__cause__)
     _tried(trainer)
