@@ -5,12 +5,25 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from transport.rigs import LIMITS
 
-from graphft.runtime.protocol.messages import BatchAck, Bucket, Ledger, Message, Push, Query, Refused, Welcome, encode
+from graphft.runtime.protocol.messages import (
+    BatchAck,
+    Bucket,
+    Hello,
+    Ledger,
+    Message,
+    PartialsQuery,
+    Push,
+    Query,
+    Refused,
+    Welcome,
+    encode,
+)
 from graphft.runtime.transport.address import advertise_host, endpoint, is_loopback, listen_host, split_endpoint
+from graphft.runtime.transport.port import Limits
 from graphft.runtime.transport.wire import Malformed, accept, parse
 
 NUMBER = st.integers(-(2**63), 2**63 - 1)
@@ -87,3 +100,30 @@ def test_every_interface_is_listened_on_only_when_asked_for(wildcard: str) -> No
     ("10.0.0.1", False), ("node7", False), ("fe80::1%eth0", False)])
 def test_loopback_is_known(host: str, loopback: bool) -> None:
     assert is_loopback(host) == loopback
+
+
+VALID = [encode(m) for m in (Hello("run", "secret", "t"), Query(), Push(1, 2, 3, 4, 5, True), PartialsQuery(1, 2, 0),
+                             Ledger(0, 1, [(0, 2), (5, 9)]))]
+
+
+@given(st.one_of(st.binary(max_size=200), st.builds(
+    lambda data, at, new: data[: at % len(data)] + new + data[at % len(data) + 1 :],
+    st.sampled_from(VALID), st.integers(0, 50), st.binary(max_size=12))))
+@example(b"\x93\xa9partials?\x01" + b"\xcf" + b"\xff" * 8)  # 2**64 - 1, and a field too few
+@example(b"\x95\xa9partials?\x01\x02\x03\x04")
+@example(b"\x94\xa6ledger\x00\x00\xdd\xff\xff\xff\xff")  # a list of four billion ranges, of which none is there
+@example(b"\x94\xa6ledger\x00\x00" + b"\x91" * 10_000)
+@example(b"\xc7\xff\x01" + b"x" * 255)
+@example(b"\x93\xa6ledger\xd9\xff")
+def test_any_bytes_are_a_message_or_malformed(data: bytes) -> None:
+    """Pitfall 53: whatever else were raised here would end the role that reads it."""
+    try:
+        message, frame = parse([memoryview(data)], Limits())
+    except Malformed as error:
+        message, frame = error.refusal(), None
+        told = (message.reason, message.generation, message.version)
+    else:
+        told = ("", -1, -1)
+    assert told == ("", -1, -1), "a refusal tells nothing"
+    assert frame is None
+    assert parse([memoryview(encode(message))], Limits())[0] == message
