@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 STALL_SECONDS = 5.0
 """A wait without any progress for so long meets the shards again: what was sent may have been lost on the way."""
+LOOK_SECONDS = 1.0
+"""Of the time between two looks, at most so much was a wait: the main thread may have computed for longer, or have been
+without the interpreter's lock."""
 
 
 class SyncComm(Comm):
@@ -32,7 +35,7 @@ class SyncComm(Comm):
 
     def __init__(self, trainer: SlotTrainer) -> None:
         super().__init__(trainer)
-        self._progress = (0, time.monotonic())
+        self._lowest, self._waited, self._looked = 0, 0.0, time.monotonic()
         self._stall = STALL_SECONDS
         buckets, refresh = buckets_of(trainer)
         self._options = TrainerOptions(trainer.id, buckets, trainer.config.total_steps, trainer.job.run_id,
@@ -86,13 +89,14 @@ class SyncComm(Comm):
         """After a stall, meets the slowest shards again: contributions that were lost are then made again."""
         assert self.machine is not None
         lowest, now = self.machine.lowest(), time.monotonic()
-        if lowest is None or not self.machine.slots or lowest != self._progress[0]:
+        self._waited, self._looked = self._waited + min(now - self._looked, LOOK_SECONDS), now
+        if lowest is None or not self.machine.slots or lowest != self._lowest:
             if lowest is not None:
-                self._progress, self._stall = (lowest, now), STALL_SECONDS
+                self._lowest, self._waited, self._stall = lowest, 0.0, STALL_SECONDS
             return
-        if now - self._progress[1] < self._stall or self.machine.finished:
+        if self._waited < self._stall or self.machine.finished:
             return
-        self._progress, self._stall = (lowest, now), min(2 * self._stall, 60.0)
+        self._waited, self._stall = 0.0, min(2 * self._stall, 60.0)
         self.trainer.counters["stalls"] += 1
         log.debug("the story so far:\n%s", "\n".join(self.machine.story.of()[-40:]))
         for shard, link in enumerate(self.machine.links):
