@@ -30,6 +30,7 @@ from graphft.runtime.own_etcd import start_etcd
 from graphft.runtime.process import EXIT_OK, EXIT_USAGE
 from graphft.runtime.standby import SUPPORTED, Standby
 from graphft.runtime.status import JobStatus, read_status
+from graphft.runtime.structs import prepare_structs
 from graphft.runtime.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -192,6 +193,7 @@ def _chosen(job: Job, options: LaunchOptions | None, overrides: dict[str, Any]) 
 def launch_directory(job: Job | JobRecord, job_dir: Path, options: LaunchOptions,
                      on_status: Callable[[Supervisor, JobStatus], None] | None = None) -> Result:
     """Starts etcd if needed and all roles of a saved job; returns when it is complete."""
+    prepare_structs()
     started = time.monotonic()
     keys = Keys(job.config.name)
     with ExitStack() as stack:

@@ -29,6 +29,7 @@ from graphft.runtime.lowering import Lowered, lower
 from graphft.runtime.process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK
 from graphft.runtime.roles.progress import PART, Progress, stacks
 from graphft.runtime.roles.reach import out_of_reach
+from graphft.runtime.structs import prepare_structs
 from graphft.runtime.transport.address import network_identity
 from graphft.runtime.transport.login import Login
 from graphft.runtime.view import JobView, Registration, read_view
@@ -60,6 +61,7 @@ class Role:
 
     def __init__(self, job: Job, job_dir: Path, program: Program, etcd: Store, index: int,
                  session: Session | None = None) -> None:
+        prepare_structs()  # before the first thread of this role
         self.job, self.job_dir, self.program, self.index = job, Path(job_dir), program, index
         self.config = job.config
         self.keys = Keys(self.config.name)

@@ -23,6 +23,7 @@ from graphft.runtime.folder_lock import locked
 from graphft.runtime.keys import Keys
 from graphft.runtime.own_etcd import start_etcd
 from graphft.runtime.process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK, EXIT_USAGE
+from graphft.runtime.structs import prepare_structs
 
 if TYPE_CHECKING:
     from graphft.runtime.roles.base import Role
@@ -124,6 +125,7 @@ def _check_same(saved: JobRecord, job: Job, job_dir: Path) -> None:
 def run_role(job: Job, job_dir: Path, spec: RoleSpec) -> int:
     """Runs one role to its end; logs to stderr. Returns the exit status (see runtime/process.py)."""
     _log_as(spec)
+    prepare_structs()
     try:
         with contextlib.ExitStack() as stack:
             embedded = None

@@ -36,7 +36,9 @@ from tests.integration.plays import (
     whole_state,
 )
 
-pytestmark = [pytest.mark.xdist_group("sync"), pytest.mark.timeout(120, method="signal"), pytest.mark.chaos]
+pytestmark = [pytest.mark.xdist_group("sync"), pytest.mark.timeout(300, method="signal"), pytest.mark.chaos]
+SECONDS = 120.0
+"""For each thing that is waited for: the machine may be busy."""
 
 
 def back_up(job_dir: Path) -> None:
@@ -56,19 +58,19 @@ def test_an_etcd_that_is_restored_from_an_early_backup(
     """Pitfall 46: of a backup of the first moment, the job began at step 0."""
     job_dir = folder / "jobs" / "blobs"
     launcher = Program(folder, SCRIPT, pace.file, json.dumps(options))
-    launcher.until(job_dir, lambda s: at(2)(s) and s.checkpoint is None)
+    launcher.until(job_dir, lambda s: at(2)(s) and s.checkpoint is None, seconds=SECONDS)
     back_up(job_dir)
-    before = launcher.until(job_dir, lambda s: at(31)(s) and (s.checkpoint or 0) >= 30)
+    before = launcher.until(job_dir, lambda s: at(31)(s) and (s.checkpoint or 0) >= 30, seconds=SECONDS)
     launcher.kill()
     assert not await_gone(folder)
     shutil.rmtree(job_dir / "etcd")
     job_dir.with_suffix(".backup").rename(job_dir / "etcd")
     again = Program(folder, SCRIPT, pace.file, json.dumps(options))
-    status = again.until(job_dir, lambda s: at(31)(s) and "etcd-behind" in kinds(s))
+    status = again.until(job_dir, lambda s: at(31)(s) and "etcd-behind" in kinds(s), seconds=SECONDS)
     begun = [e.fields["step"] for e in status.events if e.kind == "etcd-behind"]
     assert min(begun) >= (before.checkpoint or 0) - (0 if options == {} else 10)
     pace.set(0)
-    assert again.wait() == 0, again.output
+    assert again.wait(SECONDS) == 0, again.output
     if options:
         assert not_once(Job.load(job_dir), job_dir) == []
     else:
