@@ -6,6 +6,7 @@ its claims: after `chunk_timeout` a trainer whose storage works may take them.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable
@@ -44,13 +45,22 @@ class StorageWait:
         self._told_at = 0.0
 
     def batch(self, key: BatchKey) -> dict[str, torch.Tensor]:
-        """The batch. Raises WorkChanged, or what the reader raised: at once when it is no error of storage."""
+        """The batch. Raises WorkChanged, or what the reader raised: at once when it is no error of storage.
+
+        Files are read by no code of the user's, so a read of theirs that takes long waits for storage, and is no hang.
+        """
         try:
-            return self.trainer.prefetcher.get(key)
+            with self._long("reading files") if self.reader.spec.kind == "files" else contextlib.nullcontext():
+                return self.trainer.prefetcher.get(key)
         except GraphftError as error:
             if not is_of_storage(error):
                 raise
-            return self._again(key, error)
+            with self._long("waiting for storage"):
+                return self._again(key, error)
+
+    def _long(self, doing: str) -> contextlib.AbstractContextManager[None]:
+        """Clients of storage have time-outs of their own, and may take minutes to give up."""
+        return self.trainer.progress.within(WAIT_SECONDS, doing)
 
     def may_claim(self) -> bool:
         """Whether storage is there, as far as this trainer knows. From any thread."""

@@ -65,6 +65,9 @@ def test_an_outage_that_lasts(scene: Stage, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_trainer_that_is_asked_to_leave_waits_no_longer(scene: Stage) -> None:
     """Neither does one whose work has changed. It claims nothing for a while: another trainer's storage may work."""
     trainer: Any = scene.trainer(0)
+    trainer.progress.begin("computing")
+    usual = trainer.progress.limit
+    assert usual < storage_wait.WAIT_SECONDS
     (scene.folder / "in").rename(scene.folder / "away")
 
     seen = []
@@ -72,7 +75,7 @@ def test_a_trainer_that_is_asked_to_leave_waits_no_longer(scene: Stage) -> None:
     def leave() -> None:
         try:
             until(lambda: "waiting for storage: cannot open" in trainer.status().waiting)
-            seen.append(trainer.alive_since(time.monotonic() - 10))
+            seen.append((trainer.alive_since(time.monotonic() - 10), trainer.progress.limit))
         finally:
             trainer.leaving = True
 
@@ -81,6 +84,7 @@ def test_a_trainer_that_is_asked_to_leave_waits_no_longer(scene: Stage) -> None:
     with pytest.raises(WorkChanged):
         trainer.storage.batch(BatchKey(0, 1, 0, 2))
     thread.join()
-    assert seen == [False], "no claim is renewed"
+    assert seen == [(False, storage_wait.WAIT_SECONDS)], "no claim is renewed, and the process does not count as hung"
+    assert trainer.progress.limit == usual
     assert trainer.status().waiting == ""
     assert not trainer.storage.may_claim()
