@@ -27,16 +27,18 @@ def inspect_dataset(reference: Reference, columns: Sequence[str]) -> tuple[int, 
         raise GraphftError(f"the dataset of {reference} has no records", rule="short-data", help="give at least one")
     try:
         batch, draws = _read(made, 0, columns)
-    except GraphftError:
+    except (GraphftError, KeyboardInterrupt):
         raise
-    except Exception as e:
+    except BaseException as e:
         raise GraphftError(f"reading record 0 of the dataset of {reference} failed: {describe(e)}",
                            rule="dataset", help="its items must be what torch's default_collate takes") from e
     types = {name: _type(reference, name, value) for name, value in batch.items()}
     for index in _chosen(records):
         try:
             (one, drew), (other, _) = _read(made, index, columns), _read(made, index, columns)
-        except Exception:
+        except KeyboardInterrupt:
+            raise
+        except BaseException:
             continue  # a damaged record is its chunk's matter, when it is read
         draws |= drew
         _compare(reference, index, one, other)

@@ -62,6 +62,10 @@ class Reference:
                 found: Any = _load(self.file) if self.file else importlib.import_module(self.module)
             for part in self.name.split("."):
                 found = getattr(found, part)
+        except SystemExit as e:
+            raise GraphftError(f"{self.file or self.module} ended the process while it was imported ({describe(e)})",
+                               rule="dataset-reference",
+                               help="end scripts behind `if __name__ == '__main__':` only") from e
         except (ImportError, OSError, AttributeError) as e:
             raise GraphftError(f"no dataset at {self}: {e}", rule="dataset-reference",
                                help="give module:function or file.py:function, of a function at the top level") from e
@@ -79,7 +83,9 @@ class Reference:
         try:
             with seeded(CONSTRUCTION_SEED):
                 made = function(**self.args)
-        except Exception as e:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as e:  # SystemExit, too: user code must not end a process as if it were done
             raise GraphftError(f"{self} failed: {describe(e)}", rule="dataset",
                                help=f"it is called with {self.args or 'no arguments'}") from e
         if not (hasattr(made, "__len__") and hasattr(made, "__getitem__")):

@@ -22,6 +22,7 @@ from graphft.runtime.allocator import role_environment
 from graphft.runtime.connect import connect, is_complete, write_endpoints
 from graphft.runtime.earlier_run import begin_anew, make_way, revoke_dead, tell_failed
 from graphft.runtime.etcd import EmbeddedEtcd, EtcdError, Store
+from graphft.runtime.etcd_keeper import EtcdKeeper
 from graphft.runtime.folder_lock import locked
 from graphft.runtime.identity import Identity
 from graphft.runtime.job_record import fenced, put_job
@@ -41,7 +42,6 @@ log = logging.getLogger("graphft")
 
 STATUS_EVERY_SECONDS = 0.5
 EXIT_GRACE_SECONDS = 30.0
-ETCD_TRIES = 5
 LOOK_SECONDS = 1.0
 """So long one read of the display may keep this process from looking after its children, and after etcd."""
 
@@ -273,19 +273,23 @@ def _supervise(supervisor: Supervisor, etcd: Store, keys: Keys, display: Display
                on_status: Callable[[Supervisor, JobStatus], None] | None,
                embedded: EmbeddedEtcd | None) -> JobStatus | None:
     status, next_status, complete_at = None, 0.0, None
+    keeper = EtcdKeeper(embedded) if embedded is not None else None
     while not supervisor.all_done and not supervisor.report.failed:
         supervisor.step(0.2)
-        if embedded is not None and not embedded.running:
-            supervisor.events.log.warning("etcd died, starting it again with its data")
-            _restart(embedded)
+        if keeper is not None:
+            keeper.step()
         if time.monotonic() < next_status:
             continue
         next_status = time.monotonic() + STATUS_EVERY_SECONDS
         seen = _look(etcd, keys, status, brief=display is None and on_status is None)
+        if keeper is not None:
+            keeper.heard(seen is not status)
         if seen is None:
             continue
         if seen is not status and seen.state == "running":
             supervisor.replace_frozen(_registered(seen))
+            if embedded is not None:  # nobody elsewhere can reach it
+                supervisor.expect_trainers(bool(seen.trainers or seen.loading))
         status = seen
         supervisor.take_progress(status.step, sum(shard.get("applied", 0) for shard in status.pservers.values()))
         if display is not None:
@@ -302,17 +306,6 @@ def _supervise(supervisor: Supervisor, etcd: Store, keys: Keys, display: Display
     if on_status is not None and last is not None:
         on_status(supervisor, last)
     return last
-
-
-def _restart(etcd: EmbeddedEtcd) -> None:
-    """Starts it again with its data; once more if it is killed while it starts."""
-    for left in reversed(range(ETCD_TRIES)):
-        try:
-            etcd.restart()
-            return
-        except EtcdError:
-            if not left:
-                raise
 
 
 def _registered(status: JobStatus) -> set[Identity]:

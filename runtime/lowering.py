@@ -66,12 +66,12 @@ class Lowered:
         try:
             with torch.no_grad():
                 return self._function(ctx, scope)
-        except (Interrupt, GraphftError):
+        except (Interrupt, GraphftError, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:  # SystemExit, too: user code must not end a role as if it were done
             raise self._located(error) from error
 
-    def _located(self, error: Exception) -> ProgramError:
+    def _located(self, error: BaseException) -> ProgramError:
         frame = self._frame(error.__traceback__)
         index = self._lines.get(frame.tb_lineno) if frame is not None else None
         if frame is None or index is None:

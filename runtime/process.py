@@ -48,6 +48,11 @@ def describe_exit(status: int) -> str:
     return known.get(status, f"exit status {status}")
 
 
+def describe_death(status: int) -> str:
+    """The same, of a process that was not to end."""
+    return "exit status 0, before the job was over" if status == EXIT_OK else describe_exit(status)
+
+
 def start_role(arguments: Sequence[str], log: Path, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
     """Starts `python -m graphft start ARGUMENTS`, its output appended to `log`; it dies with this process."""
     return spawn(["start", *arguments], log, environment)

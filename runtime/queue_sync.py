@@ -25,9 +25,9 @@ import msgspec
 from graphft.ops.context import ChunkWork, NoData, WorkChanged
 from graphft.plan import Located, batch_seed
 from graphft.runtime.chunk_records import Passes, carry_out, give_back, renew, tell_poison
-from graphft.runtime.commit import go_back
 from graphft.runtime.errands import Errands
 from graphft.runtime.etcd import KV, get_op, value_is
+from graphft.runtime.failed_batch import fail_batch
 from graphft.runtime.finished_passes import FinishedPasses
 from graphft.runtime.overdue import Overdue
 from graphft.runtime.protocol import queue
@@ -293,20 +293,8 @@ class PlanQueue:
 
     def _fail(self, claim: Claim, batch: int, reason: str) -> Change | None:
         """None: the claim is somebody else's by now."""
-        etcd, prefix = self.trainer.etcd, self.keys.queue(claim.pass_index)
-        while True:
-            read = etcd.txn([], [get_op(key) for key in (
-                queue.todo_key(prefix, claim.chunk), queue.pending_key(prefix, claim.chunk), self.keys.epoch,
-                self.keys.committed)])
-            todo, pending = read.kv(0), read.kv(1)
-            if todo is None or pending is None or pending.create_revision != claim.revision:
-                return None
-            change = queue.fail(prefix, claim.chunk, claim.revision, todo, progress=batch, reason=reason,
-                                max_failures=self.trainer.config.max_failures)
-            poison = change.outcome == "failed"
-            back = [go_back(self.keys, read.kv(2), read.kv(3), change.reason)] if poison else []
-            if carry_out(etcd, [change, *back]).ok:
-                return change
+        return fail_batch(self.trainer.etcd, self.keys, claim.pass_index, claim.chunk, batch, claim=claim.revision,
+                          reason=reason, max_failures=self.trainer.config.max_failures, sync=True)
 
     def _claim_of(self, slot: int, located: Located, todo: KV) -> Change:
         config, prefix = self.trainer.config, self.keys.queue(located.pass_index)

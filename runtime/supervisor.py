@@ -16,11 +16,15 @@ from pathlib import Path
 import psutil
 
 from graphft.errors import plain_text
-from graphft.runtime.etcd import Store
+from graphft.runtime.connect import is_complete
+from graphft.runtime.etcd import EtcdError, Store
 from graphft.runtime.events import Events
 from graphft.runtime.identity import UNKNOWN, Identity, identify
+from graphft.runtime.inquest import Inquest
 from graphft.runtime.keys import Keys
-from graphft.runtime.process import EXIT_OK, EXIT_USAGE, describe_exit, start_role, was_preempted
+from graphft.runtime.memory_use import peak_bytes
+from graphft.runtime.process import EXIT_OK, EXIT_USAGE, describe_death, start_role, was_preempted
+from graphft.runtime.protocol.queue import Change
 from graphft.runtime.revoker import ETCD_SECONDS, Revoker
 from graphft.runtime.standby import Forked, Standby
 from graphft.runtime.view import JobView, read_view
@@ -35,6 +39,9 @@ QUICK_FAILURE_SECONDS = 30.0
 """Failures after less than this are in a row: each doubles the delay before the next start."""
 QUICK_PREEMPTION_SECONDS = 5.0
 """So are preemptions: a process that is killed whenever it starts (out of memory, say) must not burn the machine."""
+MEASURE_SECONDS = 1.0
+ALONE_SECONDS = 5.0
+"""So long a job may be without trainers when all those of the launcher have left."""
 KILLED_SECONDS = 5.0
 """So long the end of a process is waited for after SIGKILL."""
 FROZEN_SECONDS, STUCK_SECONDS = 5.0, 30.0
@@ -63,6 +70,8 @@ class Child:
     gone_at: float | None = None
     """Since when that process is not registered any more."""
     done: bool = False
+    peak: int = 0
+    """The most memory that its process was seen to use, in bytes."""
 
     @property
     def name(self) -> str:
@@ -97,6 +106,9 @@ class Supervisor:
         self.report = Report()
         self._progress = self._applied = 0
         self._revoker = Revoker(etcd, keys)
+        self._inquest = Inquest(job_dir, keys, etcd, self.events)
+        self._measured_at = 0.0
+        self._alone_since: float | None = None
         self._exits: queue.Queue[tuple[Child, subprocess.Popen[bytes] | Forked, int]] = queue.Queue()
 
     @property
@@ -139,6 +151,7 @@ class Supervisor:
             if child.restart_at is not None and time.monotonic() >= child.restart_at:
                 self._start(child)
         self._revoker.step()
+        self._measure()
         if self._standby is not None and self._standby.stuck:
             self._drop_standby("does not answer, killing it")
         if self._next_standby is not None and time.monotonic() >= self._next_standby:
@@ -163,6 +176,19 @@ class Supervisor:
                 if now - child.gone_at > (FROZEN_SECONDS if _stopped(process.pid) else STUCK_SECONDS):
                     log.warning("%s has lost its lease and does not end: killing it", child.name)
                     process.kill()
+
+    def expect_trainers(self, others: bool) -> None:
+        """Ends a job that nobody can complete: all trainers of this launcher are done, and nobody started more.
+
+        `others`: whether any trainer is registered or loads its data.
+        """
+        mine = [c for c in self.children.values() if c.role == "trainer"]
+        if others or not mine or not all(c.done for c in mine):
+            self._alone_since = None
+            return
+        self._alone_since = time.monotonic() if self._alone_since is None else self._alone_since
+        if time.monotonic() - self._alone_since > ALONE_SECONDS:
+            self.report.failed = self.report.failed or "no trainer is left, and the job is not complete"
 
     @property
     def all_done(self) -> bool:
@@ -200,6 +226,7 @@ class Supervisor:
     def _start(self, child: Child) -> None:
         child.restart_at = None
         child.started_at = time.monotonic()
+        child.peak = 0
         log_file = self.job_dir / "logs" / f"{child.role}-{child.index}.log"
         process = child.process = self._fork(child, log_file) or start_role(
             [child.role, "--job", str(self.job_dir), "--etcd", self.endpoints, "--index", str(child.index)], log_file,
@@ -230,21 +257,31 @@ class Supervisor:
         self._standby = None
         self._next_standby = time.monotonic() + STANDBY_AFTER_SECONDS
 
+    def _measure(self) -> None:
+        """Notes how much memory the children use: of one that is dead, it cannot be asked."""
+        if time.monotonic() < self._measured_at + MEASURE_SECONDS:
+            return
+        self._measured_at = time.monotonic()
+        for child in self.children.values():
+            if child.identity.pid:
+                child.peak = max(child.peak, peak_bytes(child.identity.pid))
+
     def _ended(self, child: Child, process: subprocess.Popen[bytes] | Forked, status: int) -> None:
         if not process.pid:  # the standby died before it made it
             self._start(child)
             return
-        if status == EXIT_OK:
+        if status == EXIT_OK and self._may_end(child):
             child.done = True
             return
+        index = child.index if child.role == "trainer" else None
+        where, blamed = self._inquest.died(child.name, index, child.identity, status, child.peak)
         self._revoker.revoke(child.identity)
-        what, preempted = describe_exit(status), was_preempted(status)
+        what = describe_death(status) + where
+        preempted = was_preempted(status) and blamed is None
         if preempted:
             child.preemptions += 1
         else:
-            child.failures += 1
-            child.stuck = child.stuck + 1 if self._progress <= child.failed_at else 1
-            child.failed_at = self._progress
+            self._count_failure(child, blamed)
         quick = QUICK_PREEMPTION_SECONDS if preempted else QUICK_FAILURE_SECONDS
         child.in_a_row = child.in_a_row + 1 if time.monotonic() - child.started_at < quick else 1
         for counts, count in ((self.report.failures, child.failures), (self.report.preemptions, child.preemptions)):
@@ -252,7 +289,7 @@ class Supervisor:
                 counts[child.name] = count
         if not self.restart:
             self._give_up(child, f"{child.name} died ({what}), and the job has no fault tolerance (ft=False)")
-        elif status == EXIT_USAGE:
+        elif status == EXIT_USAGE and blamed is None:
             self._give_up(child, f"{child.name} cannot start ({what})")
         elif child.stuck > self.max_restarts:
             self._give_up(child, f"{child.name} failed {child.stuck} times in a row, --max-restarts is "
@@ -263,6 +300,22 @@ class Supervisor:
             child.restart_at = time.monotonic() + delay
             self.events.emit("died", f"{child.name} died ({what}), starting it again",
                              role=child.role, index=child.index, status=status)
+
+    def _may_end(self, child: Child) -> bool:
+        """Whether a process that ended with status 0 was done. User code may have ended it (`os._exit`)."""
+        if is_complete(self.job_dir) or (child.role == "trainer" and self._inquest.left(child.index, child.identity)):
+            return True
+        try:
+            return self.view.over
+        except EtcdError:
+            return False
+
+    def _count_failure(self, child: Child, blamed: Change | None) -> None:
+        """A failure that is counted against a batch is counted against the process only when the batch is discarded."""
+        child.failures += 1
+        if blamed is None or blamed.outcome == "failed":
+            child.stuck = child.stuck + 1 if self._progress <= child.failed_at else 1
+            child.failed_at = self._progress
 
     def _give_up(self, child: Child, why: str) -> None:
         child.done = True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -28,7 +29,9 @@ class Prefetcher:
     harm: it is dropped when newer ones need the place. To be used from one thread; `close()` ends the thread.
     """
 
-    def __init__(self, reader: Reader, depth: int = 8) -> None:
+    def __init__(self, reader: Reader, depth: int = 8, note: Callable[[BatchKey | None], object] = id) -> None:
+        """`note` is told, on the background thread, what is being made, and that nothing is any more."""
+        self._note = note
         self._reader, self._depth = reader, depth
         self._batches: OrderedDict[BatchKey, Future[dict[str, torch.Tensor]]] = OrderedDict()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="graphft-prefetch")
@@ -37,7 +40,7 @@ class Prefetcher:
         """Starts making the batch, unless that was asked for already. Never waits."""
         if self._reader.calling_thread or key in self._batches:
             return
-        self._batches[key] = self._thread.submit(self._reader.batch, *key, ahead=True)
+        self._batches[key] = self._thread.submit(self._make, key)
         while len(self._batches) > self._depth:
             self._batches.popitem(last=False)[1].cancel()
 
@@ -50,6 +53,13 @@ class Prefetcher:
             return scheduled.result()
         except NeedsCallingThread:
             return self._reader.batch(*key)
+
+    def _make(self, key: BatchKey) -> dict[str, torch.Tensor]:
+        self._note(key)
+        try:
+            return self._reader.batch(*key, ahead=True)
+        finally:
+            self._note(None)
 
     def close(self) -> None:
         """Drops what is queued, and waits for the batch that is being made."""

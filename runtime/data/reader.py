@@ -77,9 +77,9 @@ class Reader(ABC):
             with self._lock:
                 order = self._order(pass_index, info)[start : start + batch_size]
                 return self._read(info, order, (self.seed, pass_index, chunk, batch_index), ahead)
-        except NeedsCallingThread:
+        except (NeedsCallingThread, KeyboardInterrupt):
             raise
-        except Exception as e:
+        except BaseException as e:  # SystemExit, too: user code must not end a trainer as if it were done
             if isinstance(e, GraphftError) and e.rule == CHANGED:
                 raise  # not the chunk's fault
             raise GraphftError(f"reading chunk {chunk} ({self._where(info)}) failed: {describe(e)}",

@@ -137,7 +137,7 @@ class Role:
                 log.warning("etcd: %s", error.message)  # the lease's own deadline decides how long this may last
             except BaseException:
                 log.exception("the daemon block failed; a process without it must not go on")
-                os._exit(EXIT_FAILED)
+                self._end_now(EXIT_FAILED)
             if self.progress.hung():
                 self._end_hung()
             self.changed.wait(min(float(block.attrs["interval"]), self.progress.left()))
@@ -157,8 +157,7 @@ class Role:
             self.report_hung(what)
         except GraphftError as error:
             log.warning("%s", error.message)
-        logging.shutdown()
-        os._exit(EXIT_OK if is_complete(self.job_dir) else EXIT_FAILED)
+        self._end_now(EXIT_OK if is_complete(self.job_dir) else EXIT_FAILED)
 
     def report_hung(self, what: str) -> None:
         """Tells others of it, on the daemon thread, before the process ends. `what`: for how long, and while what."""
@@ -169,8 +168,15 @@ class Role:
         """Ends the process at once: whatever it claims may be somebody else's by now, or the job's etcd has ended."""
         if not self._stop_daemon.is_set():
             log.error("lease lost: %s", error.message)
-            logging.shutdown()
-            os._exit(EXIT_OK if is_complete(self.job_dir) else EXIT_LEASE_LOST)
+            self._end_now(EXIT_OK if is_complete(self.job_dir) else EXIT_LEASE_LOST)
+
+    def _end_now(self, status: int) -> None:
+        self.before_end()
+        logging.shutdown()
+        os._exit(status)
+
+    def before_end(self) -> None:
+        """This process ends itself, and has said why: no batch that it was at is to blame."""
 
     def fence_if_lost(self) -> None:
         """For main loops: the daemon thread, which looks as well, may be what hangs."""

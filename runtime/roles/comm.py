@@ -42,7 +42,8 @@ class Comm:
 
     def pump(self, seconds: float) -> None:
         """Takes in what has arrived; waits up to `seconds` for something."""
-        self.take_in(seconds)
+        with self.trainer.waiting():
+            self.take_in(seconds)
         if self.machine is not None:
             self.do(Tick())
 

@@ -150,7 +150,9 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec) -> int:
             return EXIT_LEASE_LOST
         log.error("%s", error, exc_info=error.__cause__)
         return EXIT_USAGE if error.rule in USAGE_RULES else EXIT_FAILED
-    except Exception:
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # SystemExit, too, whoever raised it: this role is not done
         log.exception("%s failed", spec.kind)
         return EXIT_FAILED
 

@@ -11,7 +11,8 @@ import threading
 import time
 import traceback
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,12 +35,15 @@ from graphft.runtime.roles.storage_wait import StorageWait, open_when_there
 from graphft.runtime.status import TrainerStatus
 from graphft.runtime.transport import make_client
 from graphft.runtime.view import JobView
+from graphft.runtime.work_record import Phase, Place, WorkRecord, record_path
 
 if TYPE_CHECKING:
     from graphft.runtime.roles.comm import Comm
     from graphft.transpiler import Job
 
 IDLE_SECONDS = 0.25
+CAREFUL_STEPS = 16
+"""So many steps a trainer does not read ahead when the one before it has died at work."""
 OF_THE_CHUNK = frozenset({"op-failed", "read", "feed", "data"})
 """Rules of errors that reading or computing a batch gives: failures of its chunk."""
 RATE_WINDOW = 50
@@ -65,9 +69,11 @@ class Trainer(Role):
         self.transport = make_client(self.id, f"trainer {index}", trainer_limits(self.program), self.login)
         self.plan = self.config.plan
         self.leaving = False
+        self.work_record = WorkRecord(record_path(self.job_dir, index))
+        self._careful = CAREFUL_STEPS * self.work_record.unfinished
         reader = self._open_data()
         self.storage = StorageWait(self, reader)
-        self.prefetcher = Prefetcher(reader, depth=2 * self.config.trainers + 4)
+        self.prefetcher = Prefetcher(reader, 2 * self.config.trainers + 4, self._note_ahead)
         self.ctx.data = self
         self.pass_index = -1
         self.batch_samples = 0
@@ -83,11 +89,20 @@ class Trainer(Role):
         """Makes the reader, which takes as long as the Dataset's construction does: without a lease so far."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, lambda *_: self._leave())
+        self.work_record.mark(Phase.LOADING)
         with Loading(self.etcd, self.keys, self.job_dir, (self.kind, self.id), "data", lambda: self.view,
-                     lambda: self.leaving):
+                     self._leaves_now):
             make = functools.partial(open_reader, self.config.data, self.job_dir, self.config.seed,
                                      cached_chunks=max(8, self.config.trainers + 1))
-            return make() if self.config.data.kind == "arrays" else open_when_there(make)
+            reader = make() if self.config.data.kind == "arrays" else open_when_there(make)
+        self.work_record.mark(Phase.IDLE)
+        return reader
+
+    def _leaves_now(self) -> bool:
+        """Whether this process is to end while it loads: it holds nothing that it would have to give back."""
+        if self.leaving:
+            self.work_record.mark(Phase.LEFT)
+        return self.leaving
 
     def run(self) -> None:
         """From start until the job is complete, or SIGTERM asks this trainer to leave."""
@@ -105,6 +120,21 @@ class Trainer(Role):
             self._metrics.close()
             self.close()
             self.transport.close()
+        if self.leaving:
+            self.work_record.mark(Phase.LEFT)
+
+    def before_end(self) -> None:
+        self.work_record.mark(Phase.IDLE)
+        self.work_record.ahead(None)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While this trainer waits for others: its death then tells nothing of its batch."""
+        before = self.work_record.mark(Phase.IDLE)
+        try:
+            yield
+        finally:
+            self.work_record.mark(before)
 
     def work(self) -> None:
         """Computes the next batch; without one, waits a moment."""
@@ -143,14 +173,27 @@ class Trainer(Role):
 
     def batch(self, work: ChunkWork, columns: Sequence[str]) -> list[torch.Tensor]:
         self.batch_samples = work.samples
+        counted = self.counted(work)
+        place = Place(counted.pass_index, counted.chunk, counted.batch)
+        self.work_record.begin(Phase.READING, place, counted.claim)
         batch = self.storage.batch(BatchKey(work.pass_index, work.chunk, work.batch, self.config.batch_size))
         if "assume" in self.program.attrs:
             check_dims(self.program, {c: batch[c] for c in columns})
+        self.work_record.begin(Phase.COMPUTING, place, counted.claim)
         return [batch[c] for c in columns]
 
+    def counted(self, work: ChunkWork) -> ChunkWork:
+        """The work as the queue counts it, to which this batch belongs."""
+        return work
+
     def read_ahead(self, pass_index: int, chunk: int, batch: int) -> None:
-        """Begins to make a batch that will be wanted."""
-        self.prefetcher.schedule(BatchKey(pass_index, chunk, batch, self.config.batch_size))
+        """Begins to make a batch that will be wanted. Not after a process that died at work: then it is known what
+        this one is at, should it die, too."""
+        if not self._careful:
+            self.prefetcher.schedule(BatchKey(pass_index, chunk, batch, self.config.batch_size))
+
+    def _note_ahead(self, key: BatchKey | None) -> None:
+        self.work_record.ahead(Place(*key[:3]) if key is not None else None)
 
     @property
     def pace(self) -> float:
@@ -199,6 +242,7 @@ class Trainer(Role):
     def record(self, step: int, slot: int, samples: int, loss: Any) -> None:
         """Notes a computed batch: for status, and for the job's metrics."""
         self.loss, self.samples = float(loss), self.samples + samples
+        self._careful = max(0, self._careful - 1)
         self._times.append((time.monotonic(), samples))
         row = {"step": step, "slot": slot, "loss": self.loss, "samples": samples, "at": round(time.time(), 4)}
         self._metrics.write(row)

@@ -16,6 +16,7 @@ from graphft.runtime.queue_async import ChunkQueue
 from graphft.runtime.roles.comm_async import AsyncComm
 from graphft.runtime.roles.storage_wait import AWAY
 from graphft.runtime.roles.trainer import IDLE_SECONDS, Trainer
+from graphft.runtime.work_record import Phase
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
@@ -62,6 +63,8 @@ class ChunkTrainer(Trainer):
         except Exception as error:
             self._report(error)
             raise
+        finally:
+            self.work_record.mark(Phase.IDLE)
 
     def leave(self) -> None:
         self.queue.release_all()

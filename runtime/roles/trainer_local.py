@@ -21,6 +21,7 @@ class UnitTrainer(ChunkTrainer):
     def __init__(self, job: Job, job_dir: Path, etcd: Store, index: int) -> None:
         super().__init__(job, job_dir, etcd, index)
         self.ctx.local = self
+        self._unit: ChunkWork | None = None
         self._batch: ChunkWork | None = None
         self._unit_loss = 0.0
         batches = self.config.data.batches(self.config.batch_size, self.config.drop_last)
@@ -35,6 +36,7 @@ class UnitTrainer(ChunkTrainer):
 
     def run_unit(self, unit: ChunkWork, block: str, count: int) -> None:
         super().begin(unit)
+        self._unit = unit
         works = batches_of(unit, count=count, batch_size=self.config.batch_size, seed=self.config.seed,
                            number=self._done())
         fetch, losses = (str(self.program.attrs["loss"]),), 0.0
@@ -57,6 +59,9 @@ class UnitTrainer(ChunkTrainer):
         """How many of the job's batches were applied to the parameters at hand. A version is a unit, the last ones of
         chunks being shorter: so many batches on average."""
         return self.comm.newest() * self._batches // self.plan.total_steps
+
+    def counted(self, work: ChunkWork) -> ChunkWork:
+        return self._unit or work
 
     # -- data ---------------------------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ from graphft.runtime.roles.base import log
 from graphft.runtime.roles.comm_sync import SyncComm
 from graphft.runtime.roles.trainer import IDLE_SECONDS, OF_THE_CHUNK, Trainer
 from graphft.runtime.view import JobView
+from graphft.runtime.work_record import Phase
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
@@ -76,6 +77,7 @@ class SlotTrainer(Trainer):
             raise
         finally:
             self._computing = None
+            self.work_record.mark(Phase.IDLE)
 
     def report_hung(self, what: str) -> None:
         """A batch that is never done is one that cannot be computed: its failures are counted in the same way."""

@@ -202,6 +202,7 @@ def test_without_fault_tolerance_a_death_is_the_end(supervise: Any, stubs: Stubs
 
 def test_children_that_are_done(supervise: Any, stubs: Stubs, etcd: Etcd, keys: Keys) -> None:
     stubs.code = ""
+    etcd.put(keys.state, b"complete")
     supervisor = supervise()
     for index in range(3):
         supervisor.add("trainer", index)

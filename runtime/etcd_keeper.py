@@ -1,0 +1,57 @@
+"""Keeps a launcher's own etcd at work: one that has died, or was stopped, or answers nothing, is started again."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import psutil
+
+from graphft.runtime.etcd import EmbeddedEtcd, EtcdError
+
+log = logging.getLogger("graphft")
+
+TRIES = 5
+STOPPED_SECONDS, SILENT_SECONDS = 5.0, 60.0
+"""So long it may answer nothing: stopped by a signal, while the leases of those who wait still live; and running."""
+
+
+class EtcdKeeper:
+    """To be asked all the time. Its data stay, whatever happens: etcd has written what it has acknowledged."""
+
+    def __init__(self, etcd: EmbeddedEtcd) -> None:
+        self._etcd = etcd
+        self._silent_since: float | None = None
+
+    def step(self) -> None:
+        """Starts it again if it has died."""
+        if not self._etcd.running:
+            self._restart("died")
+
+    def heard(self, answered: bool) -> None:
+        """Whether it has answered the last question."""
+        if answered:
+            self._silent_since = None
+            return
+        now = time.monotonic()
+        self._silent_since = now if self._silent_since is None else self._silent_since
+        if self._etcd.running and now - self._silent_since > (STOPPED_SECONDS if self._stopped() else SILENT_SECONDS):
+            self._restart(f"has not answered for {now - self._silent_since:.0f} s")
+
+    def _stopped(self) -> bool:
+        try:
+            return bool(psutil.Process(self._etcd.pid).status() == psutil.STATUS_STOPPED)
+        except (psutil.Error, EtcdError):
+            return False
+
+    def _restart(self, why: str) -> None:
+        """Starts it again with its data; once more if it is killed while it starts."""
+        log.warning("etcd %s, starting it again with its data", why)
+        self._silent_since = None
+        for left in reversed(range(TRIES)):
+            try:
+                self._etcd.restart()
+                return
+            except EtcdError:
+                if not left:
+                    raise

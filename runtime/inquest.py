@@ -1,0 +1,85 @@
+"""What a trainer died of: the launcher looks at what it noted last, and counts a failure of a batch that kills."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from graphft.errors import GraphftError
+from graphft.runtime.chunk_records import tell_poison
+from graphft.runtime.etcd import EtcdError, Store
+from graphft.runtime.events import Events
+from graphft.runtime.failed_batch import fail_batch
+from graphft.runtime.identity import Identity
+from graphft.runtime.keys import Keys
+from graphft.runtime.memory_use import oom_kills
+from graphft.runtime.process import describe_death
+from graphft.runtime.protocol.deaths import Deaths, Died, Verdict
+from graphft.runtime.protocol.queue import Change
+from graphft.runtime.work_record import Note, Phase, read_note, record_path
+
+log = logging.getLogger("graphft")
+
+
+class Inquest:
+    """Of a launcher's processes, in the order of their deaths. To be asked before a dead one's lease is revoked."""
+
+    def __init__(self, job_dir: Path, keys: Keys, etcd: Store, events: Events) -> None:
+        self.job_dir, self.keys, self.etcd, self.events = job_dir, keys, etcd, events
+        self._deaths = Deaths()
+        self._oom_kills = oom_kills()
+
+    def left(self, index: int, process: Identity) -> bool:
+        """Whether this trainer ended because it was asked to, and gave back what it held."""
+        note = read_note(record_path(self.job_dir, index), process)
+        return note is not None and note.phase == Phase.LEFT
+
+    def died(self, name: str, index: int | None, process: Identity, status: int,
+             peak: int) -> tuple[str, Change | None]:
+        """(what it was at, in words; what was recorded of the batch, if that was to blame).
+
+        `index`: a trainer's; None for another role. `peak`: the most memory that it was seen to use, in bytes.
+        """
+        note = read_note(record_path(self.job_dir, index), process) if index is not None else None
+        verdict = self._deaths.step(Died(status, note.places if note is not None else frozenset()))
+        if note is None or not note.places:
+            return (" while it loaded its data" if note is not None and note.phase == Phase.LOADING else ""), None
+        where = self._where(note, verdict, peak)
+        if not verdict.fatal or not note.claim or note.phase == Phase.IDLE:
+            return where, None
+        return where, self._charge(f"{name} died ({describe_death(status)}){where}", note, status, peak)
+
+    def _where(self, note: Note, verdict: Verdict, peak: int) -> str:
+        verb = {Phase.READING: "reading", Phase.COMPUTING: "computing"}.get(note.phase, "reading ahead")
+        place = note.place if note.phase != Phase.IDLE or note.ahead is None else note.ahead
+        parts = [f" while {verb} batch {place.batch} of chunk {place.chunk} in pass {place.pass_index}"]
+        if verdict.in_a_row > 1:
+            parts.append(f"the {verdict.in_a_row}. time in a row")
+        if peak:
+            parts.append(f"with {peak / 1e6:,.0f} MB of memory seen")
+        before, self._oom_kills = self._oom_kills, oom_kills()
+        if before is not None and self._oom_kills is not None and self._oom_kills > before:
+            parts.append("the kernel killed a process for lack of memory")
+        return ", ".join(parts)
+
+    def _charge(self, what: str, note: Note, status: int, peak: int) -> Change | None:
+        from graphft.transpiler.record import read_record
+
+        place = note.place
+        try:
+            config = read_record(self.job_dir).config
+            change = fail_batch(self.etcd, self.keys, *place, claim=note.claim, reason=what,
+                                max_failures=config.max_failures, sync=config.sync)
+        except EtcdError as error:
+            log.warning("cannot record that %s: %s", what, error.message)
+            return None
+        except GraphftError as error:
+            log.warning("%s", error.message)
+            return None
+        if change is None:
+            return None
+        self.events.emit("step-failed", what, chunk=place.chunk, pass_index=place.pass_index, batch=place.batch,
+                         status=status, peak_bytes=peak, oom_kills=self._oom_kills)
+        if change.outcome == "failed":
+            tell_poison(self.events, place.pass_index, place.chunk, change)
+        return change

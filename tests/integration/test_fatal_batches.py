@@ -1,0 +1,41 @@
+"""A record that ends the process that reads it, in whatever way: its chunk is left out, and the rest is trained."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphft import ir
+from tests.integration import training
+from tests.integration.plays import Pace, play
+
+pytestmark = [pytest.mark.xdist_group("sync"), pytest.mark.timeout(120, method="signal")]
+FATAL = 100
+
+
+@pytest.mark.parametrize(("how", "status", "deaths", "options"), [
+    (signal.SIGSEGV, "killed by SIGSEGV", 1, {"max_failures": 2}),
+    (signal.SIGKILL, "killed by SIGKILL", 3, {"max_failures": 1}),
+    (signal.SIGKILL, "killed by SIGKILL", 3, {"max_failures": 1, "sync": False}),
+    (training.EXIT, "exit status 0, before the job was over", 1, {"max_failures": 1})],
+    ids=["segv", "kill", "kill-async", "exit"])
+def test_a_record_that_kills_its_reader(
+    program: ir.Program, folder: Path, pace: Pace, how: int, status: str, deaths: int, options: Mapping[str, Any]
+) -> None:
+    """Pitfall 40: endless restarts, without a word. Pitfall 39 for `exit`: it was taken for a trainer that is done."""
+    pace.set(0)
+    job = training.job(program, pace=pace.file, blobs={"fatal": FATAL, "how": int(how)}, passes=1, **options)
+    played = play(job, folder, trainers=2)
+    events = played.statuses[-1].events
+    (poison,) = [e for e in events if e.kind == "poison"]
+    assert "chunk 2 of pass 0 is DISCARDED" in poison.text
+    failed = [e for e in events if e.kind == "step-failed"]
+    assert len(failed) == options["max_failures"]
+    assert all(f"died ({status})" in e.text and "of chunk 2 in pass 0" in e.text for e in failed)
+    assert f"{status}" in poison.text
+    assert len([e for e in events if e.kind == "died"]) >= deaths
+    assert played.statuses[-1].queue == {"todo": 0, "pending": 0, "done": 11, "failed": 1}

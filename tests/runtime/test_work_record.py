@@ -1,0 +1,82 @@
+"""What a trainer is at can be read after its death, however it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from graphft.runtime import work_record as module
+from graphft.runtime.identity import UNKNOWN, identify
+from graphft.runtime.work_record import Note, Phase, Place, WorkRecord, read_note, record_path
+
+A, B = Place(0, 3, 1), Place(1, 7, 1 << 40)
+
+
+def test_what_was_noted_outlives_a_process_that_is_killed(tmp_path: Path) -> None:
+    path = record_path(tmp_path, 4)
+    code = f"""
+import os, signal
+from pathlib import Path
+from graphft.runtime.work_record import Phase, Place, WorkRecord
+record = WorkRecord(Path({str(path)!r}))
+record.begin(Phase.COMPUTING, Place(*{tuple(A)}), 17)
+record.ahead(Place(*{tuple(B)}))
+os.write(1, b"noted")
+os.read(0, 1)
+"""
+    process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    seen = identify(process.pid)
+    assert process.stdout is not None
+    assert process.stdout.read(5) == b"noted"
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert read_note(path, seen) == Note(Phase.COMPUTING, A, 17, B)
+    assert read_note(path, replace(seen, started=1)) is None, "another process of that id"
+    assert read_note(path, UNKNOWN) is None
+    successor = WorkRecord(path)
+    assert successor.unfinished
+    assert read_note(path, identify()) == Note(Phase.IDLE, Place(0, 0, 0), 0, None)
+    assert not WorkRecord(path).unfinished
+
+
+def test_places(tmp_path: Path) -> None:
+    path = tmp_path / "run" / "trainer-0"
+    record = WorkRecord(path)
+
+    def places() -> set[Place]:
+        note = read_note(path)
+        assert note is not None
+        return set(note.places)
+
+    assert places() == set()
+    record.begin(Phase.READING, A)
+    assert places() == {A}
+    record.ahead(B)
+    assert places() == {A, B}
+    assert record.mark(Phase.IDLE) == Phase.READING
+    assert places() == {B}
+    record.ahead(None)
+    assert places() == set()
+    record.mark(Phase.LEFT)
+    assert (places(), WorkRecord(path).unfinished) == (set(), False)
+
+
+def test_a_process_does_not_write_into_its_successors_file(tmp_path: Path) -> None:
+    path = tmp_path / "trainer-0"
+    first, second = WorkRecord(path), WorkRecord(path)
+    first.begin(Phase.COMPUTING, A)
+    second.begin(Phase.READING, B, 5)
+    assert read_note(path) == Note(Phase.READING, B, 5, None)
+
+
+def test_without_such_files_nothing_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.os, "ftruncate", lambda *_: os.stat("/nowhere"))
+    record = WorkRecord(tmp_path / "trainer-0")
+    record.begin(Phase.COMPUTING, A)
+    assert (read_note(tmp_path / "trainer-0"), read_note(tmp_path / "none")) == (None, None)
