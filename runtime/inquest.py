@@ -13,7 +13,7 @@ from graphft.runtime.failed_batch import fail_batch
 from graphft.runtime.identity import Identity
 from graphft.runtime.keys import Keys
 from graphft.runtime.memory_use import oom_kills
-from graphft.runtime.process import describe_death
+from graphft.runtime.process import describe_death, manner
 from graphft.runtime.protocol.deaths import Deaths, Died, Verdict
 from graphft.runtime.protocol.queue import Change
 from graphft.runtime.work_record import Note, Phase, read_note, record_path
@@ -41,7 +41,7 @@ class Inquest:
         `index`: a trainer's; None for another role. `peak`: the most memory that it was seen to use, in bytes.
         """
         note = read_note(record_path(self.job_dir, index), process) if index is not None else None
-        verdict = self._deaths.step(Died(status, note.places if note is not None else frozenset()))
+        verdict = self._deaths.step(Died(manner(status), note.places if note is not None else frozenset()))
         if note is None or not note.places:
             return (" while it loaded its data" if note is not None and note.phase == Phase.LOADING else ""), None
         where = self._where(note, verdict, peak)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 EXIT_OK = 0
 EXIT_FAILED = 1
@@ -37,6 +38,13 @@ def die_with_parent(parent: int) -> None:
 def was_preempted(status: int) -> bool:
     """Whether an exit status tells of a preemption (killed from outside, lease or etcd lost) rather than a failure."""
     return status in (-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, EXIT_LEASE_LOST)
+
+
+def manner(status: int) -> Literal["asked", "killed", "crashed"]:
+    """How a process ended that had not said why: as a scheduler asks it to, by SIGKILL, or as nobody would have it."""
+    if status == -signal.SIGKILL:
+        return "killed"
+    return "asked" if was_preempted(status) else "crashed"
 
 
 def describe_exit(status: int) -> str:

@@ -8,20 +8,20 @@ place does not read ahead at first (see `Trainer`), so that it is at one.
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass
+from typing import Literal
 
 KILLS = 3
 """So many SIGKILLs in a row at one batch count as a failure of it, and so does each one after them."""
-PREEMPTED = frozenset({-signal.SIGTERM, -signal.SIGINT})
 
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """A process has ended without a word. `status`: as of `subprocess`; `at`: where user code ran in it, (pass, chunk,
-    batch) each; empty for a pserver, and for a process that waited for others."""
+    """A process has ended without a word. `how`: it was asked to, SIGKILL, or anything else that nobody sends. `at`:
+    where user code ran in it, (pass, chunk, batch) each; empty for a pserver, and for a process that waited for others.
+    """
 
-    status: int
+    how: Literal["asked", "killed", "crashed"]
     at: frozenset[tuple[int, int, int]] = frozenset()
 
 
@@ -42,7 +42,7 @@ class Deaths:
         self._in_a_row = 0
 
     def step(self, died: Died) -> Verdict:
-        if died.status in PREEMPTED or not died.at:
+        if died.how == "asked" or not died.at:
             self._suspects, self._in_a_row = frozenset(), 0
             return Verdict(False, 0, "no user code was running" if not died.at else "it was asked to end")
         common = self._suspects & died.at
@@ -50,6 +50,6 @@ class Deaths:
         self._suspects = common or died.at
         if len(died.at) > 1:
             return Verdict(False, self._in_a_row, "it was at two batches")
-        if died.status == -signal.SIGKILL and self._in_a_row < KILLS:
+        if died.how == "killed" and self._in_a_row < KILLS:
             return Verdict(False, self._in_a_row, "it may have been preempted")
         return Verdict(True, self._in_a_row, "nothing but the batch explains it")

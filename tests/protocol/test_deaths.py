@@ -2,36 +2,33 @@
 
 from __future__ import annotations
 
-import signal
+from typing import Any
 
 import pytest
 
 from graphft.runtime.protocol.deaths import Deaths, Died
 
-KILL, SEGV, TERM = -signal.SIGKILL, -signal.SIGSEGV, -signal.SIGTERM
+KILL, SEGV, TERM = "killed", "crashed", "asked"
 A, B, C = (0, 3, 1), (0, 3, 2), (1, 0, 0)
-Story = list[tuple[int, set[tuple[int, int, int]]]]
+Story = list[tuple[Any, set[tuple[int, int, int]]]]
 
 
 def fatal(story: Story) -> list[int]:
     """Numbers of the deaths that are failures of the batch."""
     deaths = Deaths()
-    return [i for i, (status, at) in enumerate(story) if deaths.step(Died(status, frozenset(at))).fatal]
+    return [i for i, (how, at) in enumerate(story) if deaths.step(Died(how, frozenset(at))).fatal]
 
 
 @pytest.mark.parametrize(("story", "expected"), [
     ([(SEGV, {A})], [0]),
-    ([(-signal.SIGBUS, {A}), (-signal.SIGABRT, {A})], [0, 1]),
-    ([(0, {A})], [0]),  # os._exit(0)
-    ([(3, {A})], [0]),
+    ([(SEGV, {A}), (SEGV, {A})], [0, 1]),
     ([(KILL, {A})] * 5, [2, 3, 4]),
     ([(KILL, {A}), (KILL, {B})] * 5, []),
     ([(KILL, {A}), (KILL, {A}), (KILL, set()), (KILL, {A}), (KILL, {A})], []),  # a pserver died in between
     ([(KILL, {A}), (KILL, {A}), (TERM, {A}), (KILL, {A})], []),
     ([(TERM, {A})] * 9, []),
-    ([(-signal.SIGINT, {A})] * 9, []),
     ([(KILL, set())] * 9, []),  # while they waited for others
-    ([(1, set())] * 9, []),  # it has said itself what failed
+    ([(SEGV, set())] * 9, []),  # it has said itself what failed
     ([(SEGV, {A, B})] * 4, []),  # which of the two?
     ([(SEGV, {A, B}), (SEGV, {B})], [1]),
     ([(KILL, {A, B}), (KILL, {B, C}), (KILL, {B})], [2]),

@@ -22,7 +22,7 @@ from graphft.runtime import supervisor as module
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.events import read_events
 from graphft.runtime.keys import Keys
-from graphft.runtime.process import describe_exit, start_role, was_preempted
+from graphft.runtime.process import describe_exit, manner, start_role, was_preempted
 from graphft.runtime.supervisor import Child, Supervisor
 
 SLEEP = "import time; time.sleep(100)"
@@ -385,6 +385,7 @@ def test_a_role_that_cannot_start_says_why_in_its_log(tmp_path: Path) -> None:
     (-11, False, "killed by SIGSEGV"), (-40, False, "killed by signal 40")])
 def test_how_a_process_ended(status: int, preempted: bool, words: str) -> None:
     assert (was_preempted(status), describe_exit(status)) == (preempted, words)
+    assert manner(status) == ("killed" if status == -signal.SIGKILL else "asked" if preempted else "crashed")
 
 
 def test_the_log_of_a_child_that_wrote_none(supervise: Any, tmp_path: Path) -> None:
