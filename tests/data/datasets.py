@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -92,6 +93,13 @@ class Broken(Squares):
         return super().__getitem__(i)
 
 
+class Exits(Squares):
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        if i == 13:
+            sys.exit(0)
+        return super().__getitem__(i)
+
+
 class Uneven(Squares):
     def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
         return torch.zeros(1 if i < 10 else 2), i
@@ -103,6 +111,10 @@ def squares(n: int) -> Squares:
 
 def fails() -> Squares:
     raise RuntimeError("no disk")
+
+
+def exits() -> Squares:
+    sys.exit(0)
 
 
 def no_dataset() -> int:

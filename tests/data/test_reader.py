@@ -101,6 +101,16 @@ def test_random_dataset_is_seeded_per_batch_and_leaves_the_generator_alone() -> 
     assert not torch.equal(one.batch(0, 1, 1, 5)["x"], open_reader(spec, ".", 6).batch(0, 1, 1, 5)["x"])
 
 
+def test_user_code_that_exits() -> None:
+    """Pitfall 39: an exit is an error of what was to be read, or made: nobody has the user's code end a role as done."""
+    reader = open_reader(dataset(f"{DATASETS}:Exits", chunk_size=5), ".", 0)
+    with pytest.raises(GraphftError, match="reading chunk 2 .*SystemExit") as error:
+        one_pass(reader, 5)
+    assert error.value.rule == "read"
+    with pytest.raises(GraphftError, match="exits failed: SystemExit"):
+        dataset(f"{DATASETS}:exits")
+
+
 @pytest.mark.parametrize(("name", "message"), [("Broken", "record 13 is damaged"), ("Uneven", "size")])
 def test_errors_name_the_chunk(name: str, message: str) -> None:
     reader = open_reader(dataset(f"{DATASETS}:{name}", chunk_size=20), ".", 0)

@@ -212,6 +212,49 @@ def test_children_that_are_done(supervise: Any, stubs: Stubs, etcd: Etcd, keys: 
     assert not supervisor.signal("trainer", 7, signal.SIGKILL)
 
 
+def test_status_0_before_the_job_is_over_is_a_failure(
+        supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch, etcd: Etcd, keys: Keys) -> None:
+    """Pitfall 39: user code may end the process, before it has registered or after."""
+    monkeypatch.setattr(module, "BACKOFF_SECONDS", 0.05)
+    stubs.code = ""
+    supervisor = supervise(max_restarts=1)
+    child = supervisor.add("trainer", 0)
+    steps(supervisor, lambda: supervisor.report.failed)
+    assert (child.failures, len(stubs.started)) == (2, 2)
+    assert texts(etcd, keys)[0] == "trainer 0 died (exit status 0, before the job was over), starting it again"
+
+
+def test_a_trainer_that_left_in_order_is_done(supervise: Any, stubs: Stubs, tmp_path: Path) -> None:
+    stubs.code = f"""
+from pathlib import Path
+from graphft.runtime.work_record import Phase, WorkRecord, record_path
+WorkRecord(record_path(Path({str(tmp_path)!r}), 3)).mark(Phase.LEFT)
+"""
+    supervisor = supervise()
+    child = supervisor.add("trainer", 3)
+    steps(supervisor, lambda: child.done, 30)
+    assert (child.failures, supervisor.report.failed) == (0, "")
+
+
+def test_a_job_without_trainers_ends(supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pitfall 39: all have left, in order or not, and the pservers would wait for ever."""
+    monkeypatch.setattr(module, "ALONE_SECONDS", 0.1)
+    supervisor = supervise()
+    supervisor.add("pserver", 0)
+    trainer = supervisor.add("trainer", 0)
+    for others, done in ((False, False), (True, True)):
+        trainer.done = done
+        supervisor.expect_trainers(others)
+        time.sleep(0.15)
+        supervisor.expect_trainers(others)
+        assert not supervisor.report.failed
+    supervisor.expect_trainers(False)
+    assert not supervisor.report.failed, "one may be added"
+    time.sleep(0.15)
+    supervisor.expect_trainers(False)
+    assert "no trainer is left" in supervisor.report.failed
+
+
 # -- leases -----------------------------------------------------------------------------------------------------------
 
 
