@@ -102,9 +102,9 @@ def test_random_dataset_is_seeded_per_batch_and_leaves_the_generator_alone() -> 
 
 
 def test_user_code_that_exits() -> None:
-    """Pitfall 39: an exit is an error of what was to be read, or made: nobody has the user's code end a role as done."""
+    """Pitfall 39: an exit is an error of what was to be read, or made."""
     reader = open_reader(dataset(f"{DATASETS}:Exits", chunk_size=5), ".", 0)
-    with pytest.raises(GraphftError, match="reading chunk 2 .*SystemExit") as error:
+    with pytest.raises(GraphftError, match=r"reading chunk 2 .*SystemExit") as error:
         one_pass(reader, 5)
     assert error.value.rule == "read"
     with pytest.raises(GraphftError, match="exits failed: SystemExit"):
