@@ -1,4 +1,4 @@
-"""Whoever does not know the run's secret gets nothing of a running job, changes nothing, and costs it no memory."""
+"""A process that does not know the run's secret gets nothing of a running job, changes nothing, and costs no memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nobody talks to a shard who does not know the run's secret: ZeroMQ itself asks for it, at the handshake."""
+"""A peer that does not know the run's secret sends nothing: ZeroMQ itself asks for it, at the handshake."""
 
 from __future__ import annotations
 
