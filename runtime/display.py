@@ -56,6 +56,8 @@ def render(status: JobStatus) -> Group:
     for name, trainer in status.trainers.items():
         slots = ", ".join(str(v) for v, holder in status.slots.items() if holder == name)
         rate = f"{trainer.get('samples_per_second', 0):,.0f} samples/s"
+        if trainer.get("unreached"):
+            rate = f"cannot reach {', '.join(trainer['unreached'])}"
         table.add_row(f"trainer {name}", f"{trainer['host']}:{trainer['pid']}", f"step {trainer.get('step', '-')}",
                       slots, trainer.get("waiting") or rate)
     for name, process in status.loading.items():

@@ -91,6 +91,14 @@ class Keys:
         return f"/{self.job}/trainers/{trainer}"
 
     @property
+    def all_barred(self) -> str:
+        """Trainers that work should not go to now."""
+        return f"/{self.job}/barred/"
+
+    def barred(self, trainer: str) -> str:
+        return f"{self.all_barred}{trainer}"
+
+    @property
     def slots(self) -> str:
         return f"/{self.job}/slots/"
 

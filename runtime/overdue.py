@@ -1,4 +1,6 @@
-"""The second net below leases: a claim whose holder lives, but makes no progress, is taken away."""
+"""The second net below leases: a claim whose holder lives, but makes no progress, is taken away.
+
+The holder is barred in the same transaction: it does not take it back at once (`roles/bar.py`)."""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from graphft.runtime.etcd.model import Store
 from graphft.runtime.events import Events
 from graphft.runtime.keys import Keys
 from graphft.runtime.protocol import queue
-from graphft.runtime.protocol.queue import Pending
+from graphft.runtime.protocol.queue import Pending, Put
+from graphft.runtime.view import Barred
 
 LOOKS = 20
 """Looks per time-out: nobody is late by much more, and etcd is not asked all the time."""
@@ -59,7 +62,10 @@ class Overdue:
             slot = self.keys.slot(pending.slot)
             also = [value_is(slot, pending.trainer.encode())]
             change = dataclasses.replace(change, deletes=(*change.deletes, slot))
-        if carry_out(self.etcd, [change], also=also).ok:
+        reason = f"it made no progress with chunk {chunk} for {age:.0f} s"
+        bar = msgspec.json.encode(Barred(reason, self.events.who))
+        change = dataclasses.replace(change, puts=(Put(self.keys.barred(pending.trainer), bar, leased=True),))
+        if carry_out(self.etcd, [change], kv.lease, also).ok:
             what = f"slot {pending.slot}" if pending.slot >= 0 else f"chunk {chunk}"
             self.events.emit("overdue", f"{what} was taken from trainer {pending.trainer}: no progress for {age:.0f} s",
                              chunk=chunk, slot=pending.slot, trainer=pending.trainer)

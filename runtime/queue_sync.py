@@ -124,6 +124,10 @@ class PlanQueue:
         held = {claim.revision for claim in list(self.claims.values())}
         self._overdue.look(max(self.trainer.pass_index, 0), timeout, held)
 
+    def expects(self, located: Located) -> bool:
+        """Whether a batch will be computed here, as far as known: one that is left out is not even read ahead."""
+        return not self.records or ((located.pass_index, located.chunk) in self.claims and not self._left_out(located))
+
     # -- for the trainer ----------------------------------------------------------------------------------------
 
     def release(self, slot: int) -> None:
@@ -169,10 +173,15 @@ class PlanQueue:
         what follows is done again, without it on all of them.
         """
         located = self.plan.locate(work.step, work.slot)
-        claim = self.claims.get((located.pass_index, located.chunk)) if located is not None else None
-        if located is None or claim is None:
+        if located is not None:
+            self.report_batch(located.pass_index, located.chunk, located.batch, reason)
+
+    def report_batch(self, pass_index: int, chunk: int, batch: int, reason: str) -> None:
+        """As `report_failure`, of a batch of a claimed chunk."""
+        claim = self.claims.get((pass_index, chunk))
+        if claim is None:
             return
-        change = self.trainer.patiently(functools.partial(self._fail, claim, located.batch, reason))
+        change = self.trainer.patiently(functools.partial(self._fail, claim, batch, reason))
         if change is not None and change.outcome == "failed":
             tell_poison(self.trainer.events, claim.pass_index, claim.chunk, change)
 

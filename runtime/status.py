@@ -50,6 +50,8 @@ class TrainerStatus(msgspec.Struct, frozen=True):
     counters: dict[str, int] = {}
     waiting: str = ""
     """What it waits for and cannot go on without: storage that is away."""
+    unreached: list[str] = []
+    """Shards that do not answer it, with their addresses."""
 
 
 class ShardStatus(msgspec.Struct, frozen=True):

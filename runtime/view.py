@@ -29,6 +29,13 @@ class Registration(msgspec.Struct, frozen=True):
     process: Identity = UNKNOWN
 
 
+class Barred(msgspec.Struct, frozen=True):
+    """The value of `/<job>/barred/<trainer>`: why work should go to others. `by`: id of the process that wrote it."""
+
+    reason: str
+    by: str
+
+
 @dataclass(frozen=True, slots=True)
 class JobView:
     """A snapshot of `/<job>/`."""
@@ -36,6 +43,9 @@ class JobView:
     pservers: dict[int, Registration] = field(default_factory=dict)
     trainers: dict[str, Registration] = field(default_factory=dict)
     slots: dict[int, str] = field(default_factory=dict)
+    claims: dict[int, int] = field(default_factory=dict)
+    """By slot, the revision of its claim: the same holder may claim a slot again."""
+    barred: dict[str, Barred] = field(default_factory=dict)
     epoch: Epoch | None = None
     committed: Committed | None = None
     state: str = ""
@@ -60,7 +70,8 @@ def read_view(keys: Keys, kvs: Iterable[KV]) -> JobView:
     """The view that these records of `/<job>/` give. Records of other kinds are ignored."""
     pservers: dict[int, Registration] = {}
     trainers: dict[str, Registration] = {}
-    slots: dict[int, str] = {}
+    slots: dict[int, KV] = {}
+    barred: dict[str, Barred] = {}
     leases: dict[str, int] = {}
     by_key: dict[str, KV] = {}
     for kv in kvs:
@@ -74,13 +85,17 @@ def read_view(keys: Keys, kvs: Iterable[KV]) -> JobView:
             trainers[record.id] = record
             leases[record.id] = kv.lease
         elif kv.key.startswith(keys.slots):
-            slots[int(kv.key.removeprefix(keys.slots))] = kv.value.decode()
+            slots[int(kv.key.removeprefix(keys.slots))] = kv
+        elif kv.key.startswith(keys.all_barred):
+            barred[kv.key.removeprefix(keys.all_barred)] = msgspec.json.decode(kv.value, type=Barred)
     epochs = {s: e for s, k in _by_shard(by_key, keys.epoch) if (e := decode_epoch(by_key[k])) is not None}
     commits = {s: c for s, k in _by_shard(by_key, keys.committed) if (c := decode_committed(by_key[k])) is not None}
     state, run = by_key.get(keys.state), by_key.get(keys.run)
     return JobView(
-        pservers, trainers, slots, decode_epoch(by_key.get(keys.epoch)), decode_committed(by_key.get(keys.committed)),
-        state.value.decode() if state else "", run.value.decode() if run else "", leases,
+        pservers, trainers, {v: kv.value.decode() for v, kv in slots.items()},
+        {v: kv.create_revision for v, kv in slots.items()}, barred, decode_epoch(by_key.get(keys.epoch)),
+        decode_committed(by_key.get(keys.committed)), state.value.decode() if state else "",
+        run.value.decode() if run else "", leases,
         decode_pass(by_key.get(keys.pass_)), epochs, commits, decode_asked(by_key.get(keys.checkpoint_at)))
 
 

@@ -61,6 +61,12 @@ class Prefetcher:
         finally:
             self._note(None)
 
+    @property
+    def reading(self) -> BatchKey | None:
+        """What is being read now, by whichever thread: all others wait for it. From any thread."""
+        now = self._reader.reading
+        return BatchKey(*now) if now is not None else None
+
     def close(self) -> None:
         """Drops what is queued, and waits for the batch that is being made."""
         self._batches.clear()

@@ -57,6 +57,8 @@ class Reader(ABC):
         self.spec, self.seed = spec, seed
         self._orders: LRU[tuple[int, int], np.ndarray] = LRU(cached_chunks)
         self._lock = threading.Lock()
+        self.reading: tuple[int, int, int, int] | None = None
+        """The arguments of the `batch` that is being read: one at a time, others wait for it."""
 
     def batch(
         self, pass_index: int, chunk: int, batch_index: int, batch_size: int, ahead: bool = False
@@ -75,8 +77,12 @@ class Reader(ABC):
                                rule="data")
         try:
             with self._lock:
-                order = self._order(pass_index, info)[start : start + batch_size]
-                return self._read(info, order, (self.seed, pass_index, chunk, batch_index), ahead)
+                self.reading = (pass_index, chunk, batch_index, batch_size)
+                try:
+                    order = self._order(pass_index, info)[start : start + batch_size]
+                    return self._read(info, order, (self.seed, pass_index, chunk, batch_index), ahead)
+                finally:
+                    self.reading = None
         except (NeedsCallingThread, KeyboardInterrupt):
             raise
         except BaseException as e:  # SystemExit, too: user code must not end a trainer as if it were done

@@ -7,13 +7,16 @@ slot are settled there; whoever loses just looks again.
     for slot in todo.claim: ...      # put /<job>/slots/<slot> = me under my lease, if absent
     for slot in todo.release: ...    # at a step boundary: delete it, if it is still mine
 
+A trainer that is barred (it cannot reach a shard, or made no progress with what it held) claims nothing, gives away
+what it holds, and counts for no share; unless all are, for then nothing is gained by it.
+
 Shares differ by one at most: floor(V / live) to ceil(V / live) each. Slots move only from a trainer above the ceiling,
 or for the sake of one below the floor that no free slot serves; so a settled assignment stays as it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
 
 
@@ -26,7 +29,13 @@ class Assignment:
     reason: str = ""
 
 
-def assign(*, slots: int, live: Collection[str], holders: Mapping[int, str], me: str, policy: str) -> Assignment:
+def able(live: Collection[str], barred: Collection[str]) -> Set[str]:
+    """The trainers that work may go to: those that are not barred; all, if all are."""
+    return set(live) - set(barred) or set(live)
+
+
+def assign(*, slots: int, live: Collection[str], holders: Mapping[int, str], me: str, policy: str,
+           barred: Collection[str] = ()) -> Assignment:
     """What trainer `me` should do now.
 
     `live`: ids of the registered trainers. `holders`: slot -> id, for slots that are taken (also by ids that are not
@@ -36,7 +45,10 @@ def assign(*, slots: int, live: Collection[str], holders: Mapping[int, str], me:
         return Assignment(reason="not registered")
     if policy not in ("takeover", "wait"):
         raise ValueError(f"policy must be 'takeover' or 'wait', got {policy!r}")
-    held = dict.fromkeys(sorted(live), 0)
+    candidates = able(live, barred)
+    if me not in candidates:
+        return Assignment((), tuple(sorted(v for v, holder in holders.items() if holder == me)), "barred")
+    held = dict.fromkeys(sorted(candidates), 0)
     for holder in holders.values():
         if holder in held:
             held[holder] += 1

@@ -189,12 +189,18 @@ class FromShard:
 
 @dataclass(frozen=True, slots=True)
 class SlotGained:
+    """The slot is this trainer's, by the claim of this revision. A newer claim of a held slot begins it anew."""
+
     slot: int
+    claim: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class SlotLost:
+    """The slot is not this trainer's by the claim of this revision, or an older one, any more."""
+
     slot: int
+    claim: int = 0
 
 
 @dataclass(frozen=True, slots=True)

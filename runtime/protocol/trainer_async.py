@@ -51,10 +51,13 @@ from graphft.runtime.protocol.messages import (
     Refused,
     Welcome,
 )
+from graphft.runtime.protocol.silence import Silence
 from graphft.runtime.protocol.story import Story
 from graphft.runtime.protocol.sync_events import Fail, FromShard, Pushed, Send, ShardDown, ShardUp
 
 NEVER = float("-inf")
+PROBE_SECONDS = 1.0
+"""A shard that answers nothing for so long is greeted again, whatever is open."""
 Effects = list[AsyncTrainerEffect]
 
 
@@ -118,6 +121,7 @@ class AsyncTrainer:
         self.links = [_Link({b: _Tray() for b in buckets}) for buckets in options.buckets]
         self.held: dict[ChunkKey, _Held] = {}
         self.current: _Current | None = None
+        self.silence = Silence(len(options.buckets))
         self._now = 0.0
 
     def step(self, event: Any, now: float) -> Effects:
@@ -187,14 +191,17 @@ class AsyncTrainer:
 
     def _down(self, event: ShardDown) -> Effects:
         self.links[event.shard].up = self.links[event.shard].introduced = False
+        self.silence.heard(event.shard)
         self._tell(f"shard {event.shard} is down", event.shard)
         return []
 
     def _hello(self, shard: int) -> Effects:
         self.links[shard].asked = self._now
+        self.silence.asked(shard)
         return [Send(shard, Hello(self.options.run, self.options.secret, self.options.trainer))]
 
     def _from(self, event: FromShard) -> Effects:
+        self.silence.heard(event.shard)
         handler = self._MESSAGES.get(type(event.message))
         if handler is None:
             return [Count("unexpected", f"shard {event.shard} sent {type(event.message).__name__}")]
@@ -231,6 +238,8 @@ class AsyncTrainer:
         link.asked = self._now
         pulls = [Pull(link.generation, -1, b) for b, tray in link.trays.items() if tray.have < tray.wanted]
         queries = [LedgerQuery(*key) for key, held in self.held.items() if shard in held.unknown]
+        if pulls or queries:
+            self.silence.asked(shard)
         return [Send(shard, message) for message in (*pulls, *queries)]
 
     def _push_again(self, shard: int) -> Effects:
@@ -324,6 +333,7 @@ class AsyncTrainer:
     def _push(self, shard: int, bucket: int, samples: int, payload: Any) -> Send:
         """The version is -1 for a gradient that was computed from another generation's parameters."""
         assert self.current is not None
+        self.silence.asked(shard)
         link, (pass_index, chunk) = self.links[shard], self.current.key
         version = min(tray.loaded for tray in link.trays.values())
         message: Message = BatchPush(link.generation, pass_index, chunk, self.current.batch,
@@ -339,10 +349,13 @@ class AsyncTrainer:
     # -- time ---------------------------------------------------------------------------------------------------------
 
     def _tick(self, event: Tick) -> Effects:
+        self.silence.look(self._now)
         effects: Effects = []
         for shard, link in enumerate(self.links):
             if link.up and self._now - link.asked >= self.options.retry_interval:
-                effects += self._ask(shard) if link.introduced else self._hello(shard)
+                asked = self._ask(shard) if link.introduced else self._hello(shard)
+                silent = shard in self.silence.over(PROBE_SECONDS)  # and nothing else is to be asked: is it there?
+                effects += asked or (self._hello(shard) if silent else [])
         current = self.current
         if current is None or current.closed is None or self._now - current.closed_at < current.closed.push_timeout:
             return effects

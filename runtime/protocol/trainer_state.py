@@ -38,9 +38,11 @@ class Link:
 
 @dataclass(slots=True)
 class SlotState:
-    """A held slot. `next`: steps below it are contributed; `confirm`: shards whose version is asked for first."""
+    """A held slot. `next`: steps below it are contributed; `confirm`: shards whose version is asked for first;
+    `claim`: revision of the claim."""
 
     next: int = 0
+    claim: int = 0
     confirm: set[int] = field(default_factory=set)
 
 

@@ -38,6 +38,7 @@ from graphft.errors import GraphftError
 from graphft.runtime.protocol.checks import sync_answer_problem
 from graphft.runtime.protocol.events import Count, Tick
 from graphft.runtime.protocol.messages import Bucket, Empty, Hello, Pull, Push, Query, Refused, Welcome
+from graphft.runtime.protocol.silence import Silence
 from graphft.runtime.protocol.story import Story
 from graphft.runtime.protocol.sync_events import (
     Begin,
@@ -76,6 +77,7 @@ class SyncTrainer:
         self.trays = {(s, b): Tray((s, b) in options.refresh) for s, bs in enumerate(options.buckets) for b in bs}
         self.pending: dict[tuple[int, int, int], float] = {}
         """(shard, bucket, version) asked for, and when."""
+        self.silence = Silence(len(options.buckets))
         self.behind = False
         """A shard is in a newer generation than this trainer: nothing is done until Rollback."""
         self._current: Current | None = None
@@ -159,9 +161,11 @@ class SyncTrainer:
     def _shard_down(self, event: ShardDown) -> list[TrainerEffect]:
         link = self.links[event.shard]
         link.up = link.introduced = False
+        self.silence.heard(event.shard)
         return [Wake(self._tell(f"shard {event.shard} is down", event.shard))]
 
     def _from_shard(self, event: FromShard) -> list[TrainerEffect]:
+        self.silence.heard(event.shard)
         handler = self._MESSAGES.get(type(event.message))
         if handler is None:
             return [Fail(self._tell(f"shard {event.shard} sent {type(event.message).__name__} to a sync trainer",
@@ -242,15 +246,18 @@ class SyncTrainer:
     # -- events: membership -------------------------------------------------------------------------------------------
 
     def _slot_gained(self, event: SlotGained) -> list[TrainerEffect]:
-        if event.slot in self.slots:
+        held = self.slots.get(event.slot)
+        if held is not None and held.claim >= event.claim:
             return []
-        self.slots[event.slot] = SlotState(confirm=set(range(len(self.links))))
+        self.slots[event.slot] = SlotState(claim=event.claim, confirm=set(range(len(self.links))))
         self._tell(f"gained slot {event.slot}, asking where the shards are")
         return [self._query(s) for s, link in enumerate(self.links) if link.introduced]
 
     def _slot_lost(self, event: SlotLost) -> list[TrainerEffect]:
-        if self.slots.pop(event.slot, None) is None:
-            return []
+        held = self.slots.get(event.slot)
+        if held is None or held.claim > event.claim:
+            return []  # it was claimed again since
+        del self.slots[event.slot]
         return [Wake(self._tell(f"lost slot {event.slot}"))]
 
     def _rollback(self, event: Rollback) -> list[TrainerEffect]:
@@ -268,6 +275,7 @@ class SyncTrainer:
         return [*[self._hello(s) for s, link in enumerate(self.links) if link.up], Wake(reason)]
 
     def _tick(self, event: Tick) -> list[TrainerEffect]:
+        self.silence.look(self._now)
         due, due_hello = self._now - self.options.retry_interval, self._now - self.options.hello_interval
         effects: list[TrainerEffect] = []
         unsure = {s for state in self.slots.values() for s in state.confirm}
@@ -343,10 +351,12 @@ class SyncTrainer:
 
     def _hello(self, shard: int) -> Send:
         self.links[shard].asked = self._now
+        self.silence.asked(shard)
         return Send(shard, Hello(self.options.run, self.options.secret, self.options.trainer))
 
     def _query(self, shard: int) -> Send:
         self.links[shard].asked = self._now
+        self.silence.asked(shard)
         return Send(shard, Query())
 
     def _ask(self, shard: int, bucket: int, version: int) -> list[TrainerEffect]:

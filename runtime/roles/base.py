@@ -162,7 +162,7 @@ class Role:
     def report_hung(self, what: str) -> None:
         """Tells others of it, on the daemon thread, before the process ends. `what`: for how long, and while what."""
         self.events.emit("hung", f"{self.kind} {self.index} made {what}: ending it",
-                         where=stacks(self.progress.thread)[-4000:])
+                         where=stacks(self.progress.thread, depth=6))
 
     def _fence(self, error: LeaseLost) -> None:
         """Ends the process at once: whatever it claims may be somebody else's by now, or the job's etcd has ended."""

@@ -4,7 +4,7 @@ block's ops and ZeroMQ."""
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -20,9 +20,11 @@ from graphft.runtime.transport.buffers import BucketBuffers, BucketLayout, fault
 if TYPE_CHECKING:
     from graphft.ops.context import Slices
     from graphft.runtime.roles.trainer import Trainer
+    from graphft.runtime.view import Registration
 
 POLL_SECONDS = 0.25
 BUFFER_SECONDS = 60.0
+SILENT_SECONDS = 5.0
 
 
 class Comm:
@@ -31,12 +33,27 @@ class Comm:
     `machine` has `step(event, now) -> effects`; None until the job has begun.
     """
 
+    patience = SILENT_SECONDS
+    """Seconds for which a shard may leave a question open."""
+
     def __init__(self, trainer: Trainer) -> None:
         self.trainer, self.transport = trainer, trainer.transport
         self.machine: Any = None
         self._sizes = received_buckets(trainer.program)
         self._buffers: dict[tuple[int, int], BucketBuffers] = {}
         self._addresses: dict[int, str] = {}
+        self._met = 0
+
+    def silent(self) -> tuple[int, ...]:
+        """Shards that have answered nothing for a while though they were asked. From any thread."""
+        return self.machine.silence.over(self.patience) if self.machine is not None else ()
+
+    def meets(self, pservers: Mapping[int, Registration]) -> bool:
+        """Whether each of these shards has welcomed this trainer. From any thread."""
+        if self.machine is None:
+            return not pservers
+        links = self.machine.links
+        return all(links[s].introduced and links[s].incarnation == record.id for s, record in pservers.items())
 
     # -- events in, effects out ---------------------------------------------------------------------------------
 
@@ -57,6 +74,10 @@ class Comm:
                 self.do(FromShard(*reply, self._fault(*reply)))
             reply = self.transport.receive(0)
         self._control()
+        met = sum(link.introduced for link in self.machine.links) if self.machine is not None else 0
+        if met != self._met:
+            self._met = met
+            self.trainer.changed.set()  # the daemon thread claims slots for a trainer that has met all shards
 
     def _fault(self, shard: int, message: AnyMessage, frame: memoryview | None) -> str:
         """What is wrong with the frame of a bucket, before anything looks into it."""

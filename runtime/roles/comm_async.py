@@ -36,6 +36,7 @@ class AsyncComm(Comm):
 
     def __init__(self, trainer: ChunkTrainer) -> None:
         super().__init__(trainer)
+        self.patience = max(self.patience, trainer.config.push_timeout)
         buckets, refresh = buckets_of(trainer)
         self.machine = AsyncTrainer(AsyncTrainerOptions(trainer.id, buckets, trainer.job.run_id, trainer.secret,
                                                         refresh))

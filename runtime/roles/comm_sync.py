@@ -49,6 +49,10 @@ class SyncComm(Comm):
     def slots(self) -> list[int]:
         return sorted(self.machine.slots) if self.machine is not None else []
 
+    def claim_of(self, slot: int) -> int:
+        """The revision of the claim that a held slot is this trainer's by."""
+        return self.machine.slots[slot].claim if self.machine is not None else 0
+
     # -- events in ----------------------------------------------------------------------------------------------
 
     def begin(self) -> Work | None:
@@ -80,7 +84,7 @@ class SyncComm(Comm):
         if isinstance(event, Rollback):
             self.trainer.queue.rolled_back()
             log.info("generation %d: back to step %d", event.generation, event.step)
-        if isinstance(event, SlotLost):
+        if isinstance(event, SlotLost) and event.slot in self.slots() and self.claim_of(event.slot) <= event.claim:
             self.trainer.queue.lost(event.slot)
         if self.machine is not None:  # the job's first epoch comes before everything else
             self.do(event)

@@ -28,6 +28,9 @@ others take its claims away, so that it can still say which batch was at fault."
 LOOK_SECONDS = 2.0
 """One look counts at most so many seconds: while a whole process was stopped, its main thread was not stuck."""
 
+FRESH_SECONDS, FRESH_PART = 1.0, 0.25
+"""A mark is fresh for so long, or for this part of the limit."""
+
 
 class Progress:
     """Marks of one main thread. `last` and `limit` may be read from any thread.
@@ -71,6 +74,10 @@ class Progress:
             self.beat()
             self.limit, self.doing = before
 
+    def fresh(self, since: float) -> bool:
+        """Whether the main thread got on after `since`, and a moment ago: something may be claimed for it."""
+        return self.last > since and self._clock() - self.last <= max(FRESH_SECONDS, self.limit * FRESH_PART)
+
     # -- the lease's keeper -------------------------------------------------------------------------------------
 
     def share(self, page: LeasePage) -> None:
@@ -107,13 +114,13 @@ class Progress:
         return max(0.0, self.limit - self._idle)
 
 
-def where(thread: threading.Thread) -> str:
-    """Where a thread is now: its stack as text, the innermost call last; "" if it has ended."""
+def where(thread: threading.Thread, depth: int | None = None) -> str:
+    """Where a thread is now: its innermost `depth` calls as text, the innermost one last; "" if it has ended."""
     frame = sys._current_frames().get(thread.ident or 0)
-    return "".join(traceback.format_stack(frame)) if frame is not None else ""
+    return "".join(traceback.format_stack(frame, depth)) if frame is not None else ""
 
 
-def stacks(main: threading.Thread) -> str:
+def stacks(main: threading.Thread, depth: int | None = None) -> str:
     """Where a main thread is, and the threads that read ahead: the cause of its wait is often there."""
     threads = [main, *(t for t in threading.enumerate() if t.name.startswith("graphft-prefetch"))]
-    return "\n".join(f"{t.name}:\n{where(t)}" for t in threads)
+    return "\n".join(f"{t.name}:\n{where(t, depth)}" for t in threads)

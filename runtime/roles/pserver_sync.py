@@ -8,12 +8,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import torch
 
 from graphft.runtime.commit import Asked, Epoch
-from graphft.runtime.etcd import Session, Store
-from graphft.runtime.protocol.events import Count
-from graphft.runtime.protocol.messages import AnyMessage, Partials
+from graphft.runtime.etcd import EtcdError, Session, Store, create_is, delete_op, put_op
+from graphft.runtime.protocol.events import Count, Received
+from graphft.runtime.protocol.idle_slots import IdleSlots
+from graphft.runtime.protocol.messages import AnyMessage, Empty, Partials, Push
 from graphft.runtime.protocol.shard_sync import SyncShard
 from graphft.runtime.protocol.sync_events import (
     ApplyRound,
@@ -31,8 +33,9 @@ from graphft.runtime.protocol.sync_events import (
 )
 from graphft.runtime.roles.base import log
 from graphft.runtime.roles.norms import NormExchange
-from graphft.runtime.roles.pserver import Pserver
+from graphft.runtime.roles.pserver import POLL_SECONDS, Pserver
 from graphft.runtime.transport.buffers import byte_view
+from graphft.runtime.view import Barred
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
@@ -49,6 +52,7 @@ class RoundPserver(Pserver):
     def __init__(self, job: Job, job_dir: Path, etcd: Store, index: int, session: Session | None = None) -> None:
         super().__init__(job, job_dir, etcd, index, session)
         self.norms: NormExchange | None = None
+        self.idle, self._look_at = IdleSlots(self.config.chunk_timeout), 0.0
         self._snapshots: dict[int, dict[str, torch.Tensor]] = {}
         self._asked: Asked | None = None
         """The checkpoint that the machine was asked for last."""
@@ -125,6 +129,46 @@ class RoundPserver(Pserver):
         step = machine.version + 2 + math.ceil(NOTICE_SECONDS * self.rate)
         if step < self.config.total_steps:
             self.commits.ask(Asked(epoch.generation, step), asked)
+
+    # -- slots that nothing comes of ----------------------------------------------------------------------------
+
+    def serve_once(self) -> None:
+        super().serve_once()
+        if self.config.ft:
+            self._look_for_idle_slots()
+
+    def step(self, event: Any) -> None:
+        if isinstance(event, Received) and isinstance(event.message, Push | Empty):
+            self.idle.heard(event.message.slot)
+        super().step(event)
+
+    def _look_for_idle_slots(self) -> None:
+        """While all shards serve, what this one waits for is the trainers'."""
+        view, machine, now = self.view, self.machine, time.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + POLL_SECONDS
+        waits = (machine.phase == "collecting" and not machine.finished and len(view.trainers) > 1
+                 and len(view.pservers) == self.config.pservers)
+        holders = {slot: (trainer, view.claims[slot]) for slot, trainer in view.slots.items()
+                   if trainer in view.trainers}
+        for slot in self.idle.look(now, (machine.generation, machine.version),
+                                   machine.round.missing() if waits else (), holders):
+            self._take(slot, *holders[slot])
+
+    def _take(self, slot: int, trainer: str, claim: int) -> None:
+        """Takes a slot from a trainer, whatever is the matter with it, and bars it, so that another gets the slot."""
+        reason = f"nothing of slot {slot} came to pserver {self.index} for {self.idle.timeout:.0f} s"
+        bar = put_op(self.keys.barred(trainer), msgspec.json.encode(Barred(reason, self.id)), self.view.leases[trainer])
+        key = self.keys.slot(slot)
+        try:
+            taken = self.etcd.txn([create_is(key, claim)], [delete_op(key), bar]).ok
+        except EtcdError as error:  # or its lease has ended: then so has its claim
+            log.warning("slot %d: %s", slot, error.message)
+            return
+        if taken:
+            self.events.emit("idle-slot", f"slot {slot} was taken from trainer {trainer}: nothing came of it for "
+                                          f"{self.idle.timeout:.0f} s", slot=slot, trainer=trainer)
 
     # -- going back ---------------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from graphft.runtime.etcd import Store
 from graphft.runtime.feeds import check_dims
 from graphft.runtime.metrics import Metrics
 from graphft.runtime.protocol.sync_events import ShardDown, ShardUp
+from graphft.runtime.roles.bar import Bar
 from graphft.runtime.roles.base import Role
 from graphft.runtime.roles.limits import trainer_limits
 from graphft.runtime.roles.loading import Loading
@@ -71,6 +72,7 @@ class Trainer(Role):
         self.leaving = False
         self.work_record = WorkRecord(record_path(self.job_dir, index))
         self._careful = CAREFUL_STEPS * self.work_record.unfinished
+        self.bar = Bar(self)
         reader = self._open_data()
         self.storage = StorageWait(self, reader)
         self.prefetcher = Prefetcher(reader, 2 * self.config.trainers + 4, self._note_ahead)
@@ -217,6 +219,8 @@ class Trainer(Role):
             self._addresses = {record.id: record.address for record in view.pservers.values()} | self._addresses
             self.control.extend(self.changes(before, view))
         self.wake()
+        if threading.current_thread() is self._daemon:
+            self.bar.update()
 
     def ready(self, view: JobView) -> bool:
         """Whether the job has begun, so that its events mean something."""
@@ -254,7 +258,8 @@ class Trainer(Role):
         times = list(self._times)
         rate = sum(n for _, n in times[1:]) / (times[-1][0] - times[0][0]) if len(times) > 1 else 0.0
         return TrainerStatus(self.ctx.step, max(self.pass_index, 0), self.loss, self.samples, rate, self.skipped,
-                             {**self.counters, **self.transport.counters}, self.storage.waiting)
+                             {**self.counters, **self.transport.counters}, self.storage.waiting,
+                             list(self.bar.silent))
 
     @property
     def skipped(self) -> int:

@@ -37,8 +37,8 @@ class ChunkTrainer(Trainer):
 
     @property
     def stops(self) -> bool:
-        """Whether this trainer is to end, and hence waits for nothing that may take long."""
-        return self.leaving or self.view.over
+        """Whether this trainer is to end, or to give its work away, and hence waits for nothing that may take long."""
+        return self.leaving or self.view.over or self.bar.sidelined()
 
     @property
     def interrupted(self) -> bool:
@@ -48,6 +48,10 @@ class ChunkTrainer(Trainer):
 
     def work(self) -> None:
         self._work = None
+        if self.bar.sidelined():
+            self.queue.release_all()
+            self.comm.pump(IDLE_SECONDS)
+            return
         try:
             loss = self.compute()
             self._note(loss)
@@ -72,7 +76,7 @@ class ChunkTrainer(Trainer):
     def report_hung(self, what: str) -> None:
         """A batch that is never done is one that cannot be computed: its failures are counted in the same way."""
         super().report_hung(what)
-        work = self._work
+        work = self.prefetcher.reading or self._work
         if work is not None:
             self.queue.report_failure((work.pass_index, work.chunk), what)
 

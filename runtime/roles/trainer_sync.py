@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError
 from graphft.ops.context import NoData, WorkChanged
-from graphft.runtime.etcd import Store, absent, delete_op, put_op, value_is
+from graphft.runtime.etcd import Store, absent, create_is, delete_op, put_op, value_is
 from graphft.runtime.protocol.slots import Assignment, assign
 from graphft.runtime.protocol.sync_events import Rollback, SlotGained, SlotLost, Work
 from graphft.runtime.queue_sync import PlanQueue
@@ -30,6 +31,8 @@ class SlotTrainer(Trainer):
     def __init__(self, job: Job, job_dir: Path, etcd: Store, index: int) -> None:
         self._assignment = Assignment()
         self._claimed_at = 0
+        self._lost_at = float("-inf")
+        """When a slot was lost last, by the clock of `progress`."""
         self._computing: Work | None = None
         """What block step computes now."""
         if not job.config.ft and not 0 <= index < job.config.trainers:
@@ -48,6 +51,8 @@ class SlotTrainer(Trainer):
         if work is None:
             if self.comm.finished:
                 self.queue.complete_job()
+            if self.bar.sidelined():
+                self.release_slots()
             self.comm.pump(IDLE_SECONDS)
         else:
             self._step(work)
@@ -82,7 +87,10 @@ class SlotTrainer(Trainer):
     def report_hung(self, what: str) -> None:
         """A batch that is never done is one that cannot be computed: its failures are counted in the same way."""
         super().report_hung(what)
-        if self._computing is not None:
+        reading = self.prefetcher.reading
+        if reading is not None:  # perhaps read ahead: what is to be computed now waits for it
+            self.queue.report_batch(reading.pass_index, reading.chunk, reading.batch_index, what)
+        elif self._computing is not None:
             self.queue.report_failure(self._computing, what)
 
     @property
@@ -100,7 +108,7 @@ class SlotTrainer(Trainer):
         ahead = [(work.step + (v <= work.slot), v) for v in slots] + [(work.step, work.slot)]
         for step, slot in ahead:
             located = self.plan.locate(step, slot)
-            if located is not None:
+            if located is not None and self.queue.expects(located):
                 self.read_ahead(located.pass_index, located.chunk, located.batch)
 
     def leave(self) -> None:
@@ -125,12 +133,19 @@ class SlotTrainer(Trainer):
         rollback = []
         if new is not None and new.generation > (old.generation if old is not None else -1):
             rollback.append(Rollback(new.generation, new.step))
-        mine_before = {v for v, holder in before.slots.items() if holder == self.id}
-        mine = {v for v, holder in after.slots.items() if holder == self.id}
+        # By claim, not by holder: a slot that was lost and claimed again between two looks begins anew.
+        mine_before, mine = self._mine(before), self._mine(after)
         if not self.config.ft and before.epoch is None:
-            mine = {self.index}  # for good: without fault tolerance nobody takes it over
-        lost, gained = sorted(mine_before - mine), sorted(mine - mine_before)
-        return [*rollback, *super().changes(before, after), *map(SlotLost, lost), *map(SlotGained, gained)]
+            mine = {(self.index, 0)}  # for good: without fault tolerance nobody takes it over
+        lost = [SlotLost(*slot) for slot in sorted(mine_before - mine)]
+        if lost:
+            self._lost_at = time.monotonic()
+        gained = [SlotGained(*slot) for slot in sorted(mine - mine_before)]
+        return [*rollback, *super().changes(before, after), *lost, *gained]
+
+    def _mine(self, view: JobView) -> set[tuple[int, int]]:
+        """Slots of this trainer's, each with the revision of its claim."""
+        return {(v, view.claims[v]) for v, holder in view.slots.items() if holder == self.id}
 
     def claim_slots(self, slots: int, policy: str) -> None:
         view = self.view
@@ -140,7 +155,10 @@ class SlotTrainer(Trainer):
             return  # it could not compute them
         if self.watcher.revision < self._claimed_at:
             return  # the view does not know of the last claim yet, and would have this trainer claim too much
-        self._assignment = assign(slots=slots, live=view.trainers, holders=view.slots, me=self.id, policy=policy)
+        self._assignment = assign(slots=slots, live=view.trainers, holders=view.slots, me=self.id, policy=policy,
+                                  barred=self.bar.others(view))
+        if not (self.progress.fresh(self._lost_at) and self.comm.meets(view.pservers)):
+            return  # what this trainer claimed now would wait, and all others with it
         for slot in self._assignment.claim:
             key = self.keys.slot(slot)
             result = self.etcd.txn([absent(key)], [put_op(key, self.id.encode(), self.lease)], token=key)
@@ -160,12 +178,15 @@ class SlotTrainer(Trainer):
         for slot in assignment.release:
             if slot in self.comm.slots():
                 self._hand_over(slot)
-                self.control.append(SlotLost(slot))
                 log.info("handed slot %d over (%s)", slot, assignment.reason)
 
     def _hand_over(self, slot: int) -> None:
+        """Gives the chunks and the slot back. It is lost here before it is free there: what the watch tells of it later
+        may be that it was claimed again."""
+        claim = self.comm.claim_of(slot)
         self.queue.release(slot)
-        self.patiently(functools.partial(self._free, self.keys.slot(slot)))
+        self.comm.control(SlotLost(slot, claim))
+        self.patiently(functools.partial(self._free, self.keys.slot(slot), claim))
 
-    def _free(self, key: str) -> None:
-        self.etcd.txn([value_is(key, self.id.encode())], [delete_op(key)])
+    def _free(self, key: str, claim: int) -> None:
+        self.etcd.txn([create_is(key, claim), value_is(key, self.id.encode())], [delete_op(key)])

@@ -25,6 +25,7 @@ from graphft.transpiler import Job
 
 RECORDS, CHUNK, BATCH, SLOTS, PASSES = 444, 40, 8, 3, 4
 """The last chunk has 4 records: one short batch, after which its slot has no data for the rest of the pass."""
+HANGS_AT = 100
 LR, CLIP, STEPS = 0.02, 0.5, 80
 
 
@@ -44,11 +45,12 @@ class Blobs:
 
     The file `pace` holds the seconds that reading a batch takes: a test slows a running job down by writing it.
     So does the file `opening` for the construction; where there is none it takes no time. The first batch that is read
-    once there is a file `holding` takes the interpreter's lock for the seconds that are in it, and deletes it.
+    once there is a file `holding` takes the interpreter's lock for the seconds that are in it, and deletes it. Whoever
+    finds a file in the folder `hangs` when it reads record HANGS_AT deletes it, and never comes back.
     """
 
     def __init__(self, records: int = RECORDS, pace: str = "", broken: int = -1, mislabeled: int = 1 << 30,
-                 opening: str = "", holding: str = "", fatal: int = -1, how: int = EXIT) -> None:
+                 opening: str = "", holding: str = "", fatal: int = -1, how: int = EXIT, hangs: str = "") -> None:
         if opening and Path(opening).exists():
             time.sleep(float(Path(opening).read_text()))
         generator = torch.Generator().manual_seed(7)
@@ -56,7 +58,7 @@ class Blobs:
         self.y = self.x[:, :3].argmax(1)
         self.y[mislabeled:] = 7
         self.pace, self.broken, self.fatal, self.how = pace, broken, fatal, how
-        self.holding = holding
+        self.holding, self.hangs = holding, hangs
 
     def __len__(self) -> int:
         return len(self.x)
@@ -70,10 +72,20 @@ class Blobs:
 
     def __getitems__(self, indices: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         self._hold_the_lock()
+        if self.hangs and HANGS_AT in indices:
+            self._hang()
         start = time.monotonic()
         while self.pace and time.monotonic() - start < float(Path(self.pace).read_text()):
             time.sleep(0.01)
         return [self[i] for i in indices]
+
+    def _hang(self) -> None:
+        for file in Path(self.hangs).iterdir():
+            try:
+                file.unlink()
+            except FileNotFoundError:
+                continue  # another process hangs by it
+            threading.Event().wait()
 
     def _hold_the_lock(self) -> None:
         try:

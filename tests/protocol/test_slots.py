@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,13 +12,14 @@ from graphft.runtime.protocol.slots import Assignment, assign
 
 
 def settle(
-    slots: int, live: list[str], holders: dict[int, str], policy: str, order: st.DataObject | None = None
+    slots: int, live: list[str], holders: dict[int, str], policy: str, order: st.DataObject | None = None,
+    barred: Collection[str] = ()
 ) -> int:
     """Everyone acts in turn on the present view, until nobody has anything to do; returns the number of moves."""
     moves = 0
     for _ in range(4 * slots * len(live) + 4):
         turn = order.draw(st.permutations(live)) if order else live
-        todo = {t: assign(slots=slots, live=live, holders=holders, me=t, policy=policy) for t in turn}
+        todo = {t: assign(slots=slots, live=live, holders=holders, me=t, policy=policy, barred=barred) for t in turn}
         if not any(a.claim or a.release for a in todo.values()):
             return moves
         for trainer, assignment in todo.items():  # all from one view: claims may meet, and one of them loses
@@ -84,3 +87,26 @@ def test_the_reason_is_told_and_strangers_do_nothing() -> None:
     assert assign(slots=2, live="ab", holders={}, me="x", policy="takeover") == Assignment(reason="not registered")
     with pytest.raises(ValueError, match="policy"):
         assign(slots=2, live="ab", holders={}, me="a", policy="steal")
+
+
+@given(slots=st.integers(1, 9), live=names, data=st.data())
+def test_barred_trainers_end_with_no_slot_unless_all_are_barred(
+    slots: int, live: list[str], data: st.DataObject
+) -> None:
+    """Pitfall 34: slots go to those that can work."""
+    barred = set(data.draw(st.lists(st.sampled_from(live), unique=True)))
+    holders = data.draw(st.dictionaries(st.integers(0, slots - 1), st.sampled_from(live)))
+    settle(slots, live, holders, "takeover", data, barred)
+    working = [t for t in live if t not in barred] or live
+    shares = [list(holders.values()).count(t) for t in working]
+    assert sum(shares) == slots, "and all slots are held"
+    assert max(shares) - min(shares) <= 1
+
+
+def test_a_barred_trainer_gives_its_slots_away_and_claims_none() -> None:
+    holders = {0: "a", 1: "b"}
+    assert assign(slots=2, live="ab", holders=holders, me="a", policy="takeover", barred="a").release == (0,)
+    assert assign(slots=2, live="ab", holders={1: "b"}, me="a", policy="takeover", barred="a") == Assignment(
+        reason="barred")
+    assert assign(slots=2, live="ab", holders={1: "b"}, me="b", policy="takeover", barred="a").claim == (0,)
+    assert assign(slots=2, live="ab", holders=holders, me="a", policy="takeover", barred="ab").reason == "settled"

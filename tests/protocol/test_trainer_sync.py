@@ -106,6 +106,34 @@ def test_a_lost_slot_is_work_changed() -> None:
     assert rig.machine.current is None
 
 
+def test_a_slot_that_is_claimed_again_begins_anew() -> None:
+    """Pitfall 35: changes of a slot are told by its claims, and not by who holds it."""
+    rig = TrainerRig(())
+    rig.feed(SlotGained(0, claim=7))
+    rig.welcome(0, "A", 4)
+    rig.welcome(1, "B", 4)
+    assert rig.machine.next_work() == Work(4, 0)
+    assert sent(rig.feed(SlotGained(0, claim=9))) == [(0, Query()), (1, Query())], "where the shards are is asked again"
+    assert rig.machine.next_work() is None
+    rig.feed(SlotLost(0, claim=7))
+    assert rig.machine.slots.keys() == {0}, "the older claim's loss is no news"
+    assert rig.feed(SlotGained(0, claim=9)) == []
+    rig.feed(SlotLost(0, claim=9))
+    assert not rig.machine.slots
+
+
+def test_a_shard_that_does_not_answer_is_told_of() -> None:
+    """Pitfall 34: as long as it is registered; what is gone is not expected to answer."""
+    rig = TrainerRig((0,))
+    rig.feed(ShardDown(0), ShardUp(0, "A"))
+    for _ in range(8):
+        rig.now += 1.0
+        rig.feed(Tick())
+    assert rig.machine.silence.over(5.0) == (0,)
+    rig.feed(ShardDown(0))
+    assert rig.machine.silence.over(0.0) == ()
+
+
 def test_the_job_ends_when_every_shard_has_the_last_version() -> None:
     rig = TrainerRig((0,), version=9)
     rig.feed(Begin())

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from graphft.plan import Plan
 from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, TakeCheckpoint, Tick
-from graphft.runtime.protocol.messages import Bucket
+from graphft.runtime.protocol.idle_slots import IdleSlots
+from graphft.runtime.protocol.messages import Bucket, Empty, Push
 from graphft.runtime.protocol.shard_sync import SyncShard
-from graphft.runtime.protocol.slots import assign
+from graphft.runtime.protocol.slots import Assignment, assign
 from graphft.runtime.protocol.sync_events import (
     ApplyRound,
     Begin,
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
 Key = tuple[int, int]
 NEVER = 10**9
+SILENT_SECONDS, IDLE_SECONDS, BACK_OFF = 3.0, 8.0, 8.0
 
 
 def digest(*parts: Any) -> str:
@@ -150,6 +152,7 @@ class ShardActor(Actor):
         self.index, setup = index, job.setup
         self.current, self.version = self._load()
         self.previous: dict[int, str] = {}
+        self.idle_slots = IdleSlots(IDLE_SECONDS)
         self.machine = SyncShard(SyncOptions(
             shard=index, shards=setup.shards, slots=setup.plan.slots, buckets=setup.buckets[index],
             total_steps=setup.plan.total_steps, run="run", secret="secret",
@@ -167,6 +170,15 @@ class ShardActor(Actor):
             return dict(self.store.checkpoints[step][self.index]), step
         return {b: initial((self.index, b)) for b in self.job.setup.buckets[self.index]}, 0
 
+    def tick(self) -> None:
+        super().tick()
+        machine, store = self.machine, self.store
+        waits = machine.phase == "collecting" and not machine.finished and len(store.pservers) == self.job.setup.shards
+        holders = {slot: (trainer, store.claims[slot]) for slot, trainer in store.slots.items()}
+        for slot in self.idle_slots.look(self.world.now, (machine.generation, machine.version),
+                                         machine.round.missing() if waits else (), holders):
+            store.take(slot, holders[slot][1], self.name)
+
     def watch(self) -> None:
         if self.store.epoch.generation > self.machine.generation:
             epoch = self.store.epoch
@@ -181,6 +193,8 @@ class ShardActor(Actor):
         self.job.cut_shard(self.index)
 
     def receive(self, peer: str, message: Any, payload: Any) -> None:
+        if isinstance(message, Push | Empty):
+            self.idle_slots.heard(message.slot)
         self.do(lambda: self.feed(Received(peer, message, payload)))
 
     def carry_out(self, effect: Any) -> None:
@@ -239,6 +253,7 @@ class TrainerActor(Actor):
             refresh=setup.refresh, retry_interval=2.0), generation=self.store.epoch.generation)
         self.store.trainers[name] = self
         self.store.watchers[name] = lambda: self.do(self.watch)
+        self.barred_at, self.back_off = NEVER, BACK_OFF
         self.store.changed()
         self.tick()
         self.daemon()
@@ -272,24 +287,46 @@ class TrainerActor(Actor):
                 self.later(0.05, lambda: self.connect(index, shard) if shard.alive and index not in self.connected
                            else None)
 
-    def claim(self) -> None:
+    def assignment(self) -> Assignment:
         setup = self.job.setup
-        todo = assign(slots=setup.plan.slots, live=self.store.trainers, holders=self.store.slots, me=self.name,
-                      policy=setup.policy)
-        for slot in todo.claim:
+        return assign(slots=setup.plan.slots, live=self.store.trainers, holders=self.store.slots, me=self.name,
+                      policy=setup.policy, barred=self.store.barred)
+
+    def claim(self) -> None:
+        mine = {(v, self.store.claims[v]) for v, t in self.store.slots.items() if t == self.name}
+        held = {(v, state.claim) for v, state in self.machine.slots.items()}
+        for slot, claim in held - mine:
+            self.claims.clear()
+            self.feed(SlotLost(slot, claim))
+        if not all(self.machine.links[s].introduced for s in self.store.pservers):
+            return
+        for slot in self.assignment().claim:
             if self.store.claim(slot, self.name):
-                self.feed(SlotGained(slot))
+                self.feed(SlotGained(slot, self.store.claims[slot]))
 
     def release(self) -> None:
-        setup = self.job.setup
-        todo = assign(slots=setup.plan.slots, live=self.store.trainers, holders=self.store.slots, me=self.name,
-                      policy=setup.policy)
-        for slot in todo.release:
-            self.claims.clear()
-            self.feed(SlotLost(slot))
-            self.store.release(slot, self.name)
+        for slot in self.assignment().release:
+            if slot in self.machine.slots:
+                self.claims.clear()
+                self.feed(SlotLost(slot, self.machine.slots[slot].claim))
+                self.store.release(slot, self.name)
+
+    def update_bar(self) -> None:
+        """What `roles/bar.py` does."""
+        by, silent = self.store.barred.get(self.name), self.machine.silence.over(SILENT_SECONDS)
+        if by is None and silent:
+            self.store.bar(self.name, self.name)
+        elif by == self.name and not silent:
+            self.store.unbar(self.name)
+        elif by not in (None, self.name):
+            if self.barred_at == NEVER:
+                self.barred_at, self.back_off = self.world.now, 2 * self.back_off
+            elif self.world.now > self.barred_at + self.back_off:
+                self.barred_at = NEVER
+                self.store.unbar(self.name)
 
     def daemon(self) -> None:
+        self.update_bar()
         self.watch()
         if self.alive:
             self.later(0.5, self.daemon)
@@ -327,6 +364,8 @@ class TrainerActor(Actor):
         work = self.machine.current
         if work is None:
             self.idle = True
+            if self.name in self.store.barred:
+                self.release()
             return
         located = self.job.setup.plan.locate(work.step, work.slot)
         if located is None:

@@ -155,14 +155,16 @@ class SimJob:
             target = self.store.pservers.get(shard)
             if target is not None and target.alive:
                 target.receive(peer, message, payload)
-        self.network.send((sender, shard), "out", deliver)
+        if not self.network.blocked((sender, shard), message):
+            self.network.send((sender, shard), "out", deliver)
 
     def to_trainer(self, shard: int, peer: str, message: Any, payload: Any) -> None:
         def deliver() -> None:
             target = self.store.trainers.get(peer) or next((p for p in self.processes if p.name == peer), None)
             if target is not None and target.alive and shard in target.connected:
                 target.receive(shard, message, payload)
-        self.network.send((peer, shard), "back", deliver)
+        if not self.network.blocked((peer, shard), message):
+            self.network.send((peer, shard), "back", deliver)
 
     def cut_shard(self, shard: int) -> None:
         for process in self.processes:
@@ -219,6 +221,20 @@ class SimJob:
         if trainer:
             index = self.world.rng.randrange(self.setup.shards)
             trainer.do(lambda: trainer.disconnect(index, comes_back=True))
+
+    def block(self, *kinds: type) -> None:
+        """From now on no message (of these kinds) passes between one trainer that holds a slot and one shard; the
+        store is still there for both."""
+        holders = [t for _, t in sorted(self.store.trainers.items()) if t.name in self.store.slots.values()]
+        if not holders:
+            self.world.after(0.1, lambda: self.block(*kinds))
+            return
+        trainer = self.world.rng.choice(holders)
+        link = trainer.name, self.world.rng.randrange(self.setup.shards)
+        self.world.trace("fault", f"nothing passes between {link}")
+        self.network.blocked = lambda at, message: at == link and isinstance(message, kinds or object)
+        if not kinds:
+            trainer.do(lambda: trainer.disconnect(link[1], comes_back=True))
 
     def _some_trainer(self) -> TrainerActor | None:
         alive = [t for _, t in sorted(self.store.trainers.items()) if t.alive]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from graphft.runtime.protocol.messages import Empty, Push
 from tests.sim.job import SimJob
 
 
@@ -31,6 +32,22 @@ def test_a_run_without_faults_refuses_and_repeats_nothing() -> None:
         assert job.store.rollbacks == 0
         wasted = {name: n for name, n in job.counts.items() if name.startswith("refused") or name == "void-push"}
         assert not wasted, job.describe()
+
+
+@pytest.mark.parametrize("kinds", [(), (Push, Empty)])
+def test_a_trainer_cut_off_from_a_shard_does_not_stop_the_job(kinds: tuple[type, ...]) -> None:
+    """Pitfall 34: it reaches the store, so its lease lives, and it holds its slots. The others get them.
+
+    Either nothing passes between the two, or contributions alone are lost: the trainer believes that all is well.
+    """
+    barred = 0
+    for seed in range(700, 720):
+        job = SimJob(seed, faults=False)
+        job.start_trainer()
+        job.world.after(job.world.rng.uniform(0.2, 1.0), lambda job=job, kinds=kinds: job.block(*kinds))
+        job.run()
+        barred += job.store.bars > 0
+    assert barred > 10, "most jobs could not have ended otherwise"
 
 
 def test_a_seed_replays_exactly() -> None:

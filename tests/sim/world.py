@@ -68,6 +68,13 @@ class Store:
     pservers: dict[int, Any] = field(default_factory=dict)
     trainers: dict[str, Any] = field(default_factory=dict)
     slots: dict[int, str] = field(default_factory=dict)
+    claims: dict[int, int] = field(default_factory=dict)
+    """By slot, the revision of its claim."""
+    barred: dict[str, str] = field(default_factory=dict)
+    """Trainers that work should not go to, and who says so."""
+    revision: int = 0
+    bars: int = 0
+    """How often one was barred."""
     watchers: dict[str, Callable[[], None]] = field(default_factory=dict)
     rollbacks: int = 0
     holders: dict[ChunkKey, str] = field(default_factory=dict)
@@ -101,9 +108,29 @@ class Store:
     def claim(self, slot: int, trainer: str) -> bool:
         if slot in self.slots or trainer not in self.trainers:
             return False
-        self.slots[slot] = trainer
+        self.revision += 1
+        self.slots[slot], self.claims[slot] = trainer, self.revision
         self.changed()
         return True
+
+    def take(self, slot: int, claim: int, by: str) -> None:
+        """Takes a slot away from its holder, who is barred."""
+        if slot in self.slots and self.claims[slot] == claim:
+            trainer = self.slots.pop(slot)
+            self.bar(trainer, by)
+            self.world.trace(by, f"takes slot {slot} from {trainer}")
+            self.changed()
+
+    def bar(self, trainer: str, by: str) -> None:
+        if trainer in self.trainers and trainer not in self.barred:
+            self.barred[trainer] = by
+            self.bars += 1
+            self.world.trace(by, f"bars {trainer}")
+            self.changed()
+
+    def unbar(self, trainer: str) -> None:
+        if self.barred.pop(trainer, None) is not None:
+            self.changed()
 
     def release(self, slot: int, trainer: str) -> None:
         if self.slots.get(slot) == trainer:
@@ -134,6 +161,7 @@ class Store:
         """The trainer's lease ends: its registration and its slots go."""
         if self.trainers.pop(trainer, None) is not None:
             self.slots = {v: t for v, t in self.slots.items() if t != trainer}
+            self.barred.pop(trainer, None)
             self.world.trace("store", f"{trainer}'s lease ended")
             self.changed()
 
@@ -147,6 +175,8 @@ class Network:
 
     def __init__(self, world: World, duplicates: float, reorder: bool) -> None:
         self.world, self.duplicates, self.reorder = world, duplicates, reorder
+        self.blocked: Callable[[Any, Any], bool] = lambda link, message: False
+        """Which messages of which links never arrive."""
         self._epochs: dict[Any, int] = {}
         self._clear: dict[Any, float] = {}
 

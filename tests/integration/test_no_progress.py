@@ -1,0 +1,127 @@
+"""Trainers that live and get nowhere: one that hangs, one that does not reach a shard. Others do their work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphft import ir
+from graphft.runtime.connect import read_endpoints
+from graphft.runtime.status import JobStatus
+from graphft.runtime.supervisor import Supervisor
+from tests.integration import training
+from tests.integration.plays import Act, Pace, Played, Program, assert_same_bits, at, play
+from tests.transport.relay import Relay
+
+pytestmark = [pytest.mark.xdist_group("sync"), pytest.mark.timeout(240, method="signal")]
+CUT = """
+import sys
+from graphft.runtime.roles import comm, comm_sync
+from graphft.runtime.roles.environment import RoleSpec, run_role
+from graphft.runtime.roles.trainer import Trainer
+from graphft.transpiler import Job
+
+job_dir, endpoints, relayed, relay = sys.argv[1:]
+address_of = Trainer.view_address
+Trainer.view_address = lambda self, up: relay if (a := address_of(self, up)) == relayed else a
+comm.Comm.patience, comm_sync.STALL_SECONDS = 1.5, 1.5
+sys.exit(run_role(Job.load(job_dir), job_dir, RoleSpec("trainer", 7, etcd=endpoints)))
+"""
+
+
+@pytest.fixture
+def hangs(workplace: Path, request: pytest.FixtureRequest) -> Path:
+    """A folder: whoever reads the record that hangs takes a file out of it, and never comes back."""
+    folder = workplace / f"{request.node.name}-hangs"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def cleanup() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def texts(played: Played, kind: str) -> list[str]:
+    return [event.text for event in played.statuses[-1].events if event.kind == kind]
+
+
+def test_a_trainer_that_hangs_is_ended_and_a_spare_does_its_work(
+    program: ir.Program, folder: Path, hangs: Path, undisturbed: Played
+) -> None:
+    """Pitfall 33: its daemon thread renewed its lease, and claimed the slot again whenever it was taken."""
+    (hangs / "once").touch()
+    played = play(training.job(program, blobs={"hangs": str(hangs)}, chunk_timeout=10.0), folder, trainers=4)
+    assert_same_bits(played.state, undisturbed.state)
+    assert sum(played.result.failures.values()) == 1, texts(played, "died")
+    assert played.result.preemptions == {}
+    (text,) = texts(played, "hung")
+    assert "made no progress for 9 s while computing" in text
+    (where,) = [e.fields["where"] for e in played.statuses[-1].events if e.kind == "hung"]
+    assert "in _hang" in where, "where the main thread is, or what reads ahead for it"
+    assert played.statuses[-1].queue["failed"] == 0, "once is no reason to leave a chunk out"
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_batch_that_always_hangs_is_left_out(program: ir.Program, folder: Path, hangs: Path, sync: bool) -> None:
+    """Pitfall 33: it failed as one that raises an exception does."""
+    for n in range(20):
+        (hangs / str(n)).touch()
+    job = training.job(program, blobs={"hangs": str(hangs)}, chunk_timeout=6.0, max_failures=2, sync=sync, passes=1)
+    played = play(job, folder, trainers=2)
+    assert sum(played.result.failures.values()) >= 2
+    (poison,) = texts(played, "poison")
+    assert "chunk 2 of pass 0 is DISCARDED" in poison
+    assert "no progress for" in poison
+    assert played.statuses[-1].queue["failed"] == 1
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_trainer_that_does_not_reach_a_shard_gets_no_work(
+    program: ir.Program, folder: Path, pace: Pace, undisturbed: Played, cleanup: ExitStack, sync: bool
+) -> None:
+    """Pitfall 34: it held its slot (or its chunk), and everybody waited."""
+    options: dict[str, Any] = {} if sync else {"sync": False, "push_timeout": 1.0, "max_skipped": 1}
+    relays: list[Relay] = []
+    programs: list[Program] = []
+
+    def join(supervisor: Supervisor) -> None:
+        target = addresses[0]
+        relays.append(Relay(("127.0.0.1", int(target.rsplit(":", 1)[1]))))
+        cleanup.callback(relays[0].close)
+        programs.append(Program(folder.parent / f"{folder.name}-cut", "-c", CUT, folder, read_endpoints(folder),
+                                target, relays[0].address))
+        cleanup.callback(programs[0].kill)
+
+        pace.set(Pace.SLOW)
+
+    addresses: dict[int, str] = {}
+
+    def begun(status: JobStatus) -> bool:
+        addresses.update({i: shard["address"] for i, shard in status.pservers.items()})
+        return at(3)(status)
+
+    def cut_off(status: JobStatus) -> dict[str, Any]:
+        return next((t for name, t in status.trainers.items() if name.startswith("7-")), {})
+
+    def works(status: JobStatus) -> bool:
+        holds = any(name.startswith("7-") for name in status.slots.values()) or not sync
+        return holds and cut_off(status).get("samples", 0) > 0
+
+    played = play(training.job(program, pace=pace.file, **options), folder, [
+        Act(begun, join),
+        Act(works, lambda _: relays[0].paused.set()),
+        Act(lambda s: bool(cut_off(s).get("unreached")), lambda _: pace.set(0)),
+    ], trainers=2)
+    told = next(t["unreached"] for s in played.statuses if (t := cut_off(s)).get("unreached"))
+    assert told == [f"shard 0 at {addresses[0]}"]
+    assert any(f"it cannot reach shard 0 at {addresses[0]}" in text for text in texts(played, "barred"))
+    if sync:
+        assert_same_bits(played.state, undisturbed.state)
+    assert (played.result.failures, played.result.preemptions) == ({}, {})
+    assert programs[0].wait() == 0, programs[0].output

@@ -1,0 +1,107 @@
+"""Which slots a trainer claims, keeps and gives away, on a real etcd; the test plays its main thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from graphft.runtime.commit import Epoch
+from graphft.runtime.etcd import EmbeddedEtcd
+from graphft.runtime.keys import Keys
+from graphft.runtime.view import Barred, Registration
+from graphft.transpiler import Job
+from tests.runtime.trainers import Stage, shards_at, stage, until
+
+
+@pytest.fixture
+def scene(etcd_server: EmbeddedEtcd, keys: Keys, job: Job, tmp_path: Path) -> Iterator[Stage]:
+    with stage(etcd_server, keys, job, tmp_path) as made:
+        made.etcd.put(keys.epoch, msgspec.json.encode(Epoch(0, 0)))
+        yield made
+
+
+def claims(trainer: Any) -> set[int]:
+    """The slots that the trainer holds in etcd after its daemon thread has looked once."""
+    until(lambda: trainer.watcher.revision >= trainer.etcd.get(trainer.keys.epoch).mod_revision)
+    seen = trainer.etcd.range(trainer.keys.control).revision
+    until(lambda: trainer.watcher.revision >= seen or not trainer.watcher.snapshot())
+    trainer.claim_slots(trainer.config.trainers, "takeover")
+    return {int(kv.key.removeprefix(trainer.keys.slots)) for kv in trainer.etcd.range(trainer.keys.slots).kvs
+            if kv.value.decode() == trainer.id}
+
+
+def sees(trainer: Any, key: str, there: bool = True) -> None:
+    until(lambda: (key in trainer.watcher.snapshot()) == there)
+
+
+def test_a_trainer_claims_when_every_registered_shard_has_welcomed_it(scene: Stage) -> None:
+    """Pitfall 34: what it claimed before would wait, and all others with it."""
+    trainer = scene.trainer(0)
+    for shard in range(trainer.config.pservers):
+        record = Registration(f"incarnation {shard}", "tcp://127.0.0.1:1", 1, "host")
+        scene.etcd.put(scene.keys.pserver(shard), msgspec.json.encode(record))
+        sees(trainer, scene.keys.pserver(shard))
+    assert claims(trainer) == set()
+    shards_at(trainer, 0)
+    assert claims(trainer) == set(range(trainer.config.trainers))
+
+
+def test_a_trainer_whose_main_thread_is_stuck_claims_nothing(scene: Stage) -> None:
+    """Pitfall 33: its daemon thread would take the slot back that it lost for this."""
+    trainer = scene.trainer(0)
+    trainer.progress.usual = 1.0
+    trainer.progress.begin("computing")
+    trainer.progress.last = time.monotonic() - 2.0
+    assert claims(trainer) == set()
+    trainer.progress.beat()
+    assert claims(trainer) == set(range(trainer.config.trainers))
+    lost = trainer.keys.slot(0)
+    scene.etcd.delete(lost)
+    sees(trainer, lost, there=False)
+    trainer.watch()
+    assert 0 not in claims(trainer), "no mark since it was lost"
+    trainer.progress.beat()
+    assert 0 in claims(trainer)
+
+
+def test_a_trainer_that_is_barred_leaves_the_slots_to_others(scene: Stage) -> None:
+    """Pitfall 34: unless all are."""
+    trainer, other = scene.trainer(0), scene.trainer(1)
+    until(lambda: len(trainer.view.trainers) == 2 == len(other.view.trainers))
+    key = scene.keys.barred(trainer.id)
+    scene.etcd.put(key, msgspec.json.encode(Barred("a test says so", "a test")), trainer.lease)
+    for one in (trainer, other):
+        sees(one, key)
+    assert claims(trainer) == set()
+    assert trainer.bar.sidelined()
+    assert claims(other) == set(range(other.config.trainers)), "all of them are its share"
+    scene.etcd.put(scene.keys.barred(other.id), msgspec.json.encode(Barred("the same", "a test")), other.lease)
+    sees(other, scene.keys.barred(other.id))
+    assert not other.bar.sidelined()
+
+
+def test_a_slot_that_is_given_away_and_claimed_again_between_two_looks(scene: Stage) -> None:
+    """Pitfall 35: the trainer held it in etcd, and worked on it no more."""
+    trainer = scene.trainer(0)
+    shards_at(trainer, 0)
+    trainer.watch()
+    held = claims(trainer)
+    until(lambda: trainer.view.slots.keys() == held)
+    trainer.watch()
+    trainer.comm.take_in(0)
+    assert trainer.comm.slots() == sorted(held)
+    watched = trainer.watcher.snapshot()[scene.keys.slot(0)].create_revision
+    trainer._hand_over(0)
+    assert 0 not in trainer.comm.slots(), "at once"
+    trainer.progress.beat()
+    scene.etcd.put(scene.keys.slot(0), trainer.id.encode(), trainer.lease)
+    until(lambda: trainer.view.claims.get(0, 0) > watched)
+    trainer.watch()
+    trainer.comm.take_in(0)
+    assert trainer.comm.slots() == sorted(held)
+    assert trainer.comm.claim_of(0) == trainer.view.claims[0]
