@@ -107,10 +107,13 @@ def _in_the_way(keys: Keys, spec: JobSpec, why: str, help: str) -> GraphftError:
 
 
 def _abandoned(spec: JobSpec) -> bool:
-    """Whether the run's folder was on this machine, and is gone now or holds another run: no one can go on with it."""
+    """Whether the run's folder was on this machine, and is gone now or holds another run: no one can go on with it.
+
+    Where the folder above is gone as well, a mount may be away.
+    """
     from graphft.transpiler import read_record
 
-    if not spec.folder or spec.host != socket.gethostname():
+    if not spec.folder or spec.host != socket.gethostname() or not Path(spec.folder).parent.is_dir():
         return False
     try:
         return not Path(spec.folder, "job.json").exists() or read_record(Path(spec.folder)).run_id != spec.run

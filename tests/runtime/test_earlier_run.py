@@ -107,13 +107,17 @@ def test_another_run_that_is_over_makes_way_whole(etcd: Etcd, keys: Keys, job: J
 def test_an_abandoned_run_makes_way_and_its_poison_goes_with_it(
         etcd: Etcd, keys: Keys, job: Job, tmp_path: Path) -> None:
     """Its folder was deleted, its data were mended: the next run has all chunks to do."""
-    folder = tmp_path / "job"
+    folder = tmp_path / "mount" / "job"
     leave(etcd, keys, run_of(job, keys, folder), folder)
     new = run_of(job, keys)
     with pytest.raises(GraphftError, match="it is unfinished") as refused:
         make_way(etcd, keys, new)
     assert refused.value.rule == "foreign-job"
     assert str(folder) in str(refused.value), "it says where the other one is"
+    folder.parent.rename(tmp_path / "away")
+    with pytest.raises(GraphftError, match="it is unfinished"):
+        make_way(etcd, keys, new)  # as when a mount is away
+    (tmp_path / "away").rename(folder.parent)
     shutil.rmtree(folder)
     make_way(etcd, keys, new)
     assert everything(etcd, keys) == 0
