@@ -1,0 +1,34 @@
+"""The launcher's own etcd is started again when it has died, and when it was stopped."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from graphft.runtime import etcd_keeper as module
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.etcd_keeper import EtcdKeeper
+
+
+def test_an_etcd_that_died_or_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pitfall 38: a stopped one runs, and would never answer."""
+    monkeypatch.setattr(module, "STOPPED_SECONDS", 0.1)
+    with EmbeddedEtcd(tmp_path) as server:
+        with Etcd(server.endpoints) as client:
+            client.put("/a", b"1")
+        keeper, first = EtcdKeeper(server), server.pid
+        keeper.heard(False)
+        time.sleep(0.2)
+        keeper.heard(False)
+        assert server.pid == first, "it is not stopped: it may be slow"
+        server.pause()
+        keeper.heard(False)
+        second = server.pid
+        assert second != first
+        server.kill()
+        keeper.step()
+        assert server.pid != second
+        with Etcd(server.endpoints) as client:
+            assert client.get("/a") is not None
