@@ -60,7 +60,7 @@ def assign(*, slots: int, live: Collection[str], holders: Mapping[int, str], me:
     claim = _claims(held, len(free), me, floor, ceiling)
     release = _releases(held, len(free), me, floor, ceiling)
     if claim:
-        return Assignment(_preferred(free, list(held).index(me), len(held))[:claim], (),
+        return Assignment(_preferred(free, held, me, floor)[:claim], (),
                           f"holds {len(mine)} of {slots} slots, {len(free)} free, {len(held)} trainers live")
     if release:
         return Assignment((), tuple(mine[-release:]),
@@ -90,7 +90,17 @@ def _releases(held: Mapping[str, int], free: int, me: str, floor: int, ceiling: 
     return max(0, held[me] - kept[me])
 
 
-def _preferred(free: list[int], rank: int, live: int) -> tuple[int, ...]:
-    """The free slots, each trainer beginning at another place, so that claims made at once rarely meet."""
-    begin = len(free) * rank // live
-    return tuple(free[begin:] + free[:begin])
+def _preferred(free: list[int], held: Mapping[str, int], me: str, floor: int) -> tuple[int, ...]:
+    """The free slots that `me` may take, best first. Claims that are made at once from one view rarely meet.
+
+    The first slots are for those below the floor, for each another one; the others share what is left behind them. So
+    no trainer goes above the floor with a slot that another one lacks, which would have to be handed over again.
+    """
+    lacking = {t: max(0, floor - n) for t, n in held.items()}
+    order = list(held)
+    if lacking[me]:
+        begin, choice = sum(lacking[t] for t in order[: order.index(me)]) % len(free), free
+    else:
+        choice = free[sum(lacking.values()):]
+        begin = len(choice) * order.index(me) // len(order)
+    return tuple(choice[begin:] + choice[:begin])
