@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jobs
 import psutil
+import workloads
 
 from graphft.transpiler import Job
 
@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 AIM = 1.02
 START_SECONDS, WARM_STEPS = 120.0, 200
 ROLES = ("launcher", "etcd", "pserver", "trainer")
-JOBS = {"flights": jobs.flights, "convnet": jobs.convnet, "transformer": jobs.transformer}
+JOBS = {"flights": workloads.flights, "convnet": workloads.convnet, "transformer": workloads.transformer}
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import jobs
+import workloads
 
 from graphft.runtime.connect import connect, read_endpoints
 from graphft.runtime.etcd import EtcdError, Watch
@@ -183,7 +183,7 @@ SCENARIOS: dict[str, tuple[Callable[[Run, int], tuple[float, float]], bool]] = {
 
 @contextlib.contextmanager
 def running(folder: Path, standby: bool) -> Iterator[Run]:
-    run = Run(jobs.flights(), folder, standby)
+    run = Run(workloads.flights(), folder, standby)
     try:
         yield run
     finally:
