@@ -239,8 +239,8 @@ class Role:
             self.watcher.wait(lambda kvs: key not in kvs or _over(kvs, self.keys), WAIT_NOTICE_SECONDS)
             self.check_lease()
         self._check_reach(record)
-        if self.address:
-            log.info("registered: others reach this process at %s", self.address)
+        reached = f": others reach this process at {self.address}" if self.address else ""
+        log.info("registered as %s%s", self.id, reached)
 
     def _check_reach(self, me: Registration) -> None:
         """Raises GraphftError[out-of-reach]. Whichever of two processes looks later sees both."""
