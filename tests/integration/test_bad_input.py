@@ -71,7 +71,7 @@ def test_another_job_of_the_same_name_in_etcd(folder: Path, job: Job, etcd_serve
     text = fails(folder, *START, "trainer", "--job", folder / "job", "--etcd", endpoint)
     first.kill()
     assert "error[foreign-job]" in text
-    assert "etcd has another job named foreign" in text
+    assert "etcd has another run named foreign" in text
 
 
 MAKE = "import torch\n\n\ndef make():\n    return [(torch.zeros(8), 0)] * {records}\n"

@@ -25,12 +25,12 @@ def model(folder: Path) -> str:
 
 def test_two_users_of_one_etcd_do_not_train_each_others_model(folder: Path, pace: Pace) -> None:
     """Pitfall 64: the same script, name and etcd, other data (`records`); roles by hand and by the launcher."""
-    pace.set(1.0)
+    pace.set(20.0)
     with EmbeddedEtcd(folder / "etcd") as server:
         etcd = server.endpoints[0]
         launch = {"GRAPHFT_LAUNCH": json.dumps({"etcd": etcd, "quiet": True})}
         one = Program(folder / "one", SCRIPT, pace.file, json.dumps(OPTIONS), **launch)
-        one.until(folder / "one" / "jobs" / "blobs", at(1), etcd=etcd)
+        one.until(folder / "one" / "jobs" / "blobs", lambda s: bool(s.trainers), etcd=etcd)
         other = Program(folder / "other", SCRIPT, pace.file, json.dumps(OPTIONS), **launch)
         assert other.wait() == 1
         assert "etcd has another run named blobs" in other.output
@@ -58,17 +58,17 @@ def test_two_users_of_one_etcd_do_not_train_each_others_model(folder: Path, pace
 
 def test_a_second_launcher_in_a_folder_leaves_it_alone(folder: Path, pace: Pace) -> None:
     """Pitfall 66: without fault tolerance it deleted the etcd and the metrics of the job that was running there."""
-    pace.set(1.0)
+    pace.set(20.0)
     options = json.dumps({**OPTIONS, "ft": False})
     first = Program(folder, SCRIPT, pace.file, options, GRAPHFT_LAUNCH='{"quiet": true}')
     job_dir = folder / "jobs" / "blobs"
-    first.until(job_dir, at(1))
+    first.until(job_dir, lambda s: bool(s.trainers))
     second = Program(folder, SCRIPT, pace.file, options, GRAPHFT_LAUNCH='{"quiet": true}')
     assert second.wait() == 1
     assert f"the job in {Path('jobs/blobs')} is being run by pid {first.process.pid} on" in second.output
     pace.set(0)
     assert first.wait() == 0, first.output
-    assert len(list((job_dir / "metrics").iterdir())) == 2
+    assert list((job_dir / "metrics").iterdir())
 
 
 def test_a_corrected_script_does_not_go_on_with_the_old_run(folder: Path, pace: Pace) -> None:
