@@ -84,6 +84,8 @@ def _parser() -> argparse.ArgumentParser:
     forget = commands.add_parser("forget", help="delete a dead run's records from an etcd that outlives jobs")
     forget.add_argument("name", help="the job's name")
     forget.add_argument("--etcd", required=True, help="host:port[,host:port...]")
+    forget.add_argument("--force", action="store_true", help="also if processes of it are registered, and known to be "
+                                                             "dead: they would end with an error")
     forget.set_defaults(command=_forget)
 
     show = commands.add_parser("show", help="print programs of a job, or a saved program")
@@ -175,7 +177,7 @@ def _forget(options: argparse.Namespace) -> int:
     from graphft.runtime.keys import Keys
 
     with connect(options.etcd) as etcd:
-        spec = forget_dead(etcd, Keys(options.name))
+        spec = forget_dead(etcd, Keys(options.name), options.force)
     print(f"forgotten: run {describe_run(spec)}; its folder stays, and can be gone on with from its checkpoints")
     return EXIT_OK
 

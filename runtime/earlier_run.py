@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import shutil
-import socket
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,6 +13,7 @@ import msgspec
 
 from graphft.errors import GraphftError
 from graphft.runtime.etcd.model import KV, Store, delete_prefix_op, mod_is, put_op, value_is
+from graphft.runtime.identity import file_namespace
 from graphft.runtime.job_record import describe_run
 from graphft.runtime.keys import Keys
 from graphft.runtime.status import JobSpec, list_jobs
@@ -72,10 +72,11 @@ def forget(etcd: Store, keys: Keys, kvs: Sequence[KV]) -> bool:
     return etcd.txn(same, [delete_prefix_op(prefix) for prefix in keys.everything]).ok
 
 
-def forget_dead(etcd: Store, keys: Keys) -> JobSpec:
-    """`graphft forget`: deletes the records of a run none of whose processes is known to live. Its folder stays.
+def forget_dead(etcd: Store, keys: Keys, force: bool = False) -> JobSpec:
+    """`graphft forget`: deletes the records of a run whose processes are dead. Its folder stays.
 
-    Raises GraphftError when there is no such run, or a process of it is registered.
+    Raises GraphftError when there is no such run, or (unless `force`) a process of it may live: a run without fault
+    tolerance leaves registrations that no lease takes away, and from here its processes may not be seen.
     """
     kvs = etcd.range(keys.control).kvs
     spec, view = _spec_of(keys, kvs), read_view(keys, kvs)
@@ -83,9 +84,10 @@ def forget_dead(etcd: Store, keys: Keys) -> JobSpec:
         raise GraphftError(f"etcd knows no job named {keys.job}", rule="unknown-job",
                            help=f"jobs that it knows: {', '.join(list_jobs(etcd)) or 'none'}")
     members = _living(view)
-    if members:
+    if members and not force:
         raise _in_the_way(keys, spec, "processes of it are registered: "
-                          + ", ".join(f"{m.id} on {m.host}" for m in members[:3]), "end them first")
+                          + ", ".join(f"{m.id} on {m.host}" for m in members[:3]),
+                          "end them first; if they are known to be dead: graphft forget --force")
     if not forget(etcd, keys, kvs):
         raise _in_the_way(keys, spec, "it went on meanwhile", "end it first")
     return spec
@@ -107,13 +109,15 @@ def _in_the_way(keys: Keys, spec: JobSpec, why: str, help: str) -> GraphftError:
 
 
 def _abandoned(spec: JobSpec) -> bool:
-    """Whether the run's folder was on this machine, and is gone now or holds another run: no one can go on with it.
+    """Whether the run's folder is known to be gone, or to hold another run: then no one can go on with it.
 
-    Where the folder above is gone as well, a mount may be away.
+    That can be known only where the same path means the same folder: on this machine since its start, in this namespace
+    of mounts. Where the folder above is gone as well, a mount may be away.
     """
     from graphft.transpiler import read_record
 
-    if not spec.folder or spec.host != socket.gethostname() or not Path(spec.folder).parent.is_dir():
+    here = file_namespace()
+    if not spec.folder or not here or spec.place != here or not Path(spec.folder).parent.is_dir():
         return False
     try:
         return not Path(spec.folder, "job.json").exists() or read_record(Path(spec.folder)).run_id != spec.run

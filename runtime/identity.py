@@ -70,6 +70,15 @@ def _place() -> tuple[str, str]:
         return "", ""
 
 
+def file_namespace() -> str:
+    """Where a path means the same file: this boot of this machine, and the process's namespace of mounts. "": unknown.
+    """
+    try:
+        return f"{_BOOT_ID.read_text().strip()} {os.readlink('/proc/self/ns/mnt')}"
+    except OSError:
+        return ""
+
+
 def _time_namespace() -> str:
     """It shifts the times at which processes started. Linux before 5.6 has none."""
     try:

@@ -14,6 +14,7 @@ import msgspec
 from graphft.errors import GraphftError
 from graphft.runtime.etcd import FencedStore, LeaseLost, absent, put_op
 from graphft.runtime.etcd.model import Store
+from graphft.runtime.identity import file_namespace
 from graphft.runtime.keys import Keys
 from graphft.runtime.status import JobSpec
 
@@ -21,26 +22,27 @@ if TYPE_CHECKING:
     from graphft.transpiler import Job, JobRecord
 
 
-def job_spec(job: Job | JobRecord, folder: str = "") -> JobSpec:
+def job_spec(job: Job | JobRecord, job_dir: Path | None = None) -> JobSpec:
     c, made_of = job.config, job.fingerprint
+    folder, file = (str(Path(job_dir).absolute()), _file_of(job_dir)) if job_dir is not None else ("", "")
     return JobSpec(made_of.program, c.trainers, c.pservers, c.sync, c.ft, c.passes, c.total_steps, job.run_id,
-                   _digest(made_of.data), _digest(made_of.values), folder, socket.gethostname())
+                   _digest(made_of.data), _digest(made_of.values), folder, socket.gethostname(), file_namespace(), file)
 
 
 def put_job(etcd: Store, keys: Keys, job: Job | JobRecord, job_dir: Path | None = None) -> None:
     """Writes the run's record and what hangs on it, unless they are there. Raises GraphftError[foreign-job] for another
     run's."""
-    spec = msgspec.json.encode(job_spec(job, str(Path(job_dir).absolute()) if job_dir is not None else ""))
+    spec = msgspec.json.encode(job_spec(job, job_dir))
     # Of several processes that try, each finds the first one's secret: it is read from etcd, always.
     etcd.txn([absent(keys.spec)], [
         put_op(keys.spec, spec), put_op(keys.run, job.run_id.encode()),
         put_op(keys.secret, secrets.token_hex(32).encode()),
         put_op(keys.ps_desired, str(job.config.pservers).encode()), put_op(keys.state, b"running")], token=keys.spec)
-    check_job(etcd, keys, job)
+    check_job(etcd, keys, job, job_dir)
 
 
-def check_job(etcd: Store, keys: Keys, job: Job | JobRecord) -> None:
-    """Raises GraphftError[foreign-job] if etcd's run of this name is not `job`'s."""
+def check_job(etcd: Store, keys: Keys, job: Job | JobRecord, job_dir: Path | None = None) -> None:
+    """Raises GraphftError[foreign-job] if etcd's run of this name is another one, or `job_dir` a copy of its folder."""
     kv = etcd.get(keys.spec)
     if kv is None:
         raise LeaseLost(f"the record of job {keys.job} was deleted just now", rule="etcd-lease",
@@ -52,6 +54,31 @@ def check_job(etcd: Store, keys: Keys, job: Job | JobRecord) -> None:
             f"{_difference(found, job_spec(job))}", rule="foreign-job",
             help="start all roles of a run from its folder; give another run another name, or, when the other one is "
                  f"not to go on, forget it: graphft forget {keys.job} --etcd HOST:PORT")
+
+
+    if job_dir is not None and _is_copy(found, Path(job_dir)):
+        raise GraphftError(
+            f"{job_dir} is a copy of {found.folder}, where run {found.run} was begun: its processes would write their "
+            "checkpoints to two places", rule="foreign-job",
+            help=f"start its roles from {found.folder}; if that one was moved here: graphft forget {keys.job} --etcd "
+                 "HOST:PORT, and it goes on from its checkpoints")
+
+
+def _file_of(job_dir: Path) -> str:
+    """Tells the folder's job.json from a copy of it, in one namespace of files; "" if it is not there."""
+    try:
+        found = Path(job_dir, "job.json").stat()
+    except OSError:
+        return ""
+    return f"{found.st_dev}:{found.st_ino}"
+
+
+def _is_copy(begun: JobSpec, job_dir: Path) -> bool:
+    """Whether the run was begun in another folder than this one, as far as one can tell. A folder that has an etcd of
+    its own may be moved with it."""
+    here = file_namespace()
+    known = bool(here and begun.file) and begun.place == here and not (job_dir / "etcd").is_dir()
+    return known and _file_of(job_dir) not in ("", begun.file)
 
 
 def describe_run(spec: JobSpec) -> str:

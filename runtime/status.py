@@ -14,6 +14,7 @@ import msgspec
 from graphft.errors import GraphftError
 from graphft.runtime.etcd.model import KV, Store
 from graphft.runtime.events import Event, read_events
+from graphft.runtime.identity import UNKNOWN, Identity
 from graphft.runtime.keys import Keys
 from graphft.runtime.view import JobView, read_view
 
@@ -22,7 +23,8 @@ _SPEC = re.compile(r"/([A-Za-z0-9_-]{1,64})/spec")
 
 class JobSpec(msgspec.Struct, frozen=True):
     """The run's record at `/<job>/spec`. `run`: its id; `data`, `values`: digests of its data and initial values;
-    `folder`, `host`: where it was begun."""
+    `folder`, `host`: where it was begun; `place`: in which namespace of files; `file`: the identity
+    of the folder's job.json there."""
 
     program: str
     trainers: int
@@ -36,6 +38,8 @@ class JobSpec(msgspec.Struct, frozen=True):
     values: str = ""
     folder: str = ""
     host: str = ""
+    place: str = ""
+    file: str = ""
 
 
 class TrainerStatus(msgspec.Struct, frozen=True):
@@ -78,6 +82,7 @@ class LoadingStatus(msgspec.Struct, frozen=True):
     since: float
     pid: int
     host: str
+    process: Identity = UNKNOWN
 
 
 @dataclass(frozen=True)
@@ -174,9 +179,10 @@ def _queue(etcd: Store, prefix: str, deadline: float | None) -> dict[str, int]:
 
 
 def _loading(reports: Mapping[str, Any], prefix: str) -> dict[str, dict[str, Any]]:
-    """Reports below `prefix`, by the id of their process."""
+    """Reports below `prefix`, by the id of their process, but for those that are seen to be dead: leases are long."""
     return {key.rsplit("/", 1)[1]: report | {"seconds": max(0.0, time.time() - report["since"])}
-            for key, report in reports.items() if key.startswith(prefix)}
+            for key, report in reports.items()
+            if key.startswith(prefix) and not msgspec.convert(report.get("process", {}), Identity).dead}
 
 
 def _saved(view: JobView, shards: int) -> int | None:

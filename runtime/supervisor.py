@@ -37,6 +37,9 @@ STANDBY_AFTER_SECONDS = 5.0
 """A standby that died is replaced so long after it was missed: whoever needs the machine now comes first."""
 QUICK_FAILURE_SECONDS = 30.0
 """Failures after less than this are in a row: each doubles the delay before the next start."""
+CANNOT_START_SECONDS, AT_WORK_SECONDS = 30.0, 10.0
+"""A trainer that cannot start (a source file half saved, a machine that gives other bits) is no end of a job in which
+another one has been at work for so long; it is tried again later."""
 QUICK_PREEMPTION_SECONDS = 5.0
 """So are preemptions: a process that is killed whenever it starts (out of memory, say) must not burn the machine."""
 MEASURE_SECONDS = 1.0
@@ -289,6 +292,11 @@ class Supervisor:
                 counts[child.name] = count
         if not self.restart:
             self._give_up(child, f"{child.name} died ({what}), and the job has no fault tolerance (ft=False)")
+        elif status == EXIT_USAGE and blamed is None and self._others_work(child):
+            child.restart_at = time.monotonic() + CANNOT_START_SECONDS
+            self.events.emit("cannot-start", f"{child.name} cannot start ({what}; see its log): trying again in "
+                             f"{CANNOT_START_SECONDS:.0f} s, while other trainers work", role=child.role,
+                             index=child.index)
         elif status == EXIT_USAGE and blamed is None:
             self._give_up(child, f"{child.name} cannot start ({what})")
         elif child.stuck > self.max_restarts:
@@ -300,6 +308,12 @@ class Supervisor:
             child.restart_at = time.monotonic() + delay
             self.events.emit("died", f"{child.name} died ({what}), starting it again",
                              role=child.role, index=child.index, status=status)
+
+    def _others_work(self, child: Child) -> bool:
+        """Whether the job goes on without this trainer: another one here has been at work for a while."""
+        others = (c for c in self.children.values() if c.role == "trainer" == child.role and c is not child)
+        return any(c.process is not None and c.process.poll() is None and not c.done
+                   and time.monotonic() - c.started_at > AT_WORK_SECONDS for c in others)
 
     def _may_end(self, child: Child) -> bool:
         """Whether a process that ended with status 0 was done. User code may have ended it (`os._exit`)."""

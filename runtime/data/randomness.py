@@ -2,12 +2,14 @@
 
 Reads ahead of use share torch's generator with the thread that trains, so they must not touch it. A `DrawWatch` stops a
 read at its first draw, before the generator moves: torch's by looking at each operator that is called on this thread,
-Python's and NumPy's by comparing their states. Such a read is made again on the calling thread, seeded per batch.
+and at the functions that seed it; Python's and NumPy's by comparing their states. Such a read is made again on the
+calling thread, seeded per batch.
 """
 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import functools
 import random
 from collections.abc import Callable
@@ -41,11 +43,14 @@ class DrawWatch(TorchDispatchMode):
 
     def read(self, call: Callable[[], T]) -> T | None:
         before = _states()
+        watching = _watch.set(self)
         try:
             with self if self._operators else contextlib.nullcontext():
                 made = call()
         except _Drawn:
             return None
+        finally:
+            _watch.reset(watching)
         self.drew = self.drew or not _same(before, _states())
         return made
 
@@ -56,6 +61,31 @@ class DrawWatch(TorchDispatchMode):
             self.drew = True
             raise _Drawn
         return func(*args, **kwargs)
+
+
+_watch: contextvars.ContextVar[DrawWatch | None] = contextvars.ContextVar("watch", default=None)
+"""Under which watch this thread reads."""
+
+
+def _guard(name: str) -> None:
+    """Has a function of torch that sets the global generator end a read that is watched. It is no operator, so the
+    dispatch mode does not see it; and it would move the generator of the thread that trains."""
+    original = getattr(torch, name)
+
+    @functools.wraps(original)
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        watch = _watch.get()
+        if watch is not None:
+            watch.drew = True
+            raise _Drawn
+        return original(*args, **kwargs)
+
+    setattr(torch, name, guarded)
+    setattr(torch.random, name, guarded)
+
+
+for _name in ("manual_seed", "seed", "set_rng_state"):
+    _guard(_name)
 
 
 @functools.cache

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import default_collate
 
 from graphft.data import FOLDER, ChunkInfo, DataSpec
-from graphft.data_fingerprint import array_digest
+from graphft.data_fingerprint import array_digest, dataset_fingerprint
 from graphft.data_reference import Reference, named
 from graphft.data_seeding import seeded
 from graphft.errors import GraphftError, describe
@@ -200,6 +200,11 @@ class DatasetReader(Reader):
         reference = Reference.from_json(spec.source)
         self._dataset, self.calling_thread = reference.make(), bool(spec.source["random"])
         self._trusted = bool(spec.source.get("trusted", False))
+        code = dataset_fingerprint(reference.file, reference.module, reference.args, spec.records)["code"]
+        if code != spec.fingerprint().get("code", code):
+            raise GraphftError(f"the source of the dataset, {reference.file or reference.module}, was changed since "
+                               "the job was described", rule=CHANGED, help="put it back as it was; or run the changed "
+                               "script again, which begins a run of its own")
         if len(self._dataset) != spec.records:
             raise GraphftError(f"the dataset of {reference} has {len(self._dataset)} records, the job expects "
                                f"{spec.records}", rule="data", help="describe the data and the job again")
@@ -210,9 +215,9 @@ class DatasetReader(Reader):
         indices = [int(i) + info.start for i in order]
         if not self.calling_thread:
             watch = DrawWatch(operators=not self._trusted)
-            items = watch.read(lambda: self._items(indices))
-            if items is not None and not watch.drew:
-                return self._collate(items)
+            batch = watch.read(lambda: self._collate(self._items(indices)))  # parts of items may be made when asked for
+            if batch is not None and not watch.drew:
+                return batch
             log.info("the dataset draws random numbers (seen in chunk %d): from now on its batches are made on the "
                      "thread that trains, seeded per batch", info.id)
             self.calling_thread = True

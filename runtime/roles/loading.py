@@ -21,6 +21,7 @@ import msgspec
 from graphft.errors import GraphftError
 from graphft.runtime.connect import is_complete
 from graphft.runtime.etcd import EtcdError, Store
+from graphft.runtime.identity import identify
 from graphft.runtime.keys import Keys
 from graphft.runtime.process import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from graphft.runtime.status import LoadingStatus
@@ -41,7 +42,8 @@ class Loading:
                  view: Callable[[], JobView], asked: Callable[[], bool]) -> None:
         self.etcd, self.keys, self.job_dir = etcd, keys, job_dir
         self.role, self.id = who
-        self._report = LoadingStatus(self.role, what, time.time(), os.getpid(), socket.gethostname())
+        self._report = LoadingStatus(self.role, what, time.time(), os.getpid(), socket.gethostname(),
+                                     identify())
         self._view, self._asked = view, asked
         self._lease = 0
         self._done = threading.Event()

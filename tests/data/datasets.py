@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -46,7 +46,25 @@ class Rare(Squares):
         draws: dict[str, Callable[[], float]] = {
             "torch": lambda: torch.rand(1).item(), "numpy": lambda: float(np.random.rand()), "python": random.random,
             "swallowed": drawn_behind_a_handler}
+        if self.source == "lazy":
+            return Lazy(i)  # type: ignore[return-value]
         return torch.tensor([i + draws[self.source]() if i == 5 else float(i)]), i
+
+
+class Lazy(Mapping[str, Any]):
+    """An item whose parts are made when they are asked for, which `default_collate` does."""
+
+    def __init__(self, i: int) -> None:
+        self.i = i
+
+    def __getitem__(self, name: str) -> Any:
+        return torch.tensor([self.i + (torch.rand(1).item() if self.i == 5 else 0.0)]) if name == "x" else self.i
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("x", "y"))
+
+    def __len__(self) -> int:
+        return 2
 
 
 def drawn_behind_a_handler() -> float:

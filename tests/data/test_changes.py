@@ -16,10 +16,10 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from graphft.data import DataSpec, arrays
+from graphft.data import DataSpec, arrays, dataset
 from graphft.data_files import files
 from graphft.errors import GraphftError
-from graphft.runtime.data import open_reader
+from graphft.runtime.data import CHANGED, open_reader
 
 Y = list(range(10, 30))
 """Values of two digits each, so that other ones give files of the same size."""
@@ -142,3 +142,15 @@ def test_stored_arrays_with_other_values(tmp_path: Path) -> None:
     with pytest.raises(GraphftError, match="has other contents than when the job was saved") as error:
         open_reader(spec, tmp_path, 0)
     assert error.value.rule == "data-changed"
+
+
+def test_a_dataset_whose_source_was_edited_is_refused(tmp_path: Path) -> None:
+    """A trainer that is started again while its script is being edited does not mix two data sets."""
+    source = tmp_path / "rows.py"
+    source.write_text((Path(__file__).parent / "datasets.py").read_text())
+    spec = DataSpec.from_json(dataset(f"{source}:Squares", {"n": 20}, chunk_size=20).to_json())
+    open_reader(spec, ".", 3)
+    source.write_text(source.read_text() + "# edited\n")
+    with pytest.raises(GraphftError, match=r"the source of the dataset, .*rows\.py, was changed") as refused:
+        open_reader(spec, ".", 3)
+    assert refused.value.rule == CHANGED

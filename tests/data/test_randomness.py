@@ -40,7 +40,7 @@ def all_of(spec: DataSpec, seed: int = 0) -> torch.Tensor:
     return read
 
 
-@pytest.mark.parametrize("source", ["torch", "numpy", "python", "swallowed"])
+@pytest.mark.parametrize("source", ["torch", "numpy", "python", "swallowed", "lazy"])
 def test_draws_for_few_records_are_seen_when_they_are_read(source: str) -> None:
     """Pitfall 41: though no record that is looked at when the dataset is described draws anything."""
     spec = dataset(f"{DATASETS}:Rare", {"source": source}, chunk_size=20)
@@ -108,7 +108,10 @@ DRAWS: list[Callable[[], Any]] = [
     lambda: torch.normal(0.0, 1.0, (2,)),
     lambda: torch.randint(0, 4, (1,)).item(), lambda: torch.rand(1, generator=torch.default_generator),
     lambda: torch.nn.functional.rrelu(torch.ones(4), training=True), lambda: torch.poisson(torch.ones(4)),
-    lambda: torch.utils.data.RandomSampler([1, 2]).__iter__().__next__()]
+    lambda: torch.utils.data.RandomSampler([1, 2]).__iter__().__next__(),
+    # these are no operators, and would move the generator of the thread that trains
+    lambda: torch.manual_seed(3), lambda: torch.random.manual_seed(3), lambda: torch.seed(),
+    lambda: torch.set_rng_state(torch.get_rng_state().clone())]
 
 
 @pytest.mark.parametrize("draw", DRAWS)

@@ -66,7 +66,7 @@ def test_trainers_die_join_and_leave(program: ir.Program, folder: Path, pace: Pa
     assert status["slots"].keys() == {"0", "1", "2"}
     assert set(status["slots"].values()) < status["trainers"].keys()
     assert sum(status["queue"].values()) == 12
-    assert 1 <= status["queue"]["pending"], "how many are claimed ahead depends on the pace before"
+    assert status["queue"]["pending"] >= 1, "how many are claimed ahead depends on the pace before"
     assert all(shard["version"] >= status["step"] > 0 for shard in status["pservers"].values())
 
 

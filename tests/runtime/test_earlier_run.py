@@ -20,6 +20,7 @@ from graphft.runtime.identity import UNKNOWN, Identity, identify
 from graphft.runtime.job_record import check_job, fenced, put_job, read_secret
 from graphft.runtime.keys import Keys
 from graphft.runtime.protocol import queue
+from graphft.runtime.status import JobSpec
 from graphft.runtime.view import Registration
 from graphft.transpiler import Job
 
@@ -130,8 +131,10 @@ def test_a_run_elsewhere_is_not_taken_for_abandoned(etcd: Etcd, keys: Keys, job:
     leave(etcd, keys, run_of(job, keys), tmp_path / "job")
     kv = etcd.get(keys.spec)
     assert kv is not None
-    etcd.put(keys.spec, kv.value.replace(socket.gethostname().encode(), b"far-away"))
-    with pytest.raises(GraphftError, match="on far-away"):
+    spec = msgspec.json.decode(kv.value, type=JobSpec)
+    assert spec.place, "it is known where this path means this folder"
+    etcd.put(keys.spec, msgspec.json.encode(replace(spec, place="another boot or container")))
+    with pytest.raises(GraphftError, match="it is unfinished"):
         make_way(etcd, keys, run_of(job, keys, tmp_path / "job"))
 
 
@@ -143,6 +146,8 @@ def test_a_living_process_keeps_its_run(etcd: Etcd, keys: Keys, job: Job, state:
         with pytest.raises(GraphftError, match=f"/t on {socket.gethostname()}"):
             call()
     assert etcd.get(keys.spec) is not None
+    forget_dead(etcd, keys, force=True)
+    assert everything(etcd, keys) == 0
 
 
 def test_without_fault_tolerance_nothing_of_an_unfinished_run_with_it_goes(
@@ -237,3 +242,15 @@ def test_each_run_has_a_secret_of_its_own(etcd: Etcd, keys: Keys, job: Job) -> N
     assert len(first) == 64
     assert read_secret(etcd, keys) not in (first, "")
     assert not [kv for kv in etcd.range(keys.control).kvs if first.encode() in kv.value]
+
+
+def test_a_copy_of_a_runs_folder_is_no_part_of_the_run(etcd: Etcd, keys: Keys, job: Job, tmp_path: Path) -> None:
+    """Its shards would write the parts of one checkpoint to two folders."""
+    run = run_of(job, keys, tmp_path / "job")
+    put_job(etcd, keys, run, tmp_path / "job")
+    (tmp_path / "same").symlink_to(tmp_path / "job")
+    put_job(etcd, keys, run, tmp_path / "same")
+    shutil.copytree(tmp_path / "job", tmp_path / "copy")
+    with pytest.raises(GraphftError, match=f"{tmp_path / 'copy'} is a copy of {tmp_path / 'job'}") as refused:
+        put_job(etcd, keys, Job.load(tmp_path / "copy"), tmp_path / "copy")
+    assert refused.value.rule == "foreign-job"

@@ -191,6 +191,24 @@ def test_wrong_usage_is_given_up_at_once(supervise: Any, stubs: Stubs) -> None:
     assert supervisor.report.failed.endswith("error[exactness]: torch differs")
 
 
+def test_a_trainer_that_cannot_start_is_tried_again_while_another_one_works(
+        supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source file that is half saved at that moment, say: the job goes on without it meanwhile."""
+    monkeypatch.setattr("graphft.runtime.supervisor.AT_WORK_SECONDS", 0.0)
+    monkeypatch.setattr("graphft.runtime.supervisor.CANNOT_START_SECONDS", 0.1)
+    stubs.code = "import time; time.sleep(600)"
+    supervisor = supervise()
+    worker = supervisor.add("trainer", 0)
+    steps(supervisor, lambda: pid(worker))
+    stubs.code = "import sys; sys.exit(2)"
+    supervisor.add("trainer", 1)
+    steps(supervisor, lambda: len(stubs.started) >= 4)
+    assert not supervisor.report.failed
+    supervisor.signal("trainer", 0, signal.SIGKILL)
+    steps(supervisor, lambda: supervisor.report.failed)
+    assert "cannot start (wrong usage)" in supervisor.report.failed
+
+
 def test_without_fault_tolerance_a_death_is_the_end(supervise: Any, stubs: Stubs) -> None:
     supervisor = supervise(restart=False)
     supervisor.add("trainer", 0)
