@@ -78,7 +78,7 @@ MAKE = "import torch\n\n\ndef make():\n    return [(torch.zeros(8), 0)] * {recor
 
 
 def test_data_that_changed(folder: Path, job: Job) -> None:
-    """The dataset gives fewer records than when the job was described: no role is started again for that."""
+    """The dataset's source was edited, and gives fewer records: no role is started again for that."""
     folder.mkdir()
     source = folder / "blobs.py"
     source.write_text(MAKE.format(records=80))
@@ -87,8 +87,8 @@ def test_data_that_changed(folder: Path, job: Job) -> None:
     source.write_text(MAKE.format(records=60))
     text = fails(folder, "-m", "graphft", "launch", "--job", folder / "job", status=1)
     assert "trainer 0 cannot start" in text
-    assert "has 60 records, the job expects 80" in text
-    assert "describe the data and the job again" in text
+    assert f"the source of the dataset, {source}, was changed since the job was described" in text
+    assert "run the changed script again" in text
 
 
 def test_data_that_is_gone(folder: Path, job: Job) -> None:
