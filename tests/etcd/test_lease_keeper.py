@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -16,6 +16,7 @@ import pytest
 
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, LeaseLost, Session
 from graphft.runtime.etcd.lease_keeper import END, RENEW, REST, ROUNDS, LeasePage, decide
+from tests.waiting import until
 
 TTL = 3
 
@@ -101,13 +102,6 @@ def ended(pid: int) -> bool:
 def hold_the_lock(seconds: int) -> None:
     """`sleep` of the C library, called without giving the interpreter's lock away."""
     ctypes.PyDLL(None).sleep(seconds)
-
-
-def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.01)
 
 
 def test_a_lock_that_is_held_for_longer_than_the_ttl_loses_nothing(session: Session, etcd: Etcd) -> None:

@@ -11,7 +11,7 @@ from graphft.runtime.keys import Keys
 from tests.integration import training
 from tests.integration.plays import Program
 from tests.runtime.test_proof import bits
-from tests.runtime.trainers import until
+from tests.waiting import until
 
 pytestmark = [pytest.mark.xdist_group("sync"), pytest.mark.timeout(240, method="signal")]
 OTHER = {"MKL_CBWR": "COMPATIBLE"}

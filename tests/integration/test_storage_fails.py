@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +19,7 @@ from graphft.runtime.chaos.compare import not_once
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.status import JobStatus
 from graphft.transpiler import Job
+from tests.disks import small_file_system
 from tests.integration import training
 from tests.integration.plays import (
     SCRIPT,
@@ -107,13 +107,8 @@ def test_a_job_waits_for_an_etcd_that_is_full(
 @pytest.fixture
 def small_disk(workplace: Path) -> Iterator[Path]:
     """A file system of 8 MB, in which a job's folder can be."""
-    disk = workplace / "disk"
-    disk.mkdir()
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", str(disk)], capture_output=True)
-    if mount.returncode:
-        pytest.skip(f"a file system cannot be mounted here: {mount.stderr.decode().strip()}")
-    yield disk
-    subprocess.run(["umount", "-l", str(disk)], check=True)
+    with small_file_system(workplace / "disk", mebibytes=8) as disk:
+        yield disk
 
 
 def test_a_job_trains_on_while_its_disk_is_full(

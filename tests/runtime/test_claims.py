@@ -15,7 +15,8 @@ from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.keys import Keys
 from graphft.runtime.view import Barred, Registration
 from graphft.transpiler import Job
-from tests.runtime.trainers import Stage, shards_at, stage, until
+from tests.runtime.trainers import Stage, shards_at, stage
+from tests.waiting import until
 
 
 @pytest.fixture

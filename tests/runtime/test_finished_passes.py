@@ -22,7 +22,8 @@ from graphft.runtime.keys import Keys
 from graphft.runtime.protocol import queue
 from graphft.runtime.protocol.sync_events import Rollback
 from graphft.transpiler import Job
-from tests.runtime.trainers import Stage, shards_at, stage, until
+from tests.runtime.trainers import Stage, shards_at, stage
+from tests.waiting import until
 
 LAST = 3
 DONE = {"done": {0}}

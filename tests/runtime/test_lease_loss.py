@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -15,6 +15,7 @@ from graphft.runtime.etcd import KV, EmbeddedEtcd, Etcd
 from graphft.runtime.keys import Keys
 from graphft.runtime.process import EXIT_FAILED, EXIT_LEASE_LOST
 from graphft.transpiler import Job
+from tests.waiting import until
 
 pytestmark = pytest.mark.xdist_group("lease-loss")
 TTL = 10
@@ -81,13 +82,6 @@ class Pserver:
     def end(self) -> int:
         until(lambda: self.status.endswith("."))
         return int(self.status[:-1])
-
-
-def until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.02)
 
 
 @pytest.fixture(scope="module")

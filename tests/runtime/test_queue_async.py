@@ -22,7 +22,8 @@ from graphft.runtime.protocol.ledger import Ledger
 from graphft.runtime.put_back import PutBack
 from graphft.transpiler import Job
 from graphft.transpiler.config import MAX_ASYNC_PSERVERS
-from tests.runtime.trainers import Stage, shards_at, stage, until
+from tests.runtime.trainers import Stage, shards_at, stage
+from tests.waiting import until
 
 CHUNKS, BATCHES = 4, 20
 """Chunks are so long that they are claimed one by one."""

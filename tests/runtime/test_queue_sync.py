@@ -19,7 +19,8 @@ from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable
 from graphft.runtime.keys import Keys
 from graphft.runtime.protocol.sync_events import Work
 from graphft.transpiler import Job
-from tests.runtime.trainers import Stage, shards_at, stage, until
+from tests.runtime.trainers import Stage, shards_at, stage
+from tests.waiting import until
 
 CHUNKS = 250
 

@@ -27,7 +27,8 @@ from graphft.runtime.transport.login import Login
 from graphft.runtime.transport.zeromq_server import ZmqServer
 from graphft.runtime.view import Registration
 from graphft.transpiler import Job
-from tests.runtime.trainers import Stage, stage, until
+from tests.runtime.trainers import Stage, stage
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")

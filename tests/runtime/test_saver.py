@@ -21,15 +21,9 @@ from graphft.runtime.events import Events, read_events
 from graphft.runtime.keys import Keys
 from graphft.runtime.saver import Saver
 from graphft.transpiler import Job
+from tests.waiting import until
 
 STEPS = 4
-
-
-def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.01)
 
 
 def state_of(job: Job, shard: int) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -20,6 +20,7 @@ from graphft.runtime.etcd import Etcd
 from graphft.runtime.keys import Keys
 from graphft.runtime.standby import SUPPORTED, Forked, Standby
 from graphft.runtime.supervisor import Supervisor
+from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not SUPPORTED, reason="Linux only")
 
@@ -161,10 +162,3 @@ def test_what_a_killed_standby_has_not_told_of_is_killed_with_it(saved: Path, st
 
 def standbys() -> list[psutil.Process]:
     return [p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE and "standby" in p.cmdline()]
-
-
-def until(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.01)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,25 +26,15 @@ from graphft.runtime.metrics import Metrics
 from graphft.runtime.pending_snapshots import KEEP, PendingSnapshots, Snapshot
 from graphft.runtime.saver import Saver
 from graphft.transpiler import Job
-
-
-def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.01)
+from tests.disks import small_file_system
+from tests.waiting import until
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 1 MB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(folder)], capture_output=True)
-    if mount.returncode:
-        pytest.skip(f"a file system cannot be mounted here: {mount.stderr.decode().strip()}")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
+    with small_file_system(tmp_path / "disk", mebibytes=1) as disk:
+        yield disk
 
 
 class FailingStore(CheckpointStore):

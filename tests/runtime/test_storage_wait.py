@@ -19,7 +19,8 @@ from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.events import read_events
 from graphft.runtime.keys import Keys
 from graphft.runtime.roles import storage_wait
-from tests.runtime.trainers import Stage, stage, until
+from tests.runtime.trainers import Stage, stage
+from tests.waiting import until
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from graphft.runtime.roles.trainer_async import ChunkTrainer
 from graphft.runtime.roles.trainer_local import UnitTrainer
 from graphft.runtime.roles.trainer_sync import SlotTrainer
 from graphft.transpiler import Job
+from tests.waiting import until
 
 
 class Interposed:
@@ -90,10 +90,3 @@ def shards_at(trainer: Any, version: int, generation: int = 0) -> None:
     for shard in range(trainer.config.pservers):
         comm.do(ShardUp(shard, f"incarnation {shard}"))
         comm.do(FromShard(shard, Welcome(shard, f"incarnation {shard}", generation, version)))
-
-
-def until(condition: Callable[[], object], seconds: float = 15.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.01)
