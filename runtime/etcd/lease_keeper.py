@@ -42,7 +42,7 @@ RETRY = 1 / 20
 LOOK = 1 / 4
 """Of the TTL: the longest time between two looks at the page."""
 ROUNDS = 50
-"""So many marks of the main thread since the last renewal of its own tell that the lock is free."""
+"""So many marks of the main thread since the role was seen to be late tell that the lock is free."""
 PR_SET_PDEATHSIG = 1
 END, REST, RENEW = "end", "rest", "renew"
 
@@ -85,23 +85,25 @@ class LeasePage:
     limit = _Number(5)
     """... how many seconds it may go without one, ..."""
     beats = _Number(6)
-    """... how many there were, ..."""
-    beats_then = _Number(7)
-    """... and how many when the role renewed last."""
-    closed = _Number(8)
+    """... and how many there were."""
+    closed = _Number(7)
     """Not 0: the role has closed its session, or takes the lease for lost."""
     # The keeper writes these.
-    kept_deadline = _Number(9)
+    kept_deadline = _Number(8)
     """As `deadline`, by the keeper's renewals."""
-    kept_renewed = _Number(10)
-    kept = _Number(11)
+    kept_renewed = _Number(9)
+    kept = _Number(10)
     """How many renewals of the keeper were answered."""
-    ended = _Number(12)
+    ended = _Number(11)
     """Not 0: etcd says that the lease does not exist any more."""
-    seen = _Number(13)
+    seen = _Number(12)
     """When the keeper looked last."""
-    ready = _Number(14)
+    ready = _Number(13)
     """Not 0: the keeper has loaded what it renews with."""
+    late = _Number(14)
+    """The `renewed` after which the keeper has seen the role late, ..."""
+    late_beats = _Number(15)
+    """... and how many marks there were then: those before it say nothing about the time since."""
 
     def __init__(self, file: int = -1) -> None:
         """The page that this file holds; without one, a page that no other process can map."""
@@ -128,7 +130,13 @@ class LeasePage:
 
     def renew(self, sent: float, ttl: float) -> None:
         """A renewal of the role's own was answered."""
-        self.deadline, self.renewed, self.beats_then = sent + ttl * self.margin, sent, self.beats
+        self.deadline, self.renewed = sent + ttl * self.margin, sent
+
+    def look(self, now: float) -> None:
+        """The keeper looks: notes the marks when it sees that the role is late."""
+        self.seen = now
+        if self.late != self.renewed and now - self.renewed >= LATE * self.ttl:
+            self.late, self.late_beats = self.renewed, self.beats
 
     def live_until(self) -> float:
         """Until when the lease is certain to live, by all renewals."""
@@ -147,7 +155,7 @@ def decide(page: LeasePage, now: float, idle: float, state: str) -> tuple[str, s
         return REST, "the role is stopped"
     if idle > page.limit:
         return REST, "the role's main thread is over its limit"
-    if page.beats - page.beats_then >= ROUNDS and now - page.renewed > page.ttl:
+    if page.late == page.renewed and page.beats - page.late_beats >= ROUNDS and now - page.renewed > page.ttl:
         return REST, "the role's main thread gets on, and its daemon thread does not renew"
     if now - max(page.renewed, page.kept_renewed) < LATE * page.ttl:
         return REST, "the lease was renewed a moment ago"
@@ -175,7 +183,8 @@ class Keeper:
 
     def run(self) -> None:
         while not self.page.ended:
-            now = self.page.seen = steady_clock()
+            now = steady_clock()
+            self.page.look(now)
             state = state_of(self.role) if os.getppid() == self.role else ""
             what, _ = decide(self.page, now, time.monotonic() - self.page.beat, state)
             if what == END:

@@ -69,12 +69,26 @@ def test_a_main_thread_over_its_limit_is_not_covered() -> None:
 def test_a_daemon_thread_that_hangs_is_not_covered() -> None:
     """The main thread goes round and round, so the lock is free; one that does nothing either may hold it."""
     page = page_at()
+    page.look(105.0)
     page.kept_renewed, page.kept_deadline, page.beats = 115.0, 123.0, ROUNDS - 1
     assert decide(page, 121.0, 0.0, "S")[0] == RENEW
     page.beats = ROUNDS
     assert decide(page, 121.0, 0.0, "S")[0] == REST
     page.renew(121.0, 10.0)
     assert decide(page, 127.0, 0.0, "S")[0] == RENEW, "it came back"
+
+
+def test_marks_before_the_role_was_late_do_not_tell_that_the_lock_is_free() -> None:
+    """A main thread that made many fast steps after the last renewal, and holds the lock since."""
+    page = page_at()
+    page.beats = 10 * ROUNDS
+    for now in (103.0, 105.1):
+        page.look(now)
+    page.kept_renewed, page.kept_deadline = 105.1, 113.1
+    assert decide(page, 111.0, 0.0, "S")[0] == RENEW
+    page.look(111.0)
+    page.beats += ROUNDS
+    assert decide(page, 111.0, 0.0, "S") == (REST, "the role's main thread gets on, and its daemon thread does not renew")
 
 
 def test_a_lease_that_the_role_takes_for_lost_is_not_renewed() -> None:
