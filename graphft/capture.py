@@ -74,7 +74,11 @@ def build(model: nn.Module, loss_fn: LossFn, inputs: Mapping[str, Input | Sequen
                  for n, t in state.tensors.items()]
         with torch.device(state.device):
             feeds = [symbols.tensor(t) for t in specs.values()]
-        traced = trace(step, [*fakes, *feeds], symbols)
+        try:
+            traced = trace(step, [*fakes, *feeds], symbols)
+        except SystemExit as error:  # user code must not end a script as if its job were done
+            raise GraphftError(f"the model or the loss called exit({error.code!r}) while it was captured",
+                               rule="capture", help="raise an exception there instead") from error
     unused = [n for n in state.trainable if n not in step.gradients]
     if unused and not allow_unused:
         raise GraphftError(f"the loss does not depend on parameter {', '.join(unused)}", rule="no-gradient",

@@ -44,7 +44,8 @@ def enforce(config: JobConfig) -> None:
     text = "this process would not give the bits of the others: " + "; ".join(differences)
     if config.exact:
         raise GraphftError(text, rule="exactness",
-                           help="use the same torch build (and ATEN_CPU_CAPABILITY) everywhere, or exact=False")
+                           help="use the same torch build (and ATEN_CPU_CAPABILITY) everywhere, or exact=False (for a "
+                                'run that has begun: "exact": false in the job.json of its folder)')
     log.warning("%s", text)
 
 

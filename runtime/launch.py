@@ -160,7 +160,10 @@ def run_job(job: Job, *, options: LaunchOptions | None = None,
     job_dir = choose_directory(job, chosen.job_dir)
     if not (job_dir / "job.json").exists():
         job.save(job_dir)
-    job = Job.load(job_dir)  # a run goes on as it began: its id is the folder's, and so are its name and its etcd
+    wanted, job = job, Job.load(job_dir)  # a run goes on as it began: its id is the folder's, so are its name and etcd
+    if wanted.config.exact != job.config.exact:
+        log.warning('%s goes on as it began, with exact=%s; to change that: "exact": %s in %s, on every host', job_dir,
+                    job.config.exact, str(wanted.config.exact).lower(), job_dir / "job.json")
     if chosen.save_only:
         print(f"saved to {job_dir}")
         sys.exit(EXIT_OK)

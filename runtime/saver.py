@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 RETRY_SECONDS, MAX_RETRY_SECONDS = 0.5, 5.0
 REMIND_SECONDS = 60.0
 """While checkpoints cannot be written, this is said again and again."""
+MAX_REDO = 3
+"""So many final checkpoints may turn out to be damaged, as one process sees it, before it ends with the error."""
 MISTAKES = (FileExistsError, NotADirectoryError, IsADirectoryError)
 """What no waiting mends: something else lies where the checkpoints should."""
 
@@ -42,6 +44,7 @@ class Saver:
         self._pending = PendingSnapshots()
         self._failure: BaseException | None = None
         self._finishing = False
+        self._redone = 0
         self._pause = RETRY_SECONDS
         self._failing_since: float | None = None
         self._told = 0.0
@@ -145,6 +148,9 @@ class Saver:
         try:
             shards = self.read_final(committed)
         except DamagedCheckpoint as error:
+            self._redone += 1
+            if self._redone > MAX_REDO:
+                raise
             self.redo(committed, error)
             self._finishing = False
             return

@@ -30,7 +30,7 @@ def is_of_storage(error: BaseException | None) -> bool:
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         if isinstance(error, OSError) or any(
-                base.__module__.partition(".")[0] in _STORAGE for base in type(error).__mro__):
+                str(base.__module__).partition(".")[0] in _STORAGE for base in type(error).__mro__):
             return True
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False

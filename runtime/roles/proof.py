@@ -109,7 +109,8 @@ def prove(role: Role, key: str, trial: Trial) -> None:
     text = _difference(proof, inputs, trial)
     error = GraphftError(f"this {role.kind} computes other bits than {proof.by} of {trial.what}: {text}",
                          rule="exactness", help="run all roles with the same torch build and settings, on CPUs that "
-                                                "give the same bits; or transpile with exact=False")
+                                                "give the same bits; or transpile with exact=False (for a run that has "
+                                                'begun: "exact": false in the job.json of its folder)')
     if role.config.exact and role.config.device == "cpu":
         role.events.emit("refused", error.message)
         raise error

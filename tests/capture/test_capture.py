@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -265,6 +266,10 @@ def bias_unused(self: Model, x: Tensor) -> Tensor:
     return x @ self.linear.weight.t()
 
 
+def leaves(self: Model, x: Tensor) -> Tensor:
+    sys.exit(0)
+
+
 def cut(self: Model, x: Tensor) -> Tensor:
     return self.linear(x).detach()
 
@@ -279,6 +284,7 @@ def cut(self: Model, x: Tensor) -> Tensor:
     (plain_written, "constant-written", 2, "register_buffer"),
     (weight_written, "parameter-written", None, "parameter linear.weight in place"),
     (bias_unused, "no-gradient", None, r"linear.bias\nhelp: use it, freeze it"),
+    (leaves, "capture", None, r"called exit\(0\) while it was captured"),
     (cut, "loss", None, "depends on no trainable parameter"),
 ])
 def test_refused(forward: Forward, rule: str, line: int | None, words: str) -> None:

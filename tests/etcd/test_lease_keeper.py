@@ -88,7 +88,8 @@ def test_marks_before_the_role_was_late_do_not_tell_that_the_lock_is_free() -> N
     assert decide(page, 111.0, 0.0, "S")[0] == RENEW
     page.look(111.0)
     page.beats += ROUNDS
-    assert decide(page, 111.0, 0.0, "S") == (REST, "the role's main thread gets on, and its daemon thread does not renew")
+    why = "the role's main thread gets on, and its daemon thread does not renew"
+    assert decide(page, 111.0, 0.0, "S") == (REST, why)
 
 
 def test_a_lease_that_the_role_takes_for_lost_is_not_renewed() -> None:

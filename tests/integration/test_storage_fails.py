@@ -57,9 +57,11 @@ def test_an_etcd_that_is_restored_from_an_early_backup(
 ) -> None:
     """Pitfall 46: of a backup of the first moment, the job began at step 0."""
     job_dir = folder / "jobs" / "blobs"
+    pace.set(Pace.SLOW)  # the first checkpoint is of step 10, and what is seen of the job may be a second old
     launcher = Program(folder, SCRIPT, pace.file, json.dumps(options))
     launcher.until(job_dir, lambda s: at(2)(s) and s.checkpoint is None, seconds=SECONDS)
     back_up(job_dir)
+    pace.set(0.05)
     before = launcher.until(job_dir, lambda s: at(31)(s) and (s.checkpoint or 0) >= 30, seconds=SECONDS)
     launcher.kill()
     assert not await_gone(folder)

@@ -288,6 +288,18 @@ def test_a_default_folder_is_new_or_an_unfinished_run_of_the_same_job(job: Job) 
     assert choose_directory(job) == Path("jobs", f"{name}-5"), "an unfinished run is gone on with"
 
 
+def test_a_run_that_has_begun_does_not_change_its_exactness_in_silence(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    job.save("begun")
+    for exact, said in ((True, ""), (False, 'goes on as it began, with exact=True; to change that: "exact": false')):
+        caplog.clear()
+        with pytest.raises(SystemExit):
+            run_job(Job.make(job.source, job.config.replace(exact=exact)), job_dir="begun", save_only=True)
+        assert caplog.text.count("goes on as it began") == bool(said)
+        assert said in caplog.text
+
+
 @pytest.mark.parametrize(("content", "message"), [("other", "another job"), ("complete", "a job that is complete"),
                                                   ("files", "something else"), ("list", "something else")])
 def test_a_wanted_folder_that_is_taken(job: Job, content: str, message: str) -> None:

@@ -14,12 +14,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from graphft.ir import Kind
-from graphft.runtime.checkpoint import CheckpointStore
+from graphft.runtime.checkpoint import CheckpointStore, DamagedCheckpoint
 from graphft.runtime.commit import Commits, Committed, decode_committed, decode_epoch
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.events import Events, read_events
 from graphft.runtime.keys import Keys
-from graphft.runtime.saver import Saver
+from graphft.runtime.saver import MAX_REDO, Saver
 from graphft.transpiler import Job
 from tests.waiting import until
 
@@ -159,10 +159,27 @@ def test_a_final_checkpoint_that_cannot_be_read_is_made_again(savers: Savers) ->
     savers.all[0].finish(final)  # by a loop whose view is behind: nobody is sent back once more
     final = savers.commit(STEPS, generation=1)
     until(lambda: savers.all[0].finish(final) or savers.state == b"complete")
-    assert savers.kinds() == ["damaged-checkpoint", "complete"]
+    until(lambda: savers.kinds() == ["damaged-checkpoint", "complete"])  # the event comes after the state
     epoch = decode_epoch(savers.etcd.get(savers.keys.epoch))
     assert epoch is not None
     assert (epoch.generation, epoch.step) == (1, 2)
+
+
+def test_a_disk_that_spoils_every_final_checkpoint_is_not_trained_for_without_end(savers: Savers) -> None:
+    saver = savers.all[0]
+    savers.commit(2)
+    for generation in range(MAX_REDO + 1):
+        final = savers.commit(STEPS, generation)
+        path = savers.commits[0].store.root / final.checkpoint / "shard-1-of-2.safetensors"
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+        saver.finish(final)
+        if generation < MAX_REDO:
+            until(lambda: savers.committed == Committed(0, 2, "step-00000002.g0"))
+    until(lambda: not saver._thread.is_alive())
+    with pytest.raises(DamagedCheckpoint):
+        saver.check()
+    assert savers.kinds() == ["damaged-checkpoint"] * MAX_REDO
+    assert savers.state == b"running", "the role ends with the error, and its launcher decides"
 
 
 def test_a_snapshot_of_an_older_generation_is_void(savers: Savers) -> None:
