@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -129,3 +131,12 @@ def test_what_does_not_draw_from_global_generators_is_not_stopped(call: Callable
     watch = DrawWatch()
     assert watch.read(call) is not None
     assert not watch.drew
+
+
+def test_a_watched_read_loads_no_compiler() -> None:
+    """Pitfall 67: at the start of each trainer."""
+    code = ("import sys, torch; from graphft.runtime.data.randomness import DrawWatch\n"
+            "assert DrawWatch().read(lambda: torch.zeros(2) + 1).tolist() == [1, 1]\n"
+            "print('torch._dynamo' in sys.modules)")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "False\n"

@@ -78,6 +78,18 @@ class Pace:
         scratch.replace(self.file)
 
 
+def brake(pace: str, status: JobStatus) -> None:
+    """What a test waits for has not come, and the job nears its end: it goes slowly from now on. On a busy machine
+    things take longer, and what is seen of the job is older. `pace`: the file; "": the job has none."""
+    if not pace or 3 * status.step < 2 * status.spec["total_steps"]:
+        return
+    file = Path(pace)
+    if float(file.read_text()) < Pace.SLOW:
+        scratch = file.with_suffix(".brake")
+        scratch.write_text(str(Pace.SLOW))
+        scratch.replace(file)
+
+
 @dataclass
 class Played:
     """A run that is over. `statuses`: what was seen on the way."""
@@ -101,11 +113,14 @@ class Played:
 def play(job: Job, folder: Path, acts: Sequence[Act] = (), **options: Any) -> Played:
     """Runs the job with all roles on this machine; the acts are done one after the other. All must have been done."""
     left, statuses = list(acts), []
+    pace = job.config.data.source.get("args", {}).get("pace", "")
 
     def look(supervisor: Supervisor, status: JobStatus) -> None:
         statuses.append(status)
         if left and left[0].when(status):
             left.pop(0).do(supervisor)
+        elif left:
+            brake(pace, status)
 
     usual, launch.STATUS_EVERY_SECONDS = launch.STATUS_EVERY_SECONDS, LOOK_SECONDS
     try:
@@ -160,6 +175,8 @@ class Program:
             status = look(job_dir, etcd)
             if status is not None and condition(status):
                 return status
+            if status is not None and str(SCRIPT) in self.arguments:
+                brake(self.arguments[self.arguments.index(str(SCRIPT)) + 1], status)
             time.sleep(LOOK_SECONDS)
         raise AssertionError(f"{self.arguments}: not seen what was waited for; its output: {self.output}")
 

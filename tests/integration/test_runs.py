@@ -15,7 +15,7 @@ from graphft.runtime.process import EXIT_USAGE
 from tests.integration import training
 from tests.integration.plays import SCRIPT, Pace, Program, at, play
 
-pytestmark = [pytest.mark.xdist_group("sync"), pytest.mark.timeout(150, method="signal")]
+pytestmark = [pytest.mark.xdist_group("runs"), pytest.mark.timeout(150, method="signal")]
 OPTIONS = {"trainers": 2, "pservers": 1, "passes": 1}
 
 
