@@ -57,7 +57,7 @@ def describe(error: BaseException) -> str:
         return plain_text(error.message, TEXT_LIMIT * 3 // 4)
     try:
         text = str(error)
-    except Exception as broken:
+    except BaseException as broken:  # KeyboardInterrupt, too, which would end the process without a word of the error
         text = f"<its __str__ raised {type(broken).__name__}>"
     return plain_text(f"{type(error).__name__}: {text}", TEXT_LIMIT * 3 // 4)
 

@@ -30,6 +30,7 @@ from graphft.fileio import fsync, write_atomically
 if TYPE_CHECKING:
     from torch import Tensor
 
+MANIFEST = "manifest.json"
 _DIRECTORY = re.compile(r"step-(\d+)\.g(\d+)")
 _OLDER = "an older checkpoint is used instead"
 
@@ -114,7 +115,7 @@ class CheckpointStore:
 
     def write_manifest(self, manifest: Manifest) -> None:
         data = json.dumps(manifest.to_json(), indent=1, sort_keys=True).encode()
-        write_atomically(self.root / manifest.directory / "manifest.json", data)
+        write_atomically(self.root / manifest.directory / MANIFEST, data)
         fsync(self.root)
 
     def read_manifest(self, directory: str) -> Manifest:
@@ -122,7 +123,7 @@ class CheckpointStore:
 
         Raises StorageUnavailable when files cannot be read, and when no checkpoint is here at all.
         """
-        path = self.root / directory / "manifest.json"
+        path = self.root / directory / MANIFEST
         try:
             with storage(path):
                 manifest = Manifest.from_json(json.loads(path.read_bytes()))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphft.errors import GraphftError
+from graphft.runtime.allocator import role_environment
 from graphft.runtime.chaos.command import add_parser as add_chaos
 from graphft.runtime.process import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PARENT, die_with_parent
 
@@ -32,6 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         die_with_parent(int(os.environ.pop(PARENT)))
     options = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.command
+    if arguments is None and command is _start and "PYTHONHASHSEED" not in os.environ:
+        # By hand. A launcher sets it; it counts from Python's start on.
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **role_environment()})
     try:
         return command(options)
     except GraphftError as error:

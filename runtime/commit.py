@@ -214,14 +214,15 @@ class Commits:
 
         Returns the epoch that begins there; None if etcd knows all that the disk holds. Raises StorageUnavailable.
         """
-        epoch, committed = decode_epoch(self.etcd.get(self.keys.epoch)), self._committed()
+        epoch, committed = decode_epoch(self.etcd.get(self.keys.epoch)), self.committed()
         assert epoch is not None
         known = (epoch.generation, committed.step if committed is not None else -1)
         if self._newest_on_disk(known) is None and self.store.latest_generation() <= epoch.generation:
             return None
         return self.rollback("etcd is older than the checkpoints on disk")
 
-    def _committed(self) -> Committed | None:
+    def committed(self) -> Committed | None:
+        """The newest committed checkpoint."""
         return decode_committed(self.etcd.get(self.keys.committed))
 
     def overtake(self, generation: int) -> Epoch | None:

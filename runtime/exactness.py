@@ -24,6 +24,8 @@ log = logging.getLogger("graphft")
 
 ONEDNN_ISA = "ONEDNN_MAX_CPU_ISA"
 """oneDNN's vector units, which ATEN_CPU_CAPABILITY does not limit. It reads this when it first computes."""
+SETTINGS_CHANGED = "settings-changed"
+"""Rule of the error when user code changes, while it runs, what a whole process computes with."""
 _OF_LIBRARIES = ("ATEN_", "DNNL_", "KMP_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_", "TORCH_")
 
 
@@ -49,6 +51,17 @@ def enforce(config: JobConfig) -> None:
     log.warning("%s", text)
 
 
+def process_settings() -> dict[str, object]:
+    """What decides over the bits of everything that this process computes, and can be changed at any time. Cheap."""
+    return {
+        "torch.set_num_threads": torch.get_num_threads(),
+        "torch.backends.mkldnn.enabled": torch._C._get_mkldnn_enabled(),
+        "torch.set_float32_matmul_precision": torch.get_float32_matmul_precision(),
+        "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
+        "torch.set_default_dtype": torch.get_default_dtype(),
+    }
+
+
 def settings(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """What is known to decide over a process's bits: for people to look at, where bits differ."""
     found = {
@@ -59,6 +72,7 @@ def settings(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         "float32 matmul precision": torch.get_float32_matmul_precision(),
         "deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
         "oneDNN": str(torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()),
+        "order of sets": f"of PYTHONHASHSEED={environ.get('PYTHONHASHSEED', 'random')}",
         "denormals": "flushed" if float(torch.full((1,), 1e-40) * 1) == 0 else "kept",
     }
     return found | {name: value for name, value in environ.items() if name.startswith(_OF_LIBRARIES)}

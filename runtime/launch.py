@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -158,7 +159,8 @@ def run_job(job: Job, *, options: LaunchOptions | None = None,
     _act_as_role(job)
     chosen = _chosen(job, options, overrides)
     job_dir = choose_directory(job, chosen.job_dir)
-    if not (job_dir / "job.json").exists():
+    new = not (job_dir / "job.json").exists()
+    if new:
         job.save(job_dir)
     wanted, job = job, Job.load(job_dir)  # a run goes on as it began: its id is the folder's, so are its name and etcd
     if wanted.config.exact != job.config.exact:
@@ -167,7 +169,12 @@ def run_job(job: Job, *, options: LaunchOptions | None = None,
     if chosen.save_only:
         print(f"saved to {job_dir}")
         sys.exit(EXIT_OK)
-    return launch_directory(job, job_dir, chosen, on_status)
+    try:
+        return launch_directory(job, job_dir, chosen, on_status)
+    except GraphftError as error:
+        if new and error.rule == "foreign-job":  # nothing was begun: no later script is to find an unfinished run here
+            shutil.rmtree(job_dir, ignore_errors=True)
+        raise
 
 
 def _act_as_role(job: Job) -> None:
@@ -189,7 +196,8 @@ def _chosen(job: Job, options: LaunchOptions | None, overrides: dict[str, Any]) 
     unknown = [name for name in overrides if name not in known]
     if unknown:
         raise GraphftError(f"run has no option {unknown[0]}", rule="option", help=f"it has {', '.join(known)}")
-    chosen = replace(options or LaunchOptions.from_environment(), **overrides)
+    given = {name: value for name, value in overrides.items() if value is not None}
+    chosen = replace(options or LaunchOptions.from_environment(), **given)
     return chosen if chosen.etcd else replace(chosen, etcd=",".join(job.config.etcd_endpoints or ()))
 
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from graphft.runtime.checkpoint import DamagedCheckpoint, StorageUnavailable
-from graphft.runtime.commit import Commits, Committed, decode_committed
+from graphft.runtime.checkpoint import MANIFEST, DamagedCheckpoint, Manifest, StorageUnavailable
+from graphft.runtime.commit import Commits, Committed, decode_committed, record_of
 from graphft.runtime.etcd import TransientEtcdError, put_op, value_is
 from graphft.runtime.events import Events
 from graphft.runtime.pending_snapshots import PendingSnapshots, Snapshot, Work
@@ -46,6 +46,8 @@ class Saver:
         self._finishing = False
         self._redone = 0
         self._pause = RETRY_SECONDS
+        self._last: Manifest | None = None
+        """What this shard committed last."""
         self._failing_since: float | None = None
         self._told = 0.0
         self._thread = threading.Thread(target=self._run, name="saver", daemon=True)
@@ -132,13 +134,26 @@ class Saver:
 
     def _save(self, item: Snapshot) -> None:
         commits = self.commits
+        self._look_for_last()
         part = commits.store.write_part(item.generation, item.step, commits.shard, commits.shards, item.values,
                                         item.ledger)
         manifest = commits.publish(item.generation, item.step, part, item.meta)
         if manifest is not None:
+            self._last = manifest
             self.events.log.info("checkpoint of step %d is committed", item.step)
             with contextlib.suppress(StorageUnavailable):  # what is left goes with a later checkpoint
                 commits.store.prune(item.keep, manifest)
+
+    def _look_for_last(self) -> None:
+        """Says so when the committed checkpoint has gone: its file system, say, while this goes on below the mount."""
+        last = self._last
+        if last is None or (self.commits.store.root / last.directory / MANIFEST).exists():
+            return
+        if self.commits.committed() == record_of(last):  # and not an older one, which another shard has pruned
+            self.events.emit("checkpoint-gone", f"the checkpoint of step {last.step}, which was committed, is not in "
+                             f"{self.commits.store.root} any more: was it deleted, or its file system unmounted? "
+                             "Checkpoints are written there all the same", shard=self.commits.shard, step=last.step)
+        self._last = None
 
     def _finish(self, committed: Committed) -> None:
         from graphft.tensor_file import write_tensors

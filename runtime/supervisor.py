@@ -43,6 +43,8 @@ another one has been at work for so long; it is tried again later."""
 QUICK_PREEMPTION_SECONDS = 5.0
 """So are preemptions: a process that is killed whenever it starts (out of memory, say) must not burn the machine."""
 MEASURE_SECONDS = 1.0
+FOLDER_SECONDS = 2.0
+"""Between two attempts to start a process whose folder cannot be written."""
 ALONE_SECONDS = 5.0
 """So long a job may be without trainers when all those of the launcher have left."""
 KILLED_SECONDS = 5.0
@@ -111,6 +113,7 @@ class Supervisor:
         self._revoker = Revoker(etcd, keys)
         self._inquest = Inquest(job_dir, keys, etcd, self.events)
         self._measured_at = 0.0
+        self._folder_there = False
         self._alone_since: float | None = None
         self._exits: queue.Queue[tuple[Child, subprocess.Popen[bytes] | Forked, int]] = queue.Queue()
 
@@ -231,11 +234,31 @@ class Supervisor:
         child.started_at = time.monotonic()
         child.peak = 0
         log_file = self.job_dir / "logs" / f"{child.role}-{child.index}.log"
+        if not self._can_log(child, log_file):
+            return
         process = child.process = self._fork(child, log_file) or start_role(
             [child.role, "--job", str(self.job_dir), "--etcd", self.endpoints, "--index", str(child.index)], log_file,
             self.environment)
         child.identity = identify(process.pid) if process.pid else UNKNOWN
         threading.Thread(target=self._await_end, args=(child, process), daemon=True).start()
+
+    def _can_log(self, child: Child, log_file: Path) -> bool:
+        """Whether the process can be started; if the folder cannot be written, it is tried again later."""
+        try:
+            log_file.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            log.warning("%s cannot be started, for its log cannot be written (%s); trying again", child.name, error)
+            child.restart_at = time.monotonic() + FOLDER_SECONDS
+            return False
+        return True
+
+    def _look_for_folder(self) -> None:
+        """Says so when the job's folder has gone: what lives goes on, and nothing else would tell."""
+        there = (self.job_dir / "job.json").exists()
+        if self._folder_there and not there:
+            self.events.emit("folder-gone", f"{self.job_dir} is gone, or its file system is: what lives goes on, and a "
+                             "pserver that dies waits for its checkpoints; logs and metrics are lost: put it back")
+        self._folder_there = there
 
     def _await_end(self, child: Child, process: subprocess.Popen[bytes] | Forked) -> None:
         if isinstance(process, Forked):
@@ -265,6 +288,7 @@ class Supervisor:
         if time.monotonic() < self._measured_at + MEASURE_SECONDS:
             return
         self._measured_at = time.monotonic()
+        self._look_for_folder()
         for child in self.children.values():
             if child.identity.pid:
                 child.peak = max(child.peak, peak_bytes(child.identity.pid))

@@ -107,11 +107,11 @@ class Job:
     def hash(self) -> str:
         """A sha256 that is the same for the same programs and options, wherever and whenever they are made.
 
-        Initial values and the contents of the data take no part: see `fingerprint`.
+        Initial values and the contents of the data take no part: see `fingerprint`. Neither do lines of the script.
         """
         digest = hashlib.sha256()
         for name, program in self.programs.by_name().items():
-            digest.update(f"{name}\n{program}\n".encode())
+            digest.update(f"{name}\n{_without_lines(program)}\n".encode())
         digest.update(json.dumps(self.config.hashed(), sort_keys=True).encode())
         return digest.hexdigest()
 
@@ -196,6 +196,15 @@ class Job:
             raise GraphftError(f"{folder} is damaged: its files are of job {job.hash[:12]}, job.json is of "
                                f"{record.hash[:12]}", rule="load", help="transpile and save the job again")
         return job
+
+
+def _without_lines(program: Program) -> Program:
+    """The program without the lines of the user's script that its assumptions come from: a comment moves them."""
+    if "assume" not in program.attrs:
+        return program
+    bare = program.clone()
+    bare.attrs["assume"] = tuple(condition for condition, _ in program.attrs["assume"])
+    return bare
 
 
 def _holds(folder: Path, job: Job) -> bool:

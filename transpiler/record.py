@@ -10,7 +10,7 @@ from graphft.errors import GraphftError
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.fingerprint import Fingerprint
 
-FORMAT = 2
+FORMAT = 3
 """Of the job's folder; raised when an older graphft could not read it."""
 
 

@@ -25,6 +25,7 @@ from graphft.runtime.data.formats import ChunkFiles
 from graphft.runtime.data.lru import LRU
 from graphft.runtime.data.randomness import DrawWatch, NeedsCallingThread
 from graphft.runtime.data.storage import is_of_storage, neighbours_of
+from graphft.runtime.exactness import SETTINGS_CHANGED, process_settings
 
 log = logging.getLogger("graphft")
 
@@ -86,7 +87,7 @@ class Reader(ABC):
         except (NeedsCallingThread, KeyboardInterrupt):
             raise
         except BaseException as e:  # SystemExit, too: user code must not end a trainer as if it were done
-            if isinstance(e, GraphftError) and e.rule == CHANGED:
+            if isinstance(e, GraphftError) and e.rule in (CHANGED, SETTINGS_CHANGED):
                 raise  # not the chunk's fault
             raise GraphftError(f"reading chunk {chunk} ({self._where(info)}) failed: {describe(e)}",
                                rule="read", help="see the error above; the data must stay as it was described") from e
@@ -205,6 +206,7 @@ class DatasetReader(Reader):
             raise GraphftError(f"the source of the dataset, {reference.file or reference.module}, was changed since "
                                "the job was described", rule=CHANGED, help="put it back as it was; or run the changed "
                                "script again, which begins a run of its own")
+        self._settings = process_settings()
         if len(self._dataset) != spec.records:
             raise GraphftError(f"the dataset of {reference} has {len(self._dataset)} records, the job expects "
                                f"{spec.records}", rule="data", help="describe the data and the job again")
@@ -228,7 +230,19 @@ class DatasetReader(Reader):
 
     def _items(self, indices: list[int]) -> Sequence[Any]:
         many = getattr(self._dataset, "__getitems__", None)
-        return many(indices) if many else [self._dataset[i] for i in indices]
+        items = many(indices) if many else [self._dataset[i] for i in indices]
+        self._check_settings(indices)
+        return items
+
+    def _check_settings(self, indices: list[int]) -> None:
+        """Raises GraphftError[settings-changed] if a record has changed what all of this process computes with: from
+        here on its bits would depend on who read what, and when."""
+        now = process_settings()
+        if changed := [f"{n}: {self._settings[n]} -> {now[n]}" for n in now if now[n] != self._settings[n]]:
+            raise GraphftError(f"reading some of the records {min(indices)} to {max(indices)} changed settings of "
+                               f"torch: {', '.join(changed)}", rule=SETTINGS_CHANGED,
+                               help="set them where the dataset's module is loaded, or in its __init__; or back again "
+                                    "before the item is returned")
 
     def _collate(self, items: Sequence[Any]) -> dict[str, torch.Tensor]:
         batch: dict[str, torch.Tensor] = default_collate([named(item, self.spec.columns) for item in items])

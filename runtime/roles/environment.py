@@ -160,7 +160,8 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec) -> int:
 USAGE_RULES = frozenset({
     "address", "bind", "data", "data-changed", "dataset", "dataset-reference", "environment", "etcd-denied",
     "etcd-endpoint", "etcd-missing", "etcd-tls", "etcd-version", "exactness", "foreign-job", "job-directory",
-    "job-running", "missing-file", "out-of-reach", "port-in-use", "role"})
+    "job-running", "missing-file", "out-of-reach", "port-in-use", "role",
+    "settings-changed"})
 """Errors that starting the process again cannot mend."""
 
 

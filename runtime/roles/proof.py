@@ -105,16 +105,28 @@ def prove(role: Role, key: str, trial: Trial) -> None:
         proof = _record(role, key, mine)
     assert proof is not None
     if (proof.inputs, proof.result) == (inputs, result):
+        if differing := _settings_that_differ(proof):
+            log.info("this process gives the same bits, though it differs in %s", differing)
         return
     text = _difference(proof, inputs, trial)
     error = GraphftError(f"this {role.kind} computes other bits than {proof.by} of {trial.what}: {text}",
-                         rule="exactness", help="run all roles with the same torch build and settings, on CPUs that "
-                                                "give the same bits; or transpile with exact=False (for a run that has "
-                                                'begun: "exact": false in the job.json of its folder)')
+                         rule="exactness", help=_OTHER_DATA if proof.inputs != inputs else _OTHER_BITS)
     if role.config.exact and role.config.device == "cpu":
         role.events.emit("refused", error.message)
         raise error
     log.warning("%s", error.message)
+
+
+_OTHER_DATA = ("what a trainer reads must be the same in every process: an item may depend on its index and on "
+               "torch's, NumPy's and Python's global generators, not on a generator of its own without a seed, on what "
+               "was read before, or on the order of a set (PYTHONHASHSEED); and files must be the same on every host")
+_OTHER_BITS = ("run all roles with the same torch build and settings, on CPUs that give the same bits; or transpile "
+               'with exact=False (for a run that has begun: "exact": false in the job.json of its folder)')
+
+
+def is_recorded(role: Role, key: str) -> bool:
+    """Whether a process of this run has computed the trial to its end."""
+    return _read(role, role.etcd.get(key)) is not None
 
 
 def _read(role: Role, kv: KV | None) -> Proof | None:
@@ -144,13 +156,16 @@ def _difference(proof: Proof, inputs: Mapping[str, str], trial: Trial) -> str:
     changed = sorted(n for n in proof.inputs.keys() | inputs.keys() if proof.inputs.get(n) != inputs.get(n))
     if changed:
         return f"it is given other {', '.join(changed)}"
-    digests, here = OpDigests(proof), settings()
+    digests = OpDigests(proof)
     trial.run(digests)
     found = f"the first op that differs is {digests.first}" if digests.first else "each op's result is the same"
-    names = sorted(n for n in proof.settings.keys() | here.keys() if proof.settings.get(n) != here.get(n))
-    differing = "; ".join(f"{n}: {there} there, {here.get(n, 'not set')} here" for n in names
-                          for there in [proof.settings.get(n, "not set")])
-    return f"{found}. Settings that differ: {differing or 'none that are known'}"
+    return f"{found}. Settings that differ: {_settings_that_differ(proof) or 'none that are known'}"
+
+
+def _settings_that_differ(proof: Proof) -> str:
+    there, here = proof.settings, settings()
+    names = sorted(n for n in there.keys() | here.keys() if there.get(n) != here.get(n))
+    return "; ".join(f"{n}: {there.get(n, 'not set')} there, {here.get(n, 'not set')} here" for n in names)
 
 
 def _digest_of_op(block: Block, index: int, values: Mapping[str, Any]) -> bytes:

@@ -1,8 +1,11 @@
-"""What a trainer proves itself with: block step, once, on the initial values and the first batch of the data.
+"""What a trainer proves itself with: block step, once, on values near the initial ones and the first batch of the data.
+
+Not on the initial values themselves: where many are zero (a head, an adapter), every machine computes the same.
 
 The batch is read as any other, so it may fail, hang, or end the process. An error is told, and the trainer goes on
-without proof; of a process that ended in the middle a record stays, and after two of them in a row the others go on
-without proof, too. The queue then finds out what is wrong with the batch, and leaves it out.
+without proof; of a process that ended in the middle a record stays, and when that has happened some times in a row,
+and nobody has computed the batch yet, the others go on without proof, too, and say so. The queue then finds out what
+is wrong with the batch, and leaves it out.
 """
 
 from __future__ import annotations
@@ -14,13 +17,14 @@ import torch
 from torch import Tensor
 
 from graphft.errors import GraphftError
+from graphft.ir import Kind
 from graphft.ops.context import ChunkWork, Context, Interrupt, Slices
 from graphft.plan import batch_seed
 from graphft.runtime.data import BatchKey
 from graphft.runtime.etcd import delete_op, put_op
 from graphft.runtime.lowering import Observe, lower
 from graphft.runtime.roles.base import log
-from graphft.runtime.roles.proof import digest, prove, undisturbed
+from graphft.runtime.roles.proof import digest, is_recorded, prove, undisturbed
 from graphft.runtime.roles.scope import trainer_scope
 from graphft.runtime.transport.buffers import BucketLayout, byte_view, pack, unpack
 from graphft.runtime.units import batches_of
@@ -28,7 +32,8 @@ from graphft.runtime.units import batches_of
 if TYPE_CHECKING:
     from graphft.runtime.roles.trainer import Trainer
 
-DEATHS = 2
+DEATHS = 3
+"""Attempts in a row that ended with their processes. Those that die together (a machine is preempted) are one."""
 
 
 def prove_step(trainer: Trainer) -> None:
@@ -36,15 +41,17 @@ def prove_step(trainer: Trainer) -> None:
 
     Raises GraphftError[exactness].
     """
-    if trainer.view.over or trainer.leaving or not _may_try(trainer):
+    key = trainer.keys.proof("trainer")
+    if trainer.view.over or trainer.leaving or not (is_recorded(trainer, key) or _may_try(trainer)):
         return
     with trainer.progress.within(trainer.progress.usual, "proving itself"):
         try:
-            prove(trainer, trainer.keys.proof("trainer"), StepTrial(trainer))
+            prove(trainer, key, StepTrial(trainer))
         except _Unusable as error:
             log.warning("this trainer could not compute the batch that all prove themselves with, and goes on without "
                         "proof: %s", error.__cause__)
-    _tried(trainer)
+        finally:  # also when it was interrupted
+            _tried(trainer)
 
 
 class _Unusable(Exception):
@@ -52,16 +59,18 @@ class _Unusable(Exception):
 
 
 def _may_try(trainer: Trainer) -> bool:
-    """Notes that this process tries; not if those before it did not survive that."""
+    """Notes that this process tries, and how many attempts before it failed; not if those were too many."""
     tried, trying = trainer.keys.proof("tried/"), trainer.keys.proof("trying/")
-    dead = {kv.key.removeprefix(tried) for kv in trainer.etcd.range(tried, keys_only=True).kvs}
-    dead -= {kv.key.removeprefix(trying) for kv in trainer.etcd.range(trying, keys_only=True).kvs}
-    if len(dead) >= DEATHS:
-        log.warning("%d trainers ended while they computed the batch that all prove themselves with; this one goes on "
-                    "without proof", len(dead))
+    before = {kv.key.removeprefix(tried): int(kv.value or 0) for kv in trainer.etcd.range(tried).kvs}
+    living = {kv.key.removeprefix(trying) for kv in trainer.etcd.range(trying, keys_only=True).kvs}
+    failed = max((number + 1 for process, number in before.items() if process not in living), default=0)
+    if failed >= DEATHS:
+        trainer.events.emit("unproved", f"trainer {trainer.index} goes on without proof: {failed} times in a row, "
+                                        "trainers ended while they computed the batch that all prove themselves with")
         return False
     if trainer.lease:
-        trainer.etcd.txn([], [put_op(tried + trainer.id, b""), put_op(trying + trainer.id, b"", trainer.lease)])
+        trainer.etcd.txn([], [put_op(tried + trainer.id, str(failed).encode()),
+                              put_op(trying + trainer.id, b"", trainer.lease)])
     return True
 
 
@@ -154,7 +163,10 @@ class _Ports:
     def _initial(self, shard: int, bucket: int) -> Tensor:
         program = self.trainer.job.pserver_program(shard)
         (op,) = (op for op in program.blocks["init"].ops if op.type == "bucket" and op.attrs["index"] == bucket)
-        return torch.cat([program.values[ref.name].reshape(-1) for ref in op.args])
+        generator = torch.Generator().manual_seed(shard << 32 | bucket)
+        return torch.cat([_moved(program.values[ref.name].reshape(-1), generator)
+                          if program.variables[ref.name].kind is Kind.PARAM else program.values[ref.name].reshape(-1)
+                          for ref in op.args])
 
     def end_pull(self) -> None:
         """Nothing is awaited."""
@@ -179,3 +191,11 @@ class _Ports:
         if self._work is None:
             raise GraphftError("block local runs outside of a unit", rule="local-block")
         return self._work
+
+
+def _moved(value: Tensor, generator: torch.Generator) -> Tensor:
+    """Near `value`, and nowhere zero for long: its bits are the same on every machine, as is what it is made of."""
+    if not value.is_floating_point():
+        return value
+    noise = torch.randint(-8, 9, value.shape, generator=generator).to(value.dtype) / 1024
+    return value * (1 + noise) + noise

@@ -19,7 +19,7 @@ import torch
 
 from graphft.errors import GraphftError
 from graphft.ir import Kind
-from graphft.runtime.checkpoint import Ages, CheckpointStore, DamagedCheckpoint, StorageUnavailable
+from graphft.runtime.checkpoint import MANIFEST, Ages, CheckpointStore, DamagedCheckpoint, StorageUnavailable
 from graphft.runtime.commit import Commits, Committed, Epoch
 from graphft.runtime.etcd import EtcdError, Session, Store, absent, put_op
 from graphft.runtime.etcd.channel import parse_endpoint
@@ -167,7 +167,7 @@ class Pserver(Role):
 
     def age(self, committed: Committed | None) -> float:
         """Seconds since the newest checkpoint was written; without any, since the job was made."""
-        return self._ages.of(self.store.root / committed.checkpoint / "manifest.json" if committed is not None
+        return self._ages.of(self.store.root / committed.checkpoint / MANIFEST if committed is not None
                              else self.job_dir / "job.json")
 
     def initial_values(self) -> dict[str, torch.Tensor]:
@@ -187,7 +187,12 @@ class Pserver(Role):
                              "checkpoint is", step=behind.step)
         self.epoch, self.restarted = self.commits.begin()
         if self.restarted and behind is None:
+            committed = self.commits.committed()
             self.epoch = self.commits.rollback(f"pserver {self.index} was restarted")
+            if committed is not None and self.epoch.step < committed.step:
+                self.events.emit("damaged-checkpoint", f"the checkpoint of step {committed.step}, which was committed, "
+                                 f"is not in {self.store.root}, or is damaged: going back to step {self.epoch.step}",
+                                 step=self.epoch.step)
 
     def when_storage_answers(self, call: Callable[[], T]) -> T:
         """`call()`, again while the checkpoints' storage cannot be used. It is safe to repeat.

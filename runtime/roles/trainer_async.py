@@ -12,6 +12,7 @@ from graphft.errors import GraphftError
 from graphft.ops.context import ChunkWork, EndOfPass, NoData, WorkChanged
 from graphft.runtime.data import CHANGED
 from graphft.runtime.etcd import LeaseLost, Store
+from graphft.runtime.exactness import SETTINGS_CHANGED
 from graphft.runtime.queue_async import ChunkQueue
 from graphft.runtime.roles.comm_async import AsyncComm
 from graphft.runtime.roles.storage_wait import AWAY
@@ -21,6 +22,8 @@ from graphft.runtime.work_record import Phase
 if TYPE_CHECKING:
     from graphft.transpiler import Job
 
+
+NOT_OF_THE_CHUNK = (CHANGED, SETTINGS_CHANGED, AWAY)
 
 class ChunkTrainer(Trainer):
     """An async trainer's process. `ctx.step` counts the batches that it has computed."""
@@ -82,7 +85,7 @@ class ChunkTrainer(Trainer):
 
     def _report(self, error: Exception) -> None:
         work = self._work
-        if work is not None and not (isinstance(error, GraphftError) and error.rule in (CHANGED, AWAY)):
+        if work is not None and not (isinstance(error, GraphftError) and error.rule in NOT_OF_THE_CHUNK):
             text = self.tell_failure(f"batch {work.batch} of chunk {work.chunk} in pass {work.pass_index}", error,
                                      chunk=work.chunk, pass_index=work.pass_index)
             self.queue.report_failure((work.pass_index, work.chunk), text)

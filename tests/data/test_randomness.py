@@ -140,3 +140,44 @@ def test_a_watched_read_loads_no_compiler() -> None:
             "print('torch._dynamo' in sys.modules)")
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "False\n"
+
+
+def change_threads() -> None:
+    torch.set_num_threads(torch.get_num_threads() + 1)
+
+
+def change_onednn() -> None:
+    torch.backends.mkldnn.enabled = not torch.backends.mkldnn.enabled  # type: ignore[assignment]
+
+
+class Changing:
+    """Record 20 changes what the whole process computes with."""
+
+    def __init__(self, how: str) -> None:
+        self.how = how
+
+    def __len__(self) -> int:
+        return 32
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor]:
+        if i == 20:
+            {"threads": change_threads, "oneDNN": change_onednn,
+             "dtype": lambda: torch.set_default_dtype(torch.float64)}[self.how]()
+        return (torch.zeros(2),)
+
+
+@pytest.mark.parametrize(("how", "name"), [("threads", "set_num_threads: 1 -> 2"), ("oneDNN", "mkldnn.enabled"),
+                                           ("dtype", "set_default_dtype: torch.float32 -> torch.float64")])
+def test_a_record_that_changes_settings_of_torch_is_refused(how: str, name: str) -> None:
+    """From there on, bits depended on who had read the record, and when."""
+    threads, onednn, dtype = torch.get_num_threads(), torch.backends.mkldnn.enabled, torch.get_default_dtype()
+    reader = open_reader(dataset(f"{__file__}:Changing", {"how": how}, chunk_size=8, columns=("x",)), ".", 0)
+    assert len(reader.batch(0, 0, 0, 8)["x"]) == 8
+    try:
+        with pytest.raises(GraphftError, match=name) as caught:
+            reader.batch(0, 2, 0, 8)
+    finally:
+        torch.set_num_threads(threads)
+        torch.backends.mkldnn.enabled = onednn  # type: ignore[assignment]
+        torch.set_default_dtype(dtype)
+    assert caught.value.rule == "settings-changed"

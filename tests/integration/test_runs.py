@@ -34,6 +34,7 @@ def test_two_users_of_one_etcd_do_not_train_each_others_model(folder: Path, pace
         other = Program(folder / "other", SCRIPT, pace.file, json.dumps(OPTIONS), **launch)
         assert other.wait() == 1
         assert "etcd has another run named blobs" in other.output
+        assert not (folder / "other" / "jobs" / "blobs").exists(), "no unfinished run is left that never began"
         assert f"in {folder / 'one' / 'jobs' / 'blobs'} on {socket.gethostname()}" in other.output
         stranger = training.job(training.program(), pace=pace.file, **{**OPTIONS, "seed": 5})
         stranger.save(folder / "stranger")

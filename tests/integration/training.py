@@ -97,12 +97,15 @@ class Blobs:
 
 
 class NoisyBlobs(Blobs):
-    """The construction draws a permutation, and one record in seven some noise."""
+    """The construction draws a permutation, and one record in seven some noise. The numbers of the classes depend on
+    the order of a set of words."""
 
     def __init__(self, pace: str = "") -> None:
         super().__init__(pace=pace)
         order = torch.randperm(len(self.x))
         self.x, self.y = self.x[order], self.y[order]
+        numbers = {word: number for number, word in enumerate({"one", "two", "three"})}
+        self.y = torch.tensor([numbers["one"], numbers["two"], numbers["three"]])[self.y]
 
     def __getitem__(self, i: int) -> tuple[Tensor, Tensor]:
         return self.x[i] + torch.rand(8) if i % 7 == 3 else self.x[i], self.y[i]

@@ -288,6 +288,14 @@ def test_a_default_folder_is_new_or_an_unfinished_run_of_the_same_job(job: Job) 
     assert choose_directory(job) == Path("jobs", f"{name}-5"), "an unfinished run is gone on with"
 
 
+def test_an_option_that_is_none_is_not_given(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`job.run(job_dir=os.environ.get(...))` under `graphft launch --save-only --job DIR`."""
+    monkeypatch.setenv("GRAPHFT_LAUNCH", '{"job_dir": "wanted", "save_only": true}')
+    with pytest.raises(SystemExit):
+        run_job(job, job_dir=None)
+    assert Path("wanted/job.json").exists()
+
+
 def test_a_run_that_has_begun_does_not_change_its_exactness_in_silence(
     job: Job, caplog: pytest.LogCaptureFixture
 ) -> None:

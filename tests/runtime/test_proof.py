@@ -17,10 +17,12 @@ from programs_by_hand import linear
 import graphft
 from graphft.errors import GraphftError
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.events import read_events
 from graphft.runtime.keys import Keys
+from graphft.runtime.roles import proof_trainer
 from graphft.runtime.roles.proof import MAX_OPS, OP_BYTES, OpDigests, Proof
 from graphft.runtime.roles.proof_shard import prove_shard
-from graphft.runtime.roles.proof_trainer import prove_step
+from graphft.runtime.roles.proof_trainer import DEATHS, StepTrial, _moved, _Ports, prove_step
 from graphft.runtime.roles.pserver_async import BatchPserver
 from graphft.runtime.roles.pserver_sync import RoundPserver
 from graphft.transpiler import Job
@@ -171,18 +173,57 @@ def test_a_batch_that_cannot_be_read_holds_no_trainer_up(
     assert not scene.etcd.range(scene.keys.proof("")).kvs
 
 
-def test_a_batch_that_ends_processes_is_tried_twice(scene: Stage, caplog: pytest.LogCaptureFixture) -> None:
-    """What ended in the middle left a mark, though its lease is gone; who is still at it is not counted."""
-    living = scene.trainer(0)
-    scene.etcd.put(scene.keys.proof("tried/0-dead"), b"")
-    scene.etcd.put(scene.keys.proof(f"tried/{living.id}"), b"")
+def test_a_batch_that_ends_processes_is_given_up(scene: Stage) -> None:
+    """What ended in the middle left a mark, though its lease is gone. Who is still at it is not counted, and those that
+    ended together (a machine was preempted) count as one."""
+    tried, living = scene.keys.proof("tried/"), scene.trainer(0)
+    for dead, before in (("0-dead", b"0"), ("1-dead", b"0"), ("0-later", b"1"), ("1-later", b"1"), (living.id, b"2")):
+        scene.etcd.put(tried + dead, before)
     scene.etcd.put(scene.keys.proof(f"trying/{living.id}"), b"")
     prove_step(scene.trainer(1))
-    assert recorded(scene).by.startswith("trainer 1-")
-    scene.etcd.put(scene.keys.proof("tried/1-dead"), b"")
-    change(scene, result="other")
+    assert recorded(scene).by.startswith("trainer 1-"), "after two attempts"
+    scene.etcd.delete(scene.keys.proof("trainer"))
+    scene.etcd.put(tried + "0-last", b"2")
     prove_step(scene.trainer(2))
-    assert "2 trainers ended while they computed the batch that all prove themselves with" in caplog.text
+    assert scene.etcd.get(scene.keys.proof("trainer")) is None
+    (told,) = [event.text for _, event in read_events(scene.etcd, scene.keys)]
+    assert "trainer 2 goes on without proof: 3 times in a row, trainers ended" in told
+
+
+def test_what_somebody_has_computed_is_never_given_up(scene: Stage) -> None:
+    """Found under attack: two trainers that were killed by others switched the proof off for good."""
+    prove_step(scene.trainer(0))
+    for n in range(DEATHS + 1):
+        scene.etcd.put(scene.keys.proof(f"tried/{n}-dead"), str(n).encode())
+    change(scene, result="other")
+    with pytest.raises(GraphftError, match="computes other bits"):
+        prove_step(scene.trainer(1))
+
+
+def test_an_interrupt_leaves_no_mark(scene: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(proof_trainer, "prove", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        prove_step(scene.trainer(0))
+    assert not scene.etcd.range(scene.keys.proof("")).kvs
+
+
+def test_zeros_prove_nothing_so_the_values_are_moved(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path) -> None:
+    """Found under attack: of weights that are zero, a product has the same bits on every machine."""
+    job = job_of()
+    shards = [job.pserver_program(i) for i in range(2)]
+    for program in [*shards, job.trainer_program()]:
+        program.values.update({n: torch.zeros_like(v) for n, v in program.values.items() if v.is_floating_point()})
+    with stage(etcd_server, keys, job, tmp_path) as scene:
+        ports = _Ports(StepTrial(scene.trainer(0)), None)
+        values = torch.cat([ports._initial(op.attrs["shard"], op.attrs["bucket"])
+                            for op in job.trainer_program().blocks["step"].ops if op.type == "recv"])
+        again = _Ports(StepTrial(scene.trainer(1)), None)._initial(0, 0)
+    assert (values != 0).float().mean() > 0.9
+    assert torch.equal(values[:len(again)], again), "the same for all"
+    assert _moved(torch.arange(3), torch.Generator()).tolist() == [0, 1, 2]
 
 
 # -- shards -----------------------------------------------------------------------------------------------------------

@@ -12,8 +12,10 @@ import torch
 from programs_by_hand import linear
 
 import graphft
-from graphft.runtime.commit import Epoch
+from graphft.runtime.checkpoint import Manifest
+from graphft.runtime.commit import Committed, Epoch
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.events import read_events
 from graphft.runtime.identity import Identity
 from graphft.runtime.job_record import put_job, read_secret
 from graphft.runtime.keys import Keys
@@ -161,3 +163,18 @@ def test_a_shard_that_is_away_shifts_no_other(scene: Stage) -> None:
     shards[1] = Shard(scene, 1)
     meet([1, 1, 1])
     assert [link.up for link in trainer.comm.machine.links] == [True, True, True]
+
+
+def test_a_shard_that_finds_an_older_checkpoint_than_was_committed_says_so(scene: Stage) -> None:
+    """Found under attack: a file system that had been unmounted for a while came back, 400 steps behind."""
+    shard = make(scene, RoleSpec("pserver", 0))
+    commits, store = shard.commits, shard.store
+    commits.begin()
+    parts = [store.write_part(0, 200, i, 3, {"w": torch.zeros(2)}) for i in range(3)]
+    store.write_manifest(Manifest(0, 200, commits.run, tuple(parts)))
+    scene.etcd.put(scene.keys.committed, msgspec.json.encode(Committed(0, 600, "step-00000600.g0")))
+    shard.join_epoch()
+    assert (shard.epoch.generation, shard.epoch.step) == (1, 200)
+    (told,) = [event for _, event in read_events(scene.etcd, scene.keys) if event.kind == "damaged-checkpoint"]
+    assert "the checkpoint of step 600, which was committed, is not in" in told.text
+    assert "going back to step 200" in told.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -180,6 +181,18 @@ def test_a_disk_that_spoils_every_final_checkpoint_is_not_trained_for_without_en
         saver.check()
     assert savers.kinds() == ["damaged-checkpoint"] * MAX_REDO
     assert savers.state == b"running", "the role ends with the error, and its launcher decides"
+
+
+def test_a_committed_checkpoint_that_goes_is_told(savers: Savers) -> None:
+    """As when its file system is unmounted, and the folder below is written to. Pruning is no such thing."""
+    for step in (1, 2):
+        savers.commit(step)
+    last = next(s for s in savers.all if s._last is not None and s._last.step == 2)
+    shutil.rmtree(savers.commits[0].store.root)
+    savers.commit(3)
+    (told,) = [event for _, event in read_events(savers.etcd, savers.keys)]
+    assert (told.kind, told.who) == ("checkpoint-gone", f"pserver {last.commits.shard}")
+    assert "the checkpoint of step 2, which was committed, is not in" in told.text
 
 
 def test_a_snapshot_of_an_older_generation_is_void(savers: Savers) -> None:

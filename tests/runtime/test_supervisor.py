@@ -452,3 +452,28 @@ def test_how_a_process_ended(status: int, preempted: bool, words: str) -> None:
 def test_the_log_of_a_child_that_wrote_none(supervise: Any, tmp_path: Path) -> None:
     assert not os.listdir(tmp_path)
     assert supervise().tail_of_log(Child("trainer", 0)) == ""
+
+
+def test_a_folder_that_goes_is_told_and_comes_back(supervise: Any, stubs: Stubs, etcd: Etcd, keys: Keys,
+                                                   tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Roles whose logs cannot be written are no failures; they are started when they can."""
+    monkeypatch.setattr(module, "MEASURE_SECONDS", 0.0)
+    monkeypatch.setattr(module, "FOLDER_SECONDS", 0.2)
+    (tmp_path / "job.json").touch()
+    supervisor = supervise(max_restarts=0)
+    child = supervisor.add("pserver", 0)
+    supervisor.step(0.0)
+    (tmp_path / "job.json").unlink()
+    (tmp_path / "logs").rename(tmp_path / "logs away")
+    (tmp_path / "logs").write_text("a file")
+    first = pid(child)
+    assert supervisor.signal("pserver", 0, signal.SIGKILL)
+    steps(supervisor, lambda: child.preemptions == 1)
+    end = time.monotonic() + 0.6
+    steps(supervisor, lambda: time.monotonic() > end)
+    assert pid(child) == first, "not started"
+    (tmp_path / "logs").unlink()
+    steps(supervisor, lambda: pid(child) != first)
+    assert (child.failures, supervisor.report.failed) == (0, "")
+    (told,) = [t for t in texts(etcd, keys) if "is gone" in t]
+    assert told.startswith(f"{tmp_path} is gone, or its file system is: what lives goes on")

@@ -34,6 +34,11 @@ class Mute(Exception):
         raise RuntimeError("no words")
 
 
+class Leaving(Exception):
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+
 @given(text=TEXTS)
 def test_any_text_becomes_encodable(text: str) -> None:
     made = plain_text(text)
@@ -61,6 +66,7 @@ def test_fields_and_exceptions() -> None:
     assert plain({"a": ["\ud800", 1, None], "p": Path("x")}) == {"a": ["\\ud800", 1, None], "p": "x"}
     assert describe(ValueError("\ud800")) == "ValueError: \\ud800"
     assert describe(Mute()) == "Mute: <its __str__ raised RuntimeError>"
+    assert describe(Leaving()) == "Leaving: <its __str__ raised KeyboardInterrupt>"
 
 
 def test_events_of_any_text(etcd_server: EmbeddedEtcd, keys: Keys, capsys: pytest.CaptureFixture[str]) -> None:

@@ -129,6 +129,20 @@ def test_hash_says_what_job_it_is(job: Job) -> None:
     assert len({j.hash for j in [job, *others]}) == 8
 
 
+def test_a_script_whose_lines_have_moved_makes_the_same_job() -> None:
+    """The lines stand in what a program assumes of its sizes, for people."""
+    made = []
+    for line in ("train.py:11 in forward", "renamed.py:99 in forward"):
+        program = linear()
+        program.attrs["assume"] = (("batch != 1", line),)
+        data = graphft.arrays(chunk_size=8, x=torch.zeros(32, 200), y=torch.zeros(32, 1))
+        made.append(graphft.transpile(program, chunks=data, batch_size=4, ft=True))
+    assert made[0].programs != made[1].programs
+    assert made[0].hash == made[1].hash
+    program.attrs["assume"] = (("batch != 2", line),)
+    assert graphft.transpile(program, chunks=data, batch_size=4, ft=True).hash != made[0].hash
+
+
 def test_hash_is_stable_across_processes(job: Job) -> None:
     code = "import sys; sys.path.insert(0, 'tests/transpiler'); import test_job; print(test_job.job_of().hash)"
     root = Path(__file__).parents[2]
