@@ -5,7 +5,7 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3
-# Tests run side by side in this many processes.
+# Tests run side by side in this many processes, those of one file in one of them, in the order of the folders.
 WORKERS ?= 2
 # Simulated schedules: make sim SEEDS=100000
 SEEDS ?= 1000
@@ -52,7 +52,7 @@ run: setup  ## the main job: 336,776 real flights, 2 trainers, 2 pservers, one t
 	@$(PY) examples/03_flights.py
 
 test: setup  ## the whole test suite
-	@$(PY) -m pytest -q -n $(WORKERS) --dist loadgroup
+	@$(PY) -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: setup  ## ruff
 	@$(VENV)/bin/ruff check .

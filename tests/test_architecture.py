@@ -176,7 +176,6 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-@pytest.mark.xdist_group("wheel")
 def test_wheel_holds_everything_under_graphft(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     packaged = {n for n in names if ".dist-info/" not in n}
@@ -187,7 +186,6 @@ def test_wheel_holds_everything_under_graphft(wheel: Path) -> None:
     assert any(n.endswith("LICENSE") for n in names)
 
 
-@pytest.mark.xdist_group("wheel")
 def test_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
     code = ("import graphft, graphft.ops, graphft.transpiler, graphft.runtime.protocol, graphft.runtime.data as d;"

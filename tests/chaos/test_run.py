@@ -34,7 +34,7 @@ job = graphft.transpile(program, trainers=2, pservers=2, sync=True, ft=sys.argv[
 job.run()
 print("a script goes on here, but not when it is only to save its job")
 """
-pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(300), pytest.mark.xdist_group("chaos")]
+pytestmark = [pytest.mark.chaos, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from graphft.transpiler import Job
 from tests.integration import training
 from tests.integration.plays import Played, Program, play
 
-pytestmark = [pytest.mark.xdist_group("bad_input"), pytest.mark.timeout(120, method="signal")]
+pytestmark = pytest.mark.timeout(120)
 START = ("-m", "graphft", "start")
 
 

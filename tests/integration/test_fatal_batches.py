@@ -13,7 +13,7 @@ from graphft import ir
 from tests.integration import training
 from tests.integration.plays import Pace, play
 
-pytestmark = [pytest.mark.xdist_group("fatal_batches"), pytest.mark.timeout(120, method="signal")]
+pytestmark = pytest.mark.timeout(120)
 FATAL = 100
 
 

@@ -10,7 +10,7 @@ from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.keys import Keys
 from tests.integration.plays import SCRIPT, Pace, Played, Program, assert_same_bits, at, await_gone, whole_state
 
-pytestmark = [pytest.mark.xdist_group("fewer_trainers"), pytest.mark.timeout(240, method="signal")]
+pytestmark = pytest.mark.timeout(240)
 
 
 @pytest.mark.parametrize("given", [False, True])

@@ -17,7 +17,7 @@ from tests.integration.plays import Act, assert_same_bits, at, kill, play
 
 needs_transformers = pytest.mark.skipif(importlib.util.find_spec("transformers") is None,
                                         reason="transformers is not installed")
-pytestmark = [pytest.mark.xdist_group("models"), pytest.mark.timeout(120, method="signal")]
+pytestmark = pytest.mark.timeout(120)
 SAMPLES, BATCH, PASSES = 64, 8, 30
 
 

@@ -17,7 +17,7 @@ from tests.integration import training
 from tests.integration.plays import Act, Pace, Played, Program, assert_same_bits, at, play
 from tests.transport.relay import Relay
 
-pytestmark = [pytest.mark.xdist_group("no_progress"), pytest.mark.timeout(240, method="signal")]
+pytestmark = pytest.mark.timeout(240)
 CUT = """
 import sys
 from graphft.runtime.roles import comm, comm_sync

@@ -14,7 +14,7 @@ from graphft.plan import Located, record_order
 from tests.integration import training
 from tests.integration.plays import SCRIPT, Act, Pace, Program, kill, play
 
-pytestmark = [pytest.mark.xdist_group("poison"), pytest.mark.timeout(120, method="signal")]
+pytestmark = pytest.mark.timeout(120)
 BROKEN = 100
 
 

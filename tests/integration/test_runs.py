@@ -15,7 +15,7 @@ from graphft.runtime.process import EXIT_USAGE
 from tests.integration import training
 from tests.integration.plays import SCRIPT, Pace, Program, at, play
 
-pytestmark = [pytest.mark.xdist_group("runs"), pytest.mark.timeout(150, method="signal")]
+pytestmark = pytest.mark.timeout(150)
 OPTIONS = {"trainers": 2, "pservers": 1, "passes": 1}
 
 
@@ -25,7 +25,7 @@ def model(folder: Path) -> str:
 
 def test_two_users_of_one_etcd_do_not_train_each_others_model(folder: Path, pace: Pace) -> None:
     """Pitfall 64: the same script, name and etcd, other data (`records`); roles by hand and by the launcher."""
-    pace.set(20.0)
+    pace.set(5.0)
     with EmbeddedEtcd(folder / "etcd") as server:
         etcd = server.endpoints[0]
         launch = {"GRAPHFT_LAUNCH": json.dumps({"etcd": etcd, "quiet": True})}
@@ -59,7 +59,7 @@ def test_two_users_of_one_etcd_do_not_train_each_others_model(folder: Path, pace
 
 def test_a_second_launcher_in_a_folder_leaves_it_alone(folder: Path, pace: Pace) -> None:
     """Pitfall 66: without fault tolerance it deleted the etcd and the metrics of the job that was running there."""
-    pace.set(20.0)
+    pace.set(5.0)
     options = json.dumps({**OPTIONS, "ft": False})
     first = Program(folder, SCRIPT, pace.file, options, GRAPHFT_LAUNCH='{"quiet": true}')
     job_dir = folder / "jobs" / "blobs"

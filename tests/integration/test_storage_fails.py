@@ -36,7 +36,7 @@ from tests.integration.plays import (
     whole_state,
 )
 
-pytestmark = [pytest.mark.xdist_group("storage_fails"), pytest.mark.timeout(300, method="signal"), pytest.mark.chaos]
+pytestmark = [pytest.mark.timeout(300), pytest.mark.chaos]
 SECONDS = 120.0
 """For each thing that is waited for: the machine may be busy."""
 

@@ -37,7 +37,7 @@ from graphft.transpiler import Job
 from tests.integration import training
 from tests.integration.plays import Act, Pace, Played, assert_same_bits, at, play
 
-pytestmark = [pytest.mark.xdist_group("stranger"), pytest.mark.timeout(120, method="signal")]
+pytestmark = pytest.mark.timeout(120)
 FLOOD = [bytes(1 << 20)] * 200
 """Of parts smaller than any limit on one of them: ZeroMQ takes a whole message into memory before it hands it over."""
 

@@ -17,7 +17,6 @@ from graphft.runtime.process import EXIT_FAILED, EXIT_LEASE_LOST
 from graphft.transpiler import Job
 from tests.waiting import until
 
-pytestmark = pytest.mark.xdist_group("lease-loss")
 TTL = 10
 """Seconds; the holder trusts it for 8."""
 PSERVERS = """
