@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, plain_text
 from graphft.runtime.chaos.probe import Probe
 from graphft.runtime.chaos.schedule import Fault
 from graphft.runtime.connect import connect_from, write_endpoints
@@ -70,8 +70,12 @@ class Host:
         while True:
             try:
                 return connect_from(self.folder, wait=0.5)
-            except GraphftError:
-                if self.launcher.poll() is not None or time.monotonic() > end:
+            except GraphftError as error:
+                if self.launcher.poll() is not None:
+                    said = (self.folder / "logs" / "launcher.log").read_text(errors="replace").strip()
+                    raise GraphftError(f"its launcher ended at once: {plain_text(said)}", rule="job-failed",
+                                       help="see what the launcher says") from error
+                if time.monotonic() > end:
                     raise
 
     def step(self) -> int | None:
