@@ -10,7 +10,7 @@ is wrong with the batch, and leaves it out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -88,6 +88,8 @@ class StepTrial:
         self._key = BatchKey(0, chunk, 0, config.batch_size)
         self.what = f"batch 0 of chunk {chunk}"
         self._batch: dict[str, Tensor] = {}
+        self._size = 0
+        """Records of it that are computed with now."""
 
     def run(self, observe: Observe | None = None) -> tuple[dict[str, str], str]:
         try:
@@ -98,13 +100,21 @@ class StepTrial:
 
     def _run(self, observe: Observe | None) -> tuple[dict[str, str], str]:
         self._batch = self._batch or self.trainer.prefetcher.get(self._key)
-        ports = _Ports(self, observe)
-        fetch = () if self.trainer.config.local else (self.loss,)
-        losses = ports.run("step", fetch)
-        pushed = [ports.pushed[key] for key in sorted(ports.pushed)]
         inputs = {f"values of column {name}": digest([value]) for name, value in self._batch.items()}
-        pulled = [ports.pulled[key] for key in sorted(ports.pulled)]
-        return inputs | {"initial values": digest(pulled)}, digest([*losses, *ports.losses, *pushed])
+        fetch = () if self.trainer.config.local else (self.loss,)
+        results: list[Tensor] = []
+        for size in self._sizes():
+            self._size = size
+            ports = _Ports(self, observe)
+            results += [*ports.run("step", fetch), *ports.losses, *_in_order(ports.pushed)]
+            inputs["initial values"] = digest(_in_order(ports.pulled))
+        return inputs, digest(results)
+
+    def _sizes(self) -> list[int]:
+        """The batch as it is, and as short as the shortest of the data: libraries choose other kernels for that."""
+        config, whole = self.trainer.config, len(next(iter(self._batch.values())))
+        short = {c.records % config.batch_size for c in config.data.chunks} - {0} if not config.drop_last else set()
+        return [whole, *(size for size in sorted(short)[:1] if size < whole)]
 
     @property
     def loss(self) -> str:
@@ -112,11 +122,14 @@ class StepTrial:
 
     def work(self) -> ChunkWork:
         """The batch; of units, one of one batch."""
-        samples = len(next(iter(self._batch.values())))
-        return ChunkWork(0, self._key.chunk, 0, samples, batch_seed(self.trainer.config.seed, 0, 0))
+        return ChunkWork(0, self._key.chunk, 0, self._size, batch_seed(self.trainer.config.seed, 0, 0))
 
     def columns(self, names: Sequence[str]) -> list[Tensor]:
-        return [self._batch[name].clone() for name in names]
+        return [self._batch[name][:self._size].clone() for name in names]
+
+
+def _in_order(buckets: Mapping[tuple[int, int], Tensor]) -> list[Tensor]:
+    return [buckets[key] for key in sorted(buckets)]
 
 
 class _Ports:

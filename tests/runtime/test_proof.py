@@ -210,6 +210,20 @@ def test_an_interrupt_leaves_no_mark(scene: Stage, monkeypatch: pytest.MonkeyPat
     assert not scene.etcd.range(scene.keys.proof("")).kvs
 
 
+@pytest.mark.parametrize(("drop_last", "sizes"), [(False, [4, 2]), (True, [4])])
+def test_the_shortest_batch_is_tried_as_well(
+    etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path, drop_last: bool, sizes: list[int]
+) -> None:
+    """Libraries choose other kernels for it; here the last chunk leaves a batch of 2."""
+    data = graphft.arrays(chunk_size=8, x=torch.linspace(-1, 1, 1400).reshape(14, 100), y=torch.zeros(14, 1))
+    job = job_of()
+    config = job.config.replace(data=data, drop_last=drop_last)
+    with stage(etcd_server, keys, Job(job.source, config, job.programs, job.run_id), tmp_path) as scene:
+        seen: list[Any] = []
+        StepTrial(scene.trainer(0)).run(lambda block, index, values: seen.append(values.get("x")))
+        assert list(dict.fromkeys(len(x) for x in seen if x is not None)) == sizes
+
+
 def test_zeros_prove_nothing_so_the_values_are_moved(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path) -> None:
     """Found under attack: of weights that are zero, a product has the same bits on every machine."""
     job = job_of()
