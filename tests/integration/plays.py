@@ -147,7 +147,7 @@ class Program:
     def output(self) -> str:
         return self.file.read_text()
 
-    def wait(self, seconds: float = 60.0) -> int:
+    def wait(self, seconds: float = 120.0) -> int:
         """Its exit status. A process that takes longer is killed, and the test fails."""
         try:
             return self.process.wait(seconds)
@@ -155,7 +155,7 @@ class Program:
             self.kill()
             raise AssertionError(f"{self.arguments} hangs: {self.output}") from None
 
-    def says(self, text: str, seconds: float = 60.0) -> None:
+    def says(self, text: str, seconds: float = 120.0) -> None:
         """Waits until its output has `text`, while it runs."""
         end = time.monotonic() + seconds
         while text not in self.output:
@@ -168,7 +168,7 @@ class Program:
         self.process.wait()
 
     def until(self, job_dir: Path, condition: Callable[[JobStatus], bool], etcd: str = "",
-              seconds: float = 60.0) -> JobStatus:
+              seconds: float = 120.0) -> JobStatus:
         """Waits for a status of the job in this folder, while this process runs."""
         end = time.monotonic() + seconds
         while self.process.poll() is None and time.monotonic() < end:

@@ -15,7 +15,7 @@ from graphft.transpiler import Job
 from tests.integration import training
 from tests.integration.plays import Played, Program, play
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 START = ("-m", "graphft", "start")
 
 

@@ -13,7 +13,7 @@ from graphft import ir
 from tests.integration import training
 from tests.integration.plays import Pace, play
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 FATAL = 100
 
 

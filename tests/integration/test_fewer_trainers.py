@@ -10,7 +10,7 @@ from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.keys import Keys
 from tests.integration.plays import SCRIPT, Pace, Played, Program, assert_same_bits, at, await_gone, whole_state
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.mark.parametrize("given", [False, True])

@@ -17,7 +17,7 @@ from tests.integration.plays import Act, assert_same_bits, at, kill, play
 
 needs_transformers = pytest.mark.skipif(importlib.util.find_spec("transformers") is None,
                                         reason="transformers is not installed")
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 SAMPLES, BATCH, PASSES = 64, 8, 30
 
 

@@ -14,7 +14,7 @@ from graphft.plan import Located, record_order
 from tests.integration import training
 from tests.integration.plays import SCRIPT, Act, Pace, Program, kill, play
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 BROKEN = 100
 
 

@@ -15,7 +15,7 @@ from graphft.runtime.process import EXIT_USAGE
 from tests.integration import training
 from tests.integration.plays import SCRIPT, Pace, Program, at, play
 
-pytestmark = pytest.mark.timeout(150)
+pytestmark = pytest.mark.timeout(300)
 OPTIONS = {"trainers": 2, "pservers": 1, "passes": 1}
 
 
