@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphft.errors import GraphftError
-from graphft.runtime.allocator import role_environment
 from graphft.runtime.chaos.command import add_parser as add_chaos
+from graphft.runtime.child_environment import role_environment
 from graphft.runtime.process import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PARENT, die_with_parent
 
 if TYPE_CHECKING:

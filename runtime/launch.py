@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from graphft.errors import GraphftError
-from graphft.runtime.allocator import role_environment
+from graphft.runtime.child_environment import role_environment
 from graphft.runtime.connect import connect, is_complete, write_endpoints
 from graphft.runtime.earlier_run import begin_anew, make_way, revoke_dead, tell_failed
 from graphft.runtime.etcd import EmbeddedEtcd, EtcdError, Store

@@ -177,9 +177,8 @@ class _Ports:
         program = self.trainer.job.pserver_program(shard)
         (op,) = (op for op in program.blocks["init"].ops if op.type == "bucket" and op.attrs["index"] == bucket)
         generator = torch.Generator().manual_seed(shard << 32 | bucket)
-        return torch.cat([_moved(program.values[ref.name].reshape(-1), generator)
-                          if program.variables[ref.name].kind is Kind.PARAM else program.values[ref.name].reshape(-1)
-                          for ref in op.args])
+        slices = [(program.variables[ref.name].kind, program.values[ref.name].reshape(-1)) for ref in op.args]
+        return torch.cat([_moved(value, generator) if kind is Kind.PARAM else value for kind, value in slices])
 
     def end_pull(self) -> None:
         """Nothing is awaited."""
@@ -207,7 +206,8 @@ class _Ports:
 
 
 def _moved(value: Tensor, generator: torch.Generator) -> Tensor:
-    """Near `value`, and nowhere zero for long: its bits are the same on every machine, as is what it is made of."""
+    """Values near `value`, hardly any of them zero, with the same bits on every machine: the noise comes from integers.
+    Integers stay as they are."""
     if not value.is_floating_point():
         return value
     noise = torch.randint(-8, 9, value.shape, generator=generator).to(value.dtype) / 1024

@@ -22,8 +22,9 @@ from graphft.runtime.work_record import Phase
 if TYPE_CHECKING:
     from graphft.transpiler import Job
 
-
 NOT_OF_THE_CHUNK = (CHANGED, SETTINGS_CHANGED, AWAY)
+"""Rules of errors that say nothing against the chunk that was read."""
+
 
 class ChunkTrainer(Trainer):
     """An async trainer's process. `ctx.step` counts the batches that it has computed."""

@@ -22,7 +22,6 @@ from graphft.runtime import supervisor as module
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.events import read_events
 from graphft.runtime.keys import Keys
-from graphft.runtime.process import describe_exit, manner, start_role, was_preempted
 from graphft.runtime.supervisor import Child, Supervisor
 
 SLEEP = "import time; time.sleep(100)"
@@ -421,32 +420,6 @@ while True:
     while not all(gone(c) for c in children):
         assert time.monotonic() < end, "children outlived their supervisor"
         time.sleep(0.02)
-
-
-def test_a_child_whose_parent_died_before_it_could_say_so() -> None:
-    code = "from graphft.runtime.process import die_with_parent; die_with_parent(1 << 22); print('alive')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
-    assert (done.returncode, done.stdout) == (1, "")
-
-
-def test_a_role_that_cannot_start_says_why_in_its_log(tmp_path: Path) -> None:
-    """The real command, found without an installation, from a folder that is not the checkout."""
-    log = tmp_path / "logs" / "trainer-0.log"
-    process = start_role(["trainer", "--job", str(tmp_path / "nosuch"), "--etcd", "127.0.0.1:1", "--index", "0"], log,
-                         {"OMP_NUM_THREADS": "1"})
-    assert process.wait(30) == 2
-    text = log.read_text()
-    assert "error[job-directory]" in text
-    assert "Traceback" not in text
-
-
-@pytest.mark.parametrize(("status", "preempted", "words"), [
-    (0, False, "done"), (1, False, "exit status 1"), (2, False, "wrong usage"), (75, True, "lease or etcd lost"),
-    (-9, True, "killed by SIGKILL"), (-15, True, "killed by SIGTERM"), (-2, True, "killed by SIGINT"),
-    (-11, False, "killed by SIGSEGV"), (-40, False, "killed by signal 40")])
-def test_how_a_process_ended(status: int, preempted: bool, words: str) -> None:
-    assert (was_preempted(status), describe_exit(status)) == (preempted, words)
-    assert manner(status) == ("killed" if status == -signal.SIGKILL else "asked" if preempted else "crashed")
 
 
 def test_the_log_of_a_child_that_wrote_none(supervise: Any, tmp_path: Path) -> None:
