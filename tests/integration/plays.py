@@ -90,6 +90,12 @@ def brake(pace: str, status: JobStatus) -> None:
         scratch.replace(file)
 
 
+def pace_of(job_dir: Path) -> str:
+    """The file that paces the job in this folder; "": none does."""
+    source = json.loads((job_dir / "job.json").read_bytes())["config"]["data"]["source"]
+    return str(source.get("args", {}).get("pace", ""))
+
+
 @dataclass
 class Played:
     """A run that is over. `statuses`: what was seen on the way."""
@@ -175,8 +181,8 @@ class Program:
             status = look(job_dir, etcd)
             if status is not None and condition(status):
                 return status
-            if status is not None and str(SCRIPT) in self.arguments:
-                brake(self.arguments[self.arguments.index(str(SCRIPT)) + 1], status)
+            if status is not None:
+                brake(pace_of(job_dir), status)
             time.sleep(LOOK_SECONDS)
         raise AssertionError(f"{self.arguments}: not seen what was waited for; its output: {self.output}")
 

@@ -6,26 +6,29 @@ from pathlib import Path
 
 import pytest
 
+from graphft import ir
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.keys import Keys
-from tests.integration.plays import SCRIPT, Pace, Played, Program, assert_same_bits, at, await_gone, whole_state
+from tests.integration import training
+from tests.integration.plays import Pace, Played, Program, assert_same_bits, at, await_gone, whole_state
 
 pytestmark = pytest.mark.timeout(300)
 
 
 @pytest.mark.parametrize("given", [False, True])
 def test_a_job_goes_on_with_fewer_trainers_than_before(
-    folder: Path, pace: Pace, undisturbed: Played, etcd_server: EmbeddedEtcd, given: bool
+    program: ir.Program, folder: Path, pace: Pace, undisturbed: Played, etcd_server: EmbeddedEtcd, given: bool
 ) -> None:
     """With the etcd that it brought along, and with one that outlives it and holds the slots of the dead."""
-    job_dir, endpoints = folder / "jobs" / "blobs", ",".join(etcd_server.endpoints) if given else ""
-    launch = ["-m", "graphft", "launch", *(["--etcd", endpoints] if given else []), "--trainers"]
-    first = Program(folder, *launch, "3", SCRIPT, pace.file)
+    job_dir, endpoints = folder / "job", ",".join(etcd_server.endpoints) if given else ""
+    training.job(program, pace=pace.file).save(job_dir)
+    launch = ["-m", "graphft", "launch", "--job", job_dir, *(["--etcd", endpoints] if given else []), "--trainers"]
+    first = Program(folder, *launch, "3")
     first.until(job_dir, lambda s: at(12)(s) and len(set(s.slots.values())) == 3, etcd=endpoints)
     first.kill()
     assert not await_gone(job_dir)
     pace.set(0)
-    second = Program(folder, *launch, "1", SCRIPT, pace.file)
+    second = Program(folder, *launch, "1")
     assert second.wait() == 0, second.output
     assert_same_bits(whole_state(undisturbed.job, job_dir), undisturbed.state)
     if given:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -22,7 +21,6 @@ from graphft.transpiler import Job
 from tests.disks import small_file_system
 from tests.integration import training
 from tests.integration.plays import (
-    SCRIPT,
     Act,
     Pace,
     Played,
@@ -56,9 +54,10 @@ def test_an_etcd_that_is_restored_from_an_early_backup(
     program: ir.Program, folder: Path, pace: Pace, undisturbed: Played, options: dict[str, Any]
 ) -> None:
     """Pitfall 46: of a backup of the first moment, the job began at step 0."""
-    job_dir = folder / "jobs" / "blobs"
+    job_dir, launch = folder / "job", ["-m", "graphft", "launch", "--job", folder / "job"]
+    training.job(program, pace=pace.file, **options).save(job_dir)
     pace.set(Pace.SLOW)  # the first checkpoint is of step 10, and what is seen of the job may be a second old
-    launcher = Program(folder, SCRIPT, pace.file, json.dumps(options))
+    launcher = Program(folder, *launch)
     launcher.until(job_dir, lambda s: at(2)(s) and s.checkpoint is None, seconds=SECONDS)
     back_up(job_dir)
     pace.set(0.05)
@@ -67,7 +66,7 @@ def test_an_etcd_that_is_restored_from_an_early_backup(
     assert not await_gone(folder)
     shutil.rmtree(job_dir / "etcd")
     job_dir.with_suffix(".backup").rename(job_dir / "etcd")
-    again = Program(folder, SCRIPT, pace.file, json.dumps(options))
+    again = Program(folder, *launch)
     status = again.until(job_dir, lambda s: at(31)(s) and "etcd-behind" in kinds(s), seconds=SECONDS)
     begun = [e.fields["step"] for e in status.events if e.kind == "etcd-behind"]
     assert min(begun) >= (before.checkpoint or 0) - (0 if options == {} else 10)
