@@ -5,8 +5,8 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3
-# Tests run side by side in this many processes (jobs wait a quarter of their time, so more than cores), those of one file in one of them, in the order of the folders.
-WORKERS ?= 3
+# Tests run side by side in this many processes, those of one file in one of them, in the order of the folders.
+WORKERS ?= 2
 # Simulated schedules: make sim SEEDS=100000
 SEEDS ?= 1000
 # Options of `make chaos`.
