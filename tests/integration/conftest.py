@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from graphft.ir import Program
+from graphft.runtime import standby
 from tests.integration import training
+from tests.integration.nursery import Nursery
 from tests.integration.plays import Pace, Played, await_gone, play
 
 
@@ -16,6 +18,16 @@ from tests.integration.plays import Pace, Played, await_gone, play
 def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder below which all jobs of these tests are."""
     return tmp_path_factory.mktemp("integration")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nursery() -> Iterator[None]:
+    """Standbys of the jobs that this process launches come from there."""
+    nursery = Nursery()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(standby, "spawn", nursery.spawn)
+        yield
+    nursery.close()
 
 
 @pytest.fixture(autouse=True)
