@@ -51,8 +51,9 @@ $(ETCD): | $(INSTALLED)
 run: setup  ## the main job: 336,776 real flights, 2 trainers, 2 pservers, one trainer killed on the way
 	@$(PY) examples/03_flights.py
 
+# Compiled modules are kept (where PYTHONDONTWRITEBYTECODE is set as well): the tests start hundreds of processes.
 test: setup  ## the whole test suite
-	@$(PY) -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: setup  ## ruff
 	@$(VENV)/bin/ruff check .

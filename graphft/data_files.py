@@ -17,7 +17,7 @@ from typing import IO, Any
 import numpy as np
 
 from graphft.data import ChunkInfo, DataSpec, check_chunk_size, check_columns, split, torch_dtype
-from graphft.data_stamps import HashedFile, Stamp, footer_of, stamp_of
+from graphft.data_stamps import HashedFile, Stamp, footer_of, settle, stamp_of
 from graphft.errors import GraphftError, describe
 from graphft.ir import Type
 
@@ -59,6 +59,7 @@ def files(
     paths, ranges, stamps = _listed(urls), [], dict[str, Stamp]()
     for number, url in enumerate(paths):
         with open_url(url, options) as (f, stamp):
+            settle(f)
             found, stamps[url] = _DESCRIBE[format](f, stamp, url, number, wanted, chunk_size)
             ranges += found
     chunks = tuple(ChunkInfo(i, *r) for i, r in enumerate(ranges))
@@ -258,6 +259,7 @@ def _describe_npy(
 def _npy_shape(url: str, options: Mapping[str, Any]) -> tuple[tuple[tuple[int, ...], np.dtype[Any]], Stamp]:
     """((shape, dtype), stamp) of a .npy file whose rows lie one behind the other."""
     with open_url(url, options) as (f, stamp):
+        settle(f)
         shape, fortran, dtype = npy_header(f, url)
     if not shape:
         raise GraphftError(f"{url} holds a single value", rule="format", help="give one row per record")

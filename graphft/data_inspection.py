@@ -76,8 +76,8 @@ def _compare(reference: Reference, index: int, one: Mapping[str, Any], other: Ma
             f"record {index} of the dataset of {reference} is another one when it is read again: column "
             f"{', '.join(different)} differs, with the same seeds", rule="dataset-changes",
             help="an item may depend on its index and on numbers from torch's, NumPy's and Python's global generators, "
-                 "which are seeded per batch; not on a generator of its own without a seed (such as "
-                 "numpy.random.default_rng()), on the time, or on what was read before")
+                 "which are seeded per batch; not on the time, on what was read before, or on a generator that the "
+                 "dataset keeps, which moves on with each item, seeded or not: make one for each item, from its index")
 
 
 def _same_bits(one: Any, other: Any) -> bool:

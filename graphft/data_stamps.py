@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -47,6 +48,13 @@ def stamp_of(opened: Any, file: IO[bytes]) -> Stamp:
         return Stamp(size, f"mtime {os.fstat(file.fileno()).st_mtime_ns}")
     except (AttributeError, io.UnsupportedOperation):
         return Stamp(size, mark_of(getattr(file, "details", None) or opened.fs.info(opened.path)))
+
+
+def settle(file: IO[bytes]) -> None:
+    """Makes later changes of a local file show in its modification time, also those of a process that has mapped it
+    into its memory: pages that this process has changed already do so only when they have gone to the disk."""
+    with contextlib.suppress(AttributeError, OSError):  # no local file: it has no such pages
+        os.fsync(file.fileno())
 
 
 def mark_of(info: Mapping[str, Any]) -> str:

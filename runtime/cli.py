@@ -132,8 +132,9 @@ def _launch(options: argparse.Namespace) -> int:
 
 
 def _start(options: argparse.Namespace) -> int:
-    from graphft.runtime.roles.environment import RoleSpec, run_role
+    from graphft.runtime.roles.environment import RoleSpec, explain_on_signal, run_role
 
+    explain_on_signal()
     job = _load_job(options.job)
     return run_role(job, Path(options.job), RoleSpec(options.role, options.index, options.job, options.etcd))
 

@@ -20,6 +20,8 @@ ANSWER_SECONDS = 5.0
 WAIT_SECONDS = 60.0
 """... and so long whoever starts it with the job, to leave its endpoints in the job's folder. A role waits as long for
 an etcd that does not answer."""
+TELL_SECONDS = 2.0
+"""A wait for it that is longer than this is told."""
 _FILE = "etcd.json"
 
 
@@ -86,9 +88,14 @@ class JobEnded(GraphftError):
 def connect_from(job_dir: Path, wait: float | None = None) -> Etcd:
     """A client of the etcd that whoever started it left in the folder. Waits for it; what an earlier run left there
     may be followed by something newer. Raises JobEnded for whoever comes too late."""
-    end = time.monotonic() + (WAIT_SECONDS if wait is None else wait)
+    begun, told = time.monotonic(), False
+    end = begun + (WAIT_SECONDS if wait is None else wait)
     while True:
         endpoints = read_endpoints(job_dir)
+        if not told and time.monotonic() - begun > TELL_SECONDS:
+            log.info("waiting for etcd: %s", f"{endpoints}, which {job_dir / _FILE} names, does not answer" if endpoints
+                     else f"no --etcd was given, and nobody has left its address in {job_dir / _FILE} so far")
+            told = True
         try:
             if endpoints:
                 return connect(endpoints, wait=1.0)

@@ -28,6 +28,13 @@ SETTINGS_CHANGED = "settings-changed"
 """Rule of the error when user code changes, while it runs, what a whole process computes with."""
 _OF_LIBRARIES = ("ATEN_", "DNNL_", "KMP_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_", "TORCH_")
 
+_MULTIPLY = {
+    f"torch.backends.{module}.{op}.fp32_precision": (backend, op)
+    for module, backend, ops in (("mkldnn", "mkldnn", ("matmul", "conv", "rnn")), ("cuda", "cuda", ("matmul",)),
+                                 ("cudnn", "cuda", ("conv", "rnn"))) for op in ops}
+_DENORMAL, _ONE = 1e-310, 1.0
+"""Variables, so that it is the CPU that multiplies, not Python's compiler."""
+
 
 def enforce(config: JobConfig) -> None:
     """Sets this process's threads and oneDNN's vector units as the job says, and compares what cannot be set any more.
@@ -56,10 +63,21 @@ def process_settings() -> dict[str, object]:
     return {
         "torch.set_num_threads": torch.get_num_threads(),
         "torch.backends.mkldnn.enabled": torch._C._get_mkldnn_enabled(),
-        "torch.set_float32_matmul_precision": torch.get_float32_matmul_precision(),
+        **_precisions(),
         "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "torch.set_default_dtype": torch.get_default_dtype(),
+        "torch.set_flush_denormal": _denormals_flushed(),
     }
+
+
+def _precisions() -> dict[str, object]:
+    """In which precision float32 is multiplied. `torch.set_float32_matmul_precision` sets these, too; what it has set
+    last cannot be asked for once user code has set one of them."""
+    return {name: torch._C._get_fp32_precision_getter(*place) for name, place in _MULTIPLY.items()}
+
+
+def _denormals_flushed() -> bool:
+    return _DENORMAL * _ONE == 0.0
 
 
 def settings(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -69,11 +87,11 @@ def settings(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         "CPU": _cpu(),
         "CPU capability": torch.backends.cpu.get_cpu_capability(),
         "threads": str(torch.get_num_threads()),
-        "float32 matmul precision": torch.get_float32_matmul_precision(),
+        **{name: str(value) for name, value in _precisions().items()},
         "deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
         "oneDNN": str(torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()),
         "order of sets": f"of PYTHONHASHSEED={environ.get('PYTHONHASHSEED', 'random')}",
-        "denormals": "flushed" if float(torch.full((1,), 1e-40) * 1) == 0 else "kept",
+        "denormals": "flushed" if _denormals_flushed() else "kept",
     }
     return found | {name: value for name, value in environ.items() if name.startswith(_OF_LIBRARIES)}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import NamedTuple
 
 from graphft.errors import GraphftError
 from graphft.runtime.chunk_records import tell_poison
@@ -21,6 +22,15 @@ from graphft.runtime.work_record import Note, Phase, read_note, record_path
 log = logging.getLogger("graphft")
 
 
+class Finding(NamedTuple):
+    """`where`: what it was at, in words. `blamed`: what was recorded of the batch, if that was to blame. `proving`: it
+    was at the batch that all prove themselves with, which they give up by themselves if that goes on."""
+
+    where: str
+    blamed: Change | None = None
+    proving: bool = False
+
+
 class Inquest:
     """Of a launcher's processes, in the order of their deaths. To be asked before a dead one's lease is revoked."""
 
@@ -34,23 +44,23 @@ class Inquest:
         note = read_note(record_path(self.job_dir, index), process)
         return note is not None and note.phase == Phase.LEFT
 
-    def died(self, name: str, index: int | None, process: Identity, status: int,
-             peak: int) -> tuple[str, Change | None]:
-        """(what it was at, in words; what was recorded of the batch, if that was to blame).
-
-        `index`: a trainer's; None for another role. `peak`: the most memory that it was seen to use, in bytes.
+    def died(self, name: str, index: int | None, process: Identity, status: int, peak: int) -> Finding:
+        """`index`: a trainer's; None for another role. `peak`: the most memory that it was seen to use, in bytes.
         """
         note = read_note(record_path(self.job_dir, index), process) if index is not None else None
         verdict = self._deaths.step(Died(manner(status), note.places if note is not None else frozenset()))
         if note is None or not note.places:
-            return (" while it loaded its data" if note is not None and note.phase == Phase.LOADING else ""), None
+            return Finding(" while it loaded its data" if note is not None and note.phase == Phase.LOADING else "")
         where = self._where(note, verdict, peak)
+        if note.phase == Phase.PROVING:
+            return Finding(where, proving=True)
         if not verdict.fatal or not note.claim or note.phase == Phase.IDLE:
-            return where, None
-        return where, self._charge(f"{name} died ({describe_death(status)}){where}", note, status, peak)
+            return Finding(where)
+        return Finding(where, self._charge(f"{name} died ({describe_death(status)}){where}", note, status, peak))
 
     def _where(self, note: Note, verdict: Verdict, peak: int) -> str:
-        verb = {Phase.READING: "reading", Phase.COMPUTING: "computing"}.get(note.phase, "reading ahead")
+        verb = {Phase.READING: "reading", Phase.COMPUTING: "computing",
+                Phase.PROVING: "proving itself with"}.get(note.phase, "reading ahead")
         place = note.place if note.phase != Phase.IDLE or note.ahead is None else note.ahead
         parts = [f" while {verb} batch {place.batch} of chunk {place.chunk} in pass {place.pass_index}"]
         if verdict.in_a_row > 1:

@@ -118,7 +118,8 @@ def choose_directory(job: Job, wanted: str = "") -> Path:
     path = base
     while other := _other_than(job, path):
         if not is_complete(path):
-            log.warning("%s holds %s; it stays as it is (to go on with it: graphft launch --job %s)", path, other, path)
+            go_on = f" (to go on with it: graphft launch --job {path})" if (path / "job.json").exists() else ""
+            log.warning("%s holds %s; it stays as it is%s", path, other, go_on)
         n += 1
         path = base.with_name(f"{base.name}-{n}")
     return path
@@ -158,10 +159,7 @@ def run_job(job: Job, *, options: LaunchOptions | None = None,
 
     _act_as_role(job)
     chosen = _chosen(job, options, overrides)
-    job_dir = choose_directory(job, chosen.job_dir)
-    new = not (job_dir / "job.json").exists()
-    if new:
-        job.save(job_dir)
+    job_dir, new = _save(job, chosen.job_dir)
     wanted, job = job, Job.load(job_dir)  # a run goes on as it began: its id is the folder's, so are its name and etcd
     if wanted.config.exact != job.config.exact:
         log.warning('%s goes on as it began, with exact=%s; to change that: "exact": %s in %s, on every host', job_dir,
@@ -175,6 +173,20 @@ def run_job(job: Job, *, options: LaunchOptions | None = None,
         if new and error.rule == "foreign-job":  # nothing was begun: no later script is to find an unfinished run here
             shutil.rmtree(job_dir, ignore_errors=True)
         raise
+
+
+def _save(job: Job, wanted: str) -> tuple[Path, bool]:
+    """The job's folder, and whether it was made for it now."""
+    while True:
+        path = choose_directory(job, wanted)
+        if (path / "job.json").exists():
+            return path, False
+        try:
+            job.save(path)
+            return path, True
+        except GraphftError as error:
+            if wanted or error.rule != "job-directory":
+                raise  # else another script, started at the same time, has just taken that folder
 
 
 def _act_as_role(job: Job) -> None:

@@ -301,14 +301,14 @@ class Supervisor:
             child.done = True
             return
         index = child.index if child.role == "trainer" else None
-        where, blamed = self._inquest.died(child.name, index, child.identity, status, child.peak)
+        where, blamed, proving = self._inquest.died(child.name, index, child.identity, status, child.peak)
         self._revoker.revoke(child.identity)
         what = describe_death(status) + where
         preempted = was_preempted(status) and blamed is None
         if preempted:
             child.preemptions += 1
         else:
-            self._count_failure(child, blamed)
+            self._count_failure(child, blamed, proving and status != EXIT_USAGE)
         quick = QUICK_PREEMPTION_SECONDS if preempted else QUICK_FAILURE_SECONDS
         child.in_a_row = child.in_a_row + 1 if time.monotonic() - child.started_at < quick else 1
         for counts, count in ((self.report.failures, child.failures), (self.report.preemptions, child.preemptions)):
@@ -348,10 +348,11 @@ class Supervisor:
         except EtcdError:
             return False
 
-    def _count_failure(self, child: Child, blamed: Change | None) -> None:
-        """A failure that is counted against a batch is counted against the process only when the batch is discarded."""
+    def _count_failure(self, child: Child, blamed: Change | None, proving: bool) -> None:
+        """A failure that is counted against a batch is counted against the process only when the batch is discarded;
+        and one at the batch that all prove themselves with not at all, for that is given up after a few."""
         child.failures += 1
-        if blamed is None or blamed.outcome == "failed":
+        if not proving and (blamed is None or blamed.outcome == "failed"):
             child.stuck = child.stuck + 1 if self._progress <= child.failed_at else 1
             child.failed_at = self._progress
 

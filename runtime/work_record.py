@@ -33,6 +33,8 @@ class Phase(IntEnum):
     COMPUTING = 3
     LEFT = 4
     """The process gave back what it held, because it was asked to go."""
+    PROVING = 5
+    """It computes the batch that all trainers prove themselves with, and has claimed nothing."""
 
 
 class Place(NamedTuple):
@@ -55,7 +57,7 @@ class Note(NamedTuple):
     @property
     def places(self) -> frozenset[Place]:
         """The batches of which user code was running: none, one or two."""
-        at = {self.place} if self.phase in (Phase.READING, Phase.COMPUTING) else set()
+        at = {self.place} if self.phase in (Phase.READING, Phase.COMPUTING, Phase.PROVING) else set()
         return frozenset(at | ({self.ahead} if self.ahead is not None else set()))
 
 
@@ -95,9 +97,13 @@ class WorkRecord:
         struct.pack_into("<4q", self._file, _PLACE, *place, claim)
         self.mark(phase)
 
+    @property
+    def phase(self) -> Phase:
+        return Phase(self._file[_PHASE])
+
     def mark(self, phase: Phase) -> Phase:
         """Notes another phase, and returns the one before."""
-        before, self._file[_PHASE] = Phase(self._file[_PHASE]), phase
+        before, self._file[_PHASE] = self.phase, phase
         return before
 
     def ahead(self, place: Place | None) -> None:

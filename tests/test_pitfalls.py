@@ -109,6 +109,7 @@ def test_nothing_is_validated_by_assert() -> None:
 
 
 ENDS = {"graphft/__main__.py": "a command", "graphft/opdocs.py": "a command", "runtime/etcd/server.py": "a command",
+        "runtime/data/forks.py": "a fork of user code that leaves it",
         "runtime/launch.py": "a script that is one role", "runtime/process.py": "its parent is dead",
         "runtime/roles/base.py": "its lease is lost, or it hangs",
         "runtime/roles/loading.py": "its job is over while it loads",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import io
+import os
 from collections.abc import Mapping
 from typing import IO, Any
 
@@ -11,6 +13,10 @@ from graphft.errors import GraphftError
 
 CHANGED = "data-changed"
 """Of errors that neither reading again nor leaving a chunk out can mend."""
+
+
+_HELP = ("put the file back as it was (with its modification time: cp -p, rsync -t), or describe the data and the job "
+         "again")
 
 
 class DescribedFiles:
@@ -34,10 +40,21 @@ class DescribedFiles:
         what = _difference(described, found, file)
         if what:
             raise GraphftError(f"{url} was changed: it {what} when the job was described", rule=CHANGED,
-                               help="put the file back as it was (with its modification time: cp -p, rsync -t), or "
-                                    "describe the data and the job again")
+                               help=_HELP)
         file.seek(0)
         self._found[url] = found
+
+
+def check_unchanged(url: str, file: IO[bytes], before: Stamp) -> None:
+    """Raises GraphftError[data-changed] if a local file was changed since it was opened: what was read of it then may
+    be neither the old contents nor the new. (An object of a store is replaced as a whole.)"""
+    try:
+        now = os.fstat(file.fileno())
+    except (AttributeError, io.UnsupportedOperation):
+        return
+    found = Stamp(now.st_size, f"mtime {now.st_mtime_ns}")
+    if (found.size, found.mark) != (before.size, before.mark):
+        raise GraphftError(f"{url} was changed while it was read", rule=CHANGED, help=_HELP)
 
 
 def _difference(described: Stamp, found: Stamp, file: IO[bytes]) -> str:

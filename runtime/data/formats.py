@@ -15,7 +15,7 @@ import numpy as np
 from graphft.data import ChunkInfo, DataSpec
 from graphft.data_files import csv_header, npy_header, open_url, urls_of
 from graphft.errors import GraphftError
-from graphft.runtime.data.changes import CHANGED, DescribedFiles
+from graphft.runtime.data.changes import CHANGED, DescribedFiles, check_unchanged
 
 
 class ChunkFiles:
@@ -36,6 +36,7 @@ class ChunkFiles:
         with open_url(url, self._options) as (f, stamp):
             self._described.check(url, f, stamp)
             yield f
+            check_unchanged(url, f, stamp)
 
     def url(self, info: ChunkInfo) -> str:
         urls = self._source["urls"]

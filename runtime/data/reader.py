@@ -21,6 +21,7 @@ from graphft.data_seeding import seeded
 from graphft.errors import GraphftError, describe
 from graphft.plan import mix, record_order
 from graphft.runtime.data.changes import CHANGED
+from graphft.runtime.data.forks import forks_end_here
 from graphft.runtime.data.formats import ChunkFiles
 from graphft.runtime.data.lru import LRU
 from graphft.runtime.data.randomness import DrawWatch, NeedsCallingThread
@@ -199,7 +200,9 @@ class DatasetReader(Reader):
     def __init__(self, spec: DataSpec, seed: int, cached_chunks: int) -> None:
         super().__init__(spec, seed, cached_chunks)
         reference = Reference.from_json(spec.source)
-        self._dataset, self.calling_thread = reference.make(), bool(spec.source["random"])
+        with forks_end_here():
+            self._dataset = reference.make()
+        self.calling_thread = bool(spec.source["random"])
         self._trusted = bool(spec.source.get("trusted", False))
         code = dataset_fingerprint(reference.file, reference.module, reference.args, spec.records)["code"]
         if code != spec.fingerprint().get("code", code):
@@ -230,7 +233,8 @@ class DatasetReader(Reader):
 
     def _items(self, indices: list[int]) -> Sequence[Any]:
         many = getattr(self._dataset, "__getitems__", None)
-        items = many(indices) if many else [self._dataset[i] for i in indices]
+        with forks_end_here():
+            items = many(indices) if many else [self._dataset[i] for i in indices]
         self._check_settings(indices)
         return items
 

@@ -104,6 +104,11 @@ class EmbeddedEtcd:
         return self._child is not None and self._child.running
 
     @property
+    def has_data(self) -> bool:
+        """Whether what it has written is still there."""
+        return (self.data_dir / "data" / "member").exists()
+
+    @property
     def pid(self) -> int:
         """Process id of the running server."""
         return self._running().pid

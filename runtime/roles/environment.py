@@ -125,6 +125,7 @@ def _check_same(saved: JobRecord, job: Job, job_dir: Path) -> None:
 def run_role(job: Job, job_dir: Path, spec: RoleSpec) -> int:
     """Runs one role to its end; logs to stderr. Returns the exit status (see runtime/process.py)."""
     _log_as(spec)
+    explain_on_signal()
     prepare_structs()
     try:
         with contextlib.ExitStack() as stack:
@@ -175,7 +176,6 @@ def _run(job: Job, job_dir: Path, spec: RoleSpec) -> None:
     etcd = connect_when_back(endpoints, job_dir) if endpoints else connect_from(job_dir)
     make_way(etcd, keys, job)
     put_job(etcd, keys, job, job_dir)
-    _explain_on_signal()
     role = _make_role(job, job_dir, spec, etcd)
     if role is not None:
         _tell_story_on_signal(role)
@@ -226,7 +226,7 @@ def _pserver_class(sync: bool) -> type[Pserver]:
     return BatchPserver
 
 
-def _explain_on_signal() -> None:
+def explain_on_signal() -> None:
     """SIGUSR1: where each thread of this process is, into its log; from the start on, and while the first is stuck."""
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)

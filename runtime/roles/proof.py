@@ -118,8 +118,9 @@ def prove(role: Role, key: str, trial: Trial) -> None:
 
 
 _OTHER_DATA = ("what a trainer reads must be the same in every process: an item may depend on its index and on "
-               "torch's, NumPy's and Python's global generators, not on a generator of its own without a seed, on what "
-               "was read before, or on the order of a set (PYTHONHASHSEED); and files must be the same on every host")
+               "torch's, NumPy's and Python's global generators, not on a generator of the Dataset's own (which has "
+               "moved on with what was read before) or on the order of a set (PYTHONHASHSEED); and files must be the "
+               "same on every host, and since the run began: for other data, begin a new run (in another folder)")
 _OTHER_BITS = ("run all roles with the same torch build and settings, on CPUs that give the same bits; or transpile "
                'with exact=False (for a run that has begun: "exact": false in the job.json of its folder)')
 
@@ -174,7 +175,10 @@ def _digest_of_op(block: Block, index: int, values: Mapping[str, Any]) -> bytes:
     if name.startswith(UNWRITTEN):
         return bytes(OP_BYTES)
     written = [values[n] for n in writes_of(op) if isinstance(values.get(n), Tensor)]
-    return bytes.fromhex(digest(written, OP_BYTES))
+    try:
+        return bytes.fromhex(digest(written, OP_BYTES))
+    except (RuntimeError, TypeError):  # a layout without bytes (sparse): another op is named then
+        return bytes(OP_BYTES)
 
 
 def digest(tensors: Iterable[Tensor], size: int = 16) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, describe
 from graphft.ir import Kind
 from graphft.ops.context import ChunkWork, Context, Interrupt, Slices
 from graphft.plan import batch_seed
@@ -28,6 +28,7 @@ from graphft.runtime.roles.proof import digest, is_recorded, prove, undisturbed
 from graphft.runtime.roles.scope import trainer_scope
 from graphft.runtime.transport.buffers import BucketLayout, byte_view, pack, unpack
 from graphft.runtime.units import batches_of
+from graphft.runtime.work_record import Phase, Place
 
 if TYPE_CHECKING:
     from graphft.runtime.roles.trainer import Trainer
@@ -44,13 +45,19 @@ def prove_step(trainer: Trainer) -> None:
     key = trainer.keys.proof("trainer")
     if trainer.view.over or trainer.leaving or not (is_recorded(trainer, key) or _may_try(trainer)):
         return
+    trial = StepTrial(trainer)
     with trainer.progress.within(trainer.progress.usual, "proving itself"):
+        trainer.work_record.begin(Phase.PROVING, Place(*trial.key[:3]))
         try:
-            prove(trainer, key, StepTrial(trainer))
+            prove(trainer, key, trial)
         except _Unusable as error:
-            log.warning("this trainer could not compute the batch that all prove themselves with, and goes on without "
-                        "proof: %s", error.__cause__)
+            cause = error.__cause__ or error
+            if isinstance(cause, Interrupt):
+                return
+            _tell(trainer, f"trainer {trainer.index} could not compute the batch that all prove themselves with, and "
+                           f"goes on without proof: {describe(cause)}")
         finally:  # also when it was interrupted
+            trainer.work_record.mark(Phase.IDLE)
             _tried(trainer)
 
 
@@ -65,13 +72,18 @@ def _may_try(trainer: Trainer) -> bool:
     living = {kv.key.removeprefix(trying) for kv in trainer.etcd.range(trying, keys_only=True).kvs}
     failed = max((number + 1 for process, number in before.items() if process not in living), default=0)
     if failed >= DEATHS:
-        trainer.events.emit("unproved", f"trainer {trainer.index} goes on without proof: {failed} times in a row, "
-                                        "trainers ended while they computed the batch that all prove themselves with")
+        _tell(trainer, f"trainer {trainer.index} goes on without proof: {failed} times in a row, trainers ended while "
+                       "they computed the batch that all prove themselves with")
         return False
     if trainer.lease:
         trainer.etcd.txn([], [put_op(tried + trainer.id, str(failed).encode()),
                               put_op(trying + trainer.id, b"", trainer.lease)])
     return True
+
+
+def _tell(trainer: Trainer, text: str) -> None:
+    log.warning("%s", text)
+    trainer.events.emit("unproved", text)
 
 
 def _tried(trainer: Trainer) -> None:
@@ -85,7 +97,7 @@ class StepTrial:
     def __init__(self, trainer: Trainer) -> None:
         self.trainer, self.program, config = trainer, trainer.program, trainer.config
         chunk = next(c for c, n in enumerate(config.data.batches(config.batch_size, config.drop_last)) if n)
-        self._key = BatchKey(0, chunk, 0, config.batch_size)
+        self.key = BatchKey(0, chunk, 0, config.batch_size)
         self.what = f"batch 0 of chunk {chunk}"
         self._batch: dict[str, Tensor] = {}
         self._size = 0
@@ -94,21 +106,24 @@ class StepTrial:
     def run(self, observe: Observe | None = None) -> tuple[dict[str, str], str]:
         try:
             with undisturbed():
-                return self._run(observe)
+                initial, results = self._run(observe)
         except (Interrupt, Exception) as error:
             raise _Unusable from error
-
-    def _run(self, observe: Observe | None) -> tuple[dict[str, str], str]:
-        self._batch = self._batch or self.trainer.prefetcher.get(self._key)
         inputs = {f"values of column {name}": digest([value]) for name, value in self._batch.items()}
+        return inputs | {"initial values": digest(initial)}, digest(results)
+
+    def _run(self, observe: Observe | None) -> tuple[list[Tensor], list[Tensor]]:
+        """(what the step begins with, what it gives)."""
+        self._batch = self._batch or self.trainer.prefetcher.get(self.key)
         fetch = () if self.trainer.config.local else (self.loss,)
+        initial: list[Tensor] = []
         results: list[Tensor] = []
         for size in self._sizes():
             self._size = size
             ports = _Ports(self, observe)
             results += [*ports.run("step", fetch), *ports.losses, *_in_order(ports.pushed)]
-            inputs["initial values"] = digest(_in_order(ports.pulled))
-        return inputs, digest(results)
+            initial = _in_order(ports.pulled)
+        return initial, results
 
     def _sizes(self) -> list[int]:
         """The batch as it is, and as short as the shortest of the data: libraries choose other kernels for that."""
@@ -122,7 +137,7 @@ class StepTrial:
 
     def work(self) -> ChunkWork:
         """The batch; of units, one of one batch."""
-        return ChunkWork(0, self._key.chunk, 0, self._size, batch_seed(self.trainer.config.seed, 0, 0))
+        return ChunkWork(0, self.key.chunk, 0, self._size, batch_seed(self.trainer.config.seed, 0, 0))
 
     def columns(self, names: Sequence[str]) -> list[Tensor]:
         return [self._batch[name][:self._size].clone() for name in names]

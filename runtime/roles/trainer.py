@@ -126,7 +126,8 @@ class Trainer(Role):
             self.work_record.mark(Phase.LEFT)
 
     def before_end(self) -> None:
-        self.work_record.mark(Phase.IDLE)
+        if self.work_record.phase != Phase.PROVING:
+            self.work_record.mark(Phase.IDLE)
         self.work_record.ahead(None)
 
     @contextmanager

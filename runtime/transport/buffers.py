@@ -61,7 +61,10 @@ class BucketLayout:
 
 def byte_view(tensor: Tensor) -> memoryview:
     """The bytes of a contiguous CPU tensor of any dtype, without a copy; keeps the tensor's memory alive."""
-    return tensor.detach().view(-1).view(torch.uint8).numpy().data
+    flat = tensor.detach().view(-1)
+    if flat.numel() == 1:
+        flat = flat.as_strided((1,), (1,))  # it may have any stride: one from `expand` has 0
+    return flat.view(torch.uint8).numpy().data
 
 
 def holds_values(frame: memoryview, dtype: torch.dtype) -> bool:

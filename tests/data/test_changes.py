@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from graphft.data import DataSpec, arrays, dataset
 from graphft.data_files import files
 from graphft.errors import GraphftError
 from graphft.runtime.data import CHANGED, open_reader
+from graphft.runtime.data.changes import DescribedFiles
 
 Y = list(range(10, 30))
 """Values of two digits each, so that other ones give files of the same size."""
@@ -154,3 +156,39 @@ def test_a_dataset_whose_source_was_edited_is_refused(tmp_path: Path) -> None:
     with pytest.raises(GraphftError, match=r"the source of the dataset, .*rows\.py, was changed") as refused:
         open_reader(spec, ".", 3)
     assert refused.value.rule == CHANGED
+
+
+def rewrite(path: Path) -> None:
+    with path.open("r+b") as f:
+        f.seek(128)
+        f.write(bytes(64))
+
+
+def test_a_file_that_is_changed_between_the_check_and_the_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pitfall 74: the changed rows were trained on, and stayed in the cache; the next chunk was refused."""
+    np.save(tmp_path / "x.npy", np.ones((64, 2)))
+    reader = open_reader(files({"x": f"{tmp_path}/x.npy"}, "npy", chunk_size=16), ".", 0)
+    check = DescribedFiles.check
+    monkeypatch.setattr(DescribedFiles, "check", lambda *a: (check(*a), rewrite(tmp_path / "x.npy")))
+    with pytest.raises(GraphftError) as caught:
+        reader.batch(0, 0, 0, 16)
+    assert caught.value.rule == "data-changed"
+    assert "was changed while it was read" in caught.value.message
+
+
+def test_a_file_that_another_process_has_in_its_memory(tmp_path: Path) -> None:
+    """Pitfall 74: pages that were dirty when the file was described were changed again without a new time."""
+    path = tmp_path / "x.npy"
+    np.save(path, np.ones((64, 2)))
+    mapped = np.load(path, mmap_mode="r+")
+    mapped[:] = 2.0
+    spec = files({"x": str(path)}, "npy", chunk_size=16)
+    before = path.stat().st_mtime_ns
+    time.sleep(0.05)  # the clock of file systems has ticks
+    mapped[0] = 3.0
+    if path.stat().st_mtime_ns == before:
+        pytest.skip("this file system (tmpfs) does not note what is written into mapped memory")
+    with pytest.raises(GraphftError, match="was changed: it has the modification time"):
+        open_reader(spec, ".", 0)

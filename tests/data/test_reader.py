@@ -168,3 +168,45 @@ def test_script_is_loaded_as_a_module(tmp_path: Path) -> None:
     assert shown.returncode == 0, shown.stderr
     spec = DataSpec.from_json(json.loads(shown.stdout))
     assert sorted(one_pass(open_reader(spec, ".", 0), 2)["y"].tolist()) == list(range(7))
+
+
+FORKS = """
+import os, sys, torch
+from graphft.data import DataSpec, dataset
+from graphft.runtime.data import BatchKey, Prefetcher, open_reader
+
+class Forks:
+    def __init__(self, how="no"):
+        self.how = how
+        self.item(how if how == "construction" else "no")
+    def __len__(self): return 8
+    def __getitem__(self, i):
+        return self.item(self.how if i == 3 else "no")
+    def item(self, how):
+        if how != "no":
+            child = os.fork()
+            if not child and how == "exits": sys.exit(7)
+            if not child and how == "raises": raise ValueError("in the child")
+            if child: print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+        return torch.zeros(2), 1
+
+if __name__ == "__main__":
+    for how in ("exits", "raises", "returns", "construction"):
+        spec = dataset(Forks, {"how": "no"}, chunk_size=8, columns=("x", "y"))
+        spec.source["args"]["how"] = how
+        reader = open_reader(spec, ".", 0)
+        prefetcher, key = Prefetcher(reader), BatchKey(0, 0, 0, 8)
+        reader.batch(*key)
+        prefetcher.schedule(key)
+        print(len(prefetcher.get(key)["y"]), flush=True)
+        prefetcher.close()
+"""
+
+
+def test_a_fork_of_user_code_never_becomes_a_trainer(tmp_path: Path) -> None:
+    """Pitfall 78: its SystemExit was taken for a failed read, and it waited for ever, as a thread of a trainer."""
+    (tmp_path / "script.py").write_text(FORKS)
+    shown = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=50,
+                           env={"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"})
+    assert shown.returncode == 0, shown.stderr
+    assert shown.stdout.split() == ["7", "7", "8", "1", "1", "8", "0", "0", "8", "0", "0", "0", "8"]

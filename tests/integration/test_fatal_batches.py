@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from graphft import ir
+from graphft.plan import record_order
 from tests.integration import training
 from tests.integration.plays import Pace, play
 
@@ -37,4 +38,16 @@ def test_a_record_that_kills_its_reader(
     assert all(f"died ({status})" in e.text and "of chunk 2 in pass 0" in e.text for e in failed)
     assert f"{status}" in poison.text
     assert len([e for e in events if e.kind == "died"]) >= deaths
+    assert played.statuses[-1].queue == {"todo": 0, "pending": 0, "done": 11, "failed": 1}
+
+
+def test_a_record_of_the_batch_that_all_prove_themselves_with(program: ir.Program, folder: Path) -> None:
+    """Pitfall 76: each death counted against its trainer, so the job failed before the batch could be left out."""
+    first = int(record_order(11, 0, 0, training.CHUNK)[0])
+    job = training.job(program, blobs={"fatal": first, "how": int(signal.SIGSEGV)}, passes=1, max_failures=1)
+    played = play(job, folder, trainers=2, max_restarts=1)
+    events = played.statuses[-1].events
+    assert [e for e in events if e.kind == "died" and "while proving itself with batch 0 of chunk 0" in e.text]
+    assert "times in a row, trainers ended" in next(e.text for e in events if e.kind == "unproved")
+    assert "chunk 0 of pass 0 is DISCARDED" in next(e.text for e in events if e.kind == "poison")
     assert played.statuses[-1].queue == {"todo": 0, "pending": 0, "done": 11, "failed": 1}

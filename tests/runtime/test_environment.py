@@ -27,7 +27,7 @@ from graphft.runtime.keys import Keys
 from graphft.runtime.launch import LaunchOptions, Result, choose_directory, run_job
 from graphft.runtime.process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_USAGE
 from graphft.runtime.roles.environment import RoleSpec, role_of_environment, run_as_role, run_role
-from graphft.transpiler import Job
+from graphft.transpiler import Job, read_record
 
 
 @pytest.fixture(autouse=True)
@@ -286,6 +286,21 @@ def test_a_default_folder_is_new_or_an_unfinished_run_of_the_same_job(job: Job) 
     assert choose_directory(job) == Path("jobs", f"{name}-5")
     folder(f"jobs/{name}-5", job)
     assert choose_directory(job) == Path("jobs", f"{name}-5"), "an unfinished run is gone on with"
+
+
+def test_scripts_that_start_at_once_take_folders_of_their_own(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sweep: the folder that is chosen may be another's a moment later."""
+    name, save = job.config.name, Job.save
+
+    def be_late(this: Job, path: Any) -> None:
+        monkeypatch.setattr(Job, "save", save)
+        folder(str(path), Job.make(job.source, job.config.replace(seed=1)))
+        save(this, path)
+
+    monkeypatch.setattr(Job, "save", be_late)
+    with pytest.raises(SystemExit):
+        run_job(job, save_only=True)
+    assert read_record(Path(f"jobs/{name}-2")).run_id == job.run_id
 
 
 def test_an_option_that_is_none_is_not_given(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 
 from graphft.runtime import etcd_keeper as module
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError
 from graphft.runtime.etcd_keeper import EtcdKeeper
 
 
@@ -32,3 +33,14 @@ def test_an_etcd_that_died_or_was_stopped(tmp_path: Path, monkeypatch: pytest.Mo
         assert server.pid != second
         with Etcd(server.endpoints) as client:
             assert client.get("/a") is not None
+
+
+def test_an_etcd_whose_data_are_gone_is_not_started_empty(tmp_path: Path) -> None:
+    """Pitfall 77: "starting it again with its data", and then nobody knew the job."""
+    with EmbeddedEtcd(tmp_path / "etcd") as server:
+        keeper = EtcdKeeper(server)
+        server.kill()
+        shutil.rmtree(tmp_path / "etcd")
+        with pytest.raises(EtcdError, match=f"its data in {tmp_path}/etcd are gone: this run cannot go on"):
+            keeper.step()
+        assert not server.running

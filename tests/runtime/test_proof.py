@@ -170,6 +170,8 @@ def test_a_batch_that_cannot_be_read_holds_no_trainer_up(
     prove_step(trainer)
     assert "goes on without proof" in caplog.text
     assert "storage is away" in caplog.text
+    (told,) = [event.text for _, event in read_events(scene.etcd, scene.keys)]
+    assert "goes on without proof" in told, "for people who do not read logs"
     assert not scene.etcd.range(scene.keys.proof("")).kvs
 
 
@@ -222,6 +224,18 @@ def test_the_shortest_batch_is_tried_as_well(
         seen: list[Any] = []
         StepTrial(scene.trainer(0)).run(lambda block, index, values: seen.append(values.get("x")))
         assert list(dict.fromkeys(len(x) for x in seen if x is not None)) == sizes
+
+
+def test_a_loss_of_one_record_proves_as_well(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path) -> None:
+    """Pitfall 75: the gradient of a mean over one is an `expand`, of which no digest could be made: no proof."""
+    program = graphft.build(torch.nn.Linear(4, 1), lambda model, x, y: ((model(x).squeeze(1) - y) ** 2).mean(),
+                            inputs={"x": (None, 4), "y": (None,)})
+    graphft.minimize(program, graphft.SGD(lr=0.1))
+    job = graphft.transpile(program, batch_size=4, trainers=1, pservers=1, ft=True,
+                            chunks=graphft.arrays(chunk_size=9, x=torch.ones(9, 4), y=torch.zeros(9)))
+    with stage(etcd_server, keys, job, tmp_path) as scene:
+        prove_step(scene.trainer(0))
+        assert recorded(scene).ops
 
 
 def test_zeros_prove_nothing_so_the_values_are_moved(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path) -> None:

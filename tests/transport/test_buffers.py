@@ -59,6 +59,16 @@ def test_random_slices_come_back(spec: list[tuple[int, int, bool, int, int]]) ->
         assert torch.equal(r.reshape(-1), expected)
 
 
+@pytest.mark.parametrize("tensor", [
+    torch.tensor(2.0), torch.tensor(2.0).expand(1, 1), torch.arange(6.0)[5:], torch.empty(0), torch.ones(1, 3)[:, 1],
+    torch.tensor([True]), torch.ones(2, dtype=torch.complex64), torch.ones(3, dtype=torch.bfloat16)])
+def test_any_contiguous_tensor_has_bytes(tensor: torch.Tensor) -> None:
+    """Pitfall 75: one element, as `expand` gives it, is contiguous, and has stride 0."""
+    assert tensor.is_contiguous()
+    made_anew = torch.tensor(tensor.reshape(-1).tolist(), dtype=tensor.dtype)
+    assert bytes(byte_view(tensor)) == bytes(made_anew.view(torch.uint8).tolist())
+
+
 def test_parameters_that_need_gradients_are_filled_in_place() -> None:
     parameter = torch.nn.Parameter(torch.zeros(4))
     unpack(byte_view(torch.ones(4)), [parameter], [(0, 4)])
