@@ -45,7 +45,7 @@ def test_a_record_of_the_batch_that_all_prove_themselves_with(program: ir.Progra
     """Pitfall 76: each death counted against its trainer, so the job failed before the batch could be left out."""
     first = int(record_order(11, 0, 0, training.CHUNK)[0])
     job = training.job(program, blobs={"fatal": first, "how": int(signal.SIGSEGV)}, passes=1, max_failures=1)
-    played = play(job, folder, trainers=2, max_restarts=1)
+    played = play(job, folder, trainers=2)
     events = played.statuses[-1].events
     assert [e for e in events if e.kind == "died" and "while proving itself with batch 0 of chunk 0" in e.text]
     assert "times in a row, trainers ended" in next(e.text for e in events if e.kind == "unproved")
