@@ -6,6 +6,8 @@ import logging
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
+
 from graphft.errors import GraphftError
 from graphft.runtime.chunk_records import tell_poison
 from graphft.runtime.etcd import EtcdError, Store
@@ -23,12 +25,18 @@ log = logging.getLogger("graphft")
 
 
 class Finding(NamedTuple):
-    """`where`: what it was at, in words. `blamed`: what was recorded of the batch, if that was to blame. `proving`: it
-    was at the batch that all prove themselves with, which they give up by themselves if that goes on."""
+    """`where`: what it was at, in words. `blamed`: what was recorded of the batch, if that was to blame. `counts`:
+    whether it is a failure of the process; None: as the status tells."""
 
     where: str
     blamed: Change | None = None
-    proving: bool = False
+    counts: bool | None = None
+
+
+class _Proof(msgspec.Struct):
+    """As much as is needed of `graphft.runtime.roles.proof.Proof`: this process need not have torch."""
+
+    run: str
 
 
 class Inquest:
@@ -53,10 +61,21 @@ class Inquest:
             return Finding(" while it loaded its data" if note is not None and note.phase == Phase.LOADING else "")
         where = self._where(note, verdict, peak)
         if note.phase == Phase.PROVING:
-            return Finding(where, proving=True)
+            return Finding(where, counts=(verdict.fatal or None) if self._is_proven() else False)
         if not verdict.fatal or not note.claim or note.phase == Phase.IDLE:
             return Finding(where)
         return Finding(where, self._charge(f"{name} died ({describe_death(status)}){where}", note, status, peak))
+
+    def _is_proven(self) -> bool:
+        """Whether a trainer has computed the batch that all prove themselves with. Until then they give it up by
+        themselves if it ends one after the other; after that, who ends in it has only itself to blame."""
+        try:
+            run, proof = self.etcd.get(self.keys.run), self.etcd.get(self.keys.proof("trainer"))
+            if run is None or proof is None:
+                return False
+            return msgspec.json.decode(proof.value, type=_Proof).run == run.value.decode()
+        except (EtcdError, msgspec.DecodeError):
+            return False
 
     def _where(self, note: Note, verdict: Verdict, peak: int) -> str:
         verb = {Phase.READING: "reading", Phase.COMPUTING: "computing",

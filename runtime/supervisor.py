@@ -301,19 +301,19 @@ class Supervisor:
             child.done = True
             return
         index = child.index if child.role == "trainer" else None
-        where, blamed, proving = self._inquest.died(child.name, index, child.identity, status, child.peak)
+        where, blamed, counts = self._inquest.died(child.name, index, child.identity, status, child.peak)
         self._revoker.revoke(child.identity)
         what = describe_death(status) + where
-        preempted = was_preempted(status) and blamed is None
+        preempted = was_preempted(status) and blamed is None and not counts
         if preempted:
             child.preemptions += 1
         else:
-            self._count_failure(child, blamed, proving and status != EXIT_USAGE)
+            self._count_failure(child, blamed, counts is not False or status == EXIT_USAGE)
         quick = QUICK_PREEMPTION_SECONDS if preempted else QUICK_FAILURE_SECONDS
         child.in_a_row = child.in_a_row + 1 if time.monotonic() - child.started_at < quick else 1
-        for counts, count in ((self.report.failures, child.failures), (self.report.preemptions, child.preemptions)):
+        for told, count in ((self.report.failures, child.failures), (self.report.preemptions, child.preemptions)):
             if count:
-                counts[child.name] = count
+                told[child.name] = count
         if not self.restart:
             self._give_up(child, f"{child.name} died ({what}), and the job has no fault tolerance (ft=False)")
         elif status == EXIT_USAGE and blamed is None and self._others_work(child):
@@ -348,11 +348,11 @@ class Supervisor:
         except EtcdError:
             return False
 
-    def _count_failure(self, child: Child, blamed: Change | None, proving: bool) -> None:
-        """A failure that is counted against a batch is counted against the process only when the batch is discarded;
-        and one at the batch that all prove themselves with not at all, for that is given up after a few."""
+    def _count_failure(self, child: Child, blamed: Change | None, counts: bool) -> None:
+        """A failure that is counted against a batch is counted against the process only when the batch is discarded.
+        """
         child.failures += 1
-        if not proving and (blamed is None or blamed.outcome == "failed"):
+        if counts and (blamed is None or blamed.outcome == "failed"):
             child.stuck = child.stuck + 1 if self._progress <= child.failed_at else 1
             child.failed_at = self._progress
 

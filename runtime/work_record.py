@@ -69,14 +69,15 @@ def record_path(job_dir: Path, index: int) -> Path:
 def read_note(path: Path, process: Identity | None = None) -> Note | None:
     """What is noted there, by `process` if one is given; None if nothing is (any more)."""
     try:
-        magic, pid, started, phase, *numbers = _FORMAT.unpack(path.read_bytes())
-    except (OSError, struct.error):
+        magic, pid, started, number, *numbers = _FORMAT.unpack(path.read_bytes())
+        phase = Phase(number)
+    except (OSError, struct.error, ValueError):
         return None
     known = process is None or (process != UNKNOWN and (process.pid, process.started) == (pid, started))
     if magic != _MAGIC or not known:
         return None
     place, claim, ahead = Place(*numbers[:3]), numbers[3], Place(*numbers[5:8])
-    return Note(Phase(phase), place, claim, ahead if numbers[4] else None)
+    return Note(phase, place, claim, ahead if numbers[4] else None)
 
 
 class WorkRecord:

@@ -42,6 +42,13 @@ record = Registration(name, "", os.getpid(), socket.gethostname(), process=ident
 etcd.put(key, msgspec.json.encode(record), session.lease)
 time.sleep(100)
 """
+PROVE = """
+import os, sys
+from pathlib import Path
+from graphft.runtime.work_record import Phase, Place, WorkRecord, record_path
+WorkRecord(record_path(Path(sys.argv[1]), 0)).begin(Phase.PROVING, Place(0, 0, 0))
+os.kill(os.getpid(), 9)
+"""
 
 
 class Stubs:
@@ -206,6 +213,22 @@ def test_a_trainer_that_cannot_start_is_tried_again_while_another_one_works(
     supervisor.signal("trainer", 0, signal.SIGKILL)
     steps(supervisor, lambda: supervisor.report.failed)
     assert "cannot start (wrong usage)" in supervisor.report.failed
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_deaths_in_a_proof_are_counted_once_others_have_made_it(
+        supervise: Any, stubs: Stubs, etcd: Etcd, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+        recorded: bool) -> None:
+    """Pitfall 76: a trainer that dies in it every time was started again without end."""
+    monkeypatch.setattr(module, "BACKOFF_SECONDS", 0.01)
+    etcd.put(keys.run, b"this-run")
+    if recorded:
+        etcd.put(keys.proof("trainer"), b'{"run": "this-run"}')
+    stubs.code, stubs.arguments = PROVE, [str(tmp_path)]
+    supervisor = supervise(max_restarts=2)
+    child = supervisor.add("trainer", 0)
+    steps(supervisor, lambda: child.failures + child.preemptions == 6 or child.done)
+    assert ("trainer 0 failed 3 times in a row" in supervisor.report.failed) == recorded
 
 
 def test_without_fault_tolerance_a_death_is_the_end(supervise: Any, stubs: Stubs) -> None:

@@ -1,0 +1,65 @@
+"""What the launcher makes of a dead trainer's last note. Of batches that were claimed: test_fatal_batches.py."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from graphft.runtime.etcd import Etcd
+from graphft.runtime.events import Events
+from graphft.runtime.identity import identify
+from graphft.runtime.inquest import Finding, Inquest
+from graphft.runtime.keys import Keys
+from graphft.runtime.roles.proof import Proof
+from graphft.runtime.work_record import Phase, Place, WorkRecord, record_path
+
+WHERE = " while proving itself with batch 0 of chunk 2 in pass 0"
+
+
+@pytest.fixture
+def inquest(etcd: Etcd, keys: Keys, tmp_path: Path) -> Inquest:
+    etcd.put(keys.run, b"this-run")
+    return Inquest(tmp_path, keys, etcd, Events(etcd, keys, "launcher"))
+
+
+def record_proof(etcd: Etcd, keys: Keys, run: str = "this-run") -> None:
+    proof = Proof(run, "trainer 1-abcd", "batch 0 of chunk 2", {}, "", 1, b"", {})
+    etcd.put(keys.proof("trainer"), msgspec.json.encode(proof))
+
+
+def dies(inquest: Inquest, how: signal.Signals) -> Finding:
+    """Trainer 0, in its proof."""
+    record = WorkRecord(record_path(inquest.job_dir, 0))
+    record.begin(Phase.PROVING, Place(0, 2, 0))
+    return inquest.died("trainer 0", 0, identify(), -how, 0)
+
+
+@pytest.mark.parametrize("other", [False, True], ids=["none", "of another run"])
+def test_a_death_in_a_proof_that_nobody_has_made_is_not_counted(
+        inquest: Inquest, etcd: Etcd, keys: Keys, other: bool) -> None:
+    if other:
+        record_proof(etcd, keys, "another-run")
+    assert dies(inquest, signal.SIGSEGV) == (WHERE, None, False)
+    assert dies(inquest, signal.SIGKILL) == (WHERE + ", the 2. time in a row", None, False)
+
+
+def test_a_death_in_a_proof_that_others_have_made_counts(inquest: Inquest, etcd: Etcd, keys: Keys) -> None:
+    """Pitfall 76: nobody gives up what is recorded, so the restarts had no end."""
+    record_proof(etcd, keys)
+    assert dies(inquest, signal.SIGSEGV) == (WHERE, None, True)
+
+
+def test_being_killed_again_and_again_in_it_counts_too(inquest: Inquest, etcd: Etcd, keys: Keys) -> None:
+    """As the kernel does when memory is short; once or twice it may have been preempted."""
+    record_proof(etcd, keys)
+    assert [dies(inquest, signal.SIGKILL).counts for _ in range(4)] == [None, None, True, True]
+
+
+def test_a_note_that_makes_no_sense_tells_nothing(inquest: Inquest) -> None:
+    dies(inquest, signal.SIGSEGV)
+    path = record_path(inquest.job_dir, 0)
+    path.write_bytes(bytes(b | 0x70 if i == 24 else b for i, b in enumerate(path.read_bytes())))
+    assert inquest.died("trainer 0", 0, identify(), -signal.SIGSEGV, 0) == ("", None, None)
