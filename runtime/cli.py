@@ -216,6 +216,9 @@ def _locate(options: argparse.Namespace) -> tuple[str, str, Path | None]:
         endpoints = endpoints or read_endpoints(folders[0]) or ",".join(config.etcd_endpoints or ())
     elif "/" in name or (name and not endpoints and Path(name).is_dir()):
         _load_job(name)  # says what is wrong with the folder
+    if not endpoints and folders:
+        raise GraphftError(f"the job in {folders[0]} is not running on this machine, or has just begun to",
+                           rule="etcd-endpoints", help="wait a moment; or give --etcd HOST:PORT")
     if not endpoints:
         raise GraphftError("no etcd endpoints", rule="etcd-endpoints",
                            help="give --etcd HOST:PORT, or --job with the folder of a job launched on this machine")

@@ -9,13 +9,14 @@ from __future__ import annotations
 import logging
 import os
 import platform
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, describe
 
 if TYPE_CHECKING:
     from graphft.transpiler import JobConfig
@@ -32,15 +33,18 @@ _MULTIPLY = {
     f"torch.backends.{module}.{op}.fp32_precision": (backend, op)
     for module, backend, ops in (("mkldnn", "mkldnn", ("matmul", "conv", "rnn")), ("cuda", "cuda", ("matmul",)),
                                  ("cudnn", "cuda", ("conv", "rnn"))) for op in ops}
-_DENORMAL, _ONE = 1e-310, 1.0
+_SWITCHES = {"mkldnn.deterministic": torch._C._get_mkldnn_deterministic, "nnpack": torch._C._get_nnpack_enabled}
+_DENORMAL, _ONE, _SMALL = 1e-310, 1.0, 2.0 ** -60
 """Variables, so that it is the CPU that multiplies, not Python's compiler."""
 
 
 def enforce(config: JobConfig) -> None:
     """Sets this process's threads and oneDNN's vector units as the job says, and compares what cannot be set any more.
 
-    Before anything is computed. Raises GraphftError[exactness] where this machine differs, or warns with `exact=False`.
+    Before anything is computed. Raises GraphftError: [device] where there is none such as the job computes on;
+    [exactness] where this machine would give other bits, or warns with `exact=False`.
     """
+    _find_device(config.device)
     torch.set_num_threads(config.threads)
     os.environ.pop("DNNL_" + ONEDNN_ISA.partition("_")[2], None)  # its older name
     os.environ[ONEDNN_ISA] = config.onednn_isa or "DEFAULT"
@@ -58,6 +62,15 @@ def enforce(config: JobConfig) -> None:
     log.warning("%s", text)
 
 
+def _find_device(device: str) -> None:
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        raise GraphftError(f"the job computes on {device}, which {socket.gethostname()} does not have, or this torch "
+                           f"({torch.__version__}) does not support: {describe(error).splitlines()[0]}", rule="device",
+                           help='choose another one: transpile(..., device="cpu")') from None
+
+
 def process_settings() -> dict[str, object]:
     """What decides over the bits of everything that this process computes, and can be changed at any time. Cheap."""
     return {
@@ -67,6 +80,16 @@ def process_settings() -> dict[str, object]:
         "torch.use_deterministic_algorithms": torch.are_deterministic_algorithms_enabled(),
         "torch.set_default_dtype": torch.get_default_dtype(),
         "torch.set_flush_denormal": _denormals_flushed(),
+        "the rounding mode (fesetround)": _rounding(),
+        **{f"torch.backends.{name}": getter() for name, getter in _SWITCHES.items()},
+    }
+
+
+def thread_settings() -> dict[str, object]:
+    """The same, of what each thread has its own of."""
+    return {
+        "torch.autocast": torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
+        "torch.inference_mode": torch.is_inference_mode_enabled(),
     }
 
 
@@ -78,6 +101,13 @@ def _precisions() -> dict[str, object]:
 
 def _denormals_flushed() -> bool:
     return _DENORMAL * _ONE == 0.0
+
+
+def _rounding() -> str:
+    """Of floating-point numbers, by what becomes of halves of the last place. A thread inherits it from its maker."""
+    found = (_ONE + _SMALL > _ONE, -_ONE - _SMALL < -_ONE, _ONE - _SMALL < _ONE)
+    return {(False, False, False): "to nearest", (True, False, False): "upward", (False, True, True): "downward",
+            (False, False, True): "toward zero"}.get(found, "unknown")
 
 
 def settings(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -92,6 +122,7 @@ def settings(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         "oneDNN": str(torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()),
         "order of sets": f"of PYTHONHASHSEED={environ.get('PYTHONHASHSEED', 'random')}",
         "denormals": "flushed" if _denormals_flushed() else "kept",
+        "rounding": _rounding(),
     }
     return found | {name: value for name, value in environ.items() if name.startswith(_OF_LIBRARIES)}
 

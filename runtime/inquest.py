@@ -16,7 +16,7 @@ from graphft.runtime.failed_batch import fail_batch
 from graphft.runtime.identity import Identity
 from graphft.runtime.keys import Keys
 from graphft.runtime.memory_use import oom_kills
-from graphft.runtime.process import describe_death, manner
+from graphft.runtime.process import EXIT_LEASE_LOST, describe_death, manner
 from graphft.runtime.protocol.deaths import Deaths, Died, Verdict
 from graphft.runtime.protocol.queue import Change
 from graphft.runtime.work_record import Note, Phase, read_note, record_path
@@ -56,7 +56,10 @@ class Inquest:
         """`index`: a trainer's; None for another role. `peak`: the most memory that it was seen to use, in bytes.
         """
         note = read_note(record_path(self.job_dir, index), process) if index is not None else None
-        verdict = self._deaths.step(Died(manner(status), note.places if note is not None else frozenset()))
+        at_work = note is not None and note.phase in (Phase.READING, Phase.COMPUTING)
+        # Who has lost its lease says so in its note; user code may end with that status, too.
+        how = "crashed" if status == EXIT_LEASE_LOST and at_work else manner(status)
+        verdict = self._deaths.step(Died(how, note.places if note is not None else frozenset()))
         if note is None or not note.places:
             return Finding(" while it loaded its data" if note is not None and note.phase == Phase.LOADING else "")
         where = self._where(note, verdict, peak)

@@ -23,6 +23,7 @@ from graphft.runtime.identity import UNKNOWN, Identity, identify
 from graphft.runtime.inquest import Inquest
 from graphft.runtime.keys import Keys
 from graphft.runtime.memory_use import peak_bytes
+from graphft.runtime.offspring import Offspring
 from graphft.runtime.process import EXIT_OK, EXIT_USAGE, describe_death, start_role, was_preempted
 from graphft.runtime.protocol.queue import Change
 from graphft.runtime.revoker import ETCD_SECONDS, Revoker
@@ -112,6 +113,7 @@ class Supervisor:
         self._progress = self._applied = 0
         self._revoker = Revoker(etcd, keys)
         self._inquest = Inquest(job_dir, keys, etcd, self.events)
+        self._offspring = Offspring()
         self._measured_at = 0.0
         self._folder_there = False
         self._alone_since: float | None = None
@@ -220,6 +222,7 @@ class Supervisor:
                 process.kill()
                 with contextlib.suppress(subprocess.TimeoutExpired):  # only the kernel can keep it
                     process.wait(KILLED_SECONDS)
+        self._offspring.look([])
         for child in children:
             if not self._revoker.try_once(child.identity):
                 break
@@ -284,7 +287,8 @@ class Supervisor:
         self._next_standby = time.monotonic() + STANDBY_AFTER_SECONDS
 
     def _measure(self) -> None:
-        """Notes how much memory the children use: of one that is dead, it cannot be asked."""
+        """Notes how much memory the children use, and what they have started: of one that is dead, neither can be
+        asked."""
         if time.monotonic() < self._measured_at + MEASURE_SECONDS:
             return
         self._measured_at = time.monotonic()
@@ -292,6 +296,7 @@ class Supervisor:
         for child in self.children.values():
             if child.identity.pid:
                 child.peak = max(child.peak, peak_bytes(child.identity.pid))
+        self._offspring.look(child.identity for child in self.children.values() if child.identity.pid)
 
     def _ended(self, child: Child, process: subprocess.Popen[bytes] | Forked, status: int) -> None:
         if not process.pid:  # the standby died before it made it
@@ -322,7 +327,8 @@ class Supervisor:
                              f"{CANNOT_START_SECONDS:.0f} s, while other trainers work", role=child.role,
                              index=child.index)
         elif status == EXIT_USAGE and blamed is None:
-            self._give_up(child, f"{child.name} cannot start ({what})")
+            verb = "start" if time.monotonic() - child.started_at < AT_WORK_SECONDS else "go on"
+            self._give_up(child, f"{child.name} cannot {verb} ({what}){self._error_of(child)}")
         elif child.stuck > self.max_restarts:
             self._give_up(child, f"{child.name} failed {child.stuck} times in a row, --max-restarts is "
                                  f"{self.max_restarts}")
@@ -361,6 +367,11 @@ class Supervisor:
         tail = self.tail_of_log(child)
         self.report.failed = self.report.failed or why + (f"\n{tail}" if tail else "")
         self.events.emit("failed", why)
+
+    def _error_of(self, child: Child) -> str:
+        """The last error in its log, on one line."""
+        found = [line for line in self.tail_of_log(child, 60).splitlines() if "error[" in line]
+        return ": " + found[-1][found[-1].index("error["):] if found else ""
 
     def tail_of_log(self, child: Child, lines: int = 15) -> str:
         path = self.job_dir / "logs" / f"{child.role}-{child.index}.log"

@@ -121,7 +121,7 @@ def _mapped(path: Path) -> mmap.mmap:
     path.unlink(missing_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
     try:
-        os.ftruncate(descriptor, _FORMAT.size)
+        os.write(descriptor, bytes(_FORMAT.size))  # or the first note would find the disk full, and be a SIGBUS
         return mmap.mmap(descriptor, _FORMAT.size)
     finally:
         os.close(descriptor)

@@ -1,10 +1,38 @@
-"""Processes that user code forks while it makes an item: each ends where that code ends."""
+"""Processes that user code forks while it makes an item: each ends where that code ends, and when it is told to."""
 
 from __future__ import annotations
 
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+_OURS = (signal.SIGTERM, signal.SIGUSR1)
+"""Signals that a role handles, on behalf of its job."""
+
+
+def forks_are_told_to_end() -> None:
+    """From now on forks of this process take signals as any process does: it is by SIGTERM that multiprocessing ends
+    its workers, and a handler of a trainer's, which they inherit, would keep them, and who waits for them."""
+    fork = _Fork()
+    os.register_at_fork(before=fork.begins, after_in_parent=fork.is_over, after_in_child=fork.is_here)
+
+
+class _Fork(threading.local):
+    """What a thread does that forks. A signal that comes before the fork has forgotten the handlers has to wait, or
+    one of them would take it."""
+
+    def begins(self) -> None:
+        self.blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
+
+    def is_over(self) -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
+
+    def is_here(self) -> None:
+        for number in _OURS:
+            signal.signal(number, signal.SIG_DFL)
+        self.is_over()
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,8 @@ from graphft.runtime.data.formats import ChunkFiles
 from graphft.runtime.data.lru import LRU
 from graphft.runtime.data.randomness import DrawWatch, NeedsCallingThread
 from graphft.runtime.data.storage import is_of_storage, neighbours_of
-from graphft.runtime.exactness import SETTINGS_CHANGED, process_settings
+from graphft.runtime.exactness import SETTINGS_CHANGED, process_settings, thread_settings
+from graphft.runtime.interrupts import raised_by_user_code
 
 log = logging.getLogger("graphft")
 
@@ -85,11 +86,12 @@ class Reader(ABC):
                     return self._read(info, order, (self.seed, pass_index, chunk, batch_index), ahead)
                 finally:
                     self.reading = None
-        except (NeedsCallingThread, KeyboardInterrupt):
+        except NeedsCallingThread:
             raise
         except BaseException as e:  # SystemExit, too: user code must not end a trainer as if it were done
-            if isinstance(e, GraphftError) and e.rule in (CHANGED, SETTINGS_CHANGED):
-                raise  # not the chunk's fault
+            not_the_chunks = isinstance(e, GraphftError) and e.rule in (CHANGED, SETTINGS_CHANGED)
+            if not_the_chunks or (isinstance(e, KeyboardInterrupt) and not raised_by_user_code()):
+                raise
             raise GraphftError(f"reading chunk {chunk} ({self._where(info)}) failed: {describe(e)}",
                                rule="read", help="see the error above; the data must stay as it was described") from e
 
@@ -199,9 +201,10 @@ class DatasetReader(Reader):
 
     def __init__(self, spec: DataSpec, seed: int, cached_chunks: int) -> None:
         super().__init__(spec, seed, cached_chunks)
-        reference = Reference.from_json(spec.source)
+        reference, before = Reference.from_json(spec.source), thread_settings()
         with forks_end_here():
             self._dataset = reference.make()
+        _check_same(before, thread_settings(), "making the dataset")
         self.calling_thread = bool(spec.source["random"])
         self._trusted = bool(spec.source.get("trusted", False))
         code = dataset_fingerprint(reference.file, reference.module, reference.args, spec.records)["code"]
@@ -232,21 +235,14 @@ class DatasetReader(Reader):
             return self._collate(self._items(indices))
 
     def _items(self, indices: list[int]) -> Sequence[Any]:
-        many = getattr(self._dataset, "__getitems__", None)
+        many, before = getattr(self._dataset, "__getitems__", None), thread_settings()
         with forks_end_here():
             items = many(indices) if many else [self._dataset[i] for i in indices]
-        self._check_settings(indices)
+        # Else this process's bits would depend on who read what, and when.
+        _check_same(self._settings | before, process_settings() | thread_settings(),
+                    f"reading some of the records {min(indices)} to {max(indices)}",
+                    "set them where the dataset's module is loaded, or in its __init__; or ")
         return items
-
-    def _check_settings(self, indices: list[int]) -> None:
-        """Raises GraphftError[settings-changed] if a record has changed what all of this process computes with: from
-        here on its bits would depend on who read what, and when."""
-        now = process_settings()
-        if changed := [f"{n}: {self._settings[n]} -> {now[n]}" for n in now if now[n] != self._settings[n]]:
-            raise GraphftError(f"reading some of the records {min(indices)} to {max(indices)} changed settings of "
-                               f"torch: {', '.join(changed)}", rule=SETTINGS_CHANGED,
-                               help="set them where the dataset's module is loaded, or in its __init__; or back again "
-                                    "before the item is returned")
 
     def _collate(self, items: Sequence[Any]) -> dict[str, torch.Tensor]:
         batch: dict[str, torch.Tensor] = default_collate([named(item, self.spec.columns) for item in items])
@@ -256,3 +252,10 @@ class DatasetReader(Reader):
                 raise GraphftError(f"column {column} is {tensor.dtype}{list(tensor.shape)}, described as "
                                    f"torch.{dtype}{list(shape)}", rule="columns", help="make all records alike")
         return batch
+
+
+def _check_same(before: Mapping[str, object], now: Mapping[str, object], what: str, better: str = "") -> None:
+    """Raises GraphftError[settings-changed] if user code has changed what all of this process computes with."""
+    if changed := [f"{n}: {before[n]} -> {now[n]}" for n in now if now[n] != before[n]]:
+        raise GraphftError(f"{what} changed settings: {', '.join(changed)}", rule=SETTINGS_CHANGED,
+                           help=f"{better}set them back before it returns")

@@ -20,6 +20,7 @@ from graphft.errors import GraphftError
 from graphft.runtime.connect import JobEnded, connect_from, connect_when_back, is_complete, write_endpoints
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, LeaseLost, Store, TransientEtcdError
 from graphft.runtime.folder_lock import locked
+from graphft.runtime.interrupts import look_out
 from graphft.runtime.keys import Keys
 from graphft.runtime.own_etcd import start_etcd
 from graphft.runtime.process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK, EXIT_USAGE
@@ -126,6 +127,7 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec) -> int:
     """Runs one role to its end; logs to stderr. Returns the exit status (see runtime/process.py)."""
     _log_as(spec)
     explain_on_signal()
+    look_out()
     prepare_structs()
     try:
         with contextlib.ExitStack() as stack:
@@ -159,7 +161,7 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec) -> int:
 
 
 USAGE_RULES = frozenset({
-    "address", "bind", "data", "data-changed", "dataset", "dataset-reference", "environment", "etcd-denied",
+    "address", "bind", "data", "data-changed", "dataset", "dataset-reference", "device", "environment", "etcd-denied",
     "etcd-endpoint", "etcd-missing", "etcd-tls", "etcd-version", "exactness", "foreign-job", "job-directory",
     "job-running", "missing-file", "out-of-reach", "port-in-use", "role",
     "settings-changed"})

@@ -182,7 +182,8 @@ class Pserver(Role):
         self.commits.ensure_epoch()
         behind = self.commits.catch_up()
         if behind is not None:
-            self.events.emit("etcd-behind", f"etcd knows less than the disk, as if it was restored from a backup: "
+            self.events.emit("etcd-behind", f"etcd does not know of the newest checkpoint (all was ended before it was "
+                             "told, or it was restored from a backup): "
                              f"generation {behind.generation} begins at step {behind.step}, where the newest whole "
                              "checkpoint is", step=behind.step)
         self.epoch, self.restarted = self.commits.begin()

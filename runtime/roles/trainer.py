@@ -22,7 +22,8 @@ import torch
 from graphft.errors import describe
 from graphft.ops.context import ChunkWork
 from graphft.runtime.data import BatchKey, Prefetcher, Reader, open_reader
-from graphft.runtime.etcd import Store
+from graphft.runtime.data.forks import forks_are_told_to_end
+from graphft.runtime.etcd import LeaseLost, Store, TransientEtcdError
 from graphft.runtime.feeds import check_dims
 from graphft.runtime.metrics import Metrics
 from graphft.runtime.protocol.sync_events import ShardDown, ShardUp
@@ -91,6 +92,7 @@ class Trainer(Role):
         """Makes the reader, which takes as long as the Dataset's construction does: without a lease so far."""
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, lambda *_: self._leave())
+        forks_are_told_to_end()
         self.work_record.mark(Phase.LOADING)
         with Loading(self.etcd, self.keys, self.job_dir, (self.kind, self.id), "data", lambda: self.view,
                      self._leaves_now):
@@ -117,6 +119,9 @@ class Trainer(Role):
             while not self.leaving and not self.over():
                 self.work()
             self.leave()
+        except (LeaseLost, TransientEtcdError):
+            self.before_end()
+            raise
         finally:
             self.prefetcher.close()
             self._metrics.close()

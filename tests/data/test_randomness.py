@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import ctypes.util
+import platform
 import random
 import subprocess
 import sys
@@ -155,6 +158,14 @@ def change_precision() -> None:
     torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # type: ignore[attr-defined]
 
 
+NEAREST, DOWNWARD = 0, 1 << 22 if platform.machine() == "aarch64" else 1 << 10
+
+
+def round_as(mode: int) -> None:
+    """As code for interval arithmetic does."""
+    ctypes.CDLL(None if ctypes.util.find_library("m") is None else ctypes.util.find_library("m")).fesetround(mode)
+
+
 class Changing:
     """Record 20 changes what the whole process computes with."""
 
@@ -168,6 +179,8 @@ class Changing:
         if i == 20:
             {"threads": change_threads, "oneDNN": change_onednn, "precision": change_precision,
              "denormals": lambda: torch.set_flush_denormal(True),
+             "rounding": lambda: round_as(DOWNWARD),
+             "autocast": lambda: torch.set_autocast_enabled("cpu", True),
              "dtype": lambda: torch.set_default_dtype(torch.float64)}[self.how]()
         return (torch.zeros(2),)
 
@@ -175,6 +188,8 @@ class Changing:
 @pytest.mark.parametrize(("how", "name"), [("threads", "set_num_threads: 1 -> 2"), ("oneDNN", "mkldnn.enabled"),
                                            ("precision", r"mkldnn.matmul.fp32_precision: \w+ -> bf16"),
                                            ("denormals", "set_flush_denormal: False -> True"),
+                                           ("rounding", "rounding mode .* to nearest -> downward"),
+                                           ("autocast", "torch.autocast: False -> torch.bfloat16"),
                                            ("dtype", "set_default_dtype: torch.float32 -> torch.float64")])
 def test_a_record_that_changes_settings_of_torch_is_refused(how: str, name: str) -> None:
     """From there on, bits depended on who had read the record, and when."""
@@ -189,5 +204,7 @@ def test_a_record_that_changes_settings_of_torch_is_refused(how: str, name: str)
         torch.backends.mkldnn.enabled = onednn  # type: ignore[assignment]
         torch.set_default_dtype(dtype)
         torch.set_flush_denormal(False)
+        torch.set_autocast_enabled("cpu", False)
+        round_as(NEAREST)
         torch.backends.mkldnn.matmul.fp32_precision = "none"  # type: ignore[attr-defined]
     assert caught.value.rule == "settings-changed"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 from graphft.data import DataSpec, arrays, dataset
 from graphft.errors import GraphftError
+from graphft.runtime import interrupts
 from graphft.runtime.data import BatchKey, Reader, open_reader
 
 DATASETS = str(Path(__file__).parent / "datasets.py")
@@ -168,6 +170,74 @@ def test_script_is_loaded_as_a_module(tmp_path: Path) -> None:
     assert shown.returncode == 0, shown.stderr
     spec = DataSpec.from_json(json.loads(shown.stdout))
     assert sorted(one_pass(open_reader(spec, ".", 0), 2)["y"].tolist()) == list(range(7))
+
+
+class Interrupts:
+    """Record `at` raises what Ctrl-C does."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor]:
+        if i == self.at:
+            raise KeyboardInterrupt("of the user's")
+        return (torch.zeros(2),)
+
+
+@pytest.mark.parametrize(("noticed", "asked", "raised"), [(True, False, GraphftError), (True, True, KeyboardInterrupt),
+                                                          (False, False, KeyboardInterrupt)])
+def test_a_keyboard_interrupt_without_a_signal_is_a_failed_read(
+        noticed: bool, asked: bool, raised: type[BaseException]) -> None:
+    """Pitfall 39: it ended the job, and nobody was told which record it was."""
+    spec = dataset(f"{__file__}:Interrupts", {"at": -1}, chunk_size=8, columns=("x",))
+    spec.source["args"]["at"] = 3
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        if noticed:
+            interrupts.look_out()
+        if asked:
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        with pytest.raises(raised, match="of the user's"):
+            open_reader(spec, ".", 0).batch(0, 0, 0, 8)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+POOL = """
+import multiprocessing, signal, torch
+from graphft.data import dataset
+from graphft.runtime.data import open_reader
+from graphft.runtime.data.forks import forks_are_told_to_end
+
+class Pools:
+    def __len__(self): return 8
+    def __getitem__(self, i):
+        if i == 3 and multiprocessing.current_process().name == "MainProcess":
+            for _ in range(20):
+                with multiprocessing.get_context("fork").Pool(2) as pool: pool.map(abs, range(4))
+            child = multiprocessing.get_context("fork").Process(target=signal.pause)
+            child.start(); child.terminate(); child.join()
+        return (torch.zeros(2),)
+
+if __name__ == "__main__":
+    spec = dataset(Pools, {}, chunk_size=8, columns=("x",))
+    signal.signal(signal.SIGTERM, lambda *_: None)  # as a trainer handles it
+    forks_are_told_to_end()
+    print(len(open_reader(spec, ".", 0).batch(0, 0, 0, 8)["x"]))
+    assert callable(signal.getsignal(signal.SIGTERM))
+"""
+
+
+def test_forks_of_user_code_end_when_they_are_told_to(tmp_path: Path) -> None:
+    """Pitfall 78: a pool ends its workers by SIGTERM. They had inherited the trainer's handler, and it waited on."""
+    (tmp_path / "script.py").write_text(POOL)
+    shown = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=50,
+                           env={"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"})
+    assert (shown.returncode, shown.stdout) == (0, "8\n"), shown.stderr
 
 
 FORKS = """

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from graphft.ir import Program
+from graphft import ir
 from graphft.runtime import standby
+from graphft.runtime.child_environment import role_environment
 from tests.integration import training
 from tests.integration.nursery import Nursery
-from tests.integration.plays import Pace, Played, await_gone, play
+from tests.integration.plays import Pace, Played, Program, await_gone, play
 
 
 @pytest.fixture(scope="session")
@@ -22,12 +24,15 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def nursery() -> Iterator[None]:
-    """Standbys of the jobs that this process launches come from there."""
-    nursery = Nursery()
+    """Programs that the tests start come from there, and standbys of the jobs that this process launches."""
+    nursery = Nursery({**os.environ, **role_environment(), "OPENBLAS_NUM_THREADS": "1"})
+    process = nursery.start()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(standby, "spawn", nursery.spawn)
+        patch.setattr(Program, "nursery", nursery, raising=False)
         yield
     nursery.close()
+    process.wait()
 
 
 @pytest.fixture(autouse=True)
@@ -49,11 +54,11 @@ def pace(workplace: Path, request: pytest.FixtureRequest) -> Pace:
 
 
 @pytest.fixture(scope="session")
-def program() -> Program:
+def program() -> ir.Program:
     return training.program()
 
 
 @pytest.fixture(scope="session")
-def undisturbed(program: Program, workplace: Path) -> Played:
+def undisturbed(program: ir.Program, workplace: Path) -> Played:
     """Three trainers, two pservers, nothing happens."""
     return play(training.job(program), workplace / "undisturbed")

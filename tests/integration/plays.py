@@ -6,12 +6,11 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 import torch
@@ -29,6 +28,7 @@ from graphft.runtime.status import JobStatus, read_status
 from graphft.runtime.supervisor import Supervisor
 from graphft.transpiler import Job
 from graphft.transpiler.layout import slices_of
+from tests.integration.nursery import Nursery
 
 LOOK_SECONDS = 0.1
 ROOT = Path(__file__).parents[2]
@@ -140,14 +140,15 @@ def play(job: Job, folder: Path, acts: Sequence[Act] = (), **options: Any) -> Pl
 class Program:
     """A process that a test starts in a folder: `python ARGUMENTS`. Its output goes to a file there."""
 
+    nursery: ClassVar[Nursery]
+
     def __init__(self, folder: Path, *arguments: str | Path, **environment: str) -> None:
         folder.mkdir(exist_ok=True)
         self.arguments = [str(a) for a in arguments]
         self.file = folder / f"output-{len(list(folder.glob('output-*')))}.txt"
         env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
         with self.file.open("wb") as out:
-            self.process = subprocess.Popen([sys.executable, *self.arguments], cwd=folder, env=env, stdout=out,
-                                            stderr=out, stdin=subprocess.DEVNULL)
+            self.process = self.nursery.python(self.arguments, folder, env, out)
 
     @property
     def output(self) -> str:

@@ -33,9 +33,9 @@ EXIT = 0
 
 
 def end(how: int) -> None:
-    """Ends the process: by a signal, or with status 0 as if it were done."""
-    if how == EXIT:
-        os._exit(0)
+    """Ends the process: by a signal, or with status -how, 0 as if it were done."""
+    if how <= EXIT:
+        os._exit(-how)
     signal.pthread_kill(threading.get_ident(), how)  # of this thread, as a segmentation fault is
 
 

@@ -176,8 +176,9 @@ def test_status_of_a_folder_that_holds_no_job(capsys: pytest.CaptureFixture[str]
 
 
 def test_status_does_not_know_where_etcd_is(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
-    for job in ("", "name", str(saved)):
+    for job in ("", "name"):
         assert "no etcd endpoints" in refused(capsys, "status", "--job", job)
+    assert "is not running on this machine" in refused(capsys, "status", "--job", str(saved))
 
 
 @pytest.mark.parametrize(("endpoints", "message"), [

@@ -160,6 +160,9 @@ def test_a_role_refuses_a_folder_with_another_job(job: Job, saved: Path) -> None
 def test_exactness(job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", used.append)
+    with pytest.raises(GraphftError, match=r"the job computes on cuda:99, which .* does not have") as caught:
+        enforce(job.config.replace(device="cuda:99"))
+    assert caught.value.rule == "device"
     enforce(job.config.replace(threads=3))
     assert used == [3]
     assert not caplog.records

@@ -13,6 +13,7 @@ from graphft.runtime.events import Events
 from graphft.runtime.identity import identify
 from graphft.runtime.inquest import Finding, Inquest
 from graphft.runtime.keys import Keys
+from graphft.runtime.process import EXIT_LEASE_LOST
 from graphft.runtime.roles.proof import Proof
 from graphft.runtime.work_record import Phase, Place, WorkRecord, record_path
 
@@ -56,6 +57,18 @@ def test_being_killed_again_and_again_in_it_counts_too(inquest: Inquest, etcd: E
     """As the kernel does when memory is short; once or twice it may have been preempted."""
     record_proof(etcd, keys)
     assert [dies(inquest, signal.SIGKILL).counts for _ in range(4)] == [None, None, True, True]
+
+
+@pytest.mark.parametrize(("phase", "fatal"), [(Phase.COMPUTING, True), (Phase.READING, True), (Phase.IDLE, False),
+                                              (Phase.PROVING, False)])
+def test_user_code_that_ends_with_the_status_of_a_lost_lease(
+        inquest: Inquest, monkeypatch: pytest.MonkeyPatch, phase: Phase, fatal: bool) -> None:
+    """Pitfall 40: the process was started again without end. One that has lost its lease is not at work any more."""
+    charged: list[str] = []
+    monkeypatch.setattr(inquest, "_charge", lambda what, *_: charged.append(what))
+    WorkRecord(record_path(inquest.job_dir, 0)).begin(phase, Place(0, 2, 0), claim=7)
+    inquest.died("trainer 0", 0, identify(), EXIT_LEASE_LOST, 0)
+    assert bool(charged) == fatal
 
 
 def test_a_note_that_makes_no_sense_tells_nothing(inquest: Inquest) -> None:

@@ -193,7 +193,8 @@ def test_wrong_usage_is_given_up_at_once(supervise: Any, stubs: Stubs) -> None:
     supervisor.add("pserver", 0)
     steps(supervisor, lambda: supervisor.report.failed)
     assert len(stubs.started) == 1
-    assert supervisor.report.failed.startswith("pserver 0 cannot start (wrong usage)")
+    headline = supervisor.report.failed.splitlines()[0]
+    assert headline == "pserver 0 cannot start (wrong usage): error[exactness]: torch differs"
     assert supervisor.report.failed.endswith("error[exactness]: torch differs")
 
 
@@ -212,7 +213,7 @@ def test_a_trainer_that_cannot_start_is_tried_again_while_another_one_works(
     assert not supervisor.report.failed
     supervisor.signal("trainer", 0, signal.SIGKILL)
     steps(supervisor, lambda: supervisor.report.failed)
-    assert "cannot start (wrong usage)" in supervisor.report.failed
+    assert "cannot go on (wrong usage)" in supervisor.report.failed, "trainer 1, which counts as at work from 0 s on"
 
 
 @pytest.mark.parametrize("recorded", [True, False])

@@ -1,0 +1,57 @@
+"""What roles start by themselves (a lease keeper; whatever user code starts), and leave to the launcher when they die.
+
+The launcher adopts them, for it is a subreaper: whoever has ended must be collected, or it keeps its process id until
+the launcher ends, and a long job has many preemptions; and who lives must end, for it works for nobody any more, and
+holds what it has inherited (connections, a GPU).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterable
+from pathlib import Path
+
+from graphft.runtime.identity import Identity, identify
+
+
+class Offspring:
+    """Knows the children of the roles as of the last look; one that was started after it is not seen. Linux only."""
+
+    def __init__(self) -> None:
+        self._known: set[Identity] = set()
+
+    def look(self, roles: Iterable[Identity]) -> None:
+        """Notes whom these living roles have as children now; ends, and collects, what others have left."""
+        for role in roles:
+            self._known.update(_children(role.pid))
+        self._known = {child for child in self._known if not _is_gone(child)}
+
+
+def _children(pid: int) -> list[Identity]:
+    """Living children of a process. Each of its threads has its own."""
+    found = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError):  # that thread has ended meanwhile
+                found += [identify(int(child)) for child in (task / "children").read_text().split()]
+    return [child for child in found if child.pid]
+
+
+def _is_gone(child: Identity) -> bool:
+    """Whether it has ended, and is collected; if this process has adopted it, it is killed."""
+    try:
+        state, parent, *others = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return True
+    if int(others[17]) != child.started:
+        return True
+    if int(parent) != os.getpid():
+        return False
+    if state not in "ZX":
+        os.kill(child.pid, signal.SIGKILL)
+        return False
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(child.pid, os.WNOHANG)
+    return True

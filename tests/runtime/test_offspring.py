@@ -1,0 +1,71 @@
+"""What roles leave behind: real processes, which this one adopts."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from graphft.runtime.identity import identify
+from graphft.runtime.offspring import Offspring
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+ROLE = """
+import os, signal, sys, threading
+def have():
+    child = os.fork()
+    if not child:
+        os.close(1)
+        os.read(0, 1) if sys.argv[1] == "ends" else signal.pause()
+        os._exit(0)
+    print(child, flush=True)
+    signal.pause()
+threading.Thread(target=have, daemon=True).start()
+signal.pause()
+"""
+
+
+def gone(pid: int, look: Callable[[], None]) -> bool:
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        look()
+        if not psutil.pid_exists(pid):
+            return True
+        time.sleep(0.01)
+    return False
+
+
+@pytest.mark.parametrize("child", ["ends", "lives"])
+def test_what_a_killed_role_leaves_is_ended_and_collected(child: str) -> None:
+    """Pitfall 79: with each death the launcher kept one process more, dead or alive."""
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER, as a launcher does
+    offspring = Offspring()
+    with subprocess.Popen([sys.executable, "-S", "-c", ROLE, child], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE) as role:
+        assert role.stdout is not None
+        left = int(role.stdout.readline())
+        offspring.look([identify(role.pid)])
+        offspring.look([])
+        assert psutil.pid_exists(left), "its parent lives"
+        role.kill()
+    assert psutil.pid_exists(left), "as a zombie, or alive"
+    assert gone(left, lambda: offspring.look([]))
+
+
+def test_children_of_its_own_are_left_alone() -> None:
+    """A user's script is the launcher, and may have children of its own, of whose end it wants to hear."""
+    offspring = Offspring()
+    with subprocess.Popen([sys.executable, "-S", "-c", "import signal; signal.pause()"]) as other:
+        offspring.look([identify(os.getpid() + 1), identify(other.pid)])
+        offspring.look([])
+        assert other.poll() is None
+        other.send_signal(signal.SIGINT)
+        offspring.look([identify(other.pid)])
+        assert other.wait(10) in (1, -signal.SIGINT)
