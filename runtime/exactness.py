@@ -41,10 +41,8 @@ _DENORMAL, _ONE, _SMALL = 1e-310, 1.0, 2.0 ** -60
 def enforce(config: JobConfig) -> None:
     """Sets this process's threads and oneDNN's vector units as the job says, and compares what cannot be set any more.
 
-    Before anything is computed. Raises GraphftError: [device] where there is none such as the job computes on;
-    [exactness] where this machine would give other bits, or warns with `exact=False`.
+    Before anything is computed. Raises GraphftError[exactness] where this machine differs, or warns with `exact=False`.
     """
-    _find_device(config.device)
     torch.set_num_threads(config.threads)
     os.environ.pop("DNNL_" + ONEDNN_ISA.partition("_")[2], None)  # its older name
     os.environ[ONEDNN_ISA] = config.onednn_isa or "DEFAULT"
@@ -62,7 +60,8 @@ def enforce(config: JobConfig) -> None:
     log.warning("%s", text)
 
 
-def _find_device(device: str) -> None:
+def find_device(device: str) -> None:
+    """Raises GraphftError[device] where there is none such."""
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:

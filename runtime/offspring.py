@@ -23,9 +23,10 @@ class Offspring:
         self._known: set[Identity] = set()
 
     def look(self, roles: Iterable[Identity]) -> None:
-        """Notes whom these living roles have as children now; ends, and collects, what others have left."""
+        """Notes whom these roles have as children, if they live; ends, and collects, what others have left."""
         for role in roles:
-            self._known.update(_children(role.pid))
+            if identify(role.pid) == role:
+                self._known.update(_children(role.pid))
         self._known = {child for child in self._known if not _is_gone(child)}
 
 

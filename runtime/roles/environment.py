@@ -170,9 +170,11 @@ USAGE_RULES = frozenset({
 
 def _run(job: Job, job_dir: Path, spec: RoleSpec) -> None:
     from graphft.runtime.earlier_run import make_way
-    from graphft.runtime.exactness import enforce
+    from graphft.runtime.exactness import enforce, find_device
     from graphft.runtime.job_record import put_job
 
+    if spec.kind != "coordinator":  # which computes nothing
+        find_device(job.config.device)
     enforce(job.config)
     endpoints, keys = spec.etcd or ",".join(job.config.etcd_endpoints or ()), Keys(job.config.name)
     etcd = connect_when_back(endpoints, job_dir) if endpoints else connect_from(job_dir)

@@ -21,7 +21,7 @@ from graphft.errors import GraphftError
 from graphft.runtime import connect as connect_module
 from graphft.runtime.connect import connect, connect_from, connect_when_back, read_endpoints, write_endpoints
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, EtcdUnreachable
-from graphft.runtime.exactness import enforce
+from graphft.runtime.exactness import enforce, find_device
 from graphft.runtime.job_record import put_job
 from graphft.runtime.keys import Keys
 from graphft.runtime.launch import LaunchOptions, Result, choose_directory, run_job
@@ -161,7 +161,7 @@ def test_exactness(job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pyte
     used: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", used.append)
     with pytest.raises(GraphftError, match=r"the job computes on cuda:99, which .* does not have") as caught:
-        enforce(job.config.replace(device="cuda:99"))
+        find_device("cuda:99")
     assert caught.value.rule == "device"
     enforce(job.config.replace(threads=3))
     assert used == [3]
