@@ -19,7 +19,8 @@ class _Handler:
 
 
 def look_out() -> None:
-    """From now on this process knows. Without effect where SIGINT is ignored, or somebody else handles it."""
+    """From now on this process knows. Without effect where SIGINT is ignored (no Ctrl-C can come), or somebody else
+    handles it."""
     main = threading.current_thread() is threading.main_thread()
     if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _Handler())
@@ -28,4 +29,4 @@ def look_out() -> None:
 def raised_by_user_code() -> bool:
     """Of a KeyboardInterrupt: whether it is known that no SIGINT has come."""
     handler = signal.getsignal(signal.SIGINT)
-    return isinstance(handler, _Handler) and not handler.called
+    return handler is signal.SIG_IGN or (isinstance(handler, _Handler) and not handler.called)

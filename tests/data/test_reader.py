@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -187,14 +188,17 @@ class Interrupts:
         return (torch.zeros(2),)
 
 
-@pytest.mark.parametrize(("noticed", "asked", "raised"), [(True, False, GraphftError), (True, True, KeyboardInterrupt),
-                                                          (False, False, KeyboardInterrupt)])
+@pytest.mark.parametrize(("handler", "noticed", "asked", "raised"), [
+    (signal.default_int_handler, True, False, GraphftError),
+    (signal.default_int_handler, True, True, KeyboardInterrupt),
+    (signal.default_int_handler, False, False, KeyboardInterrupt),
+    (signal.SIG_IGN, True, False, GraphftError)], ids=["no", "yes", "unknown", "ignored"])
 def test_a_keyboard_interrupt_without_a_signal_is_a_failed_read(
-        noticed: bool, asked: bool, raised: type[BaseException]) -> None:
+        handler: Any, noticed: bool, asked: bool, raised: type[BaseException]) -> None:
     """Pitfall 39: it ended the job, and nobody was told which record it was."""
     spec = dataset(f"{__file__}:Interrupts", {"at": -1}, chunk_size=8, columns=("x",))
     spec.source["args"]["at"] = 3
-    before = signal.getsignal(signal.SIGINT)
+    before = signal.signal(signal.SIGINT, handler)
     try:
         if noticed:
             interrupts.look_out()
