@@ -60,9 +60,9 @@ class KeeperProcess:
 
     def close(self) -> None:
         """Ends it. Repeatable."""
-        if self._pipe >= 0:
-            os.close(self._pipe)
-            self._pipe = -1
+        pipe, self._pipe = self._pipe, -1
+        if pipe >= 0:
+            os.close(pipe)
         if self._process is not None:
             self._process.kill()
             with contextlib.suppress(subprocess.TimeoutExpired):

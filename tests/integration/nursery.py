@@ -125,8 +125,10 @@ class Nursery:
         log.parent.mkdir(parents=True, exist_ok=True)
         (stdin, writes), (reads, stdout) = os.pipe(), os.pipe()
         with log.open("ab") as out, open(stdin, "rb") as taken, open(stdout, "wb") as given:
-            # In the job's folder, which is the end of its command line: that of a fork is the nursery's.
-            pid = self._ask(["-m", "graphft", *command], Path(command[-1]), wanted, (taken, given, out))
+            # In the job's folder, which is the end of its command line: that of a fork is the nursery's. If that is
+            # a relative one, this process is in a folder of the test's.
+            folder = Path(command[-1]) if os.path.isabs(command[-1]) else Path.cwd()
+            pid = self._ask(["-m", "graphft", *command], folder, wanted, (taken, given, out))
         return Child(pid, open(writes, "wb", buffering=0), open(reads, "rb"))
 
     def python(self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], out: BinaryIO) -> Any:

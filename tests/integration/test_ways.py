@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -86,7 +87,7 @@ def test_torchrun_ranks(folder: Path, pace: Pace) -> None:
     pace.set(0)  # some may be so late that the job is over
     ranks = start()
     assert [rank.wait() for rank in ranks] == [0, 0, 0], [rank.output for rank in ranks]
-    assert "goes on from step 10" in ranks[0].output
+    assert re.search("goes on from step [12]0", ranks[0].output), ranks[0].output
     assert "pserver 0" in ranks[0].output
     assert "trainer 1" in ranks[2].output
     assert (folder / "jobs" / "blobs" / "model.safetensors").exists()

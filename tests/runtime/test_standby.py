@@ -118,7 +118,11 @@ def test_a_standby_that_dies_is_passed_over_and_replaced(
         while not all(log.exists() and "error[etcd-endpoint]" in log.read_text() for log in logs):
             assert time.monotonic() < end
             supervisor.step(0.1)
-        assert standbys(), "it has been replaced"
+        second = supervisor._standby
+        assert second not in (None, first), "it has been replaced"
+        assert second is not None
+        assert second.process.poll() is None
+        assert standbys()
     finally:
         supervisor.close()
     assert not standbys(), "and the next one was ended"
