@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -22,17 +23,29 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("integration")
 
 
-@pytest.fixture(scope="session", autouse=True)
-def nursery() -> Iterator[None]:
-    """Programs that the tests start come from there, and standbys of the jobs that this process launches."""
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
     nursery = Nursery({**os.environ, **role_environment(), "OPENBLAS_NUM_THREADS": "1"})
     process = nursery.start()
+    yield nursery
+    nursery.close()
+    process.wait()
+
+
+@contextmanager
+def at_work(nursery: Nursery) -> Iterator[None]:
+    """Programs that are started come from there, and standbys of jobs that this process launches."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(standby, "spawn", nursery.spawn)
         patch.setattr(Program, "nursery", nursery, raising=False)
         yield
-    nursery.close()
-    process.wait()
+
+
+@pytest.fixture(autouse=True)
+def forks(nursery: Nursery) -> Iterator[None]:
+    """In these tests only: others, which the same process runs, look at what is started."""
+    with at_work(nursery):
+        yield
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +72,7 @@ def program() -> ir.Program:
 
 
 @pytest.fixture(scope="session")
-def undisturbed(program: ir.Program, workplace: Path) -> Played:
+def undisturbed(program: ir.Program, workplace: Path, nursery: Nursery) -> Played:
     """Three trainers, two pservers, nothing happens."""
-    return play(training.job(program), workplace / "undisturbed")
+    with at_work(nursery):
+        return play(training.job(program), workplace / "undisturbed")
