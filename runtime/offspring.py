@@ -31,23 +31,30 @@ class Offspring:
 
 
 def _children(pid: int) -> list[Identity]:
-    """Living children of a process. Each of its threads has its own."""
-    found = []
+    """Living children of a process. Each of its threads has its own; and a thread's id names its process in /proc, so
+    they are asked for their parent: it might be this process."""
+    found: list[Identity] = []
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):  # that thread has ended meanwhile
                 found += [identify(int(child)) for child in (task / "children").read_text().split()]
-    return [child for child in found if child.pid]
+    return [child for child in found if child.pid and _stat(child.pid)[1:2] == [str(pid)]]
+
+
+def _stat(pid: int) -> list[str]:
+    """State, parent, and so on; empty if there is no such process."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
 
 
 def _is_gone(child: Identity) -> bool:
     """Whether it has ended, and is collected; if this process has adopted it, it is killed."""
-    try:
-        state, parent, *others = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
+    stat = _stat(child.pid)
+    if not stat or int(stat[19]) != child.started:
         return True
-    if int(others[17]) != child.started:
-        return True
+    state, parent = stat[:2]
     if int(parent) != os.getpid():
         return False
     if state not in "ZX":

@@ -66,7 +66,7 @@ def settled(status: JobStatus) -> bool:
 class Pace:
     """The seconds that a batch takes, in a file that the running job's trainers read."""
 
-    SLOW = 0.7
+    SLOW, SLOWEST = 0.7, 2.5
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -83,10 +83,11 @@ def brake(pace: str, status: JobStatus) -> None:
     things take longer, and what is seen of the job is older. `pace`: the file; "": the job has none."""
     if not pace or 3 * status.step < 2 * status.spec["total_steps"]:
         return
-    file = Path(pace)
-    if float(file.read_text()) < Pace.SLOW:
+    file, near = Path(pace), 6 * status.step >= 5 * status.spec["total_steps"]
+    seconds = Pace.SLOWEST if near else Pace.SLOW
+    if float(file.read_text()) < seconds:
         scratch = file.with_suffix(".brake")
-        scratch.write_text(str(Pace.SLOW))
+        scratch.write_text(str(seconds))
         scratch.replace(file)
 
 
