@@ -17,6 +17,8 @@ import psutil
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _STAT = "/proc/%d/stat"
+STARTED = 19
+"""Which of `stat_of`'s fields tells when the process started."""
 _HIDDEN = -1
 """Instead of the time at which a process started: another user's, of which /proc shows nothing (hidepid)."""
 
@@ -94,9 +96,16 @@ def _started(pid: int) -> int | None:
             return None if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE else 0
         except psutil.NoSuchProcess:
             return None
-    try:
-        stat = Path(_STAT % pid).read_text()
-    except OSError:
+    fields = stat_of(pid)
+    if not fields:
         return _HIDDEN if psutil.pid_exists(pid) else None
-    state, *fields = stat.rpartition(")")[2].split()  # its name, in front, may have blanks and brackets
-    return None if state in "ZX" else int(fields[18])
+    return None if fields[0] in "ZX" else int(fields[STARTED])
+
+
+def stat_of(pid: int) -> list[str]:
+    """What /proc tells of a process, or of what is left of it: its state, its parent, and so on; nothing if it is not
+    there, or hidden."""
+    try:
+        return Path(_STAT % pid).read_text().rpartition(")")[2].split()  # its name may have blanks and brackets
+    except OSError:
+        return []

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Iterable
 from pathlib import Path
 
-from graphft.runtime.identity import Identity, identify
+from graphft.runtime.identity import STARTED, Identity, identify, stat_of
 
 
 class Offspring:
@@ -38,27 +38,20 @@ def _children(pid: int) -> list[Identity]:
         for task in Path(f"/proc/{pid}/task").iterdir():
             with contextlib.suppress(OSError):  # that thread has ended meanwhile
                 found += [identify(int(child)) for child in (task / "children").read_text().split()]
-    return [child for child in found if child.pid and _stat(child.pid)[1:2] == [str(pid)]]
-
-
-def _stat(pid: int) -> list[str]:
-    """State, parent, and so on; empty if there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
+    return [child for child in found if child.pid and stat_of(child.pid)[1:2] == [str(pid)]]
 
 
 def _is_gone(child: Identity) -> bool:
     """Whether it has ended, and is collected; if this process has adopted it, it is killed."""
-    stat = _stat(child.pid)
-    if not stat or int(stat[19]) != child.started:
+    stat = stat_of(child.pid)
+    if not stat or int(stat[STARTED]) != child.started:
         return True
     state, parent = stat[:2]
     if int(parent) != os.getpid():
         return False
     if state not in "ZX":
-        os.kill(child.pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):  # somebody else has collected it meanwhile; or it runs as another user
+            os.kill(child.pid, signal.SIGKILL)
         return False
     with contextlib.suppress(ChildProcessError):
         os.waitpid(child.pid, os.WNOHANG)
