@@ -65,7 +65,8 @@ def test_options(options: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize(("columns", "message"), [
     ({"x": torch.zeros(32, 200)}, "input %y is not in the data, whose columns are x"),
     ({"x": torch.zeros(32, 200), "y": torch.zeros(32, 1).double()},
-     "input %y is float32[batch, 1], but the data's column is float64[batch, 1]\nhelp: convert the column to float32"),
+     ("input %y is float32[batch, 1], but the data's column is float64[batch, 1]\n"
+      "help: convert the column to float32")),
     ({"x": torch.zeros(32, 100), "y": torch.zeros(32, 1)},
      "input %x is float32[batch, 200], but the data's column is float32[batch, 100]"),
     ({"x": torch.zeros(32, 200), "y": torch.zeros(32)},

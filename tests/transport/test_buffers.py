@@ -26,8 +26,10 @@ def values(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_bucket_of_any_dtype_and_strides_comes_back(dtype: torch.dtype) -> None:
-    make = lambda: [values((3, 5), dtype), values((4, 6), dtype).t(), values((), dtype), values((7,), dtype)[::2],  # noqa: E731
-                    values((2, 3, 4), dtype).permute(2, 0, 1), torch.nn.Parameter(values((8,), dtype), False)]
+    def make() -> list[torch.Tensor]:
+        return [values((3, 5), dtype), values((4, 6), dtype).t(), values((), dtype), values((7,), dtype)[::2],
+                values((2, 3, 4), dtype).permute(2, 0, 1), torch.nn.Parameter(values((8,), dtype), False)]
+
     slices = [(0, 15), (3, 20), (0, 1), (0, 4), (0, 24), (2, 5)]
     sent, received = make(), make()
     before = [t.clone() for t in received]
