@@ -56,7 +56,7 @@ test: setup  ## the whole test suite
 	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
 lint: setup  ## ruff
-	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check --quiet .
 
 types: setup  ## mypy
 	@$(VENV)/bin/mypy

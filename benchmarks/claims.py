@@ -147,8 +147,11 @@ def main() -> None:
                 took = fresh_pass(etcd, job, folder, endpoints)
                 queue = measure("claims", str(folder), endpoints, count, options.seconds)
                 plain = measure("bare", str(folder), endpoints, count, options.seconds)
-                print(f"{count:3} trainers: {queue:7,.0f} chunks/s claimed and completed, {queue / plain:4.0%} of "
-                      f"{plain:7,.0f}/s bare; {options.chunks:,} chunks enqueued in {took:.1f} s", flush=True)
+                print(
+                    f"{count:3} trainers: {queue:7,.0f} chunks/s claimed and completed, {queue / plain:4.0%} of "
+                    f"{plain:7,.0f}/s bare; {options.chunks:,} chunks enqueued in {took:.1f} s",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

@@ -35,8 +35,16 @@ def mlp() -> tuple[nn.Module, dict[str, Tensor]]:
 
 def convnet() -> tuple[nn.Module, dict[str, Tensor]]:
     model = nn.Sequential(
-        nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.BatchNorm2d(32), nn.ReLU(),
-        nn.Flatten(), nn.Dropout(0.5), nn.Linear(32 * 36, 10))
+        nn.Conv2d(3, 16, 3),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, 2),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Dropout(0.5),
+        nn.Linear(32 * 36, 10),
+    )
     return model, {"x": torch.randn(32, 3, 16, 16), "y": torch.randint(10, (32,))}
 
 

@@ -68,13 +68,25 @@ class Subject:
     def job(self, seed: int, **options: Any) -> Job:
         """A job that takes a checkpoint at the end of every pass, by the number of updates."""
         torch.manual_seed(seed)
-        program = graphft.build(self.make_model(), self.loss_fn, name=self.name, inputs={
-            n: ((None, *c.shape[1:]), c.dtype) for n, c in self.train.items()})
+        program = graphft.build(
+            self.make_model(),
+            self.loss_fn,
+            name=self.name,
+            inputs={n: ((None, *c.shape[1:]), c.dtype) for n, c in self.train.items()},
+        )
         graphft.minimize(program, self.optimizer())
         data = graphft.arrays(chunk_size=self.chunk, **self.train)
-        job = graphft.transpile(program, chunks=data, batch_size=self.batch, passes=self.passes, seed=seed, ft=True,
-                                keep_checkpoints=self.passes + 1, checkpoint_seconds=0,
-                                **{"trainers": TRAINERS, "pservers": PSERVERS, **options})
+        job = graphft.transpile(
+            program,
+            chunks=data,
+            batch_size=self.batch,
+            passes=self.passes,
+            seed=seed,
+            ft=True,
+            keep_checkpoints=self.passes + 1,
+            checkpoint_seconds=0,
+            **{"trainers": TRAINERS, "pservers": PSERVERS, **options},
+        )
         every = job.config.total_steps // self.passes
         return Job.make(job.source, job.config.replace(checkpoint_every=every))
 
@@ -94,10 +106,19 @@ def digits() -> Subject:
     x, y = torch.tensor(found.images, dtype=torch.float32).unsqueeze(1) / 16, torch.tensor(found.target)
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
     held_out, train = ({"x": x[rows], "y": y[rows]} for rows in (order[:360], order[360:]))
-    return Subject("digits", example["make_model"], example["loss_fn"], train, held_out,
-                   lambda: graphft.SGD(lr=0.1), "accuracy",
-                   lambda model, c: float((model(c["x"]).argmax(1) == c["y"]).float().mean()),
-                   batch=16, chunk=128, passes=6)
+    return Subject(
+        "digits",
+        example["make_model"],
+        example["loss_fn"],
+        train,
+        held_out,
+        lambda: graphft.SGD(lr=0.1),
+        "accuracy",
+        lambda model, c: float((model(c["x"]).argmax(1) == c["y"]).float().mean()),
+        batch=16,
+        chunk=128,
+        passes=6,
+    )
 
 
 def flights() -> Subject:
@@ -105,12 +126,22 @@ def flights() -> Subject:
     found = example["load_flights"]()
     order = torch.randperm(len(found.late), generator=torch.Generator().manual_seed(0))[: len(found.late) // 10].numpy()
     parts = [found[order[: len(order) // 5]], found[order[len(order) // 5 :]]]
-    held_out, train = ({n: torch.from_numpy(getattr(p, n)) for n in ("common", "rare", "distance", "late")}
-                       for p in parts)
-    return Subject("flights", lambda: example["LateNet"](found.sizes), example["loss_fn"], train, held_out,
-                   lambda: graphft.Adam(lr=2e-3), "AUC",
-                   lambda model, c: float(roc_auc_score(c["late"], model(c["common"], c["rare"], c["distance"]))),
-                   batch=128, chunk=1024, passes=5)
+    held_out, train = (
+        {n: torch.from_numpy(getattr(p, n)) for n in ("common", "rare", "distance", "late")} for p in parts
+    )
+    return Subject(
+        "flights",
+        lambda: example["LateNet"](found.sizes),
+        example["loss_fn"],
+        train,
+        held_out,
+        lambda: graphft.Adam(lr=2e-3),
+        "AUC",
+        lambda model, c: float(roc_auc_score(c["late"], model(c["common"], c["rare"], c["distance"]))),
+        batch=128,
+        chunk=1024,
+        passes=5,
+    )
 
 
 @dataclass
@@ -171,12 +202,16 @@ def train(subject: Subject, mode: str, seed: int, faults: int = 0) -> Run:
 def snapshots(job: Job, folder: Path) -> Iterable[dict[str, Tensor]]:
     """The model as it was when each pass's number of updates was made: in async mode, by each shard for itself."""
     c = job.config
-    stores = [CheckpointStore(folder / "checkpoints")] * c.pservers if c.sync else [
-        shard_store(folder, i) for i in range(c.pservers)]
+    stores = (
+        [CheckpointStore(folder / "checkpoints")] * c.pservers
+        if c.sync
+        else [shard_store(folder, i) for i in range(c.pservers)]
+    )
     found = [{m.step: m for m in store.manifests()} for store in stores]
     for step in range(c.checkpoint_every, c.total_steps + 1, c.checkpoint_every):
-        parts = [store.read_part(by_step[step], i)[0] for i, (store, by_step) in
-                 enumerate(zip(stores, found, strict=True))]
+        parts = [
+            store.read_part(by_step[step], i)[0] for i, (store, by_step) in enumerate(zip(stores, found, strict=True))
+        ]
         yield assemble(job.trainer_program(), parts)
 
 
@@ -190,14 +225,18 @@ def spread(values: Sequence[float], digits: int = 4) -> str:
 
 
 def table(subject: Subject, runs: Sequence[Run]) -> str:
-    lines = [f"| mode | runs | updates | training loss | held-out loss | {subject.score_name} | staleness |",
-             "| --- | ---: | ---: | ---: | ---: | ---: | --- |"]
+    lines = [
+        f"| mode | runs | updates | training loss | held-out loss | {subject.score_name} | staleness |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | --- |",
+    ]
     for mode in MODES:
         mine = [r for r in runs if (r.subject, r.mode, r.faults) == (subject.name, mode, 0)]
         if mine:
-            lines.append(f"| {mode} | {len(mine)} | {mine[0].updates:,} | {spread([r.train_loss[-1] for r in mine])} "
-                         f"| {spread([r.loss[-1] for r in mine])} | {spread([r.score[-1] for r in mine])} "
-                         f"| {_staleness(mine)} |")
+            lines.append(
+                f"| {mode} | {len(mine)} | {mine[0].updates:,} | {spread([r.train_loss[-1] for r in mine])} "
+                f"| {spread([r.loss[-1] for r in mine])} | {spread([r.score[-1] for r in mine])} "
+                f"| {_staleness(mine)} |"
+            )
     return "\n".join(lines)
 
 
@@ -207,20 +246,26 @@ def _staleness(runs: Sequence[Run]) -> str:
         return "-"
     mean = sum(s * n for s, n in enumerate(counts)) / sum(counts)
     within = list(itertools.accumulate(counts))
-    return (f"{mean:.2f}, {next(s for s, n in enumerate(within) if n >= 0.95 * within[-1])}, "
-            f"{max(r.staleness_max for r in runs)}")
+    return (
+        f"{mean:.2f}, {next(s for s, n in enumerate(within) if n >= 0.95 * within[-1])}, "
+        f"{max(r.staleness_max for r in runs)}"
+    )
 
 
 def compare_faults(runs: Sequence[Run]) -> str:
     """Final training losses of disturbed runs against undisturbed ones, by an exact permutation test of the means."""
-    groups = [[r.train_loss[-1] for r in runs if (r.subject, r.mode) == ("digits", "async") and bool(r.faults) == hurt]
-              for hurt in (False, True)]
+    groups = [
+        [r.train_loss[-1] for r in runs if (r.subject, r.mode) == ("digits", "async") and bool(r.faults) == hurt]
+        for hurt in (False, True)
+    ]
     calm, hurt = groups
     killed = [r.faults for r in runs if r.faults]
-    return (f"| async on digits | runs | training loss | smallest | largest |\n| --- | ---: | ---: | ---: | ---: |\n"
-            f"| undisturbed | {len(calm)} | {spread(calm)} | {min(calm):.4f} | {max(calm):.4f} |\n"
-            f"| {sum(killed)} kills | {len(hurt)} | {spread(hurt)} | {min(hurt):.4f} | {max(hurt):.4f} |\n\n"
-            f"Permutation test of the difference of the means: p = {permutation_test(calm, hurt):.2f}.")
+    return (
+        f"| async on digits | runs | training loss | smallest | largest |\n| --- | ---: | ---: | ---: | ---: |\n"
+        f"| undisturbed | {len(calm)} | {spread(calm)} | {min(calm):.4f} | {max(calm):.4f} |\n"
+        f"| {sum(killed)} kills | {len(hurt)} | {spread(hurt)} | {min(hurt):.4f} | {max(hurt):.4f} |\n\n"
+        f"Permutation test of the difference of the means: p = {permutation_test(calm, hurt):.2f}."
+    )
 
 
 def permutation_test(one: Sequence[float], other: Sequence[float]) -> float:
@@ -251,11 +296,22 @@ def plot(subjects: Sequence[Subject], runs: Sequence[Run], file: Path) -> None:
             if mine:
                 passes, by_pass = range(1, len(mine[0]) + 1), list(zip(*mine, strict=True))
                 (line,) = axis.plot(passes, [statistics.mean(v) for v in by_pass], label=mode, linewidth=1.2)
-                axis.fill_between(passes, [min(v) for v in by_pass], [max(v) for v in by_pass], alpha=0.12,
-                                  color=line.get_color(), linewidth=0)
+                axis.fill_between(
+                    passes,
+                    [min(v) for v in by_pass],
+                    [max(v) for v in by_pass],
+                    alpha=0.12,
+                    color=line.get_color(),
+                    linewidth=0,
+                )
         low, high = axis.get_ylim()
-        axis.set(title=subject.name, xlabel="pass", ylabel="held-out loss", xticks=range(1, subject.passes + 1),
-                 yscale="log" if low <= 0 or high > 3 * low else "linear")
+        axis.set(
+            title=subject.name,
+            xlabel="pass",
+            ylabel="held-out loss",
+            xticks=range(1, subject.passes + 1),
+            yscale="log" if low <= 0 or high > 3 * low else "linear",
+        )
     axes[0][0].legend(fontsize=8)
     figure.tight_layout()
     figure.savefig(file, metadata={"Date": None})
@@ -286,9 +342,12 @@ def main() -> None:
             continue
         run = train(subject, mode, seed, faults)
         runs.append(run)
-        print(f"{run.subject} {run.mode} seed {seed}: loss {run.loss[-1]:.4f}, {subject.score_name} "
-              f"{run.score[-1]:.4f}, training loss {run.train_loss[-1]:.4f}, staleness {_staleness([run])}, "
-              f"{run.faults} kills, {run.seconds:.1f} s", flush=True)
+        print(
+            f"{run.subject} {run.mode} seed {seed}: loss {run.loss[-1]:.4f}, {subject.score_name} "
+            f"{run.score[-1]:.4f}, training loss {run.train_loss[-1]:.4f}, staleness {_staleness([run])}, "
+            f"{run.faults} kills, {run.seconds:.1f} s",
+            flush=True,
+        )
         if options.json:
             options.json.write_text(json.dumps([asdict(r) for r in runs], indent=1))
     tables = [f"### {s.name.capitalize()}\n\n{table(s, runs)}\n" for s in subjects]

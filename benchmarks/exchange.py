@@ -34,8 +34,14 @@ def shapes(width: int) -> list[tuple[int, ...]]:
     before = width
     for channels in (width, 2 * width, 4 * width, 8 * width):
         for _ in range(2):
-            found += [(channels, before, 3, 3), (channels,), (channels,), (channels, channels, 3, 3), (channels,),
-                      (channels,)]
+            found += [
+                (channels, before, 3, 3),
+                (channels,),
+                (channels,),
+                (channels, channels, 3, 3),
+                (channels,),
+                (channels,),
+            ]
             if before != channels:
                 found += [(channels, before, 1, 1), (channels,), (channels,)]
             before = channels
@@ -230,5 +236,12 @@ def group(kind: str, width: int) -> Group:
 
 
 if __name__ == "__main__":
-    main_of({"ours_server": our_server, "ours_trainer": our_trainer, "pickle_server": pickle_server,
-             "pickle_trainer": pickle_trainer, "gloo_trainer": gloo_trainer})
+    main_of(
+        {
+            "ours_server": our_server,
+            "ours_trainer": our_trainer,
+            "pickle_server": pickle_server,
+            "pickle_trainer": pickle_trainer,
+            "gloo_trainer": gloo_trainer,
+        }
+    )

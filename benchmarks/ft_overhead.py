@@ -49,8 +49,7 @@ class Run:
         self.folder, self.trainers = folder, job.config.trainers
         job.save(folder)
         command = [sys.executable, "-m", "graphft", "launch", "--job", str(folder), "--quiet"]
-        self.launcher = psutil.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)},
-                                     stderr=subprocess.DEVNULL)
+        self.launcher = psutil.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL)
 
     def measure(self, seconds: float) -> Measured:
         try:
@@ -74,8 +73,7 @@ class Run:
 
     def _times(self) -> list[float]:
         """When the batches so far were computed, in Unix seconds."""
-        lines = [line for path in (self.folder / "metrics").glob("*.jsonl")
-                 for line in path.read_text().splitlines()]
+        lines = [line for path in (self.folder / "metrics").glob("*.jsonl") for line in path.read_text().splitlines()]
         return sorted(json.loads(line)["at"] for line in lines if line.endswith("}"))
 
     def _cpu_seconds(self) -> dict[str, float]:
@@ -101,13 +99,22 @@ def tell(name: str, plain: list[Measured], ft: list[Measured]) -> dict[str, Any]
     times = sorted(f.step / p.step for p, f in zip(plain, ft, strict=True))
     cpu = sorted(sum(f.cpu.values()) / sum(p.cpu.values()) for p, f in zip(plain, ft, strict=True))
     steps = [1e3 * statistics.median(m.step for m in runs) for runs in (plain, ft)]
-    print(f"{name:11} {steps[0]:>8.2f} ms {steps[1]:>8.2f} ms {statistics.median(times):>10.3f} "
-          f"{times[0]:>6.3f} -{times[-1]:>5.3f} {statistics.median(cpu):>7.3f}   {AIM}  {os.getloadavg()[0]:.1f}")
+    print(
+        f"{name:11} {steps[0]:>8.2f} ms {steps[1]:>8.2f} ms {statistics.median(times):>10.3f} "
+        f"{times[0]:>6.3f} -{times[-1]:>5.3f} {statistics.median(cpu):>7.3f}   {AIM}  {os.getloadavg()[0]:.1f}"
+    )
     by_role = [[1e6 * statistics.median(m.cpu[role] for m in runs) for runs in (plain, ft)] for role in ROLES]
-    print("            CPU per step: " + ", ".join(
-        f"{role} {a:.0f} -> {b:.0f} us" for role, (a, b) in zip(ROLES, by_role, strict=True)), flush=True)
-    return {"step_time_ratios": times, "cpu_ratios": cpu, "ft": [vars(m) for m in ft],
-            "plain": [vars(m) for m in plain]}
+    print(
+        "            CPU per step: "
+        + ", ".join(f"{role} {a:.0f} -> {b:.0f} us" for role, (a, b) in zip(ROLES, by_role, strict=True)),
+        flush=True,
+    )
+    return {
+        "step_time_ratios": times,
+        "cpu_ratios": cpu,
+        "ft": [vars(m) for m in ft],
+        "plain": [vars(m) for m in plain],
+    }
 
 
 def main() -> None:

@@ -29,8 +29,13 @@ class Member:
 
     def __init__(self, script: str, *arguments: object, cpu: int | None = None, **environment: str) -> None:
         env = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment
-        self.process = subprocess.Popen([sys.executable, script, *map(str, arguments)], env=env, text=True,
-                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.process = subprocess.Popen(
+            [sys.executable, script, *map(str, arguments)],
+            env=env,
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         if cpu is not None:
             os.sched_setaffinity(self.process.pid, {sorted(os.sched_getaffinity(0))[cpu]})
 

@@ -103,5 +103,13 @@ def group(kind: str, size: int) -> Group:
 
 
 if __name__ == "__main__":
-    main_of({"ours_server": our_server, "ours_client": our_client, "bare_server": bare_server,
-             "bare_client": bare_client, "tcp_server": tcp_server, "tcp_client": tcp_client})
+    main_of(
+        {
+            "ours_server": our_server,
+            "ours_client": our_client,
+            "bare_server": bare_server,
+            "bare_client": bare_client,
+            "tcp_server": tcp_server,
+            "tcp_client": tcp_client,
+        }
+    )

@@ -118,8 +118,9 @@ class Run:
         """Starts the launcher, and a probe once its etcd is there."""
         (self.folder / "etcd.json").unlink(missing_ok=True)
         command = [sys.executable, "-m", "graphft", "launch", "--job", str(self.folder), "--quiet"]
-        self.launcher = subprocess.Popen([*command, *([] if self.standby else ["--no-standby"])],
-                                         env=os.environ | {"PYTHONPATH": str(ROOT)})
+        self.launcher = subprocess.Popen(
+            [*command, *([] if self.standby else ["--no-standby"])], env=os.environ | {"PYTHONPATH": str(ROOT)}
+        )
         end = time.monotonic() + LIMIT
         while not (endpoints := read_endpoints(self.folder)):
             if time.monotonic() > end or self.launcher.poll() is not None:
@@ -225,8 +226,11 @@ def main() -> None:
             times = measure(name, options.rounds, folder)
             s, up = summary([t for t, _ in times]), summary([t for _, t in times])
             aim = f"{AIMS[name]:.1f} s" if name in AIMS else "-"
-            print(f"{name:16} {len(times):>3} {s['median']:>7.2f}s {s['p95']:>7.2f}s {s['worst']:>7.2f}s "
-                  f"{up['median']:>9.2f}s   {aim}", flush=True)
+            print(
+                f"{name:16} {len(times):>3} {s['median']:>7.2f}s {s['p95']:>7.2f}s {s['worst']:>7.2f}s "
+                f"{up['median']:>9.2f}s   {aim}",
+                flush=True,
+            )
             found[name] = {"seconds": [t for t, _ in times], "caught_up": [t for _, t in times], **s}
     if options.json:
         options.json.write_text(json.dumps(found, indent=1))

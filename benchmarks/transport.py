@@ -57,15 +57,36 @@ def races(quick: bool) -> list[Race]:
     found = []
     for mb in (4,) if quick else (4, 8, 16):
         size = mb << 20
-        found.append(Race(f"acknowledged push of {mb} MB", "ours", {"tcp": Bar(0.60, 0.80, higher=True)},
-                          lambda kind, size=size: push.group(kind, size), 30 if quick else 60, size))
-    found.append(Race("round trip of a 1 KB push", "ours", {"bare": Bar(1.5, 1.2)},
-                      lambda kind: push.group(kind, 1024), 500 if quick else 3000))
+        found.append(
+            Race(
+                f"acknowledged push of {mb} MB",
+                "ours",
+                {"tcp": Bar(0.60, 0.80, higher=True)},
+                lambda kind, size=size: push.group(kind, size),
+                30 if quick else 60,
+                size,
+            )
+        )
+    found.append(
+        Race(
+            "round trip of a 1 KB push",
+            "ours",
+            {"bare": Bar(1.5, 1.2)},
+            lambda kind: push.group(kind, 1024),
+            500 if quick else 3000,
+        )
+    )
     for width in (17,) if quick else (17, 64):
         numel = sum(t.numel() for t in exchange.tensors(width))
-        found.append(Race(f"exchange of {numel / 1e6:.2f} M parameters", "ours",
-                          {"gloo": GLOO[width], "pickle": PICKLE},
-                          lambda kind, width=width: exchange.group(kind, width), 10 if width == 64 else 30))
+        found.append(
+            Race(
+                f"exchange of {numel / 1e6:.2f} M parameters",
+                "ours",
+                {"gloo": GLOO[width], "pickle": PICKLE},
+                lambda kind, width=width: exchange.group(kind, width),
+                10 if width == 64 else 30,
+            )
+        )
     return found
 
 
@@ -91,8 +112,10 @@ def run(race: Race, passes: int) -> dict[str, Result]:
         for _ in range(passes):
             for kind, group in groups.items():
                 medians[kind].append(statistics.median(group.run(race.rounds)))
-        return {kind: Result(medians[kind], (group.cpu_seconds() - before[kind]) / (passes * race.rounds))
-                for kind, group in groups.items()}
+        return {
+            kind: Result(medians[kind], (group.cpu_seconds() - before[kind]) / (passes * race.rounds))
+            for kind, group in groups.items()
+        }
     finally:
         for group in groups.values():
             group.end()
@@ -105,18 +128,29 @@ def judge(race: Race, results: dict[str, Result]) -> list[dict[str, Any]]:
         other = results[kind]
         ratio = other.seconds / ours.seconds if bar.higher else ours.seconds / other.seconds
         verdict = "aim" if bar.met(ratio, bar.aim) else "gate" if bar.met(ratio, bar.gate) else "MISSED"
-        rows.append({"race": race.name, "against": kind, "ratio": ratio, "bar": asdict(bar), "verdict": verdict,
-                     "ours": asdict(ours) | {"seconds": ours.seconds},
-                     "other": asdict(other) | {"seconds": other.seconds}})
+        rows.append(
+            {
+                "race": race.name,
+                "against": kind,
+                "ratio": ratio,
+                "bar": asdict(bar),
+                "verdict": verdict,
+                "ours": asdict(ours) | {"seconds": ours.seconds},
+                "other": asdict(other) | {"seconds": other.seconds},
+            }
+        )
     return rows
 
 
 def show(row: dict[str, Any]) -> None:
     bar, ours, other = row["bar"], row["ours"], row["other"]
     sign = ">=" if bar["higher"] else "<="
-    print(f"{row['race']:31} {row['against']:6} {ours['seconds'] * 1e3:9.3f} {other['seconds'] * 1e3:9.3f} "
-          f"{ours['cpu'] * 1e3:8.2f} {other['cpu'] * 1e3:8.2f} {row['ratio']:6.2f} {sign} {bar['gate']:.2f} / "
-          f"{bar['aim']:.2f}  {row['verdict']}", flush=True)
+    print(
+        f"{row['race']:31} {row['against']:6} {ours['seconds'] * 1e3:9.3f} {other['seconds'] * 1e3:9.3f} "
+        f"{ours['cpu'] * 1e3:8.2f} {other['cpu'] * 1e3:8.2f} {row['ratio']:6.2f} {sign} {bar['gate']:.2f} / "
+        f"{bar['aim']:.2f}  {row['verdict']}",
+        flush=True,
+    )
 
 
 def main() -> int:

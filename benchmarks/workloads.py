@@ -23,8 +23,9 @@ class Flights(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.ModuleList(nn.Embedding(n, 16) for n in CARDINALITIES)
-        self.layers = nn.Sequential(nn.Linear(16 * len(CARDINALITIES) + 1, 256), nn.ReLU(), nn.Linear(256, 256),
-                                    nn.ReLU(), nn.Linear(256, 2))
+        self.layers = nn.Sequential(
+            nn.Linear(16 * len(CARDINALITIES) + 1, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 2)
+        )
 
     def forward(self, codes: Tensor, distance: Tensor) -> Tensor:
         parts = [embed(codes[:, i]) for i, embed in enumerate(self.embed)]
@@ -46,9 +47,15 @@ def flights(**options: Any) -> Job:
     n = 262_144
     codes = torch.stack([torch.randint(c, (n,)) for c in CARDINALITIES], 1)
     data = graphft.arrays(codes=codes, distance=torch.randn(n), y=torch.randint(2, (n,)), chunk_size=4096)
-    program = graphft.build(Flights(), _flights_loss, inputs={
-        "codes": ((None, len(CARDINALITIES)), torch.int64), "distance": ((None,), torch.float32),
-        "y": ((None,), torch.int64)})
+    program = graphft.build(
+        Flights(),
+        _flights_loss,
+        inputs={
+            "codes": ((None, len(CARDINALITIES)), torch.int64),
+            "distance": ((None,), torch.float32),
+            "y": ((None,), torch.int64),
+        },
+    )
     return _job(program, data, {"name": "flights", "batch_size": 256, **options})
 
 
@@ -56,12 +63,20 @@ def convnet(**options: Any) -> Job:
     """A conv net with batch norm on 16 x 16 images: 0.02 M parameters; batches of 32, 256 steps per pass."""
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Conv2d(3, 16, 3), nn.BatchNorm2d(16), nn.ReLU(), nn.Conv2d(16, 32, 3, 2), nn.BatchNorm2d(32), nn.ReLU(),
-        nn.Flatten(), nn.Linear(32 * 36, 10))
+        nn.Conv2d(3, 16, 3),
+        nn.BatchNorm2d(16),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, 2),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * 36, 10),
+    )
     n = 16_384
     data = graphft.arrays(x=torch.randn(n, 3, 16, 16), y=torch.randint(10, (n,)), chunk_size=512)
-    program = graphft.build(model, _image_loss, inputs={"x": ((None, 3, 16, 16), torch.float32),
-                                                        "y": ((None,), torch.int64)})
+    program = graphft.build(
+        model, _image_loss, inputs={"x": ((None, 3, 16, 16), torch.float32), "y": ((None,), torch.int64)}
+    )
     return _job(program, data, {"name": "convnet", "batch_size": 32, **options})
 
 
@@ -94,6 +109,7 @@ def transformer(**options: Any) -> Job:
 
 def _job(program: graphft.Program, data: Any, options: dict[str, Any]) -> Job:
     graphft.minimize(program, graphft.Adam(lr=1e-3))
-    job: Job = graphft.transpile(program, chunks=data, **{"trainers": 2, "pservers": 2, "sync": True, "ft": True,
-                                                          "passes": FOREVER, **options})
+    job: Job = graphft.transpile(
+        program, chunks=data, **{"trainers": 2, "pservers": 2, "sync": True, "ft": True, "passes": FOREVER, **options}
+    )
     return job

@@ -48,16 +48,26 @@ def main() -> None:
     program = build()
     print(program)
     data = graphft.arrays(x=x, y=y, chunk_size=111)
-    job = graphft.transpile(program, trainers=2, pservers=1, sync=True, ft=True, chunks=data, batch_size=37,
-                            passes=10 if options.small else options.passes)
+    job = graphft.transpile(
+        program,
+        trainers=2,
+        pservers=1,
+        sync=True,
+        ft=True,
+        chunks=data,
+        batch_size=37,
+        passes=10 if options.small else options.passes,
+    )
     result = job.run()
 
     state = load_file(result.model)
     prediction = torch.addmm(state["bias"], x, state["weight"])
     closed_form = LinearRegression().fit(x.numpy(), y.numpy())
-    print(f"R2     {r2_score(y, prediction):.4f}  this program\n"
-          f"       {closed_form.score(x.numpy(), y.numpy()):.4f}  least squares in closed form\n"
-          f"model  {result.model}")
+    print(
+        f"R2     {r2_score(y, prediction):.4f}  this program\n"
+        f"       {closed_form.score(x.numpy(), y.numpy()):.4f}  least squares in closed form\n"
+        f"model  {result.model}"
+    )
 
 
 if __name__ == "__main__":

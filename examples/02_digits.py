@@ -15,17 +15,28 @@ from torch import Tensor, nn
 import graphft
 
 MODES: dict[str, dict[str, Any]] = {
-    "sync": {"sync": True}, "async": {"sync": False}, "dc_asgd": {"sync": False, "mode": "dc_asgd"},
+    "sync": {"sync": True},
+    "async": {"sync": False},
+    "dc_asgd": {"sync": False, "mode": "dc_asgd"},
     "half_async": {"sync": False, "mode": "half_async", "local_steps": 2},
-    "geo_sgd": {"sync": False, "mode": "geo_sgd", "local_steps": 2}}
+    "geo_sgd": {"sync": False, "mode": "geo_sgd", "local_steps": 2},
+}
 """How gradients come together, as options of `transpile`."""
 
 
 def make_model() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(1, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(),
-        nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Flatten(), nn.Dropout(0.3), nn.Linear(32 * 4 * 4, 10))
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.Conv2d(32, 32, 3, padding=1),
+        nn.BatchNorm2d(32),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(0.3),
+        nn.Linear(32 * 4 * 4, 10),
+    )
 
 
 def loss_fn(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
@@ -47,12 +58,21 @@ def main() -> None:
 
     torch.manual_seed(0)
     model = make_model()
-    program = graphft.build(model, loss_fn, name="digits",
-                            inputs={"x": ((None, 1, 8, 8), torch.float32), "y": ((None,), torch.int64)})
+    program = graphft.build(
+        model, loss_fn, name="digits", inputs={"x": ((None, 1, 8, 8), torch.float32), "y": ((None,), torch.int64)}
+    )
     graphft.minimize(program, graphft.Adam(lr=2e-3))
     data = graphft.arrays(x=images[train], y=labels[train], chunk_size=128)
-    job = graphft.transpile(program, trainers=2, pservers=2, ft=True, chunks=data, batch_size=32,
-                            passes=2 if options.small else options.passes, **MODES[options.mode])
+    job = graphft.transpile(
+        program,
+        trainers=2,
+        pservers=2,
+        ft=True,
+        chunks=data,
+        batch_size=32,
+        passes=2 if options.small else options.passes,
+        **MODES[options.mode],
+    )
     result = job.run()
 
     graphft.load_into(model, result.model)

@@ -30,9 +30,12 @@ from matplotlib import pyplot
 
 TRAINERS, PSERVERS, BATCH = 2, 2, 512
 MODES: dict[str, dict[str, Any]] = {
-    "sync": {"sync": True}, "async": {"sync": False}, "dc_asgd": {"sync": False, "mode": "dc_asgd"},
+    "sync": {"sync": True},
+    "async": {"sync": False},
+    "dc_asgd": {"sync": False, "mode": "dc_asgd"},
     "half_async": {"sync": False, "mode": "half_async", "local_steps": 4},
-    "geo_sgd": {"sync": False, "mode": "geo_sgd", "local_steps": 4}}
+    "geo_sgd": {"sync": False, "mode": "geo_sgd", "local_steps": 4},
+}
 """How gradients come together, as options of `transpile`."""
 COMMON = ("carrier", "origin", "dest", "month", "hour", "weekday")
 RARE = ("tailnum", "flight")
@@ -64,10 +67,13 @@ def load_flights() -> Flights:
         codes[name], values = pandas.factorize(table[name], sort=True, use_na_sentinel=False)
         sizes[name] = len(values)
     distance = table.distance.to_numpy(np.float32)
-    return Flights(np.stack([codes[n] for n in COMMON], 1).astype(np.int32),
-                   np.stack([codes[n] for n in RARE], 1).astype(np.int32),
-                   ((distance - distance.mean()) / distance.std())[:, None],
-                   (table.arr_delay > 15).to_numpy(np.float32), sizes)
+    return Flights(
+        np.stack([codes[n] for n in COMMON], 1).astype(np.int32),
+        np.stack([codes[n] for n in RARE], 1).astype(np.int32),
+        ((distance - distance.mean()) / distance.std())[:, None],
+        (table.arr_delay > 15).to_numpy(np.float32),
+        sizes,
+    )
 
 
 class Codes(nn.Module):
@@ -94,8 +100,14 @@ class LateNet(nn.Module):
         self.hide = nn.Dropout1d(0.8)
         inputs = len(COMMON) * width + len(RARE) * (width // 2) + 1
         self.mlp = nn.Sequential(
-            nn.Linear(inputs, hidden), nn.ReLU(), nn.Dropout(0.1),
-            nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(0.1), nn.Linear(hidden, 1))
+            nn.Linear(inputs, hidden),
+            nn.ReLU(),
+            nn.Dropout(0.1),
+            nn.Linear(hidden, hidden),
+            nn.ReLU(),
+            nn.Dropout(0.1),
+            nn.Linear(hidden, 1),
+        )
 
     def forward(self, common: Tensor, rare: Tensor, distance: Tensor) -> Tensor:
         parts = [self.common(common).flatten(1), self.hide(self.rare(rare)).flatten(1), distance]
@@ -110,9 +122,12 @@ def predict(model: nn.Module, flights: Flights) -> np.ndarray:
     """Logits of held-out flights."""
     model.eval()
     with torch.no_grad():
-        return torch.cat([
-            model(*(torch.from_numpy(a[i : i + 8192]) for a in (flights.common, flights.rare, flights.distance)))
-            for i in range(0, len(flights.late), 8192)]).numpy()
+        return torch.cat(
+            [
+                model(*(torch.from_numpy(a[i : i + 8192]) for a in (flights.common, flights.rare, flights.distance)))
+                for i in range(0, len(flights.late), 8192)
+            ]
+        ).numpy()
 
 
 def baseline(train: Flights, held_out: Flights) -> float:
@@ -120,6 +135,7 @@ def baseline(train: Flights, held_out: Flights) -> float:
 
     They take columns of up to 255 values as categories; tail and flight numbers stay numbers.
     """
+
     def table(f: Flights) -> np.ndarray:
         return np.concatenate([f.common, f.rare, f.distance], 1)
 
@@ -161,8 +177,13 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=8)
     parser.add_argument("--mode", choices=MODES, default="sync")
     parser.add_argument("--small", action="store_true", help="a tenth of the flights, for tests")
-    parser.add_argument("--kill-at", type=float, default=0.4, metavar="SHARE",
-                        help="kill a trainer when this share of the steps is done; 0: never (default: 0.4)")
+    parser.add_argument(
+        "--kill-at",
+        type=float,
+        default=0.4,
+        metavar="SHARE",
+        help="kill a trainer when this share of the steps is done; 0: never (default: 0.4)",
+    )
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder of the loss curve (default: out)")
     options = parser.parse_args()
 
@@ -171,29 +192,50 @@ def main() -> None:
     if options.small:
         order = order[: len(order) // 10]
     held_out, train = flights[order[: len(order) // 5]], flights[order[len(order) // 5 :]]
-    print(f"{len(train.late):,} flights to learn from, {len(held_out.late):,} held out; "
-          f"{flights.late.mean():.1%} arrive more than 15 minutes late")
+    print(
+        f"{len(train.late):,} flights to learn from, {len(held_out.late):,} held out; "
+        f"{flights.late.mean():.1%} arrive more than 15 minutes late"
+    )
 
     torch.manual_seed(0)
     model = LateNet(flights.sizes)
-    program = graphft.build(model, loss_fn, name="flights", inputs={
-        "common": ((None, len(COMMON)), torch.int32), "rare": ((None, len(RARE)), torch.int32),
-        "distance": ((None, 1), torch.float32), "late": ((None,), torch.float32)})
+    program = graphft.build(
+        model,
+        loss_fn,
+        name="flights",
+        inputs={
+            "common": ((None, len(COMMON)), torch.int32),
+            "rare": ((None, len(RARE)), torch.int32),
+            "distance": ((None, 1), torch.float32),
+            "late": ((None,), torch.float32),
+        },
+    )
     steps = options.passes * len(train.late) // (BATCH * (TRAINERS if options.mode == "sync" else 1))
     rate = graphft.schedule.linear_warmup(graphft.schedule.cosine(6e-3, steps), min(100, steps))
     graphft.minimize(program, graphft.Adam(lr=rate))
-    data = graphft.arrays(common=train.common, rare=train.rare, distance=train.distance, late=train.late,
-                          chunk_size=8 * BATCH)
-    job = graphft.transpile(program, trainers=TRAINERS, pservers=PSERVERS, ft=True, chunks=data, batch_size=BATCH,
-                            passes=options.passes, **MODES[options.mode])
+    data = graphft.arrays(
+        common=train.common, rare=train.rare, distance=train.distance, late=train.late, chunk_size=8 * BATCH
+    )
+    job = graphft.transpile(
+        program,
+        trainers=TRAINERS,
+        pservers=PSERVERS,
+        ft=True,
+        chunks=data,
+        batch_size=BATCH,
+        passes=options.passes,
+        **MODES[options.mode],
+    )
     result = job.run(on_status=KillOnce(options.kill_at))
 
     graphft.load_into(model, result.model)
     plot(result.losses, options.out / "flights-loss.png")
-    print(f"held-out AUC  {roc_auc_score(held_out.late, predict(model, held_out)):.4f}  this model\n"
-          f"              {baseline(train, held_out):.4f}  gradient-boosted trees of scikit-learn on the same split\n"
-          f"loss curve    {options.out / 'flights-loss.png'}\n"
-          f"model         {result.model}")
+    print(
+        f"held-out AUC  {roc_auc_score(held_out.late, predict(model, held_out)):.4f}  this model\n"
+        f"              {baseline(train, held_out):.4f}  gradient-boosted trees of scikit-learn on the same split\n"
+        f"loss curve    {options.out / 'flights-loss.png'}\n"
+        f"model         {result.model}"
+    )
 
 
 if __name__ == "__main__":

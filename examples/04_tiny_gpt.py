@@ -109,14 +109,19 @@ def main() -> None:
 
     torch.manual_seed(0)
     model = TinyGPT()
-    program = graphft.build(model, loss_fn, name="tiny-gpt", inputs={
-        "tokens": ((None, BLOCK), torch.int64), "following": ((None, BLOCK), torch.int64)})
+    program = graphft.build(
+        model,
+        loss_fn,
+        name="tiny-gpt",
+        inputs={"tokens": ((None, BLOCK), torch.int64), "following": ((None, BLOCK), torch.int64)},
+    )
     data = graphft.dataset(Sources, {"first": 0, "last": blocks}, columns=("tokens", "following"), chunk_size=512)
     steps = options.passes * blocks // (2 * 32)
     rate = graphft.schedule.linear_warmup(graphft.schedule.cosine(3e-3, steps), max(1, steps // 10))
     graphft.minimize(program, graphft.AdamW(lr=rate), clip=graphft.ClipByGlobalNorm(1.0))
-    job = graphft.transpile(program, trainers=2, pservers=2, sync=True, ft=True, chunks=data, batch_size=32,
-                            passes=options.passes)
+    job = graphft.transpile(
+        program, trainers=2, pservers=2, sync=True, ft=True, chunks=data, batch_size=32, passes=options.passes
+    )
     result = job.run()
 
     graphft.load_into(model, result.model)

@@ -1,7 +1,7 @@
 """Gradients for programs built by hand: what capture does for a model, for the ops of a block.
 
-    loss = block.append_op("aten.mse_loss", prediction, y, outputs="loss")
-    graphft.append_backward(loss)              # the block now ends with ops that compute <parameter>@GRAD
+loss = block.append_op("aten.mse_loss", prediction, y, outputs="loss")
+graphft.append_backward(loss)              # the block now ends with ops that compute <parameter>@GRAD
 """
 
 from __future__ import annotations
@@ -38,8 +38,11 @@ def append_backward(loss: Variable, params: Sequence[Variable | str] | None = No
 
     block = _block_of(loss)
     program = block.program
-    names = [v.name for v in program.of_kind(Kind.PARAM)] if params is None else [
-        p if isinstance(p, str) else p.name for p in params]
+    names = (
+        [v.name for v in program.of_kind(Kind.PARAM)]
+        if params is None
+        else [p if isinstance(p, str) else p.name for p in params]
+    )
     _check(block, loss, names)
     verify(program)
     step = _Backward(block, loss.name, names)
@@ -58,19 +61,28 @@ def _block_of(loss: Variable) -> Block:
 
 def _check(block: Block, loss: Variable, names: Sequence[str]) -> None:
     if loss.type.shape != () or not loss.dtype.startswith(("float", "bfloat")):
-        raise ProgramError(f"the loss %{loss.name} must be one float, is {loss.type}", block=block, rule="loss",
-                           help="take its mean over the batch, aten.mean")
+        raise ProgramError(
+            f"the loss %{loss.name} must be one float, is {loss.type}",
+            block=block,
+            rule="loss",
+            help="take its mean over the batch, aten.mean",
+        )
     for name in names:
         variable = block.program.variables.get(name)
         if variable is None or variable.kind is not Kind.PARAM:
-            raise ProgramError(f"%{name} is no parameter of program '{block.program.name}'", rule="undeclared",
-                               help="declare it with kind PARAM")
+            raise ProgramError(
+                f"%{name} is no parameter of program '{block.program.name}'",
+                rule="undeclared",
+                help="declare it with kind PARAM",
+            )
         if grad_name(name) in block.program.variables:
-            raise ProgramError(f"%{grad_name(name)} is there already", block=block, rule="redeclared",
-                               help="append the gradients once")
+            raise ProgramError(
+                f"%{grad_name(name)} is there already", block=block, rule="redeclared", help="append the gradients once"
+            )
     if not names:
-        raise ProgramError(f"program '{block.program.name}' has no parameter", rule="no-gradient",
-                           help="declare one with kind PARAM")
+        raise ProgramError(
+            f"program '{block.program.name}' has no parameter", rule="no-gradient", help="declare one with kind PARAM"
+        )
 
 
 class _Backward:
@@ -96,11 +108,14 @@ class _Backward:
         with captured(symbols):
             traced = trace(self._run, [self._input(n, symbols) for n in self.inputs], symbols, self.recorder)
         if self.missing:
-            raise ProgramError(f"the loss %{self.loss} does not depend on parameter {', '.join(self.missing)}",
-                               block=self.block, rule="no-gradient",
-                               help="use it, or give it kind FROZEN, or name the wanted ones in params")
+            raise ProgramError(
+                f"the loss %{self.loss} does not depend on parameter {', '.join(self.missing)}",
+                block=self.block,
+                rule="no-gradient",
+                help="use it, or give it kind FROZEN, or name the wanted ones in params",
+            )
         nodes = {n: n.meta["variable"] for n in traced.module.graph.nodes if "variable" in n.meta}
-        gradients = [r for r in traced.results[len(traced.results) - len(self.parameters):] if r is not None]
+        gradients = [r for r in traced.results[len(traced.results) - len(self.parameters) :] if r is not None]
         names = {n: grad_name(n) for n in self.parameters}
         nodes.update(zip(gradients, names.values(), strict=True))
         self._place(Emitter(traced, self.block, self.inputs, nodes))
@@ -111,8 +126,12 @@ class _Backward:
         if type.is_tensor:
             return symbols.tensor(type).requires_grad_(name in self.parameters)
         if type.dtype != "int":
-            raise ProgramError(f"%{name} of type {type} cannot take part in a differentiated block", block=self.block,
-                               rule="operand-type", help="make it a tensor")
+            raise ProgramError(
+                f"%{name} of type {type} cannot take part in a differentiated block",
+                block=self.block,
+                rule="operand-type",
+                help="make it a tensor",
+            )
         return symbols.dim(name)
 
     def _run(self, *values: Any) -> list[Any]:
@@ -143,8 +162,9 @@ class _Backward:
         args = map_refs(op.args, lambda r: env[r.name])
         kwargs = {k: map_refs(v, lambda r: env[r.name]) for k, v in op.attrs.items()}
         kernel = registry.require(op).kernel
-        results = flat_results(kernel(*(resolve(a, "cpu") for a in args),
-                                      **{k: resolve(v, "cpu") for k, v in kwargs.items()}))
+        results = flat_results(
+            kernel(*(resolve(a, "cpu") for a in args), **{k: resolve(v, "cpu") for k, v in kwargs.items()})
+        )
         for name, value in zip(op.outputs, results, strict=True):
             if name is not None:
                 env[name] = self._named(name, value)
@@ -192,8 +212,9 @@ def _merged(original: Operator, recorded: list[Operator], tensors: bool) -> list
     if not tensors or not recorded:
         return [*recorded, original]
     if len(same) == 1 and all(_is_scalar(op) for i, op in enumerate(recorded) if i != same[0]):
-        kept = replace(original, outputs=tuple(a or b for a, b in zip(
-            original.outputs, recorded[same[0]].outputs, strict=True)))
+        kept = replace(
+            original, outputs=tuple(a or b for a, b in zip(original.outputs, recorded[same[0]].outputs, strict=True))
+        )
         return [*recorded[: same[0]], kept, *recorded[same[0] + 1 :]]
     return recorded
 

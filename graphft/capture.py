@@ -38,9 +38,16 @@ class Input:
     dtype: torch.dtype = torch.float32
 
 
-def build(model: nn.Module, loss_fn: LossFn, inputs: Mapping[str, Input | Sequence[Any]], *,
-          targets: Sequence[str] | None = None, name: str = "program", seed: int = 0,
-          allow_unused: bool = False) -> Program:
+def build(
+    model: nn.Module,
+    loss_fn: LossFn,
+    inputs: Mapping[str, Input | Sequence[Any]],
+    *,
+    targets: Sequence[str] | None = None,
+    name: str = "program",
+    seed: int = 0,
+    allow_unused: bool = False,
+) -> Program:
     """Captures one training step: block `step` computes `loss`, every gradient `<parameter>@GRAD`, buffer updates.
 
     `inputs` gives name -> `Input`, or a shape `(None, 8)` (float32), or a pair of shape and dtype.
@@ -59,30 +66,44 @@ def build(model: nn.Module, loss_fn: LossFn, inputs: Mapping[str, Input | Sequen
     code fixes the size of a named dimension, and [capture] with the user's line for all that cannot be captured.
     """
     if not isinstance(model, nn.Module):
-        raise GraphftError(f"the model must be a torch.nn.Module, got {type(model).__name__}", rule="model",
-                           help="put the parameters into a module")
+        raise GraphftError(
+            f"the model must be a torch.nn.Module, got {type(model).__name__}",
+            rule="model",
+            help="put the parameters into a module",
+        )
     if not isinstance(inputs, Mapping):
-        raise GraphftError(f"inputs must be a dict of name to shape, got {type(inputs).__name__}", rule="inputs",
-                           help="write inputs={'x': (None, 8), 'y': ((None,), torch.int64)}")
+        raise GraphftError(
+            f"inputs must be a dict of name to shape, got {type(inputs).__name__}",
+            rule="inputs",
+            help="write inputs={'x': (None, 8), 'y': ((None,), torch.int64)}",
+        )
     specs = {n: _input(n, spec) for n, spec in inputs.items()}
     state = _State(model, specs)
     call = loss_fn if targets is None else _with_targets(loss_fn, specs, targets)
     symbols = Symbols(d for t in [*specs.values(), *state.types.values()] for d in t.shape or () if isinstance(d, int))
     step = _Step(model, call, state, list(specs))
     with captured(symbols):
-        fakes = [symbols.mode.from_tensor(t.detach(), static_shapes=True).requires_grad_(n in state.trainable)
-                 for n, t in state.tensors.items()]
+        fakes = [
+            symbols.mode.from_tensor(t.detach(), static_shapes=True).requires_grad_(n in state.trainable)
+            for n, t in state.tensors.items()
+        ]
         with torch.device(state.device):
             feeds = [symbols.tensor(t) for t in specs.values()]
         try:
             traced = trace(step, [*fakes, *feeds], symbols)
         except SystemExit as error:  # user code must not end a script as if its job were done
-            raise GraphftError(f"the model or the loss called exit({error.code!r}) while it was captured",
-                               rule="capture", help="raise an exception there instead") from error
+            raise GraphftError(
+                f"the model or the loss called exit({error.code!r}) while it was captured",
+                rule="capture",
+                help="raise an exception there instead",
+            ) from error
     unused = [n for n in state.trainable if n not in step.gradients]
     if unused and not allow_unused:
-        raise GraphftError(f"the loss does not depend on parameter {', '.join(unused)}", rule="no-gradient",
-                           help="use it, freeze it with requires_grad_(False), or build with allow_unused=True")
+        raise GraphftError(
+            f"the loss does not depend on parameter {', '.join(unused)}",
+            rule="no-gradient",
+            help="use it, freeze it with requires_grad_(False), or build with allow_unused=True",
+        )
     program = Program(name, {"device": state.device.type, "loss": "loss", "seed": seed})
     if step.extras:
         program.attrs["extras"] = tuple(step.extras)
@@ -121,15 +142,21 @@ def _input(name: str, spec: Input | Sequence[Any]) -> Type:
 
 
 def _bad_input(name: str, what: str) -> GraphftError:
-    return GraphftError(f"input {name!r}: {what}", rule="inputs",
-                        help="write (None, 8), or ((None,), torch.int64), or graphft.Input(shape, dtype)")
+    return GraphftError(
+        f"input {name!r}: {what}",
+        rule="inputs",
+        help="write (None, 8), or ((None,), torch.int64), or graphft.Input(shape, dtype)",
+    )
 
 
 def _with_targets(loss_fn: LossFn, specs: Mapping[str, Type], targets: Sequence[str]) -> LossFn:
     unknown = [t for t in targets if t not in specs]
     if unknown or len(targets) == len(specs):
-        raise GraphftError(f"targets {list(targets)} must be some of the inputs {list(specs)}, but not all",
-                           rule="inputs", help="name the inputs that go to the loss and not to the model")
+        raise GraphftError(
+            f"targets {list(targets)} must be some of the inputs {list(specs)}, but not all",
+            rule="inputs",
+            help="name the inputs that go to the loss and not to the model",
+        )
 
     def call(model: nn.Module, **inputs: Tensor) -> Any:
         return loss_fn(model(*(v for n, v in inputs.items() if n not in targets)), *(inputs[t] for t in targets))
@@ -155,8 +182,11 @@ class _State:
             if names.get(id(t), other) != other:
                 self.tied[names[id(t)]] = (*self.tied.get(names[id(t)], ()), other)
         if hasattr(model, "_orig_mod"):
-            raise GraphftError("the model has been through torch.compile", rule="model",
-                               help="capture the model that was given to torch.compile")
+            raise GraphftError(
+                "the model has been through torch.compile",
+                rule="model",
+                help="capture the model that was given to torch.compile",
+            )
         self._check(inputs)
         self.types = {n: Type(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for n, t in self.tensors.items()}
         self.device = next((t.device for t in self.tensors.values()), torch.device("cpu"))
@@ -171,14 +201,18 @@ class _State:
             if t.device.type == "meta":
                 raise fail(f"{n} is on device meta and has no data", "initialise the model on a real device")
             if n in inputs or n == "loss":
-                raise fail(f"'{n}' names a parameter or buffer of the model as well as an input or the loss",
-                           "rename the input")
+                raise fail(
+                    f"'{n}' names a parameter or buffer of the model as well as an input or the loss",
+                    "rename the input",
+                )
         if not self.trainable:
             raise fail("the model has no trainable parameter", "leave requires_grad of some parameter true")
         hooked = [n for n in self.trainable if _has_hook(self.tensors[n])]
         if hooked:
-            raise fail(f"parameter {hooked[0]} has a gradient hook, which a captured program would leave out",
-                       "remove the hook; clipping and the like are options of minimize")
+            raise fail(
+                f"parameter {hooked[0]} has a gradient hook, which a captured program would leave out",
+                "remove the hook; clipping and the like are options of minimize",
+            )
         devices = {str(t.device) for t in self.tensors.values()}
         if len(devices) > 1:
             raise fail(f"the model is spread over devices {', '.join(sorted(devices))}", "move it to one device")
@@ -215,7 +249,7 @@ class _Step:
 
     def __call__(self, *values: Tensor) -> list[Tensor]:
         tensors = dict(zip(self.state.tensors, values, strict=False))
-        feeds = dict(zip(self.inputs, values[len(tensors):], strict=True))
+        feeds = dict(zip(self.inputs, values[len(tensors) :], strict=True))
         given = {f"model.{n}": t for n, t in tensors.items()}
         result = functional_call(self.whole, given, (), feeds)
         loss, extras = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
@@ -228,8 +262,14 @@ class _Step:
                     t.copy_(given[f"model.{n}"])
             return self._results(values, loss, extras, trainable, gradients)
 
-    def _results(self, values: Sequence[Tensor], loss: Tensor, extras: Mapping[str, Tensor],
-                 trainable: Mapping[str, Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor]:
+    def _results(
+        self,
+        values: Sequence[Tensor],
+        loss: Tensor,
+        extras: Mapping[str, Tensor],
+        trainable: Mapping[str, Tensor],
+        gradients: Sequence[Tensor | None],
+    ) -> list[Tensor]:
         """Every result as a tensor of its own, gradients in their parameter's layout (as autograd leaves them)."""
         taken = {storage(t) for t in (*values, loss)}
         results = [loss]
@@ -239,8 +279,11 @@ class _Step:
         for (name, parameter), gradient in zip(trainable.items(), gradients, strict=True):
             if gradient is not None:
                 if gradient.layout is not torch.strided:
-                    raise GraphftError(f"the gradient of {name} is sparse", rule="capture",
-                                       help="build the embedding with sparse=False")
+                    raise GraphftError(
+                        f"the gradient of {name} is sparse",
+                        rule="capture",
+                        help="build the embedding with sparse=False",
+                    )
                 results.append(settle(gradient, parameter, taken))
                 self.gradients.append(name)
         return results
@@ -250,14 +293,21 @@ class _Step:
             return GraphftError(message, rule="loss", help=help)
 
         if not isinstance(loss, Tensor):
-            raise fail(f"the loss must be a tensor, got {type(loss).__name__}",
-                       "return the loss from loss_fn, or (loss, {name: tensor})")
+            raise fail(
+                f"the loss must be a tensor, got {type(loss).__name__}",
+                "return the loss from loss_fn, or (loss, {name: tensor})",
+            )
         if loss.dim() != 0 or not loss.dtype.is_floating_point:
-            raise fail(f"the loss must be one float, got {str(loss.dtype).removeprefix('torch.')} of shape "
-                       f"({', '.join(map(str, loss.shape))})", "take its mean over the batch")
+            raise fail(
+                f"the loss must be one float, got {str(loss.dtype).removeprefix('torch.')} of shape "
+                f"({', '.join(map(str, loss.shape))})",
+                "take its mean over the batch",
+            )
         if not loss.requires_grad:
-            raise fail("the loss depends on no trainable parameter",
-                       "compute it from the model's output, without detach(), no_grad() or argmax()")
+            raise fail(
+                "the loss depends on no trainable parameter",
+                "compute it from the model's output, without detach(), no_grad() or argmax()",
+            )
         if not isinstance(extras, Mapping) or not all(isinstance(v, Tensor) for v in extras.values()):
             raise fail("the second result of loss_fn must be a dict of tensors", "return (loss, {'accuracy': tensor})")
         taken = [n for n in extras if n == "loss" or n in self.inputs or n in self.state.tensors]
@@ -271,8 +321,11 @@ def _emit(program: Program, traced: Traced, step: _Step, state: _State, inputs: 
     names = ["loss", *step.extras, *map(grad_name, step.gradients)]
     twice = [n for n, count in Counter([*names, *state.tensors, *inputs]).items() if count > 1]
     if twice:
-        raise GraphftError(f"'{twice[0]}' is what the gradient of a parameter is called here, and something else, too",
-                           rule="model", help="rename that parameter, buffer, input or result")
+        raise GraphftError(
+            f"'{twice[0]}' is what the gradient of a parameter is called here, and something else, too",
+            rule="model",
+            help="rename that parameter, buffer, input or result",
+        )
     results = {node: n for node, n in zip(traced.results, names, strict=True) if node is not None}
     parameters = [n for n in state.tensors if n in step.gradients]
     for n in parameters:
@@ -283,9 +336,12 @@ def _emit(program: Program, traced: Traced, step: _Step, state: _State, inputs: 
         if n in parameters and n not in written:
             continue
         if n in state.parameters and n in written:
-            raise GraphftError(f"the forward pass changes parameter {n} in place", rule="parameter-written",
-                               help="keep such a tensor in a buffer, and leave parameters to the optimizer "
-                                    "(nn.Embedding: without max_norm)")
+            raise GraphftError(
+                f"the forward pass changes parameter {n} in place",
+                rule="parameter-written",
+                help="keep such a tensor in a buffer, and leave parameters to the optimizer "
+                "(nn.Embedding: without max_norm)",
+            )
         if n not in state.saved and n not in read:
             continue
         kind = Kind.BUFFER if n in written else Kind.FROZEN if n in state.saved else Kind.CONST

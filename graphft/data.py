@@ -82,12 +82,18 @@ class DataSpec:
         if batch_size < 1:
             raise GraphftError(f"batch_size must be at least 1, got {batch_size}", rule="batch-size")
         if self.records < batch_size:
-            raise GraphftError(f"the data has {self.records} records, fewer than one batch of {batch_size}",
-                               rule="short-data", help="give more data, or a smaller batch_size")
+            raise GraphftError(
+                f"the data has {self.records} records, fewer than one batch of {batch_size}",
+                rule="short-data",
+                help="give more data, or a smaller batch_size",
+            )
         longest = max(c.records for c in self.chunks)
         if longest < batch_size:
-            raise GraphftError(f"the longest chunk has {longest} records, fewer than one batch of {batch_size}",
-                               rule="short-chunks", help="give a larger chunk_size, or a smaller batch_size")
+            raise GraphftError(
+                f"the longest chunk has {longest} records, fewer than one batch of {batch_size}",
+                rule="short-chunks",
+                help="give a larger chunk_size, or a smaller batch_size",
+            )
         return tuple(c.records // batch_size if drop_last else math.ceil(c.records / batch_size) for c in self.chunks)
 
     def store(self, folder: str | os.PathLike[str]) -> None:
@@ -132,8 +138,11 @@ class DataSpec:
             chunks = tuple(ChunkInfo(i, *map(int, c)) for i, c in enumerate(data["chunks"]))
             return DataSpec(str(data["kind"]), types, chunks, dict(data["source"]))
         except (KeyError, TypeError, ValueError, AttributeError) as e:
-            raise GraphftError(f"this is no description of data: {e!r}", rule="data",
-                               help="describe the data with graphft.arrays, dataset or files") from e
+            raise GraphftError(
+                f"this is no description of data: {e!r}",
+                rule="data",
+                help="describe the data with graphft.arrays, dataset or files",
+            ) from e
 
 
 def split(records: int, chunk_size: int) -> list[tuple[int, int]]:
@@ -144,8 +153,11 @@ def split(records: int, chunk_size: int) -> list[tuple[int, int]]:
 
 def check_chunk_size(chunk_size: int) -> None:
     if chunk_size < 1:
-        raise GraphftError(f"chunk_size must be at least 1, got {chunk_size}", rule="chunk-size",
-                           help="a chunk is what a trainer claims at a time: take some batches' worth of records")
+        raise GraphftError(
+            f"chunk_size must be at least 1, got {chunk_size}",
+            rule="chunk-size",
+            help="a chunk is what a trainer claims at a time: take some batches' worth of records",
+        )
 
 
 def check_columns(columns: Iterable[str]) -> tuple[str, ...]:
@@ -153,8 +165,11 @@ def check_columns(columns: Iterable[str]) -> tuple[str, ...]:
     names = tuple(columns)
     bad = [n for n in names if not n.isidentifier()]
     if not names or bad or len(set(names)) < len(names):
-        raise GraphftError(f"columns must be different Python identifiers, at least one; got {names}", rule="columns",
-                           help="name the columns like the inputs of the program")
+        raise GraphftError(
+            f"columns must be different Python identifiers, at least one; got {names}",
+            rule="columns",
+            help="name the columns like the inputs of the program",
+        )
     return names
 
 
@@ -165,8 +180,9 @@ def torch_dtype(name: str, dtype: np.dtype[Any]) -> str:
     try:
         return str(torch.from_numpy(np.empty(0, dtype.newbyteorder("="))).dtype).removeprefix("torch.")
     except TypeError:
-        raise GraphftError(f"column {name} has dtype {dtype}, which is no tensor's", rule="columns",
-                           help="encode it as numbers first") from None
+        raise GraphftError(
+            f"column {name} has dtype {dtype}, which is no tensor's", rule="columns", help="encode it as numbers first"
+        ) from None
 
 
 def arrays(chunk_size: int = 4096, **columns: torch.Tensor | np.ndarray | Sequence[Any]) -> DataSpec:
@@ -179,8 +195,11 @@ def arrays(chunk_size: int = 4096, **columns: torch.Tensor | np.ndarray | Sequen
     values = {name: _as_array(name, columns[name]) for name in names}
     lengths = {name: len(a) for name, a in values.items()}
     if len(set(lengths.values())) > 1:
-        raise GraphftError(f"columns have different lengths: {_listed(lengths)}", rule="column-lengths",
-                           help="give every column one entry per record")
+        raise GraphftError(
+            f"columns have different lengths: {_listed(lengths)}",
+            rule="column-lengths",
+            help="give every column one entry per record",
+        )
     records = lengths[names[0]]
     if records == 0:
         raise GraphftError("the columns have no records", rule="short-data", help="give at least one batch")
@@ -195,8 +214,9 @@ def _as_array(name: str, value: Any) -> np.ndarray:
         try:
             value = value.detach().cpu().numpy()
         except TypeError as e:
-            raise GraphftError(f"column {name}: {e}", rule="columns",
-                               help="give it as float32, and convert it in the model") from e
+            raise GraphftError(
+                f"column {name}: {e}", rule="columns", help="give it as float32, and convert it in the model"
+            ) from e
     array = np.asarray(value)
     if array.ndim == 0:
         raise GraphftError(f"column {name} is a single value", rule="columns", help="give one entry per record")
@@ -208,8 +228,11 @@ def _listed(items: Mapping[str, Any]) -> str:
 
 
 def dataset(
-    make: str | Callable[..., Any], args: Mapping[str, Any] | None = None, columns: Sequence[str] = ("x", "y"),
-    chunk_size: int = 4096, random: bool | None = None,
+    make: str | Callable[..., Any],
+    args: Mapping[str, Any] | None = None,
+    columns: Sequence[str] = ("x", "y"),
+    chunk_size: int = 4096,
+    random: bool | None = None,
 ) -> DataSpec:
     """Describes a map-style torch Dataset: what `make(**args)` returns, with `__len__` and `__getitem__`.
 
@@ -231,7 +254,14 @@ def dataset(
     names = check_columns(columns)
     records, types, draws = inspect_dataset(reference, names)
     chunks = tuple(ChunkInfo(i, n, start) for i, (start, n) in enumerate(split(records, chunk_size)))
-    return DataSpec("dataset", types, chunks, {
-        **reference.to_json(), "random": draws if random is None else random,
-        **({"trusted": True} if random is False else {}),
-        "fingerprint": dataset_fingerprint(reference.file, reference.module, reference.args, records)})
+    return DataSpec(
+        "dataset",
+        types,
+        chunks,
+        {
+            **reference.to_json(),
+            "random": draws if random is None else random,
+            **({"trusted": True} if random is False else {}),
+            "fingerprint": dataset_fingerprint(reference.file, reference.module, reference.args, records),
+        },
+    )

@@ -26,8 +26,11 @@ Fields = str | Sequence[str]
 
 
 def files(
-    urls: str | Sequence[str] | Mapping[str, str | Sequence[str]], format: str,
-    columns: Mapping[str, Fields] | None = None, dtypes: Mapping[str, str] | None = None, chunk_size: int = 4096,
+    urls: str | Sequence[str] | Mapping[str, str | Sequence[str]],
+    format: str,
+    columns: Mapping[str, Fields] | None = None,
+    dtypes: Mapping[str, str] | None = None,
+    chunk_size: int = 4096,
     storage_options: Mapping[str, Any] | None = None,
 ) -> DataSpec:
     """Describes records in files. `urls` are paths or what fsspec understands (`s3://...`, `zip://a.csv::file://...`).
@@ -50,8 +53,11 @@ def files(
     if format == "npy":
         return _describe_npy(urls, columns, dtypes, chunk_size, options)
     if isinstance(urls, Mapping) or not columns:
-        raise GraphftError(f"format {format} needs a list of urls, and columns", rule="columns",
-                           help='for example files(["a.csv"], "csv", columns={"x": ("f1", "f2"), "y": "label"})')
+        raise GraphftError(
+            f"format {format} needs a list of urls, and columns",
+            rule="columns",
+            help='for example files(["a.csv"], "csv", columns={"x": ("f1", "f2"), "y": "label"})',
+        )
     names = check_columns(columns)
     fields = {c: _names(columns[c]) for c in names}
     types = {c: _type(c, columns[c], (dtypes or {}).get(c, "float32")) for c in names}
@@ -65,14 +71,27 @@ def files(
     chunks = tuple(ChunkInfo(i, *r) for i, r in enumerate(ranges))
     if not chunks:
         raise GraphftError(f"no records in {', '.join(paths)}", rule="short-data", help="give at least one batch")
-    return DataSpec("files", types, chunks, {
-        "format": format, "urls": paths, "sizes": [stamps[url].size for url in paths], "fields": fields,
-        "scalar": [c for c in names if isinstance(columns[c], str)], "storage_options": options, **_as_found(stamps)})
+    return DataSpec(
+        "files",
+        types,
+        chunks,
+        {
+            "format": format,
+            "urls": paths,
+            "sizes": [stamps[url].size for url in paths],
+            "fields": fields,
+            "scalar": [c for c in names if isinstance(columns[c], str)],
+            "storage_options": options,
+            **_as_found(stamps),
+        },
+    )
 
 
 def _as_found(stamps: Mapping[str, Stamp]) -> dict[str, Any]:
-    return {"stamps": {url: stamp.to_json() for url, stamp in stamps.items()},
-            "fingerprint": {url: stamp.fingerprint for url, stamp in stamps.items()}}
+    return {
+        "stamps": {url: stamp.to_json() for url, stamp in stamps.items()},
+        "fingerprint": {url: stamp.fingerprint for url, stamp in stamps.items()},
+    }
 
 
 def urls_of(spec: DataSpec) -> list[str]:
@@ -92,11 +111,15 @@ def open_url(url: str, options: Mapping[str, Any]) -> Iterator[tuple[IO[bytes], 
             f: IO[bytes] = stack.enter_context(opened)
             stamp = stamp_of(opened, f)
         except ImportError as e:
-            raise GraphftError(f"{url} needs a package that is not installed", rule="missing-package",
-                               help=str(e)) from e
+            raise GraphftError(
+                f"{url} needs a package that is not installed", rule="missing-package", help=str(e)
+            ) from e
         except (OSError, KeyError, ValueError) as e:
-            raise GraphftError(f"cannot open {url}: {describe(e)}", rule="missing-file",
-                               help="check the URL, and that this machine may read it") from e
+            raise GraphftError(
+                f"cannot open {url}: {describe(e)}",
+                rule="missing-file",
+                help="check the URL, and that this machine may read it",
+            ) from e
         yield f, stamp
 
 
@@ -116,16 +139,22 @@ def _type(column: str, fields: Fields, dtype: str) -> Type:
     try:
         name = torch_dtype(column, np.dtype(dtype))
     except TypeError:
-        raise GraphftError(f"column {column}: unknown dtype {dtype!r}", rule="columns",
-                           help="give a NumPy dtype such as float32 or int64") from None
+        raise GraphftError(
+            f"column {column}: unknown dtype {dtype!r}",
+            rule="columns",
+            help="give a NumPy dtype such as float32 or int64",
+        ) from None
     return Type(name, ("batch",) if isinstance(fields, str) else ("batch", len(fields)))
 
 
 def _need(fields: Sequence[str], there: Sequence[str], url: str) -> None:
     missing = [f for f in fields if f not in there]
     if missing:
-        raise GraphftError(f"{url} has no field {', '.join(missing)}", rule="columns",
-                           help=f"its fields are {', '.join(map(str, there))}")
+        raise GraphftError(
+            f"{url} has no field {', '.join(missing)}",
+            rule="columns",
+            help=f"its fields are {', '.join(map(str, there))}",
+        )
 
 
 Range = tuple[int, int, int, int, int]
@@ -228,32 +257,49 @@ def _text_ranges(records: Iterator[bytes], number: int, offset: int, chunk_size:
 _DESCRIBE = {"parquet": _describe_parquet, "csv": _describe_csv, "jsonl": _describe_jsonl}
 
 
-def _describe_npy(
-    urls: Any, columns: Any, dtypes: Any, chunk_size: int, options: dict[str, Any]
-) -> DataSpec:
+def _describe_npy(urls: Any, columns: Any, dtypes: Any, chunk_size: int, options: dict[str, Any]) -> DataSpec:
     if not isinstance(urls, Mapping) or columns or dtypes:
-        raise GraphftError("format npy takes its columns from urls", rule="columns",
-                           help='for example files({"x": ["x0.npy"], "y": ["y0.npy"]}, "npy")')
+        raise GraphftError(
+            "format npy takes its columns from urls",
+            rule="columns",
+            help='for example files({"x": ["x0.npy"], "y": ["y0.npy"]}, "npy")',
+        )
     names = check_columns(urls)
     paths = {c: _listed(urls[c]) for c in names}
     found = {u: _npy_shape(u, options) for c in names for u in paths[c]}
     shapes = {c: [found[u][0] for u in paths[c]] for c in names}
     for c in names:
         if len({(dtype, shape[1:]) for shape, dtype in shapes[c]}) > 1:
-            raise GraphftError(f"the files of column {c} differ in dtype or record shape: {shapes[c]}", rule="columns",
-                               help="write them alike")
+            raise GraphftError(
+                f"the files of column {c} differ in dtype or record shape: {shapes[c]}",
+                rule="columns",
+                help="write them alike",
+            )
     rows = {c: [shape[0] for shape, _ in shapes[c]] for c in names}
     if len({tuple(r) for r in rows.values()}) > 1:
-        raise GraphftError(f"the columns' files have different numbers of rows: {rows}", rule="column-lengths",
-                           help="give every column as many files, the i-th ones with as many rows")
+        raise GraphftError(
+            f"the columns' files have different numbers of rows: {rows}",
+            rule="column-lengths",
+            help="give every column as many files, the i-th ones with as many rows",
+        )
     counts = rows[names[0]]
     ranges = [(n, start, i) for i, count in enumerate(counts) for start, n in split(count, chunk_size)]
     if not ranges:
         raise GraphftError("the files have no rows", rule="short-data", help="give at least one batch")
     types = {c: Type(torch_dtype(c, dtype), ("batch", *shape[1:])) for c, ((shape, dtype), *_) in shapes.items()}
     chunks = tuple(ChunkInfo(i, *r) for i, r in enumerate(ranges))
-    return DataSpec("files", types, chunks, {"format": "npy", "urls": paths, "rows": counts, "storage_options": options,
-                                             **_as_found({url: stamp for url, (_, stamp) in found.items()})})
+    return DataSpec(
+        "files",
+        types,
+        chunks,
+        {
+            "format": "npy",
+            "urls": paths,
+            "rows": counts,
+            "storage_options": options,
+            **_as_found({url: stamp for url, (_, stamp) in found.items()}),
+        },
+    )
 
 
 def _npy_shape(url: str, options: Mapping[str, Any]) -> tuple[tuple[tuple[int, ...], np.dtype[Any]], Stamp]:
@@ -264,8 +310,11 @@ def _npy_shape(url: str, options: Mapping[str, Any]) -> tuple[tuple[tuple[int, .
     if not shape:
         raise GraphftError(f"{url} holds a single value", rule="format", help="give one row per record")
     if fortran and len(shape) > 1:
-        raise GraphftError(f"{url} is in Fortran order, so its rows are scattered", rule="format",
-                           help="write numpy.ascontiguousarray of it")
+        raise GraphftError(
+            f"{url} is in Fortran order, so its rows are scattered",
+            rule="format",
+            help="write numpy.ascontiguousarray of it",
+        )
     return (shape, dtype), stamp
 
 

@@ -34,8 +34,11 @@ def dataset_fingerprint(file: str, module: str, args: Mapping[str, Any], records
     What the function reads, and modules that its own imports, take no part.
     """
     source = file or _source_of(module)
-    return {"code": digest(Path(source).read_bytes()) if source else digest(module),
-            "args": digest(json.dumps(dict(args), sort_keys=True)), "records": str(records)}
+    return {
+        "code": digest(Path(source).read_bytes()) if source else digest(module),
+        "args": digest(json.dumps(dict(args), sort_keys=True)),
+        "records": str(records),
+    }
 
 
 def _source_of(module: str) -> str:

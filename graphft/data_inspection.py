@@ -30,8 +30,11 @@ def inspect_dataset(reference: Reference, columns: Sequence[str]) -> tuple[int, 
     except (GraphftError, KeyboardInterrupt):
         raise
     except BaseException as e:
-        raise GraphftError(f"reading record 0 of the dataset of {reference} failed: {describe(e)}",
-                           rule="dataset", help="its items must be what torch's default_collate takes") from e
+        raise GraphftError(
+            f"reading record 0 of the dataset of {reference} failed: {describe(e)}",
+            rule="dataset",
+            help="its items must be what torch's default_collate takes",
+        ) from e
     types = {name: _type(reference, name, value) for name, value in batch.items()}
     for index in _chosen(records):
         try:
@@ -64,8 +67,11 @@ def _type(reference: Reference, column: str, value: Any) -> Type:
     import torch
 
     if not isinstance(value, torch.Tensor):
-        raise GraphftError(f"column {column} of the dataset of {reference} is no tensor but {type(value).__name__}",
-                           rule="columns", help="encode it as numbers")
+        raise GraphftError(
+            f"column {column} of the dataset of {reference} is no tensor but {type(value).__name__}",
+            rule="columns",
+            help="encode it as numbers",
+        )
     return Type(str(value.dtype).removeprefix("torch."), ("batch", *value.shape[1:]))
 
 
@@ -74,10 +80,12 @@ def _compare(reference: Reference, index: int, one: Mapping[str, Any], other: Ma
     if different:
         raise GraphftError(
             f"record {index} of the dataset of {reference} is another one when it is read again: column "
-            f"{', '.join(different)} differs, with the same seeds", rule="dataset-changes",
+            f"{', '.join(different)} differs, with the same seeds",
+            rule="dataset-changes",
             help="an item may depend on its index and on numbers from torch's, NumPy's and Python's global generators, "
-                 "which are seeded per batch; not on the time, on what was read before, or on a generator that the "
-                 "dataset keeps, which moves on with each item, seeded or not: make one for each item, from its index")
+            "which are seeded per batch; not on the time, on what was read before, or on a generator that the "
+            "dataset keeps, which moves on with each item, seeded or not: make one for each item, from its index",
+        )
 
 
 def _same_bits(one: Any, other: Any) -> bool:

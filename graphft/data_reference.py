@@ -37,8 +37,11 @@ class Reference:
         try:
             plain: dict[str, Any] = json.loads(json.dumps(dict(args), allow_nan=False))
         except (TypeError, ValueError) as e:
-            raise GraphftError(f"the dataset's args are not JSON-serialisable: {e}", rule="dataset-args",
-                               help="give numbers, strings, lists and dicts; open files inside the function") from e
+            raise GraphftError(
+                f"the dataset's args are not JSON-serialisable: {e}",
+                rule="dataset-args",
+                help="give numbers, strings, lists and dicts; open files inside the function",
+            ) from e
         reference = _from_text(make, plain) if isinstance(make, str) else _from_object(make, plain)
         reference.resolve()
         return reference
@@ -63,15 +66,23 @@ class Reference:
             for part in self.name.split("."):
                 found = getattr(found, part)
         except SystemExit as e:
-            raise GraphftError(f"{self.file or self.module} ended the process while it was imported ({describe(e)})",
-                               rule="dataset-reference",
-                               help="end scripts behind `if __name__ == '__main__':` only") from e
+            raise GraphftError(
+                f"{self.file or self.module} ended the process while it was imported ({describe(e)})",
+                rule="dataset-reference",
+                help="end scripts behind `if __name__ == '__main__':` only",
+            ) from e
         except (ImportError, OSError, AttributeError) as e:
-            raise GraphftError(f"no dataset at {self}: {e}", rule="dataset-reference",
-                               help="give module:function or file.py:function, of a function at the top level") from e
+            raise GraphftError(
+                f"no dataset at {self}: {e}",
+                rule="dataset-reference",
+                help="give module:function or file.py:function, of a function at the top level",
+            ) from e
         if not callable(found):
-            raise GraphftError(f"{self} is no function", rule="dataset-reference",
-                               help="name the function (or class) that returns the dataset, not the dataset")
+            raise GraphftError(
+                f"{self} is no function",
+                rule="dataset-reference",
+                help="name the function (or class) that returns the dataset, not the dataset",
+            )
         return found
 
     def make(self) -> Any:
@@ -86,19 +97,26 @@ class Reference:
         except KeyboardInterrupt:
             raise
         except BaseException as e:  # SystemExit, too: user code must not end a process as if it were done
-            raise GraphftError(f"{self} failed: {describe(e)}", rule="dataset",
-                               help=f"it is called with {self.args or 'no arguments'}") from e
+            raise GraphftError(
+                f"{self} failed: {describe(e)}", rule="dataset", help=f"it is called with {self.args or 'no arguments'}"
+            ) from e
         if not (hasattr(made, "__len__") and hasattr(made, "__getitem__")):
-            raise GraphftError(f"{self} returned a {type(made).__name__}, which is no map-style dataset",
-                               rule="dataset", help="return an object with __len__ and __getitem__")
+            raise GraphftError(
+                f"{self} returned a {type(made).__name__}, which is no map-style dataset",
+                rule="dataset",
+                help="return an object with __len__ and __getitem__",
+            )
         return made
 
 
 def _from_text(text: str, args: dict[str, Any]) -> Reference:
     where, colon, name = text.rpartition(":")
     if not colon or not name:
-        raise GraphftError(f"{text!r} is no reference to a function", rule="dataset-reference",
-                           help="write module:function or path/to/file.py:function")
+        raise GraphftError(
+            f"{text!r} is no reference to a function",
+            rule="dataset-reference",
+            help="write module:function or path/to/file.py:function",
+        )
     if where.endswith(".py"):
         file = os.path.abspath(where)
         return Reference("", file, os.path.dirname(file), name, args)
@@ -109,8 +127,11 @@ def _from_object(make: Callable[..., Any], args: dict[str, Any]) -> Reference:
     name, module = getattr(make, "__qualname__", "<"), sys.modules.get(getattr(make, "__module__", ""))
     file = getattr(module, "__file__", None)
     if "<" in name or module is None or file is None:
-        raise GraphftError(f"{make!r} cannot be found again by another process", rule="dataset-reference",
-                           help="define it at the top level of a module or script: no lambda, no inner function")
+        raise GraphftError(
+            f"{make!r} cannot be found again by another process",
+            rule="dataset-reference",
+            help="define it at the top level of a module or script: no lambda, no inner function",
+        )
     file = os.path.abspath(file)
     if module.__name__ == "__main__" and not getattr(module, "__package__", None):
         return Reference("", file, os.path.dirname(file), name, args)
@@ -141,11 +162,17 @@ def named(item: Any, columns: Sequence[str]) -> dict[str, Any]:
     if isinstance(item, Mapping):
         missing = [c for c in columns if c not in item]
         if missing:
-            raise GraphftError(f"the dataset's items have no {', '.join(missing)}", rule="columns",
-                               help=f"their keys are {', '.join(map(str, item))}")
+            raise GraphftError(
+                f"the dataset's items have no {', '.join(missing)}",
+                rule="columns",
+                help=f"their keys are {', '.join(map(str, item))}",
+            )
         return {c: item[c] for c in columns}
     parts = item if isinstance(item, (tuple, list)) else (item,)
     if len(parts) != len(columns):
-        raise GraphftError(f"the dataset's items have {len(parts)} parts, but {len(columns)} columns are named: "
-                           f"{', '.join(columns)}", rule="columns", help="name each part of an item in columns")
+        raise GraphftError(
+            f"the dataset's items have {len(parts)} parts, but {len(columns)} columns are named: {', '.join(columns)}",
+            rule="columns",
+            help="name each part of an item in columns",
+        )
     return dict(zip(columns, parts, strict=True))

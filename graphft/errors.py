@@ -78,7 +78,13 @@ class ProgramError(GraphftError):
     """An error at a place in a program. `after` is the pass behind which it was found, if one was."""
 
     def __init__(
-        self, message: str, *, block: Block | None = None, index: int | None = None, rule: str = "", help: str = "",
+        self,
+        message: str,
+        *,
+        block: Block | None = None,
+        index: int | None = None,
+        rule: str = "",
+        help: str = "",
         after: str = "",
     ) -> None:
         self.block, self.index, self.after = block, index, after

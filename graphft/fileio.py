@@ -28,11 +28,11 @@ class PieceWriter:
         """Raises OSError; what was written up to then stays in the file."""
         view = memoryview(data)
         for start in range(0, view.nbytes, PIECE):
-            piece = view[start:start + PIECE]
+            piece = view[start : start + PIECE]
             self._digest.update(piece)
             self.bytes += piece.nbytes
             while piece.nbytes:
-                piece = piece[os.write(self._descriptor, piece):]
+                piece = piece[os.write(self._descriptor, piece) :]
 
 
 @contextlib.contextmanager

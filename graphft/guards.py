@@ -17,8 +17,20 @@ from graphft.errors import GraphftError
 from graphft.locations import TORCH, error_line
 from graphft.symbolic import Symbols
 
-_META = tuple(TORCH + d for d in (
-    "_subclasses", "_meta_registrations", "_prims", "_refs", "_decomp", "fx", "_inductor", "_library", "_higher_order"))
+_META = tuple(
+    TORCH + d
+    for d in (
+        "_subclasses",
+        "_meta_registrations",
+        "_prims",
+        "_refs",
+        "_decomp",
+        "fx",
+        "_inductor",
+        "_library",
+        "_higher_order",
+    )
+)
 """Torch's code for tensors without data: what it decides on sizes is about strides and errors, not about values."""
 
 _DATA_DEPENDENT = (DataDependentOutputException, GuardOnDataDependentSymNode)
@@ -38,18 +50,23 @@ def captured(symbols: Symbols) -> Iterator[None]:
         if isinstance(error, _DATA_DEPENDENT):
             raise GraphftError(
                 f"{where}the code needs the value of a tensor, which a captured program has no place for ({text})",
-                rule="capture", help="replace .item(), .tolist(), bool(tensor), and `if`s on tensors by torch.where "
-                                     "or other tensor operations") from error
+                rule="capture",
+                help="replace .item(), .tolist(), bool(tensor), and `if`s on tensors by torch.where "
+                "or other tensor operations",
+            ) from error
         if isinstance(error, (DynamicOutputShapeException, UnsupportedOperatorException)):
             raise GraphftError(
-                f"{where}{text} gives a result whose shape depends on values", rule="capture",
-                help="use an operation with a fixed result shape (a mask instead of indexing by it, for one)"
+                f"{where}{text} gives a result whose shape depends on values",
+                rule="capture",
+                help="use an operation with a fixed result shape (a mask instead of indexing by it, for one)",
             ) from error
         dims = ", ".join(f"{n} (here {d.node.hint})" for n, d in symbols.dims.items())
         raise GraphftError(
-            f"{where}{type(error).__name__}: {text}", rule="capture",
+            f"{where}{type(error).__name__}: {text}",
+            rule="capture",
             help=f"the model runs with the named dimensions {dims or '(none)'}; inputs that must agree in a size "
-                 "need the same name for it, and what the code cannot vary needs a number") from error
+            "need the same name for it, and what the code cannot vary needs a number",
+        ) from error
 
 
 def assumptions(symbols: Symbols) -> tuple[tuple[str, str], ...]:
@@ -62,11 +79,16 @@ def assumptions(symbols: Symbols) -> tuple[tuple[str, str], ...]:
         line = line or "the model"
         if isinstance(value, int):  # the example size, which says nothing to the user
             raise GraphftError(
-                f"dimension {name} must vary, but {line} makes a number of it", rule="dimension",
+                f"dimension {name} must vary, but {line} makes a number of it",
+                rule="dimension",
                 help=f"give {name} as a number in inputs (recurrent networks need their length so), or do not make a "
-                     "number of a size there (x.shape[0] instead of len(x), for one)")
-        raise GraphftError(f"dimension {name} must vary, but {line} makes it equal to {value}", rule="dimension",
-                           help=f"give both sizes the same name in inputs, if they always agree: {value}")
+                "number of a size there (x.shape[0] instead of len(x), for one)",
+            )
+        raise GraphftError(
+            f"dimension {name} must vary, but {line} makes it equal to {value}",
+            rule="dimension",
+            help=f"give both sizes the same name in inputs, if they always agree: {value}",
+        )
     decisions = [d for d in symbols.env.decisions if not d.file.startswith(_META)]
     for decision in decisions:
         condition = symbols.named_condition(decision.expression)

@@ -132,8 +132,13 @@ class Variable:
     program: Program | None = field(default=None, repr=False)
 
     def __eq__(self, other: object) -> bool:
-        return (isinstance(other, Variable) and self.name == other.name and self.type == other.type
-                and self.kind is other.kind and same(self.attrs, other.attrs))
+        return (
+            isinstance(other, Variable)
+            and self.name == other.name
+            and self.type == other.type
+            and self.kind is other.kind
+            and same(self.attrs, other.attrs)
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -171,8 +176,13 @@ class Operator:
     def __eq__(self, other: object) -> bool:
         from graphft.registry import given_attrs
 
-        return (isinstance(other, Operator) and self.type == other.type and self.outputs == other.outputs
-                and same(self.args, other.args) and same(given_attrs(self), given_attrs(other)))
+        return (
+            isinstance(other, Operator)
+            and self.type == other.type
+            and self.outputs == other.outputs
+            and same(self.args, other.args)
+            and same(given_attrs(self), given_attrs(other))
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -234,8 +244,12 @@ class Block:
             for _ in types:
                 names.append(self.program.fresh(stem, names))
         if len(names) != len(types):
-            raise ProgramError(f"{type} has {len(types)} results, but {len(names)} names were given: {names}",
-                               block=self, rule="results", help="name each result, or None for one not wanted")
+            raise ProgramError(
+                f"{type} has {len(types)} results, but {len(names)} names were given: {names}",
+                block=self,
+                rule="results",
+                help="name each result, or None for one not wanted",
+            )
         op.outputs = tuple(names)
         created = []
         for name, t in zip(names, types, strict=True):
@@ -246,8 +260,12 @@ class Block:
         return None if not created else created[0] if len(created) == 1 else tuple(created)
 
     def __eq__(self, other: object) -> bool:
-        return (isinstance(other, Block) and self.name == other.name and same(self.attrs, other.attrs)
-                and self.ops == other.ops)
+        return (
+            isinstance(other, Block)
+            and self.name == other.name
+            and same(self.attrs, other.attrs)
+            and self.ops == other.ops
+        )
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -288,12 +306,16 @@ class Program:
         self.blocks[name].attrs.update(attrs)
         return self.blocks[name]
 
-    def variable(self, name: str, type: Type, kind: Kind = Kind.TEMP, value: torch.Tensor | None = None,
-                 **attrs: Arg) -> Variable:
+    def variable(
+        self, name: str, type: Type, kind: Kind = Kind.TEMP, value: torch.Tensor | None = None, **attrs: Arg
+    ) -> Variable:
         """Declares a variable. Raises ProgramError if the name is taken."""
         if name in self.variables:
-            raise ProgramError(f"variable %{name} is declared twice in program '{self.name}'", rule="redeclared",
-                               help="choose another name, or use the variable that is there")
+            raise ProgramError(
+                f"variable %{name} is declared twice in program '{self.name}'",
+                rule="redeclared",
+                help="choose another name, or use the variable that is there",
+            )
         var = self.variables[name] = Variable(name, type, kind, dict(attrs), self)
         if value is not None:
             self.values[name] = value
@@ -340,9 +362,14 @@ class Program:
         return new
 
     def __eq__(self, other: object) -> bool:
-        return (isinstance(other, Program) and self.name == other.name and same(self.attrs, other.attrs)
-                and self.variables == other.variables and list(self.blocks) == list(other.blocks)
-                and all(self.blocks[n] == other.blocks[n] for n in self.blocks))
+        return (
+            isinstance(other, Program)
+            and self.name == other.name
+            and same(self.attrs, other.attrs)
+            and self.variables == other.variables
+            and list(self.blocks) == list(other.blocks)
+            and all(self.blocks[n] == other.blocks[n] for n in self.blocks)
+        )
 
     __hash__ = None  # type: ignore[assignment]
 

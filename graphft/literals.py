@@ -20,16 +20,28 @@ DEVICE = Sym("@device")
 """The literal that stands for the role's device."""
 
 _BINARY: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod, ast.Div: operator.truediv, ast.Pow: operator.pow,
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Div: operator.truediv,
+    ast.Pow: operator.pow,
 }
 _COMPARE: dict[type, Callable[[Any, Any], Any]] = {
-    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
 _CALLS: dict[str, Callable[..., Any]] = {
-    "Mod": operator.mod, "PythonMod": operator.mod, "FloorDiv": operator.floordiv,
-    "Max": torch.sym_max, "Min": torch.sym_min,
+    "Mod": operator.mod,
+    "PythonMod": operator.mod,
+    "FloorDiv": operator.floordiv,
+    "Max": torch.sym_max,
+    "Min": torch.sym_min,
 }
 
 
@@ -43,8 +55,11 @@ def evaluate(expression: Dim, dims: dict[str, Any]) -> Any:
     try:
         return _evaluate(ast.parse(expression, mode="eval").body, dims)
     except (SyntaxError, KeyError, TypeError, ZeroDivisionError) as error:
-        raise GraphftError(f"cannot evaluate dimension {expression!r}: {error}", rule="dimension",
-                           help="a dimension is a number or an expression over names, such as 2*batch") from None
+        raise GraphftError(
+            f"cannot evaluate dimension {expression!r}: {error}",
+            rule="dimension",
+            help="a dimension is a number or an expression over names, such as 2*batch",
+        ) from None
 
 
 def _evaluate(node: ast.expr, dims: dict[str, Any]) -> Any:
@@ -95,9 +110,11 @@ def literal(value: Any) -> Arg:
         return DEVICE
     if isinstance(value, (list, tuple)):
         return tuple(map(literal, value))
-    raise GraphftError(f"a {type(value).__name__} cannot be an operand: {value!r}", rule="literal",
-                       help="use numbers, strings, dtypes and devices; draw random numbers from torch's default "
-                            "generator")
+    raise GraphftError(
+        f"a {type(value).__name__} cannot be an operand: {value!r}",
+        rule="literal",
+        help="use numbers, strings, dtypes and devices; draw random numbers from torch's default generator",
+    )
 
 
 def resolve(value: Arg, device: str | torch.device) -> Any:
@@ -110,6 +127,9 @@ def resolve(value: Arg, device: str | torch.device) -> Any:
         return torch.device(device)
     found = getattr(torch, value.name.removeprefix("torch."), None) if value.name.startswith("torch.") else None
     if not isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
-        raise GraphftError(f"{value.name} is no literal that torch knows", rule="literal",
-                           help="write a dtype, layout or memory format, such as torch.float32, or @device")
+        raise GraphftError(
+            f"{value.name} is no literal that torch knows",
+            rule="literal",
+            help="write a dtype, layout or memory format, such as torch.float32, or @device",
+        )
     return found

@@ -46,8 +46,9 @@ def section(definition: OpDef) -> str:
 
 
 def _signature(definition: OpDef) -> str:
-    slots = ", ".join(f"{'*' if s.variadic else ''}%{s.name}{'!' if s.name in definition.writes else ''}"
-                      for s in definition.slots)
+    slots = ", ".join(
+        f"{'*' if s.variadic else ''}%{s.name}{'!' if s.name in definition.writes else ''}" for s in definition.slots
+    )
     attrs = ", ".join(a.name if a.required else f"{a.name} = {format_value(a.default)}" for a in definition.attrs)
     return f"{_results(definition)}{definition.name}({slots}){f' {{{attrs}}}' if attrs else ''}"
 

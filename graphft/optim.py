@@ -30,8 +30,11 @@ class Optimizer:
         try:  # torch checks the ranges of its options: one place for them
             self.torch_class([torch.empty(0)], **(options | {"lr": 0.0 if callable(self.lr) else self.lr}))
         except (TypeError, ValueError, RuntimeError) as error:
-            raise GraphftError(f"{type(self).__name__}: {error}", rule="optimizer-option",
-                               help=f"see torch.optim.{self.torch_class.__name__} for what the options mean") from error
+            raise GraphftError(
+                f"{type(self).__name__}: {error}",
+                rule="optimizer-option",
+                help=f"see torch.optim.{self.torch_class.__name__} for what the options mean",
+            ) from error
 
     def attributes(self) -> dict[str, Arg]:
         """The op's attributes."""
@@ -122,8 +125,11 @@ class RMSprop(Optimizer):
     maximize: bool = field(default=False, kw_only=True)
 
     def state(self) -> dict[str, float]:
-        return ({"square_avg": 0.0, "step": 0.0} | ({"momentum_buffer": 0.0} if self.momentum else {})
-                | ({"grad_avg": 0.0} if self.centered else {}))
+        return (
+            {"square_avg": 0.0, "step": 0.0}
+            | ({"momentum_buffer": 0.0} if self.momentum else {})
+            | ({"grad_avg": 0.0} if self.centered else {})
+        )
 
 
 OPTIMIZERS: dict[str, type[Optimizer]] = {c.op: c for c in (SGD, Adam, AdamW, Adagrad, RMSprop)}
@@ -170,5 +176,8 @@ def _plain(value: object) -> Arg:
 
 def _positive(clip: Clip, value: object) -> None:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
-        raise GraphftError(f"{type(clip).__name__} takes a positive number, got {value!r}", rule="optimizer-option",
-                           help="give the limit of the gradients")
+        raise GraphftError(
+            f"{type(clip).__name__} takes a positive number, got {value!r}",
+            rule="optimizer-option",
+            help="give the limit of the gradients",
+        )

@@ -21,7 +21,7 @@ _OP_START = re.compile(r"[%_]|[A-Za-z_][A-Za-z0-9_.]*[ \t]*\(")
 _RESULT_START = re.compile(r"%|_(?![A-Za-z0-9_.]*[ \t]*\()")
 _BLOCK_START = re.compile(r"block[ \t]+[^ \t(]")
 _STRING = re.compile(r'"((?:[^"\\]|\\.)*)"')
-_ESCAPE = re.compile(r'\\(u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)')
+_ESCAPE = re.compile(r"\\(u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)")
 _SPACE = re.compile(r"[ \t]*(?:#.*)?")
 _PLAIN = {'"': '"', "\\": "\\", "n": "\n", "r": "\r", "t": "\t"}
 _WORDS = {"true": True, "false": False, "none": None}
@@ -38,8 +38,12 @@ class ParseError(GraphftError):
     def render(self) -> str:
         gutter = " " * len(f" {self.line:3d}")
         pointer = re.sub(r"[^\t]", " ", self.text[: self.column - 1]) + "^"
-        lines = [f"error[{self.rule}]: {self.message}", f"  --> {self.source}:{self.line}:{self.column}",
-                 f" {self.line:3d} | {self.text}", f"{gutter} | {pointer}"]
+        lines = [
+            f"error[{self.rule}]: {self.message}",
+            f"  --> {self.source}:{self.line}:{self.column}",
+            f" {self.line:3d} | {self.text}",
+            f"{gutter} | {pointer}",
+        ]
         return "\n".join(lines + [f"help: {self.help}"] * bool(self.help))
 
 
@@ -140,8 +144,11 @@ class _Line:
             var = Variable(name, self.type(), Kind.TEMP, {}, program)
             known = program.variables.setdefault(name, var)
             if known.type != var.type:
-                raise self.error(f"%{name} is {var.type} here, but {known.type} where it was declared", at=start,
-                                 help="give both the same type, or rename one")
+                raise self.error(
+                    f"%{name} is {var.type} here, but {known.type} where it was declared",
+                    at=start,
+                    help="give both the same type, or rename one",
+                )
         return name
 
     def variable(self) -> str:
@@ -221,8 +228,10 @@ class _Line:
             return self.integer(number[0], start) if _INTEGER.fullmatch(number[0]) else float(number[0])
         symbol = self.match(SYMBOL)
         if not symbol:
-            raise self.error(f"expected a value, got {self.found()}",
-                             help='a value is a %variable, number, "string", true, false, none, symbol or (tuple)')
+            raise self.error(
+                f"expected a value, got {self.found()}",
+                help='a value is a %variable, number, "string", true, false, none, symbol or (tuple)',
+            )
         return _WORDS[symbol] if symbol in _WORDS else Sym(symbol)
 
     def tuple(self, start: int, depth: int) -> tuple[Arg, ...]:
@@ -252,8 +261,11 @@ class _Line:
         if len(code) > 1 and int(code[1:], 16) <= 0x10FFFF:
             return chr(int(code[1:], 16))
         if code not in _PLAIN:
-            raise self.error(f"unknown escape \\{code} in a string", at=body + m.start(),
-                             help='known are \\" \\\\ \\n \\r \\t \\uXXXX \\UXXXXXXXX')
+            raise self.error(
+                f"unknown escape \\{code} in a string",
+                at=body + m.start(),
+                help='known are \\" \\\\ \\n \\r \\t \\uXXXX \\UXXXXXXXX',
+            )
         return _PLAIN[code]
 
     def label(self, what: str) -> str:
@@ -313,4 +325,3 @@ class _Line:
     def error(self, message: str, at: int | None = None, help: str = "") -> ParseError:
         column = (self.skip() if at is None else at) + 1
         return ParseError(message, source=self.source, line=self.number, column=column, text=self.text, help=help)
-

@@ -98,8 +98,9 @@ class PassPlan:
 
     def __init__(self, plan: Plan, index: int, start_step: int) -> None:
         self.index, self.start_step = index, start_step
-        order = permutation(len(plan.records), _ORDER, plan.seed, index) if plan.shuffle else np.arange(
-            len(plan.records))
+        order = (
+            permutation(len(plan.records), _ORDER, plan.seed, index) if plan.shuffle else np.arange(len(plan.records))
+        )
         self._chunks = [order[v :: plan.slots] for v in range(plan.slots)]
         self._ends = [np.cumsum(plan.batches[chunks]) for chunks in self._chunks]
         self._plan = plan
@@ -124,8 +125,11 @@ class PassPlan:
         for slot, (chunks, ends) in enumerate(zip(self._chunks, self._ends, strict=True)):
             counts = self._plan.batches[chunks]
             begins = ends - counts + self.start_step
-            result += [PlannedChunk(c, slot, b, b + n - 1) for c, b, n in
-                       zip(chunks.tolist(), begins.tolist(), counts.tolist(), strict=True) if n]
+            result += [
+                PlannedChunk(c, slot, b, b + n - 1)
+                for c, b, n in zip(chunks.tolist(), begins.tolist(), counts.tolist(), strict=True)
+                if n
+            ]
         return result
 
 
@@ -135,13 +139,25 @@ class Plan:
     Raises GraphftError when there is no batch at all, or a number makes no sense.
     """
 
-    def __init__(self, records: Sequence[int], *, slots: int, batch_size: int, seed: int = 0, passes: int = 1,
-                 drop_last: bool = False, shuffle: bool = True) -> None:
+    def __init__(
+        self,
+        records: Sequence[int],
+        *,
+        slots: int,
+        batch_size: int,
+        seed: int = 0,
+        passes: int = 1,
+        drop_last: bool = False,
+        shuffle: bool = True,
+    ) -> None:
         _check_positive(slots=slots, batch_size=batch_size, passes=passes)
         self.records = tuple(int(n) for n in records)
         if any(n < 0 for n in self.records):
-            raise GraphftError(f"a chunk has {min(self.records)} records", rule="plan",
-                               help="give each chunk's number of records, 0 or more")
+            raise GraphftError(
+                f"a chunk has {min(self.records)} records",
+                rule="plan",
+                help="give each chunk's number of records, 0 or more",
+            )
         self.slots, self.batch_size, self.seed, self.passes = slots, batch_size, seed, passes
         self.drop_last, self.shuffle = drop_last, shuffle
         counts = np.array(self.records, dtype=np.int64)
@@ -150,9 +166,12 @@ class Plan:
         if not self.batches.sum():
             raise GraphftError(
                 f"the data has no batch: {sum(self.records)} records in {len(self.records)} chunks, batches of "
-                f"{batch_size}" + (" (incomplete ones dropped)" if drop_last else ""), rule="no-batch",
-                help="choose a smaller batch_size, larger chunks, or drop_last=False" if sum(self.records)
-                else "give data with at least one record")
+                f"{batch_size}" + (" (incomplete ones dropped)" if drop_last else ""),
+                rule="no-batch",
+                help="choose a smaller batch_size, larger chunks, or drop_last=False"
+                if sum(self.records)
+                else "give data with at least one record",
+            )
         self._recent: dict[int, PassPlan] = {}
 
     @cached_property
@@ -174,8 +193,11 @@ class Plan:
     def pass_plan(self, index: int) -> PassPlan:
         """The plan of one pass; the last few are kept."""
         if not 0 <= index < self.passes:
-            raise GraphftError(f"there is no pass {index}: the job has {self.passes}", rule="plan",
-                               help=f"passes are 0 to {self.passes - 1}")
+            raise GraphftError(
+                f"there is no pass {index}: the job has {self.passes}",
+                rule="plan",
+                help=f"passes are 0 to {self.passes - 1}",
+            )
         if index not in self._recent:
             while len(self._recent) > 1:
                 del self._recent[next(iter(self._recent))]

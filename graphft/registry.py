@@ -85,7 +85,11 @@ _FAMILIES: dict[str, Callable[[str], OpDef | None]] = {}
 
 
 def op(
-    name: str, *, infer: Infer | Sequence[Type] = (), check: Check | None = None, writes: Sequence[str] = (),
+    name: str,
+    *,
+    infer: Infer | Sequence[Type] = (),
+    check: Check | None = None,
+    writes: Sequence[str] = (),
     effect: bool = False,
 ) -> Callable[[Kernel], Kernel]:
     """Registers the decorated kernel as op `name` (see the module's docstring).
@@ -96,8 +100,21 @@ def op(
     def register(kernel: Kernel) -> Kernel:
         slots, attrs = _signature(kernel)
         fn = infer if callable(infer) else (lambda op, block, types=tuple(infer): types)
-        define(OpDef(name, kernel, slots, attrs, fn, check, tuple(writes), effect, inspect.getdoc(kernel) or "",
-                     kernel.__module__.rsplit(".", 1)[-1], results=None if callable(infer) else tuple(infer)))
+        define(
+            OpDef(
+                name,
+                kernel,
+                slots,
+                attrs,
+                fn,
+                check,
+                tuple(writes),
+                effect,
+                inspect.getdoc(kernel) or "",
+                kernel.__module__.rsplit(".", 1)[-1],
+                results=None if callable(infer) else tuple(infer),
+            )
+        )
         return kernel
 
     return register
@@ -136,16 +153,20 @@ def require(op: Operator, block: Block | None = None, index: int | None = None) 
         import difflib
 
         near = difflib.get_close_matches(op.type, list(_OPS), 3)
-        raise ProgramError(f"no op is named {op.type}", block=block, index=index, rule="unknown-op",
-                           help=f"did you mean {' or '.join(near)}?" if near else "see docs/ops.md for the ops")
+        raise ProgramError(
+            f"no op is named {op.type}",
+            block=block,
+            index=index,
+            rule="unknown-op",
+            help=f"did you mean {' or '.join(near)}?" if near else "see docs/ops.md for the ops",
+        )
     return found
 
 
 def own_ops() -> list[OpDef]:
     """Definitions registered one by one (not through a family), by family and name: for the op reference."""
     importlib.import_module("graphft.ops")
-    return sorted((d for d in _OPS.values() if "." not in d.name),
-                  key=lambda d: (d.family, d.name))
+    return sorted((d for d in _OPS.values() if "." not in d.name), key=lambda d: (d.family, d.name))
 
 
 def infer(op: Operator, block: Block) -> Sequence[Type]:
@@ -177,27 +198,52 @@ def check_operands(op: Operator, block: Block, definition: OpDef, index: int | N
     """Operand count, existence of variables, attribute names and types. Families check theirs in `infer`."""
     for r in refs((*op.args, *op.attrs.values())):
         if r.name not in block.program.variables:
-            raise ProgramError(f"{op.type} reads {r}, which is not declared", block=block, index=index,
-                               rule="undeclared", help="declare it with program.variable(), or produce it by an op")
+            raise ProgramError(
+                f"{op.type} reads {r}, which is not declared",
+                block=block,
+                index=index,
+                rule="undeclared",
+                help="declare it with program.variable(), or produce it by an op",
+            )
     if definition.extra.get("own_arguments"):
         return
     fixed = [s for s in definition.slots if not s.variadic]
     if len(op.args) < len(fixed) or (len(op.args) > len(fixed) and not any(s.variadic for s in definition.slots)):
         names = ", ".join(("*" if s.variadic else "") + s.name for s in definition.slots)
-        raise ProgramError(f"{op.type} takes operands ({names}), got {len(op.args)}", block=block, index=index,
-                           rule="operands", help=f"give {len(fixed)} operands")
+        raise ProgramError(
+            f"{op.type} takes operands ({names}), got {len(op.args)}",
+            block=block,
+            index=index,
+            rule="operands",
+            help=f"give {len(fixed)} operands",
+        )
     known = {a.name: a for a in definition.attrs}
     for name, value in op.attrs.items():
         if name not in known:
-            raise ProgramError(f"{op.type} has no attribute {name}", block=block, index=index, rule="attribute",
-                               help=f"its attributes are {', '.join(known) or 'none'}")
+            raise ProgramError(
+                f"{op.type} has no attribute {name}",
+                block=block,
+                index=index,
+                rule="attribute",
+                help=f"its attributes are {', '.join(known) or 'none'}",
+            )
         if not conforms(value, known[name].type):
-            raise ProgramError(f"{op.type}: attribute {name} must be {_show(known[name].type)}, got {value!r}",
-                               block=block, index=index, rule="attribute-type", help="correct the attribute")
+            raise ProgramError(
+                f"{op.type}: attribute {name} must be {_show(known[name].type)}, got {value!r}",
+                block=block,
+                index=index,
+                rule="attribute-type",
+                help="correct the attribute",
+            )
     missing = [a.name for a in definition.attrs if a.required and a.name not in op.attrs]
     if missing:
-        raise ProgramError(f"{op.type} needs attribute {', '.join(missing)}", block=block, index=index,
-                           rule="attribute", help=f"add {missing[0]}=...")
+        raise ProgramError(
+            f"{op.type} needs attribute {', '.join(missing)}",
+            block=block,
+            index=index,
+            rule="attribute",
+            help=f"add {missing[0]}=...",
+        )
 
 
 def conforms(value: Any, annotation: Any) -> bool:
@@ -209,8 +255,10 @@ def conforms(value: Any, annotation: Any) -> bool:
         return value in params
     if origin is tuple:
         return isinstance(value, tuple) and (
-            all(conforms(v, params[0]) for v in value) if len(params) == 2 and params[1] is Ellipsis
-            else len(value) == len(params) and all(map(conforms, value, params)))
+            all(conforms(v, params[0]) for v in value)
+            if len(params) == 2 and params[1] is Ellipsis
+            else len(value) == len(params) and all(map(conforms, value, params))
+        )
     if origin is not None:  # a union
         return any(conforms(value, p) for p in params)
     if annotation is None or annotation is type(None):
@@ -238,5 +286,20 @@ def _signature(kernel: Kernel) -> tuple[tuple[Slot, ...], tuple[Attr, ...]]:
     return tuple(slots), tuple(attrs)
 
 
-__all__ = ["Attr", "OpDef", "Ref", "Slot", "check_operands", "conforms", "define", "family", "get", "given_attrs",
-           "infer", "op", "own_ops", "require", "writes_of"]
+__all__ = [
+    "Attr",
+    "OpDef",
+    "Ref",
+    "Slot",
+    "check_operands",
+    "conforms",
+    "define",
+    "family",
+    "get",
+    "given_attrs",
+    "infer",
+    "op",
+    "own_ops",
+    "require",
+    "writes_of",
+]

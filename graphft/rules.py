@@ -28,27 +28,43 @@ _LITERALS = (type(None), bool, int, float, str)
 def _unprintable(program: Program, options: Options) -> Iterator[Diagnostic]:
     for v in program.variables.values():
         if not LABEL.fullmatch(v.name):
-            yield Diagnostic("unprintable", f"variable name {v.name!r} cannot be printed",
-                             "names are made of letters, digits and _ . @ / -")
+            yield Diagnostic(
+                "unprintable",
+                f"variable name {v.name!r} cannot be printed",
+                "names are made of letters, digits and _ . @ / -",
+            )
         if not _printable_type(v.type):
-            yield Diagnostic("unprintable", f"%{v.name} has type {v.type}, which cannot be printed",
-                             "a dtype is a name; a dimension is a number or an expression such as 2*batch")
+            yield Diagnostic(
+                "unprintable",
+                f"%{v.name} has type {v.type}, which cannot be printed",
+                "a dtype is a name; a dimension is a number or an expression such as 2*batch",
+            )
         yield from _literals(v.attrs, f"%{v.name}", None, None)
     yield from _literals(program.attrs, f"program {program.name}", None, None)
     for block in program.blocks.values():
         yield from _literals(block.attrs, f"block {block.name}", block, None)
         for i, op in enumerate(block.ops):
             if not NAME.fullmatch(op.type):
-                yield Diagnostic("unprintable", f"op name {op.type!r} cannot be printed",
-                                 "op names are made of letters, digits, _ and .", block, i)
+                yield Diagnostic(
+                    "unprintable",
+                    f"op name {op.type!r} cannot be printed",
+                    "op names are made of letters, digits, _ and .",
+                    block,
+                    i,
+                )
             yield from _literals({"operands": op.args, **op.attrs}, op.type, block, i)
 
 
 def _literals(attrs: dict[str, Any], owner: str, block: Block | None, index: int | None) -> Iterator[Diagnostic]:
     for name, value in attrs.items():
         for bad in _not_literals(value):
-            yield Diagnostic("unprintable", f"{name} of {owner} holds {bad!r}, a {type(bad).__name__} that cannot be "
-                             "printed", "use None, bool, int, float, str, Sym, Ref or tuples of them", block, index)
+            yield Diagnostic(
+                "unprintable",
+                f"{name} of {owner} holds {bad!r}, a {type(bad).__name__} that cannot be printed",
+                "use None, bool, int, float, str, Sym, Ref or tuples of them",
+                block,
+                index,
+            )
 
 
 def _not_literals(value: Any) -> Iterator[Any]:
@@ -67,7 +83,8 @@ def _not_literals(value: Any) -> Iterator[Any]:
 
 def _printable_type(type: Type) -> bool:
     return NAME.fullmatch(type.dtype) is not None and all(
-        isinstance(d, int) or DIM.fullmatch(d) is not None for d in type.shape or ())
+        isinstance(d, int) or DIM.fullmatch(d) is not None for d in type.shape or ()
+    )
 
 
 @rule("redeclared", "a variable or block stands under its own name, once")
@@ -75,8 +92,11 @@ def _redeclared(program: Program, options: Options) -> Iterator[Diagnostic]:
     for what, table in (("variable", program.variables), ("block", program.blocks)):
         for key, item in table.items():
             if item.name != key:
-                yield Diagnostic("redeclared", f"{what} {item.name} stands under the name {key}: it is declared twice",
-                                 "declare each once, through program.variable() or program.block()")
+                yield Diagnostic(
+                    "redeclared",
+                    f"{what} {item.name} stands under the name {key}: it is declared twice",
+                    "declare each once, through program.variable() or program.block()",
+                )
 
 
 # -- ops against their definitions ----------------------------------------------------------------------------
@@ -112,8 +132,13 @@ def _undeclared(program: Program, options: Options) -> Iterator[Diagnostic]:
         for verb, names in (("reads", op.reads), ("writes", op.writes)):
             for name in names:
                 if name not in program.variables:
-                    yield Diagnostic("undeclared", f"{op.type} {verb} %{name}, which is not declared",
-                                     "declare it at the top, or give its type where an op produces it", block, i)
+                    yield Diagnostic(
+                        "undeclared",
+                        f"{op.type} {verb} %{name}, which is not declared",
+                        "declare it at the top, or give its type where an op produces it",
+                        block,
+                        i,
+                    )
 
 
 def _definition_rule(id: str) -> Check:
@@ -128,9 +153,11 @@ def _definition_rule(id: str) -> Check:
     return check
 
 
-for _id, _text in {"operands": "an op has as many operands as it has slots",
-                   "attribute": "an op's attributes are known, and none is missing",
-                   "attribute-type": "an attribute has its declared type"}.items():
+for _id, _text in {
+    "operands": "an op has as many operands as it has slots",
+    "attribute": "an op's attributes are known, and none is missing",
+    "attribute-type": "an attribute has its declared type",
+}.items():
     rule(_id, _text)(_definition_rule(_id))
 
 
@@ -147,13 +174,23 @@ def _types(program: Program, options: Options) -> Iterator[Diagnostic]:
             yield Diagnostic.of(error, block, i)
             continue
         if len(types) != len(op.outputs):
-            yield Diagnostic("results", f"{op.type} has {len(types)} results, here it is given {len(op.outputs)} names",
-                             "name each result, or write _ for one not wanted", block, i)
+            yield Diagnostic(
+                "results",
+                f"{op.type} has {len(types)} results, here it is given {len(op.outputs)} names",
+                "name each result, or write _ for one not wanted",
+                block,
+                i,
+            )
             continue
         for name, inferred in zip(op.outputs, types, strict=True):
             if name is not None and not _same_type(program.variables[name].type, inferred):
-                yield Diagnostic("type-mismatch", f"%{name} is declared {program.variables[name].type}, but {op.type} "
-                                 f"gives {inferred}", "correct the declaration, or the op's operands", block, i)
+                yield Diagnostic(
+                    "type-mismatch",
+                    f"%{name} is declared {program.variables[name].type}, but {op.type} gives {inferred}",
+                    "correct the declaration, or the op's operands",
+                    block,
+                    i,
+                )
 
 
 def _same_type(declared: Type, inferred: Type) -> bool:
@@ -175,26 +212,43 @@ def _read_before_write(program: Program, options: Options) -> Iterator[Diagnosti
                 if _is_temp(name, program) and name not in given | written and name not in gradient:
                     elsewhere = [b.name for b in program.blocks.values() if any(name in o.writes for o in b.ops)]
                     yield Diagnostic(
-                        "read-before-write", f"%{name} is read by {op.type}, but nothing " + (
+                        "read-before-write",
+                        f"%{name} is read by {op.type}, but nothing "
+                        + (
                             f"in block {block.name} writes it: it is a temporary of block {elsewhere[0]}"
-                            if elsewhere else "writes it"),
-                        "produce it by an op before this one, or declare it as an input", block, i)
+                            if elsewhere
+                            else "writes it"
+                        ),
+                        "produce it by an op before this one, or declare it as an input",
+                        block,
+                        i,
+                    )
 
 
 @rule("out-of-order", "an op stands behind the ops whose results it reads")
 def _out_of_order(program: Program, options: Options) -> Iterator[Diagnostic]:
     for block, i, name, writer, cyclic in _late_writes(program):
         if not cyclic:
-            yield Diagnostic("out-of-order", f"%{name} is read by {block.ops[i].type}, but written only later, by op "
-                             f"{writer}", "move the op behind it: views.topological_order gives an order", block, i)
+            yield Diagnostic(
+                "out-of-order",
+                f"%{name} is read by {block.ops[i].type}, but written only later, by op {writer}",
+                "move the op behind it: views.topological_order gives an order",
+                block,
+                i,
+            )
 
 
 @rule("cycle", "no op waits for its own result")
 def _cycle(program: Program, options: Options) -> Iterator[Diagnostic]:
     for block, i, name, writer, cyclic in _late_writes(program):
         if cyclic:
-            yield Diagnostic("cycle", f"%{name} is read by {block.ops[i].type}, and written by op {writer}, which in "
-                             "turn waits for it", "break the cycle: let one of them read another variable", block, i)
+            yield Diagnostic(
+                "cycle",
+                f"%{name} is read by {block.ops[i].type}, and written by op {writer}, which in turn waits for it",
+                "break the cycle: let one of them read another variable",
+                block,
+                i,
+            )
 
 
 def _late_writes(program: Program) -> Iterator[tuple[Block, int, str, int, bool]]:
@@ -230,8 +284,13 @@ def _redefined(program: Program, options: Options) -> Iterator[Diagnostic]:
         for i, op in enumerate(block.ops):
             for name in op.writes:
                 if name in by and _is_temp(name, program):
-                    yield Diagnostic("redefined", f"%{name} is the result of {op.type}, and of op {by[name]} before",
-                                     "give one of them another name", block, i)
+                    yield Diagnostic(
+                        "redefined",
+                        f"%{name} is the result of {op.type}, and of op {by[name]} before",
+                        "give one of them another name",
+                        block,
+                        i,
+                    )
                 by.setdefault(name, i)
 
 
@@ -241,9 +300,14 @@ def _constant_write(program: Program, options: Options) -> Iterator[Diagnostic]:
         for name in dict.fromkeys(registry.writes_of(op)):
             v = program.variables.get(name)
             if v is not None and v.kind in (Kind.FROZEN, Kind.CONST):
-                yield Diagnostic("constant-write", f"{op.type} writes %{name}, which is {v.kind.value}: its value is "
-                                 "the same in every process and step", "declare it as a buffer, or write to a copy",
-                                 block, i)
+                yield Diagnostic(
+                    "constant-write",
+                    f"{op.type} writes %{name}, which is {v.kind.value}: its value is "
+                    "the same in every process and step",
+                    "declare it as a buffer, or write to a copy",
+                    block,
+                    i,
+                )
 
 
 # -- gradients, values, dead ops ------------------------------------------------------------------------------
@@ -254,8 +318,11 @@ def _grad_shape(program: Program, options: Options) -> Iterator[Diagnostic]:
     for name, grad in program.variables.items():
         of = program.variables.get(name.removesuffix(GRAD))
         if name.endswith(GRAD) and of is not None and not _same_type(of.type, grad.type):
-            yield Diagnostic("grad-shape", f"%{name} is {grad.type}, but %{of.name} is {of.type}",
-                             "a gradient has its variable's shape and dtype")
+            yield Diagnostic(
+                "grad-shape",
+                f"%{name} is {grad.type}, but %{of.name} is {of.type}",
+                "a gradient has its variable's shape and dtype",
+            )
 
 
 @rule("missing-gradient", "the gradient that an optimizer op reads is produced before it")
@@ -265,9 +332,14 @@ def _missing_gradient(program: Program, options: Options) -> Iterator[Diagnostic
         for i, op in enumerate(block.ops):
             for name in _gradient(op):
                 if _is_temp(name, program) and name not in written:
-                    yield Diagnostic("missing-gradient", f"{op.type} reads %{name}, which nothing produces",
-                                     "does the loss depend on the parameter? call append_backward() first, or mark the "
-                                     "parameter as not trainable", block, i)
+                    yield Diagnostic(
+                        "missing-gradient",
+                        f"{op.type} reads %{name}, which nothing produces",
+                        "does the loss depend on the parameter? call append_backward() first, or mark the "
+                        "parameter as not trainable",
+                        block,
+                        i,
+                    )
 
 
 def _gradient(op: Operator) -> tuple[str, ...]:
@@ -282,8 +354,11 @@ def _gradient(op: Operator) -> tuple[str, ...]:
 def _missing_value(program: Program, options: Options) -> Iterator[Diagnostic]:
     for v in program.variables.values() if options.require_values else ():
         if v.kind.persistent and v.name not in program.values:
-            yield Diagnostic("missing-value", f"{v.kind.value} %{v.name} has no initial value",
-                             "set program.values[name], or load the program together with its values")
+            yield Diagnostic(
+                "missing-value",
+                f"{v.kind.value} %{v.name} has no initial value",
+                "set program.values[name], or load the program together with its values",
+            )
 
 
 @rule("value-type", "an initial value has the type of its variable")
@@ -292,16 +367,28 @@ def value_types(program: Program, options: Options) -> Iterator[Diagnostic]:
         v = program.variables.get(name)
         given = Type(str(value.dtype).removeprefix("torch."), tuple(value.shape))
         if v is None:
-            yield Diagnostic("value-type", f"there is a value for %{name}, which is not declared",
-                             "declare the variable, or remove its value")
+            yield Diagnostic(
+                "value-type",
+                f"there is a value for %{name}, which is not declared",
+                "declare the variable, or remove its value",
+            )
         elif v.type != given:
-            yield Diagnostic("value-type", f"%{name} is declared {v.type}, but its value is {given}",
-                             "correct the declaration, or the value")
+            yield Diagnostic(
+                "value-type",
+                f"%{name} is declared {v.type}, but its value is {given}",
+                "correct the declaration, or the value",
+            )
 
 
 @rule("unreachable", "every op has an effect, or a result that reaches one (a warning, unless strict)")
 def _unreachable(program: Program, options: Options) -> Iterator[Diagnostic]:
     for block in program.blocks.values():
         for i in unreachable(block, options.fetch):
-            yield Diagnostic("unreachable", f"nothing uses what {block.ops[i].type} computes",
-                             "remove the op, or fetch its result", block, i, "error" if options.strict else "warning")
+            yield Diagnostic(
+                "unreachable",
+                f"nothing uses what {block.ops[i].type} computes",
+                "remove the op, or fetch its result",
+                block,
+                i,
+                "error" if options.strict else "warning",
+            )

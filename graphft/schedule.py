@@ -47,8 +47,9 @@ def linear_warmup(schedule: Rate, steps: int) -> Schedule:
 def cosine(lr: float, total_steps: int, min_lr: float = 0.0) -> Schedule:
     """From `lr` at step 0 along half a cosine to `min_lr` at step `total_steps`, and `min_lr` from then on."""
     _positive("cosine", total_steps=total_steps)
-    return lambda step: min_lr + (lr - min_lr) * (
-        (1 + torch.cos(torch.clamp(step, max=total_steps) * (math.pi / total_steps))) / 2)
+    return lambda step: (
+        min_lr + (lr - min_lr) * ((1 + torch.cos(torch.clamp(step, max=total_steps) * (math.pi / total_steps))) / 2)
+    )
 
 
 def step(lr: float, step_size: int, gamma: float = 0.1) -> Schedule:
@@ -67,8 +68,11 @@ def at(schedule: Rate, step: Tensor) -> Tensor:
     value = schedule(step) if callable(schedule) else schedule
     lr = value.to(torch.float64) if isinstance(value, Tensor) else torch.full((), value, dtype=torch.float64)
     if lr.shape != ():
-        raise GraphftError(f"{_name(schedule)} gives a learning rate of shape {tuple(lr.shape)}, expected a scalar ()",
-                           rule="schedule", help="give one number per step; parameter groups have one schedule each")
+        raise GraphftError(
+            f"{_name(schedule)} gives a learning rate of shape {tuple(lr.shape)}, expected a scalar ()",
+            rule="schedule",
+            help="give one number per step; parameter groups have one schedule each",
+        )
     return lr
 
 
@@ -87,19 +91,27 @@ def trace(schedule: Rate) -> Traced:
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise GraphftError(
-            f"{_name(schedule)} cannot be traced ({error_line(error)}): {reason}", rule="schedule",
+            f"{_name(schedule)} cannot be traced ({error_line(error)}): {reason}",
+            rule="schedule",
             help="use torch functions on the step, not Python's: torch.where(step < 10, a, b) for if, torch.cos for "
-                 "math.cos, torch.clamp for min and max") from error
+            "math.cos, torch.clamp for min and max",
+        ) from error
     for node in traced.module.graph.nodes:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
-            raise GraphftError(f"{_name(schedule)} draws random numbers ({node.target})", rule="schedule",
-                               help="compute the learning rate from the step alone, so that every shard gets the same")
+            raise GraphftError(
+                f"{_name(schedule)} draws random numbers ({node.target})",
+                rule="schedule",
+                help="compute the learning rate from the step alone, so that every shard gets the same",
+            )
     for k in (0, 1, 1000):
         (found,), (expected,) = traced.module(torch.tensor(k)), lr(torch.tensor(k))
         if not torch.equal(found, expected):
-            raise GraphftError(f"{_name(schedule)} does not depend on the step alone: recorded once, it gives "
-                               f"{found.item()} at step {k}; called again, {expected.item()}", rule="schedule",
-                               help="keep no state between calls, and use only torch functions on the step")
+            raise GraphftError(
+                f"{_name(schedule)} does not depend on the step alone: recorded once, it gives "
+                f"{found.item()} at step {k}; called again, {expected.item()}",
+                rule="schedule",
+                help="keep no state between calls, and use only torch functions on the step",
+            )
     (result,) = traced.results
     if result is None or result.op != "call_function":  # a tensor from outside, which has no op to name `%lr` after
         return trace(at(schedule, torch.zeros((), dtype=torch.float64)).item())
@@ -119,8 +131,9 @@ def append(block: Block, traced: Traced, step: Variable, name: str) -> Variable:
 def _positive(name: str, **values: int) -> None:
     for key, value in values.items():
         if value <= 0:
-            raise GraphftError(f"schedule {name}: {key} must be positive, got {value}", rule="schedule",
-                               help="give a number of steps")
+            raise GraphftError(
+                f"schedule {name}: {key} must be positive, got {value}", rule="schedule", help="give a number of steps"
+            )
 
 
 def _name(schedule: Rate) -> str:

@@ -48,11 +48,17 @@ def save_program(program: Program, path: str | os.PathLike[str]) -> None:
             _replace(new, target, Path(scratch, "old"))
         fsync(target.parent)
     except KeyError as error:  # safetensors' way of saying so
-        raise GraphftError(f"program '{program.name}' cannot be saved: safetensors has no dtype {error}", rule="save",
-                           help="convert the value to another dtype") from error
+        raise GraphftError(
+            f"program '{program.name}' cannot be saved: safetensors has no dtype {error}",
+            rule="save",
+            help="convert the value to another dtype",
+        ) from error
     except (OSError, SafetensorError) as error:
-        raise GraphftError(f"cannot save program '{program.name}' to {target}: {error}", rule="save",
-                           help="check that the folder above can be written, and has room") from error
+        raise GraphftError(
+            f"cannot save program '{program.name}' to {target}: {error}",
+            rule="save",
+            help="check that the folder above can be written, and has room",
+        ) from error
 
 
 def load_program(path: str | os.PathLike[str]) -> Program:
@@ -64,8 +70,11 @@ def load_program(path: str | os.PathLike[str]) -> Program:
     try:
         program.values = load(data)
     except (SafetensorError, ValueError) as error:
-        raise GraphftError(f"{directory / VALUES} is damaged: {error}", rule="load",
-                           help="save the program again, or copy the file again: it may be truncated") from error
+        raise GraphftError(
+            f"{directory / VALUES} is damaged: {error}",
+            rule="load",
+            help="save the program again, or copy the file again: it may be truncated",
+        ) from error
     _check_values(program, directory)
     return program
 
@@ -75,8 +84,11 @@ def _check_target(target: Path) -> None:
         raise GraphftError(f"cannot save a program to {target}: it is a file", rule="save", help="name a directory")
     others = sorted({p.name for p in target.iterdir()} - {TEXT, VALUES}) if target.exists() else []
     if others:
-        raise GraphftError(f"cannot save a program to {target}: the directory holds {', '.join(others[:3])}",
-                           rule="save", help="name a new directory, or one that holds a saved program and nothing else")
+        raise GraphftError(
+            f"cannot save a program to {target}: the directory holds {', '.join(others[:3])}",
+            rule="save",
+            help="name a new directory, or one that holds a saved program and nothing else",
+        )
 
 
 def _check_text(text: str, program: Program) -> None:
@@ -86,8 +98,11 @@ def _check_text(text: str, program: Program) -> None:
         reason = "its text reads back as another program"
     except ParseError as error:
         reason = str(error)
-    raise GraphftError(f"program '{program.name}' cannot be saved: {reason}", rule="save",
-                       help="graphft.verify names what cannot be printed (rule unprintable)")
+    raise GraphftError(
+        f"program '{program.name}' cannot be saved: {reason}",
+        rule="save",
+        help="graphft.verify names what cannot be printed (rule unprintable)",
+    )
 
 
 def _savable(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -97,8 +112,11 @@ def _savable(values: Mapping[str, Tensor]) -> dict[str, Tensor]:
     for name, value in values.items():
         if value.layout is not torch.strided or value.is_meta or value.is_quantized:
             what = "on device meta" if value.is_meta else f"{value.dtype}, {value.layout}"
-            raise GraphftError(f"the value of %{name} cannot be saved: it is {what}", rule="save",
-                               help="give a dense tensor that holds data")
+            raise GraphftError(
+                f"the value of %{name} cannot be saved: it is {what}",
+                rule="save",
+                help="give a dense tensor that holds data",
+            )
         tensor = value.detach().cpu()
         storage = tensor.untyped_storage()
         whole = tensor.is_contiguous() and storage.nbytes() == tensor.numel() * tensor.element_size()
@@ -131,14 +149,19 @@ def _read(directory: Path, name: str) -> bytes:
         else:
             found = ", ".join(sorted(p.name for p in directory.iterdir())[:5])
             what = f"{directory} holds no {name} (it holds {found or 'nothing'})"
-        raise GraphftError(f"cannot load a program: {what}", rule="load",
-                           help="give the directory that Program.save wrote") from None
+        raise GraphftError(
+            f"cannot load a program: {what}", rule="load", help="give the directory that Program.save wrote"
+        ) from None
     except NotADirectoryError:
-        raise GraphftError(f"cannot load a program: {directory} is a file", rule="load",
-                           help="give the directory that Program.save wrote") from None
+        raise GraphftError(
+            f"cannot load a program: {directory} is a file",
+            rule="load",
+            help="give the directory that Program.save wrote",
+        ) from None
     except OSError as error:
-        raise GraphftError(f"cannot read {directory / name}: {error}", rule="load",
-                           help="check the file's permissions") from error
+        raise GraphftError(
+            f"cannot read {directory / name}: {error}", rule="load", help="check the file's permissions"
+        ) from error
 
 
 def _check_values(program: Program, directory: Path) -> None:
@@ -146,5 +169,8 @@ def _check_values(program: Program, directory: Path) -> None:
     from graphft.verify import Options
 
     for found in value_types(program, Options()):
-        raise GraphftError(f"{directory / VALUES} does not fit {directory / TEXT}: {found.message}", rule="load",
-                           help="the two files belong to different programs: save the program again")
+        raise GraphftError(
+            f"{directory / VALUES} does not fit {directory / TEXT}: {found.message}",
+            rule="load",
+            help="the two files belong to different programs: save the program again",
+        )

@@ -27,8 +27,7 @@ from graphft.ir import Dim, Type
 from graphft.literals import dtype_of, evaluate, names_in
 from graphft.locations import TRACED, line_of, user_line
 
-SCALARS: dict[type, str] = {bool: "bool", SymBool: "bool", int: "int", SymInt: "int", float: "float",
-                            SymFloat: "float"}
+SCALARS: dict[type, str] = {bool: "bool", SymBool: "bool", int: "int", SymInt: "int", float: "float", SymFloat: "float"}
 
 UNKNOWN = sympy.Symbol("unknown", integer=True, positive=True)
 """Name of every size that depends on values, not on sizes: of `x[mask]`, for one."""
@@ -112,8 +111,7 @@ class Symbols:
         n = len(self.dims)
         hint = self._hints[n] if n < len(self._hints) else self._hints[-1] + 2 * n
         source = ConstantSource(name)
-        symbol = self.env.create_symbol(hint, source, dynamic_dim=DimDynamic.DYNAMIC,
-                                        do_not_specialize_zero_one=True)
+        symbol = self.env.create_symbol(hint, source, dynamic_dim=DimDynamic.DYNAMIC, do_not_specialize_zero_one=True)
         self._names[symbol] = sympy.Symbol(name, integer=True, positive=True)
         size = self.env.create_symintnode(symbol, hint=hint, source=source)
         assert isinstance(size, SymInt)
@@ -159,6 +157,9 @@ class Symbols:
         if isinstance(value, Tensor):
             return Type(str(value.dtype).removeprefix("torch."), tuple(self.expression(d) for d in value.shape))
         if type(value) not in SCALARS:
-            raise GraphftError(f"a value of Python type {type(value).__name__} has no type in a program",
-                               rule="type", help="operators give tensors, ints, floats and truth values")
+            raise GraphftError(
+                f"a value of Python type {type(value).__name__} has no type in a program",
+                rule="type",
+                help="operators give tensors, ints, floats and truth values",
+            )
         return Type(SCALARS[type(value)])

@@ -23,11 +23,25 @@ from graphft.errors import GraphftError
 from graphft.fileio import PIECE, PieceWriter, replacing
 
 _DTYPES = {
-    "U64": torch.uint64, "I64": torch.int64, "F64": torch.float64, "C64": torch.complex64, "F32": torch.float32,
-    "U32": torch.uint32, "I32": torch.int32, "BF16": torch.bfloat16, "F16": torch.float16, "U16": torch.uint16,
-    "I16": torch.int16, "F8_E5M2FNUZ": torch.float8_e5m2fnuz, "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
-    "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2, "I8": torch.int8, "U8": torch.uint8,
-    "BOOL": torch.bool}
+    "U64": torch.uint64,
+    "I64": torch.int64,
+    "F64": torch.float64,
+    "C64": torch.complex64,
+    "F32": torch.float32,
+    "U32": torch.uint32,
+    "I32": torch.int32,
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "U16": torch.uint16,
+    "I16": torch.int16,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
 """In the order in which safetensors lays tensors out, so that each lies at a multiple of its element's size."""
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _ORDER = {dtype: place for place, dtype in enumerate(_NAMES)}
@@ -68,8 +82,11 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str], str]:
 
 def _known(name: str, tensor: Tensor) -> torch.dtype:
     if tensor.dtype not in _NAMES:
-        raise GraphftError(f"%{name} cannot be saved: safetensors has no {tensor.dtype}", rule="save",
-                           help=f"it has {', '.join(str(dtype).removeprefix('torch.') for dtype in _NAMES)}")
+        raise GraphftError(
+            f"%{name} cannot be saved: safetensors has no {tensor.dtype}",
+            rule="save",
+            help=f"it has {', '.join(str(dtype).removeprefix('torch.') for dtype in _NAMES)}",
+        )
     return tensor.dtype
 
 
@@ -90,8 +107,11 @@ def _layout(path: Path, header: bytes, size: int) -> tuple[dict[str, tuple[torch
     try:
         entries = json.loads(header)
         metadata = dict(entries.pop("__metadata__", {}))
-        found = sorted((int(start), int(end), name, e["dtype"], [int(n) for n in e["shape"]])
-                       for name, e in entries.items() for start, end in [e["data_offsets"]])
+        found = sorted(
+            (int(start), int(end), name, e["dtype"], [int(n) for n in e["shape"]])
+            for name, e in entries.items()
+            for start, end in [e["data_offsets"]]
+        )
         unknown = {dtype for *_, dtype, _ in found} - _DTYPES.keys()
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _damaged(path, f"its header is damaged ({error!r})") from error
@@ -111,7 +131,7 @@ def _read(file: BinaryIO, into: bytearray | memoryview, digest: Any) -> bytearra
     """Fills `into` from the file. What is missing at its end stays as it was: the checksum tells."""
     view = memoryview(into)
     for start in range(0, view.nbytes, PIECE):
-        piece = view[start:start + PIECE]
+        piece = view[start : start + PIECE]
         while piece.nbytes and (count := file.readinto(piece)):  # type: ignore[attr-defined]
             digest.update(piece[:count])
             piece = piece[count:]
@@ -124,5 +144,8 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def _damaged(path: Path, what: str) -> GraphftError:
-    return GraphftError(f"'{path}' is no whole safetensors file: {what}", rule="tensor-file",
-                        help="give a file that graphft or safetensors wrote")
+    return GraphftError(
+        f"'{path}' is no whole safetensors file: {what}",
+        rule="tensor-file",
+        help="give a file that graphft or safetensors wrote",
+    )

@@ -23,15 +23,21 @@ def groups_of(program: Program, optimizer: torch.optim.Optimizer, model: torch.n
     for an optimizer or option that is not supported, and for a parameter that is not the model's.
     """
     if model is None:
-        raise GraphftError("minimize needs the model to find the parameters of a torch.optim instance",
-                           rule="optimizer-option", help="give minimize(..., model=model), the module of build()")
+        raise GraphftError(
+            "minimize needs the model to find the parameters of a torch.optim instance",
+            rule="optimizer-option",
+            help="give minimize(..., model=model), the module of build()",
+        )
     names = {id(p): n for n, p in model.named_parameters(remove_duplicate=False) if n in program.variables}
     groups = []
     for group in optimizer.param_groups:
         unknown = [tuple(p.shape) for p in group["params"] if id(p) not in names]
         if unknown:
-            raise GraphftError(f"the optimizer holds parameters that are not in the program, of shapes {unknown}",
-                               rule="optimizer-option", help="build the program and the optimizer from the same model")
+            raise GraphftError(
+                f"the optimizer holds parameters that are not in the program, of shapes {unknown}",
+                rule="optimizer-option",
+                help="build the program and the optimizer from the same model",
+            )
         trained = {names[id(p)]: p for p in group["params"] if program.variables[names[id(p)]].kind is Kind.PARAM}
         spec = _options(optimizer, group)
         state = {f"{n}@{k}": v for n, p in trained.items() for k, v in _state(spec, optimizer.state.get(p, {})).items()}
@@ -42,16 +48,24 @@ def groups_of(program: Program, optimizer: torch.optim.Optimizer, model: torch.n
 def _options(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Optimizer:
     spec = next((c for c in OPTIMIZERS.values() if c.torch_class is type(optimizer)), None)
     if spec is None:
-        raise GraphftError(f"optimizer {type(optimizer).__name__} is not supported", rule="optimizer-option",
-                           help=f"use one of {', '.join(c.__name__ for c in OPTIMIZERS.values())}")
+        raise GraphftError(
+            f"optimizer {type(optimizer).__name__} is not supported",
+            rule="optimizer-option",
+            help=f"use one of {', '.join(c.__name__ for c in OPTIMIZERS.values())}",
+        )
     refused = [name for name in _UNSUPPORTED if group.get(name)]
     if refused:
-        raise GraphftError(f"{type(optimizer).__name__}: option {refused[0]} is not supported", rule="optimizer-option",
-                           help=f"leave {refused[0]} out; the program's ops are neither compiled nor differentiated")
+        raise GraphftError(
+            f"{type(optimizer).__name__}: option {refused[0]} is not supported",
+            rule="optimizer-option",
+            help=f"leave {refused[0]} out; the program's ops are neither compiled nor differentiated",
+        )
     if "initial_lr" in group:
-        raise GraphftError("a torch.optim.lr_scheduler is attached to the optimizer; a program would not follow it",
-                           rule="optimizer-option", help="give the schedule as lr, in graphft's optimizer: see "
-                                                         "graphft.schedule")
+        raise GraphftError(
+            "a torch.optim.lr_scheduler is attached to the optimizer; a program would not follow it",
+            rule="optimizer-option",
+            help="give the schedule as lr, in graphft's optimizer: see graphft.schedule",
+        )
     if group.get("decoupled_weight_decay"):
         spec = AdamW
     return spec(**{f.name: _value(group[f.name]) for f in fields(spec)})

@@ -44,8 +44,9 @@ class Traced:
 # -- recording ------------------------------------------------------------------------------------------------
 
 
-def trace(fn: Callable[..., Sequence[Any]], inputs: Sequence[Any], symbols: Symbols,
-          recorder: Recorder | None = None) -> Traced:
+def trace(
+    fn: Callable[..., Sequence[Any]], inputs: Sequence[Any], symbols: Symbols, recorder: Recorder | None = None
+) -> Traced:
     """Records `fn(*inputs)`. Every node's `meta["loc"]` is the user's line, where there is one.
 
     Give a `recorder` to use it inside `fn`. Whatever `fn` raises passes through.
@@ -57,8 +58,9 @@ def trace(fn: Callable[..., Sequence[Any]], inputs: Sequence[Any], symbols: Symb
             return list(fn(*args))
 
     with _without_onednn(), fx_config.patch(backed_size_oblivious=True), quiet():  # type: ignore[attr-defined]
-        module = make_fx(traced_by_graphft, tracing_mode="symbolic", decomposition_table={},
-                         _allow_non_fake_inputs=True)(*inputs)
+        module = make_fx(
+            traced_by_graphft, tracing_mode="symbolic", decomposition_table={}, _allow_non_fake_inputs=True
+        )(*inputs)
     nodes = list(module.graph.nodes)
     (results,) = nodes[-1].args
     return Traced(module, [n for n in nodes if n.op == "placeholder"], list(results), symbols)
@@ -197,9 +199,12 @@ class Emitter:
             for name in definition.written_operands(op) if definition else ():
                 changed.add(memory(name))
                 if memory(name) in constants:
-                    raise GraphftError(f"{op.loc or 'the model'} changes a tensor that is neither a parameter nor a "
-                                       f"buffer: its new value would be lost", rule="constant-written",
-                                       help="make it a buffer: self.register_buffer(name, tensor)")
+                    raise GraphftError(
+                        f"{op.loc or 'the model'} changes a tensor that is neither a parameter nor a "
+                        f"buffer: its new value would be lost",
+                        rule="constant-written",
+                        help="make it a buffer: self.register_buffer(name, tensor)",
+                    )
         return {name for name in self.inputs if memory(name) in changed}
 
     def _call(self, node: fx.Node) -> None:
@@ -229,8 +234,11 @@ class Emitter:
                 return name, {a.name: a.default for a in definition.attrs if not a.required}
         elif target in NAMES:
             return f"prim.{NAMES[target]}", {}
-        raise GraphftError(f"{target} cannot be captured ({node.meta.get('loc') or 'no line known'})",
-                           rule="capture", help="write this part of the model with ordinary torch functions")
+        raise GraphftError(
+            f"{target} cannot be captured ({node.meta.get('loc') or 'no line known'})",
+            rule="capture",
+            help="write this part of the model with ordinary torch functions",
+        )
 
     def _arg(self, value: Any) -> Arg:
         if isinstance(value, fx.Node):
@@ -299,4 +307,3 @@ def op_name(overload: OpOverload) -> str:
     """The name of torch's operator in a program: `aten.addmm`, `aten.add.Tensor`."""
     namespace, _, name = overload._schema.name.partition("::")
     return f"{namespace}.{name}" + ("" if overload._overloadname == "default" else f".{overload._overloadname}")
-

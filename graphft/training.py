@@ -37,8 +37,13 @@ class Group:
     state: dict[str, Tensor] = field(default_factory=dict)
 
 
-def minimize(program: Program, optimizer: Optimizer | torch.optim.Optimizer, clip: Clip | None = None, *,
-             model: torch.nn.Module | None = None) -> None:
+def minimize(
+    program: Program,
+    optimizer: Optimizer | torch.optim.Optimizer,
+    clip: Clip | None = None,
+    *,
+    model: torch.nn.Module | None = None,
+) -> None:
     """Appends to block `step` what evolves the program's parameters (see the module's docstring).
 
     A torch.optim instance (SGD, Adam, AdamW, Adagrad, RMSprop) needs `model`, the module that the program was built
@@ -48,8 +53,11 @@ def minimize(program: Program, optimizer: Optimizer | torch.optim.Optimizer, cli
     """
     if "step" not in program.blocks or GLOBAL_STEP in program.variables:
         what = "is minimized already" if "step" in program.blocks else "has no block step"
-        raise ProgramError(f"program '{program.name}' {what}", rule="minimize",
-                           help="call minimize() once, after build() or append_backward()")
+        raise ProgramError(
+            f"program '{program.name}' {what}",
+            rule="minimize",
+            help="call minimize() once, after build() or append_backward()",
+        )
     if isinstance(optimizer, torch.optim.Optimizer):
         from graphft.torch_optim import groups_of
 
@@ -57,8 +65,11 @@ def minimize(program: Program, optimizer: Optimizer | torch.optim.Optimizer, cli
     elif isinstance(optimizer, Optimizer):
         groups = [Group(optimizer, tuple(v.name for v in program.of_kind(Kind.PARAM)))]
     else:
-        raise GraphftError(f"minimize takes an optimizer, got {type(optimizer).__name__}", rule="optimizer-option",
-                           help="give graphft.SGD, Adam, AdamW, Adagrad or RMSprop, or a torch.optim instance of these")
+        raise GraphftError(
+            f"minimize takes an optimizer, got {type(optimizer).__name__}",
+            rule="optimizer-option",
+            help="give graphft.SGD, Adam, AdamW, Adagrad or RMSprop, or a torch.optim instance of these",
+        )
     block, group_of = program.blocks["step"], {name: g for g in groups for name in g.parameters}
     parameters = [v for v in program.of_kind(Kind.PARAM) if v.name in group_of]
     _require_gradients(block, parameters)
@@ -78,9 +89,12 @@ def _require_gradients(block: Block, parameters: Iterable[Variable]) -> None:
     written = {name for op in block.ops for name in op.writes}
     missing = [v.name for v in parameters if grad_name(v.name) not in written]
     if missing:
-        raise ProgramError(f"parameters without gradient: {', '.join(missing)}", rule="no-gradient",
-                           help="the loss does not depend on them: use them in the loss, or freeze them with "
-                                "requires_grad_(False) before build(); by hand, call append_backward(loss) first")
+        raise ProgramError(
+            f"parameters without gradient: {', '.join(missing)}",
+            rule="no-gradient",
+            help="the loss does not depend on them: use them in the loss, or freeze them with "
+            "requires_grad_(False) before build(); by hand, call append_backward(loss) first",
+        )
 
 
 def _append_clip(block: Block, clip: Clip | None, grads: list[Variable]) -> None:
@@ -135,5 +149,11 @@ def _append_update(block: Block, param: Variable, group: Group, lr: Variable) ->
         if value is None:
             value = torch.full([int(d) for d in type.shape or ()], fill, dtype=dtype_of(type))
         operands.append(program.variable(state, type, Kind.STATE, value))
-    block.append_op(group.optimizer.op, param, program.variables[grad_name(param.name)], lr, *operands,
-                    **group.optimizer.attributes())
+    block.append_op(
+        group.optimizer.op,
+        param,
+        program.variables[grad_name(param.name)],
+        lr,
+        *operands,
+        **group.optimizer.attributes(),
+    )

@@ -42,7 +42,8 @@ class Diagnostic:
         where = ""
         if self.block is not None:
             where = f" ({self.block.program.name}, block {self.block.name}" + (
-                f", op {self.index})" if self.index is not None else ")")
+                f", op {self.index})" if self.index is not None else ")"
+            )
         return f"{self.severity}[{self.rule}]: {self.message}{where}"
 
 
@@ -87,8 +88,9 @@ class VerificationError(ProgramError):
     def __init__(self, found: list[Diagnostic], program: str, after: str = "") -> None:
         self.diagnostics, self.program = found, program
         first = found[0]
-        super().__init__(first.message, block=first.block, index=first.index, rule=first.rule, help=first.help,
-                         after=after)
+        super().__init__(
+            first.message, block=first.block, index=first.index, rule=first.rule, help=first.help, after=after
+        )
 
     def render(self) -> str:
         lines = [super().render()]
@@ -142,15 +144,22 @@ def job_rules() -> list[JobRule]:
     return list(_JOB_RULES)
 
 
-def check(program: Program, *, strict: bool = False, require_values: bool = False, fetch: tuple[str, ...] = ()
-          ) -> list[Diagnostic]:
+def check(
+    program: Program, *, strict: bool = False, require_values: bool = False, fetch: tuple[str, ...] = ()
+) -> list[Diagnostic]:
     """Everything the rules find in `program`, warnings included. See `Options` for what can be asked."""
     options = Options(strict, require_values, fetch)
     return [d for r in rules(program.attrs.get("role")) for d in r.check(program, options)]
 
 
-def verify(program: Program, *, strict: bool = False, require_values: bool = False, fetch: tuple[str, ...] = (),
-           after: str = "") -> None:
+def verify(
+    program: Program,
+    *,
+    strict: bool = False,
+    require_values: bool = False,
+    fetch: tuple[str, ...] = (),
+    after: str = "",
+) -> None:
     """Raises VerificationError, which lists every error, unless `program` is well-formed.
 
     `after` names the pass that made the program, for the error.

@@ -27,9 +27,13 @@ def topological_order(block: Block) -> list[int]:
         return list(nx.lexicographical_topological_sort(graph))
     except nx.NetworkXUnfeasible:
         cycle = sorted(a for a, _ in nx.find_cycle(graph))
-        raise ProgramError(f"ops {', '.join(map(str, cycle))} of block {block.name} wait for each other", block=block,
-                           index=cycle[0], rule="cycle", help="break the cycle: let one of them read another variable"
-                           ) from None
+        raise ProgramError(
+            f"ops {', '.join(map(str, cycle))} of block {block.name} wait for each other",
+            block=block,
+            index=cycle[0],
+            rule="cycle",
+            help="break the cycle: let one of them read another variable",
+        ) from None
 
 
 def critical_path(block: Block, cost: Callable[[Operator], float] | None = None) -> list[int]:
@@ -61,8 +65,11 @@ def unreachable(block: Block, fetch: Iterable[str] = ()) -> list[int]:
     wanted = set(fetch) | _read_elsewhere(block)
     classes = alias_classes(block)
     lasting = {classes(v.name) for v in block.program.variables.values() if v.kind is not Kind.TEMP or v.name in wanted}
-    live.update(i for i, op in enumerate(block.ops) if wanted.intersection(registry.writes_of(op)) or any(
-        classes(n) in lasting for n in memory_writes(op, block)))
+    live.update(
+        i
+        for i, op in enumerate(block.ops)
+        if wanted.intersection(registry.writes_of(op)) or any(classes(n) in lasting for n in memory_writes(op, block))
+    )
     graph = flow(def_use(block))
     pending = [i for i in live if i in graph]
     while pending:
@@ -120,10 +127,14 @@ def _blocks(what: Program | Block) -> list[Block]:
 
 
 def _drawing(block: Block, prefix: str) -> tuple[list[_Node], list[_Edge]]:
-    nodes = [_Node(f"{prefix}_{i}", (f"{i}: {op.type}", *(_signature(n, block) for n in op.writes)))
-             for i, op in enumerate(block.ops)]
-    edges = [_Edge(f"{prefix}_{a}", f"{prefix}_{b}", ", ".join(f"%{n}" for n in data["names"]), data["kind"] != "flow")
-             for a, b, data in sorted(def_use(block).edges(data=True), key=lambda e: e[:2])]
+    nodes = [
+        _Node(f"{prefix}_{i}", (f"{i}: {op.type}", *(_signature(n, block) for n in op.writes)))
+        for i, op in enumerate(block.ops)
+    ]
+    edges = [
+        _Edge(f"{prefix}_{a}", f"{prefix}_{b}", ", ".join(f"%{n}" for n in data["names"]), data["kind"] != "flow")
+        for a, b, data in sorted(def_use(block).edges(data=True), key=lambda e: e[:2])
+    ]
     lasting: dict[str, str] = {}
     for i, name, written in _lasting_uses(block):
         if name not in lasting:
@@ -164,8 +175,11 @@ def _mermaid_string(*lines: str) -> str:
 def _lasts(op: Operator, block: Block) -> bool:
     """Whether `op` has an effect, or changes, under its own name, a variable that outlives the block."""
     definition, variables = registry.get(op.type), block.program.variables
-    return definition is None or definition.effect or any(
-        n in variables and variables[n].kind is not Kind.TEMP for n in memory_writes(op, block))
+    return (
+        definition is None
+        or definition.effect
+        or any(n in variables and variables[n].kind is not Kind.TEMP for n in memory_writes(op, block))
+    )
 
 
 def _read_elsewhere(block: Block) -> set[str]:

@@ -36,8 +36,11 @@ def state_dict(program: Program, values: Mapping[str, Tensor] | None = None) -> 
     state: dict[str, Tensor] = {}
     for variable in saved_variables(program):
         if variable.name not in source:
-            raise GraphftError(f"program '{program.name}' has no value of %{variable.name}", rule="weights",
-                               help="give the scope of an executor that ran the program")
+            raise GraphftError(
+                f"program '{program.name}' has no value of %{variable.name}",
+                rule="weights",
+                help="give the scope of an executor that ran the program",
+            )
         value = source[variable.name].detach().clone(memory_format=torch.contiguous_format).cpu()
         state.update(dict.fromkeys((variable.name, *variable.attrs.get("tied", ())), value))
     return state
@@ -66,8 +69,11 @@ def load_into(model: nn.Module, source: str | os.PathLike[str] | Mapping[str, Te
     problems = _differences(targets, state)
     if problems:
         shown = problems[:5] + ([f"and {len(problems) - 5} more"] if len(problems) > 5 else [])
-        raise GraphftError(f"{origin} does not fit the model: {'; '.join(shown)}", rule="weights",
-                           help="build the model with the configuration that it was trained with")
+        raise GraphftError(
+            f"{origin} does not fit the model: {'; '.join(shown)}",
+            rule="weights",
+            help="build the model with the configuration that it was trained with",
+        )
     with torch.no_grad():
         for name, target in targets.items():
             if name in state:
@@ -81,8 +87,11 @@ def _read(path: Path) -> dict[str, Tensor]:
     try:
         return load_file(path)
     except SafetensorError as error:
-        raise GraphftError(f"'{path}' is no readable safetensors file: {error}", rule="weights",
-                           help="give a file that save_weights or safetensors wrote") from error
+        raise GraphftError(
+            f"'{path}' is no readable safetensors file: {error}",
+            rule="weights",
+            help="give a file that save_weights or safetensors wrote",
+        ) from error
 
 
 def _differences(targets: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:

@@ -51,15 +51,24 @@ def define(name: str) -> OpDef | None:
         return None
     schema = overload._schema
     slots = tuple(Slot(a.name) for a in schema.arguments if not a.kwarg_only)
-    attrs = tuple(Attr(a.name, Any, literal(a.default_value) if a.has_default_value() else inspect.Parameter.empty)
-                  for a in schema.arguments if a.kwarg_only)
+    attrs = tuple(
+        Attr(a.name, Any, literal(a.default_value) if a.has_default_value() else inspect.Parameter.empty)
+        for a in schema.arguments
+        if a.kwarg_only
+    )
     writes = tuple(a.name for a in schema.arguments if a.alias_info is not None and a.alias_info.is_write)
     return OpDef(
-        name, overload, slots, attrs, functools.partial(_infer, overload),
+        name,
+        overload,
+        slots,
+        attrs,
+        functools.partial(_infer, overload),
         writes=writes + HIDDEN_WRITES.get(schema.name, ()),
         effect=torch.Tag.nondeterministic_seeded in overload.tags or (not schema.returns and not writes),
-        doc=f"Torch's `{schema}`.", family=name.partition(".")[0],
-        extra={"own_arguments": True, "context_free": True, **_result_lists(overload)})
+        doc=f"Torch's `{schema}`.",
+        family=name.partition(".")[0],
+        extra={"own_arguments": True, "context_free": True, **_result_lists(overload)},
+    )
 
 
 def _result_lists(overload: OpOverload) -> dict[str, Any]:
@@ -105,8 +114,13 @@ def _infer(overload: OpOverload, op: Operator, block: Block) -> Sequence[Type]:
     except _TorchError as error:
         first = str(error).strip().split("\n", 1)[0]
         given = ", ".join(_show(a) for a in (*args, *kwargs.values()))
-        raise ProgramError(f"{op.type} does not take ({given}): {first}", block=block, index=_index(op, block),
-                           rule="shape", help=f"its schema is {overload._schema}") from error
+        raise ProgramError(
+            f"{op.type} does not take ({given}): {first}",
+            block=block,
+            index=_index(op, block),
+            rule="shape",
+            help=f"its schema is {overload._schema}",
+        ) from error
 
 
 def _index(op: Operator, block: Block) -> int | None:
@@ -173,25 +187,45 @@ def flat_results(results: Any) -> list[Any]:
 # -- arguments ------------------------------------------------------------------------------------------------
 
 _SCALARS: dict[str, tuple[type, ...]] = {
-    "int": (int,), "float": (int, float), "bool": (bool,), "number": (bool, int, float), "str": (str,),
-    "ScalarType": (Sym,), "Layout": (Sym,), "MemoryFormat": (Sym,), "Device": (Sym,),
+    "int": (int,),
+    "float": (int, float),
+    "bool": (bool,),
+    "number": (bool, int, float),
+    "str": (str,),
+    "ScalarType": (Sym,),
+    "Layout": (Sym,),
+    "MemoryFormat": (Sym,),
+    "Device": (Sym,),
     "Tensor": (bool, int, float),
 }
-_OPERANDS = {"Tensor": ("int", "float", "bool"), "int": ("int",), "number": ("int", "float", "bool"),
-             "float": ("float", "int"), "bool": ("bool",)}
+_OPERANDS = {
+    "Tensor": ("int", "float", "bool"),
+    "int": ("int",),
+    "number": ("int", "float", "bool"),
+    "float": ("float", "int"),
+    "bool": ("bool",),
+}
 
 
-def _check_arguments(overload: OpOverload, op: Operator, block: Block, args: tuple[Any, ...],
-                     kwargs: dict[str, Any]) -> None:
+def _check_arguments(
+    overload: OpOverload, op: Operator, block: Block, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> None:
     """Count, names and Python types of `op`'s arguments against the schema. Shapes are torch's to check."""
     schema = overload._schema
 
     def fail(rule: str, message: str) -> ProgramError:
-        others = [f"{op.type.rsplit('.', 1)[0] if overload._overloadname != 'default' else op.type}.{o}"
-                  for o in overload.overloadpacket.overloads() if o not in ("default", overload._overloadname)]
-        return ProgramError(f"{op.type} {message}", block=block, index=_index(op, block), rule=rule,
-                            help=f"its schema is {schema}"
-                                 + (f"; other overloads are {', '.join(others)}" if others else ""))
+        others = [
+            f"{op.type.rsplit('.', 1)[0] if overload._overloadname != 'default' else op.type}.{o}"
+            for o in overload.overloadpacket.overloads()
+            if o not in ("default", overload._overloadname)
+        ]
+        return ProgramError(
+            f"{op.type} {message}",
+            block=block,
+            index=_index(op, block),
+            rule=rule,
+            help=f"its schema is {schema}" + (f"; other overloads are {', '.join(others)}" if others else ""),
+        )
 
     positional = [a for a in schema.arguments if not a.kwarg_only]
     if len(args) > len(positional):
@@ -219,8 +253,11 @@ def _conforms(value: Any, expected: str) -> bool:
         return value is None or _conforms(value, expected[9:-1])
     if expected.startswith("List["):
         inner = expected[5:-1]
-        return (all(_conforms(v, inner) for v in value) if isinstance(value, tuple)
-                else inner != "Tensor" and _conforms(value, inner))
+        return (
+            all(_conforms(v, inner) for v in value)
+            if isinstance(value, tuple)
+            else inner != "Tensor" and _conforms(value, inner)
+        )
     if isinstance(value, _Dim):
         return expected in ("int", "number", "float", "Tensor")
     if isinstance(value, Type):

@@ -29,14 +29,21 @@ _UNITS_AT_ONCE = 64
 def _partial_sums(operator: Operator, block: Block) -> list[Type]:
     unit, units = operator.attrs.get("unit", UNIT), 0
     if unit < 1:
-        raise ProgramError(f"squared_norms: unit must be positive, got {unit}", block=block, rule="attribute",
-                           help=f"leave it out: {UNIT} elements")
+        raise ProgramError(
+            f"squared_norms: unit must be positive, got {unit}",
+            block=block,
+            rule="attribute",
+            help=f"leave it out: {UNIT} elements",
+        )
     for ref in operator.args:
         numel = block.program.variables[ref.name].type.numel
         if numel is None:
-            raise ProgramError(f"squared_norms needs gradients of known shape, {ref} is "
-                               f"{block.program.variables[ref.name].type}", block=block, rule="symbolic-shape",
-                               help="clip the gradients of parameters, whose shapes are fixed")
+            raise ProgramError(
+                f"squared_norms needs gradients of known shape, {ref} is {block.program.variables[ref.name].type}",
+                block=block,
+                rule="symbolic-shape",
+                help="clip the gradients of parameters, whose shapes are fixed",
+            )
         units += -(-numel // unit)
     return [Type("float64", (units,))]
 

@@ -18,13 +18,21 @@ from graphft.registry import op
 def _check_slices(operator: Operator, block: Block) -> None:
     slices = operator.attrs["slices"]
     if len(slices) != len(operator.args):
-        raise ProgramError(f"{operator.type} has {len(operator.args)} operands but {len(slices)} slices", block=block,
-                           rule="slices", help="give one (start, end) range of flat elements per operand")
+        raise ProgramError(
+            f"{operator.type} has {len(operator.args)} operands but {len(slices)} slices",
+            block=block,
+            rule="slices",
+            help="give one (start, end) range of flat elements per operand",
+        )
     for ref, (start, end) in zip(operator.args, slices, strict=True):
         numel = block.program.variables[ref.name].type.numel
         if not 0 <= start < end or (numel is not None and end > max(numel, 1)):
-            raise ProgramError(f"slice ({start}, {end}) of {ref} lies outside its {numel} elements", block=block,
-                               rule="slices", help="slices count the flattened tensor's elements")
+            raise ProgramError(
+                f"slice ({start}, {end}) of {ref} lies outside its {numel} elements",
+                block=block,
+                rule="slices",
+                help="slices count the flattened tensor's elements",
+            )
 
 
 @op("send", check=_check_slices, effect=True)

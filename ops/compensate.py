@@ -18,19 +18,33 @@ def _check(operator: Operator, block: Block) -> None:
     types = {ref: block.program.variables[ref.name].type for ref in operator.args}
     for ref, type in types.items():
         if type != types[operator.args[0]]:
-            raise ProgramError(f"dc_asgd: {ref} is {type}, but the gradient {operator.args[0]} is "
-                               f"{types[operator.args[0]]}", block=block, rule="optimizer-operand",
-                               help="give the parameter of this gradient, and its backup")
+            raise ProgramError(
+                f"dc_asgd: {ref} is {type}, but the gradient {operator.args[0]} is {types[operator.args[0]]}",
+                block=block,
+                rule="optimizer-operand",
+                help="give the parameter of this gradient, and its backup",
+            )
     decay = operator.attrs.get("decay", 0.0)
     if not 0 <= decay < 1 or len(operator.args) != (4 if decay else 3):
-        raise ProgramError(f"dc_asgd with decay {decay} takes (grad, param, backup{', mean_square' * (decay != 0)}), "
-                           f"got {operator.args}", block=block, rule="optimizer-operand",
-                           help="decay is at least 0 and below 1; the mean square is given if it is not 0")
+        raise ProgramError(
+            f"dc_asgd with decay {decay} takes (grad, param, backup{', mean_square' * (decay != 0)}), "
+            f"got {operator.args}",
+            block=block,
+            rule="optimizer-operand",
+            help="decay is at least 0 and below 1; the mean square is given if it is not 0",
+        )
 
 
 @op("dc_asgd", check=_check, writes=("grad", "mean_square"))
-def dc_asgd(ctx: Context, grad: Tensor, param: Tensor, backup: Tensor, *mean_square: Tensor, strength: float = 0.04,
-            decay: float = 0.0) -> None:
+def dc_asgd(
+    ctx: Context,
+    grad: Tensor,
+    param: Tensor,
+    backup: Tensor,
+    *mean_square: Tensor,
+    strength: float = 0.04,
+    decay: float = 0.0,
+) -> None:
     """grad <- grad + lambda * grad * grad * (param - backup), in place, elementwise.
 
     `backup` is the parameter that the gradient was computed from; lambda is `strength`. Other batches have moved the

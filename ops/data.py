@@ -18,8 +18,12 @@ def _columns(operator: Operator, block: Block) -> list[Type]:
     for column in operator.attrs["columns"]:
         var = block.program.variables.get(column)
         if var is None or var.kind is not Kind.INPUT:
-            raise ProgramError(f"read_chunk gives column {column}, but the program has no input of that name",
-                               block=block, rule="columns", help="name the data's columns like the program's inputs")
+            raise ProgramError(
+                f"read_chunk gives column {column}, but the program has no input of that name",
+                block=block,
+                rule="columns",
+                help="name the data's columns like the program's inputs",
+            )
         types.append(var.type)
     return types
 

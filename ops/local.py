@@ -21,18 +21,30 @@ def _other_block(operator: Operator, block: Block) -> None:
     name, blocks = operator.attrs["block"], block.program.blocks
     if name not in blocks or name == block.name:
         found = "its own" if name in blocks else "not there"
-        raise ProgramError(f"local_steps runs block {name}, which is {found}", block=block, rule="local-block",
-                           help=f"the program's blocks are {', '.join(blocks)}")
+        raise ProgramError(
+            f"local_steps runs block {name}, which is {found}",
+            block=block,
+            rule="local-block",
+            help=f"the program's blocks are {', '.join(blocks)}",
+        )
     if operator.attrs["count"] < 1:
-        raise ProgramError(f"local_steps has count = {operator.attrs['count']}", block=block, rule="local-block",
-                           help="a unit has at least one batch")
+        raise ProgramError(
+            f"local_steps has count = {operator.attrs['count']}",
+            block=block,
+            rule="local-block",
+            help="a unit has at least one batch",
+        )
 
 
 def _same_type(operator: Operator, block: Block) -> None:
     target, value = (block.program.variables[r.name] for r in operator.args[:2])
     if target.type != value.type:
-        raise ProgramError(f"{operator.type}: {target.ref} is {target.type}, but {value.ref} is {value.type}",
-                           block=block, rule="local-operand", help="both have the parameter's shape and dtype")
+        raise ProgramError(
+            f"{operator.type}: {target.ref} is {target.type}, but {value.ref} is {value.type}",
+            block=block,
+            rule="local-operand",
+            help="both have the parameter's shape and dtype",
+        )
 
 
 @op("local_steps", check=_other_block, writes=("variables",), effect=True)

@@ -34,20 +34,35 @@ def _check(operator: Operator, block: Block) -> None:
     types = [block.program.variables[ref.name].type for ref in operator.args]
     param, grad, lr = types[:3]
     if grad != param:
-        raise ProgramError(f"{operator.type}: parameter {operator.args[0]} is {param}, but its gradient "
-                           f"{operator.args[1]} is {grad}", block=block, rule="optimizer-operand",
-                           help="give the gradient of this parameter, with its shape and dtype")
+        raise ProgramError(
+            f"{operator.type}: parameter {operator.args[0]} is {param}, but its gradient {operator.args[1]} is {grad}",
+            block=block,
+            rule="optimizer-operand",
+            help="give the gradient of this parameter, with its shape and dtype",
+        )
     if lr.shape != () or not lr.dtype.startswith("float"):
-        raise ProgramError(f"{operator.type}: the learning rate {operator.args[2]} must be float64[], got {lr}",
-                           block=block, rule="optimizer-operand", help="reduce it to a 0-dim float64 tensor")
+        raise ProgramError(
+            f"{operator.type}: the learning rate {operator.args[2]} must be float64[], got {lr}",
+            block=block,
+            rule="optimizer-operand",
+            help="reduce it to a 0-dim float64 tensor",
+        )
     expected = OPTIMIZERS[operator.type](**operator.attrs).state()
     if len(operator.args) != 3 + len(expected):
-        raise ProgramError(f"{operator.type} takes state ({', '.join(expected)}), got {operator.args[3:]}",
-                           block=block, rule="optimizer-operand", help="the options decide which state there is")
+        raise ProgramError(
+            f"{operator.type} takes state ({', '.join(expected)}), got {operator.args[3:]}",
+            block=block,
+            rule="optimizer-operand",
+            help="the options decide which state there is",
+        )
     for ref, state in zip(operator.args[3:], types[3:], strict=True):
         if state.shape not in (param.shape, ()):
-            raise ProgramError(f"{operator.type}: state {ref} is {state}, expected the parameter's shape {param}, or "
-                               "a scalar", block=block, rule="optimizer-operand", help="declare it like its parameter")
+            raise ProgramError(
+                f"{operator.type}: state {ref} is {state}, expected the parameter's shape {param}, or a scalar",
+                block=block,
+                rule="optimizer-operand",
+                help="declare it like its parameter",
+            )
 
 
 def _like(grad: Tensor, param: Tensor) -> Tensor:
@@ -57,8 +72,16 @@ def _like(grad: Tensor, param: Tensor) -> Tensor:
 
 @op("sgd", check=_check, writes=("param", "state"))
 def sgd(
-    ctx: Context, param: Tensor, grad: Tensor, lr: Tensor, *state: Tensor, momentum: float = 0.0,
-    dampening: float = 0.0, weight_decay: float = 0.0, nesterov: bool = False, maximize: bool = False,
+    ctx: Context,
+    param: Tensor,
+    grad: Tensor,
+    lr: Tensor,
+    *state: Tensor,
+    momentum: float = 0.0,
+    dampening: float = 0.0,
+    weight_decay: float = 0.0,
+    nesterov: bool = False,
+    maximize: bool = False,
 ) -> None:
     """Stochastic gradient descent, as torch.optim.SGD. State with momentum: `momentum_buffer`, `step`; else none.
 
@@ -68,52 +91,141 @@ def sgd(
     if momentum != 0:
         buffers = [state[0] if state[1].item() > 0 else None]
         state[1].add_(1)
-    torch_sgd.sgd([param], [_like(grad, param)], buffers, foreach=False, fused=param.dtype in _FUSED, lr=lr.item(),
-                  momentum=momentum, dampening=dampening, weight_decay=weight_decay, nesterov=nesterov,
-                  maximize=maximize)
+    torch_sgd.sgd(
+        [param],
+        [_like(grad, param)],
+        buffers,
+        foreach=False,
+        fused=param.dtype in _FUSED,
+        lr=lr.item(),
+        momentum=momentum,
+        dampening=dampening,
+        weight_decay=weight_decay,
+        nesterov=nesterov,
+        maximize=maximize,
+    )
     if momentum != 0 and (made := buffers[0]) is not None and made is not state[0]:
         state[0].copy_(made)
 
 
 @op("adam", check=_check, writes=("param", "exp_avg", "exp_avg_sq", "step", "max_exp_avg_sq"))
 def adam(
-    ctx: Context, param: Tensor, grad: Tensor, lr: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, step: Tensor,
-    *max_exp_avg_sq: Tensor, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 0.0,
-    amsgrad: bool = False, maximize: bool = False,
+    ctx: Context,
+    param: Tensor,
+    grad: Tensor,
+    lr: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    step: Tensor,
+    *max_exp_avg_sq: Tensor,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    amsgrad: bool = False,
+    maximize: bool = False,
 ) -> None:
     """Adam, as torch.optim.Adam (weight decay is L2: added to the gradient). `max_exp_avg_sq` only with `amsgrad`."""
-    torch_adam.adam([param], [_like(grad, param)], [exp_avg], [exp_avg_sq], list(max_exp_avg_sq), [step], foreach=False,
-                    fused=param.dtype in _FUSED, decoupled_weight_decay=False, lr=lr.item(), beta1=betas[0],
-                    beta2=betas[1], weight_decay=weight_decay, eps=eps, amsgrad=amsgrad, maximize=maximize)
+    torch_adam.adam(
+        [param],
+        [_like(grad, param)],
+        [exp_avg],
+        [exp_avg_sq],
+        list(max_exp_avg_sq),
+        [step],
+        foreach=False,
+        fused=param.dtype in _FUSED,
+        decoupled_weight_decay=False,
+        lr=lr.item(),
+        beta1=betas[0],
+        beta2=betas[1],
+        weight_decay=weight_decay,
+        eps=eps,
+        amsgrad=amsgrad,
+        maximize=maximize,
+    )
 
 
 @op("adamw", check=_check, writes=("param", "exp_avg", "exp_avg_sq", "step", "max_exp_avg_sq"))
 def adamw(
-    ctx: Context, param: Tensor, grad: Tensor, lr: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, step: Tensor,
-    *max_exp_avg_sq: Tensor, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float = 1e-2,
-    amsgrad: bool = False, maximize: bool = False,
+    ctx: Context,
+    param: Tensor,
+    grad: Tensor,
+    lr: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    step: Tensor,
+    *max_exp_avg_sq: Tensor,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float = 1e-2,
+    amsgrad: bool = False,
+    maximize: bool = False,
 ) -> None:
     """Adam with decoupled weight decay, as torch.optim.AdamW. `max_exp_avg_sq` only with `amsgrad`."""
-    torch_adam.adam([param], [_like(grad, param)], [exp_avg], [exp_avg_sq], list(max_exp_avg_sq), [step], foreach=False,
-                    fused=param.dtype in _FUSED, decoupled_weight_decay=True, lr=lr.item(), beta1=betas[0],
-                    beta2=betas[1], weight_decay=weight_decay, eps=eps, amsgrad=amsgrad, maximize=maximize)
+    torch_adam.adam(
+        [param],
+        [_like(grad, param)],
+        [exp_avg],
+        [exp_avg_sq],
+        list(max_exp_avg_sq),
+        [step],
+        foreach=False,
+        fused=param.dtype in _FUSED,
+        decoupled_weight_decay=True,
+        lr=lr.item(),
+        beta1=betas[0],
+        beta2=betas[1],
+        weight_decay=weight_decay,
+        eps=eps,
+        amsgrad=amsgrad,
+        maximize=maximize,
+    )
 
 
 @op("adagrad", check=_check, writes=("param", "square_sum", "step"))
 def adagrad(
-    ctx: Context, param: Tensor, grad: Tensor, lr: Tensor, square_sum: Tensor, step: Tensor, *, lr_decay: float = 0.0,
-    weight_decay: float = 0.0, eps: float = 1e-10, maximize: bool = False,
+    ctx: Context,
+    param: Tensor,
+    grad: Tensor,
+    lr: Tensor,
+    square_sum: Tensor,
+    step: Tensor,
+    *,
+    lr_decay: float = 0.0,
+    weight_decay: float = 0.0,
+    eps: float = 1e-10,
+    maximize: bool = False,
 ) -> None:
     """Adagrad, as torch.optim.Adagrad. `square_sum` starts at the optimizer's `initial_accumulator_value`."""
-    torch_adagrad.adagrad([param], [_like(grad, param)], [square_sum], [step], foreach=False,
-                          fused=param.dtype in _FUSED, lr=lr.item(), lr_decay=lr_decay, weight_decay=weight_decay,
-                          eps=eps, maximize=maximize)
+    torch_adagrad.adagrad(
+        [param],
+        [_like(grad, param)],
+        [square_sum],
+        [step],
+        foreach=False,
+        fused=param.dtype in _FUSED,
+        lr=lr.item(),
+        lr_decay=lr_decay,
+        weight_decay=weight_decay,
+        eps=eps,
+        maximize=maximize,
+    )
 
 
 @op("rmsprop", check=_check, writes=("param", "square_avg", "step", "state"))
 def rmsprop(
-    ctx: Context, param: Tensor, grad: Tensor, lr: Tensor, square_avg: Tensor, step: Tensor, *state: Tensor,
-    alpha: float = 0.99, eps: float = 1e-8, weight_decay: float = 0.0, momentum: float = 0.0, centered: bool = False,
+    ctx: Context,
+    param: Tensor,
+    grad: Tensor,
+    lr: Tensor,
+    square_avg: Tensor,
+    step: Tensor,
+    *state: Tensor,
+    alpha: float = 0.99,
+    eps: float = 1e-8,
+    weight_decay: float = 0.0,
+    momentum: float = 0.0,
+    centered: bool = False,
     maximize: bool = False,
 ) -> None:
     """RMSprop, as torch.optim.RMSprop, which has no fused kernel.
@@ -121,9 +233,22 @@ def rmsprop(
     `state` is `momentum_buffer` (with momentum), then `grad_avg` (if centered).
     """
     momentum_buffers, grad_avgs = (state[:1], state[1:]) if momentum > 0 else ((), state)
-    torch_rmsprop.rmsprop([param], [_like(grad, param)], [square_avg], list(grad_avgs), list(momentum_buffers), [step],
-                          foreach=False, lr=lr.item(), alpha=alpha, eps=eps, weight_decay=weight_decay,
-                          momentum=momentum, centered=centered, maximize=maximize)
+    torch_rmsprop.rmsprop(
+        [param],
+        [_like(grad, param)],
+        [square_avg],
+        list(grad_avgs),
+        list(momentum_buffers),
+        [step],
+        foreach=False,
+        lr=lr.item(),
+        alpha=alpha,
+        eps=eps,
+        weight_decay=weight_decay,
+        momentum=momentum,
+        centered=centered,
+        maximize=maximize,
+    )
 
 
 @op("increment", writes=("counter",))

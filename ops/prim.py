@@ -18,20 +18,52 @@ from graphft.registry import OpDef, Slot
 _SAME = ("add", "sub", "mul", "floordiv", "mod", "pow", "neg", "sym_max", "sym_min", "abs")
 
 KERNELS: dict[str, Callable[..., Any]] = {
-    "add": operator.add, "sub": operator.sub, "mul": operator.mul, "floordiv": operator.floordiv,
-    "truediv": operator.truediv, "mod": operator.mod, "pow": operator.pow, "neg": operator.neg, "abs": operator.abs,
-    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt,
-    "ge": operator.ge, "and_": operator.and_, "or_": operator.or_,
-    "sym_max": torch.sym_max, "sym_min": torch.sym_min, "sym_not": torch.sym_not, "sym_float": torch.sym_float,
-    "sym_int": torch.sym_int, "sym_sum": torch.sym_sum, "sym_sqrt": torch._sym_sqrt,  # type: ignore[attr-defined]
-    "floor": math.floor, "ceil": math.ceil, "trunc": math.trunc, "round": round,
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "floordiv": operator.floordiv,
+    "truediv": operator.truediv,
+    "mod": operator.mod,
+    "pow": operator.pow,
+    "neg": operator.neg,
+    "abs": operator.abs,
+    "eq": operator.eq,
+    "ne": operator.ne,
+    "lt": operator.lt,
+    "le": operator.le,
+    "gt": operator.gt,
+    "ge": operator.ge,
+    "and_": operator.and_,
+    "or_": operator.or_,
+    "sym_max": torch.sym_max,
+    "sym_min": torch.sym_min,
+    "sym_not": torch.sym_not,
+    "sym_float": torch.sym_float,
+    "sym_int": torch.sym_int,
+    "sym_sum": torch.sym_sum,
+    "sym_sqrt": torch._sym_sqrt,  # type: ignore[attr-defined]
+    "floor": math.floor,
+    "ceil": math.ceil,
+    "trunc": math.trunc,
+    "round": round,
 }
 _INTS = frozenset({"floor", "ceil", "trunc", "sym_int", "sym_sum"})
 _FLOATS = frozenset({"truediv", "sym_float", "sym_sqrt"})
 _BOOLS = frozenset({"eq", "ne", "lt", "le", "gt", "ge", "and_", "or_", "sym_not"})
-_TEXT = {"add": "({}) + ({})", "sub": "({}) - ({})", "mul": "({}) * ({})", "floordiv": "({}) // ({})",
-         "mod": "({}) % ({})", "pow": "({}) ** ({})", "neg": "-({})", "sym_max": "Max({}, {})",
-         "sym_min": "Min({}, {})", "sym_int": "{}", "trunc": "{}", "floor": "{}"}
+_TEXT = {
+    "add": "({}) + ({})",
+    "sub": "({}) - ({})",
+    "mul": "({}) * ({})",
+    "floordiv": "({}) // ({})",
+    "mod": "({}) % ({})",
+    "pow": "({}) ** ({})",
+    "neg": "-({})",
+    "sym_max": "Max({}, {})",
+    "sym_min": "Min({}, {})",
+    "sym_int": "{}",
+    "trunc": "{}",
+    "floor": "{}",
+}
 NAMES = {kernel: name for name, kernel in KERNELS.items()}
 """The op of a Python function, for capture."""
 
@@ -42,16 +74,24 @@ def define(name: str) -> OpDef | None:
     kernel = KERNELS.get(short)
     if kernel is None:
         return None
-    return OpDef(name, kernel, (Slot("values", variadic=True),), (), functools.partial(_infer, short),
-                 doc=f"Python's `{short}` on scalars.", family="prim",
-                 extra={"own_arguments": True, "context_free": True})
+    return OpDef(
+        name,
+        kernel,
+        (Slot("values", variadic=True),),
+        (),
+        functools.partial(_infer, short),
+        doc=f"Python's `{short}` on scalars.",
+        family="prim",
+        extra={"own_arguments": True, "context_free": True},
+    )
 
 
 def _infer(short: str, op: Operator, block: Block) -> Sequence[Type]:
     types = [_scalar(a, op, block) for a in _flat(op.args)]
     if op.attrs or not types:
-        raise ProgramError(f"{op.type} takes operands only", block=block, rule="operands",
-                           help=f"write {op.type}(a, b)")
+        raise ProgramError(
+            f"{op.type} takes operands only", block=block, rule="operands", help=f"write {op.type}(a, b)"
+        )
     if short in _BOOLS:
         return (Type("bool"),)
     if short in _FLOATS or (short not in _INTS and "float" in types):
@@ -67,8 +107,12 @@ def _scalar(arg: Arg, op: Operator, block: Block) -> str:
     type = block.program.variables[arg.name].type if isinstance(arg, Ref) else None
     found = type.dtype if type is not None and not type.is_tensor else builtin_name(arg) if type is None else ""
     if found not in ("int", "float", "bool"):
-        raise ProgramError(f"{op.type} takes scalars, got {type or arg}", block=block, rule="operand-type",
-                           help="tensors are for aten ops, such as aten.mul.Tensor")
+        raise ProgramError(
+            f"{op.type} takes scalars, got {type or arg}",
+            block=block,
+            rule="operand-type",
+            help="tensors are for aten ops, such as aten.mul.Tensor",
+        )
     return found
 
 

@@ -15,14 +15,17 @@ from graphft.registry import op
 def _one_dtype(operator: Operator, block: Block) -> None:
     dtypes = {block.program.variables[r.name].dtype for r in operator.args}
     if len(dtypes) > 1:
-        raise ProgramError(f"a bucket holds one dtype, got {', '.join(sorted(dtypes))}", block=block, rule="bucket",
-                           help="put variables of different dtypes into different buckets")
+        raise ProgramError(
+            f"a bucket holds one dtype, got {', '.join(sorted(dtypes))}",
+            block=block,
+            rule="bucket",
+            help="put variables of different dtypes into different buckets",
+        )
 
 
 @op("bucket", check=_one_dtype, effect=True)
 def bucket(
-    ctx: Context, *variables: Ref, index: int,
-    reduce: Literal["weighted_mean", "mean", "first"] = "weighted_mean",
+    ctx: Context, *variables: Ref, index: int, reduce: Literal["weighted_mean", "mean", "first"] = "weighted_mean"
 ) -> None:
     """Lays variables out in one flat buffer, the unit of push and pull. Runs in `init`.
 
@@ -41,7 +44,8 @@ def assign(ctx: Context, target: Tensor, value: Tensor) -> None:
 
 @op("listen_and_serv", effect=True)
 def listen_and_serv(
-    ctx: Context, *,
+    ctx: Context,
+    *,
     shard: int,
     shards: int,
     sync: bool,
@@ -69,11 +73,24 @@ def listen_and_serv(
     at the committed step, "proceed" closes the round with what is there. The mode ends after one round.
     """
     assert ctx.server is not None
-    ctx.server.serve(dict(
-        shard=shard, shards=shards, sync=sync, slots=slots, total_steps=total_steps, optimize_blocks=optimize_blocks,
-        schedule_block=schedule_block, reduce_block=reduce_block, checkpoint_block=checkpoint_block,
-        checkpoint_every=checkpoint_every, recovery=recovery, recovery_timeout=recovery_timeout,
-        on_barrier_timeout=on_barrier_timeout, max_staleness=max_staleness))
+    ctx.server.serve(
+        dict(
+            shard=shard,
+            shards=shards,
+            sync=sync,
+            slots=slots,
+            total_steps=total_steps,
+            optimize_blocks=optimize_blocks,
+            schedule_block=schedule_block,
+            reduce_block=reduce_block,
+            checkpoint_block=checkpoint_block,
+            checkpoint_every=checkpoint_every,
+            recovery=recovery,
+            recovery_timeout=recovery_timeout,
+            on_barrier_timeout=on_barrier_timeout,
+            max_staleness=max_staleness,
+        )
+    )
 
 
 @op("load_check_point", effect=True)

@@ -52,8 +52,11 @@ def storage(what: Path) -> Iterator[None]:
     except (FileNotFoundError, NotADirectoryError):
         raise
     except OSError as error:
-        raise StorageUnavailable(f"{what} cannot be used: {error}", rule="storage",
-                                 help="see whether the file system is mounted and healthy, and has space") from error
+        raise StorageUnavailable(
+            f"{what} cannot be used: {error}",
+            rule="storage",
+            help="see whether the file system is mounted and healthy, and has space",
+        ) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +102,9 @@ class CheckpointStore:
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
 
-    def write_part(self, generation: int, step: int, shard: int, shards: int, tensors: Mapping[str, Tensor],
-                   ledger: str = "") -> Part:
+    def write_part(
+        self, generation: int, step: int, shard: int, shards: int, tensors: Mapping[str, Tensor], ledger: str = ""
+    ) -> Part:
         """Writes one shard's file and returns its record. Safe to call again: the same bytes replace themselves.
 
         Raises OSError. One entry of metadata: safetensors does not say in which order it writes several.
@@ -129,17 +133,24 @@ class CheckpointStore:
                 manifest = Manifest.from_json(json.loads(path.read_bytes()))
         except (OSError, ValueError, KeyError, TypeError) as error:
             self._check_there(directory)
-            raise DamagedCheckpoint(f"checkpoint {path.parent} has no usable manifest: {error}", rule="checkpoint",
-                                    help=f"{_OLDER}; delete this folder") from error
+            raise DamagedCheckpoint(
+                f"checkpoint {path.parent} has no usable manifest: {error}",
+                rule="checkpoint",
+                help=f"{_OLDER}; delete this folder",
+            ) from error
         if manifest.directory != directory:
-            raise DamagedCheckpoint(f"{path} is the manifest of {manifest.directory}", rule="checkpoint",
-                                    help=f"{_OLDER}; give the folder its name back")
+            raise DamagedCheckpoint(
+                f"{path} is the manifest of {manifest.directory}",
+                rule="checkpoint",
+                help=f"{_OLDER}; give the folder its name back",
+            )
         for part in manifest.parts:
             size = _size(self.root / part.file)
             if size != part.bytes:
                 found = "it is missing" if size is None else f"found {size}"
-                raise DamagedCheckpoint(f"{self.root / part.file}: expected {part.bytes} bytes, {found}",
-                                        rule="checkpoint", help=_OLDER)
+                raise DamagedCheckpoint(
+                    f"{self.root / part.file}: expected {part.bytes} bytes, {found}", rule="checkpoint", help=_OLDER
+                )
         return manifest
 
     def _check_there(self, directory: str) -> None:
@@ -151,9 +162,12 @@ class CheckpointStore:
         with storage(folder):
             there = folder.exists()
         if not there and not self.manifests():
-            raise StorageUnavailable(f"{self.root} holds no checkpoint, though etcd names {directory}", rule="storage",
-                                     help="mount the file system that holds them; if they are gone for good, start the "
-                                          "job anew: in a new folder, under another name")
+            raise StorageUnavailable(
+                f"{self.root} holds no checkpoint, though etcd names {directory}",
+                rule="storage",
+                help="mount the file system that holds them; if they are gone for good, start the "
+                "job anew: in a new folder, under another name",
+            )
 
     def read_part(self, manifest: Manifest, shard: int) -> tuple[dict[str, Tensor], str]:
         """One shard's tensors and ledger, after checking the file's checksum.
@@ -162,8 +176,11 @@ class CheckpointStore:
         """
         part = next((p for p in manifest.parts if p.shard == shard), None)
         if part is None:
-            raise DamagedCheckpoint(f"checkpoint {manifest.directory} has no part of shard {shard}", rule="checkpoint",
-                                    help="was the number of pservers changed? start with the number it was saved with")
+            raise DamagedCheckpoint(
+                f"checkpoint {manifest.directory} has no part of shard {shard}",
+                rule="checkpoint",
+                help="was the number of pservers changed? start with the number it was saved with",
+            )
         from graphft.tensor_file import read_tensors
 
         path = self.root / part.file
@@ -176,8 +193,11 @@ class CheckpointStore:
             self._check_there(manifest.directory)
             raise DamagedCheckpoint(f"{path} cannot be read: {error}", rule="checkpoint", help=_OLDER) from error
         if found != part.sha256:
-            raise DamagedCheckpoint(f"{path}: its checksum is {found[:12]}..., the manifest says "
-                                    f"{part.sha256[:12]}...", rule="checkpoint", help=_OLDER)
+            raise DamagedCheckpoint(
+                f"{path}: its checksum is {found[:12]}..., the manifest says {part.sha256[:12]}...",
+                rule="checkpoint",
+                help=_OLDER,
+            )
         return tensors, metadata.get("ledger", "")
 
     def manifests(self) -> list[Manifest]:

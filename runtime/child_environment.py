@@ -18,5 +18,9 @@ def role_environment() -> dict[str, str]:
     PYTHONHASHSEED, unless the user has set it: a Dataset that goes through a set of words finds the same order in every
     process, and when the job is started again.
     """
-    return {"PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
-            "MALLOC_MMAP_THRESHOLD_": str(KEEP), "MALLOC_TRIM_THRESHOLD_": str(1 << 40), "MALLOC_TOP_PAD_": str(KEEP)}
+    return {
+        "PYTHONHASHSEED": os.environ.get("PYTHONHASHSEED", "0"),
+        "MALLOC_MMAP_THRESHOLD_": str(KEEP),
+        "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
+        "MALLOC_TOP_PAD_": str(KEEP),
+    }

@@ -72,14 +72,21 @@ def renew(store: Store, prefix: str, chunk: int, fence: int, *, progress: int, t
     todo, pending = read.kv(0), read.kv(1)
     if todo is not None and pending is not None and pending.create_revision == fence:
         record = msgspec.json.decode(pending.value, type=queue.Pending)
-        carry_out(store, [queue.renew(prefix, chunk, fence, record, todo, progress=progress, now=time.time(),
-                                      timeout=timeout)], lease)
+        carry_out(
+            store,
+            [queue.renew(prefix, chunk, fence, record, todo, progress=progress, now=time.time(), timeout=timeout)],
+            lease,
+        )
 
 
 def tell_poison(events: Events, pass_index: int, chunk: int, change: Change) -> None:
     """Whatever is discarded is named."""
-    events.emit("poison", f"chunk {chunk} of pass {pass_index} is DISCARDED: {change.reason}", chunk=chunk,
-                pass_index=pass_index)
+    events.emit(
+        "poison",
+        f"chunk {chunk} of pass {pass_index} is DISCARDED: {change.reason}",
+        chunk=chunk,
+        pass_index=pass_index,
+    )
 
 
 class Passes:

@@ -58,8 +58,12 @@ def _parser() -> argparse.ArgumentParser:
     launch.add_argument("--pservers", type=int, help="pservers to start here (default: what the job says)")
     launch.add_argument("--etcd", default="", help="host:port[,host:port...] (default: start one)")
     launch.add_argument("--job", default="", metavar="DIR", help="the job's folder (default: jobs/<name>)")
-    launch.add_argument("--max-restarts", type=int, default=3,
-                        help="failures of a role without a step in between before giving up (default: 3)")
+    launch.add_argument(
+        "--max-restarts",
+        type=int,
+        default=3,
+        help="failures of a role without a step in between before giving up (default: 3)",
+    )
     launch.add_argument("--no-standby", action="store_true", help="start each role from nothing, none as a fork")
     launch.add_argument("--quiet", action="store_true", help="no progress display")
     launch.add_argument("--save-only", action="store_true", help="save the script's job to --job DIR, and end there")
@@ -88,8 +92,11 @@ def _parser() -> argparse.ArgumentParser:
     forget = commands.add_parser("forget", help="delete a dead run's records from an etcd that outlives jobs")
     forget.add_argument("name", help="the job's name")
     forget.add_argument("--etcd", required=True, help="host:port[,host:port...]")
-    forget.add_argument("--force", action="store_true", help="also if processes of it are registered, and known to be "
-                                                             "dead: they would end with an error")
+    forget.add_argument(
+        "--force",
+        action="store_true",
+        help="also if processes of it are registered, and known to be dead: they would end with an error",
+    )
     forget.set_defaults(command=_forget)
 
     show = commands.add_parser("show", help="print programs of a job, or a saved program")
@@ -109,8 +116,16 @@ def _parser() -> argparse.ArgumentParser:
 def _launch(options: argparse.Namespace) -> int:
     from graphft.runtime.launch import LaunchOptions, launch_directory
 
-    chosen = LaunchOptions(options.trainers, options.pservers, options.etcd, options.job, options.max_restarts,
-                           options.quiet, not options.no_standby, options.save_only)
+    chosen = LaunchOptions(
+        options.trainers,
+        options.pservers,
+        options.etcd,
+        options.job,
+        options.max_restarts,
+        options.quiet,
+        not options.no_standby,
+        options.save_only,
+    )
     if options.script is None:
         if not options.job:
             raise GraphftError("nothing to launch", rule="usage", help="give a script, or --job DIR of a saved job")
@@ -158,8 +173,11 @@ def _status(options: argparse.Namespace) -> int:
         if not name:
             names = list_jobs(etcd)
             if len(names) != 1:
-                raise GraphftError(f"etcd knows {len(names)} jobs: {', '.join(names) or 'none'}", rule="unknown-job",
-                                   help="name one with --job")
+                raise GraphftError(
+                    f"etcd knows {len(names)} jobs: {', '.join(names) or 'none'}",
+                    rule="unknown-job",
+                    help="name one with --job",
+                )
             name = names[0]
         keys = Keys(name)
         if options.json:
@@ -198,10 +216,16 @@ def _connect(endpoints: str, folder: Path | None) -> Etcd:
         if folder is None:
             raise
         model = folder / MODEL
-        state, help = (("complete", f"the model is {model}") if model.exists() else
-                       ("not running", f"graphft launch --job {folder} goes on with it"))
-        raise GraphftError(f"the job in {folder} is {state}: its etcd at {endpoints} does not answer",
-                           rule="etcd-unreachable", help=help) from error
+        state, help = (
+            ("complete", f"the model is {model}")
+            if model.exists()
+            else ("not running", f"graphft launch --job {folder} goes on with it")
+        )
+        raise GraphftError(
+            f"the job in {folder} is {state}: its etcd at {endpoints} does not answer",
+            rule="etcd-unreachable",
+            help=help,
+        ) from error
 
 
 def _locate(options: argparse.Namespace) -> tuple[str, str, Path | None]:
@@ -217,19 +241,26 @@ def _locate(options: argparse.Namespace) -> tuple[str, str, Path | None]:
     elif "/" in name or (name and not endpoints and Path(name).is_dir()):
         _load_job(name)  # says what is wrong with the folder
     if not endpoints and folders:
-        raise GraphftError(f"the job in {folders[0]} is not running on this machine, or has just begun to",
-                           rule="etcd-endpoints", help="wait a moment; or give --etcd HOST:PORT")
+        raise GraphftError(
+            f"the job in {folders[0]} is not running on this machine, or has just begun to",
+            rule="etcd-endpoints",
+            help="wait a moment; or give --etcd HOST:PORT",
+        )
     if not endpoints:
-        raise GraphftError("no etcd endpoints", rule="etcd-endpoints",
-                           help="give --etcd HOST:PORT, or --job with the folder of a job launched on this machine")
+        raise GraphftError(
+            "no etcd endpoints",
+            rule="etcd-endpoints",
+            help="give --etcd HOST:PORT, or --job with the folder of a job launched on this machine",
+        )
     return name, endpoints, folders[0] if folders and not options.etcd else None
 
 
 def _show(options: argparse.Namespace) -> int:
     path = Path(options.path)
     if not path.exists():
-        raise GraphftError(f"there is no {path}", rule="missing-file",
-                           help="give the folder of a job, or one that Program.save wrote")
+        raise GraphftError(
+            f"there is no {path}", rule="missing-file", help="give the folder of a job, or one that Program.save wrote"
+        )
     if not (path / "job.json").exists():
         return _show_program(path, options)
     from graphft.transpiler import Stage
@@ -241,8 +272,9 @@ def _show(options: argparse.Namespace) -> int:
     stages = job.passes if options.passes else [Stage("", job.programs)]
     role = options.role
     if role is not None and role not in job.programs.by_name():
-        raise GraphftError(f"the job has no program {role}", rule="role",
-                           help=f"it has {', '.join(job.programs.by_name())}")
+        raise GraphftError(
+            f"the job has no program {role}", rule="role", help=f"it has {', '.join(job.programs.by_name())}"
+        )
     for stage in stages:
         if options.passes:
             print(f"===== after {stage.after or 'capture'}")
@@ -257,8 +289,11 @@ def _show_program(path: Path, options: argparse.Namespace) -> int:
 
     for option in ("role", "passes", "diff"):
         if getattr(options, option):
-            raise GraphftError(f"--{option} is for jobs, and {path} holds none", rule="usage",
-                               help="give the folder that Job.save or graphft launch wrote")
+            raise GraphftError(
+                f"--{option} is for jobs, and {path} holds none",
+                rule="usage",
+                help="give the folder that Job.save or graphft launch wrote",
+            )
     _print_program(load_program(path), options)
     return EXIT_OK
 

@@ -82,10 +82,15 @@ def go_back(keys: Keys, epoch_kv: KV | None, committed_kv: KV | None, reason: st
     assert epoch is not None
     step, checkpoint = (committed.step, committed.checkpoint) if committed is not None else (0, "")
     raised = Epoch(epoch.generation + 1, step, checkpoint, plain_text(reason))
-    return Change("went-back", f"generation {raised.generation} begins at step {step}: {reason}", (
-        queue.Compare(keys.epoch, "mod", epoch_kv.mod_revision),
-        queue.Compare(keys.committed, "mod", committed_kv.mod_revision if committed_kv is not None else 0)),
-        (queue.Put(keys.epoch, msgspec.json.encode(raised)),))
+    return Change(
+        "went-back",
+        f"generation {raised.generation} begins at step {step}: {reason}",
+        (
+            queue.Compare(keys.epoch, "mod", epoch_kv.mod_revision),
+            queue.Compare(keys.committed, "mod", committed_kv.mod_revision if committed_kv is not None else 0),
+        ),
+        (queue.Put(keys.epoch, msgspec.json.encode(raised)),),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,8 +182,10 @@ class Commits:
         epoch = decode_epoch(epoch_kv)
         if epoch_kv is None or epoch is None or epoch.generation != asked.generation or decode_asked(kv) != before:
             return False
-        same = [mod_is(self.keys.epoch, epoch_kv.mod_revision),
-                mod_is(self.keys.checkpoint_at, kv.mod_revision if kv is not None else 0)]
+        same = [
+            mod_is(self.keys.epoch, epoch_kv.mod_revision),
+            mod_is(self.keys.checkpoint_at, kv.mod_revision if kv is not None else 0),
+        ]
         return self.etcd.txn(same, [put_op(self.keys.checkpoint_at, msgspec.json.encode(asked))]).ok
 
     # -- starting and going back --------------------------------------------------------------------------------
@@ -206,8 +213,11 @@ class Commits:
         if newest is not None:
             epoch = Epoch(generation, newest.step, newest.directory, "etcd is new; checkpoint found on disk")
             ops = [put_op(self.keys.committed, msgspec.json.encode(record_of(newest)))]
-        self.etcd.txn([absent(self.keys.epoch)], [put_op(self.keys.epoch, msgspec.json.encode(epoch)), *ops],
-                      token=self.keys.epoch)
+        self.etcd.txn(
+            [absent(self.keys.epoch)],
+            [put_op(self.keys.epoch, msgspec.json.encode(epoch)), *ops],
+            token=self.keys.epoch,
+        )
 
     def catch_up(self) -> Epoch | None:
         """Makes up for an etcd that was restored from a backup: the job goes on from what lies on disk.
@@ -251,8 +261,10 @@ class Commits:
             generation = max(epoch.generation, above, self.store.latest_generation()) + 1
             raised = Epoch(generation, step, checkpoint, plain_text(reason))
             ops = [put_op(self.keys.epoch, msgspec.json.encode(raised)), *self._recommit(committed, target)]
-            compare = [mod_is(self.keys.epoch, epoch_kv.mod_revision),
-                       mod_is(self.keys.committed, committed_kv.mod_revision if committed_kv else 0)]
+            compare = [
+                mod_is(self.keys.epoch, epoch_kv.mod_revision),
+                mod_is(self.keys.committed, committed_kv.mod_revision if committed_kv else 0),
+            ]
             # Of two shards that write the very same record, either may take the other's for its own: no harm.
             if self.etcd.txn(compare, ops, token=self.keys.epoch).ok:
                 return raised
@@ -308,7 +320,9 @@ class Commits:
             return None
         manifest = self.store.read_manifest(epoch.checkpoint)
         if manifest.run != self.run:
-            raise GraphftError(f"checkpoint {epoch.checkpoint} is of run {manifest.run}, this is {self.run}",
-                               rule="checkpoint",
-                               help="use the job directory that the checkpoint was written with")
+            raise GraphftError(
+                f"checkpoint {epoch.checkpoint} is of run {manifest.run}, this is {self.run}",
+                rule="checkpoint",
+                help="use the job directory that the checkpoint was written with",
+            )
         return manifest

@@ -31,8 +31,9 @@ def open_etcd(endpoints: Sequence[str], environ: Mapping[str, str] = os.environ)
     User, password and the files of TLS come from GRAPHFT_ETCD_USER, _PASSWORD, _CA, _CERT and _KEY (not from a command
     line, which everybody on the machine can read).
     """
-    user, password, ca, cert, key = (environ.get(f"GRAPHFT_ETCD_{name}") or None for name in (
-        "USER", "PASSWORD", "CA", "CERT", "KEY"))
+    user, password, ca, cert, key = (
+        environ.get(f"GRAPHFT_ETCD_{name}") or None for name in ("USER", "PASSWORD", "CA", "CERT", "KEY")
+    )
     return Etcd(endpoints, user, password, ca_cert=ca, cert_cert=cert, cert_key=key)
 
 
@@ -93,8 +94,12 @@ def connect_from(job_dir: Path, wait: float | None = None) -> Etcd:
     while True:
         endpoints = read_endpoints(job_dir)
         if not told and time.monotonic() - begun > TELL_SECONDS:
-            log.info("waiting for etcd: %s", f"{endpoints}, which {job_dir / _FILE} names, does not answer" if endpoints
-                     else f"no --etcd was given, and nobody has left its address in {job_dir / _FILE} so far")
+            log.info(
+                "waiting for etcd: %s",
+                f"{endpoints}, which {job_dir / _FILE} names, does not answer"
+                if endpoints
+                else f"no --etcd was given, and nobody has left its address in {job_dir / _FILE} so far",
+            )
             told = True
         try:
             if endpoints:
@@ -105,6 +110,9 @@ def connect_from(job_dir: Path, wait: float | None = None) -> Etcd:
             if time.monotonic() > end:
                 raise
         if time.monotonic() > end:
-            raise GraphftError(f"no etcd endpoints: none were given, and {job_dir / _FILE} is not there",
-                               rule="etcd-endpoints", help="give --etcd HOST:PORT[,...] or set GRAPHFT_ETCD")
+            raise GraphftError(
+                f"no etcd endpoints: none were given, and {job_dir / _FILE} is not there",
+                rule="etcd-endpoints",
+                help="give --etcd HOST:PORT[,...] or set GRAPHFT_ETCD",
+            )
         time.sleep(0.1)

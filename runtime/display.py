@@ -28,9 +28,11 @@ def format_line(status: JobStatus) -> str:
 
 def _progress(status: JobStatus) -> str:
     loss = f"{status.loss:.4f}" if status.loss is not None else "-"
-    return (f"pass {status.pass_index + 1}/{status.spec['passes']}  "
-            f"step {status.step}/{status.spec['total_steps'] or '?'}  loss {loss}  "
-            f"{status.samples_per_second:,.0f} samples/s")
+    return (
+        f"pass {status.pass_index + 1}/{status.spec['passes']}  "
+        f"step {status.step}/{status.spec['total_steps'] or '?'}  loss {loss}  "
+        f"{status.samples_per_second:,.0f} samples/s"
+    )
 
 
 def _live(status: JobStatus) -> str:
@@ -58,11 +60,21 @@ def render(status: JobStatus) -> Group:
         rate = f"{trainer.get('samples_per_second', 0):,.0f} samples/s"
         if trainer.get("unreached"):
             rate = f"cannot reach {', '.join(trainer['unreached'])}"
-        table.add_row(f"trainer {name}", f"{trainer['host']}:{trainer['pid']}", f"step {trainer.get('step', '-')}",
-                      slots, trainer.get("waiting") or rate)
+        table.add_row(
+            f"trainer {name}",
+            f"{trainer['host']}:{trainer['pid']}",
+            f"step {trainer.get('step', '-')}",
+            slots,
+            trainer.get("waiting") or rate,
+        )
     for name, process in status.loading.items():
-        table.add_row(f"{process['role']} {name}", f"{process['host']}:{process['pid']}",
-                      f"loading {process['what']}, {process['seconds']:.0f} s", "", "")
+        table.add_row(
+            f"{process['role']} {name}",
+            f"{process['host']}:{process['pid']}",
+            f"loading {process['what']}, {process['seconds']:.0f} s",
+            "",
+            "",
+        )
     bar = ProgressBar(total=status.spec["total_steps"] or None, completed=status.step, width=60)
     events = [Text(format_event(e), style="yellow") for e in status.events[-EVENTS_SHOWN:]]
     # A progress bar ends without a line break.

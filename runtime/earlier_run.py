@@ -37,14 +37,26 @@ def make_way(etcd: Store, keys: Keys, job: Job | JobRecord) -> None:
     view = read_view(keys, kvs)
     living = _living(view)
     if living:
-        raise _in_the_way(keys, spec, "processes of it live: " + ", ".join(f"{m.id} on {m.host}" for m in living[:3]),
-                          "wait for their end, or give this job another name")
+        raise _in_the_way(
+            keys,
+            spec,
+            "processes of it live: " + ", ".join(f"{m.id} on {m.host}" for m in living[:3]),
+            "wait for their end, or give this job another name",
+        )
     if not view.over and spec.ft and not _abandoned(spec):
-        raise _in_the_way(keys, spec, "it is unfinished",
-                          f"go on with it (graphft launch --job {spec.folder or 'ITS-FOLDER'}), give this job another "
-                          f"name, or have it forgotten: graphft forget {keys.job} --etcd HOST:PORT")
-    log.info("etcd had another run of job %s, which is %s: its records are deleted (%s)", keys.job,
-             view.state if view.over else "abandoned", describe_run(spec))
+        raise _in_the_way(
+            keys,
+            spec,
+            "it is unfinished",
+            f"go on with it (graphft launch --job {spec.folder or 'ITS-FOLDER'}), give this job another "
+            f"name, or have it forgotten: graphft forget {keys.job} --etcd HOST:PORT",
+        )
+    log.info(
+        "etcd had another run of job %s, which is %s: its records are deleted (%s)",
+        keys.job,
+        view.state if view.over else "abandoned",
+        describe_run(spec),
+    )
     forget(etcd, keys, kvs)
 
 
@@ -57,9 +69,13 @@ def begin_anew(etcd: Store, keys: Keys, job: Job | JobRecord, job_dir: Path) -> 
         return
     living = _living(view)
     if living and view.over:
-        raise _in_the_way(keys, spec, f"it is {view.state} already, but processes of it have not ended: "
-                          + ", ".join(f"{m.id} on {m.host}" for m in living[:3]),
-                          "wait for them, or give this job another name")
+        raise _in_the_way(
+            keys,
+            spec,
+            f"it is {view.state} already, but processes of it have not ended: "
+            + ", ".join(f"{m.id} on {m.host}" for m in living[:3]),
+            "wait for them, or give this job another name",
+        )
     if not living and forget(etcd, keys, kvs) and not job.config.ft:
         forget_files(job_dir)
 
@@ -81,13 +97,19 @@ def forget_dead(etcd: Store, keys: Keys, force: bool = False) -> JobSpec:
     kvs = etcd.range(keys.control).kvs
     spec, view = _spec_of(keys, kvs), read_view(keys, kvs)
     if spec is None:
-        raise GraphftError(f"etcd knows no job named {keys.job}", rule="unknown-job",
-                           help=f"jobs that it knows: {', '.join(list_jobs(etcd)) or 'none'}")
+        raise GraphftError(
+            f"etcd knows no job named {keys.job}",
+            rule="unknown-job",
+            help=f"jobs that it knows: {', '.join(list_jobs(etcd)) or 'none'}",
+        )
     members = _living(view)
     if members and not force:
-        raise _in_the_way(keys, spec, "processes of it are registered: "
-                          + ", ".join(f"{m.id} on {m.host}" for m in members[:3]),
-                          "end them first; if they are known to be dead: graphft forget --force")
+        raise _in_the_way(
+            keys,
+            spec,
+            "processes of it are registered: " + ", ".join(f"{m.id} on {m.host}" for m in members[:3]),
+            "end them first; if they are known to be dead: graphft forget --force",
+        )
     if not forget(etcd, keys, kvs):
         raise _in_the_way(keys, spec, "it went on meanwhile", "end it first")
     return spec
@@ -104,8 +126,9 @@ def _spec_of(keys: Keys, kvs: Sequence[KV]) -> JobSpec | None:
 
 
 def _in_the_way(keys: Keys, spec: JobSpec, why: str, help: str) -> GraphftError:
-    return GraphftError(f"etcd has another run named {keys.job} ({describe_run(spec)}), and {why}", rule="foreign-job",
-                        help=help)
+    return GraphftError(
+        f"etcd has another run named {keys.job} ({describe_run(spec)}), and {why}", rule="foreign-job", help=help
+    )
 
 
 def _abandoned(spec: JobSpec) -> bool:
@@ -131,8 +154,11 @@ def revoke_dead(etcd: Store, keys: Keys) -> None:
     Those of a launcher that was just killed may be dying still; so it looks for a moment.
     """
     view, end = read_view(keys, etcd.range(keys.control).kvs), time.monotonic() + DYING_SECONDS
-    left = [record for record in [*view.pservers.values(), *view.trainers.values()]
-            if record.process.visible and view.leases[record.id]]
+    left = [
+        record
+        for record in [*view.pservers.values(), *view.trainers.values()]
+        if record.process.visible and view.leases[record.id]
+    ]
     while left:
         dead = [record for record in left if record.process.dead]
         for record in dead:

@@ -47,9 +47,12 @@ class EtcdKeeper:
     def _restart(self, why: str) -> None:
         """Starts it again with its data; once more if it is killed while it starts."""
         if not self._etcd.has_data:
-            raise EtcdError(f"etcd {why}, and its data in {self._etcd.data_dir} are gone: this run cannot go on",
-                            rule="etcd-data-gone", help="the job's folder was deleted while it ran? Put a copy of it "
-                            "back, if there is one, and start the job again: it goes on from its newest checkpoint")
+            raise EtcdError(
+                f"etcd {why}, and its data in {self._etcd.data_dir} are gone: this run cannot go on",
+                rule="etcd-data-gone",
+                help="the job's folder was deleted while it ran? Put a copy of it "
+                "back, if there is one, and start the job again: it goes on from its newest checkpoint",
+            )
         log.warning("etcd %s, starting it again with its data", why)
         self._silent_since = None
         for left in reversed(range(TRIES)):

@@ -31,10 +31,15 @@ _OF_LIBRARIES = ("ATEN_", "DNNL_", "KMP_", "MKL_", "OMP_", "ONEDNN_", "OPENBLAS_
 
 _MULTIPLY = {
     f"torch.backends.{module}.{op}.fp32_precision": (backend, op)
-    for module, backend, ops in (("mkldnn", "mkldnn", ("matmul", "conv", "rnn")), ("cuda", "cuda", ("matmul",)),
-                                 ("cudnn", "cuda", ("conv", "rnn"))) for op in ops}
+    for module, backend, ops in (
+        ("mkldnn", "mkldnn", ("matmul", "conv", "rnn")),
+        ("cuda", "cuda", ("matmul",)),
+        ("cudnn", "cuda", ("conv", "rnn")),
+    )
+    for op in ops
+}
 _SWITCHES = {"mkldnn.deterministic": torch._C._get_mkldnn_deterministic, "nnpack": torch._C._get_nnpack_enabled}
-_DENORMAL, _ONE, _SMALL = 1e-310, 1.0, 2.0 ** -60
+_DENORMAL, _ONE, _SMALL = 1e-310, 1.0, 2.0**-60
 """Variables, so that it is the CPU that multiplies, not Python's compiler."""
 
 
@@ -46,17 +51,24 @@ def enforce(config: JobConfig) -> None:
     torch.set_num_threads(config.threads)
     os.environ.pop("DNNL_" + ONEDNN_ISA.partition("_")[2], None)  # its older name
     os.environ[ONEDNN_ISA] = config.onednn_isa or "DEFAULT"
-    differences = [f"{what}: the job has {wanted}, here it is {found}" for what, wanted, found in (
-        ("torch", config.torch_version, torch.__version__),
-        ("CPU capability", config.cpu_capability, torch.backends.cpu.get_cpu_capability()),
-    ) if wanted and wanted != found]
+    differences = [
+        f"{what}: the job has {wanted}, here it is {found}"
+        for what, wanted, found in (
+            ("torch", config.torch_version, torch.__version__),
+            ("CPU capability", config.cpu_capability, torch.backends.cpu.get_cpu_capability()),
+        )
+        if wanted and wanted != found
+    ]
     if not differences:
         return
     text = "this process would not give the bits of the others: " + "; ".join(differences)
     if config.exact:
-        raise GraphftError(text, rule="exactness",
-                           help="use the same torch build (and ATEN_CPU_CAPABILITY) everywhere, or exact=False (for a "
-                                'run that has begun: "exact": false in the job.json of its folder)')
+        raise GraphftError(
+            text,
+            rule="exactness",
+            help="use the same torch build (and ATEN_CPU_CAPABILITY) everywhere, or exact=False (for a "
+            'run that has begun: "exact": false in the job.json of its folder)',
+        )
     log.warning("%s", text)
 
 
@@ -65,9 +77,12 @@ def find_device(device: str) -> None:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise GraphftError(f"the job computes on {device}, which {socket.gethostname()} does not have, or this torch "
-                           f"({torch.__version__}) does not support: {describe(error).splitlines()[0]}", rule="device",
-                           help='choose another one: transpile(..., device="cpu")') from None
+        raise GraphftError(
+            f"the job computes on {device}, which {socket.gethostname()} does not have, or this torch "
+            f"({torch.__version__}) does not support: {describe(error).splitlines()[0]}",
+            rule="device",
+            help='choose another one: transpile(..., device="cpu")',
+        ) from None
 
 
 def process_settings() -> dict[str, object]:
@@ -105,8 +120,12 @@ def _denormals_flushed() -> bool:
 def _rounding() -> str:
     """Of floating-point numbers, by what becomes of halves of the last place. A thread inherits it from its maker."""
     found = (_ONE + _SMALL > _ONE, -_ONE - _SMALL < -_ONE, _ONE - _SMALL < _ONE)
-    return {(False, False, False): "to nearest", (True, False, False): "upward", (False, True, True): "downward",
-            (False, False, True): "toward zero"}.get(found, "unknown")
+    return {
+        (False, False, False): "to nearest",
+        (True, False, False): "upward",
+        (False, True, True): "downward",
+        (False, False, True): "toward zero",
+    }.get(found, "unknown")
 
 
 def settings(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -54,8 +54,13 @@ class Executor:
         self.device, self.seed = torch.device(device), seed
         self._sessions: dict[int, _Session] = {}
 
-    def run(self, program: Program, feed: Mapping[str, Any] | None = None,
-            fetch: str | Variable | Iterable[str | Variable] = (), block: str = "step") -> dict[str, Any]:
+    def run(
+        self,
+        program: Program,
+        feed: Mapping[str, Any] | None = None,
+        fetch: str | Variable | Iterable[str | Variable] = (),
+        block: str = "step",
+    ) -> dict[str, Any]:
         """Runs `block` once and returns the fetched values by name.
 
         `feed` maps inputs to tensors (or what `torch.as_tensor` takes); it is checked whole before anything runs.
@@ -63,8 +68,11 @@ class Executor:
         """
         session = self._session(program)
         if block not in program.blocks:
-            raise ProgramError(f"program '{program.name}' has no block {block}", rule="no-block",
-                               help=f"its blocks are {', '.join(program.blocks) or 'none'}")
+            raise ProgramError(
+                f"program '{program.name}' has no block {block}",
+                rule="no-block",
+                help=f"its blocks are {', '.join(program.blocks) or 'none'}",
+            )
         wanted = [fetch] if isinstance(fetch, (str, Variable)) else list(fetch)
         names = tuple(w if isinstance(w, str) else w.name for w in wanted)
         ready = self._ready(session, program.blocks[block], names)
@@ -114,8 +122,11 @@ class Executor:
             scope[name] = program.values[name].detach().clone().to(self.device)
         valueless = [v.name for v in program.variables.values() if v.kind.persistent and v.name not in scope]
         if valueless:
-            raise ProgramError(f"%{valueless[0]} of program '{program.name}' has no initial value", rule="no-value",
-                               help=f"set program.values[{valueless[0]!r}]")
+            raise ProgramError(
+                f"%{valueless[0]} of program '{program.name}' has no initial value",
+                rule="no-value",
+                help=f"set program.values[{valueless[0]!r}]",
+            )
 
     def _ready(self, session: _Session, block: Block, fetch: tuple[str, ...]) -> _Ready:
         """The block's function, made again if the block has changed since."""

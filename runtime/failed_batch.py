@@ -11,8 +11,18 @@ from graphft.runtime.protocol import queue
 from graphft.runtime.protocol.queue import Change
 
 
-def fail_batch(store: Store, keys: Keys, pass_index: int, chunk: int, batch: int, *, claim: int, reason: str,
-               max_failures: int, sync: bool) -> Change | None:
+def fail_batch(
+    store: Store,
+    keys: Keys,
+    pass_index: int,
+    chunk: int,
+    batch: int,
+    *,
+    claim: int,
+    reason: str,
+    max_failures: int,
+    sync: bool,
+) -> Change | None:
     """Counts a failure of the chunk at this batch, under that claim; None: it is somebody else's by now.
 
     `claim`: its revision.

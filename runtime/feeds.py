@@ -12,8 +12,9 @@ from graphft.ir import Block, Kind, Program, Variable
 from graphft.literals import dtype_of, evaluate, names_in
 
 
-def check_feed(block: Block, feed: Mapping[str, Any], device: str | torch.device, needed: Sequence[str]
-               ) -> dict[str, Any]:
+def check_feed(
+    block: Block, feed: Mapping[str, Any], device: str | torch.device, needed: Sequence[str]
+) -> dict[str, Any]:
     """`feed` as tensors on `device`, if it is just what `block` reads: all of `needed`, and inputs only.
 
     Raises ProgramError[feed] for missing and unknown names, dtypes, ranks and sizes that differ from the program's,
@@ -23,12 +24,16 @@ def check_feed(block: Block, feed: Mapping[str, Any], device: str | torch.device
     inputs = {v.name: v for v in program.of_kind(Kind.INPUT)}
     unknown = [n for n in feed if n not in inputs]
     if unknown:
-        raise _error(block, f"'{unknown[0]}' is fed, but is no input of program '{program.name}'",
-                     f"its inputs are {', '.join(inputs) or 'none'}")
+        raise _error(
+            block,
+            f"'{unknown[0]}' is fed, but is no input of program '{program.name}'",
+            f"its inputs are {', '.join(inputs) or 'none'}",
+        )
     missing = [n for n in needed if n not in feed]
     if missing:
-        raise _error(block, f"input %{missing[0]} ({inputs[missing[0]].type}) is not fed",
-                     f"give feed={{{missing[0]!r}: ...}}")
+        raise _error(
+            block, f"input %{missing[0]} ({inputs[missing[0]].type}) is not fed", f"give feed={{{missing[0]!r}: ...}}"
+        )
     values = {n: _value(block, inputs[n], value, device) for n, value in feed.items()}
     check_dims(program, {n: v for n, v in values.items() if isinstance(v, torch.Tensor)})
     return values
@@ -55,8 +60,11 @@ def check_dims(program: Program, values: Mapping[str, torch.Tensor]) -> dict[str
         for expected, size in zip(program.variables[name].shape, value.shape, strict=True):
             if isinstance(expected, str) and names_in(expected) == {expected}:
                 if dims.setdefault(expected, size) != size:
-                    raise _error(None, f"dimension {expected} is {dims[expected]} in %{where[expected]}, "
-                                       f"but {size} in %{name}", "feed inputs of one batch")
+                    raise _error(
+                        None,
+                        f"dimension {expected} is {dims[expected]} in %{where[expected]}, but {size} in %{name}",
+                        "feed inputs of one batch",
+                    )
                 where.setdefault(expected, name)
     for name, value in values.items():
         shape = program.variables[name].shape
@@ -64,33 +72,51 @@ def check_dims(program: Program, values: Mapping[str, torch.Tensor]) -> dict[str
             if isinstance(expected, int) or names_in(expected) <= dims.keys():
                 wanted = evaluate(expected, dims)
                 if wanted != size:
-                    raise _error(None, f"input %{name} must be {program.variables[name].type}, "
-                                       f"got size {size} in dimension {axis}", f"make it {wanted}")
+                    raise _error(
+                        None,
+                        f"input %{name} must be {program.variables[name].type}, got size {size} in dimension {axis}",
+                        f"make it {wanted}",
+                    )
     for condition, loc in program.attrs.get("assume", ()):
         if names_in(condition) <= dims.keys() and not evaluate(condition, dims):
             sizes = ", ".join(f"{n} = {dims[n]}" for n in sorted(names_in(condition)))
-            raise _error(None, f"program '{program.name}' was captured for {condition} only ({loc} decides on it), "
-                               f"got {sizes}", "feed another size, or capture a program for this one")
+            raise _error(
+                None,
+                f"program '{program.name}' was captured for {condition} only ({loc} decides on it), got {sizes}",
+                "feed another size, or capture a program for this one",
+            )
     return dims
 
 
 def _value(block: Block, var: Variable, value: Any, device: str | torch.device) -> Any:
     if not var.type.is_tensor:
         if type(value).__name__ != var.dtype and var.dtype in ("int", "float", "bool"):
-            raise _error(block, f"input %{var.name} must be a Python {var.dtype}, got {type(value).__name__}",
-                         f"convert it with {var.dtype}(...)")
+            raise _error(
+                block,
+                f"input %{var.name} must be a Python {var.dtype}, got {type(value).__name__}",
+                f"convert it with {var.dtype}(...)",
+            )
         return value
     try:
         tensor = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise _error(block, f"input %{var.name} must be a tensor or array, got {type(value).__name__}: {error}",
-                     "convert it with torch.as_tensor") from None
+        raise _error(
+            block,
+            f"input %{var.name} must be a tensor or array, got {type(value).__name__}: {error}",
+            "convert it with torch.as_tensor",
+        ) from None
     if tensor.dtype != dtype_of(var.type):
-        raise _error(block, f"input %{var.name} must be {var.type}, got {str(tensor.dtype).removeprefix('torch.')}",
-                     f"convert it with .to(torch.{var.dtype})")
+        raise _error(
+            block,
+            f"input %{var.name} must be {var.type}, got {str(tensor.dtype).removeprefix('torch.')}",
+            f"convert it with .to(torch.{var.dtype})",
+        )
     if tensor.dim() != len(var.shape):
-        raise _error(block, f"input %{var.name} must be {var.type}, got shape {tuple(tensor.shape)}",
-                     f"give it {len(var.shape)} dimensions")
+        raise _error(
+            block,
+            f"input %{var.name} must be {var.type}, got shape {tuple(tensor.shape)}",
+            f"give it {len(var.shape)} dimensions",
+        )
     return tensor.to(device)
 
 

@@ -52,8 +52,9 @@ class FinishedPasses:
         saved = self.plan.pass_of(committed.step) if committed is not None else 0
         old, self._kept = self._kept, max(self._kept, min(index - 1, saved))
         for gone in range(old, self._kept):
-            self._errands.leave(functools.partial(self.trainer.patiently, functools.partial(
-                self._delete, self.keys.queue(gone))))
+            self._errands.leave(
+                functools.partial(self.trainer.patiently, functools.partial(self._delete, self.keys.queue(gone)))
+            )
 
     def _delete(self, prefix: str) -> None:
         self.trainer.etcd.delete_prefix(prefix)
@@ -61,7 +62,7 @@ class FinishedPasses:
     def _close(self, index: int, pending: bool) -> None:
         """Looks again after each try: a record that a holder changed meanwhile is judged by what it says now."""
         while changes := self._changes(index, pending):
-            for some in (changes[i:i + CHANGES] for i in range(0, len(changes), CHANGES)):
+            for some in (changes[i : i + CHANGES] for i in range(0, len(changes), CHANGES)):
                 if not carry_out(self.trainer.etcd, some).ok:  # their holders complete some of them, at this moment
                     for change in some:
                         carry_out(self.trainer.etcd, [change])
@@ -72,7 +73,10 @@ class FinishedPasses:
         if not etcd.count(f"{prefix}todo/"):
             return []
         records = {kv.key: kv for kv in etcd.range(prefix).kvs}
-        chunks = [planned for planned in self.plan.chunks_of(index)
-                  if queue.todo_key(prefix, planned.chunk) in records
-                  and (pending or queue.pending_key(prefix, planned.chunk) not in records)]
+        chunks = [
+            planned
+            for planned in self.plan.chunks_of(index)
+            if queue.todo_key(prefix, planned.chunk) in records
+            and (pending or queue.pending_key(prefix, planned.chunk) not in records)
+        ]
         return queue.rewind(prefix, chunks, self.plan.start_steps[index + 1], records)

@@ -27,9 +27,11 @@ def locked(job_dir: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
-            raise GraphftError(f"the job in {job_dir} is being run by {holder}", rule="job-running",
-                               help=f"wait for its end, or stop it; `graphft status --job {job_dir}` shows where it is"
-                               ) from None
+            raise GraphftError(
+                f"the job in {job_dir} is being run by {holder}",
+                rule="job-running",
+                help=f"wait for its end, or stop it; `graphft status --job {job_dir}` shows where it is",
+            ) from None
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         yield

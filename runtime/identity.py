@@ -73,8 +73,7 @@ def _place() -> tuple[str, str]:
 
 
 def file_namespace() -> str:
-    """Where a path means the same file: this boot of this machine, and this namespace of mounts. "": unknown.
-    """
+    """Where a path means the same file: this boot of this machine, and this namespace of mounts. "": unknown."""
     try:
         return f"{_BOOT_ID.read_text().strip()} {os.readlink('/proc/self/ns/mnt')}"
     except OSError:

@@ -53,8 +53,7 @@ class Inquest:
         return note is not None and note.phase == Phase.LEFT
 
     def died(self, name: str, index: int | None, process: Identity, status: int, peak: int) -> Finding:
-        """`index`: a trainer's; None for another role. `peak`: the most memory that it was seen to use, in bytes.
-        """
+        """`index`: a trainer's; None for another role. `peak`: the most memory that it was seen to use, in bytes."""
         note = read_note(record_path(self.job_dir, index), process) if index is not None else None
         at_work = note is not None and note.phase in (Phase.READING, Phase.COMPUTING)
         # Who has lost its lease says so in its note; user code may end with that status, too.
@@ -81,8 +80,9 @@ class Inquest:
             return False
 
     def _where(self, note: Note, verdict: Verdict, peak: int) -> str:
-        verb = {Phase.READING: "reading", Phase.COMPUTING: "computing",
-                Phase.PROVING: "proving itself with"}.get(note.phase, "reading ahead")
+        verb = {Phase.READING: "reading", Phase.COMPUTING: "computing", Phase.PROVING: "proving itself with"}.get(
+            note.phase, "reading ahead"
+        )
         place = note.place if note.phase != Phase.IDLE or note.ahead is None else note.ahead
         parts = [f" while {verb} batch {place.batch} of chunk {place.chunk} in pass {place.pass_index}"]
         if verdict.in_a_row > 1:
@@ -100,8 +100,15 @@ class Inquest:
         place = note.place
         try:
             config = read_record(self.job_dir).config
-            change = fail_batch(self.etcd, self.keys, *place, claim=note.claim, reason=what,
-                                max_failures=config.max_failures, sync=config.sync)
+            change = fail_batch(
+                self.etcd,
+                self.keys,
+                *place,
+                claim=note.claim,
+                reason=what,
+                max_failures=config.max_failures,
+                sync=config.sync,
+            )
         except EtcdError as error:
             log.warning("cannot record that %s: %s", what, error.message)
             return None
@@ -110,8 +117,16 @@ class Inquest:
             return None
         if change is None:
             return None
-        self.events.emit("step-failed", what, chunk=place.chunk, pass_index=place.pass_index, batch=place.batch,
-                         status=status, peak_bytes=peak, oom_kills=self._oom_kills)
+        self.events.emit(
+            "step-failed",
+            what,
+            chunk=place.chunk,
+            pass_index=place.pass_index,
+            batch=place.batch,
+            status=status,
+            peak_bytes=peak,
+            oom_kills=self._oom_kills,
+        )
         if change.outcome == "failed":
             tell_poison(self.events, place.pass_index, place.chunk, change)
         return change

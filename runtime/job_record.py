@@ -25,8 +25,22 @@ if TYPE_CHECKING:
 def job_spec(job: Job | JobRecord, job_dir: Path | None = None) -> JobSpec:
     c, made_of = job.config, job.fingerprint
     folder, file = (str(Path(job_dir).absolute()), _file_of(job_dir)) if job_dir is not None else ("", "")
-    return JobSpec(made_of.program, c.trainers, c.pservers, c.sync, c.ft, c.passes, c.total_steps, job.run_id,
-                   _digest(made_of.data), _digest(made_of.values), folder, socket.gethostname(), file_namespace(), file)
+    return JobSpec(
+        made_of.program,
+        c.trainers,
+        c.pservers,
+        c.sync,
+        c.ft,
+        c.passes,
+        c.total_steps,
+        job.run_id,
+        _digest(made_of.data),
+        _digest(made_of.values),
+        folder,
+        socket.gethostname(),
+        file_namespace(),
+        file,
+    )
 
 
 def put_job(etcd: Store, keys: Keys, job: Job | JobRecord, job_dir: Path | None = None) -> None:
@@ -34,10 +48,17 @@ def put_job(etcd: Store, keys: Keys, job: Job | JobRecord, job_dir: Path | None 
     run's."""
     spec = msgspec.json.encode(job_spec(job, job_dir))
     # Of several processes that try, each finds the first one's secret: it is read from etcd, always.
-    etcd.txn([absent(keys.spec)], [
-        put_op(keys.spec, spec), put_op(keys.run, job.run_id.encode()),
-        put_op(keys.secret, secrets.token_hex(32).encode()),
-        put_op(keys.ps_desired, str(job.config.pservers).encode()), put_op(keys.state, b"running")], token=keys.spec)
+    etcd.txn(
+        [absent(keys.spec)],
+        [
+            put_op(keys.spec, spec),
+            put_op(keys.run, job.run_id.encode()),
+            put_op(keys.secret, secrets.token_hex(32).encode()),
+            put_op(keys.ps_desired, str(job.config.pservers).encode()),
+            put_op(keys.state, b"running"),
+        ],
+        token=keys.spec,
+    )
     check_job(etcd, keys, job, job_dir)
 
 
@@ -45,23 +66,27 @@ def check_job(etcd: Store, keys: Keys, job: Job | JobRecord, job_dir: Path | Non
     """Raises GraphftError[foreign-job] if etcd's run of this name is another one, or `job_dir` a copy of its folder."""
     kv = etcd.get(keys.spec)
     if kv is None:
-        raise LeaseLost(f"the record of job {keys.job} was deleted just now", rule="etcd-lease",
-                        help="start the process again")
+        raise LeaseLost(
+            f"the record of job {keys.job} was deleted just now", rule="etcd-lease", help="start the process again"
+        )
     found = msgspec.json.decode(kv.value, type=JobSpec)
     if found.run != job.run_id:
         raise GraphftError(
             f"etcd has another run named {keys.job}: {describe_run(found)}; this one is {job.run_id}"
-            f"{_difference(found, job_spec(job))}", rule="foreign-job",
+            f"{_difference(found, job_spec(job))}",
+            rule="foreign-job",
             help="start all roles of a run from its folder; give another run another name, or, when the other one is "
-                 f"not to go on, forget it: graphft forget {keys.job} --etcd HOST:PORT")
-
+            f"not to go on, forget it: graphft forget {keys.job} --etcd HOST:PORT",
+        )
 
     if job_dir is not None and _is_copy(found, Path(job_dir)):
         raise GraphftError(
             f"{job_dir} is a copy of {found.folder}, where run {found.run} was begun: its processes would write their "
-            "checkpoints to two places", rule="foreign-job",
+            "checkpoints to two places",
+            rule="foreign-job",
             help=f"start its roles from {found.folder}; if that one was moved here: graphft forget {keys.job} --etcd "
-                 "HOST:PORT, and it goes on from its checkpoints")
+            "HOST:PORT, and it goes on from its checkpoints",
+        )
 
 
 def _file_of(job_dir: Path) -> str:
@@ -95,14 +120,20 @@ def read_secret(etcd: Store, keys: Keys) -> str:
     """What processes of the run show to its pservers."""
     kv = etcd.get(keys.secret)
     if kv is None:
-        raise LeaseLost(f"etcd has no secret of job {keys.job}: its records were deleted", rule="etcd-lease",
-                        help="start the process again")
+        raise LeaseLost(
+            f"etcd has no secret of job {keys.job}: its records were deleted",
+            rule="etcd-lease",
+            help="start the process again",
+        )
     return kv.value.decode()
 
 
 def _difference(found: JobSpec, ours: JobSpec) -> str:
-    parts = {"program or options": found.program != ours.program, "data": found.data != ours.data,
-             "initial values": found.values != ours.values}
+    parts = {
+        "program or options": found.program != ours.program,
+        "data": found.data != ours.data,
+        "initial values": found.values != ours.values,
+    }
     named = [name for name, differs in parts.items() if differs]
     return f", and differs in {' and '.join(named)}" if named else ", of the same job"
 

@@ -22,8 +22,9 @@ class Keys:
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.job):
-            raise GraphftError(f"a job cannot be named {self.job!r}", rule="job-name",
-                               help="use 1 to 64 letters, digits, '_' and '-'")
+            raise GraphftError(
+                f"a job cannot be named {self.job!r}", rule="job-name", help="use 1 to 64 letters, digits, '_' and '-'"
+            )
 
     @property
     def control(self) -> str:

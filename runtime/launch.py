@@ -111,8 +111,9 @@ def choose_directory(job: Job, wanted: str = "") -> Path:
     if wanted:
         other = _other_than(job, Path(wanted))
         if other:
-            raise GraphftError(f"{wanted} holds {other}", rule="job-directory",
-                               help="choose another directory, or delete this one")
+            raise GraphftError(
+                f"{wanted} holds {other}", rule="job-directory", help="choose another directory, or delete this one"
+            )
         return Path(wanted)
     base, n = Path("jobs") / job.config.name, 1
     path = base
@@ -142,13 +143,19 @@ def _other_than(job: Job, path: Path) -> str:
     if changed:
         unseeded = job.fingerprint.unseeded and found.fingerprint.unseeded
         why = " (the script draws them without a seed: torch.manual_seed makes them the same each time)"
-        return (f"another job, which differs in {', '.join(changed)}"
-                + why * (unseeded and changed[-1].startswith("initial value")))
+        return f"another job, which differs in {', '.join(changed)}" + why * (
+            unseeded and changed[-1].startswith("initial value")
+        )
     return "a job that is complete" if is_complete(path) else ""
 
 
-def run_job(job: Job, *, options: LaunchOptions | None = None,
-            on_status: Callable[[Supervisor, JobStatus], None] | None = None, **overrides: Any) -> Result:
+def run_job(
+    job: Job,
+    *,
+    options: LaunchOptions | None = None,
+    on_status: Callable[[Supervisor, JobStatus], None] | None = None,
+    **overrides: Any,
+) -> Result:
     """Runs `job` to its end with all roles on this machine, and returns its result.
 
     With GRAPHFT_ROLE (or torchrun's RANK) in the environment, this process is that one role instead, and exits
@@ -162,8 +169,13 @@ def run_job(job: Job, *, options: LaunchOptions | None = None,
     job_dir, new = _save(job, chosen.job_dir)
     wanted, job = job, Job.load(job_dir)  # a run goes on as it began: its id is the folder's, so are its name and etcd
     if wanted.config.exact != job.config.exact:
-        log.warning('%s goes on as it began, with exact=%s; to change that: "exact": %s in %s, on every host', job_dir,
-                    job.config.exact, str(wanted.config.exact).lower(), job_dir / "job.json")
+        log.warning(
+            '%s goes on as it began, with exact=%s; to change that: "exact": %s in %s, on every host',
+            job_dir,
+            job.config.exact,
+            str(wanted.config.exact).lower(),
+            job_dir / "job.json",
+        )
     if chosen.save_only:
         print(f"saved to {job_dir}")
         sys.exit(EXIT_OK)
@@ -213,8 +225,12 @@ def _chosen(job: Job, options: LaunchOptions | None, overrides: dict[str, Any]) 
     return chosen if chosen.etcd else replace(chosen, etcd=",".join(job.config.etcd_endpoints or ()))
 
 
-def launch_directory(job: Job | JobRecord, job_dir: Path, options: LaunchOptions,
-                     on_status: Callable[[Supervisor, JobStatus], None] | None = None) -> Result:
+def launch_directory(
+    job: Job | JobRecord,
+    job_dir: Path,
+    options: LaunchOptions,
+    on_status: Callable[[Supervisor, JobStatus], None] | None = None,
+) -> Result:
     """Starts etcd if needed and all roles of a saved job; returns when it is complete."""
     prepare_structs()
     started = time.monotonic()
@@ -244,8 +260,9 @@ def launch_directory(job: Job | JobRecord, job_dir: Path, options: LaunchOptions
         etcd = fenced(client, keys, job)
         write_endpoints(job_dir, endpoints)
         standby = standby or _standby(job_dir, environment, options, stack)
-        supervisor = Supervisor(job_dir, keys, etcd, endpoints, environment, options.max_restarts, job.config.ft,
-                                standby)
+        supervisor = Supervisor(
+            job_dir, keys, etcd, endpoints, environment, options.max_restarts, job.config.ft, standby
+        )
         stack.callback(supervisor.close)
         _stop_on_signals(stack)
         for index in range(options.pservers if options.pservers is not None else job.config.pservers):
@@ -261,17 +278,25 @@ def launch_directory(job: Job | JobRecord, job_dir: Path, options: LaunchOptions
         if supervisor.report.failed and not job.config.ft:
             tell_failed(etcd, keys)
         if supervisor.report.failed or status is None or status.state != "complete":
-            raise GraphftError(f"job {keys.job} failed: {supervisor.report.failed or 'it did not complete'}",
-                               rule="job-failed", help=f"logs of all roles are in {job_dir / 'logs'}")
-        result = Result(job_dir, job_dir / "model.safetensors", status.step, time.monotonic() - started,
-                        dict(supervisor.report.failures), dict(supervisor.report.preemptions))
+            raise GraphftError(
+                f"job {keys.job} failed: {supervisor.report.failed or 'it did not complete'}",
+                rule="job-failed",
+                help=f"logs of all roles are in {job_dir / 'logs'}",
+            )
+        result = Result(
+            job_dir,
+            job_dir / "model.safetensors",
+            status.step,
+            time.monotonic() - started,
+            dict(supervisor.report.failures),
+            dict(supervisor.report.preemptions),
+        )
         if display is not None:
             display.console.print(_summary(result, status), soft_wrap=True)
         return result
 
 
-def _standby(job_dir: Path, environment: Mapping[str, str], options: LaunchOptions,
-             stack: ExitStack) -> Standby | None:
+def _standby(job_dir: Path, environment: Mapping[str, str], options: LaunchOptions, stack: ExitStack) -> Standby | None:
     if not (options.standby and SUPPORTED):
         return None
     standby = Standby(job_dir, environment)
@@ -287,14 +312,22 @@ def _display() -> Display:
 
 def _check_without_ft(job: Job | JobRecord, options: LaunchOptions) -> None:
     if job.config.sync and options.trainers not in (None, 0, job.config.trainers):
-        raise GraphftError(f"{options.trainers} trainers cannot run a job of {job.config.trainers} without fault "
-                           "tolerance: each computes its own part of every step", rule="option",
-                           help=f"start {job.config.trainers}, or use ft=True, where any number will do")
+        raise GraphftError(
+            f"{options.trainers} trainers cannot run a job of {job.config.trainers} without fault "
+            "tolerance: each computes its own part of every step",
+            rule="option",
+            help=f"start {job.config.trainers}, or use ft=True, where any number will do",
+        )
 
 
-def _supervise(supervisor: Supervisor, etcd: Store, keys: Keys, display: Display | None,
-               on_status: Callable[[Supervisor, JobStatus], None] | None,
-               embedded: EmbeddedEtcd | None) -> JobStatus | None:
+def _supervise(
+    supervisor: Supervisor,
+    etcd: Store,
+    keys: Keys,
+    display: Display | None,
+    on_status: Callable[[Supervisor, JobStatus], None] | None,
+    embedded: EmbeddedEtcd | None,
+) -> JobStatus | None:
     status, next_status, complete_at = None, 0.0, None
     keeper = EtcdKeeper(embedded) if embedded is not None else None
     while not supervisor.all_done and not supervisor.report.failed:
@@ -357,8 +390,12 @@ def _stop_on_signals(stack: ExitStack) -> None:
 
 def _summary(result: Result, status: JobStatus) -> str:
     failures, preemptions = sum(result.failures.values()), sum(result.preemptions.values())
-    parts = [f"complete: {result.steps} steps in {result.seconds:.1f} s", f"{preemptions} preemptions",
-             f"{failures} failures", f"generation {status.generation}"]
+    parts = [
+        f"complete: {result.steps} steps in {result.seconds:.1f} s",
+        f"{preemptions} preemptions",
+        f"{failures} failures",
+        f"generation {status.generation}",
+    ]
     poisoned = status.queue.get("failed", 0)
     if poisoned:
         parts.append(f"{poisoned} chunks DISCARDED as poison")

@@ -30,8 +30,14 @@ Observe = Callable[[Block, int, Mapping[str, Any]], None]
 """Is told of each op that has run: the block, the op's index, and what the op read and wrote, by variable name."""
 
 
-def lower(block: Block, *, fetch: Sequence[str] = (), start: int = 0, device: str | torch.device = "cpu",
-          observe: Observe | None = None) -> Lowered:
+def lower(
+    block: Block,
+    *,
+    fetch: Sequence[str] = (),
+    start: int = 0,
+    device: str | torch.device = "cpu",
+    observe: Observe | None = None,
+) -> Lowered:
     """The function that runs `block` from op `start` on, and returns the values of the variables in `fetch`.
 
     `observe` is called after each op; without it, the function has nothing of that.
@@ -47,13 +53,18 @@ class Lowered:
     shapes, chained to torch's own error. Interrupts and graphft's own errors pass through as they are.
     """
 
-    def __init__(self, block: Block, fetch: tuple[str, ...], start: int, device: torch.device,
-                 observe: Observe | None = None) -> None:
+    def __init__(
+        self, block: Block, fetch: tuple[str, ...], start: int, device: torch.device, observe: Observe | None = None
+    ) -> None:
         self.block, self.fetch, self.start = block, fetch, start
         for name in fetch:
             if name not in block.program.variables:
-                raise ProgramError(f"%{name} is fetched, but program '{block.program.name}' does not declare it",
-                                   block=block, rule="undeclared", help="fetch a variable of the program")
+                raise ProgramError(
+                    f"%{name} is fetched, but program '{block.program.name}' does not declare it",
+                    block=block,
+                    rule="undeclared",
+                    help="fetch a variable of the program",
+                )
         writer = _Writer(block, fetch, start, device, observe)
         self.source = writer.source()
         self._lines = writer.op_of_line
@@ -75,17 +86,28 @@ class Lowered:
         frame = self._frame(error.__traceback__)
         index = self._lines.get(frame.tb_lineno) if frame is not None else None
         if frame is None or index is None:
-            return ProgramError(f"block {self.block.name} failed: {describe(error)}", block=self.block,
-                                rule="op-failed")
+            return ProgramError(
+                f"block {self.block.name} failed: {describe(error)}", block=self.block, rule="op-failed"
+            )
         op = self.block.ops[index]
         values = frame.tb_frame.f_locals
         missing = [n for n in op.reads if self._slots[n] not in values]
         if isinstance(error, KeyError) and missing:
-            return ProgramError(f"%{missing[0]} has no value in the scope", block=self.block, index=index,
-                                rule="no-value", help="feed it, or run the block that makes it first")
+            return ProgramError(
+                f"%{missing[0]} has no value in the scope",
+                block=self.block,
+                index=index,
+                rule="no-value",
+                help="feed it, or run the block that makes it first",
+            )
         operands = operands_text({n: values[self._slots[n]] for n in op.reads if self._slots[n] in values})
-        return ProgramError(f"{op.type} failed: {describe(error)}", block=self.block, index=index,
-                            rule="op-failed", help=f"its operands were {operands}")
+        return ProgramError(
+            f"{op.type} failed: {describe(error)}",
+            block=self.block,
+            index=index,
+            rule="op-failed",
+            help=f"its operands were {operands}",
+        )
 
     def _frame(self, traceback: TracebackType | None) -> TracebackType | None:
         while traceback is not None and traceback.tb_frame.f_code is not self._function.__code__:
@@ -113,8 +135,9 @@ def _changed_in_scope(op: Operator, definition: registry.OpDef) -> set[str]:
 class _Writer:
     """Writes the text of one block's function."""
 
-    def __init__(self, block: Block, fetch: tuple[str, ...], start: int, device: torch.device,
-                 observe: Observe | None) -> None:
+    def __init__(
+        self, block: Block, fetch: tuple[str, ...], start: int, device: torch.device, observe: Observe | None
+    ) -> None:
         self.block, self.fetch, self.start, self.device, self.observe = block, fetch, start, device, observe
         self.globals: dict[str, Any] = {}
         self.slots: dict[str, str] = {}
@@ -152,8 +175,9 @@ class _Writer:
 
     def _observation(self, index: int) -> str:
         op = self.block.ops[index]
-        values = ", ".join(f"{n!r}: {self._slot(n)}" for n in dict.fromkeys((*op.reads, *op.writes))
-                           if n in self._loaded)
+        values = ", ".join(
+            f"{n!r}: {self._slot(n)}" for n in dict.fromkeys((*op.reads, *op.writes)) if n in self._loaded
+        )
         return f"{self._bind(self.observe, 'observe')}({self._bind(self.block, 'block')}, {index}, {{{values}}})"
 
     def _outlives(self, name: str) -> bool:
@@ -199,8 +223,10 @@ class _Writer:
 
     def _call(self, op: Operator, definition: registry.OpDef) -> str:
         named = {i for i, slot in enumerate(definition.slots) if slot.by_name}
-        operands = [self._bind(a, a.name) if min(i, len(definition.slots) - 1) in named else self._expression(a)
-                    for i, a in enumerate(op.args)]
+        operands = [
+            self._bind(a, a.name) if min(i, len(definition.slots) - 1) in named else self._expression(a)
+            for i, a in enumerate(op.args)
+        ]
         operands += [f"{k}={self._expression(v)}" for k, v in op.attrs.items()]
         if not definition.extra.get("context_free"):
             operands.insert(0, "ctx")

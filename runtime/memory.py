@@ -83,8 +83,10 @@ class ShardMemory:
             if bucket.reduce == "first":
                 bucket.total.copy_(parts[0])
                 continue
-            weights = [c.samples / samples if bucket.reduce == "weighted_mean" else 1 / len(contributions)
-                       for c in contributions]
+            weights = [
+                c.samples / samples if bucket.reduce == "weighted_mean" else 1 / len(contributions)
+                for c in contributions
+            ]
             _weighted_sum(bucket.total, parts, weights)
 
     # -- versions -----------------------------------------------------------------------------------------------
@@ -139,8 +141,11 @@ class ShardMemory:
             found = self.scope.get(name)
             if found is None or (found.shape, found.dtype) != (value.shape, value.dtype):
                 here = "nothing" if found is None else f"{found.dtype} {list(found.shape)}"
-                raise GraphftError(f"%{name} is restored as {value.dtype} {list(value.shape)}, the shard has {here}",
-                                   rule="restore", help="use the job directory that the checkpoint was written with")
+                raise GraphftError(
+                    f"%{name} is restored as {value.dtype} {list(value.shape)}, the shard has {here}",
+                    rule="restore",
+                    help="use the job directory that the checkpoint was written with",
+                )
         for name, value in values.items():
             self.scope[name].copy_(value)
 

@@ -45,8 +45,9 @@ class Overdue:
         self._next = now + timeout / LOOKS
         pending = self.etcd.range(f"{prefix}pending/").kvs
         seen = {kv.key: self._seen.get(kv.key, (0, now)) for kv in pending}
-        self._seen = {kv.key: seen[kv.key] if seen[kv.key][0] == kv.mod_revision else (kv.mod_revision, now)
-                      for kv in pending}
+        self._seen = {
+            kv.key: seen[kv.key] if seen[kv.key][0] == kv.mod_revision else (kv.mod_revision, now) for kv in pending
+        }
         for kv in pending:
             if kv.create_revision not in held:
                 self._check(prefix, kv, now - self._seen[kv.key][1], timeout)
@@ -67,5 +68,10 @@ class Overdue:
         change = dataclasses.replace(change, puts=(Put(self.keys.barred(pending.trainer), bar, leased=True),))
         if carry_out(self.etcd, [change], kv.lease, also).ok:
             what = f"slot {pending.slot}" if pending.slot >= 0 else f"chunk {chunk}"
-            self.events.emit("overdue", f"{what} was taken from trainer {pending.trainer}: no progress for {age:.0f} s",
-                             chunk=chunk, slot=pending.slot, trainer=pending.trainer)
+            self.events.emit(
+                "overdue",
+                f"{what} was taken from trainer {pending.trainer}: no progress for {age:.0f} s",
+                chunk=chunk,
+                slot=pending.slot,
+                trainer=pending.trainer,
+            )

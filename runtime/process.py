@@ -66,8 +66,13 @@ def start_role(arguments: Sequence[str], log: Path, environment: Mapping[str, st
     return spawn(["start", *arguments], log, environment)
 
 
-def spawn(command: Sequence[str], log: Path, environment: Mapping[str, str],
-          stdin: int = subprocess.DEVNULL, stdout: int | None = None) -> subprocess.Popen[bytes]:
+def spawn(
+    command: Sequence[str],
+    log: Path,
+    environment: Mapping[str, str],
+    stdin: int = subprocess.DEVNULL,
+    stdout: int | None = None,
+) -> subprocess.Popen[bytes]:
     """Starts `python -m graphft COMMAND` as a child that knows its parent (see `die_with_parent`).
 
     What it prints goes to `log`, unless `stdout` says otherwise.
@@ -80,5 +85,10 @@ def spawn(command: Sequence[str], log: Path, environment: Mapping[str, str],
     path = os.pathsep.join([package_parent, *([inherited] if inherited else [])])
     env = {**os.environ, **environment, "PYTHONPATH": path, PARENT: str(os.getpid())}
     with log.open("ab") as out:
-        return subprocess.Popen([sys.executable, "-m", "graphft", *command], stdin=stdin, env=env,
-                                stdout=out if stdout is None else stdout, stderr=out)
+        return subprocess.Popen(
+            [sys.executable, "-m", "graphft", *command],
+            stdin=stdin,
+            env=env,
+            stdout=out if stdout is None else stdout,
+            stderr=out,
+        )

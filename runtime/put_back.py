@@ -52,14 +52,17 @@ class PutBack:
         prefix = self.keys.queue(index)
         done = {queue.chunk_of(kv.key): kv for kv in self.etcd.range(f"{prefix}done/", keys_only=True).kvs}
         todo = {queue.chunk_of(kv.key) for kv in self.etcd.range(f"{prefix}todo/", keys_only=True).kvs}
-        return sum(self._put_back_chunk(prefix, chunk, done.get(chunk), ledger.progress(index, chunk))
-                   for chunk in sorted(lacking - todo))
+        return sum(
+            self._put_back_chunk(prefix, chunk, done.get(chunk), ledger.progress(index, chunk))
+            for chunk in sorted(lacking - todo)
+        )
 
     def _put_back_chunk(self, prefix: str, chunk: int, done: KV | None, progress: int) -> bool:
         """Whether it was this call that did it. What is done may be forgotten, or put back by others, meanwhile."""
         while not carry_out(self.etcd, [queue.put_back(prefix, chunk, done, progress)]).ok:
-            read = self.etcd.txn([], [get_op(key(prefix, chunk)) for key in (
-                queue.todo_key, queue.failed_key, queue.done_key)])
+            read = self.etcd.txn(
+                [], [get_op(key(prefix, chunk)) for key in (queue.todo_key, queue.failed_key, queue.done_key)]
+            )
             if read.kv(0) is not None or read.kv(1) is not None:
                 return False
             done = read.kv(2)
@@ -75,5 +78,3 @@ class PutBack:
             record = PassRecord(index, len(self.chunks), self.plan.start_steps[index])
             if self.etcd.txn([mod_is(kv.key, kv.mod_revision)], [put_op(kv.key, msgspec.json.encode(record))]).ok:
                 return
-
-

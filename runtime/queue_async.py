@@ -167,8 +167,9 @@ class Shares:
 
     def __init__(self, trainer: ChunkTrainer) -> None:
         plan, index, trainers = trainer.config.plan, trainer.index, trainer.config.trainers
-        self._left = (Claim((p, c.chunk), c.batches) for p in range(plan.passes)
-                      for c in plan.chunks_of(p)[index::trainers])
+        self._left = (
+            Claim((p, c.chunk), c.batches) for p in range(plan.passes) for c in plan.chunks_of(p)[index::trainers]
+        )
 
     def take(self) -> list[Claim]:
         claim = next(self._left, None)
@@ -248,8 +249,14 @@ class Claims:
         """One bucket: claims some of it, or notes that nothing is left to do there. None: the pass changed."""
         index = _pass(self._marker)
         prefix = self.keys.queue(index)
-        read = self.etcd.txn([], [get_op(self.keys.pass_), range_op(f"{prefix}todo/{start}"),
-                                  range_op(f"{prefix}pending/{start}", keys_only=True)])
+        read = self.etcd.txn(
+            [],
+            [
+                get_op(self.keys.pass_),
+                range_op(f"{prefix}todo/{start}"),
+                range_op(f"{prefix}pending/{start}", keys_only=True),
+            ],
+        )
         if read.kv(0) != self._marker:
             return None
         todo = {queue.chunk_of(kv.key): kv for kv in read.range(1).kvs}
@@ -257,7 +264,7 @@ class Claims:
             self._open.remove(start)
         free = queue.claimable(todo, (queue.chunk_of(kv.key) for kv in read.range(2).kvs))
         self._random.shuffle(free)
-        return self._claim(index, [todo[c] for c in free[:self._enough(free)]]) if free else []
+        return self._claim(index, [todo[c] for c in free[: self._enough(free)]]) if free else []
 
     def _enough(self, free: list[int]) -> int:
         """How many chunks to claim: more than one when they are short, and about a fair share of the rest at most."""
@@ -270,10 +277,19 @@ class Claims:
 
     def _claim(self, index: int, records: list[KV]) -> list[Claim]:
         prefix, now = self.keys.queue(index), time.time()
-        changes = [queue.claim(prefix, queue.chunk_of(kv.key), kv, trainer=self.trainer.id, now=now,
-                               progress=msgspec.json.decode(kv.value, type=Todo).progress,
-                               timeout=self.config.chunk_timeout,
-                               max_failures=LOST_CLAIMS * self.config.max_failures) for kv in records]
+        changes = [
+            queue.claim(
+                prefix,
+                queue.chunk_of(kv.key),
+                kv,
+                trainer=self.trainer.id,
+                now=now,
+                progress=msgspec.json.decode(kv.value, type=Todo).progress,
+                timeout=self.config.chunk_timeout,
+                max_failures=LOST_CLAIMS * self.config.max_failures,
+            )
+            for kv in records
+        ]
         result = carry_out(self.etcd, changes, self.trainer.lease)
         if not result.ok:
             return []  # somebody else was faster with one of them
@@ -284,8 +300,9 @@ class Claims:
                 tell_poison(self.trainer.events, index, chunk, change)
                 continue
             attempt = msgspec.json.decode(kv.value, type=Todo).attempt + 1
-            claims.append(Claim((index, chunk), int(self.plan.batches[chunk]), result.revision, attempt,
-                                renewed=time.monotonic()))
+            claims.append(
+                Claim((index, chunk), int(self.plan.batches[chunk]), result.revision, attempt, renewed=time.monotonic())
+            )
         return claims
 
     # -- what becomes of them -----------------------------------------------------------------------------------
@@ -293,20 +310,23 @@ class Claims:
     def complete(self, claims: list[Claim]) -> list[Claim]:
         if self.trainer.patiently(functools.partial(self._complete, claims)):
             return claims
-        return [c for c in claims if self.trainer.patiently(functools.partial(self._complete, [c]))
-                or not self._mine(c)]
+        return [
+            c for c in claims if self.trainer.patiently(functools.partial(self._complete, [c])) or not self._mine(c)
+        ]
 
     def _complete(self, claims: list[Claim]) -> bool:
         """One transaction, carried out only while no shard has gone back since it acknowledged these chunks."""
         fences = self._generations()
         if fences is None:
             return False  # a shard is back, which has not said yet what it lacks
-        return carry_out(self.etcd, [queue.complete(self.keys.queue(c.key[0]), c.key[1], c.revision) for c in claims],
-                         also=fences).ok
+        return carry_out(
+            self.etcd, [queue.complete(self.keys.queue(c.key[0]), c.key[1], c.revision) for c in claims], also=fences
+        ).ok
 
     def _mine(self, claim: Claim) -> bool:
-        pending = self.trainer.patiently(functools.partial(
-            self.etcd.get, queue.pending_key(self.keys.queue(claim.key[0]), claim.key[1])))
+        pending = self.trainer.patiently(
+            functools.partial(self.etcd.get, queue.pending_key(self.keys.queue(claim.key[0]), claim.key[1]))
+        )
         if pending is not None and pending.create_revision == claim.revision:
             return True
         log.info("chunk %d of pass %d is not ours to complete any more", claim.key[1], claim.key[0])
@@ -324,20 +344,32 @@ class Claims:
         return fences
 
     def release(self, claim: Claim) -> None:
-        self._give_back(claim, lambda prefix, todo: queue.release(
-            prefix, claim.key[1], claim.revision, todo, progress=claim.progress))
+        self._give_back(
+            claim,
+            lambda prefix, todo: queue.release(prefix, claim.key[1], claim.revision, todo, progress=claim.progress),
+        )
 
     def fail(self, claim: Claim, reason: str) -> None:
-        change = self._give_back(claim, lambda prefix, todo: queue.fail(
-            prefix, claim.key[1], claim.revision, todo, progress=claim.last, reason=reason,
-            max_failures=self.config.max_failures))
+        change = self._give_back(
+            claim,
+            lambda prefix, todo: queue.fail(
+                prefix,
+                claim.key[1],
+                claim.revision,
+                todo,
+                progress=claim.last,
+                reason=reason,
+                max_failures=self.config.max_failures,
+            ),
+        )
         if change is not None and change.outcome == "failed":
             tell_poison(self.trainer.events, *claim.key, change)
 
     def _give_back(self, claim: Claim, make: Callable[[str, KV], Change]) -> Change | None:
         prefix, chunk = self.keys.queue(claim.key[0]), claim.key[1]
-        made = self.trainer.patiently(lambda: give_back(
-            self.etcd, prefix, {chunk: claim.revision}, lambda _, todo: make(prefix, todo)))
+        made = self.trainer.patiently(
+            lambda: give_back(self.etcd, prefix, {chunk: claim.revision}, lambda _, todo: make(prefix, todo))
+        )
         return made[0] if made else None
 
     # -- the daemon thread --------------------------------------------------------------------------------------
@@ -348,8 +380,15 @@ class Claims:
         for claim in list(self.queue.claims.values()):
             if now - claim.renewed > timeout / 4 and self.trainer.alive_since(claim.renewed):
                 claim.renewed = now
-                renew(self.etcd, self.keys.queue(claim.key[0]), claim.key[1], claim.revision, progress=claim.progress,
-                      timeout=timeout, lease=self.trainer.lease)
+                renew(
+                    self.etcd,
+                    self.keys.queue(claim.key[0]),
+                    claim.key[1],
+                    claim.revision,
+                    progress=claim.progress,
+                    timeout=timeout,
+                    lease=self.trainer.lease,
+                )
         index = _pass(self.trainer.watcher.snapshot().get(self.keys.pass_))
         if 0 <= index < self.plan.passes:
             self.overdue.look(index, timeout, {claim.revision for claim in list(self.queue.claims.values())})

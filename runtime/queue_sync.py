@@ -90,8 +90,14 @@ class PlanQueue:
         if self.records:
             revision = self._claim(ctx.slot, located)
             self._claim_ahead(ctx.slot, located)
-        return ChunkWork(located.pass_index, located.chunk, located.batch, located.samples,
-                         batch_seed(self.trainer.config.seed, ctx.step, ctx.slot), claim=revision)
+        return ChunkWork(
+            located.pass_index,
+            located.chunk,
+            located.batch,
+            located.samples,
+            batch_seed(self.trainer.config.seed, ctx.step, ctx.slot),
+            claim=revision,
+        )
 
     def complete_chunks(self) -> None:
         """Chunks that were claimed together are completed together."""
@@ -105,8 +111,11 @@ class PlanQueue:
     def enqueue_pass(self) -> None:
         """Makes the pass's todo records, then `/<job>/pass`, which makes them count. One trainer at a time tries."""
         index = self.plan.pass_of(self.trainer.ctx.step)
-        made = self._passes.enqueue(index, lambda now: now is None or now.pass_index != index,
-                                    functools.partial(self._finished.close_before, index))
+        made = self._passes.enqueue(
+            index,
+            lambda now: now is None or now.pass_index != index,
+            functools.partial(self._finished.close_before, index),
+        )
         if made:
             self._finished.forget_before(index)
         failed = self.trainer.patiently(lambda: self.trainer.etcd.range(f"{self.keys.queue(index)}failed/")).kvs
@@ -119,8 +128,15 @@ class PlanQueue:
             if now - claim.touched > timeout / 4 and self.trainer.busy_since(claim.touched):
                 claim.touched = now
                 progress = max(0, self.trainer.comm.lowest() - claim.first_step)
-                renew(self.trainer.etcd, self.keys.queue(claim.pass_index), claim.chunk, claim.revision,
-                      progress=progress, timeout=timeout, lease=self.trainer.lease)
+                renew(
+                    self.trainer.etcd,
+                    self.keys.queue(claim.pass_index),
+                    claim.chunk,
+                    claim.revision,
+                    progress=progress,
+                    timeout=timeout,
+                    lease=self.trainer.lease,
+                )
         held = {claim.revision for claim in list(self.claims.values())}
         self._overdue.look(max(self.trainer.pass_index, 0), timeout, held)
 
@@ -139,8 +155,12 @@ class PlanQueue:
         held = [claim for claim in list(self.claims.values()) if claim.slot == slot]
         for pass_index in {claim.pass_index for claim in held}:
             claims = {claim.chunk: claim for claim in held if claim.pass_index == pass_index}
-            self._give_back(claims, lambda prefix, claim, todo: queue.release(
-                prefix, claim.chunk, claim.revision, todo, progress=max(0, lowest - claim.first_step)))
+            self._give_back(
+                claims,
+                lambda prefix, claim, todo: queue.release(
+                    prefix, claim.chunk, claim.revision, todo, progress=max(0, lowest - claim.first_step)
+                ),
+            )
         for claim in held:
             del self.claims[claim.pass_index, claim.chunk]
 
@@ -302,25 +322,45 @@ class PlanQueue:
 
     def _fail(self, claim: Claim, batch: int, reason: str) -> Change | None:
         """None: the claim is somebody else's by now."""
-        return fail_batch(self.trainer.etcd, self.keys, claim.pass_index, claim.chunk, batch, claim=claim.revision,
-                          reason=reason, max_failures=self.trainer.config.max_failures, sync=True)
+        return fail_batch(
+            self.trainer.etcd,
+            self.keys,
+            claim.pass_index,
+            claim.chunk,
+            batch,
+            claim=claim.revision,
+            reason=reason,
+            max_failures=self.trainer.config.max_failures,
+            sync=True,
+        )
 
     def _claim_of(self, slot: int, located: Located, todo: KV) -> Change:
         config, prefix = self.trainer.config, self.keys.queue(located.pass_index)
-        return queue.claim(prefix, located.chunk, todo, trainer=self.trainer.id, slot=slot,
-                           start_step=located.chunk_start_step, now=time.time(), timeout=config.chunk_timeout,
-                           max_failures=config.max_failures, count_lost=False)
+        return queue.claim(
+            prefix,
+            located.chunk,
+            todo,
+            trainer=self.trainer.id,
+            slot=slot,
+            start_step=located.chunk_start_step,
+            now=time.time(),
+            timeout=config.chunk_timeout,
+            max_failures=config.max_failures,
+            count_lost=False,
+        )
 
     def _made(self, slot: int, located: Located, revision: int) -> Claim:
         last = located.chunk_start_step + int(self.plan.batches[located.chunk]) - 1
-        return Claim(slot, located.chunk_start_step, last, located.pass_index, located.chunk, revision,
-                     time.monotonic())
+        return Claim(
+            slot, located.chunk_start_step, last, located.pass_index, located.chunk, revision, time.monotonic()
+        )
 
     def _complete_applied(self, slot: int) -> None:
         """Begins to complete this slot's chunks that every shard has applied."""
         lowest = self.trainer.comm.lowest()
-        self._leave_completing([claim for claim in list(self.claims.values())
-                                if claim.slot == slot and claim.last_step < lowest])
+        self._leave_completing(
+            [claim for claim in list(self.claims.values()) if claim.slot == slot and claim.last_step < lowest]
+        )
 
     def _leave_completing(self, claims: list[Claim]) -> None:
         for revision in {claim.revision for claim in claims}:
@@ -342,8 +382,9 @@ class PlanQueue:
         """`claims`: of one pass, by chunk."""
         prefix = self.keys.queue(next(iter(claims.values())).pass_index)
         fences = {chunk: claim.revision for chunk, claim in claims.items()}
-        return self.trainer.patiently(lambda: give_back(
-            self.trainer.etcd, prefix, fences, lambda chunk, todo: make(prefix, claims[chunk], todo)))
+        return self.trainer.patiently(
+            lambda: give_back(self.trainer.etcd, prefix, fences, lambda chunk, todo: make(prefix, claims[chunk], todo))
+        )
 
 
 def _failed(kv: KV) -> queue.Failed:

@@ -53,8 +53,15 @@ class Saver:
         self._thread = threading.Thread(target=self._run, name="saver", daemon=True)
         self._thread.start()
 
-    def submit(self, generation: int, step: int, values: Mapping[str, Tensor], keep: int, ledger: str = "",
-               meta: Mapping[str, Any] | None = None) -> None:
+    def submit(
+        self,
+        generation: int,
+        step: int,
+        values: Mapping[str, Tensor],
+        keep: int,
+        ledger: str = "",
+        meta: Mapping[str, Any] | None = None,
+    ) -> None:
         """Saves `values`, which must not change any more, as this shard's part of the checkpoint of `step`.
 
         `meta`: the manifest's.
@@ -110,8 +117,9 @@ class Saver:
     def _give_up(self, snapshots: list[Snapshot]) -> None:
         for snapshot in snapshots:
             self.counters["checkpoints-given-up"] += 1
-            self.events.log.warning("the checkpoint of step %d is given up for newer ones: writing is slow, or fails",
-                                    snapshot.step)
+            self.events.log.warning(
+                "the checkpoint of step %d is given up for newer ones: writing is slow, or fails", snapshot.step
+            )
 
     def _tell_trouble(self, error: OSError | StorageUnavailable) -> None:
         now = time.monotonic()
@@ -121,22 +129,30 @@ class Saver:
             self.events.log.warning("checkpoint: %s; trying again", text)
             return
         self._told = now
-        self.events.emit("checkpoint-trouble", f"shard {self.commits.shard} has not been able to write its checkpoint "
-                         f"for {now - self._failing_since:.0f} s ({text}); training goes on, and it tries again: free "
-                         "some space, or mend the storage", shard=self.commits.shard)
+        self.events.emit(
+            "checkpoint-trouble",
+            f"shard {self.commits.shard} has not been able to write its checkpoint "
+            f"for {now - self._failing_since:.0f} s ({text}); training goes on, and it tries again: free "
+            "some space, or mend the storage",
+            shard=self.commits.shard,
+        )
 
     def _tell_mended(self) -> None:
         if self._failing_since is not None:
             seconds = time.monotonic() - self._failing_since
-            self.events.emit("checkpoint-mended", f"shard {self.commits.shard} writes its checkpoints again, after "
-                                                  f"{seconds:.0f} s", shard=self.commits.shard)
+            self.events.emit(
+                "checkpoint-mended",
+                f"shard {self.commits.shard} writes its checkpoints again, after {seconds:.0f} s",
+                shard=self.commits.shard,
+            )
         self._failing_since, self._told = None, 0.0
 
     def _save(self, item: Snapshot) -> None:
         commits = self.commits
         self._look_for_last()
-        part = commits.store.write_part(item.generation, item.step, commits.shard, commits.shards, item.values,
-                                        item.ledger)
+        part = commits.store.write_part(
+            item.generation, item.step, commits.shard, commits.shards, item.values, item.ledger
+        )
         manifest = commits.publish(item.generation, item.step, part, item.meta)
         if manifest is not None:
             self._last = manifest
@@ -150,9 +166,14 @@ class Saver:
         if last is None or (self.commits.store.root / last.directory / MANIFEST).exists():
             return
         if self.commits.committed() == record_of(last):  # and not an older one, which another shard has pruned
-            self.events.emit("checkpoint-gone", f"the checkpoint of step {last.step}, which was committed, is not in "
-                             f"{self.commits.store.root} any more: was it deleted, or its file system unmounted? "
-                             "Checkpoints are written there all the same", shard=self.commits.shard, step=last.step)
+            self.events.emit(
+                "checkpoint-gone",
+                f"the checkpoint of step {last.step}, which was committed, is not in "
+                f"{self.commits.store.root} any more: was it deleted, or its file system unmounted? "
+                "Checkpoints are written there all the same",
+                shard=self.commits.shard,
+                step=last.step,
+            )
         self._last = None
 
     def _finish(self, committed: Committed) -> None:
@@ -185,5 +206,8 @@ class Saver:
         """The final checkpoint cannot be read: everyone goes back to one that can, and trains to the end again."""
         if decode_committed(self.commits.etcd.get(self.commits.keys.committed)) == committed:
             epoch = self.commits.rollback("the final checkpoint is damaged", below=committed.step)
-            self.events.emit("damaged-checkpoint", f"the final checkpoint is damaged, going back to step {epoch.step}: "
-                                                   f"{error.message}", step=epoch.step)
+            self.events.emit(
+                "damaged-checkpoint",
+                f"the final checkpoint is damaged, going back to step {epoch.step}: {error.message}",
+                step=epoch.step,
+            )

@@ -64,8 +64,10 @@ class AsyncCommits(Commits):
             CheckpointStore(job_dir / FOLDER).write_manifest(last)
         key = self.keys.of_job().committed
         before = self.etcd.get(key)
-        return self.etcd.txn([*same, mod_is(key, before.mod_revision if before is not None else 0)],
-                             [put_op(key, msgspec.json.encode(record_of(last)))]).ok
+        return self.etcd.txn(
+            [*same, mod_is(key, before.mod_revision if before is not None else 0)],
+            [put_op(key, msgspec.json.encode(record_of(last)))],
+        ).ok
 
 
 class AsyncSaver(Saver):

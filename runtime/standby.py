@@ -116,9 +116,13 @@ class Standby:
         """The seconds of a core that it had used, and since when it has used no more."""
         self.alive = True
         # numpy's pool of threads would be in the fork's way, and is of no use to a role.
-        self.process = spawn(["standby", "--job", str(job_dir)], job_dir / "logs" / "standby.log",
-                             {**environment, "OPENBLAS_NUM_THREADS": "1"}, stdin=subprocess.PIPE,
-                             stdout=subprocess.PIPE)
+        self.process = spawn(
+            ["standby", "--job", str(job_dir)],
+            job_dir / "logs" / "standby.log",
+            {**environment, "OPENBLAS_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         assert self.process.stdin is not None
         os.set_blocking(self.process.stdin.fileno(), False)  # one that does not read must not stop the launcher
         self._reader = threading.Thread(target=self._read, name="standby", daemon=True)
@@ -250,4 +254,3 @@ def _become(order: Mapping[str, Any], answers: int, launcher: int) -> None:
         os.dup2(source, stream)
     name = f"{order['role']} {order['index']}"
     ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)  # what top and ps show
-

@@ -146,29 +146,41 @@ def read_status(etcd: Store, keys: Keys, deadline: float | None = None, *, brief
 def _status(etcd: Store, keys: Keys, control: Mapping[str, KV], deadline: float | None, brief: bool) -> JobStatus:
     if keys.spec not in control:
         known = ", ".join(list_jobs(etcd)) or "none"
-        raise GraphftError(f"etcd knows no job named {keys.job}", rule="unknown-job",
-                           help=f"jobs that it knows: {known}")
+        raise GraphftError(
+            f"etcd knows no job named {keys.job}", rule="unknown-job", help=f"jobs that it knows: {known}"
+        )
     spec = json.loads(control[keys.spec].value)
     view = read_view(keys, control.values())
     generation = view.epoch.generation if view.epoch else sum(e.generation for e in view.shard_epochs.values())
     reports = {kv.key: json.loads(kv.value) for kv in etcd.range(keys.status, deadline=deadline).kvs}
     pservers = _members(control, keys.pservers, reports, f"{keys.status}pserver/")
     trainers = _members(control, keys.trainers, reports, f"{keys.status}trainer/")
-    slots = {int(k.removeprefix(keys.slots)): kv.value.decode() for k, kv in control.items()
-             if k.startswith(keys.slots)}
+    slots = {
+        int(k.removeprefix(keys.slots)): kv.value.decode() for k, kv in control.items() if k.startswith(keys.slots)
+    }
     versions = [p["version"] for p in pservers.values() if "version" in p]
     saved = _saved(view, spec["pservers"])
-    pass_index = view.pass_.pass_index if view.pass_ else min((t.get("pass_index", 0) for t in trainers.values()),
-                                                              default=0)
+    pass_index = (
+        view.pass_.pass_index if view.pass_ else min((t.get("pass_index", 0) for t in trainers.values()), default=0)
+    )
     if not spec["sync"]:  # which records the number of passes when all are done
         pass_index = min(pass_index, spec["passes"] - 1)
     queue = _queue(etcd, keys.queue(pass_index), deadline) if spec["ft"] and not brief else {}
     return JobStatus(
-        keys.job, control[keys.state].value.decode() if keys.state in control else "running", spec,
-        generation, pass_index, min(versions, default=saved or 0), saved,
-        {int(k): v for k, v in sorted(pservers.items(), key=lambda kv: int(kv[0]))}, trainers,
-        _loading(reports, f"{keys.status}loading/"), dict(sorted(slots.items())), queue,
-        [] if brief else [event for _, event in read_events(etcd, keys, deadline)])
+        keys.job,
+        control[keys.state].value.decode() if keys.state in control else "running",
+        spec,
+        generation,
+        pass_index,
+        min(versions, default=saved or 0),
+        saved,
+        {int(k): v for k, v in sorted(pservers.items(), key=lambda kv: int(kv[0]))},
+        trainers,
+        _loading(reports, f"{keys.status}loading/"),
+        dict(sorted(slots.items())),
+        queue,
+        [] if brief else [event for _, event in read_events(etcd, keys, deadline)],
+    )
 
 
 def _queue(etcd: Store, prefix: str, deadline: float | None) -> dict[str, int]:
@@ -180,9 +192,11 @@ def _queue(etcd: Store, prefix: str, deadline: float | None) -> dict[str, int]:
 
 def _loading(reports: Mapping[str, Any], prefix: str) -> dict[str, dict[str, Any]]:
     """Reports below `prefix`, by the id of their process, but for those that are seen to be dead: leases are long."""
-    return {key.rsplit("/", 1)[1]: report | {"seconds": max(0.0, time.time() - report["since"])}
-            for key, report in reports.items()
-            if key.startswith(prefix) and not msgspec.convert(report.get("process", {}), Identity).dead}
+    return {
+        key.rsplit("/", 1)[1]: report | {"seconds": max(0.0, time.time() - report["since"])}
+        for key, report in reports.items()
+        if key.startswith(prefix) and not msgspec.convert(report.get("process", {}), Identity).dead
+    }
 
 
 def _saved(view: JobView, shards: int) -> int | None:
@@ -192,8 +206,9 @@ def _saved(view: JobView, shards: int) -> int | None:
     return min(c.step for c in view.shard_commits.values()) if len(view.shard_commits) == shards else None
 
 
-def _members(control: Mapping[str, KV], prefix: str, reports: Mapping[str, Any],
-             reported: str) -> dict[str, dict[str, Any]]:
+def _members(
+    control: Mapping[str, KV], prefix: str, reports: Mapping[str, Any], reported: str
+) -> dict[str, dict[str, Any]]:
     """Registrations below `prefix`, each with what its process reports of itself."""
     members = {}
     for key, kv in control.items():

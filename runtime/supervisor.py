@@ -101,8 +101,17 @@ class Supervisor:
     failures. A child may fail `max_restarts` times without progress of the job in between.
     """
 
-    def __init__(self, job_dir: Path, keys: Keys, etcd: Store, endpoints: str, environment: Mapping[str, str],
-                 max_restarts: int = 3, restart: bool = True, standby: Standby | None = None) -> None:
+    def __init__(
+        self,
+        job_dir: Path,
+        keys: Keys,
+        etcd: Store,
+        endpoints: str,
+        environment: Mapping[str, str],
+        max_restarts: int = 3,
+        restart: bool = True,
+        standby: Standby | None = None,
+    ) -> None:
         self.job_dir, self.keys, self.etcd, self.endpoints = job_dir, keys, etcd, endpoints
         self.environment, self.max_restarts, self.restart = environment, max_restarts, restart
         self.children: dict[tuple[str, int], Child] = {}
@@ -240,8 +249,10 @@ class Supervisor:
         if not self._can_log(child, log_file):
             return
         process = child.process = self._fork(child, log_file) or start_role(
-            [child.role, "--job", str(self.job_dir), "--etcd", self.endpoints, "--index", str(child.index)], log_file,
-            self.environment)
+            [child.role, "--job", str(self.job_dir), "--etcd", self.endpoints, "--index", str(child.index)],
+            log_file,
+            self.environment,
+        )
         child.identity = identify(process.pid) if process.pid else UNKNOWN
         threading.Thread(target=self._await_end, args=(child, process), daemon=True).start()
 
@@ -259,8 +270,11 @@ class Supervisor:
         """Says so when the job's folder has gone: what lives goes on, and nothing else would tell."""
         there = (self.job_dir / "job.json").exists()
         if self._folder_there and not there:
-            self.events.emit("folder-gone", f"{self.job_dir} is gone, or its file system is: what lives goes on, and a "
-                             "pserver that dies waits for its checkpoints; logs and metrics are lost: put it back")
+            self.events.emit(
+                "folder-gone",
+                f"{self.job_dir} is gone, or its file system is: what lives goes on, and a "
+                "pserver that dies waits for its checkpoints; logs and metrics are lost: put it back",
+            )
         self._folder_there = there
 
     def _await_end(self, child: Child, process: subprocess.Popen[bytes] | Forked) -> None:
@@ -323,27 +337,45 @@ class Supervisor:
             self._give_up(child, f"{child.name} died ({what}), and the job has no fault tolerance (ft=False)")
         elif status == EXIT_USAGE and blamed is None and self._others_work(child):
             child.restart_at = time.monotonic() + CANNOT_START_SECONDS
-            self.events.emit("cannot-start", f"{child.name} cannot start ({what}; see its log): trying again in "
-                             f"{CANNOT_START_SECONDS:.0f} s, while other trainers work", role=child.role,
-                             index=child.index)
+            self.events.emit(
+                "cannot-start",
+                f"{child.name} cannot start ({what}; see its log): trying again in "
+                f"{CANNOT_START_SECONDS:.0f} s, while other trainers work",
+                role=child.role,
+                index=child.index,
+            )
         elif status == EXIT_USAGE and blamed is None:
             verb = "start" if time.monotonic() - child.started_at < AT_WORK_SECONDS else "go on"
             self._give_up(child, f"{child.name} cannot {verb} ({what}){self._error_of(child)}")
         elif child.stuck > self.max_restarts:
-            self._give_up(child, f"{child.name} failed {child.stuck} times in a row, --max-restarts is "
-                                 f"{self.max_restarts}")
+            self._give_up(
+                child, f"{child.name} failed {child.stuck} times in a row, --max-restarts is {self.max_restarts}"
+            )
         else:
-            delay = 0.0 if preempted and child.in_a_row == 1 else min(
-                BACKOFF_SECONDS * 2 ** min(child.in_a_row - 1, 10), BACKOFF_LIMIT)
+            delay = (
+                0.0
+                if preempted and child.in_a_row == 1
+                else min(BACKOFF_SECONDS * 2 ** min(child.in_a_row - 1, 10), BACKOFF_LIMIT)
+            )
             child.restart_at = time.monotonic() + delay
-            self.events.emit("died", f"{child.name} died ({what}), starting it again",
-                             role=child.role, index=child.index, status=status)
+            self.events.emit(
+                "died",
+                f"{child.name} died ({what}), starting it again",
+                role=child.role,
+                index=child.index,
+                status=status,
+            )
 
     def _others_work(self, child: Child) -> bool:
         """Whether the job goes on without this trainer: another one here has been at work for a while."""
         others = (c for c in self.children.values() if c.role == "trainer" == child.role and c is not child)
-        return any(c.process is not None and c.process.poll() is None and not c.done
-                   and time.monotonic() - c.started_at > AT_WORK_SECONDS for c in others)
+        return any(
+            c.process is not None
+            and c.process.poll() is None
+            and not c.done
+            and time.monotonic() - c.started_at > AT_WORK_SECONDS
+            for c in others
+        )
 
     def _may_end(self, child: Child) -> bool:
         """Whether a process that ended with status 0 was done. User code may have ended it (`os._exit`)."""
@@ -355,8 +387,7 @@ class Supervisor:
             return False
 
     def _count_failure(self, child: Child, blamed: Change | None, counts: bool) -> None:
-        """A failure that is counted against a batch is counted against the process only when the batch is discarded.
-        """
+        """A failure that is counted against a batch is counted against the process only when the batch is discarded."""
         child.failures += 1
         if counts and (blamed is None or blamed.outcome == "failed"):
             child.stuck = child.stuck + 1 if self._progress <= child.failed_at else 1
@@ -371,7 +402,7 @@ class Supervisor:
     def _error_of(self, child: Child) -> str:
         """The last error in its log, on one line."""
         found = [line for line in self.tail_of_log(child, 60).splitlines() if "error[" in line]
-        return ": " + found[-1][found[-1].index("error["):] if found else ""
+        return ": " + found[-1][found[-1].index("error[") :] if found else ""
 
     def tail_of_log(self, child: Child, lines: int = 15) -> str:
         path = self.job_dir / "logs" / f"{child.role}-{child.index}.log"

@@ -14,6 +14,13 @@ def batches_of(unit: ChunkWork, *, count: int, batch_size: int, seed: int, numbe
     Batches are those that the chunk has in any other mode, with their random seeds.
     """
     first = unit.batch * count
-    return [replace(unit, batch=first + i, samples=min(batch_size, unit.samples - i * batch_size), number=number + i,
-                    seed=chunk_batch_seed(seed, unit.pass_index, unit.chunk, first + i))
-            for i in range(-(-unit.samples // batch_size))]
+    return [
+        replace(
+            unit,
+            batch=first + i,
+            samples=min(batch_size, unit.samples - i * batch_size),
+            number=number + i,
+            seed=chunk_batch_seed(seed, unit.pass_index, unit.chunk, first + i),
+        )
+        for i in range(-(-unit.samples // batch_size))
+    ]

@@ -92,11 +92,21 @@ def read_view(keys: Keys, kvs: Iterable[KV]) -> JobView:
     commits = {s: c for s, k in _by_shard(by_key, keys.committed) if (c := decode_committed(by_key[k])) is not None}
     state, run = by_key.get(keys.state), by_key.get(keys.run)
     return JobView(
-        pservers, trainers, {v: kv.value.decode() for v, kv in slots.items()},
-        {v: kv.create_revision for v, kv in slots.items()}, barred, decode_epoch(by_key.get(keys.epoch)),
-        decode_committed(by_key.get(keys.committed)), state.value.decode() if state else "",
-        run.value.decode() if run else "", leases,
-        decode_pass(by_key.get(keys.pass_)), epochs, commits, decode_asked(by_key.get(keys.checkpoint_at)))
+        pservers,
+        trainers,
+        {v: kv.value.decode() for v, kv in slots.items()},
+        {v: kv.create_revision for v, kv in slots.items()},
+        barred,
+        decode_epoch(by_key.get(keys.epoch)),
+        decode_committed(by_key.get(keys.committed)),
+        state.value.decode() if state else "",
+        run.value.decode() if run else "",
+        leases,
+        decode_pass(by_key.get(keys.pass_)),
+        epochs,
+        commits,
+        decode_asked(by_key.get(keys.checkpoint_at)),
+    )
 
 
 def _by_shard(by_key: Mapping[str, KV], key: str) -> list[tuple[int, str]]:

@@ -19,6 +19,7 @@ def assert_golden(text: str, name: str) -> None:
         return
     known = path.read_text(encoding="utf-8") if path.exists() else ""
     if text != known:
-        diff = "\n".join(difflib.unified_diff(known.splitlines(), text.splitlines(), f"golden/{path.name}", "got",
-                                              lineterm=""))
+        diff = "\n".join(
+            difflib.unified_diff(known.splitlines(), text.splitlines(), f"golden/{path.name}", "got", lineterm="")
+        )
         raise AssertionError(f"{path.name} differs; if the new text is right, run `make accept`:\n{diff}")

@@ -137,8 +137,9 @@ class Trainer(Role):
     def end_push(self, push_timeout: float, max_skipped: int) -> None:
         self.ended = True
 
-    def pull(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Sequence[tuple[int, int]],
-             refresh: bool) -> None:
+    def pull(
+        self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Sequence[tuple[int, int]], refresh: bool
+    ) -> None:
         flat, at = self.shards[shard].buckets[bucket][0], 0
         for t, (a, b) in zip(tensors, slices, strict=True):
             t.view(-1)[a:b] = flat[at : at + b - a]

@@ -22,12 +22,40 @@ ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("graphft", "ops", "transpiler", "runtime")
 MAX_LINES = 500
 # What a protocol's state machine may use: no clock, no randomness, no threads, no I/O, no tensors.
-PURE = frozenset({
-    "__future__", "abc", "bisect", "collections", "copy", "dataclasses", "enum", "fractions", "functools", "hashlib",
-    "heapq", "hmac", "itertools", "json", "math", "operator", "re", "string", "struct", "types", "typing", "zlib",
-    "msgspec", "numpy", "typing_extensions", "graphft.errors", "graphft.ir", "graphft.dataset", "graphft.plan",
-    "graphft.runtime.protocol",
-})
+PURE = frozenset(
+    {
+        "__future__",
+        "abc",
+        "bisect",
+        "collections",
+        "copy",
+        "dataclasses",
+        "enum",
+        "fractions",
+        "functools",
+        "hashlib",
+        "heapq",
+        "hmac",
+        "itertools",
+        "json",
+        "math",
+        "operator",
+        "re",
+        "string",
+        "struct",
+        "types",
+        "typing",
+        "zlib",
+        "msgspec",
+        "numpy",
+        "typing_extensions",
+        "graphft.errors",
+        "graphft.ir",
+        "graphft.dataset",
+        "graphft.plan",
+        "graphft.runtime.protocol",
+    }
+)
 UNSAFE_MODULES = frozenset({"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "joblib"})
 UNSAFE_CALLS = frozenset({"torch.load", "torch.save"})
 
@@ -72,8 +100,12 @@ def within(module: str, *packages: str) -> bool:
 
 def violations(paths: list[Path], *forbidden: str, top_level: bool = False) -> list[str]:
     assert paths, "no files found: the layout has changed"
-    return [f"{name_of(p)}:{line} imports {module}"
-            for p in paths for line, module in imports(p, top_level=top_level) if within(module, *forbidden)]
+    return [
+        f"{name_of(p)}:{line} imports {module}"
+        for p in paths
+        for line, module in imports(p, top_level=top_level)
+        if within(module, *forbidden)
+    ]
 
 
 def test_core_does_not_import_its_siblings() -> None:
@@ -170,8 +202,22 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copytree(ROOT / folder, copy / folder, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     for file in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, copy / file)
-    subprocess.run([sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
-                    "--wheel-dir", str(out), str(copy)], check=True, timeout=60)
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--quiet",
+            "--no-deps",
+            "--no-build-isolation",
+            "--wheel-dir",
+            str(out),
+            str(copy),
+        ],
+        check=True,
+        timeout=60,
+    )
     (built,) = out.glob("*.whl")
     return built
 
@@ -188,9 +234,17 @@ def test_wheel_holds_everything_under_graphft(wheel: Path) -> None:
 
 def test_wheel_works_outside_the_checkout(wheel: Path, tmp_path: Path) -> None:
     zipfile.ZipFile(wheel).extractall(tmp_path / "site")
-    code = ("import graphft, graphft.ops, graphft.transpiler, graphft.runtime.protocol, graphft.runtime.data as d;"
-            "print(graphft.__file__, d.__file__)")
-    shown = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env={**os.environ, "PYTHONPATH": "site"},
-                           capture_output=True, text=True, timeout=60)
+    code = (
+        "import graphft, graphft.ops, graphft.transpiler, graphft.runtime.protocol, graphft.runtime.data as d;"
+        "print(graphft.__file__, d.__file__)"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": "site"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert shown.returncode == 0, shown.stderr
     assert all(file.startswith(str(tmp_path)) for file in shown.stdout.split()), shown.stdout

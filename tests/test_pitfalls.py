@@ -14,8 +14,12 @@ PAGE = (ROOT / "docs" / "pitfalls.md").read_text()
 PITFALLS = 32
 """Those of earlier systems. The ones behind them were found in this one, and have the numbers that are free."""
 CITED = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
-SOURCES = sorted(p for f in ("graphft", "ops", "transpiler", "runtime") for p in (ROOT / f).rglob("*.py")
-                 if not any(parent.is_symlink() for parent in p.parents if ROOT in parent.parents))
+SOURCES = sorted(
+    p
+    for f in ("graphft", "ops", "transpiler", "runtime")
+    for p in (ROOT / f).rglob("*.py")
+    if not any(parent.is_symlink() for parent in p.parents if ROOT in parent.parents)
+)
 TREES = {str(p.relative_to(ROOT)): ast.parse(p.read_text()) for p in SOURCES}
 
 
@@ -41,8 +45,9 @@ def defined(path: str) -> set[str]:
 
 def test_the_page_names_only_tests_that_exist() -> None:
     cited = set(CITED.findall(PAGE))
-    assert not [f"{path}::{name}" for path, name in sorted(cited)
-                if not (ROOT / path).is_file() or name not in defined(path)]
+    assert not [
+        f"{path}::{name}" for path, name in sorted(cited) if not (ROOT / path).is_file() or name not in defined(path)
+    ]
     assert len(cited) == len(set(re.findall(r"`(tests/[^`]*::[^`]*)`", PAGE))), "a test is cited in another form"
 
 
@@ -57,8 +62,11 @@ def test_tests_cite_pitfalls_that_cite_them() -> None:
     """A test whose docstring begins with `Pitfall 7:` or `Pitfalls 1, 2:` is named there."""
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         for node in ast.parse(path.read_text()).body:
-            found = re.match(r"Pitfalls? ([\d, ]+):", ast.get_docstring(node) or "") if isinstance(
-                node, ast.FunctionDef) else None
+            found = (
+                re.match(r"Pitfalls? ([\d, ]+):", ast.get_docstring(node) or "")
+                if isinstance(node, ast.FunctionDef)
+                else None
+            )
             for number in map(int, found[1].split(",")) if found and isinstance(node, ast.FunctionDef) else ():
                 assert (str(path.relative_to(ROOT)), node.name) in CITED.findall(sections()[number]), number
 
@@ -85,11 +93,16 @@ def test_errors_are_told_apart_by_type_or_rule_never_by_their_text() -> None:
     found = []
     for place, node in nodes(ast.ExceptHandler):
         assert isinstance(node, ast.ExceptHandler)
-        texts = {f"str({node.name})", f"repr({node.name})", *(f"{node.name}.{a}" for a in (
-            "message", "help", "args", "details()", "msg", "strerror"))}
+        texts = {
+            f"str({node.name})",
+            f"repr({node.name})",
+            *(f"{node.name}.{a}" for a in ("message", "help", "args", "details()", "msg", "strerror")),
+        }
         for inner in ast.walk(node):
-            decides = isinstance(inner, ast.Compare) or (isinstance(inner, ast.Call) and re.fullmatch(
-                r".*\.(startswith|endswith|find|index|count)|re\.\w+", ast.unparse(inner.func)))
+            decides = isinstance(inner, ast.Compare) or (
+                isinstance(inner, ast.Call)
+                and re.fullmatch(r".*\.(startswith|endswith|find|index|count)|re\.\w+", ast.unparse(inner.func))
+            )
             if decides and node.name and any(text in ast.unparse(inner) for text in texts):
                 found.append(f"{place}: {ast.unparse(inner)}")
     assert not found
@@ -102,18 +115,24 @@ def test_nothing_is_validated_by_assert() -> None:
         assert isinstance(node, ast.Assert)
         test = node.test
         known = (isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.IsNot)) or (
-            isinstance(test, ast.Call) and ast.unparse(test.func) == "isinstance")
+            isinstance(test, ast.Call) and ast.unparse(test.func) == "isinstance"
+        )
         if not known or node.msg is not None:
             wrong.append(f"{place}: {ast.unparse(node)}")
     assert not wrong
 
 
-ENDS = {"graphft/__main__.py": "a command", "graphft/opdocs.py": "a command", "runtime/etcd/server.py": "a command",
-        "runtime/data/forks.py": "a fork of user code that leaves it",
-        "runtime/launch.py": "a script that is one role", "runtime/process.py": "its parent is dead",
-        "runtime/roles/base.py": "its lease is lost, or it hangs",
-        "runtime/roles/loading.py": "its job is over while it loads",
-        "runtime/standby.py": "the process between two forks"}
+ENDS = {
+    "graphft/__main__.py": "a command",
+    "graphft/opdocs.py": "a command",
+    "runtime/etcd/server.py": "a command",
+    "runtime/data/forks.py": "a fork of user code that leaves it",
+    "runtime/launch.py": "a script that is one role",
+    "runtime/process.py": "its parent is dead",
+    "runtime/roles/base.py": "its lease is lost, or it hangs",
+    "runtime/roles/loading.py": "its job is over while it loads",
+    "runtime/standby.py": "the process between two forks",
+}
 """Files that end the process, and why they may."""
 
 
@@ -125,14 +144,33 @@ def test_errors_are_raised_to_whoever_called() -> None:
 
 REGISTRIES = {"graphft/registry.py": {"_OPS", "_FAMILIES"}, "graphft/verify.py": {"_RULES", "_JOB_RULES"}}
 """What is declared when modules are imported, and does not change afterwards."""
-CHANGES = frozenset({"append", "add", "update", "pop", "popitem", "setdefault", "clear", "extend", "insert", "remove",
-                     "discard", "appendleft"})
+CHANGES = frozenset(
+    {
+        "append",
+        "add",
+        "update",
+        "pop",
+        "popitem",
+        "setdefault",
+        "clear",
+        "extend",
+        "insert",
+        "remove",
+        "discard",
+        "appendleft",
+    }
+)
 
 
 def changed_names(tree: ast.Module) -> set[str]:
     """Names of a module that are changed by code in it."""
-    globals_ = {t.id for node in tree.body if isinstance(node, ast.Assign | ast.AnnAssign)
-                for t in (node.targets if isinstance(node, ast.Assign) else [node.target]) if isinstance(t, ast.Name)}
+    globals_ = {
+        t.id
+        for node in tree.body
+        if isinstance(node, ast.Assign | ast.AnnAssign)
+        for t in (node.targets if isinstance(node, ast.Assign) else [node.target])
+        if isinstance(t, ast.Name)
+    }
     changed = {name for node in ast.walk(tree) if isinstance(node, ast.Global) for name in node.names}
     for function in [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)]:
         own = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
@@ -153,9 +191,16 @@ def test_no_module_holds_state() -> None:
     assert changed == REGISTRIES
 
 
-@pytest.mark.parametrize(("source", "found"), [
-    ("x = []\ndef f():\n    x.append(1)", {"x"}), ("x = {}\ndef f():\n    x['a'] = 1", {"x"}),
-    ("x = 0\ndef f():\n    global x\n    x = 1", {"x"}), ("x = []\ndef f():\n    x = []\n    x.append(1)", set()),
-    ("x = object()\ndef f():\n    x.y = 1", {"x"}), ("x = [1]\ndef f():\n    return x[0]", set())])
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("x = []\ndef f():\n    x.append(1)", {"x"}),
+        ("x = {}\ndef f():\n    x['a'] = 1", {"x"}),
+        ("x = 0\ndef f():\n    global x\n    x = 1", {"x"}),
+        ("x = []\ndef f():\n    x = []\n    x.append(1)", set()),
+        ("x = object()\ndef f():\n    x.y = 1", {"x"}),
+        ("x = [1]\ndef f():\n    return x[0]", set()),
+    ],
+)
 def test_changes_of_a_modules_names_are_seen(source: str, found: set[str]) -> None:
     assert changed_names(ast.parse(source)) == found

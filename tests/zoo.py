@@ -45,9 +45,17 @@ def mlp() -> Case:
 
 def convnet() -> Case:
     """Convolution, batch norm and dropout."""
-    return _images(nn.Sequential(
-        nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.3),
-        nn.Linear(36, 10)))
+    return _images(
+        nn.Sequential(
+            nn.Conv2d(1, 4, 3),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Dropout(0.3),
+            nn.Linear(36, 10),
+        )
+    )
 
 
 class Recurrent(nn.Module):
@@ -95,11 +103,19 @@ def embedding() -> Case:
         return F.binary_cross_entropy_with_logits(logits, late.float()), {"logits": logits}
 
     def batch(n: int) -> dict[str, Tensor]:
-        return {"carrier": torch.randint(5, (n,), dtype=torch.int32), "tail": torch.randint(30, (n,)),
-                "numbers": torch.randn(n, 3), "late": torch.rand(n) < 0.3}
+        return {
+            "carrier": torch.randint(5, (n,), dtype=torch.int32),
+            "tail": torch.randint(30, (n,)),
+            "numbers": torch.randn(n, 3),
+            "late": torch.rand(n) < 0.3,
+        }
 
-    inputs = {"carrier": ((None,), torch.int32), "tail": ((None,), torch.int64), "numbers": (None, 3),
-              "late": ((None,), torch.bool)}
+    inputs = {
+        "carrier": ((None,), torch.int32),
+        "tail": ((None,), torch.int64),
+        "numbers": (None, 3),
+        "late": ((None,), torch.bool),
+    }
     return Case(Embedded(), loss_fn, inputs, batch)
 
 
@@ -142,35 +158,54 @@ def tied() -> Case:
     def loss_fn(model: nn.Module, ids: Tensor) -> Tensor:
         return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
 
-    return Case(Tied(), loss_fn, {"ids": ((None, "length"), torch.int64)},
-                lambda n: {"ids": torch.randint(20, (n, 5 + n % 3))})
+    return Case(
+        Tied(), loss_fn, {"ids": ((None, "length"), torch.int64)}, lambda n: {"ids": torch.randint(20, (n, 5 + n % 3))}
+    )
 
 
 class Residual(nn.Module):
     def __init__(self, inside: int, outside: int, stride: int) -> None:
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(inside, outside, 3, stride, 1, bias=False), nn.BatchNorm2d(outside), nn.ReLU(inplace=True),
-            nn.Conv2d(outside, outside, 3, 1, 1, bias=False), nn.BatchNorm2d(outside))
-        self.short = nn.Sequential() if inside == outside and stride == 1 else nn.Sequential(
-            nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
+            nn.Conv2d(inside, outside, 3, stride, 1, bias=False),
+            nn.BatchNorm2d(outside),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(outside, outside, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(outside),
+        )
+        self.short = (
+            nn.Sequential()
+            if inside == outside and stride == 1
+            else nn.Sequential(nn.Conv2d(inside, outside, 1, stride, bias=False), nn.BatchNorm2d(outside))
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return F.relu(self.body(x) + self.short(x), inplace=True)
 
 
 def resnet() -> Case:
-    return _images(nn.Sequential(
-        nn.Conv2d(3, 8, 3, 1, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU(inplace=True), Residual(8, 8, 1),
-        Residual(8, 16, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 10)), channels=3)
+    return _images(
+        nn.Sequential(
+            nn.Conv2d(3, 8, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(8),
+            nn.ReLU(inplace=True),
+            Residual(8, 8, 1),
+            Residual(8, 16, 2),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+            nn.Linear(16, 10),
+        ),
+        channels=3,
+    )
 
 
 # -- Hugging Face: classes with small random configurations, nothing is downloaded -------------------------------
 
 
 def _tokens(model: nn.Module, loss_fn: Callable[..., Any]) -> Case:
-    return Case(model.train(), loss_fn, {"ids": ((None, 12), torch.int64)},
-                lambda n: {"ids": torch.randint(60, (n, 12))})
+    return Case(
+        model.train(), loss_fn, {"ids": ((None, 12), torch.int64)}, lambda n: {"ids": torch.randint(60, (n, 12))}
+    )
 
 
 def _language_loss(model: nn.Module, ids: Tensor) -> Tensor:
@@ -180,8 +215,15 @@ def _language_loss(model: nn.Module, ids: Tensor) -> Tensor:
 def bert() -> Case:
     from transformers import BertConfig, BertForSequenceClassification
 
-    config = BertConfig(vocab_size=60, hidden_size=16, num_hidden_layers=2, num_attention_heads=2,
-                        intermediate_size=32, max_position_embeddings=16, num_labels=3)
+    config = BertConfig(
+        vocab_size=60,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=16,
+        num_labels=3,
+    )
 
     def loss_fn(model: nn.Module, ids: Tensor) -> Tensor:
         return model(input_ids=ids, labels=ids[:, 0] % 3).loss
@@ -192,18 +234,27 @@ def bert() -> Case:
 def gpt2() -> Case:
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    return _tokens(GPT2LMHeadModel(GPT2Config(vocab_size=60, n_positions=16, n_embd=16, n_layer=2, n_head=2)),
-                   _language_loss)
+    return _tokens(
+        GPT2LMHeadModel(GPT2Config(vocab_size=60, n_positions=16, n_embd=16, n_layer=2, n_head=2)), _language_loss
+    )
 
 
 def llama() -> Case:
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(vocab_size=60, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
-                         num_attention_heads=2, num_key_value_heads=1, max_position_embeddings=16)
+    config = LlamaConfig(
+        vocab_size=60,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=16,
+    )
     return _tokens(LlamaForCausalLM(config), _language_loss)
 
 
-CASES: dict[str, Callable[[], Case]] = {f.__name__: f for f in (
-    mlp, convnet, lstm, gru, embedding, transformer, tied, resnet)}
+CASES: dict[str, Callable[[], Case]] = {
+    f.__name__: f for f in (mlp, convnet, lstm, gru, embedding, transformer, tied, resnet)
+}
 HUGGING_FACE: dict[str, Callable[[], Case]] = {f.__name__: f for f in (bert, gpt2, llama)}

@@ -12,8 +12,17 @@ if TYPE_CHECKING:
     from graphft.transpiler.programs import Programs, Stage, run_passes
     from graphft.transpiler.record import JobRecord, read_record
 
-_HOME = {"transpile": "api", "JobConfig": "config", "Job": "job", "pipeline": "job", "Programs": "programs",
-         "Stage": "programs", "run_passes": "programs", "JobRecord": "record", "read_record": "record"}
+_HOME = {
+    "transpile": "api",
+    "JobConfig": "config",
+    "Job": "job",
+    "pipeline": "job",
+    "Programs": "programs",
+    "Stage": "programs",
+    "run_passes": "programs",
+    "JobRecord": "record",
+    "read_record": "record",
+}
 
 __all__ = ["Job", "JobConfig", "JobRecord", "Programs", "Stage", "pipeline", "read_record", "run_passes", "transpile"]
 

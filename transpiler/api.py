@@ -23,9 +23,18 @@ _DERIVED = ("data", "torch_version", "cpu_capability", "onednn_isa")
 _OPTIONS = tuple(f.name for f in dataclasses.fields(JobConfig) if f.name not in _DERIVED)
 
 
-def transpile(program: Program, *, chunks: DataSpec, batch_size: int, trainers: int = 1, pservers: int = 1,
-              sync: bool = True, ft: bool = False, etcd_endpoints: str | Sequence[str] | None = None,
-              **options: Any) -> Job:
+def transpile(
+    program: Program,
+    *,
+    chunks: DataSpec,
+    batch_size: int,
+    trainers: int = 1,
+    pservers: int = 1,
+    sync: bool = True,
+    ft: bool = False,
+    etcd_endpoints: str | Sequence[str] | None = None,
+    **options: Any,
+) -> Job:
     """The job that trains `program` on the data described by `chunks`, with `trainers` logical trainers.
 
     A sync step applies the gradients of `trainers` batches of `batch_size` samples, averaged by samples; in async
@@ -38,18 +47,28 @@ def transpile(program: Program, *, chunks: DataSpec, batch_size: int, trainers: 
     unknown = [n for n in options if n not in _OPTIONS]
     if unknown:
         near = difflib.get_close_matches(unknown[0], _OPTIONS, 2)
-        raise GraphftError(f"transpile has no option {unknown[0]}", rule="option",
-                           help=f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(_OPTIONS)}")
+        raise GraphftError(
+            f"transpile has no option {unknown[0]}",
+            rule="option",
+            help=f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(_OPTIONS)}",
+        )
     if isinstance(etcd_endpoints, str):
         etcd_endpoints = etcd_endpoints.split(",")
     defaults: dict[str, Any] = {n: program.attrs[n] for n in ("seed", "device") if n in program.attrs}
     defaults["name"] = re.sub(r"[^A-Za-z0-9_-]+", "-", program.name)[:64] or "job"
     config = JobConfig(
-        data=chunks, batch_size=batch_size, trainers=trainers, pservers=pservers, sync=sync, ft=ft,
+        data=chunks,
+        batch_size=batch_size,
+        trainers=trainers,
+        pservers=pservers,
+        sync=sync,
+        ft=ft,
         etcd_endpoints=None if etcd_endpoints is None else tuple(etcd_endpoints),
-        torch_version=torch.__version__, cpu_capability=torch.backends.cpu.get_cpu_capability(),
+        torch_version=torch.__version__,
+        cpu_capability=torch.backends.cpu.get_cpu_capability(),
         onednn_isa=os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
-        **{**defaults, **options})
+        **{**defaults, **options},
+    )
     _check_program(program)
     verify(program, require_values=True)
     _check_columns(program, config)
@@ -60,15 +79,25 @@ def transpile(program: Program, *, chunks: DataSpec, batch_size: int, trainers: 
 
 def _check_program(program: Program) -> None:
     if "role" in program.attrs:
-        raise ProgramError(f"program '{program.name}' is a {program.attrs['role']}'s already", rule="transpiled",
-                           help="transpile the program that build() and minimize() made")
+        raise ProgramError(
+            f"program '{program.name}' is a {program.attrs['role']}'s already",
+            rule="transpiled",
+            help="transpile the program that build() and minimize() made",
+        )
     if "step" not in program.blocks:
-        raise ProgramError(f"program '{program.name}' has no block step", rule="no-step",
-                           help="build() captures one; by hand, append ops to program.block('step')")
+        raise ProgramError(
+            f"program '{program.name}' has no block step",
+            rule="no-step",
+            help="build() captures one; by hand, append ops to program.block('step')",
+        )
     others = [n for n in program.blocks if n != "step"]
     if others:
-        raise ProgramError(f"program '{program.name}' has a block {others[0]}", block=program.blocks[others[0]],
-                           rule="blocks", help="only block step is distributed")
+        raise ProgramError(
+            f"program '{program.name}' has a block {others[0]}",
+            block=program.blocks[others[0]],
+            rule="blocks",
+            help="only block step is distributed",
+        )
 
 
 def _check_columns(program: Program, config: JobConfig) -> None:
@@ -78,28 +107,49 @@ def _check_columns(program: Program, config: JobConfig) -> None:
         raise ProgramError(f"program '{program.name}' has no input", rule="columns", help="declare what a batch holds")
     for v in inputs:
         if v.name not in types:
-            raise GraphftError(f"input %{v.name} is not in the data, whose columns are {', '.join(types)}",
-                               rule="columns", help="name the data's columns like the program's inputs")
+            raise GraphftError(
+                f"input %{v.name} is not in the data, whose columns are {', '.join(types)}",
+                rule="columns",
+                help="name the data's columns like the program's inputs",
+            )
         given, wanted = types[v.name], v.type
         if given.dtype != wanted.dtype:
-            raise GraphftError(f"input %{v.name} is {wanted}, but the data's column is {given}", rule="columns",
-                               help=f"convert the column to {wanted.dtype}, or declare the input as {given.dtype}")
+            raise GraphftError(
+                f"input %{v.name} is {wanted}, but the data's column is {given}",
+                rule="columns",
+                help=f"convert the column to {wanted.dtype}, or declare the input as {given.dtype}",
+            )
         if not wanted.shape or not isinstance(wanted.shape[0], str) or not names_in(wanted.shape[0]):
             _check_fixed_batch(v.name, wanted.shape, config)
-        fixed = [(a, b) for a, b in zip(wanted.shape or (), given.shape or (), strict=False) if isinstance(a, int)
-                 and isinstance(b, int) and a != b]
+        fixed = [
+            (a, b)
+            for a, b in zip(wanted.shape or (), given.shape or (), strict=False)
+            if isinstance(a, int) and isinstance(b, int) and a != b
+        ]
         if len(wanted.shape or ()) != len(given.shape or ()) or fixed:
-            raise GraphftError(f"input %{v.name} is {wanted}, but the data's column is {given}", rule="columns",
-                               help="reshape the column, or declare the input with the data's shape")
+            raise GraphftError(
+                f"input %{v.name} is {wanted}, but the data's column is {given}",
+                rule="columns",
+                help="reshape the column, or declare the input with the data's shape",
+            )
 
 
 def _check_fixed_batch(name: str, shape: Sequence[int | str] | None, config: JobConfig) -> None:
     if not shape:
-        raise GraphftError(f"input %{name} has no batch dimension", rule="columns",
-                           help="give every input the samples along its first dimension")
+        raise GraphftError(
+            f"input %{name} has no batch dimension",
+            rule="columns",
+            help="give every input the samples along its first dimension",
+        )
     if shape[0] != config.batch_size:
-        raise GraphftError(f"input %{name} takes batches of {shape[0]}, batch_size is {config.batch_size}",
-                           rule="columns", help="declare the dimension as None, or use this batch_size")
+        raise GraphftError(
+            f"input %{name} takes batches of {shape[0]}, batch_size is {config.batch_size}",
+            rule="columns",
+            help="declare the dimension as None, or use this batch_size",
+        )
     if not config.drop_last and any(c.records % config.batch_size for c in config.data.chunks):
-        raise GraphftError(f"input %{name} takes batches of {shape[0]} only, but a chunk's last batch is shorter",
-                           rule="columns", help="declare the dimension as None, or use drop_last=True")
+        raise GraphftError(
+            f"input %{name} takes batches of {shape[0]} only, but a chunk's last batch is shorter",
+            rule="columns",
+            help="declare the dimension as None, or use drop_last=True",
+        )

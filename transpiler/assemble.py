@@ -47,6 +47,9 @@ def _slice(shards: Sequence[Mapping[str, Tensor]], shard: int, name: str, numel:
     value = shards[shard].get(name) if shard < len(shards) else None
     if value is None or value.numel() != numel or str(value.dtype) != f"torch.{dtype}":
         found = "nothing" if value is None else f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
-        raise GraphftError(f"shard {shard} gives {found} for %{name}, expected {dtype}[{numel}]", rule="assemble",
-                           help="give each shard's values, in the order of the shards, of this very job")
+        raise GraphftError(
+            f"shard {shard} gives {found} for %{name}, expected {dtype}[{numel}]",
+            rule="assemble",
+            help="give each shard's values, in the order of the shards, of this very job",
+        )
     return value.detach().reshape(-1).cpu()

@@ -19,12 +19,28 @@ MAX_ASYNC_PSERVERS = 112
 compares."""
 _LOCAL = ("half_async", "geo_sgd")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
-_CHOICES = {"mode": ("async", "dc_asgd", "half_async", "geo_sgd"), "on_trainer_loss": ("takeover", "wait"),
-            "on_barrier_timeout": ("rollback", "proceed")}
+_CHOICES = {
+    "mode": ("async", "dc_asgd", "half_async", "geo_sgd"),
+    "on_trainer_loss": ("takeover", "wait"),
+    "on_barrier_timeout": ("rollback", "proceed"),
+}
 _AT_LEAST = {
-    "trainers": 1, "pservers": 1, "batch_size": 1, "passes": 1, "checkpoint_every": 0, "checkpoint_seconds": 0,
-    "keep_checkpoints": 1, "max_failures": 1, "lease_ttl": 1, "slice_unit": 64, "min_block": 1, "bucket_bytes": 1024,
-    "threads": 1, "max_staleness": -1, "max_skipped": -1, "local_steps": 1,
+    "trainers": 1,
+    "pservers": 1,
+    "batch_size": 1,
+    "passes": 1,
+    "checkpoint_every": 0,
+    "checkpoint_seconds": 0,
+    "keep_checkpoints": 1,
+    "max_failures": 1,
+    "lease_ttl": 1,
+    "slice_unit": 64,
+    "min_block": 1,
+    "bucket_bytes": 1024,
+    "threads": 1,
+    "max_staleness": -1,
+    "max_skipped": -1,
+    "local_steps": 1,
 }
 _TYPES: dict[str, type | tuple[type, ...]] = {"int": int, "bool": bool, "str": str, "float": (int, float)}
 _POSITIVE = ("recovery_timeout", "chunk_timeout", "daemon_interval", "push_timeout")
@@ -104,12 +120,17 @@ class JobConfig:
         """
         records = [c.records for c in self.data.chunks]
         if not self.local:
-            return Plan(records, slots=self.trainers if self.sync else 1, batch_size=self.batch_size, seed=self.seed,
-                        passes=self.passes, drop_last=self.drop_last)
+            return Plan(
+                records,
+                slots=self.trainers if self.sync else 1,
+                batch_size=self.batch_size,
+                seed=self.seed,
+                passes=self.passes,
+                drop_last=self.drop_last,
+            )
         if self.drop_last:  # short batches are left out, not short units
             records = [n - n % self.batch_size for n in records]
-        return Plan(records, slots=1, batch_size=self.local_steps * self.batch_size, seed=self.seed,
-                    passes=self.passes)
+        return Plan(records, slots=1, batch_size=self.local_steps * self.batch_size, seed=self.seed, passes=self.passes)
 
     @property
     def local(self) -> bool:
@@ -139,11 +160,19 @@ class JobConfig:
         """The inverse of `to_json`. Raises GraphftError when `data` is no configuration."""
         try:
             endpoints = data["etcd_endpoints"]
-            return JobConfig(**{**data, "data": DataSpec.from_json(data["data"]),
-                                "etcd_endpoints": None if endpoints is None else tuple(endpoints)})
+            return JobConfig(
+                **{
+                    **data,
+                    "data": DataSpec.from_json(data["data"]),
+                    "etcd_endpoints": None if endpoints is None else tuple(endpoints),
+                }
+            )
         except (KeyError, TypeError) as error:
-            raise GraphftError(f"this is no job configuration: {error}", rule="job-config",
-                               help="was the job saved by another version of graphft? transpile it again") from error
+            raise GraphftError(
+                f"this is no job configuration: {error}",
+                rule="job-config",
+                help="was the job saved by another version of graphft? transpile it again",
+            ) from error
 
 
 def _check(config: JobConfig) -> None:
@@ -172,16 +201,20 @@ def _check(config: JobConfig) -> None:
             raise _bad(name, getattr(config, name), " or ".join(map(repr, choices)))
     if config.slice_unit % 64:
         raise _bad("slice_unit", config.slice_unit, "a multiple of 64, so that vector kernels give the same bits")
-    if config.etcd_endpoints is not None and (not config.etcd_endpoints or not all(
-            isinstance(e, str) and e for e in config.etcd_endpoints)):
+    if config.etcd_endpoints is not None and (
+        not config.etcd_endpoints or not all(isinstance(e, str) and e for e in config.etcd_endpoints)
+    ):
         raise _bad("etcd_endpoints", config.etcd_endpoints, "None, or a sequence of 'host:port'")
     if not config.sync and config.on_trainer_loss == "wait":
         raise _bad("on_trainer_loss", "wait", "'takeover': in async mode no trainer is waited for")
     if not config.sync and config.pservers > MAX_ASYNC_PSERVERS:
         raise _bad("pservers", config.pservers, f"at most {MAX_ASYNC_PSERVERS} in async mode")
     if config.sync and config.mode != "async":
-        raise GraphftError(f"mode is {config.mode!r}, but sync is True: a sync step has no stale gradients",
-                           rule="option", help=f"transpile with sync=False, mode={config.mode!r}")
+        raise GraphftError(
+            f"mode is {config.mode!r}, but sync is True: a sync step has no stale gradients",
+            rule="option",
+            help=f"transpile with sync=False, mode={config.mode!r}",
+        )
     _check_local(config, max(config.data.batches(config.batch_size, config.drop_last)))
 
 
@@ -189,16 +222,25 @@ def _check_local(config: JobConfig, longest: int) -> None:
     """`longest`: batches of the longest chunk."""
     steps, mode = config.local_steps, config.mode
     if not config.local and steps > 1:
-        raise GraphftError(f"local_steps is {steps}, but "
-                           f"{'sync is True' if config.sync else f'mode {mode!r} pushes after every batch'}",
-                           rule="option", help="transpile with sync=False and mode='half_async' (gradients are added "
-                           "up) or mode='geo_sgd' (trainers optimize locally), or leave local_steps out")
+        raise GraphftError(
+            f"local_steps is {steps}, but "
+            f"{'sync is True' if config.sync else f'mode {mode!r} pushes after every batch'}",
+            rule="option",
+            help="transpile with sync=False and mode='half_async' (gradients are added "
+            "up) or mode='geo_sgd' (trainers optimize locally), or leave local_steps out",
+        )
     if mode == "half_async" and steps == 1:
-        raise GraphftError("mode is 'half_async', but local_steps is 1: nothing is accumulated", rule="option",
-                           help="give local_steps=4, or so; or use mode='async', which is the same with one batch")
+        raise GraphftError(
+            "mode is 'half_async', but local_steps is 1: nothing is accumulated",
+            rule="option",
+            help="give local_steps=4, or so; or use mode='async', which is the same with one batch",
+        )
     if steps > longest:
-        raise GraphftError(f"local_steps is {steps}, but the longest chunk has {longest} batches", rule="option",
-                           help="give a larger chunk_size, or fewer local_steps: a unit lies within one chunk")
+        raise GraphftError(
+            f"local_steps is {steps}, but the longest chunk has {longest} batches",
+            rule="option",
+            help="give a larger chunk_size, or fewer local_steps: a unit lies within one chunk",
+        )
 
 
 def _bad(name: str, value: object, wanted: str) -> GraphftError:

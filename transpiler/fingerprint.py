@@ -76,8 +76,11 @@ def differences(old: Fingerprint, new: Fingerprint, old_config: JobConfig, new_c
 
 def _options(old: JobConfig, new: JobConfig) -> list[str]:
     before, after = old.hashed(), new.hashed()
-    return [f"{k} {before.get(k)!r} -> {after.get(k)!r}" if k != "data" else "how the data is described"
-            for k in after if before.get(k) != after.get(k)]
+    return [
+        f"{k} {before.get(k)!r} -> {after.get(k)!r}" if k != "data" else "how the data is described"
+        for k in after
+        if before.get(k) != after.get(k)
+    ]
 
 
 def _whole(*values: Mapping[str, str]) -> list[dict[str, str]]:

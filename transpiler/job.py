@@ -1,9 +1,9 @@
 """A job: the programs of its roles, and what they need besides. A job's folder is enough to start any role anywhere.
 
-    job.json                      configuration, the id of the run, and digests of what it is made of
-    source/program.gft            the program it was made from
-    programs/<role>/              program.gft and values.safetensors of trainer, pserver0 ..., coordinator
-    data/                         arrays that travel with the job
+job.json                      configuration, the id of the run, and digests of what it is made of
+source/program.gft            the program it was made from
+programs/<role>/              program.gft and values.safetensors of trainer, pserver0 ..., coordinator
+data/                         arrays that travel with the job
 """
 
 from __future__ import annotations
@@ -48,15 +48,22 @@ def pipeline(config: JobConfig) -> tuple[Pass, ...]:
     return (
         SliceParameters(c.pservers, c.slice_unit, c.min_block, c.bucket_bytes),
         MakeBuckets(c.bucket_bytes),
-        KeepOptimizer(c.pservers, c.trainers) if c.mode == "geo_sgd" else
-        SplitOptimizer(c.pservers, c.slice_unit, c.sync),
+        KeepOptimizer(c.pservers, c.trainers)
+        if c.mode == "geo_sgd"
+        else SplitOptimizer(c.pservers, c.slice_unit, c.sync),
         *([CompensateDelay(float(c.dc_lambda), float(c.dc_decay))] if c.mode == "dc_asgd" else []),
         InsertCommunication(c.trainers, c.sync, c.total_steps, c.max_staleness, c.push_timeout, c.max_skipped),
         InsertQueue(c.sync, c.ft, c.chunk_timeout, c.max_failures),
         *([LocalSteps(c.mode, c.local_steps)] if c.mode in ("half_async", "geo_sgd") else []),
         InsertLiveness(c.trainers, c.sync, c.ft, c.on_trainer_loss, c.daemon_interval),
-        InsertCheckpoints(c.ft, c.checkpoint_every, float(c.checkpoint_seconds), c.keep_checkpoints, c.recovery_timeout,
-                          c.on_barrier_timeout),
+        InsertCheckpoints(
+            c.ft,
+            c.checkpoint_every,
+            float(c.checkpoint_seconds),
+            c.keep_checkpoints,
+            c.recovery_timeout,
+            c.on_barrier_timeout,
+        ),
     )
 
 
@@ -79,8 +86,10 @@ class Job:
 
     def __repr__(self) -> str:
         c = self.config
-        return (f"<Job {c.name!r}: {c.trainers} trainers, {c.pservers} pservers, {'sync' if c.sync else c.mode}"
-                f"{', ft' if c.ft else ''}, {c.total_steps} steps>")
+        return (
+            f"<Job {c.name!r}: {c.trainers} trainers, {c.pservers} pservers, {'sync' if c.sync else c.mode}"
+            f"{', ft' if c.ft else ''}, {c.total_steps} steps>"
+        )
 
     def trainer_program(self) -> Program:
         return self.programs.trainer
@@ -88,8 +97,11 @@ class Job:
     def pserver_program(self, index: int) -> Program:
         """The program of shard `index`. Raises GraphftError if there is no such shard."""
         if not 0 <= index < len(self.programs.pservers):
-            raise GraphftError(f"there is no pserver {index}", rule="pserver-index",
-                               help=f"the job has pservers 0 to {len(self.programs.pservers) - 1}")
+            raise GraphftError(
+                f"there is no pserver {index}",
+                rule="pserver-index",
+                help=f"the job has pservers 0 to {len(self.programs.pservers) - 1}",
+            )
         return self.programs.pservers[index]
 
     def coordinator_program(self) -> Program:
@@ -118,8 +130,9 @@ class Job:
     @cached_property
     def fingerprint(self) -> Fingerprint:
         """What the job is made of: a script that is run again finds its job by it, one that was changed does not."""
-        return Fingerprint(self.hash, self.config.data.fingerprint(), fingerprint_values(self.programs.by_name()),
-                           drawn_without_seed())
+        return Fingerprint(
+            self.hash, self.config.data.fingerprint(), fingerprint_values(self.programs.by_name()), drawn_without_seed()
+        )
 
     @property
     def passes(self) -> tuple[Stage, ...]:
@@ -165,8 +178,11 @@ class Job:
         except OSError as error:
             if _holds(target, self):
                 return
-            raise GraphftError(f"cannot save job '{self.config.name}' to {target}: {error}", rule="save",
-                               help="check that the folder above can be written, and has room") from error
+            raise GraphftError(
+                f"cannot save job '{self.config.name}' to {target}: {error}",
+                rule="save",
+                help="check that the folder above can be written, and has room",
+            ) from error
 
     def _write(self, folder: Path) -> None:
         source = self.source.clone()
@@ -175,8 +191,12 @@ class Job:
         for name, program in self.programs.by_name().items():
             program.save(folder / "programs" / name)
         self.config.data.store(folder)
-        record = {"format": FORMAT, "run": self.run_id, "fingerprint": asdict(self.fingerprint),
-                  "config": self.config.to_json()}
+        record = {
+            "format": FORMAT,
+            "run": self.run_id,
+            "fingerprint": asdict(self.fingerprint),
+            "config": self.config.to_json(),
+        }
         with (folder / "job.json").open("w", encoding="utf-8") as f:
             json.dump(record, f, indent=1)
             f.flush()
@@ -189,12 +209,18 @@ class Job:
         record = read_record(folder)
         config = record.config
         pservers = [load_program(folder / "programs" / f"pserver{i}") for i in range(config.pservers)]
-        programs = Programs(load_program(folder / "programs" / "trainer"), tuple(pservers),
-                            load_program(folder / "programs" / "coordinator"))
+        programs = Programs(
+            load_program(folder / "programs" / "trainer"),
+            tuple(pservers),
+            load_program(folder / "programs" / "coordinator"),
+        )
         job = Job(load_program(folder / "source"), config, programs, record.run_id)
         if job.hash != record.hash:
-            raise GraphftError(f"{folder} is damaged: its files are of job {job.hash[:12]}, job.json is of "
-                               f"{record.hash[:12]}", rule="load", help="transpile and save the job again")
+            raise GraphftError(
+                f"{folder} is damaged: its files are of job {job.hash[:12]}, job.json is of {record.hash[:12]}",
+                rule="load",
+                help="transpile and save the job again",
+            )
         return job
 
 
@@ -220,8 +246,11 @@ def _holds(folder: Path, job: Job) -> bool:
         if not changed:
             return True
         what = f"holds another job, which differs in {', '.join(changed)}"
-    raise GraphftError(f"cannot save a job to {folder}: it {what}", rule="job-directory",
-                       help="choose another folder, or delete this one")
+    raise GraphftError(
+        f"cannot save a job to {folder}: it {what}",
+        rule="job-directory",
+        help="choose another folder, or delete this one",
+    )
 
 
 __all__ = ["Job", "pipeline"]

@@ -68,8 +68,9 @@ def evolving(program: Program) -> list[Variable]:
 def slices_of(variable: Variable) -> tuple[Slice, ...]:
     """The slices of a variable, by start. Raises ProgramError if it has not been sliced."""
     given = _attribute(variable, "slices", 3)
-    return tuple(Slice(variable.name, i, start, end, shard, len(given) == 1)
-                 for i, (start, end, shard) in enumerate(given))
+    return tuple(
+        Slice(variable.name, i, start, end, shard, len(given) == 1) for i, (start, end, shard) in enumerate(given)
+    )
 
 
 def all_slices(program: Program) -> list[Slice]:
@@ -130,6 +131,9 @@ def shards_of(program: Program) -> int:
 def _attribute(variable: Variable, name: str, width: int) -> tuple[tuple[int, ...], ...]:
     value: Any = variable.attrs.get(name)
     if not isinstance(value, tuple) or not all(isinstance(v, tuple) and len(v) == width for v in value):
-        raise ProgramError(f"%{variable.name} has no attribute {name}", rule="layout",
-                           help="run the passes slice-parameters and make-buckets first")
+        raise ProgramError(
+            f"%{variable.name} has no attribute {name}",
+            rule="layout",
+            help="run the passes slice-parameters and make-buckets first",
+        )
     return cast("tuple[tuple[int, ...], ...]", value)

@@ -48,8 +48,13 @@ def find_optimization(block: Block) -> Optimization:
     gradients = {op.args[1].name for op in updates.values()}
     norms = [op for op in block.ops if op.type == NORM_OP and gradients.issuperset(op.reads)]
     if len(norms) > 1:
-        raise ProgramError(f"{len(norms)} global norms are computed", block=block, index=block.ops.index(norms[1]),
-                           rule="two-norms", help="clip all gradients by one global norm")
+        raise ProgramError(
+            f"{len(norms)} global norms are computed",
+            block=block,
+            index=block.ops.index(norms[1]),
+            rule="two-norms",
+            help="clip all gradients by one global norm",
+        )
     norm_at = next((i for i, op in enumerate(block.ops) if norms and op is norms[0]), -1)
     before: dict[str, list[Operator]] = {}
     after: dict[str, list[Operator]] = {}
@@ -72,17 +77,30 @@ def _updates(block: Block) -> dict[str, Operator]:
         if op.type in OPTIMIZER_OPS:
             name = op.args[0].name
             if name in updates:
-                raise ProgramError(f"%{name} is updated twice in a step", block=block, index=i, rule="updated-twice",
-                                   help="give each parameter one optimizer op")
+                raise ProgramError(
+                    f"%{name} is updated twice in a step",
+                    block=block,
+                    index=i,
+                    rule="updated-twice",
+                    help="give each parameter one optimizer op",
+                )
             updates[name] = op
     parameters = [v.name for v in block.program.of_kind(Kind.PARAM)]
     missing = [name for name in parameters if name not in updates]
     if missing and not updates:
-        raise ProgramError(f"program '{block.program.name}' has no optimizer", block=block, rule="not-minimized",
-                           help="call graphft.minimize(program, graphft.SGD(lr=0.1)) before transpile()")
+        raise ProgramError(
+            f"program '{block.program.name}' has no optimizer",
+            block=block,
+            rule="not-minimized",
+            help="call graphft.minimize(program, graphft.SGD(lr=0.1)) before transpile()",
+        )
     if missing:
-        raise ProgramError(f"%{missing[0]} is a parameter, but no optimizer op updates it", block=block,
-                           rule="no-optimizer", help="pass it to the optimizer, or freeze it")
+        raise ProgramError(
+            f"%{missing[0]} is a parameter, but no optimizer op updates it",
+            block=block,
+            rule="no-optimizer",
+            help="pass it to the optimizer, or freeze it",
+        )
     return updates
 
 
@@ -106,15 +124,24 @@ def _check_alone(block: Block, found: Optimization) -> None:
     for op in found.schedule:
         for name in op.reads:
             if variables[name].kind in (Kind.INPUT, Kind.PARAM, Kind.BUFFER):
-                raise ProgramError(f"the learning rate depends on {variables[name].kind.value} %{name}", block=block,
-                                   index=_index(block, op), rule="schedule-input",
-                                   help="a schedule is a function of the step; pservers see no batch")
+                raise ProgramError(
+                    f"the learning rate depends on {variables[name].kind.value} %{name}",
+                    block=block,
+                    index=_index(block, op),
+                    rule="schedule-input",
+                    help="a schedule is a function of the step; pservers see no batch",
+                )
     moved = {id(op) for op in found.ops}
     for i, op in enumerate(block.ops):
         for name in (*op.reads, *op.writes) if id(op) not in moved else ():
             if variables[name].kind is Kind.STATE:
-                raise ProgramError(f"{op.type} uses optimizer state %{name}, which trainers do not have", block=block,
-                                   index=i, rule="state-on-trainer", help="let only optimizer and schedule ops use it")
+                raise ProgramError(
+                    f"{op.type} uses optimizer state %{name}, which trainers do not have",
+                    block=block,
+                    index=i,
+                    rule="state-on-trainer",
+                    help="let only optimizer and schedule ops use it",
+                )
 
 
 def _index(block: Block, op: Operator) -> int:
@@ -123,5 +150,10 @@ def _index(block: Block, op: Operator) -> int:
 
 def with_operands(op: Operator, names: dict[str, str]) -> Operator:
     """`op` with its operands renamed; results and attributes stay."""
-    return Operator(op.type, tuple(Ref(names.get(a.name, a.name)) if isinstance(a, Ref) else a for a in op.args),
-                    dict(op.attrs), op.outputs, op.loc)
+    return Operator(
+        op.type,
+        tuple(Ref(names.get(a.name, a.name)) if isinstance(a, Ref) else a for a in op.args),
+        dict(op.attrs),
+        op.outputs,
+        op.loc,
+    )

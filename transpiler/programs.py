@@ -29,8 +29,11 @@ class Programs:
 
     def clone(self) -> Programs:
         """Deep copies, to rewrite; initial values are shared."""
-        return Programs(self.trainer.clone(), tuple(p.clone() for p in self.pservers),
-                        self.coordinator.clone() if self.coordinator is not None else None)
+        return Programs(
+            self.trainer.clone(),
+            tuple(p.clone() for p in self.pservers),
+            self.coordinator.clone() if self.coordinator is not None else None,
+        )
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.by_name().values()))

@@ -35,18 +35,31 @@ def read_record(folder: Path) -> JobRecord:
         record = json.loads((folder / "job.json").read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         what = "is no job's folder: it has no job.json" if folder.is_dir() else "is no folder"
-        raise GraphftError(f"cannot load a job: {folder} {what}", rule="job-directory",
-                           help="give the folder that Job.save or graphft launch wrote") from None
+        raise GraphftError(
+            f"cannot load a job: {folder} {what}",
+            rule="job-directory",
+            help="give the folder that Job.save or graphft launch wrote",
+        ) from None
     except OSError as error:  # it is there, or may be: whoever takes it for nothing starts over
-        raise GraphftError(f"{folder / 'job.json'} cannot be read: {error}", rule="storage",
-                           help="see whether the file system is mounted and healthy, and whether you may read it"
-                           ) from error
+        raise GraphftError(
+            f"{folder / 'job.json'} cannot be read: {error}",
+            rule="storage",
+            help="see whether the file system is mounted and healthy, and whether you may read it",
+        ) from error
     except ValueError as error:
-        raise GraphftError(f"{folder / 'job.json'} is damaged: {error}", rule="load",
-                           help="transpile and save the job again") from error
-    if not isinstance(record, dict) or record.get("format") != FORMAT or not (
-            {"run", "fingerprint", "config"} <= record.keys()):
-        raise GraphftError(f"{folder / 'job.json'} is of another format than this graphft's ({FORMAT})", rule="load",
-                           help="use the graphft that saved the job, or transpile it again")
-    return JobRecord(JobConfig.from_json(record["config"]), str(record["run"]),
-                     Fingerprint.from_json(record["fingerprint"]))
+        raise GraphftError(
+            f"{folder / 'job.json'} is damaged: {error}", rule="load", help="transpile and save the job again"
+        ) from error
+    if (
+        not isinstance(record, dict)
+        or record.get("format") != FORMAT
+        or not ({"run", "fingerprint", "config"} <= record.keys())
+    ):
+        raise GraphftError(
+            f"{folder / 'job.json'} is of another format than this graphft's ({FORMAT})",
+            rule="load",
+            help="use the graphft that saved the job, or transpile it again",
+        )
+    return JobRecord(
+        JobConfig.from_json(record["config"]), str(record["run"]), Fingerprint.from_json(record["fingerprint"])
+    )

@@ -19,7 +19,6 @@ Found = Iterator[Diagnostic]
 Jobs = Mapping[str, Program]
 
 
-
 def _bad(rule: str, message: str, block: Block | None = None, index: int | None = None) -> Diagnostic:
     return Diagnostic(rule, message, "transpile the program again; by hand, make both sides agree", block, index)
 
@@ -73,8 +72,11 @@ def _slice_owner(programs: Jobs) -> Found:
         if owned is None:
             yield _bad("slice-owner", f"%{s.name} lives on pserver {s.shard}, whose program does not have it")
         elif (owned.kind, owned.type) != (variable.kind, Type(variable.dtype, (s.numel,))):
-            yield _bad("slice-owner", f"%{s.name} is {owned.kind.value} {owned.type} on pserver {s.shard}, expected "
-                             f"{variable.kind.value} {variable.dtype}[{s.numel}]")
+            yield _bad(
+                "slice-owner",
+                f"%{s.name} is {owned.kind.value} {owned.type} on pserver {s.shard}, expected "
+                f"{variable.kind.value} {variable.dtype}[{s.numel}]",
+            )
 
 
 @job_rule("slice-gradient", "the gradient of a slice is an input of its pserver, with the slice's type")
@@ -84,8 +86,7 @@ def _slice_gradient(programs: Jobs) -> Found:
             grad = program.variables.get(grad_name(v.name))
             if grad is None or grad.kind is not Kind.INPUT or grad.type != v.type:
                 found = "is missing" if grad is None else f"is {grad.kind.value} {grad.type}"
-                yield _bad("slice-gradient", f"%{grad_name(v.name)} of {program.name} {found}, expected input "
-                                 f"{v.type}")
+                yield _bad("slice-gradient", f"%{grad_name(v.name)} of {program.name} {found}, expected input {v.type}")
 
 
 @job_rule("slice-backup", "delays are compensated on async shards, with the slice's own gradient and backup, an input")
@@ -107,16 +108,23 @@ def _slice_backup(programs: Jobs) -> Found:
 def _optimize_block(programs: Jobs) -> Found:
     for program in _pservers(programs):
         served = [name for _, _, op in _ops(program, "listen_and_serv") for name in op.attrs["optimize_blocks"]]
-        writers = Counter(name for block in map(program.blocks.get, served) if block is not None
-                          for op in block.ops for name in set(writes_of(op)))
+        writers = Counter(
+            name
+            for block in map(program.blocks.get, served)
+            if block is not None
+            for op in block.ops
+            for name in set(writes_of(op))
+        )
         for name in served:
             if name not in program.blocks:
-                yield _bad("optimize-block", f"listen_and_serv of {program.name} runs block {name}, which is not "
-                                 "there")
+                yield _bad("optimize-block", f"listen_and_serv of {program.name} runs block {name}, which is not there")
         for v in program.of_kind(Kind.PARAM, Kind.BUFFER):
             if writers[v.name] != 1:
-                yield _bad("optimize-block", f"%{v.name} of {program.name} is written by {writers[v.name]} ops of "
-                                 "its optimize blocks, expected 1")
+                yield _bad(
+                    "optimize-block",
+                    f"%{v.name} of {program.name} is written by {writers[v.name]} ops of "
+                    "its optimize blocks, expected 1",
+                )
 
 
 @job_rule("saved-state", "a checkpoint holds every parameter, buffer and optimizer state of its shard")
@@ -145,20 +153,27 @@ def _transfers(programs: Jobs, type: str, rule: str) -> Found:
     trainer = _trainer(programs)
     if trainer is None:
         return
-    owned = {(shard, op.attrs["index"]): (program, op) for shard, program in enumerate(_pservers(programs))
-             for _, _, op in _ops(program, "bucket")}
+    owned = {
+        (shard, op.attrs["index"]): (program, op)
+        for shard, program in enumerate(_pservers(programs))
+        for _, _, op in _ops(program, "bucket")
+    }
     moved: Counter[tuple[int, int]] = Counter()
     for block, i, op in _ops(trainer, type):
         key = op.attrs["shard"], op.attrs["bucket"]
         moved[key] += 1
         if key not in owned:
-            yield _bad(rule, f"{type} moves bucket {key[1]} of shard {key[0]}, which no pserver has",
-                             block, i)
+            yield _bad(rule, f"{type} moves bucket {key[1]} of shard {key[0]}, which no pserver has", block, i)
             continue
         here, there = _layout(trainer, op), _owned_layout(*owned[key])
         if here != there:
-            yield _bad(rule, f"{type} moves bucket {key[1]} of shard {key[0]} as {_listed(here)}, but the pserver "
-                             f"has {_listed(there)}", block, i)
+            yield _bad(
+                rule,
+                f"{type} moves bucket {key[1]} of shard {key[0]} as {_listed(here)}, but the pserver "
+                f"has {_listed(there)}",
+                block,
+                i,
+            )
     for key in owned:
         if moved[key] != 1:
             yield _bad(rule, f"bucket {key[1]} of pserver {key[0]} is moved by {moved[key]} {type} ops, expected 1")
@@ -176,8 +191,9 @@ def _layout(trainer: Program, op: Operator) -> Layout:
     layout = []
     for ref, (start, end) in zip(op.args, op.attrs["slices"], strict=True):
         s = names.get((ref.name, start, end))
-        layout.append((s.name if s is not None else f"{ref.name}[{start}:{end}]", trainer.variables[ref.name].dtype,
-                       end - start))
+        layout.append(
+            (s.name if s is not None else f"{ref.name}[{start}:{end}]", trainer.variables[ref.name].dtype, end - start)
+        )
     return layout
 
 
@@ -189,8 +205,13 @@ def _listed(layout: Layout) -> str:
     return ", ".join(f"%{name}: {dtype}[{numel}]" for name, dtype, numel in layout) or "nothing"
 
 
-_COUNTS = {"send_barrier": "shards", "fetch_barrier": "shards", "wait_pservers": "count", "etcd_put_job": "pservers",
-           "listen_and_serv": "shards"}
+_COUNTS = {
+    "send_barrier": "shards",
+    "fetch_barrier": "shards",
+    "wait_pservers": "count",
+    "etcd_put_job": "pservers",
+    "listen_and_serv": "shards",
+}
 
 
 @job_rule("barrier-count", "barriers and waits count the job's pservers, and a step has one barrier of each kind")
@@ -209,13 +230,15 @@ def _barrier_count(programs: Jobs) -> Found:
 
 @job_rule("slot-count", "whoever counts slots (logical trainers) counts the same")
 def _slot_count(programs: Jobs) -> Found:
-    counted = [(block, i, op) for p in programs.values() for block, i, op in
-               _ops(p, "listen_and_serv", "etcd_claim_slots")]
+    counted = [
+        (block, i, op) for p in programs.values() for block, i, op in _ops(p, "listen_and_serv", "etcd_claim_slots")
+    ]
     for block, i, op in counted:
         slots, first = op.attrs["slots"], counted[0][2]
         if slots != first.attrs["slots"]:
-            yield _bad("slot-count", f"{op.type} counts {slots} slots, {first.type} counts {first.attrs['slots']}",
-                       block, i)
+            yield _bad(
+                "slot-count", f"{op.type} counts {slots} slots, {first.type} counts {first.attrs['slots']}", block, i
+            )
 
 
 @job_rule("serve-agree", "pservers serve their own shard, and agree on everything else")
@@ -234,8 +257,9 @@ def _serve_agree(programs: Jobs) -> Found:
         first = options if first is None else first
         for k in sorted(options.keys() | first.keys()):
             if options.get(k) != first.get(k):
-                yield _bad("serve-agree", f"{program.name} has {k} = {options.get(k)}, pserver0 has {first.get(k)}",
-                           block, i)
+                yield _bad(
+                    "serve-agree", f"{program.name} has {k} = {options.get(k)}, pserver0 has {first.get(k)}", block, i
+                )
 
 
 @job_rule("norm-order", "the shards agree on the order of a global norm's partial sums, which has each of them once")
@@ -245,14 +269,17 @@ def _norm_order(programs: Jobs) -> Found:
     for shard, order in orders.items():
         block = blocks[shard]
         if order != next(iter(orders.values())):
-            yield _bad("norm-order", f"{block.program.name} orders the partial sums unlike the others",
-                             block)
+            yield _bad("norm-order", f"{block.program.name} orders the partial sums unlike the others", block)
         units = Counter(u for owner, start, count in order if owner == shard for u in range(start, start + count))
         partials = block.attrs.get("partials")
         numel = block.program.variables[partials.name].type.numel if isinstance(partials, Ref) else None
         if numel is None or units != Counter(range(numel)):
-            yield _bad("norm-order", f"the order of {block.program.name} has {len(units)} of its partial sums, "
-                             f"expected each of {numel} once", block)
+            yield _bad(
+                "norm-order",
+                f"the order of {block.program.name} has {len(units)} of its partial sums, "
+                f"expected each of {numel} once",
+                block,
+            )
 
 
 # -- against the configuration ------------------------------------------------------------------------------------
@@ -261,15 +288,21 @@ def _norm_order(programs: Jobs) -> Found:
 def check_config(programs: Programs, config: JobConfig) -> Found:
     """[config-agree]: the programs are of a job of these options. Needs the configuration, so it is no job rule."""
     if len(programs.pservers) != config.pservers:
-        yield _bad("config-agree", f"the job has {len(programs.pservers)} pserver programs, its configuration says "
-                         f"{config.pservers}")
+        yield _bad(
+            "config-agree",
+            f"the job has {len(programs.pservers)} pserver programs, its configuration says {config.pservers}",
+        )
     wanted = {"sync": config.sync, "slots": config.trainers, "total_steps": config.total_steps}
     for program in programs.pservers:
         for block, i, op in _ops(program, "listen_and_serv"):
             for name, value in wanted.items():
                 if op.attrs[name] != value:
-                    yield _bad("config-agree", f"listen_and_serv has {name} = {op.attrs[name]}, the configuration "
-                                     f"says {value}", block, i)
+                    yield _bad(
+                        "config-agree",
+                        f"listen_and_serv has {name} = {op.attrs[name]}, the configuration says {value}",
+                        block,
+                        i,
+                    )
         yield from _compensated(program, config)
     yield from _accumulated(programs.trainer, config)
 
@@ -278,13 +311,19 @@ def _compensated(program: Program, config: JobConfig) -> Found:
     wanted = program.of_kind(Kind.PARAM) if config.mode == "dc_asgd" else []
     found = Counter(op.reads[1] for _, _, op in _ops(program, "dc_asgd"))
     if found != Counter(v.name for v in wanted):
-        yield _bad("config-agree", f"{program.name} compensates {len(found)} of its parameters' gradients, expected "
-                         f"{len(wanted)}, once each: the mode is {config.mode}")
+        yield _bad(
+            "config-agree",
+            f"{program.name} compensates {len(found)} of its parameters' gradients, expected "
+            f"{len(wanted)}, once each: the mode is {config.mode}",
+        )
 
 
 def _accumulated(trainer: Program, config: JobConfig) -> Found:
     wanted = [config.local_steps] if config.local else []
     found = [op.attrs["count"] for _, _, op in _ops(trainer, "local_steps")]
     if found != wanted:
-        yield _bad("config-agree", f"{trainer.name} has units of {found or 'no'} local steps, expected "
-                         f"{wanted or 'none'}: the mode is {config.mode}, local_steps {config.local_steps}")
+        yield _bad(
+            "config-agree",
+            f"{trainer.name} has units of {found or 'no'} local steps, expected "
+            f"{wanted or 'none'}: the mode is {config.mode}, local_steps {config.local_steps}",
+        )

@@ -15,16 +15,27 @@ PATIENCE = 120.0
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("chaos", help="run a job under faults, and compare it with the undisturbed run")
-    parser.add_argument("--job", default="", metavar="DIR",
-                        help="a saved job; if it is complete, it is the run that is compared with")
+    parser.add_argument(
+        "--job", default="", metavar="DIR", help="a saved job; if it is complete, it is the run that is compared with"
+    )
     parser.add_argument("--faults", type=int, default=50, metavar="N", help="how many (default: 50)")
     parser.add_argument("--seed", type=int, default=0, help="of the schedule (default: 0)")
     parser.add_argument("--kinds", default="", metavar="K,K...", help="only these kinds of faults (default: all)")
     parser.add_argument("--etcd-members", type=int, choices=(1, 3, 5), default=1, help="size of etcd (default: 1)")
-    parser.add_argument("--patience", type=float, default=PATIENCE, metavar="S",
-                        help=f"seconds without progress that count as a hang (default: {PATIENCE:.0f})")
-    parser.add_argument("--undisturbed", type=int, default=0, metavar="N",
-                        help="run an async job so often undisturbed, too, and show the losses (default: 0)")
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=PATIENCE,
+        metavar="S",
+        help=f"seconds without progress that count as a hang (default: {PATIENCE:.0f})",
+    )
+    parser.add_argument(
+        "--undisturbed",
+        type=int,
+        default=0,
+        metavar="N",
+        help="run an async job so often undisturbed, too, and show the losses (default: 0)",
+    )
     parser.add_argument("--dir", default="", metavar="DIR", help="where to run (default: jobs/<name>-chaos-<seed>)")
     parser.add_argument("--json", default="", metavar="FILE", help="write the figures there, too")
     parser.add_argument("--keep", action="store_true", help="keep the folders of the runs, also when all is well")
@@ -42,8 +53,13 @@ def _chaos(options: argparse.Namespace) -> int:
     if bool(options.job) == bool(options.script):
         raise GraphftError("which job?", rule="usage", help="give a script, or --job DIR of a saved job")
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
-    chosen = ChaosOptions(options.faults, options.seed, tuple(k for k in options.kinds.split(",") if k),
-                          options.etcd_members, options.patience)
+    chosen = ChaosOptions(
+        options.faults,
+        options.seed,
+        tuple(k for k in options.kinds.split(",") if k),
+        options.etcd_members,
+        options.patience,
+    )
     name = Path(options.job or options.script).resolve().name.removesuffix(".py")
     work = Path(options.dir or f"jobs/{name}-chaos-{options.seed}")
     source = Path(options.job or work / "job")

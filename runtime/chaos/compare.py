@@ -40,15 +40,18 @@ def _last(job: Job, store: CheckpointStore, folder: Path) -> Manifest:
     run = read_record(folder).run_id
     last = next((m for m in store.manifests() if m.step == job.config.total_steps and m.run == run), None)
     if last is None or not (folder / MODEL).exists():
-        raise GraphftError(f"{folder} holds no complete run of this job", rule="chaos-reference",
-                           help="run the job to its end first")
+        raise GraphftError(
+            f"{folder} holds no complete run of this job", rule="chaos-reference", help="run the job to its end first"
+        )
     return last
 
 
 def differences(reference: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
     """What is not identical, in words. NaNs are equal when their bits are."""
-    result = [f"{name}: only in {'the reference' if name in reference else 'this run'}"
-              for name in sorted(reference.keys() ^ found.keys())]
+    result = [
+        f"{name}: only in {'the reference' if name in reference else 'this run'}"
+        for name in sorted(reference.keys() ^ found.keys())
+    ]
     for name in sorted(reference.keys() & found.keys()):
         one, other = reference[name], found[name]
         if (one.dtype, one.shape) != (other.dtype, other.shape):
@@ -76,8 +79,10 @@ def final_ledgers(job: Job, folder: Path) -> list[tuple[int, Ledger]]:
     """Async: of each shard's last checkpoint, its version and its ledger."""
     store = CheckpointStore(folder / "checkpoints")
     last = _last(job, store, folder)
-    return [(version, Ledger.load(json.loads(store.read_part(last, shard)[1])))
-            for shard, version in enumerate(last.meta["versions"])]
+    return [
+        (version, Ledger.load(json.loads(store.read_part(last, shard)[1])))
+        for shard, version in enumerate(last.meta["versions"])
+    ]
 
 
 def not_once(job: Job, folder: Path, discarded: Collection[tuple[int, int]] = ()) -> list[str]:
@@ -92,8 +97,10 @@ def not_once(job: Job, folder: Path, discarded: Collection[tuple[int, int]] = ()
     found = []
     for shard, (version, ledger) in enumerate(final_ledgers(job, folder)):
         lacking = [(p, c) for p, c in sorted(expected) if ledger.ranges(p, c) != [(0, ALL)]]
-        found += [f"shard {shard}: chunk {c} of pass {p} is applied in {ledger.ranges(p, c)} of {batches[c]} batches"
-                  for p, c in lacking]
+        found += [
+            f"shard {shard}: chunk {c} of pass {p} is applied in {ledger.ranges(p, c)} of {batches[c]} batches"
+            for p, c in lacking
+        ]
         applied = sum(int(batches[c]) for p, c in expected if (p, c) not in lacking)
         if not discarded and not lacking and version != applied:
             found.append(f"shard {shard} has applied {version} times what are {applied} batches")
@@ -120,8 +127,9 @@ def count_chunks(job: Job, etcd: Etcd, folder: Path) -> Chunks:
     keys, config = Keys(job.config.name), job.config
     passes = range(max(0, config.passes - 2) if config.sync else 0, config.passes)
     in_pass = sum(1 for n in config.plan.batches if n)
-    done, failed, todo, pending = (sum(etcd.count(f"{keys.queue(p)}{state}/") for p in passes)
-                                   for state in ("done", "failed", "todo", "pending"))
+    done, failed, todo, pending = (
+        sum(etcd.count(f"{keys.queue(p)}{state}/") for p in passes) for state in ("done", "failed", "todo", "pending")
+    )
     if not config.sync:
         done = min(sum(ledger.count(p) for p in passes) for _, ledger in final_ledgers(job, folder))
     return Chunks(in_pass * len(passes), done, failed, todo, pending)

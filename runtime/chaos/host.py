@@ -60,9 +60,13 @@ class Host:
         self.launcher = spawn(command, self.folder / "logs" / "launcher.log", self.environment)
         self.etcd = self._connect()
         self.probe = Probe(self.job, self.etcd)
-        self._added = Supervisor(self.folder, Keys(self.job.config.name), self.etcd, ",".join(self.etcd.endpoints),
-                                 {**role_environment(), **self.environment,
-                                  "OMP_NUM_THREADS": str(self.job.config.threads)})
+        self._added = Supervisor(
+            self.folder,
+            Keys(self.job.config.name),
+            self.etcd,
+            ",".join(self.etcd.endpoints),
+            {**role_environment(), **self.environment, "OMP_NUM_THREADS": str(self.job.config.threads)},
+        )
 
     def _connect(self) -> Etcd:
         assert self.launcher is not None
@@ -73,8 +77,11 @@ class Host:
             except GraphftError as error:
                 if self.launcher.poll() is not None:
                     said = (self.folder / "logs" / "launcher.log").read_text(errors="replace").strip()
-                    raise GraphftError(f"its launcher ended at once: {plain_text(said)}", rule="job-failed",
-                                       help="see what the launcher says") from error
+                    raise GraphftError(
+                        f"its launcher ended at once: {plain_text(said)}",
+                        rule="job-failed",
+                        help="see what the launcher says",
+                    ) from error
                 if time.monotonic() > end:
                     raise
 
@@ -212,8 +219,11 @@ class Host:
         self._stopped.clear()
         _, left = psutil.wait_procs(roles, timeout=DEATH_SECONDS)
         if left:
-            raise GraphftError(f"{len(left)} processes outlived the launcher: {left}", rule="chaos",
-                               help="roles and etcd are to die with the process that started them")
+            raise GraphftError(
+                f"{len(left)} processes outlived the launcher: {left}",
+                rule="chaos",
+                help="roles and etcd are to die with the process that started them",
+            )
 
     def resume_all(self) -> None:
         """Launches the job again, in the folder that it left."""

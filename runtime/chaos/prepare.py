@@ -38,8 +38,11 @@ def save_script(script: str, arguments: Sequence[str], folder: Path) -> None:
     command = [sys.executable, "-m", "graphft", "launch", "--save-only", "--job", str(folder), script, *arguments]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode or not (folder / "job.json").exists():
-        raise GraphftError(f"{script} made no job (exit status {done.returncode}):\n{done.stderr[-2000:]}",
-                           rule="chaos-script", help="the script is to call job.run()")
+        raise GraphftError(
+            f"{script} made no job (exit status {done.returncode}):\n{done.stderr[-2000:]}",
+            rule="chaos-script",
+            help="the script is to call job.run()",
+        )
 
 
 def prepare(source: Path, work: Path, patience: float, undisturbed: int = 0) -> Prepared:
@@ -47,13 +50,17 @@ def prepare(source: Path, work: Path, patience: float, undisturbed: int = 0) -> 
     complete run itself. An async job has no such reference: it is run `undisturbed` times, for its losses."""
     job = Job.load(source)
     if not job.config.ft:
-        raise GraphftError("this job was made without fault tolerance", rule="chaos-ft",
-                           help="transpile it with ft=True: without it, the first fault ends the job")
+        raise GraphftError(
+            "this job was made without fault tolerance",
+            rule="chaos-ft",
+            help="transpile it with ft=True: without it, the first fault ends the job",
+        )
     chaos, reference = work / "chaos", work / "reference"
     for folder in (chaos, reference):
         if folder.exists():
-            raise GraphftError(f"{folder} is there already", rule="chaos-folder",
-                               help="delete it, or give another --dir")
+            raise GraphftError(
+                f"{folder} is there already", rule="chaos-folder", help="delete it, or give another --dir"
+            )
     copy_job(source, chaos)
     if not job.config.sync:  # what it ends with depends on who came first, disturbed or not: its ledger is looked at
         runs = [work / f"undisturbed-{i}" for i in range(undisturbed)]
@@ -69,15 +76,19 @@ def _run_undisturbed(job: Job, source: Path, folder: Path, patience: float) -> f
     copy_job(source, folder)
     report = Run(job, folder, ChaosOptions(faults=0, patience=patience), [], {}, lambda line: None).play()
     if not report.completed:
-        raise GraphftError(f"the undisturbed run failed: {report.problem}", rule="job-failed",
-                           help=f"its logs are in {folder / 'logs'}")
+        raise GraphftError(
+            f"the undisturbed run failed: {report.problem}",
+            rule="job-failed",
+            help=f"its logs are in {folder / 'logs'}",
+        )
     return report.seconds
 
 
 def copy_job(source: Path, target: Path) -> None:
     """The job of a folder without anything of its runs."""
-    shutil.copytree(source, target, ignore=lambda path, names: [
-        n for n in names if Path(path) == source and n not in SAVED])
+    shutil.copytree(
+        source, target, ignore=lambda path, names: [n for n in names if Path(path) == source and n not in SAVED]
+    )
 
 
 def run_chaos(prepared: Prepared, options: ChaosOptions, say: Say) -> Report:

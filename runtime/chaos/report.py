@@ -65,20 +65,41 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "job": self.job, "seed": self.seed, "etcd_members": self.members, "total_steps": self.total_steps,
-            "ok": self.ok, "completed": self.completed, "identical": self.identical,
-            "exactly_once": self.exactly_once, "problem": self.problem,
-            "loss": self.loss, "undisturbed_losses": self.undisturbed_losses,
-            "tensors_compared": self.compared, "different": self.different,
-            "faults": self.faults, "faults_planned": self.planned, "process_faults": len(self.recoveries),
+            "job": self.job,
+            "seed": self.seed,
+            "etcd_members": self.members,
+            "total_steps": self.total_steps,
+            "ok": self.ok,
+            "completed": self.completed,
+            "identical": self.identical,
+            "exactly_once": self.exactly_once,
+            "problem": self.problem,
+            "loss": self.loss,
+            "undisturbed_losses": self.undisturbed_losses,
+            "tensors_compared": self.compared,
+            "different": self.different,
+            "faults": self.faults,
+            "faults_planned": self.planned,
+            "process_faults": len(self.recoveries),
             "recovery_seconds": summaries(self.recoveries),
-            "seconds": round(self.seconds, 1), "reference_seconds": self.reference_seconds,
-            "steps_repeated": self.steps_repeated, "generations": self.generations,
+            "seconds": round(self.seconds, 1),
+            "reference_seconds": self.reference_seconds,
+            "steps_repeated": self.steps_repeated,
+            "generations": self.generations,
             "chunks": asdict(self.chunks) | {"accounted": self.chunks.accounted} if self.chunks is not None else None,
-            "ends": dict(self.ends), "counters": dict(sorted(self.counters.items())),
-            "log": [{"kind": r.kind, "what": r.what, "version": r.version, "generation": r.generation,
-                     "alone": r.alone, "seconds": None if r.seconds is None else round(r.seconds, 3)}
-                    for r in self.recoveries],
+            "ends": dict(self.ends),
+            "counters": dict(sorted(self.counters.items())),
+            "log": [
+                {
+                    "kind": r.kind,
+                    "what": r.what,
+                    "version": r.version,
+                    "generation": r.generation,
+                    "alone": r.alone,
+                    "seconds": None if r.seconds is None else round(r.seconds, 3),
+                }
+                for r in self.recoveries
+            ],
         }
 
     def render(self) -> Group:
@@ -97,15 +118,21 @@ class Report:
     def _lines(self) -> list[str]:
         messages = [f"{n} {k.removeprefix('message-')}" for k, n in self.faults.items() if k.startswith("message-")]
         reference = f", undisturbed {self.reference_seconds:.1f} s" if self.reference_seconds is not None else ""
-        lines = [f"messages       {', '.join(messages) or 'untouched'}",
-                 f"counted        {counted(self.counters)}",
-                 (f"steps          {self.total_steps}, and {self.steps_repeated} done again; "
-                  f"{self.generations} generations; {self.seconds:.1f} s{reference}"),
-                 f"processes      {', '.join(f'{n} x {what}' for what, n in self.ends.most_common()) or 'none ended'}"]
+        lines = [
+            f"messages       {', '.join(messages) or 'untouched'}",
+            f"counted        {counted(self.counters)}",
+            (
+                f"steps          {self.total_steps}, and {self.steps_repeated} done again; "
+                f"{self.generations} generations; {self.seconds:.1f} s{reference}"
+            ),
+            f"processes      {', '.join(f'{n} x {what}' for what, n in self.ends.most_common()) or 'none ended'}",
+        ]
         if self.chunks is not None:
             c = self.chunks
-            lines.append(f"chunks         {c.done} of {c.expected} done, {c.failed} discarded, "
-                         f"{c.todo + c.pending} open: {'all' if c.accounted else 'NOT ALL'} accounted for")
+            lines.append(
+                f"chunks         {c.done} of {c.expected} done, {c.failed} discarded, "
+                f"{c.todo + c.pending} open: {'all' if c.accounted else 'NOT ALL'} accounted for"
+            )
         lines.append(f"completed      {'yes' if self.completed else 'NO: ' + self.problem}")
         if self.identical is not None:
             lines.append(f"bit-identical  {'yes' if self.identical else 'NO'} ({self.compared} tensors)")
@@ -141,8 +168,9 @@ def summaries(recoveries: Sequence[Recovery]) -> dict[str, dict[str, Any]]:
         if r.seconds is not None:
             groups.setdefault(r.kind if r.alone else "during a recovery", []).append(r.seconds)
     everything = [r.seconds for r in recoveries if r.seconds is not None and r.alone]
-    ordered: Mapping[str, list[float]] = dict(sorted(groups.items())) | ({"all (alone)": everything} if everything
-                                                                        else {})
+    ordered: Mapping[str, list[float]] = dict(sorted(groups.items())) | (
+        {"all (alone)": everything} if everything else {}
+    )
     return {name: _summary(values) for name, values in ordered.items()}
 
 

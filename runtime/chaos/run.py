@@ -57,16 +57,24 @@ class ChaosOptions:
 class Run:
     """One run, from its start to its end."""
 
-    def __init__(self, job: Job, folder: Path, options: ChaosOptions, schedule: Sequence[Fault],
-                 environment: Mapping[str, str], say: Say) -> None:
+    def __init__(
+        self,
+        job: Job,
+        folder: Path,
+        options: ChaosOptions,
+        schedule: Sequence[Fault],
+        environment: Mapping[str, str],
+        say: Say,
+    ) -> None:
         self.job, self.folder, self.options, self.say = job, folder, options, say
         self.keys = Keys(job.config.name)
         self.left = list(schedule)
         self.host = Host(job, folder, options.members, environment)
         kind = SyncRecoveries if job.config.sync else AsyncRecoveries
         self.recoveries: Recoveries = kind(job.config.pservers, job.config.total_steps)
-        self.report = Report(job.config.name, options.seed, options.members, job.config.total_steps, len(schedule),
-                             self.recoveries.all)
+        self.report = Report(
+            job.config.name, options.seed, options.members, job.config.total_steps, len(schedule), self.recoveries.all
+        )
         self._counters: dict[tuple[str, int], dict[str, int]] = {}
         self._count_at = 0.0
         self._fired_at = 0.0
@@ -131,8 +139,7 @@ class Run:
 
     def _all_there(self) -> bool:
         """Whether whoever died is back, so that the next fault finds the job as strong as the one before."""
-        return (len(self.host.trainers()) >= self._trainers
-                and len(self.host.pservers()) >= self.job.config.pservers)
+        return len(self.host.trainers()) >= self._trainers and len(self.host.pservers()) >= self.job.config.pservers
 
     def _count(self, etcd: Etcd) -> None:
         """What roles report of themselves; the lease tells the processes of one role apart."""
@@ -162,14 +169,19 @@ class Run:
 
     def _read(self, etcd: Etcd) -> None:
         self.report.chunks = count_chunks(self.job, etcd, self.folder)
-        self.report.ends = Counter(f"{event.fields['role']} {describe_exit(event.fields['status'])}"
-                                   for _, event in read_events(etcd, self.keys) if event.kind == "died")
+        self.report.ends = Counter(
+            f"{event.fields['role']} {describe_exit(event.fields['status'])}"
+            for _, event in read_events(etcd, self.keys)
+            if event.kind == "died"
+        )
 
     def _hangs(self) -> None:
         self.host.tell_stories()
         time.sleep(STORY_SECONDS)
-        self.report.problem = (f"no progress for {self.options.patience:.0f} s at step {self.recoveries.low} of "
-                               f"generation {self.recoveries.generation}\n{self._logs()}")
+        self.report.problem = (
+            f"no progress for {self.options.patience:.0f} s at step {self.recoveries.low} of "
+            f"generation {self.recoveries.generation}\n{self._logs()}"
+        )
 
     def _logs(self, names: Sequence[str] = ()) -> str:
         """The last lines of the roles' logs."""

@@ -13,9 +13,20 @@ from graphft.runtime.transport.faults import Faults
 T = TypeVar("T")
 
 WEIGHTS = {
-    "kill-trainer": 5, "kill-pserver": 5, "kill-trainers": 2, "kill-pservers": 2, "kill-job": 2, "kill-etcd": 3,
-    "pause-trainer": 3, "pause-pserver": 3, "pause-etcd": 2, "freeze-trainer": 1, "freeze-pserver": 1, "freeze-etcd": 1,
-    "add-trainer": 2, "remove-trainer": 2,
+    "kill-trainer": 5,
+    "kill-pserver": 5,
+    "kill-trainers": 2,
+    "kill-pservers": 2,
+    "kill-job": 2,
+    "kill-etcd": 3,
+    "pause-trainer": 3,
+    "pause-pserver": 3,
+    "pause-etcd": 2,
+    "freeze-trainer": 1,
+    "freeze-pserver": 1,
+    "freeze-etcd": 1,
+    "add-trainer": 2,
+    "remove-trainer": 2,
 }
 """Kinds of faults, and how often each is drawn.
 
@@ -58,8 +69,9 @@ def kinds_of(wanted: Sequence[str], members: int) -> tuple[str, ...]:
     known = [*WEIGHTS, *(CLUSTER_WEIGHTS if members > 1 else ()), *MESSAGES]
     unknown = [k for k in wanted if k not in known]
     if unknown:
-        raise GraphftError(f"there is no kind of fault {unknown[0]!r}", rule="chaos-kind",
-                           help=f"kinds are {', '.join(known)}")
+        raise GraphftError(
+            f"there is no kind of fault {unknown[0]!r}", rule="chaos-kind", help=f"kinds are {', '.join(known)}"
+        )
     return tuple(wanted or known)
 
 
@@ -69,8 +81,11 @@ def make_schedule(seed: int, count: int, kinds: Sequence[str], total_steps: int,
     if not weights or not count:
         return []
     rng = random.Random(seed)
-    drawn = [*weights, *rng.choices(list(weights), list(weights.values()), k=count)][:count] \
-        if count >= len(weights) else rng.sample(list(weights), count)
+    drawn = (
+        [*weights, *rng.choices(list(weights), list(weights.values()), k=count)][:count]
+        if count >= len(weights)
+        else rng.sample(list(weights), count)
+    )
     rng.shuffle(drawn)
     steps = sorted(rng.randint(int(EARLY * total_steps), int(LATE * total_steps)) for _ in drawn)
     faults = []

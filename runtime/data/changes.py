@@ -15,8 +15,9 @@ CHANGED = "data-changed"
 """Of errors that neither reading again nor leaving a chunk out can mend."""
 
 
-_HELP = ("put the file back as it was (with its modification time: cp -p, rsync -t), or describe the data and the job "
-         "again")
+_HELP = (
+    "put the file back as it was (with its modification time: cp -p, rsync -t), or describe the data and the job again"
+)
 
 
 class DescribedFiles:
@@ -39,8 +40,7 @@ class DescribedFiles:
             return  # unknown: the job was saved by an older graphft
         what = _difference(described, found, file)
         if what:
-            raise GraphftError(f"{url} was changed: it {what} when the job was described", rule=CHANGED,
-                               help=_HELP)
+            raise GraphftError(f"{url} was changed: it {what} when the job was described", rule=CHANGED, help=_HELP)
         file.seek(0)
         self._found[url] = found
 

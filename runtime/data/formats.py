@@ -50,8 +50,11 @@ class ChunkFiles:
             columns = self._fields(info)
         for name, array in columns.items():
             if len(array) != info.records:
-                raise GraphftError(f"column {name} has {len(array)} records, {info.records} when described",
-                                   rule="data", help="the file was changed: describe the data and the job again")
+                raise GraphftError(
+                    f"column {name} has {len(array)} records, {info.records} when described",
+                    rule="data",
+                    help="the file was changed: describe the data and the job again",
+                )
         return columns
 
     def _fields(self, info: ChunkInfo) -> dict[str, np.ndarray]:
@@ -60,7 +63,8 @@ class ChunkFiles:
         url = self._source["urls"][info.file]
         with self._open(url) as f:
             table = {"parquet": self._parquet, "csv": self._csv, "jsonl": self._jsonl}[self._source["format"]](
-                f, url, info, list(wanted))
+                f, url, info, list(wanted)
+            )
         result = {}
         for column, names in fields.items():
             parts = [_numbers(table[n], self._spec.types[column].dtype, n) for n in names]
@@ -107,8 +111,10 @@ class ChunkFiles:
             if (shape, dtype.name) != (wanted, self._spec.types[column].dtype) or (fortran and len(shape) > 1):
                 raise GraphftError(
                     f"{url} was changed: it holds {dtype.name}{list(shape)}{' in Fortran order' if fortran else ''}, "
-                    f"{self._spec.types[column].dtype}{list(wanted)} when the job was described", rule=CHANGED,
-                    help="put the file back as it was, or describe the data and the job again")
+                    f"{self._spec.types[column].dtype}{list(wanted)} when the job was described",
+                    rule=CHANGED,
+                    help="put the file back as it was, or describe the data and the job again",
+                )
             row = dtype.itemsize * int(np.prod(shape[1:], dtype=np.int64))
             f.seek(info.start * row, os.SEEK_CUR)
             array = np.frombuffer(f.read(info.records * row), dtype).reshape(-1, *shape[1:])
@@ -122,17 +128,24 @@ def _numbers(values: Iterable[Any], dtype: str, field: str) -> np.ndarray:
     if not (isinstance(values, np.ndarray) and values.dtype.kind in "iufb"):
         values = [None if v is None or v != v else v for v in values]
         if None in values and not floating:
-            raise GraphftError(f"field {field} is empty in record {values.index(None)} of the chunk", rule="data",
-                               help=f"{dtype} has no NaN: give the column a floating dtype, or fill the field")
+            raise GraphftError(
+                f"field {field} is empty in record {values.index(None)} of the chunk",
+                rule="data",
+                help=f"{dtype} has no NaN: give the column a floating dtype, or fill the field",
+            )
         values = np.array([np.nan if v is None else v for v in values])
     try:
         numbers = values.astype("float64" if floating else "int64") if values.dtype.kind in "SU" else values
         with np.errstate(invalid="ignore"):
             result = numbers.astype(target)
     except (TypeError, ValueError) as e:
-        raise GraphftError(f"field {field} is not a number everywhere: {e}", rule="data",
-                           help="encode it as numbers first") from e
+        raise GraphftError(
+            f"field {field} is not a number everywhere: {e}", rule="data", help="encode it as numbers first"
+        ) from e
     if not floating and not np.array_equal(result, numbers):
-        raise GraphftError(f"field {field} has values that are no {dtype}", rule="data",
-                           help="give the column a larger or floating dtype, or fill what is missing")
+        raise GraphftError(
+            f"field {field} has values that are no {dtype}",
+            rule="data",
+            help="give the column a larger or floating dtype, or fill what is missing",
+        )
     return result

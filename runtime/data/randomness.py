@@ -60,8 +60,9 @@ class DrawWatch(TorchDispatchMode):
         MB, at the start of each trainer."""
         return False
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (),
-                           kwargs: dict[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
         kwargs = kwargs or {}
         if _is_random(func) and not _has_own_generator((*args, *kwargs.values())):
             self.drew = True
@@ -98,7 +99,8 @@ for _name in ("manual_seed", "seed", "set_rng_state"):
 def _is_random(func: Any) -> bool:
     """Not all of them have the tag; those that take a generator draw from one."""
     return torch.Tag.nondeterministic_seeded in func.tags or any(
-        argument.name == "generator" for argument in func._schema.arguments)
+        argument.name == "generator" for argument in func._schema.arguments
+    )
 
 
 def _has_own_generator(values: tuple[Any, ...]) -> bool:

@@ -76,8 +76,9 @@ class Reader(ABC):
         info = self.spec.chunks[chunk]
         start = batch_index * batch_size
         if batch_size < 1 or not 0 <= start < info.records:
-            raise GraphftError(f"chunk {chunk} of {info.records} records has no batch {batch_index} of {batch_size}",
-                               rule="data")
+            raise GraphftError(
+                f"chunk {chunk} of {info.records} records has no batch {batch_index} of {batch_size}", rule="data"
+            )
         try:
             with self._lock:
                 self.reading = (pass_index, chunk, batch_index, batch_size)
@@ -92,8 +93,11 @@ class Reader(ABC):
             not_the_chunks = isinstance(e, GraphftError) and e.rule in (CHANGED, SETTINGS_CHANGED)
             if not_the_chunks or (isinstance(e, KeyboardInterrupt) and not raised_by_user_code()):
                 raise
-            raise GraphftError(f"reading chunk {chunk} ({self._where(info)}) failed: {describe(e)}",
-                               rule="read", help="see the error above; the data must stay as it was described") from e
+            raise GraphftError(
+                f"reading chunk {chunk} ({self._where(info)}) failed: {describe(e)}",
+                rule="read",
+                help="see the error above; the data must stay as it was described",
+            ) from e
 
     def probe(self, chunk: int, number: int) -> bool | None:
         """Whether a record of another chunk of the same source can be read now; None if there is no other chunk.
@@ -147,16 +151,25 @@ class ArrayReader(Reader):
         try:
             array: np.ndarray = np.load(file, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as e:
-            raise GraphftError(f"cannot read column {column} from {file}: {e}", rule="missing-file",
-                               help="give the job's folder; DataSpec.store writes the arrays into it") from e
+            raise GraphftError(
+                f"cannot read column {column} from {file}: {e}",
+                rule="missing-file",
+                help="give the job's folder; DataSpec.store writes the arrays into it",
+            ) from e
         shape, dtype = (self.spec.records, *self.spec.record_shape(column)), self.spec.types[column].dtype
         if array.shape != shape or str(array.dtype) != dtype:
-            raise GraphftError(f"{file} holds {array.dtype}{list(array.shape)}, the job expects {dtype}{list(shape)}",
-                               rule=CHANGED, help="the file was changed: describe the data and the job again")
+            raise GraphftError(
+                f"{file} holds {array.dtype}{list(array.shape)}, the job expects {dtype}{list(shape)}",
+                rule=CHANGED,
+                help="the file was changed: describe the data and the job again",
+            )
         described = self.spec.fingerprint().get(column)
         if described is not None and array.nbytes <= CHECKED_BYTES and array_digest(array) != described:
-            raise GraphftError(f"{file} has other contents than when the job was saved", rule=CHANGED,
-                               help="the file was changed: describe the data and the job again")
+            raise GraphftError(
+                f"{file} has other contents than when the job was saved",
+                rule=CHANGED,
+                help="the file was changed: describe the data and the job again",
+            )
         return array
 
     def _read(
@@ -209,13 +222,19 @@ class DatasetReader(Reader):
         self._trusted = bool(spec.source.get("trusted", False))
         code = dataset_fingerprint(reference.file, reference.module, reference.args, spec.records)["code"]
         if code != spec.fingerprint().get("code", code):
-            raise GraphftError(f"the source of the dataset, {reference.file or reference.module}, was changed since "
-                               "the job was described", rule=CHANGED, help="put it back as it was; or run the changed "
-                               "script again, which begins a run of its own")
+            raise GraphftError(
+                f"the source of the dataset, {reference.file or reference.module}, was changed since "
+                "the job was described",
+                rule=CHANGED,
+                help="put it back as it was; or run the changed script again, which begins a run of its own",
+            )
         self._settings = process_settings()
         if len(self._dataset) != spec.records:
-            raise GraphftError(f"the dataset of {reference} has {len(self._dataset)} records, the job expects "
-                               f"{spec.records}", rule="data", help="describe the data and the job again")
+            raise GraphftError(
+                f"the dataset of {reference} has {len(self._dataset)} records, the job expects {spec.records}",
+                rule="data",
+                help="describe the data and the job again",
+            )
 
     def _read(
         self, info: ChunkInfo, order: np.ndarray, key: tuple[int, int, int, int], ahead: bool
@@ -226,8 +245,11 @@ class DatasetReader(Reader):
             batch = watch.read(lambda: self._collate(self._items(indices)))  # parts of items may be made when asked for
             if batch is not None and not watch.drew:
                 return batch
-            log.info("the dataset draws random numbers (seen in chunk %d): from now on its batches are made on the "
-                     "thread that trains, seeded per batch", info.id)
+            log.info(
+                "the dataset draws random numbers (seen in chunk %d): from now on its batches are made on the "
+                "thread that trains, seeded per batch",
+                info.id,
+            )
             self.calling_thread = True
         if ahead:
             raise NeedsCallingThread
@@ -239,9 +261,12 @@ class DatasetReader(Reader):
         with forks_end_here():
             items = many(indices) if many else [self._dataset[i] for i in indices]
         # Else this process's bits would depend on who read what, and when.
-        _check_same(self._settings | before, process_settings() | thread_settings(),
-                    f"reading some of the records {min(indices)} to {max(indices)}",
-                    "set them where the dataset's module is loaded, or in its __init__; or ")
+        _check_same(
+            self._settings | before,
+            process_settings() | thread_settings(),
+            f"reading some of the records {min(indices)} to {max(indices)}",
+            "set them where the dataset's module is loaded, or in its __init__; or ",
+        )
         return items
 
     def _collate(self, items: Sequence[Any]) -> dict[str, torch.Tensor]:
@@ -249,13 +274,19 @@ class DatasetReader(Reader):
         for column, tensor in batch.items():
             shape, dtype = (len(items), *self.spec.record_shape(column)), self.spec.types[column].dtype
             if tuple(tensor.shape) != shape or str(tensor.dtype) != f"torch.{dtype}":
-                raise GraphftError(f"column {column} is {tensor.dtype}{list(tensor.shape)}, described as "
-                                   f"torch.{dtype}{list(shape)}", rule="columns", help="make all records alike")
+                raise GraphftError(
+                    f"column {column} is {tensor.dtype}{list(tensor.shape)}, described as torch.{dtype}{list(shape)}",
+                    rule="columns",
+                    help="make all records alike",
+                )
         return batch
 
 
 def _check_same(before: Mapping[str, object], now: Mapping[str, object], what: str, better: str = "") -> None:
     """Raises GraphftError[settings-changed] if user code has changed what all of this process computes with."""
     if changed := [f"{n}: {before[n]} -> {now[n]}" for n in now if now[n] != before[n]]:
-        raise GraphftError(f"{what} changed settings: {', '.join(changed)}", rule=SETTINGS_CHANGED,
-                           help=f"{better}set them back before it returns")
+        raise GraphftError(
+            f"{what} changed settings: {', '.join(changed)}",
+            rule=SETTINGS_CHANGED,
+            help=f"{better}set them back before it returns",
+        )

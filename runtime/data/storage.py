@@ -19,8 +19,9 @@ FIRST_PAUSE, LONGEST_PAUSE = 0.1, 10.0
 """Seconds between two tries: each pause is twice the one before, less up to a half of it by chance."""
 GOOD_NEIGHBOURS = 5
 """A chunk is bad when so many reads of neighbours have succeeded, and its own failed each time; not before 1.5 s."""
-_STORAGE = frozenset({
-    "adlfs", "aiohttp", "azure", "botocore", "gcsfs", "google", "http", "requests", "s3fs", "urllib3"})
+_STORAGE = frozenset(
+    {"adlfs", "aiohttp", "azure", "botocore", "gcsfs", "google", "http", "requests", "s3fs", "urllib3"}
+)
 """Packages whose exceptions tell of a network or a service, where they are no OSError."""
 
 
@@ -30,7 +31,8 @@ def is_of_storage(error: BaseException | None) -> bool:
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         if isinstance(error, OSError) or any(
-                str(base.__module__).partition(".")[0] in _STORAGE for base in type(error).__mro__):
+            str(base.__module__).partition(".")[0] in _STORAGE for base in type(error).__mro__
+        ):
             return True
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     return False

@@ -33,14 +33,7 @@ from graphft.runtime.etcd.errors import (
 from graphft.runtime.etcd.shim import etcdrpc
 
 Code = grpc.StatusCode
-NO_ANSWER = {
-    Code.UNAVAILABLE,
-    Code.DEADLINE_EXCEEDED,
-    Code.CANCELLED,
-    Code.INTERNAL,
-    Code.UNKNOWN,
-    Code.ABORTED,
-}
+NO_ANSWER = {Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLED, Code.INTERNAL, Code.UNKNOWN, Code.ABORTED}
 Metadata = tuple[tuple[str, str], ...]
 FIRST_PAUSE, LAST_PAUSE = 0.02, 0.25  # seconds between tries
 LEAST_LIMIT = 512 << 10
@@ -186,16 +179,24 @@ class Calls:
         if code is Code.RESOURCE_EXHAUSTED:
             return self._exhausted(said, request)
         if code is Code.INVALID_ARGUMENT:
-            return EtcdError(said, rule="etcd-request", help="check user and password, if this etcd wants a login; and "
-                                                             "its limits (--max-request-bytes, --max-txn-ops)")
+            return EtcdError(
+                said,
+                rule="etcd-request",
+                help="check user and password, if this etcd wants a login; and "
+                "its limits (--max-request-bytes, --max-txn-ops)",
+            )
         return EtcdError(said, rule="etcd-request")
 
     def _exhausted(self, said: str, request: Any) -> EtcdError:
         """The quota is used up: then there is an alarm. Else the request is too large for gRPC, or etcd is busy."""
         if self._has_alarm():
-            return EtcdFull(said, rule="etcd-full", help="etcd's quota is used up: compact, defragment, and disarm the "
-                                                         "alarm (etcdctl compact, defrag, alarm disarm), or start it "
-                                                         "with a larger --quota-backend-bytes; the job waits")
+            return EtcdFull(
+                said,
+                rule="etcd-full",
+                help="etcd's quota is used up: compact, defragment, and disarm the "
+                "alarm (etcdctl compact, defrag, alarm disarm), or start it "
+                "with a larger --quota-backend-bytes; the job waits",
+            )
         if request is not None and request.ByteSize() > LEAST_LIMIT:
             return EtcdError(said, rule="etcd-request", help="the request is larger than etcd's --max-request-bytes")
         return EtcdBusy(said, rule="etcd-busy", help="it is tried again; if it lasts, give this etcd fewer jobs")

@@ -51,9 +51,7 @@ def range_request(prefix: str, limit: int, keys_only: bool, count_only: bool = F
 
 def txn_request(compare: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op]) -> Any:
     return etcdrpc.TxnRequest(
-        compare=[_compare(c) for c in compare],
-        success=[_op(op) for op in success],
-        failure=[_op(op) for op in failure],
+        compare=[_compare(c) for c in compare], success=[_op(op) for op in success], failure=[_op(op) for op in failure]
     )
 
 

@@ -47,12 +47,23 @@ class FencedStore:
         return self.store.urls
 
     def txn(
-        self, compare: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op] = (), *,
-        token: str | None = None, verify: Verify | None = None, deadline: float | None = None,
+        self,
+        compare: Sequence[Compare],
+        success: Sequence[Op],
+        failure: Sequence[Op] = (),
+        *,
+        token: str | None = None,
+        verify: Verify | None = None,
+        deadline: float | None = None,
     ) -> TxnResult:
-        result = self.store.txn([*compare, value_is(self.key, self.value)], success, [*failure, get_op(self.key)],
-                                token=token, verify=None if verify is None else lambda r: verify(_without_fence(r)),
-                                deadline=deadline)
+        result = self.store.txn(
+            [*compare, value_is(self.key, self.value)],
+            success,
+            [*failure, get_op(self.key)],
+            token=token,
+            verify=None if verify is None else lambda r: verify(_without_fence(r)),
+            deadline=deadline,
+        )
         if result.ok:
             return result
         self._check(result.kv(-1))
@@ -60,13 +71,18 @@ class FencedStore:
 
     def _check(self, found: KV | None) -> None:
         if found is None:
-            raise LeaseLost(f"{self.key} is gone: the records of this run were deleted, or etcd has lost its data",
-                            rule="etcd-lease", help="start the process again")
+            raise LeaseLost(
+                f"{self.key} is gone: the records of this run were deleted, or etcd has lost its data",
+                rule="etcd-lease",
+                help="start the process again",
+            )
         if found.value != self.value:
             raise GraphftError(
                 f"{self.key} is {found.value.decode(errors='replace')!r} now, this process is of run "
-                f"{self.value.decode()!r}: another run has taken its place", rule="foreign-job",
-                help="end this process; give runs that use one etcd at the same time different names")
+                f"{self.value.decode()!r}: another run has taken its place",
+                rule="foreign-job",
+                help="end this process; give runs that use one etcd at the same time different names",
+            )
 
     def put(self, key: str, value: bytes, lease: int = 0, *, deadline: float | None = None) -> int:
         # Applying it twice does no harm, so it is repeated until it is answered.

@@ -50,11 +50,20 @@ class KeeperProcess:
         read, self._pipe = os.pipe()
         package = str(Path(graphft.__file__).resolve().parent.parent)  # an editable install may find it otherwise
         numbers = [str(n) for n in (memory, read, os.getpid(), self._lease)]
-        command = [sys.executable, "-I", "-S", lease_keeper.__file__, *numbers, ",".join(self._urls),
-                   *(p for p in sys.path if p != package), package]
+        command = [
+            sys.executable,
+            "-I",
+            "-S",
+            lease_keeper.__file__,
+            *numbers,
+            ",".join(self._urls),
+            *(p for p in sys.path if p != package),
+            package,
+        ]
         try:
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=(memory, read),
-                                             start_new_session=True)
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, pass_fds=(memory, read), start_new_session=True
+            )
         finally:
             os.close(read)
 

@@ -180,12 +180,9 @@ class SimEtcd:
         if compare.target == "value":
             return kv is not None and _compare(kv.value, compare.op, compare.operand)
         kv = kv or KV(compare.key, b"", 0, 0, 0)
-        actual = {
-            "create": kv.create_revision,
-            "mod": kv.mod_revision,
-            "version": kv.version,
-            "lease": kv.lease,
-        }[compare.target]
+        actual = {"create": kv.create_revision, "mod": kv.mod_revision, "version": kv.version, "lease": kv.lease}[
+            compare.target
+        ]
         return _compare(actual, compare.op, compare.operand)
 
     def _apply(self, op: Op) -> RangeResult | int | None:

@@ -66,7 +66,8 @@ def async_problem(options: AsyncOptions, message: Message, payload: Any) -> str:
     if isinstance(message, BatchPush | Pull) and message.bucket not in options.buckets:
         return f"this shard has no bucket {message.bucket}"
     if isinstance(message, BatchPush | LedgerQuery) and not (
-            0 <= message.pass_index < options.passes and 0 <= message.chunk < len(options.batches)):
+        0 <= message.pass_index < options.passes and 0 <= message.chunk < len(options.batches)
+    ):
         return f"there is no chunk {message.chunk} of pass {message.pass_index}"
     if not isinstance(message, BatchPush):
         return ""

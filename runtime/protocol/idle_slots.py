@@ -34,8 +34,9 @@ class IdleSlots:
         """A part of a contribution came, for whichever step."""
         self._heard.add(slot)
 
-    def look(self, now: float, step: tuple[int, int], missing: Collection[int],
-             holders: Mapping[int, Holder]) -> list[int]:
+    def look(
+        self, now: float, step: tuple[int, int], missing: Collection[int], holders: Mapping[int, Holder]
+    ) -> list[int]:
         """The slots to take away now. `step`: generation and step that are open; `missing`: what they lack."""
         passed = min(now - self._looked, LOOK_SECONDS) if self._looked is not None else 0.0
         self._looked = now

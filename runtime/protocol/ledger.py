@@ -102,10 +102,13 @@ class Ledger:
 
     def export(self) -> dict[str, Any]:
         """As JSON: {pass: {"whole": ranges of chunks, "partly": {chunk: ranges of batches}}}."""
-        return {str(p): {
-            "whole": [list(r) for r in self._whole[p].pairs()] if p in self._whole else [],
-            "partly": {str(c): [list(r) for r in ranges.pairs()] for c, ranges in self._partly.get(p, {}).items()},
-        } for p in sorted(self._whole.keys() | self._partly.keys())}
+        return {
+            str(p): {
+                "whole": [list(r) for r in self._whole[p].pairs()] if p in self._whole else [],
+                "partly": {str(c): [list(r) for r in ranges.pairs()] for c, ranges in self._partly.get(p, {}).items()},
+            }
+            for p in sorted(self._whole.keys() | self._partly.keys())
+        }
 
     @staticmethod
     def load(data: dict[str, Any]) -> Ledger:
@@ -114,5 +117,6 @@ class Ledger:
         for index, chunks in data.items():
             ledger._whole[int(index)] = Ranges((int(s), int(e)) for s, e in chunks["whole"])
             ledger._partly[int(index)] = {
-                int(chunk): Ranges((int(s), int(e)) for s, e in ranges) for chunk, ranges in chunks["partly"].items()}
+                int(chunk): Ranges((int(s), int(e)) for s, e in ranges) for chunk, ranges in chunks["partly"].items()
+            }
         return ledger

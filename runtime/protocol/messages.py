@@ -160,13 +160,26 @@ class PartialsQuery(Message, frozen=True, tag="partials?"):
     shard: int
 
 
-CODES = frozenset({"denied", "malformed", "unknown-peer", "stale-generation", "not-ready", "future-step", "gone",
-                   "complete", "stale"})
+CODES = frozenset(
+    {"denied", "malformed", "unknown-peer", "stale-generation", "not-ready", "future-step", "gone", "complete", "stale"}
+)
 """Of refusals."""
 
 AnyMessage = (
-    Hello | Welcome | Refused | Push | Empty | Pull | Bucket | Query | BatchPush | BatchAck | LedgerQuery | Ledger
-    | Partials | PartialsQuery
+    Hello
+    | Welcome
+    | Refused
+    | Push
+    | Empty
+    | Pull
+    | Bucket
+    | Query
+    | BatchPush
+    | BatchAck
+    | LedgerQuery
+    | Ledger
+    | Partials
+    | PartialsQuery
 )
 """What `decode` accepts."""
 

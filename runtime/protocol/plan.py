@@ -12,5 +12,14 @@ from graphft.plan import (
     record_order,
 )
 
-__all__ = ["Located", "PassPlan", "Plan", "PlannedChunk", "batch_seed", "chunk_batch_seed", "mix", "permutation",
-           "record_order"]
+__all__ = [
+    "Located",
+    "PassPlan",
+    "Plan",
+    "PlannedChunk",
+    "batch_seed",
+    "chunk_batch_seed",
+    "mix",
+    "permutation",
+    "record_order",
+]

@@ -93,8 +93,9 @@ class Put:
 class Change:
     """One transaction: if all `compares` hold, all `puts` and `deletes` happen, else nothing."""
 
-    outcome: Literal["claimed", "failed", "completed", "renewed", "released", "overdue", "enqueued", "rewound",
-                     "went-back"]
+    outcome: Literal[
+        "claimed", "failed", "completed", "renewed", "released", "overdue", "enqueued", "rewound", "went-back"
+    ]
     """"failed": the chunk is poison, and left out from now on. "went-back": a new generation begins with it."""
     reason: str
     compares: tuple[Compare, ...]
@@ -124,8 +125,18 @@ def chunk_of(key: str) -> int:
 
 
 def claim(
-    prefix: str, chunk: int, todo: Record, *, trainer: str, slot: int = -1, start_step: int = 0, progress: int = 0,
-    now: float, timeout: float, max_failures: int, count_lost: bool = True,
+    prefix: str,
+    chunk: int,
+    todo: Record,
+    *,
+    trainer: str,
+    slot: int = -1,
+    start_step: int = 0,
+    progress: int = 0,
+    now: float,
+    timeout: float,
+    max_failures: int,
+    count_lost: bool = True,
 ) -> Change:
     """Claims a chunk whose `todo` record was read; or, when it failed too often, moves it to failed.
 
@@ -134,21 +145,34 @@ def claim(
     """
     old = msgspec.json.decode(todo.value, type=Todo)
     failures = 0 if progress > old.progress else old.failures + (old.open and count_lost)
-    compares = (Compare(todo_key(prefix, chunk), "mod", todo.mod_revision),
-                Compare(pending_key(prefix, chunk), "create", 0))
+    compares = (
+        Compare(todo_key(prefix, chunk), "mod", todo.mod_revision),
+        Compare(pending_key(prefix, chunk), "create", 0),
+    )
     if failures >= max_failures:
         return _discard(prefix, chunk, failures, progress, compares, "its holders vanished")
     new = Todo(old.attempt + 1, failures, max(progress, old.progress), True)
     pending = Pending(trainer, slot, start_step, now + timeout, new.attempt)
-    return Change("claimed", f"{trainer} claims chunk {chunk}, attempt {new.attempt}, {failures} failures", compares,
-                  (Put(todo_key(prefix, chunk), msgspec.json.encode(new)),
-                   Put(pending_key(prefix, chunk), msgspec.json.encode(pending), leased=True)))
+    return Change(
+        "claimed",
+        f"{trainer} claims chunk {chunk}, attempt {new.attempt}, {failures} failures",
+        compares,
+        (
+            Put(todo_key(prefix, chunk), msgspec.json.encode(new)),
+            Put(pending_key(prefix, chunk), msgspec.json.encode(pending), leased=True),
+        ),
+    )
 
 
 def complete(prefix: str, chunk: int, fence: int) -> Change:
     """Completes a chunk under the claim whose create_revision is `fence`. All of its batches are applied."""
-    return Change("completed", f"chunk {chunk} is done", (Compare(pending_key(prefix, chunk), "create", fence),),
-                  (Put(done_key(prefix, chunk), b"{}"),), (todo_key(prefix, chunk), pending_key(prefix, chunk)))
+    return Change(
+        "completed",
+        f"chunk {chunk} is done",
+        (Compare(pending_key(prefix, chunk), "create", fence),),
+        (Put(done_key(prefix, chunk), b"{}"),),
+        (todo_key(prefix, chunk), pending_key(prefix, chunk)),
+    )
 
 
 def renew(
@@ -158,30 +182,46 @@ def renew(
     old = msgspec.json.decode(todo.value, type=Todo)
     moved = msgspec.structs.replace(pending, deadline=now + timeout)
     new = Todo(old.attempt, 0 if progress > old.progress else old.failures, max(progress, old.progress), True)
-    return Change("renewed", f"chunk {chunk} has {progress} batches applied", _own(prefix, chunk, fence, todo),
-                  (Put(todo_key(prefix, chunk), msgspec.json.encode(new)),
-                   Put(pending_key(prefix, chunk), msgspec.json.encode(moved), leased=True)))
+    return Change(
+        "renewed",
+        f"chunk {chunk} has {progress} batches applied",
+        _own(prefix, chunk, fence, todo),
+        (
+            Put(todo_key(prefix, chunk), msgspec.json.encode(new)),
+            Put(pending_key(prefix, chunk), msgspec.json.encode(moved), leased=True),
+        ),
+    )
 
 
 def release(prefix: str, chunk: int, fence: int, todo: Record, *, progress: int) -> Change:
     """Gives one's own claim back on purpose (a slot is handed over): no failure."""
     old = msgspec.json.decode(todo.value, type=Todo)
     new = Todo(old.attempt, old.failures, max(progress, old.progress), False)
-    return Change("released", f"chunk {chunk} is handed over after {progress} batches",
-                  _own(prefix, chunk, fence, todo), (Put(todo_key(prefix, chunk), msgspec.json.encode(new)),),
-                  (pending_key(prefix, chunk),))
+    return Change(
+        "released",
+        f"chunk {chunk} is handed over after {progress} batches",
+        _own(prefix, chunk, fence, todo),
+        (Put(todo_key(prefix, chunk), msgspec.json.encode(new)),),
+        (pending_key(prefix, chunk),),
+    )
 
 
 def _own(prefix: str, chunk: int, fence: int, todo: Record) -> tuple[Compare, ...]:
-    return (Compare(pending_key(prefix, chunk), "create", fence),
-            Compare(todo_key(prefix, chunk), "mod", todo.mod_revision))
+    return (
+        Compare(pending_key(prefix, chunk), "create", fence),
+        Compare(todo_key(prefix, chunk), "mod", todo.mod_revision),
+    )
 
 
 def displace(prefix: str, chunk: int, pending: Record) -> Change:
     """Takes a claim away from whoever holds it. He who does so knows that it is not his to hold any more."""
-    return Change("overdue", f"chunk {chunk} was left claimed",
-                  (Compare(pending_key(prefix, chunk), "mod", pending.mod_revision),), (),
-                  (pending_key(prefix, chunk),))
+    return Change(
+        "overdue",
+        f"chunk {chunk} was left claimed",
+        (Compare(pending_key(prefix, chunk), "mod", pending.mod_revision),),
+        (),
+        (pending_key(prefix, chunk),),
+    )
 
 
 def overdue(prefix: str, chunk: int, pending: Record, now: float) -> Change | None:
@@ -193,9 +233,7 @@ def overdue(prefix: str, chunk: int, pending: Record, now: float) -> Change | No
     return replace(displace(prefix, chunk, pending), reason=reason)
 
 
-def fail(
-    prefix: str, chunk: int, fence: int, todo: Record, *, progress: int, reason: str, max_failures: int
-) -> Change:
+def fail(prefix: str, chunk: int, fence: int, todo: Record, *, progress: int, reason: str, max_failures: int) -> Change:
     """Reports at once that a chunk under the own claim cannot be computed, and why; gives it back, or discards it.
 
     `progress`: the batch that failed. Failures of another batch before do not count. `reason` may be of any origin.
@@ -206,28 +244,46 @@ def fail(
     if failures >= max_failures:
         return _discard(prefix, chunk, failures, progress, _own(prefix, chunk, fence, todo), reason)
     new = Todo(old.attempt, failures, progress, False)
-    return Change("released", f"chunk {chunk} failed after {progress} batches: {reason}",
-                  _own(prefix, chunk, fence, todo), (Put(todo_key(prefix, chunk), msgspec.json.encode(new)),),
-                  (pending_key(prefix, chunk),))
+    return Change(
+        "released",
+        f"chunk {chunk} failed after {progress} batches: {reason}",
+        _own(prefix, chunk, fence, todo),
+        (Put(todo_key(prefix, chunk), msgspec.json.encode(new)),),
+        (pending_key(prefix, chunk),),
+    )
 
 
 def _discard(
     prefix: str, chunk: int, failures: int, progress: int, compares: tuple[Compare, ...], cause: str
 ) -> Change:
-    reason = (f"chunk {chunk} failed {failures} times in a row without progress, the last time after {progress} "
-              f"batches ({cause}); it is left out from there on")
+    reason = (
+        f"chunk {chunk} failed {failures} times in a row without progress, the last time after {progress} "
+        f"batches ({cause}); it is left out from there on"
+    )
     record = Failed(reason, failures, progress)
-    return Change("failed", reason, compares, (Put(failed_key(prefix, chunk), msgspec.json.encode(record)),),
-                  (todo_key(prefix, chunk), pending_key(prefix, chunk)))
+    return Change(
+        "failed",
+        reason,
+        compares,
+        (Put(failed_key(prefix, chunk), msgspec.json.encode(record)),),
+        (todo_key(prefix, chunk), pending_key(prefix, chunk)),
+    )
 
 
 def put_back(prefix: str, chunk: int, done: Record | None, progress: int) -> Change:
     """A shard that came back older lacks some of a chunk that is done (or whose records are gone): to do once more."""
-    compares = (Compare(todo_key(prefix, chunk), "mod", 0), Compare(failed_key(prefix, chunk), "mod", 0),
-                Compare(done_key(prefix, chunk), "mod", done.mod_revision if done is not None else 0))
-    return Change("rewound", f"chunk {chunk} is to be done again: a shard has {progress} batches of it", compares,
-                  (Put(todo_key(prefix, chunk), msgspec.json.encode(Todo(progress=progress))),),
-                  (done_key(prefix, chunk),))
+    compares = (
+        Compare(todo_key(prefix, chunk), "mod", 0),
+        Compare(failed_key(prefix, chunk), "mod", 0),
+        Compare(done_key(prefix, chunk), "mod", done.mod_revision if done is not None else 0),
+    )
+    return Change(
+        "rewound",
+        f"chunk {chunk} is to be done again: a shard has {progress} batches of it",
+        compares,
+        (Put(todo_key(prefix, chunk), msgspec.json.encode(Todo(progress=progress))),),
+        (done_key(prefix, chunk),),
+    )
 
 
 def claimable(todo: Iterable[int], pending: Iterable[int]) -> list[int]:
@@ -244,10 +300,16 @@ def enqueue(
     whoever repeats this after a crash half-way changes nothing that is in use.
     """
     poison = poison or {}
-    puts = [Put(failed_key(prefix, c), msgspec.json.encode(msgspec.structs.replace(poison[c], progress=0)))
-            if c in poison else Put(todo_key(prefix, c), msgspec.json.encode(Todo())) for c in chunks]
-    return [Change("enqueued", f"{len(puts[i:i + MAX_PUTS])} chunks to do", (fence,), tuple(puts[i:i + MAX_PUTS]))
-            for i in range(0, len(puts), MAX_PUTS)]
+    puts = [
+        Put(failed_key(prefix, c), msgspec.json.encode(msgspec.structs.replace(poison[c], progress=0)))
+        if c in poison
+        else Put(todo_key(prefix, c), msgspec.json.encode(Todo()))
+        for c in chunks
+    ]
+    return [
+        Change("enqueued", f"{len(puts[i : i + MAX_PUTS])} chunks to do", (fence,), tuple(puts[i : i + MAX_PUTS]))
+        for i in range(0, len(puts), MAX_PUTS)
+    ]
 
 
 def rewind(prefix: str, chunks: Iterable[PlannedChunk], step: int, records: Mapping[str, Record]) -> list[Change]:
@@ -265,15 +327,26 @@ def _rewind(prefix: str, planned: PlannedChunk, step: int, records: Mapping[str,
         return None
     compares = tuple(Compare(k, "mod", records[k].mod_revision if k in records else 0) for k in (todo, pending, done))
     if planned.last_step < step:
-        return None if done in records else Change(
-            "rewound", f"chunk {chunk} is done at step {step}", compares, (Put(done, b"{}"),), (todo, pending))
+        return (
+            None
+            if done in records
+            else Change(
+                "rewound", f"chunk {chunk} is done at step {step}", compares, (Put(done, b"{}"),), (todo, pending)
+            )
+        )
     if done in records or todo not in records:
-        return Change("rewound", f"chunk {chunk} is to be done again from step {step} on", compares,
-                      (Put(todo, msgspec.json.encode(Todo())),), (done,))
+        return Change(
+            "rewound",
+            f"chunk {chunk} is to be done again from step {step} on",
+            compares,
+            (Put(todo, msgspec.json.encode(Todo())),),
+            (done,),
+        )
     old = msgspec.json.decode(records[todo].value, type=Todo)
     applied = max(0, step - planned.first_step)
     if old.progress <= applied:
         return None
     new = msgspec.structs.replace(old, progress=applied)
-    return Change("rewound", f"chunk {chunk} is back at batch {applied}", compares,
-                  (Put(todo, msgspec.json.encode(new)),))
+    return Change(
+        "rewound", f"chunk {chunk} is back at batch {applied}", compares, (Put(todo, msgspec.json.encode(new)),)
+    )

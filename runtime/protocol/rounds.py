@@ -40,8 +40,10 @@ class Round:
         if part.empty:
             return "duplicate", f"slot {slot} is closed as empty at step {self.step}, by {part.peer}"
         if part.samples != samples:
-            return "conflict", (f"bucket {bucket} of slot {slot} at step {self.step} has {samples} samples, but "
-                                f"{part.samples} came with its other buckets from {part.peer}")
+            return "conflict", (
+                f"bucket {bucket} of slot {slot} at step {self.step} has {samples} samples, but "
+                f"{part.samples} came with its other buckets from {part.peer}"
+            )
         if bucket in part.payloads:
             return "duplicate", f"bucket {bucket} of slot {slot} at step {self.step} is here already, from {part.peer}"
         part.payloads[bucket] = payload
@@ -55,7 +57,8 @@ class Round:
         self._partial[slot] = _Partial(0, peer, empty=True)
         dropped = len(part.payloads) if part is not None else 0
         return "kept", f"slot {slot} is empty at step {self.step}, says {peer}" + (
-            f" ({dropped} buckets of it dropped)" if dropped else "")
+            f" ({dropped} buckets of it dropped)" if dropped else ""
+        )
 
     def missing(self) -> dict[int, tuple[int, ...]]:
         """Slots that are not complete, with the buckets that they lack."""
@@ -71,9 +74,13 @@ class Round:
     @property
     def complete(self) -> bool:
         return len(self._partial) == self.slots and all(
-            p.empty or len(p.payloads) == len(self.buckets) for p in self._partial.values())
+            p.empty or len(p.payloads) == len(self.buckets) for p in self._partial.values()
+        )
 
     def contributions(self) -> tuple[Contribution, ...]:
         """The complete contributions with data, in slot order: the order of summation."""
-        return tuple(Contribution(slot, part.samples, dict(part.payloads)) for slot, part in sorted(
-            self._partial.items()) if not part.empty and len(part.payloads) == len(self.buckets))
+        return tuple(
+            Contribution(slot, part.samples, dict(part.payloads))
+            for slot, part in sorted(self._partial.items())
+            if not part.empty and len(part.payloads) == len(self.buckets)
+        )

@@ -105,8 +105,15 @@ class _Copy:
 class AsyncShard:
     """See the module's text. `step` is the only method that changes it."""
 
-    def __init__(self, options: AsyncOptions, *, incarnation: str, generation: int, version: int = 0,
-                 ledger: Ledger | None = None) -> None:
+    def __init__(
+        self,
+        options: AsyncOptions,
+        *,
+        incarnation: str,
+        generation: int,
+        version: int = 0,
+        ledger: Ledger | None = None,
+    ) -> None:
         self.options, self.incarnation, self.generation = options, incarnation, generation
         self.version = version
         """Number of batches applied."""
@@ -183,8 +190,11 @@ class AsyncShard:
         key = (message.pass_index, message.chunk, message.batch)
         if self.ledger.has(*key):
             reason = self._tell(f"{_name(key)} from {peer} is applied already", key, peer)
-            return [Count("duplicate-batch", reason), self._ack(peer, key, fresh=False),
-                    self._bucket(peer, message.bucket)]
+            return [
+                Count("duplicate-batch", reason),
+                self._ack(peer, key, fresh=False),
+                self._bucket(peer, message.bucket),
+            ]
         self.bases.pushed(self.peers.name(peer), message.version)
         staleness = self.version - max(0, message.version)
         if 0 <= self.options.max_staleness < staleness:
@@ -217,8 +227,14 @@ class AsyncShard:
         effects: list[AsyncEffect] = []
         for item in begun[:-HALVES]:
             del self.copies[item]
-            effects.append(Count("dropped-batch", self._tell(f"half of {_name(item[0])} from {peer} is dropped: it has "
-                                                             f"begun {HALVES} others", item[0], peer)))
+            effects.append(
+                Count(
+                    "dropped-batch",
+                    self._tell(
+                        f"half of {_name(item[0])} from {peer} is dropped: it has begun {HALVES} others", item[0], peer
+                    ),
+                )
+            )
         return effects
 
     def _apply(self, peer: str, key: BatchKey, copy: _Copy, batches: int) -> list[AsyncEffect]:
@@ -232,8 +248,16 @@ class AsyncShard:
         reason = self._tell(f"{_name(key)} from {peer} is complete: version {self.version}", key, peer)
         base = copy.version if self.bases.has(self.peers.name(peer), copy.version) else -1
         effects: list[AsyncEffect] = [
-            ApplyBatch(*key, copy.samples, {b: copy.payloads[b] for b in self.options.buckets}, staleness, reason, base,
-                       self.bases.all())]
+            ApplyBatch(
+                *key,
+                copy.samples,
+                {b: copy.payloads[b] for b in self.options.buckets},
+                staleness,
+                reason,
+                base,
+                self.bases.all(),
+            )
+        ]
         if self.options.compensate and base < 0:
             effects.append(Count("uncompensated", f"{_name(key)} from {peer}: no copy of version {copy.version}"))
         effects += [Count("duplicate-push", f"half of {_name(key)} from {other} is dropped") for other in left]
@@ -270,8 +294,9 @@ class AsyncShard:
             if self.ledger.has(*key):
                 self.story.illegal(f"{_name(key)} is applied, and a copy from {peer} is kept", _name(key))
             if not 0 < len(copy.payloads) < len(self.options.buckets) or peer not in self.peers:
-                self.story.illegal(f"the copy of {_name(key)} from {peer} is no partial copy of a known peer",
-                                   _name(key))
+                self.story.illegal(
+                    f"the copy of {_name(key)} from {peer} is no partial copy of a known peer", _name(key)
+                )
             if sum(1 for _, other in self.copies if other == peer) > HALVES:
                 self.story.illegal(f"more than {HALVES} half batches of {peer} are kept")
         if not set(self.bases.trainers()) <= set(self.peers.names()):
@@ -280,7 +305,10 @@ class AsyncShard:
             self.story.illegal("somebody was sent a version that is not there yet")
 
     _MESSAGES: ClassVar[dict[type, Callable[[AsyncShard, str, Any, Any], list[AsyncEffect]]]] = {
-        Query: _query, Pull: _pull, LedgerQuery: _ledger_query, BatchPush: _push,
+        Query: _query,
+        Pull: _pull,
+        LedgerQuery: _ledger_query,
+        BatchPush: _push,
     }
 
 

@@ -136,29 +136,39 @@ class SyncShard:
         if event.generation < self.generation:
             return [self._count("stale-result", f"partial sums of step {event.step} are of an older generation")]
         if self.phase != "summing" or event.step != self.version:
-            self.story.illegal(f"partial sums of step {event.step} in phase {self.phase} of step {self.version}",
-                               f"step {event.step}", f"step {self.version}")
+            self.story.illegal(
+                f"partial sums of step {event.step} in phase {self.phase} of step {self.version}",
+                f"step {event.step}",
+                f"step {self.version}",
+            )
         self.phase, self._asked_partials = "exchanging", self._now
         self.exchange.offer(event.step, event.payload)
         self._tell(f"own partial sums of step {event.step} are ready", f"step {event.step}")
-        sent = [e for s in range(self.options.shards) if s != self.options.shard
-                for e in self._send_partials(s, event.step)]
+        sent = [
+            e for s in range(self.options.shards) if s != self.options.shard for e in self._send_partials(s, event.step)
+        ]
         return sent + self._apply_if_exchanged()
 
     def _round_applied(self, event: RoundApplied) -> list[ShardEffect]:
         if event.generation < self.generation:
             return [self._count("stale-result", f"step {event.step} was applied in an older generation")]
         if self.phase != "applying" or event.step != self.version:
-            self.story.illegal(f"step {event.step} applied in phase {self.phase} of step {self.version}",
-                               f"step {event.step}", f"step {self.version}")
+            self.story.illegal(
+                f"step {event.step} applied in phase {self.phase} of step {self.version}",
+                f"step {event.step}",
+                f"step {self.version}",
+            )
         return self._advance("previous", f"applied step {event.step}")
 
     def _rollback(self, event: Rollback) -> list[ShardEffect]:
         if event.generation <= self.generation:
             return [self._count("old-rollback", f"generation {event.generation} is not newer than {self.generation}")]
         left = list(dict.fromkeys([peer for peer, _ in self.waiting] + [peer for peer, _ in self.deferred]))
-        reason = self._tell(f"back from version {self.version} to {event.step}, generation {event.generation}",
-                            f"step {self.version}", f"step {event.step}")
+        reason = self._tell(
+            f"back from version {self.version} to {event.step}, generation {event.generation}",
+            f"step {self.version}",
+            f"step {event.step}",
+        )
         self.generation, self.version, self.phase, self.previous = event.generation, event.step, "collecting", ""
         self.round = Round(event.step, self.options.slots, self.options.buckets)
         self.exchange = Exchange(self.options.shard, self.options.shards)
@@ -262,8 +272,12 @@ class SyncShard:
 
     def _partials_query(self, peer: str, message: PartialsQuery, payload: Any) -> list[ShardEffect]:
         if message.generation != self.generation or message.step not in self.exchange.own:
-            return [self._count("partials-not-ready", f"shard {message.shard} asks for step {message.step} of "
-                                                      f"generation {message.generation}")]
+            return [
+                self._count(
+                    "partials-not-ready",
+                    f"shard {message.shard} asks for step {message.step} of generation {message.generation}",
+                )
+            ]
         return self._send_partials(message.shard, message.step)
 
     # -- rounds -------------------------------------------------------------------------------------------------------
@@ -291,8 +305,11 @@ class SyncShard:
             return []
         self.phase = "applying"
         reason = self._tell(f"partial sums of step {self.version} are complete", f"step {self.version}")
-        return [ApplyRound(self.generation, self.version, self.round.contributions(),
-                           self.exchange.ordered(self.version), reason)]
+        return [
+            ApplyRound(
+                self.generation, self.version, self.round.contributions(), self.exchange.ordered(self.version), reason
+            )
+        ]
 
     def _advance(self, previous: Source, reason: str) -> list[ShardEffect]:
         self.exchange.advance(self.version)
@@ -311,8 +328,13 @@ class SyncShard:
         every, version = self.options.checkpoint_every, self.version
         effects: list[ShardEffect] = []
         if self.finished or version in self.checkpoints or (every and version % every == 0):
-            why = "the last version" if self.finished else f"asked for at {version}" if version in self.checkpoints \
+            why = (
+                "the last version"
+                if self.finished
+                else f"asked for at {version}"
+                if version in self.checkpoints
                 else f"every {every} steps"
+            )
             effects.append(TakeCheckpoint(version, why))
         self.checkpoints = {c for c in self.checkpoints if c > version}
         return effects + ([Finished(version)] if self.finished else [])
@@ -348,8 +370,11 @@ class SyncShard:
     def _wrong_time(self, peer: str, generation: int, step: int) -> list[ShardEffect]:
         if refused := self._wrong_generation(peer, generation):
             return refused
-        return self._behind(peer, f"{peer} pushes step {step}") if step > self.version or (
-            self.finished and step == self.version) else []
+        return (
+            self._behind(peer, f"{peer} pushes step {step}")
+            if step > self.version or (self.finished and step == self.version)
+            else []
+        )
 
     def _wrong_generation(self, peer: str, generation: int) -> list[ShardEffect]:
         if generation < self.generation:
@@ -362,8 +387,13 @@ class SyncShard:
         return step == self.version and self.phase == "collecting"
 
     def _late(self, peer: str, step: int, slot: int) -> Count:
-        return self._count("late-push", f"slot {slot} of step {step} from {peer}, but that step is closed",
-                           f"step {step}", f"slot {slot}", f"peer {peer}")
+        return self._count(
+            "late-push",
+            f"slot {slot} of step {step} from {peer}, but that step is closed",
+            f"step {step}",
+            f"slot {slot}",
+            f"peer {peer}",
+        )
 
     def _want(self, peer: str, bucket: int, step: int) -> list[ShardEffect]:
         if step == self.version or self.phase == "applying":
@@ -380,8 +410,7 @@ class SyncShard:
     def _refuse(self, peer: str, code: str, reason: str) -> list[ShardEffect]:
         known = peer in self.peers
         refused = Refused(code, reason[:LONGEST], self.generation, self.version) if known else refusal_of_stranger(code)
-        return [Reply(peer, refused),
-                self._count(f"refused-{code}", f"{peer}: {reason}", f"peer {peer}")]
+        return [Reply(peer, refused), self._count(f"refused-{code}", f"{peer}: {reason}", f"peer {peer}")]
 
     def _own_hello(self) -> Hello:
         return Hello(self.options.run, self.options.secret, f"shard-{self.options.shard}")
@@ -402,7 +431,8 @@ class SyncShard:
             "the round is that of the version": self.round.step == self.version,
             "version within the job": 0 <= self.version <= self.options.total_steps,
             "a round closes only when it may": not (self.finished and self.phase != "collecting"),
-            "a complete round does not stay open": self.finished or self.phase != "collecting"
+            "a complete round does not stay open": self.finished
+            or self.phase != "collecting"
             or not self.round.complete,
             "only introduced peers wait": all(peer in self.peers for peer, _ in self.waiting),
             "only introduced peers are deferred": all(peer in self.peers for peer, _ in self.deferred),
@@ -420,9 +450,20 @@ class SyncShard:
                 self.story.illegal(f"broken invariant of shard {self.options.shard}: {fact}", f"step {self.version}")
 
     _EVENTS: ClassVar[dict[type, Callable[[SyncShard, Any], list[ShardEffect]]]] = {
-        Started: _started, Received: _received, PeerLeft: _peer_left, PartialsReady: _partials_ready,
-        RoundApplied: _round_applied, Rollback: _rollback, CheckpointAt: _checkpoint_at, Tick: _tick,
+        Started: _started,
+        Received: _received,
+        PeerLeft: _peer_left,
+        PartialsReady: _partials_ready,
+        RoundApplied: _round_applied,
+        Rollback: _rollback,
+        CheckpointAt: _checkpoint_at,
+        Tick: _tick,
     }
     _MESSAGES: ClassVar[dict[type, Callable[[SyncShard, str, Any, Any], list[ShardEffect]]]] = {
-        Query: _query, Push: _push, Empty: _empty, Pull: _pull, Partials: _partials, PartialsQuery: _partials_query,
+        Query: _query,
+        Push: _push,
+        Empty: _empty,
+        Pull: _pull,
+        Partials: _partials,
+        PartialsQuery: _partials_query,
     }

@@ -34,8 +34,9 @@ def able(live: Collection[str], barred: Collection[str]) -> Set[str]:
     return set(live) - set(barred) or set(live)
 
 
-def assign(*, slots: int, live: Collection[str], holders: Mapping[int, str], me: str, policy: str,
-           barred: Collection[str] = ()) -> Assignment:
+def assign(
+    *, slots: int, live: Collection[str], holders: Mapping[int, str], me: str, policy: str, barred: Collection[str] = ()
+) -> Assignment:
     """What trainer `me` should do now.
 
     `live`: ids of the registered trainers. `holders`: slot -> id, for slots that are taken (also by ids that are not
@@ -60,11 +61,15 @@ def assign(*, slots: int, live: Collection[str], holders: Mapping[int, str], me:
     claim = _claims(held, len(free), me, floor, ceiling)
     release = _releases(held, len(free), me, floor, ceiling)
     if claim:
-        return Assignment(_preferred(free, held, me, floor)[:claim], (),
-                          f"holds {len(mine)} of {slots} slots, {len(free)} free, {len(held)} trainers live")
+        return Assignment(
+            _preferred(free, held, me, floor)[:claim],
+            (),
+            f"holds {len(mine)} of {slots} slots, {len(free)} free, {len(held)} trainers live",
+        )
     if release:
-        return Assignment((), tuple(mine[-release:]),
-                          f"holds {len(mine)} of {slots} slots, its share is {floor} to {ceiling}")
+        return Assignment(
+            (), tuple(mine[-release:]), f"holds {len(mine)} of {slots} slots, its share is {floor} to {ceiling}"
+        )
     return Assignment(reason="settled")
 
 
@@ -101,6 +106,6 @@ def _preferred(free: list[int], held: Mapping[str, int], me: str, floor: int) ->
     if lacking[me]:
         begin, choice = sum(lacking[t] for t in order[: order.index(me)]) % len(free), free
     else:
-        choice = free[sum(lacking.values()):]
+        choice = free[sum(lacking.values()) :]
         begin = len(choice) * order.index(me) // len(order)
     return tuple(choice[begin:] + choice[:begin])

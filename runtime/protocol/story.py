@@ -37,11 +37,15 @@ class Story:
 
     def of(self, *entities: str) -> list[str]:
         """Lines about any of these entities, oldest first; of all of them when none is named."""
-        return [f"{now:.3f} {text}" for now, about, text in self._lines
-                if not entities or any(e in about for e in entities)]
+        return [
+            f"{now:.3f} {text}" for now, about, text in self._lines if not entities or any(e in about for e in entities)
+        ]
 
     def illegal(self, what: str, *entities: str) -> NoReturn:
         """Raises IllegalTransition with the story of these entities."""
         lines = "\n".join(f"  {line}" for line in self.of(*entities)[-20:])
-        raise IllegalTransition(f"{what}\nstory of {', '.join(entities) or 'everything'}:\n{lines or '  (nothing)'}",
-                                rule="illegal-transition", help="this is a fault in graphft; report it with the story")
+        raise IllegalTransition(
+            f"{what}\nstory of {', '.join(entities) or 'everything'}:\n{lines or '  (nothing)'}",
+            rule="illegal-transition",
+            help="this is a fault in graphft; report it with the story",
+        )

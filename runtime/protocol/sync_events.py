@@ -129,8 +129,17 @@ class Finished:
     step: int
 
 
-ShardEffect = (Reply | Count | TakeCheckpoint | ComputePartials | ApplyRound | RoundSkipped | SendShard
-               | RequestRollback | Finished)
+ShardEffect = (
+    Reply
+    | Count
+    | TakeCheckpoint
+    | ComputePartials
+    | ApplyRound
+    | RoundSkipped
+    | SendShard
+    | RequestRollback
+    | Finished
+)
 
 
 # -- a trainer: options -----------------------------------------------------------------------------------------------

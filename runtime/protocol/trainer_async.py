@@ -207,8 +207,11 @@ class AsyncTrainer:
             return [Count("unexpected", f"shard {event.shard} sent {type(event.message).__name__}")]
         problem = event.fault or async_answer_problem(self.options, event.shard, event.message, event.payload)
         if problem:
-            return [Fail(self._tell(f"a wrong {type(event.message).__name__} of shard {event.shard}: {problem}",
-                                    event.shard))]
+            return [
+                Fail(
+                    self._tell(f"a wrong {type(event.message).__name__} of shard {event.shard}: {problem}", event.shard)
+                )
+            ]
         link = self.links[event.shard]
         if not link.introduced and not isinstance(event.message, (Welcome, Refused)):
             return [Count("late", f"{type(event.message).__name__} of shard {event.shard} before its welcome")]
@@ -336,8 +339,16 @@ class AsyncTrainer:
         self.silence.asked(shard)
         link, (pass_index, chunk) = self.links[shard], self.current.key
         version = min(tray.loaded for tray in link.trays.values())
-        message: Message = BatchPush(link.generation, pass_index, chunk, self.current.batch,
-                                     self.held[self.current.key].batches, bucket, samples, version)
+        message: Message = BatchPush(
+            link.generation,
+            pass_index,
+            chunk,
+            self.current.batch,
+            self.held[self.current.key].batches,
+            bucket,
+            samples,
+            version,
+        )
         return Send(shard, message, payload)
 
     def _close(self, event: CloseBatch) -> Effects:
@@ -370,8 +381,9 @@ class AsyncTrainer:
             if limit < 0 or len(link.skipped | {item}) <= limit:
                 current.passed.add(shard)
                 link.skipped.add(item)
-                reason = self._tell(f"shard {shard} did not answer batch {current.batch} of chunk {current.key} in "
-                                    "time: skipped", shard)
+                reason = self._tell(
+                    f"shard {shard} did not answer batch {current.batch} of chunk {current.key} in time: skipped", shard
+                )
                 effects.append(Count("skipped", reason))
             elif not current.waits:
                 current.waits = True
@@ -382,9 +394,21 @@ class AsyncTrainer:
         return self.story.tell(text, f"shard {shard}")
 
     _EVENTS: ClassVar[dict[type, Callable[[AsyncTrainer, Any], Effects]]] = {
-        ShardUp: _up, ShardDown: _down, FromShard: _from, Tick: _tick, Took: _took, Dropped: _dropped,
-        BeginBatch: _begin, Loaded: _loaded, Pushed: _pushed, CloseBatch: _close,
+        ShardUp: _up,
+        ShardDown: _down,
+        FromShard: _from,
+        Tick: _tick,
+        Took: _took,
+        Dropped: _dropped,
+        BeginBatch: _begin,
+        Loaded: _loaded,
+        Pushed: _pushed,
+        CloseBatch: _close,
     }
     _MESSAGES: ClassVar[dict[type, Callable[[AsyncTrainer, int, Any, Any], Effects]]] = {
-        Welcome: _welcome, Refused: _refused, Ledger: _ledger, BatchAck: _ack, Bucket: _bucket,
+        Welcome: _welcome,
+        Refused: _refused,
+        Ledger: _ledger,
+        BatchAck: _ack,
+        Bucket: _bucket,
     }

@@ -129,15 +129,19 @@ class SyncTrainer:
         if lowest is None or max(link.version for link in self.links) > lowest + 1:
             return None
         begun = self._current.work.slot if self._current else None
-        steps = [(max(state.next, lowest), slot != begun, slot)
-                 for slot, state in self.slots.items() if not state.confirm]
+        steps = [
+            (max(state.next, lowest), slot != begun, slot) for slot, state in self.slots.items() if not state.confirm
+        ]
         steps = [s for s in steps if s[0] < self.options.total_steps]
         return Work(min(steps)[0], min(steps)[2]) if steps else None
 
     def has(self, shard: int, bucket: int) -> bool:
         """The bucket is here (or in the tensors) at the version of the current step, which its shard has reached."""
-        return (self._current is not None and self.links[shard].version >= self._current.work.step
-                and not self.trays[shard, bucket].lacks(self._current.work.step))
+        return (
+            self._current is not None
+            and self.links[shard].version >= self._current.work.step
+            and not self.trays[shard, bucket].lacks(self._current.work.step)
+        )
 
     def frame(self, shard: int, bucket: int) -> Any:
         """The bucket's frame for the current step; None when the tensors hold it already."""
@@ -168,12 +172,20 @@ class SyncTrainer:
         self.silence.heard(event.shard)
         handler = self._MESSAGES.get(type(event.message))
         if handler is None:
-            return [Fail(self._tell(f"shard {event.shard} sent {type(event.message).__name__} to a sync trainer",
-                                    event.shard))]
+            return [
+                Fail(
+                    self._tell(
+                        f"shard {event.shard} sent {type(event.message).__name__} to a sync trainer", event.shard
+                    )
+                )
+            ]
         problem = event.fault or sync_answer_problem(self.options, event.shard, event.message, event.payload)
         if problem:
-            return [Fail(self._tell(f"a wrong {type(event.message).__name__} of shard {event.shard}: {problem}",
-                                    event.shard))]
+            return [
+                Fail(
+                    self._tell(f"a wrong {type(event.message).__name__} of shard {event.shard}: {problem}", event.shard)
+                )
+            ]
         return handler(self, event.shard, event.message, event.payload)
 
     def _welcome(self, shard: int, message: Welcome, payload: Any) -> list[TrainerEffect]:
@@ -210,8 +222,12 @@ class SyncTrainer:
         again = [key for key in self.pending if key[0] == shard]
         for key in again:
             del self.pending[key]
-        return [e for _, bucket, version in again if version <= message.version + 1
-                for e in self._ask(shard, bucket, version)]
+        return [
+            e
+            for _, bucket, version in again
+            if version <= message.version + 1
+            for e in self._ask(shard, bucket, version)
+        ]
 
     def _refused(self, shard: int, message: Refused, payload: Any) -> list[TrainerEffect]:
         link = self.links[shard]
@@ -334,14 +350,16 @@ class SyncTrainer:
         self._tell(f"closed step {current.work.step} for slot {current.work.slot}" + (", to be redone" * current.redo))
         return effects
 
-    def _contribute(self, current: Current, shard: int, message: Push | Empty, payload: Any,
-                    buckets: tuple[int, ...]) -> list[TrainerEffect]:
+    def _contribute(
+        self, current: Current, shard: int, message: Push | Empty, payload: Any, buckets: tuple[int, ...]
+    ) -> list[TrainerEffect]:
         """Sends a part of a contribution, unless the shard is away or behind: then it is done again later."""
         link = self.links[shard]
         if self.behind or not link.introduced or link.version < message.step:
             current.redo = True
-            return [self._count("void-push", f"step {message.step}, slot {message.slot}: shard {shard} is not there",
-                                shard)]
+            return [
+                self._count("void-push", f"step {message.step}, slot {message.slot}: shard {shard} is not there", shard)
+            ]
         if message.want:
             for bucket in buckets:
                 self.pending[shard, bucket, message.step + 1] = self._now
@@ -419,13 +437,14 @@ class SyncTrainer:
         lowest, current = self.lowest(), self._current
         facts = {
             "introduced shards are up": all(link.up or not link.introduced for link in self.links),
-            "no slot is ahead of a shard by more than one step": lowest is None or all(
-                s.next <= lowest + 1 for s in self.slots.values()),
-            "kept frames are not of old versions": lowest is None or all(
-                v >= lowest for t in self.trays.values() for v in t.frames),
+            "no slot is ahead of a shard by more than one step": lowest is None
+            or all(s.next <= lowest + 1 for s in self.slots.values()),
+            "kept frames are not of old versions": lowest is None
+            or all(v >= lowest for t in self.trays.values() for v in t.frames),
             "only the program's buckets are asked for": all(k[:2] in self.trays for k in self.pending),
             "an incarnation that was replaced is not the present one": all(
-                link.incarnation not in link.retired for link in self.links),
+                link.incarnation not in link.retired for link in self.links
+            ),
             "begun work is of this job": current is None or current.work.step < self.options.total_steps,
         }
         for fact, holds in facts.items():
@@ -433,10 +452,20 @@ class SyncTrainer:
                 self.story.illegal(f"broken invariant of trainer {self.options.trainer}: {fact}")
 
     _EVENTS: ClassVar[dict[type, Callable[[SyncTrainer, Any], list[TrainerEffect]]]] = {
-        ShardUp: _shard_up, ShardDown: _shard_down, FromShard: _from_shard, SlotGained: _slot_gained,
-        SlotLost: _slot_lost, Rollback: _rollback, Tick: _tick, Begin: _begin, Copied: _copied, Pushed: _pushed,
+        ShardUp: _shard_up,
+        ShardDown: _shard_down,
+        FromShard: _from_shard,
+        SlotGained: _slot_gained,
+        SlotLost: _slot_lost,
+        Rollback: _rollback,
+        Tick: _tick,
+        Begin: _begin,
+        Copied: _copied,
+        Pushed: _pushed,
         Closed: _closed,
     }
     _MESSAGES: ClassVar[dict[type, Callable[[SyncTrainer, int, Any, Any], list[TrainerEffect]]]] = {
-        Welcome: _welcome, Refused: _refused, Bucket: _bucket,
+        Welcome: _welcome,
+        Refused: _refused,
+        Bucket: _bucket,
     }

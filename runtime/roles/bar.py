@@ -81,8 +81,9 @@ class Bar:
         value = msgspec.json.encode(Barred(reason, self.trainer.id))
         etcd = self.trainer.etcd
         if etcd.txn([absent(self.key)], [put_op(self.key, value, self.trainer.lease)], token=self.key).ok:
-            self.trainer.events.emit("barred", f"trainer {self.trainer.index} gets no work: {reason}",
-                                     trainer=self.trainer.id)
+            self.trainer.events.emit(
+                "barred", f"trainer {self.trainer.index} gets no work: {reason}", trainer=self.trainer.id
+            )
 
     def _delete(self) -> bool:
         """Whether it was there as seen."""

@@ -59,8 +59,9 @@ class Role:
     leased = True
     """Whether this process claims anything, and so needs a lease where there is fault tolerance."""
 
-    def __init__(self, job: Job, job_dir: Path, program: Program, etcd: Store, index: int,
-                 session: Session | None = None) -> None:
+    def __init__(
+        self, job: Job, job_dir: Path, program: Program, etcd: Store, index: int, session: Session | None = None
+    ) -> None:
         prepare_structs()  # before the first thread of this role
         self.job, self.job_dir, self.program, self.index = job, Path(job_dir), program, index
         self.config = job.config
@@ -151,8 +152,12 @@ class Role:
         if self._stop_daemon.is_set():
             return
         what = f"no progress for {self.progress.limit:.0f} s while {self.progress.doing}"
-        log.error("%s: ending this process. If a batch may take so long, raise chunk_timeout, which is %g s. It is "
-                  "here:\n%s", what, self.config.chunk_timeout, stacks(self.progress.thread))
+        log.error(
+            "%s: ending this process. If a batch may take so long, raise chunk_timeout, which is %g s. It is here:\n%s",
+            what,
+            self.config.chunk_timeout,
+            stacks(self.progress.thread),
+        )
         try:
             self.report_hung(what)
         except GraphftError as error:
@@ -161,8 +166,9 @@ class Role:
 
     def report_hung(self, what: str) -> None:
         """Tells others of it, on the daemon thread, before the process ends. `what`: for how long, and while what."""
-        self.events.emit("hung", f"{self.kind} {self.index} made {what}: ending it",
-                         where=stacks(self.progress.thread, depth=6))
+        self.events.emit(
+            "hung", f"{self.kind} {self.index} made {what}: ending it", where=stacks(self.progress.thread, depth=6)
+        )
 
     def _fence(self, error: LeaseLost) -> None:
         """Ends the process at once: whatever it claims may be somebody else's by now, or the job's etcd has ended."""
@@ -204,8 +210,10 @@ class Role:
     def _tell_kept(self, renewals: int) -> None:
         """Says that the daemon thread could not renew for a while: something held the interpreter's lock."""
         if renewals > self._kept:
-            log.info("this process could not renew its lease for %.0f s or longer; its keeper did",
-                     (renewals - self._kept) * LATE * self.config.lease_ttl)
+            log.info(
+                "this process could not renew its lease for %.0f s or longer; its keeper did",
+                (renewals - self._kept) * LATE * self.config.lease_ttl,
+            )
         self._kept = renewals
 
     @property
@@ -221,10 +229,10 @@ class Role:
     def register(self, *, role: str, index: int, lease: bool) -> None:
         """Claims this process's key; waits while a live process holds it. Raises JobEnded when the job is over."""
         key = self.keys.pserver(index) if role == "pserver" else self.keys.trainer(self.id)
-        record = Registration(self.id, self.address, os.getpid(), socket.gethostname(), network_identity(),
-                              identify())
-        self.watcher.wait(lambda kvs: not out_of_reach(record, read_view(self.keys, kvs.values())),
-                          self.config.lease_ttl + 1.0)  # what is in the way may be dead
+        record = Registration(self.id, self.address, os.getpid(), socket.gethostname(), network_identity(), identify())
+        self.watcher.wait(
+            lambda kvs: not out_of_reach(record, read_view(self.keys, kvs.values())), self.config.lease_ttl + 1.0
+        )  # what is in the way may be dead
         put = put_op(key, msgspec.json.encode(record), self.lease if lease else 0)
         told = False
         while not self.etcd.txn([absent(key), value_is(self.keys.state, b"running")], [put], token=key).ok:
@@ -245,9 +253,12 @@ class Role:
     def _check_reach(self, me: Registration) -> None:
         """Raises GraphftError[out-of-reach]. Whichever of two processes looks later sees both."""
         if why := out_of_reach(me, read_view(self.keys, self.etcd.range(self.keys.control).kvs)):
-            raise GraphftError(why, rule="out-of-reach",
-                               help="give all roles etcd's address in the network that they share (not 127.0.0.1), or "
-                                    "set GRAPHFT_HOST where pservers run")
+            raise GraphftError(
+                why,
+                rule="out-of-reach",
+                help="give all roles etcd's address in the network that they share (not 127.0.0.1), or "
+                "set GRAPHFT_HOST where pservers run",
+            )
 
     def patiently(self, call: Callable[[], T]) -> T:
         """`call()`, again while etcd does not answer or is full, for as long as this process may believe in its lease.
@@ -270,10 +281,14 @@ class Role:
         """Returns when they are there, or when the job is over, whose pservers may be gone already."""
         prefix = self.keys.pservers
         here = self.watcher.wait(
-            lambda kvs: sum(k.startswith(prefix) for k in kvs) >= count or _over(kvs, self.keys), timeout)
+            lambda kvs: sum(k.startswith(prefix) for k in kvs) >= count or _over(kvs, self.keys), timeout
+        )
         if here is None:
-            raise GraphftError(f"waited {timeout:.0f} s for {count} pservers, {len(self.view.pservers)} are there",
-                               rule="wait-pservers", help="start the missing ones; `graphft status` shows who is alive")
+            raise GraphftError(
+                f"waited {timeout:.0f} s for {count} pservers, {len(self.view.pservers)} are there",
+                rule="wait-pservers",
+                help="start the missing ones; `graphft status` shows who is alive",
+            )
 
     def report_status(self, last: bool = False) -> None:
         """Writes what this process does, some times a second: the daemon also wakes for whatever changes in etcd."""
@@ -300,8 +315,11 @@ class Role:
         if view.state == "failed":
             raise GraphftError(f"job {self.keys.job} failed", rule="job-failed", help="see its events: graphft status")
         if view.run not in ("", self.job.run_id):
-            raise GraphftError(f"job {self.keys.job} is run {view.run} now, this process is of run {self.job.run_id}",
-                               rule="foreign-job", help="give runs that use one etcd at the same time different names")
+            raise GraphftError(
+                f"job {self.keys.job} is run {view.run} now, this process is of run {self.job.run_id}",
+                rule="foreign-job",
+                help="give runs that use one etcd at the same time different names",
+            )
         return view.over
 
     @property

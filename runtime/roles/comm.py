@@ -110,8 +110,9 @@ class Comm:
                 self.trainer.counters[effect.name] += 1
                 log.debug("%s: %s", effect.name, effect.reason)
             elif isinstance(effect, Fail):
-                raise GraphftError(effect.reason, rule="foreign-job",
-                                   help="start all roles from one job directory, with one etcd")
+                raise GraphftError(
+                    effect.reason, rule="foreign-job", help="start all roles from one job directory, with one etcd"
+                )
 
     def reconnect(self, shard: int, incarnation: str) -> None:
         """Meets a shard anew: what was sent may have been lost on the way."""

@@ -38,8 +38,9 @@ class AsyncComm(Comm):
         super().__init__(trainer)
         self.patience = max(self.patience, trainer.config.push_timeout)
         buckets, refresh = buckets_of(trainer)
-        self.machine = AsyncTrainer(AsyncTrainerOptions(trainer.id, buckets, trainer.job.run_id, trainer.secret,
-                                                        refresh))
+        self.machine = AsyncTrainer(
+            AsyncTrainerOptions(trainer.id, buckets, trainer.job.run_id, trainer.secret, refresh)
+        )
         self.pumped = time.monotonic()
         """When the main thread looked after the shards last."""
 

@@ -38,8 +38,9 @@ class SyncComm(Comm):
         self._lowest, self._waited, self._looked = 0, 0.0, time.monotonic()
         self._stall = STALL_SECONDS
         buckets, refresh = buckets_of(trainer)
-        self._options = TrainerOptions(trainer.id, buckets, trainer.config.total_steps, trainer.job.run_id,
-                                       trainer.secret, refresh)
+        self._options = TrainerOptions(
+            trainer.id, buckets, trainer.config.total_steps, trainer.job.run_id, trainer.secret, refresh
+        )
 
     @property
     def started(self) -> bool:

@@ -68,11 +68,17 @@ def role_of_environment(env: Mapping[str, str], pservers: int) -> RoleSpec | Non
     if env.get("RANK") and env.get("WORLD_SIZE") and not env.get("GRAPHFT_LAUNCH"):
         rank, world = _integer(env, "RANK", 0), _integer(env, "WORLD_SIZE", 1)
         if world <= pservers:
-            raise GraphftError(f"WORLD_SIZE is {world}, but the job has {pservers} pservers and needs a trainer, too",
-                               rule="world-size", help=f"start at least {pservers + 1} processes")
+            raise GraphftError(
+                f"WORLD_SIZE is {world}, but the job has {pservers} pservers and needs a trainer, too",
+                rule="world-size",
+                help=f"start at least {pservers + 1} processes",
+            )
         if not 0 <= rank < world:
-            raise GraphftError(f"RANK is {rank}, expected 0 to {world - 1} (WORLD_SIZE is {world})", rule="environment",
-                               help="start the processes with torchrun, which numbers them")
+            raise GraphftError(
+                f"RANK is {rank}, expected 0 to {world - 1} (WORLD_SIZE is {world})",
+                rule="environment",
+                help="start the processes with torchrun, which numbers them",
+            )
         embed = rank == 0 and not etcd
         if rank < pservers:
             return RoleSpec("pserver", rank, job_dir, etcd, embed)
@@ -84,8 +90,9 @@ def _integer(env: Mapping[str, str], name: str, default: int) -> int:
     try:
         return int(env.get(name) or default)
     except ValueError:
-        raise GraphftError(f"{name} is {env[name]!r}, expected a number", rule="environment",
-                           help=f"correct or unset {name}") from None
+        raise GraphftError(
+            f"{name} is {env[name]!r}, expected a number", rule="environment", help=f"correct or unset {name}"
+        ) from None
 
 
 def run_as_role(job: Job, spec: RoleSpec) -> int:
@@ -117,8 +124,10 @@ def _check_same(saved: JobRecord, job: Job, job_dir: Path) -> None:
     if changed and not (only_values and job.fingerprint.unseeded and saved.fingerprint.unseeded):
         raise GraphftError(
             f"{job_dir} holds another job than this script's, which differs in {', '.join(changed)}",
-            rule="job-directory", help="set GRAPHFT_JOB_DIR to a new folder; a script that draws initial values seeds "
-                                       "torch first (torch.manual_seed), so that all its processes draw the same")
+            rule="job-directory",
+            help="set GRAPHFT_JOB_DIR to a new folder; a script that draws initial values seeds "
+            "torch first (torch.manual_seed), so that all its processes draw the same",
+        )
     if changed:
         log.warning("this script draws initial values without a seed; those that were saved in %s are used", job_dir)
 
@@ -160,11 +169,32 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec) -> int:
         return EXIT_FAILED
 
 
-USAGE_RULES = frozenset({
-    "address", "bind", "data", "data-changed", "dataset", "dataset-reference", "device", "environment", "etcd-denied",
-    "etcd-endpoint", "etcd-missing", "etcd-tls", "etcd-version", "exactness", "foreign-job", "job-directory",
-    "job-running", "missing-file", "out-of-reach", "port-in-use", "role",
-    "settings-changed"})
+USAGE_RULES = frozenset(
+    {
+        "address",
+        "bind",
+        "data",
+        "data-changed",
+        "dataset",
+        "dataset-reference",
+        "device",
+        "environment",
+        "etcd-denied",
+        "etcd-endpoint",
+        "etcd-missing",
+        "etcd-tls",
+        "etcd-version",
+        "exactness",
+        "foreign-job",
+        "job-directory",
+        "job-running",
+        "missing-file",
+        "out-of-reach",
+        "port-in-use",
+        "role",
+        "settings-changed",
+    }
+)
 """Errors that starting the process again cannot mend."""
 
 
@@ -256,6 +286,7 @@ def _await_others(job: Job, embedded: EmbeddedEtcd) -> None:
 def _log_as(spec: RoleSpec) -> None:
     level = logging.DEBUG if _integer(os.environ, "GRAPHFT_DEBUG", 0) >= 1 else logging.INFO
     name = f"{spec.kind} {spec.index}" if spec.index >= 0 else f"{spec.kind} {socket.gethostname()}:{os.getpid()}"
-    logging.basicConfig(level=logging.INFO, format=f"%(asctime)s.%(msecs)03d [{name}] %(message)s", datefmt="%H:%M:%S",
-                        force=True)
+    logging.basicConfig(
+        level=logging.INFO, format=f"%(asctime)s.%(msecs)03d [{name}] %(message)s", datefmt="%H:%M:%S", force=True
+    )
     log.setLevel(level)

@@ -38,8 +38,11 @@ def pserver_limits(programs: Sequence[Program], shard: int, slots: int) -> Limit
     program = programs[shard]
     buckets = [op for op in program.blocks["init"].ops if op.type == "bucket"]
     sizes = [sum(_nbytes(program, ref.name) for ref in op.args) for op in buckets]
-    return Limits(max_frame=max([*sizes, *map(_sums_bytes, programs)]), max_header=REQUEST_BYTES,
-                  max_queued=MAX_QUEUED + IN_TURN * slots * len(sizes))
+    return Limits(
+        max_frame=max([*sizes, *map(_sums_bytes, programs)]),
+        max_header=REQUEST_BYTES,
+        max_queued=MAX_QUEUED + IN_TURN * slots * len(sizes),
+    )
 
 
 def _sums_bytes(program: Program) -> int:

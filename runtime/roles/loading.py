@@ -38,12 +38,19 @@ REPORT_TTL = 60
 class Loading:
     """`with Loading(...): load()`. `state` is the job's and `asked` tells whether this process is to leave."""
 
-    def __init__(self, etcd: Store, keys: Keys, job_dir: Path, who: tuple[str, str], what: str,
-                 view: Callable[[], JobView], asked: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        etcd: Store,
+        keys: Keys,
+        job_dir: Path,
+        who: tuple[str, str],
+        what: str,
+        view: Callable[[], JobView],
+        asked: Callable[[], bool],
+    ) -> None:
         self.etcd, self.keys, self.job_dir = etcd, keys, job_dir
         self.role, self.id = who
-        self._report = LoadingStatus(self.role, what, time.time(), os.getpid(), socket.gethostname(),
-                                     identify())
+        self._report = LoadingStatus(self.role, what, time.time(), os.getpid(), socket.gethostname(), identify())
         self._view, self._asked = view, asked
         self._lease = 0
         self._done = threading.Event()

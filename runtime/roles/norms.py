@@ -36,8 +36,11 @@ class NormExchange:
         if not self.order:
             return ""  # this shard needs none of them
         wanted = 8 * max((start + count for s, start, count in self.order if s == shard), default=0)
-        return "" if frame is None or 0 < wanted == frame.nbytes else (
-            f"partial sums of shard {shard}: expected {wanted} bytes, got {frame.nbytes}")
+        return (
+            ""
+            if frame is None or 0 < wanted == frame.nbytes
+            else (f"partial sums of shard {shard}: expected {wanted} bytes, got {frame.nbytes}")
+        )
 
     def fill(self, scope: MutableMapping[str, Any], partials: Sequence[Any]) -> None:
         """Lays all shards' partial sums out in canonical order. A shard without a contribution counts as zeros."""

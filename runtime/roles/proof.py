@@ -77,7 +77,7 @@ class OpDigests:
             self._found += found
         elif not self.first and self._count % other.stride == 0:
             place = self._count // other.stride * OP_BYTES
-            if other.ops[place:place + OP_BYTES] != found:
+            if other.ops[place : place + OP_BYTES] != found:
                 op = block.ops[index]
                 near = f" (or one of the {other.stride - 1} before it)" if other.stride > 1 else ""
                 operands = operands_text({n: v for n, v in values.items() if n in op.reads})
@@ -87,8 +87,7 @@ class OpDigests:
     def recorded(self) -> tuple[int, bytes]:
         """The stride, and every stride-th digest."""
         stride = -(-self._count // MAX_OPS) or 1
-        return stride, b"".join(self._found[i:i + OP_BYTES]
-                                for i in range(0, len(self._found), stride * OP_BYTES))
+        return stride, b"".join(self._found[i : i + OP_BYTES] for i in range(0, len(self._found), stride * OP_BYTES))
 
 
 def prove(role: Role, key: str, trial: Trial) -> None:
@@ -109,20 +108,27 @@ def prove(role: Role, key: str, trial: Trial) -> None:
             log.info("this process gives the same bits, though it differs in %s", differing)
         return
     text = _difference(proof, inputs, trial)
-    error = GraphftError(f"this {role.kind} computes other bits than {proof.by} of {trial.what}: {text}",
-                         rule="exactness", help=_OTHER_DATA if proof.inputs != inputs else _OTHER_BITS)
+    error = GraphftError(
+        f"this {role.kind} computes other bits than {proof.by} of {trial.what}: {text}",
+        rule="exactness",
+        help=_OTHER_DATA if proof.inputs != inputs else _OTHER_BITS,
+    )
     if role.config.exact and role.config.device == "cpu":
         role.events.emit("refused", error.message)
         raise error
     log.warning("%s", error.message)
 
 
-_OTHER_DATA = ("what a trainer reads must be the same in every process: an item may depend on its index and on "
-               "torch's, NumPy's and Python's global generators, not on a generator of the Dataset's own (which has "
-               "moved on with what was read before) or on the order of a set (PYTHONHASHSEED); and files must be the "
-               "same on every host, and since the run began: for other data, begin a new run (in another folder)")
-_OTHER_BITS = ("run all roles with the same torch build and settings, on CPUs that give the same bits; or transpile "
-               'with exact=False (for a run that has begun: "exact": false in the job.json of its folder)')
+_OTHER_DATA = (
+    "what a trainer reads must be the same in every process: an item may depend on its index and on "
+    "torch's, NumPy's and Python's global generators, not on a generator of the Dataset's own (which has "
+    "moved on with what was read before) or on the order of a set (PYTHONHASHSEED); and files must be the "
+    "same on every host, and since the run began: for other data, begin a new run (in another folder)"
+)
+_OTHER_BITS = (
+    "run all roles with the same torch build and settings, on CPUs that give the same bits; or transpile "
+    'with exact=False (for a run that has begun: "exact": false in the job.json of its folder)'
+)
 
 
 def is_recorded(role: Role, key: str) -> bool:

@@ -54,8 +54,11 @@ def prove_step(trainer: Trainer) -> None:
             cause = error.__cause__ or error
             if isinstance(cause, Interrupt):
                 return
-            _tell(trainer, f"trainer {trainer.index} could not compute the batch that all prove themselves with, and "
-                           f"goes on without proof: {describe(cause)}")
+            _tell(
+                trainer,
+                f"trainer {trainer.index} could not compute the batch that all prove themselves with, and "
+                f"goes on without proof: {describe(cause)}",
+            )
         finally:  # also when it was interrupted
             trainer.work_record.mark(Phase.IDLE)
             _tried(trainer)
@@ -72,12 +75,16 @@ def _may_try(trainer: Trainer) -> bool:
     living = {kv.key.removeprefix(trying) for kv in trainer.etcd.range(trying, keys_only=True).kvs}
     failed = max((number + 1 for process, number in before.items() if process not in living), default=0)
     if failed >= DEATHS:
-        _tell(trainer, f"trainer {trainer.index} goes on without proof: {failed} times in a row, trainers ended while "
-                       "they computed the batch that all prove themselves with")
+        _tell(
+            trainer,
+            f"trainer {trainer.index} goes on without proof: {failed} times in a row, trainers ended while "
+            "they computed the batch that all prove themselves with",
+        )
         return False
     if trainer.lease:
-        trainer.etcd.txn([], [put_op(tried + trainer.id, str(failed).encode()),
-                              put_op(trying + trainer.id, b"", trainer.lease)])
+        trainer.etcd.txn(
+            [], [put_op(tried + trainer.id, str(failed).encode()), put_op(trying + trainer.id, b"", trainer.lease)]
+        )
     return True
 
 
@@ -140,7 +147,7 @@ class StepTrial:
         return ChunkWork(0, self.key.chunk, 0, self._size, batch_seed(self.trainer.config.seed, 0, 0))
 
     def columns(self, names: Sequence[str]) -> list[Tensor]:
-        return [self._batch[name][:self._size].clone() for name in names]
+        return [self._batch[name][: self._size].clone() for name in names]
 
 
 def _in_order(buckets: Mapping[tuple[int, int], Tensor]) -> list[Tensor]:
@@ -157,8 +164,16 @@ class _Ports:
         self.losses: list[Tensor] = []
         self._work: ChunkWork | None = None
         ports: Any = self
-        self.ctx = Context(trainer_scope(trial.program), device=self.trainer.config.device, session=ports,
-                           members=ports, queue=ports, comm=ports, data=ports, local=ports)
+        self.ctx = Context(
+            trainer_scope(trial.program),
+            device=self.trainer.config.device,
+            session=ports,
+            members=ports,
+            queue=ports,
+            comm=ports,
+            data=ports,
+            local=ports,
+        )
 
     def run(self, name: str, fetch: tuple[str, ...]) -> tuple[Any, ...]:
         block = self.trial.program.blocks[name]

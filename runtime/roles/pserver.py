@@ -89,8 +89,11 @@ class Pserver(Role):
 
     def __init__(self, job: Job, job_dir: Path, etcd: Store, index: int, session: Session | None = None) -> None:
         if not 0 <= index < job.config.pservers:
-            raise GraphftError(f"there is no pserver {index}: the job has {job.config.pservers}", rule="role",
-                               help=f"indices are 0 to {job.config.pservers - 1}")
+            raise GraphftError(
+                f"there is no pserver {index}: the job has {job.config.pservers}",
+                rule="role",
+                help=f"indices are 0 to {job.config.pservers - 1}",
+            )
         super().__init__(job, job_dir, job.pserver_program(index), etcd, index, session)
         self.limits = pserver_limits(job.programs.pservers, index, job.config.trainers)
         self.transport = make_server(f"pserver {index}", self.limits, self.login)
@@ -106,7 +109,10 @@ class Pserver(Role):
         self.machine: Any = None
         self.options: Mapping[str, Any] = {}
         self.effects: dict[type, Callable[[Any], None]] = {
-            Reply: self._reply, Count: self.count, TakeCheckpoint: self._checkpoint}
+            Reply: self._reply,
+            Count: self.count,
+            TakeCheckpoint: self._checkpoint,
+        }
         self._trainers: frozenset[str] = frozenset()
         self._rounds: list[float] = []
         self._applied = 0
@@ -167,8 +173,9 @@ class Pserver(Role):
 
     def age(self, committed: Committed | None) -> float:
         """Seconds since the newest checkpoint was written; without any, since the job was made."""
-        return self._ages.of(self.store.root / committed.checkpoint / MANIFEST if committed is not None
-                             else self.job_dir / "job.json")
+        return self._ages.of(
+            self.store.root / committed.checkpoint / MANIFEST if committed is not None else self.job_dir / "job.json"
+        )
 
     def initial_values(self) -> dict[str, torch.Tensor]:
         """What this shard's variables are before the first step."""
@@ -182,18 +189,25 @@ class Pserver(Role):
         self.commits.ensure_epoch()
         behind = self.commits.catch_up()
         if behind is not None:
-            self.events.emit("etcd-behind", f"etcd does not know of the newest checkpoint (all was ended before it was "
-                             "told, or it was restored from a backup): "
-                             f"generation {behind.generation} begins at step {behind.step}, where the newest whole "
-                             "checkpoint is", step=behind.step)
+            self.events.emit(
+                "etcd-behind",
+                f"etcd does not know of the newest checkpoint (all was ended before it was "
+                "told, or it was restored from a backup): "
+                f"generation {behind.generation} begins at step {behind.step}, where the newest whole "
+                "checkpoint is",
+                step=behind.step,
+            )
         self.epoch, self.restarted = self.commits.begin()
         if self.restarted and behind is None:
             committed = self.commits.committed()
             self.epoch = self.commits.rollback(f"pserver {self.index} was restarted")
             if committed is not None and self.epoch.step < committed.step:
-                self.events.emit("damaged-checkpoint", f"the checkpoint of step {committed.step}, which was committed, "
-                                 f"is not in {self.store.root}, or is damaged: going back to step {self.epoch.step}",
-                                 step=self.epoch.step)
+                self.events.emit(
+                    "damaged-checkpoint",
+                    f"the checkpoint of step {committed.step}, which was committed, "
+                    f"is not in {self.store.root}, or is damaged: going back to step {self.epoch.step}",
+                    step=self.epoch.step,
+                )
 
     def when_storage_answers(self, call: Callable[[], T]) -> T:
         """`call()`, again while the checkpoints' storage cannot be used. It is safe to repeat.
@@ -210,8 +224,12 @@ class Pserver(Role):
                     raise
                 if time.monotonic() - told > REMIND_SECONDS:
                     told = time.monotonic()
-                    self.events.emit("storage-unavailable", f"pserver {self.index} has waited for its checkpoints for "
-                                     f"{told - began:.0f} s: {error.message}. {error.help}", shard=self.index)
+                    self.events.emit(
+                        "storage-unavailable",
+                        f"pserver {self.index} has waited for its checkpoints for "
+                        f"{told - began:.0f} s: {error.message}. {error.help}",
+                        shard=self.index,
+                    )
             self.progress.beat()  # it waits, and says so
             time.sleep(pause)
             pause = min(2 * pause, MAX_STORAGE_SECONDS)
@@ -227,8 +245,10 @@ class Pserver(Role):
                     self.restore(self.epoch)
                 return
             except DamagedCheckpoint as error:
-                self.events.emit("damaged-checkpoint", f"checkpoint of step {self.epoch.step} is damaged, "
-                                                       f"going back further: {error.message}")
+                self.events.emit(
+                    "damaged-checkpoint",
+                    f"checkpoint of step {self.epoch.step} is damaged, going back further: {error.message}",
+                )
                 self.epoch = self.commits.rollback("damaged checkpoint", below=self.epoch.step)
 
     def restore(self, epoch: Epoch) -> None:
@@ -241,8 +261,12 @@ class Pserver(Role):
         if epoch is not None and epoch.generation < self.machine.generation:
             raised = self.when_storage_answers(lambda: self.commits.overtake(self.machine.generation))
             if raised is not None:
-                self.events.emit("etcd-behind", f"etcd was restored from a backup while the job runs: generation "
-                                                f"{raised.generation} begins at step {raised.step}", step=raised.step)
+                self.events.emit(
+                    "etcd-behind",
+                    f"etcd was restored from a backup while the job runs: generation "
+                    f"{raised.generation} begins at step {raised.step}",
+                    step=raised.step,
+                )
 
     # -- the loop -----------------------------------------------------------------------------------------------
 
@@ -332,5 +356,10 @@ class Pserver(Role):
 
     def status(self) -> msgspec.Struct:
         machine = self.machine
-        return ShardStatus(machine.version if machine else 0, machine.generation if machine else 0, self.rate,
-                           self._applied, {**self.counters, **self.saver.counters, **self.transport.counters})
+        return ShardStatus(
+            machine.version if machine else 0,
+            machine.generation if machine else 0,
+            self.rate,
+            self._applied,
+            {**self.counters, **self.saver.counters, **self.transport.counters},
+        )

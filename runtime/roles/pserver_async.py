@@ -46,8 +46,15 @@ class BatchPserver(Pserver):
         """When a checkpoint was asked for because of the last one's age, and whether that is still to be taken."""
 
     def make_commits(self) -> AsyncCommits:
-        return AsyncCommits(self.etcd, self.keys.of_shard(self.index), shard_store(self.job_dir, self.index),
-                            self.index, self.config.pservers, self.job.run_id, self.id)
+        return AsyncCommits(
+            self.etcd,
+            self.keys.of_shard(self.index),
+            shard_store(self.job_dir, self.index),
+            self.index,
+            self.config.pservers,
+            self.job.run_id,
+            self.id,
+        )
 
     def make_saver(self) -> AsyncSaver:
         return AsyncSaver(self.commits, self.events, self.job, self.job_dir)
@@ -62,8 +69,11 @@ class BatchPserver(Pserver):
         """
         self.when_storage_answers(self.join_epoch)
         if self.restarted:
-            self.events.emit("restarted", f"pserver {self.index} is back at version {self.epoch.step}, its generation "
-                                          f"{self.epoch.generation}", step=self.epoch.step)
+            self.events.emit(
+                "restarted",
+                f"pserver {self.index} is back at version {self.epoch.step}, its generation {self.epoch.generation}",
+                step=self.epoch.step,
+            )
         self._go_back()
 
     def save_check_point(self, names: Sequence[str], keep: int) -> None:
@@ -72,8 +82,14 @@ class BatchPserver(Pserver):
         if passes == self.config.plan.passes and not self._final:
             self._tell_staleness()
         self._final = passes == self.config.plan.passes
-        self.saver.submit(machine.generation, machine.version, self.memory.clone(names), keep,
-                          json.dumps(machine.ledger.export()), meta_of(passes))
+        self.saver.submit(
+            machine.generation,
+            machine.version,
+            self.memory.clone(names),
+            keep,
+            json.dumps(machine.ledger.export()),
+            meta_of(passes),
+        )
 
     def notify_checkpoint(self, seconds: float) -> None:
         """Has the main thread take a checkpoint when the newest is too old; again, if that is not committed then."""
@@ -93,15 +109,29 @@ class BatchPserver(Pserver):
         o = self.options
         self.memory.publish(self.epoch.step)
         self.machine = AsyncShard(
-            AsyncOptions(self.index, tuple(self.memory.buckets), self.config.plan.batches.tolist(),
-                         self.config.plan.passes, self.job.run_id, self.secret, o["checkpoint_every"],
-                         o["max_staleness"], self._compensates, self.max_peers),
-            incarnation=self.id, generation=self.epoch.generation, version=self.epoch.step, ledger=self.ledger)
+            AsyncOptions(
+                self.index,
+                tuple(self.memory.buckets),
+                self.config.plan.batches.tolist(),
+                self.config.plan.passes,
+                self.job.run_id,
+                self.secret,
+                o["checkpoint_every"],
+                o["max_staleness"],
+                self._compensates,
+                self.max_peers,
+            ),
+            incarnation=self.id,
+            generation=self.epoch.generation,
+            version=self.epoch.step,
+            ledger=self.ledger,
+        )
 
     def status(self) -> msgspec.Struct:
         found = self.machine.staleness if self.machine else Staleness()
-        return msgspec.structs.replace(super().status(), staleness=found.counts, staleness_mean=found.mean,
-                                       staleness_max=found.max)
+        return msgspec.structs.replace(
+            super().status(), staleness=found.counts, staleness_mean=found.mean, staleness_max=found.max
+        )
 
     # -- going back ---------------------------------------------------------------------------------------------
 
@@ -119,16 +149,22 @@ class BatchPserver(Pserver):
         self._passes, self._final = 0, False
         count = self.patiently(functools.partial(self.put_back.run, self.ledger))
         if count:
-            self.events.emit("put-back", f"{count} chunks are to do again: pserver {self.index} lacks some of each",
-                             chunks=count)
+            self.events.emit(
+                "put-back", f"{count} chunks are to do again: pserver {self.index} lacks some of each", chunks=count
+            )
 
     def follow(self) -> None:
         view = self.view
         epoch = view.shard_epochs.get(self.index)
         self.overtake(epoch)
         if epoch is not None and epoch.generation > self.machine.generation:
-            log.info("generation %d: back from version %d to %d (%s)", epoch.generation, self.machine.version,
-                     epoch.step, epoch.reason)
+            log.info(
+                "generation %d: back from version %d to %d (%s)",
+                epoch.generation,
+                self.machine.version,
+                epoch.step,
+                epoch.reason,
+            )
             self.epoch = epoch
             self._go_back()
             self._make_machine()
@@ -166,16 +202,22 @@ class BatchPserver(Pserver):
                 self.patiently(functools.partial(self.put_back.run, self.machine.ledger))
         ends = [c.passes >= plan.passes for c in view.shard_commits.values()]
         if self.index == 0 and view.committed is None and len(ends) == self.config.pservers and all(ends):
-            self.when_storage_answers(functools.partial(self.patiently, functools.partial(
-                self.commits.commit_job, self.job_dir, plan.total_steps)))
+            self.when_storage_answers(
+                functools.partial(
+                    self.patiently, functools.partial(self.commits.commit_job, self.job_dir, plan.total_steps)
+                )
+            )
 
     def _tell_staleness(self) -> None:
         found = self.machine.staleness
         batches = sum(found.counts)
-        text = (f"pserver {self.index} has applied all batches: the {batches} since it started were {found.mean:.2f} "
-                f"versions behind, at most {found.max}")
-        self.events.emit("applied", text, batches=batches, staleness=found.counts, staleness_mean=found.mean,
-                         staleness_max=found.max)
+        text = (
+            f"pserver {self.index} has applied all batches: the {batches} since it started were {found.mean:.2f} "
+            f"versions behind, at most {found.max}"
+        )
+        self.events.emit(
+            "applied", text, batches=batches, staleness=found.counts, staleness_mean=found.mean, staleness_max=found.max
+        )
 
     # -- effects ------------------------------------------------------------------------------------------------
 

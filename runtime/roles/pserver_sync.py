@@ -59,8 +59,13 @@ class RoundPserver(Pserver):
         self._awaited: tuple[Asked | None, float] = (None, 0.0)
         """A checkpoint that should be committed by now, and since when."""
         self.effects |= {
-            ComputePartials: self._compute_partials, ApplyRound: self._apply, RoundSkipped: self._skipped,
-            SendShard: self._send_shard, RequestRollback: self._request_rollback, Finished: self._finished}
+            ComputePartials: self._compute_partials,
+            ApplyRound: self._apply,
+            RoundSkipped: self._skipped,
+            SendShard: self._send_shard,
+            RequestRollback: self._request_rollback,
+            Finished: self._finished,
+        }
 
     def run(self) -> None:
         try:
@@ -75,8 +80,11 @@ class RoundPserver(Pserver):
         """Joins the job's epoch: as it is on a first start; raising the generation on a restart."""
         self.when_storage_answers(self.join_epoch)
         if self.restarted:
-            self.events.emit("restarted", f"pserver {self.index} is back; generation {self.epoch.generation} goes on "
-                                          f"from step {self.epoch.step}", step=self.epoch.step)
+            self.events.emit(
+                "restarted",
+                f"pserver {self.index} is back; generation {self.epoch.generation} goes on from step {self.epoch.step}",
+                step=self.epoch.step,
+            )
         self.load()
 
     def save_check_point(self, names: Sequence[str], keep: int) -> None:
@@ -91,14 +99,27 @@ class RoundPserver(Pserver):
         self.commits.ensure_epoch(resume=self.config.ft)
         self.memory.publish(self.epoch.step)
         self.machine = SyncShard(
-            SyncOptions(self.index, options["shards"], options["slots"], tuple(self.memory.buckets),
-                        options["total_steps"], self.job.run_id, self.secret, options["checkpoint_every"],
-                        self._exchanges(), options["recovery"] and self.restarted, options["recovery_timeout"],
-                        options["on_barrier_timeout"], max_peers=self.max_peers),
-            incarnation=self.id, generation=self.epoch.generation, version=self.epoch.step)
+            SyncOptions(
+                self.index,
+                options["shards"],
+                options["slots"],
+                tuple(self.memory.buckets),
+                options["total_steps"],
+                self.job.run_id,
+                self.secret,
+                options["checkpoint_every"],
+                self._exchanges(),
+                options["recovery"] and self.restarted,
+                options["recovery_timeout"],
+                options["on_barrier_timeout"],
+                max_peers=self.max_peers,
+            ),
+            incarnation=self.id,
+            generation=self.epoch.generation,
+            version=self.epoch.step,
+        )
         if self._exchanges():
-            self.norms = NormExchange(self.id, self.index, self.program.blocks.get("reduce"),
-                                      self.limits, self.login)
+            self.norms = NormExchange(self.id, self.index, self.program.blocks.get("reduce"), self.limits, self.login)
         self.step(Started())
         self.progress.begin("serving")
         while not self.over():
@@ -148,12 +169,18 @@ class RoundPserver(Pserver):
         if now < self._look_at:
             return
         self._look_at = now + POLL_SECONDS
-        waits = (machine.phase == "collecting" and not machine.finished and len(view.trainers) > 1
-                 and len(view.pservers) == self.config.pservers)
-        holders = {slot: (trainer, view.claims[slot]) for slot, trainer in view.slots.items()
-                   if trainer in view.trainers}
-        for slot in self.idle.look(now, (machine.generation, machine.version),
-                                   machine.round.missing() if waits else (), holders):
+        waits = (
+            machine.phase == "collecting"
+            and not machine.finished
+            and len(view.trainers) > 1
+            and len(view.pservers) == self.config.pservers
+        )
+        holders = {
+            slot: (trainer, view.claims[slot]) for slot, trainer in view.slots.items() if trainer in view.trainers
+        }
+        for slot in self.idle.look(
+            now, (machine.generation, machine.version), machine.round.missing() if waits else (), holders
+        ):
             self._take(slot, *holders[slot])
 
     def _take(self, slot: int, trainer: str, claim: int) -> None:
@@ -167,8 +194,12 @@ class RoundPserver(Pserver):
             log.warning("slot %d: %s", slot, error.message)
             return
         if taken:
-            self.events.emit("idle-slot", f"slot {slot} was taken from trainer {trainer}: nothing came of it for "
-                                          f"{self.idle.timeout:.0f} s", slot=slot, trainer=trainer)
+            self.events.emit(
+                "idle-slot",
+                f"slot {slot} was taken from trainer {trainer}: nothing came of it for {self.idle.timeout:.0f} s",
+                slot=slot,
+                trainer=trainer,
+            )
 
     # -- going back ---------------------------------------------------------------------------------------------
 
@@ -184,8 +215,13 @@ class RoundPserver(Pserver):
 
     def _go_back(self, epoch: Epoch) -> None:
         """Goes back to where a newer generation began."""
-        log.info("generation %d: back from version %d to step %d (%s)", epoch.generation, self.machine.version,
-                 epoch.step, epoch.reason)
+        log.info(
+            "generation %d: back from version %d to step %d (%s)",
+            epoch.generation,
+            self.machine.version,
+            epoch.step,
+            epoch.reason,
+        )
         self.counters["rollbacks"] += 1
         self.counters["steps-repeated"] += max(0, self.machine.version - epoch.step)
         self.epoch = epoch
@@ -243,8 +279,11 @@ class RoundPserver(Pserver):
         epoch = self.view.epoch
         if epoch is not None and epoch.generation == effect.generation:
             raised = self.when_storage_answers(lambda: self.commits.rollback(effect.reason))
-            self.events.emit("rollback", f"generation {raised.generation}: everyone returns to step {raised.step} "
-                                         f"({effect.reason})", step=raised.step)
+            self.events.emit(
+                "rollback",
+                f"generation {raised.generation}: everyone returns to step {raised.step} ({effect.reason})",
+                step=raised.step,
+            )
 
     def _finished(self, effect: Finished) -> None:
         log.info("reached the last version, %d", effect.step)

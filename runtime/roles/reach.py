@@ -13,13 +13,20 @@ def out_of_reach(me: Registration, view: JobView) -> str:
     """
     for shard, record in sorted(view.pservers.items()):
         if record.id != me.id and _apart(me, record) and _local(record):
-            return (f"pserver {shard} listens at {record.address} on {record.host} (pid {record.pid}), which cannot be "
-                    f"reached from another host or network namespace: this process runs on {me.host} (pid {me.pid})")
+            return (
+                f"pserver {shard} listens at {record.address} on {record.host} (pid {record.pid}), which cannot be "
+                f"reached from another host or network namespace: this process runs on {me.host} (pid {me.pid})"
+            )
     others = (r for r in (*view.pservers.values(), *view.trainers.values()) if r.id != me.id and _apart(me, r))
     other = next(others, None) if _local(me) else None
-    return "" if other is None else (
-        f"this pserver listens at {me.address} on {me.host} (pid {me.pid}), which {other.id} on {other.host} "
-        f"(pid {other.pid}) cannot reach: it runs on another host or in another network namespace")
+    return (
+        ""
+        if other is None
+        else (
+            f"this pserver listens at {me.address} on {me.host} (pid {me.pid}), which {other.id} on {other.host} "
+            f"(pid {other.pid}) cannot reach: it runs on another host or in another network namespace"
+        )
+    )
 
 
 def _apart(one: Registration, other: Registration) -> bool:

@@ -84,8 +84,11 @@ class StorageWait:
         finally:
             if self.waiting:
                 self.waiting = ""
-                self.trainer.events.emit("storage-waited", f"trainer {self.trainer.index} waited for storage for "
-                                         f"{time.monotonic() - patience.began:.1f} s", chunk=key.chunk)
+                self.trainer.events.emit(
+                    "storage-waited",
+                    f"trainer {self.trainer.index} waited for storage for {time.monotonic() - patience.began:.1f} s",
+                    chunk=key.chunk,
+                )
 
     def _judge(self, patience: Patience, key: BatchKey, error: GraphftError) -> None:
         """Returns if the read is to be made again. Raises the error if the chunk is bad, another if storage is away."""
@@ -95,8 +98,11 @@ class StorageWait:
         if verdict is Verdict.BAD:
             raise error
         if verdict is Verdict.AWAY:
-            raise GraphftError(f"storage has been away for {now - patience.began:.0f} s: {error.message}", rule=AWAY,
-                               help="nothing is lost: start the job again when its data can be read") from error
+            raise GraphftError(
+                f"storage has been away for {now - patience.began:.0f} s: {error.message}",
+                rule=AWAY,
+                help="nothing is lost: start the job again when its data can be read",
+            ) from error
         if now - patience.began >= QUIET_SECONDS:
             self._tell(error, neighbour)
 
@@ -129,7 +135,10 @@ def open_when_there(make: Callable[[], Reader]) -> Reader:
             if not is_of_storage(error):
                 raise
             if patience.failed(time.monotonic(), None) is not Verdict.WAIT:
-                raise GraphftError(f"the data could not be opened for {START_SECONDS:.0f} s: {error.message}",
-                                   rule=AWAY, help=error.help) from error
+                raise GraphftError(
+                    f"the data could not be opened for {START_SECONDS:.0f} s: {error.message}",
+                    rule=AWAY,
+                    help=error.help,
+                ) from error
             log.warning("waiting for storage: %s", error.message)
         time.sleep(patience.pause)

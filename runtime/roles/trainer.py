@@ -94,10 +94,16 @@ class Trainer(Role):
             signal.signal(signal.SIGTERM, lambda *_: self._leave())
         forks_are_told_to_end()
         self.work_record.mark(Phase.LOADING)
-        with Loading(self.etcd, self.keys, self.job_dir, (self.kind, self.id), "data", lambda: self.view,
-                     self._leaves_now):
-            make = functools.partial(open_reader, self.config.data, self.job_dir, self.config.seed,
-                                     cached_chunks=max(8, self.config.trainers + 1))
+        with Loading(
+            self.etcd, self.keys, self.job_dir, (self.kind, self.id), "data", lambda: self.view, self._leaves_now
+        ):
+            make = functools.partial(
+                open_reader,
+                self.config.data,
+                self.job_dir,
+                self.config.seed,
+                cached_chunks=max(8, self.config.trainers + 1),
+            )
             reader = make() if self.config.data.kind == "arrays" else open_when_there(make)
         self.work_record.mark(Phase.IDLE)
         return reader
@@ -173,8 +179,9 @@ class Trainer(Role):
     def tell_failure(self, what: str, error: Exception, **fields: Any) -> str:
         """Puts an error of the user's step into the job's events; returns it as text."""
         text = describe(error.__cause__ or error)
-        self.events.emit("step-failed", f"{what} failed: {text}",
-                         traceback="".join(traceback.format_exception(error)), **fields)
+        self.events.emit(
+            "step-failed", f"{what} failed: {text}", traceback="".join(traceback.format_exception(error)), **fields
+        )
         return text
 
     # -- data ---------------------------------------------------------------------------------------------------
@@ -263,9 +270,17 @@ class Trainer(Role):
     def status(self) -> msgspec.Struct:
         times = list(self._times)
         rate = sum(n for _, n in times[1:]) / (times[-1][0] - times[0][0]) if len(times) > 1 else 0.0
-        return TrainerStatus(self.ctx.step, max(self.pass_index, 0), self.loss, self.samples, rate, self.skipped,
-                             {**self.counters, **self.transport.counters}, self.storage.waiting,
-                             list(self.bar.silent))
+        return TrainerStatus(
+            self.ctx.step,
+            max(self.pass_index, 0),
+            self.loss,
+            self.samples,
+            rate,
+            self.skipped,
+            {**self.counters, **self.transport.counters},
+            self.storage.waiting,
+            list(self.bar.silent),
+        )
 
     @property
     def skipped(self) -> int:

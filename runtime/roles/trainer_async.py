@@ -87,8 +87,12 @@ class ChunkTrainer(Trainer):
     def _report(self, error: Exception) -> None:
         work = self._work
         if work is not None and not (isinstance(error, GraphftError) and error.rule in NOT_OF_THE_CHUNK):
-            text = self.tell_failure(f"batch {work.batch} of chunk {work.chunk} in pass {work.pass_index}", error,
-                                     chunk=work.chunk, pass_index=work.pass_index)
+            text = self.tell_failure(
+                f"batch {work.batch} of chunk {work.chunk} in pass {work.pass_index}",
+                error,
+                chunk=work.chunk,
+                pass_index=work.pass_index,
+            )
             self.queue.report_failure((work.pass_index, work.chunk), text)
 
     # -- data and metrics ---------------------------------------------------------------------------------------

@@ -37,8 +37,9 @@ class UnitTrainer(ChunkTrainer):
     def run_unit(self, unit: ChunkWork, block: str, count: int) -> None:
         super().begin(unit)
         self._unit = unit
-        works = batches_of(unit, count=count, batch_size=self.config.batch_size, seed=self.config.seed,
-                           number=self._done())
+        works = batches_of(
+            unit, count=count, batch_size=self.config.batch_size, seed=self.config.seed, number=self._done()
+        )
         fetch, losses = (str(self.program.attrs["loss"]),), 0.0
         for work, following in zip(works, [*works[1:], None], strict=True):
             if work is not works[0] and self.stops:

@@ -36,9 +36,12 @@ class SlotTrainer(Trainer):
         self._computing: Work | None = None
         """What block step computes now."""
         if not job.config.ft and not 0 <= index < job.config.trainers:
-            raise GraphftError(f"there is no trainer {index}: without fault tolerance each of the job's "
-                               f"{job.config.trainers} has an index", rule="role",
-                               help=f"give --index or GRAPHFT_INDEX: 0 to {job.config.trainers - 1}")
+            raise GraphftError(
+                f"there is no trainer {index}: without fault tolerance each of the job's "
+                f"{job.config.trainers} has an index",
+                rule="role",
+                help=f"give --index or GRAPHFT_INDEX: 0 to {job.config.trainers - 1}",
+            )
         super().__init__(job, job_dir, etcd, index)
         self.comm = SyncComm(self)
         self.queue = PlanQueue(self)
@@ -155,8 +158,9 @@ class SlotTrainer(Trainer):
             return  # it could not compute them
         if self.watcher.revision < self._claimed_at:
             return  # the view does not know of the last claim yet, and would have this trainer claim too much
-        self._assignment = assign(slots=slots, live=view.trainers, holders=view.slots, me=self.id, policy=policy,
-                                  barred=self.bar.others(view))
+        self._assignment = assign(
+            slots=slots, live=view.trainers, holders=view.slots, me=self.id, policy=policy, barred=self.bar.others(view)
+        )
         if not (self.progress.fresh(self._lost_at) and self.comm.meets(view.pservers)):
             return  # what this trainer claimed now would wait, and all others with it
         for slot in self._assignment.claim:

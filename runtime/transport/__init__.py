@@ -12,6 +12,17 @@ from graphft.runtime.transport.zeromq_client import ZmqClient
 from graphft.runtime.transport.zeromq_server import ZmqServer
 
 __all__ = [
-    "ClientTransport", "Limits", "Login", "Received", "Reply", "Sent", "ServerTransport", "ZmqClient", "ZmqServer",
-    "advertise_host", "make_client", "make_server", "role_environment",
+    "ClientTransport",
+    "Limits",
+    "Login",
+    "Received",
+    "Reply",
+    "Sent",
+    "ServerTransport",
+    "ZmqClient",
+    "ZmqServer",
+    "advertise_host",
+    "make_client",
+    "make_server",
+    "role_environment",
 ]

@@ -30,8 +30,11 @@ def split_endpoint(address: str) -> tuple[str, int]:
             return parts.hostname, parts.port
     except ValueError:
         pass
-    raise GraphftError(f"'{address}' is no address of a shard: expected tcp://HOST:PORT", rule="address",
-                       help="IPv6 hosts stand in brackets: tcp://[::1]:5555")
+    raise GraphftError(
+        f"'{address}' is no address of a shard: expected tcp://HOST:PORT",
+        rule="address",
+        help="IPv6 hosts stand in brackets: tcp://[::1]:5555",
+    )
 
 
 def is_loopback(host: str) -> bool:

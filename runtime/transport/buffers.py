@@ -32,8 +32,11 @@ class BucketLayout:
         """The layout of these slices. Raises GraphftError when the tensors have several dtypes, or are too small."""
         dtypes = {t.dtype for t in tensors}
         if len(dtypes) != 1:
-            raise GraphftError(f"a bucket holds one dtype, got {sorted(map(str, dtypes))}", rule="bucket",
-                               help="put tensors of different dtypes into different buckets")
+            raise GraphftError(
+                f"a bucket holds one dtype, got {sorted(map(str, dtypes))}",
+                rule="bucket",
+                help="put tensors of different dtypes into different buckets",
+            )
         layout = cls(dtypes.pop(), tuple((start, end) for start, end in slices))
         layout.check(tensors)
         return layout
@@ -49,14 +52,19 @@ class BucketLayout:
     def check(self, tensors: Sequence[Tensor]) -> None:
         """Raises GraphftError unless these tensors have the slices of this bucket."""
         if len(tensors) != len(self.slices):
-            raise GraphftError(f"a bucket of {len(self.slices)} slices got {len(tensors)} tensors", rule="bucket",
-                               help="give the tensors of the bucket in its program's order")
+            raise GraphftError(
+                f"a bucket of {len(self.slices)} slices got {len(tensors)} tensors",
+                rule="bucket",
+                help="give the tensors of the bucket in its program's order",
+            )
         for i, (tensor, (start, end)) in enumerate(zip(tensors, self.slices, strict=True)):
             if tensor.dtype != self.dtype or not 0 <= start <= end <= tensor.numel():
                 raise GraphftError(
                     f"operand {i} of a bucket: expected [{start}, {end}) of {self.dtype}, got a tensor of "
-                    f"{tensor.numel()} elements of {tensor.dtype}", rule="bucket",
-                    help="give the tensors of the bucket in its program's order")
+                    f"{tensor.numel()} elements of {tensor.dtype}",
+                    rule="bucket",
+                    help="give the tensors of the bucket in its program's order",
+                )
 
 
 def byte_view(tensor: Tensor) -> memoryview:
@@ -87,14 +95,20 @@ def as_tensor(frame: memoryview, dtype: torch.dtype) -> Tensor:
     Raises GraphftError for a size that is no multiple of the element's, and for bytes that are no bools.
     """
     if frame.nbytes % dtype.itemsize:
-        raise GraphftError(f"a frame of {frame.nbytes} bytes holds no whole number of {dtype} elements", rule="frame",
-                           help="the sender runs another program; start all roles from one job directory")
+        raise GraphftError(
+            f"a frame of {frame.nbytes} bytes holds no whole number of {dtype} elements",
+            rule="frame",
+            help="the sender runs another program; start all roles from one job directory",
+        )
     if not frame.nbytes:
         return torch.empty(0, dtype=dtype)
     raw = torch.frombuffer(frame, dtype=torch.uint8)
     if not holds_values(frame, dtype):
-        raise GraphftError("a frame of bools holds other bytes than 0 and 1", rule="frame",
-                           help="the sender runs another program; start all roles from one job directory")
+        raise GraphftError(
+            "a frame of bools holds other bytes than 0 and 1",
+            rule="frame",
+            help="the sender runs another program; start all roles from one job directory",
+        )
     if raw.data_ptr() % dtype.itemsize:
         raw = raw.clone()
     return raw.view(dtype)
@@ -116,9 +130,11 @@ def unpack(frame: memoryview, tensors: Sequence[Tensor], slices: Slices) -> None
     """
     layout = BucketLayout.of(tensors, slices)
     if frame.nbytes != layout.nbytes:
-        raise GraphftError(f"a bucket's frame: expected {layout.nbytes} bytes ({layout.numel} of {layout.dtype}), "
-                           f"got {frame.nbytes}", rule="frame",
-                           help="the sender runs another program; start all roles from one job directory")
+        raise GraphftError(
+            f"a bucket's frame: expected {layout.nbytes} bytes ({layout.numel} of {layout.dtype}), got {frame.nbytes}",
+            rule="frame",
+            help="the sender runs another program; start all roles from one job directory",
+        )
     flat = as_tensor(frame, layout.dtype)
     places = [_elements(t, start, end) for t, (start, end) in zip(tensors, layout.slices, strict=True)]
     torch._foreach_copy_(places, _views(flat, places))
@@ -166,8 +182,11 @@ class BucketBuffers:
         """
         oldest = (self._current + 1) % len(self._buffers)
         if not all(sent.wait(timeout_s) for sent in self._sent[oldest]):
-            raise GraphftError(f"a bucket's buffer was not released within {timeout_s} s: its shard takes no data",
-                               rule="buffer-in-use", help="reconnect to the shard, which drops what is queued for it")
+            raise GraphftError(
+                f"a bucket's buffer was not released within {timeout_s} s: its shard takes no data",
+                rule="buffer-in-use",
+                help="reconnect to the shard, which drops what is queued for it",
+            )
         self._current = oldest
         self._sent[oldest] = []
         pack(self._buffers[oldest], tensors, self.layout)

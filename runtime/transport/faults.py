@@ -42,11 +42,15 @@ class Faults:
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in ("drop", "duplicate", "delay", "reorder") and not 0 <= value <= 1:
-                raise GraphftError(f"faults: {field.name} = {value} is no share of messages", rule="faults",
-                                   help="give a number from 0 (never) to 1 (always)")
+                raise GraphftError(
+                    f"faults: {field.name} = {value} is no share of messages",
+                    rule="faults",
+                    help="give a number from 0 (never) to 1 (always)",
+                )
         if self.max_delay < 0:
-            raise GraphftError(f"faults: max_delay = {self.max_delay} is negative", rule="faults",
-                               help="give a number of seconds")
+            raise GraphftError(
+                f"faults: max_delay = {self.max_delay} is negative", rule="faults", help="give a number of seconds"
+            )
 
 
 class Fate(NamedTuple):

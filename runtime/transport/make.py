@@ -20,8 +20,9 @@ VARIABLE = "GRAPHFT_FAULTS"
 """JSON with fields of `Faults`, such as {"seed": 1, "drop": 0.001}: what messages are to suffer. For tests."""
 
 
-def make_client(identity: str, role: str, limits: Limits, login: Login,
-                environ: Mapping[str, str] = os.environ) -> ClientTransport:
+def make_client(
+    identity: str, role: str, limits: Limits, login: Login, environ: Mapping[str, str] = os.environ
+) -> ClientTransport:
     """A client of the shards. `role` ("trainer 0") tells the processes' faults apart."""
     faults, client = faults_of(role, environ), ZmqClient(identity, limits, login)
     return client if faults is None else FaultyClient(client, faults)
@@ -41,6 +42,9 @@ def faults_of(role: str, environ: Mapping[str, str]) -> Faults | None:
     try:
         faults = msgspec.json.decode(text, type=Faults)
     except msgspec.DecodeError as error:
-        raise GraphftError(f"{VARIABLE} is {text!r}: {error}", rule="environment",
-                           help='give JSON such as {"seed": 1, "drop": 0.001}, or unset it') from error
+        raise GraphftError(
+            f"{VARIABLE} is {text!r}: {error}",
+            rule="environment",
+            help='give JSON such as {"seed": 1, "drop": 0.001}, or unset it',
+        ) from error
     return replace(faults, seed=faults.seed ^ zlib.crc32(role.encode()))

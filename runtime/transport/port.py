@@ -75,9 +75,7 @@ class Released:
 
 
 class ServerTransport(Protocol):
-    """A shard's side. One thread owns it; only `wake` may be called from others.
-
-    """
+    """A shard's side. One thread owns it; only `wake` may be called from others."""
 
     @property
     def counters(self) -> Counter[str]:

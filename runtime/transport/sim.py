@@ -62,8 +62,11 @@ class SimNetwork:
                 self.now = until
                 return
             else:
-                raise GraphftError("waiting for ever for what nobody sends", rule="sim-deadlock",
-                                   help="the simulated roles wait for each other; give the wait a time-out")
+                raise GraphftError(
+                    "waiting for ever for what nobody sends",
+                    rule="sim-deadlock",
+                    help="the simulated roles wait for each other; give the wait a time-out",
+                )
 
     def cut(self, address: str) -> None:
         """Breaks the connections to a server; what is in flight is lost. They are made again at once."""
@@ -194,8 +197,11 @@ class SimServer:
         host = "127.0.0.1" if host in WILDCARDS else host
         address = endpoint(host, port or 49152 + next(self._network.numbers))
         if address in self._network.servers:
-            raise GraphftError(f"cannot listen on {address}: the port is in use", rule="port-in-use",
-                               help="choose another port, or 0 for any free one")
+            raise GraphftError(
+                f"cannot listen on {address}: the port is in use",
+                rule="port-in-use",
+                help="choose another port, or 0 for any free one",
+            )
         self._address = address
         self._network.servers[address] = self
         for link in self._network.links:
@@ -298,5 +304,6 @@ class SimClient:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise GraphftError(f"the transport of {self.identity} is closed", rule="transport",
-                               help="send and connect before close()")
+            raise GraphftError(
+                f"the transport of {self.identity} is closed", rule="transport", help="send and connect before close()"
+            )

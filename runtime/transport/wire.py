@@ -42,9 +42,7 @@ def parse(parts: Sequence[memoryview], limits: Limits) -> tuple[AnyMessage, memo
         raise Malformed("undecodable", str(e)) from None
 
 
-def accept(
-    parts: Sequence[memoryview], limits: Limits, counters: Counter[str]
-) -> tuple[AnyMessage, memoryview | None]:
+def accept(parts: Sequence[memoryview], limits: Limits, counters: Counter[str]) -> tuple[AnyMessage, memoryview | None]:
     """`parse`, counted: `received` and `received_bytes`, or `refused.<reason>`."""
     try:
         message, frame = parse(parts, limits)
@@ -65,9 +63,15 @@ def check_frame(frame: Frame, limits: Limits) -> memoryview:
     """The frame to send, as bytes. Raises GraphftError when no receiver would take it."""
     view = memoryview(frame)
     if not view.c_contiguous:
-        raise GraphftError("the frame is not contiguous in memory", rule="frame",
-                           help="copy it into a flat buffer first (BucketBuffers.pack)")
+        raise GraphftError(
+            "the frame is not contiguous in memory",
+            rule="frame",
+            help="copy it into a flat buffer first (BucketBuffers.pack)",
+        )
     if view.nbytes > limits.max_frame:
-        raise GraphftError(f"frame of {view.nbytes} bytes, at most {limits.max_frame} can be sent", rule="frame-size",
-                           help="split it into smaller buckets, or raise Limits.max_frame on both sides")
+        raise GraphftError(
+            f"frame of {view.nbytes} bytes, at most {limits.max_frame} can be sent",
+            rule="frame-size",
+            help="split it into smaller buckets, or raise Limits.max_frame on both sides",
+        )
     return view.cast("B") if view.nbytes else memoryview(b"")

@@ -66,8 +66,11 @@ class ZmqClient:
                 socket.connect(address)
             except zmq.ZMQError as e:
                 socket.close()
-                raise GraphftError(f"'{address}' is no address of a shard: {e.strerror}", rule="address",
-                                   help="see what the pserver registered in etcd; GRAPHFT_HOST sets its host") from e
+                raise GraphftError(
+                    f"'{address}' is no address of a shard: {e.strerror}",
+                    rule="address",
+                    help="see what the pserver registered in etcd; GRAPHFT_HOST sets its host",
+                ) from e
             self._links[shard] = socket
             self._relinked()
 
@@ -158,5 +161,8 @@ class ZmqClient:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise GraphftError(f"the transport of {self._identity} is closed", rule="transport",
-                               help="send, receive and connect before close()")
+            raise GraphftError(
+                f"the transport of {self._identity} is closed",
+                rule="transport",
+                help="send, receive and connect before close()",
+            )

@@ -100,7 +100,13 @@ class ZmqServer:
 
 def _bind_error(e: zmq.ZMQError, wanted: str) -> GraphftError:
     if e.errno == errno.EADDRINUSE:
-        return GraphftError(f"cannot listen on {wanted}: the port is in use", rule="port-in-use",
-                            help="choose another port, or 0 for any free one; `ss -ltnp` shows who holds it")
-    return GraphftError(f"cannot listen on {wanted}: {e.strerror}", rule="bind",
-                        help="use an address of this machine (set GRAPHFT_HOST for what others are told)")
+        return GraphftError(
+            f"cannot listen on {wanted}: the port is in use",
+            rule="port-in-use",
+            help="choose another port, or 0 for any free one; `ss -ltnp` shows who holds it",
+        )
+    return GraphftError(
+        f"cannot listen on {wanted}: {e.strerror}",
+        rule="bind",
+        help="use an address of this machine (set GRAPHFT_HOST for what others are told)",
+    )

@@ -24,30 +24,38 @@ def block() -> Block:
 X, W, COUNT, N = Ref("x"), Ref("w"), Ref("count"), Ref("n")
 
 
-@pytest.mark.parametrize(("op", "args", "attrs", "types"), [
-    ("aten.t", (W,), {}, ["float32[8, 4]"]),
-    ("aten.linear", (X, W), {}, ["float32[batch, 4]"]),
-    ("aten.view", (X, (-1, 4)), {}, ["float32[2*batch, 4]"]),
-    ("aten.cat", ((X, X, X),), {}, ["float32[3*batch, 8]"]),
-    ("aten.mm", (X, X), {}, None),
-    ("aten.split.Tensor", (X, 3, 1), {}, ["float32[batch, 3]", "float32[batch, 3]", "float32[batch, 2]"]),
-    ("aten.sum.dim_IntList", (X, (0,)), {"dtype": Sym("torch.float64")}, ["float64[8]"]),
-    ("aten.gt.Scalar", (X, 0), {}, ["bool[batch, 8]"]),
-    ("aten.add.Tensor", (COUNT, 1.5), {}, ["float32[]"]),
-    ("aten.add.Tensor", (COUNT, 1), {}, ["int64[]"]),
-    ("aten.full", ((N, 2), 0.5), {"device": Sym("@device")}, ["float32[n, 2]"]),
-    ("aten.native_layer_norm", (X, (8,), None, None, 1e-5), {},
-     ["float32[batch, 8]", "float32[batch, 1]", "float32[batch, 1]"]),
-    ("aten.sym_size.int", (X, 0), {}, ["int"]),
-    ("aten.nonzero", (X,), {}, ["int64[unknown, 2]"]),
-    ("aten.max_pool2d_with_indices", (X, (2, 2)), {}, None),
-    ("aten._foreach_add_.Scalar", ((W,), 1), {}, []),
-    ("prim.mul", (N, 2), {}, ["int"]),
-    ("prim.truediv", (N, 2), {}, ["float"]),
-    ("prim.lt", (N, 2), {}, ["bool"]),
-])
-def test_inference(block: Block, op: str, args: tuple[Any, ...], attrs: dict[str, Any],
-                   types: list[str] | None) -> None:
+@pytest.mark.parametrize(
+    ("op", "args", "attrs", "types"),
+    [
+        ("aten.t", (W,), {}, ["float32[8, 4]"]),
+        ("aten.linear", (X, W), {}, ["float32[batch, 4]"]),
+        ("aten.view", (X, (-1, 4)), {}, ["float32[2*batch, 4]"]),
+        ("aten.cat", ((X, X, X),), {}, ["float32[3*batch, 8]"]),
+        ("aten.mm", (X, X), {}, None),
+        ("aten.split.Tensor", (X, 3, 1), {}, ["float32[batch, 3]", "float32[batch, 3]", "float32[batch, 2]"]),
+        ("aten.sum.dim_IntList", (X, (0,)), {"dtype": Sym("torch.float64")}, ["float64[8]"]),
+        ("aten.gt.Scalar", (X, 0), {}, ["bool[batch, 8]"]),
+        ("aten.add.Tensor", (COUNT, 1.5), {}, ["float32[]"]),
+        ("aten.add.Tensor", (COUNT, 1), {}, ["int64[]"]),
+        ("aten.full", ((N, 2), 0.5), {"device": Sym("@device")}, ["float32[n, 2]"]),
+        (
+            "aten.native_layer_norm",
+            (X, (8,), None, None, 1e-5),
+            {},
+            ["float32[batch, 8]", "float32[batch, 1]", "float32[batch, 1]"],
+        ),
+        ("aten.sym_size.int", (X, 0), {}, ["int"]),
+        ("aten.nonzero", (X,), {}, ["int64[unknown, 2]"]),
+        ("aten.max_pool2d_with_indices", (X, (2, 2)), {}, None),
+        ("aten._foreach_add_.Scalar", ((W,), 1), {}, []),
+        ("prim.mul", (N, 2), {}, ["int"]),
+        ("prim.truediv", (N, 2), {}, ["float"]),
+        ("prim.lt", (N, 2), {}, ["bool"]),
+    ],
+)
+def test_inference(
+    block: Block, op: str, args: tuple[Any, ...], attrs: dict[str, Any], types: list[str] | None
+) -> None:
     operator = Operator(op, args, attrs)
     if types is None:
         with pytest.raises(ProgramError, match=rf"error\[shape\]: {op} does not take"):
@@ -73,22 +81,26 @@ def test_shape_errors_speak_of_the_programs_dimensions(block: Block) -> None:
     assert "help: its schema is aten::mm(Tensor self, Tensor mat2) -> Tensor" in str(caught.value)
 
 
-@pytest.mark.parametrize(("op", "args", "attrs", "rule", "words"), [
-    ("aten.nothing", (X,), {}, "unknown-op", "no op is named aten.nothing"),
-    ("aten.mm.default", (X, W), {}, "unknown-op", "aten.mm.default"),
-    ("nowhere.mm", (X, W), {}, "unknown-op", "nowhere.mm"),
-    ("aten.mm", (X,), {}, "operands", "needs mat2"),
-    ("aten.mm", (X, X, X), {}, "operands", "takes at most 2 operands, got 3"),
-    ("aten.mm", (X, "w"), {}, "operand-type", "needs mat2 of type Tensor, got w"),
-    ("aten.add", (X, X), {}, "operand-type", "other overloads are aten.add.Tensor"),
-    ("aten.sum", (X,), {"dtype": "float32"}, "attribute-type", "needs dtype of type Optional"),
-    ("aten.sum", (X,), {"axis": 0}, "attribute", "has no attribute axis"),
-    ("aten.sum.dim_IntList", (X, (0,)), {"dim": (0,)}, "attribute", "is given dim twice"),
-    ("aten.view", (X, (1.5, 2)), {}, "operand-type", "needs size"),
-    ("prim.mul", (X, 2), {}, "operand-type", "takes scalars"),
-])
-def test_arguments_are_checked(block: Block, op: str, args: tuple[Any, ...], attrs: dict[str, Any], rule: str,
-                               words: str) -> None:
+@pytest.mark.parametrize(
+    ("op", "args", "attrs", "rule", "words"),
+    [
+        ("aten.nothing", (X,), {}, "unknown-op", "no op is named aten.nothing"),
+        ("aten.mm.default", (X, W), {}, "unknown-op", "aten.mm.default"),
+        ("nowhere.mm", (X, W), {}, "unknown-op", "nowhere.mm"),
+        ("aten.mm", (X,), {}, "operands", "needs mat2"),
+        ("aten.mm", (X, X, X), {}, "operands", "takes at most 2 operands, got 3"),
+        ("aten.mm", (X, "w"), {}, "operand-type", "needs mat2 of type Tensor, got w"),
+        ("aten.add", (X, X), {}, "operand-type", "other overloads are aten.add.Tensor"),
+        ("aten.sum", (X,), {"dtype": "float32"}, "attribute-type", "needs dtype of type Optional"),
+        ("aten.sum", (X,), {"axis": 0}, "attribute", "has no attribute axis"),
+        ("aten.sum.dim_IntList", (X, (0,)), {"dim": (0,)}, "attribute", "is given dim twice"),
+        ("aten.view", (X, (1.5, 2)), {}, "operand-type", "needs size"),
+        ("prim.mul", (X, 2), {}, "operand-type", "takes scalars"),
+    ],
+)
+def test_arguments_are_checked(
+    block: Block, op: str, args: tuple[Any, ...], attrs: dict[str, Any], rule: str, words: str
+) -> None:
     with pytest.raises(ProgramError, match=words) as caught:
         block.append_op(op, *args, **attrs)
     assert caught.value.rule == rule
@@ -109,7 +121,14 @@ def test_writes_come_from_the_schema_and_from_what_it_hides(block: Block) -> Non
 
 
 def test_random_ops_have_an_effect() -> None:
-    effects = {name: registry.require(Operator(name)).effect for name in (
-        "aten.native_dropout", "aten.rand_like", "aten.bernoulli_.float", "aten.mm", "aten.add_.Tensor")}
-    assert effects == {"aten.native_dropout": True, "aten.rand_like": True, "aten.bernoulli_.float": True,
-                       "aten.mm": False, "aten.add_.Tensor": False}
+    effects = {
+        name: registry.require(Operator(name)).effect
+        for name in ("aten.native_dropout", "aten.rand_like", "aten.bernoulli_.float", "aten.mm", "aten.add_.Tensor")
+    }
+    assert effects == {
+        "aten.native_dropout": True,
+        "aten.rand_like": True,
+        "aten.bernoulli_.float": True,
+        "aten.mm": False,
+        "aten.add_.Tensor": False,
+    }

@@ -19,8 +19,9 @@ from graphft.verify import verify
 def declare(values: dict[str, torch.Tensor]) -> tuple[Program, Block, dict[str, Variable]]:
     """A program with inputs x[batch, 8] and y[batch, 4], and these parameters."""
     program = Program("hand")
-    variables = {n: program.variable(n, Type("float32", ("batch", size)), Kind.INPUT)
-                 for n, size in (("x", 8), ("y", 4))}
+    variables = {
+        n: program.variable(n, Type("float32", ("batch", size)), Kind.INPUT) for n, size in (("x", 8), ("y", 4))
+    }
     for n, value in values.items():
         variables[n] = program.variable(n, Type("float32", tuple(value.shape)), Kind.PARAM, value)
     return program, program.block(), variables
@@ -65,8 +66,11 @@ def test_forward_ops_keep_their_place_names_and_text() -> None:
     block.append_op("aten.abs", diff, outputs="metric")
     before = [(op.type, op.args, op.attrs) for op in block.ops]
     graphft.append_backward(loss)
-    after = [(op.type, op.args, op.attrs) for op in block.ops if op.outputs[0] in
-             ("wt", "h", "r", "n", "normed", "flat", "diff", "sq", "loss", "metric")]
+    after = [
+        (op.type, op.args, op.attrs)
+        for op in block.ops
+        if op.outputs[0] in ("wt", "h", "r", "n", "normed", "flat", "diff", "sq", "loss", "metric")
+    ]
     assert after == before
     w, b = (block.program.values[n].clone().requires_grad_() for n in ("weight", "bias"))
     x, y = torch.randn(3, 8), torch.randn(3, 4)

@@ -58,8 +58,14 @@ def test_kinds_of_variables() -> None:
 
     program = build(forward)
     kinds = {v.name: v.kind for v in program.variables.values() if v.kind is not Kind.TEMP}
-    assert kinds == {"x": Kind.INPUT, "linear.weight": Kind.PARAM, "linear.bias": Kind.PARAM,
-                     "average": Kind.BUFFER, "scratch": Kind.CONST, "const": Kind.CONST}
+    assert kinds == {
+        "x": Kind.INPUT,
+        "linear.weight": Kind.PARAM,
+        "linear.bias": Kind.PARAM,
+        "average": Kind.BUFFER,
+        "scratch": Kind.CONST,
+        "const": Kind.CONST,
+    }
     assert program.variables["x"].type == Type("float32", ("batch", 8))
     assert torch.equal(program.values["const"], torch.full((4,), 2.0))
     assert program.variables["linear.weight@GRAD"].type == program.variables["linear.weight"].type
@@ -115,6 +121,7 @@ def test_buffers_change_like_eager(forward: Forward) -> None:
 
 def test_gradients_lie_in_memory_of_their_own() -> None:
     """`(w + b).sum()` has the same, expanded gradient for both."""
+
     class Sum(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -231,8 +238,7 @@ def truth(self: Model, x: Tensor) -> Tensor:
 
 
 def numpy(self: Model, x: Tensor) -> Tensor:
-    return self.linear(x) + float(
-        x.numpy().sum())
+    return self.linear(x) + float(x.numpy().sum())
 
 
 def mismatch(self: Model, x: Tensor) -> Tensor:
@@ -274,19 +280,22 @@ def cut(self: Model, x: Tensor) -> Tensor:
     return self.linear(x).detach()
 
 
-@pytest.mark.parametrize(("forward", "rule", "line", "words"), [
-    (item, "capture", 2, "needs the value of a tensor"),
-    (truth, "capture", 2, "torch.where"),
-    (numpy, "capture", 2, "numpy"),
-    (mismatch, "capture", 2, r"\[batch, 4\] X \[3, 3\]"),
-    (loop, "dimension", 2, "dimension batch must vary.* makes a number of it"),
-    (listed, "dimension", 2, "dimension batch must vary.* makes a number of it"),
-    (plain_written, "constant-written", 2, "register_buffer"),
-    (weight_written, "parameter-written", None, "parameter linear.weight in place"),
-    (bias_unused, "no-gradient", None, r"linear.bias\nhelp: use it, freeze it"),
-    (leaves, "capture", None, r"called exit\(0\) while it was captured"),
-    (cut, "loss", None, "depends on no trainable parameter"),
-])
+@pytest.mark.parametrize(
+    ("forward", "rule", "line", "words"),
+    [
+        (item, "capture", 2, "needs the value of a tensor"),
+        (truth, "capture", 2, "torch.where"),
+        (numpy, "capture", 2, "numpy"),
+        (mismatch, "capture", 2, r"\[batch, 4\] X \[3, 3\]"),
+        (loop, "dimension", 2, "dimension batch must vary.* makes a number of it"),
+        (listed, "dimension", 2, "dimension batch must vary.* makes a number of it"),
+        (plain_written, "constant-written", 2, "register_buffer"),
+        (weight_written, "parameter-written", None, "parameter linear.weight in place"),
+        (bias_unused, "no-gradient", None, r"linear.bias\nhelp: use it, freeze it"),
+        (leaves, "capture", None, r"called exit\(0\) while it was captured"),
+        (cut, "loss", None, "depends on no trainable parameter"),
+    ],
+)
 def test_refused(forward: Forward, rule: str, line: int | None, words: str) -> None:
     with pytest.raises(GraphftError, match=words) as caught:
         build(forward)
@@ -307,15 +316,18 @@ def test_loss_must_be_a_scalar() -> None:
         graphft.build(nn.Linear(8, 4), lambda model, x: model(x), {"x": (None, 8)})
 
 
-@pytest.mark.parametrize(("inputs", "words"), [
-    ({"x": (None, -1)}, "size -1 is neither"),
-    ({"x": 8}, "got 8"),
-    ({"x": "batch"}, "got 'batch'"),
-    ([(None, 8)], "a dict of name to shape, got list"),
-    ({"x": ((None, 8), "float32")}, "is neither a number"),
-    ({"loss": (None, 8)}, "other than 'loss'"),
-    ({"weight": (None, 8)}, "names a parameter"),
-])
+@pytest.mark.parametrize(
+    ("inputs", "words"),
+    [
+        ({"x": (None, -1)}, "size -1 is neither"),
+        ({"x": 8}, "got 8"),
+        ({"x": "batch"}, "got 'batch'"),
+        ([(None, 8)], "a dict of name to shape, got list"),
+        ({"x": ((None, 8), "float32")}, "is neither a number"),
+        ({"loss": (None, 8)}, "other than 'loss'"),
+        ({"weight": (None, 8)}, "names a parameter"),
+    ],
+)
 def test_bad_inputs(inputs: dict[str, Any], words: str) -> None:
     with pytest.raises(GraphftError, match=words):
         graphft.build(nn.Linear(8, 4), lambda model, **given: square(model, *given.values()), inputs)

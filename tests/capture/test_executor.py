@@ -25,16 +25,19 @@ def program() -> Program:
 X, Y = torch.ones(3, 8), torch.ones(3, 4)
 
 
-@pytest.mark.parametrize(("feed", "words"), [
-    ({"x": X}, r"input %y \(float32\[batch, 4\]\) is not fed"),
-    ({"x": X, "y": Y, "z": Y}, "'z' is fed, but is no input of program 'program'\n.*\nhelp: its inputs are x, y"),
-    ({"x": X.double(), "y": Y}, r"input %x must be float32\[batch, 8\], got float64\n(.*\n)*help: convert"),
-    ({"x": X[0], "y": Y}, r"must be float32\[batch, 8\], got shape \(8,\)"),
-    ({"x": torch.ones(3, 7), "y": Y}, r"float32\[batch, 8\], got size 7 in dimension 1\n(.*\n)*help: make it 8"),
-    ({"x": X, "y": torch.ones(4, 4)}, "dimension batch is 3 in %x, but 4 in %y"),
-    ({"x": X, "y": "text"}, "input %y must be a tensor or array, got str"),
-    ({"x": X, "y": np.ones((3, 4))}, r"input %y must be float32\[batch, 4\], got float64"),
-])
+@pytest.mark.parametrize(
+    ("feed", "words"),
+    [
+        ({"x": X}, r"input %y \(float32\[batch, 4\]\) is not fed"),
+        ({"x": X, "y": Y, "z": Y}, "'z' is fed, but is no input of program 'program'\n.*\nhelp: its inputs are x, y"),
+        ({"x": X.double(), "y": Y}, r"input %x must be float32\[batch, 8\], got float64\n(.*\n)*help: convert"),
+        ({"x": X[0], "y": Y}, r"must be float32\[batch, 8\], got shape \(8,\)"),
+        ({"x": torch.ones(3, 7), "y": Y}, r"float32\[batch, 8\], got size 7 in dimension 1\n(.*\n)*help: make it 8"),
+        ({"x": X, "y": torch.ones(4, 4)}, "dimension batch is 3 in %x, but 4 in %y"),
+        ({"x": X, "y": "text"}, "input %y must be a tensor or array, got str"),
+        ({"x": X, "y": np.ones((3, 4))}, r"input %y must be float32\[batch, 4\], got float64"),
+    ],
+)
 def test_feeds_are_checked(program: Program, feed: dict[str, Any], words: str) -> None:
     executor = graphft.Executor()
     with pytest.raises(ProgramError, match=words) as caught:

@@ -35,7 +35,9 @@ def test_source(block: Block) -> None:
     block.append_op("aten.sum", Ref("a"), dtype=Sym("torch.float64"), outputs="class")
     block.append_op("aten.add.Tensor", Ref("fc.weight"), 1, alpha=float("inf"), outputs="fc.weight")
     block.append_op("aten.full", (2,), -1, device=Sym("@device"), outputs="fc_weight")
-    assert lower(block, fetch=["class", "fc_weight"]).source == """\
+    assert (
+        lower(block, fetch=["class", "fc_weight"]).source
+        == """\
 def run(ctx, scope):
     x = scope['x']
     fc_weight = scope['fc.weight']
@@ -47,6 +49,7 @@ def run(ctx, scope):
     fc_weight__2 = aten_full((2, ), -1, device=_device)
     return (v_class, fc_weight__2, )
 """
+    )
 
 
 def test_persistent_results_are_stored_and_fetched(block: Block) -> None:

@@ -20,8 +20,9 @@ SIZES = (5, 2, 8)
 # sums are taken in another order than in the fused eager kernel: equal to float32 rounding, not bit by bit.
 DECOMPOSED = {"lstm": 1e-5, "gru": 1e-5}
 
-needs_transformers = pytest.mark.skipif(importlib.util.find_spec("transformers") is None,
-                                        reason="transformers is not installed")
+needs_transformers = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
+)
 ALL = [*CASES, *(pytest.param(n, marks=needs_transformers) for n in HUGGING_FACE)]
 
 
@@ -43,8 +44,10 @@ def eager(case: Case, batch: dict[str, Tensor], seed: int) -> dict[str, Tensor]:
     result = case.loss_fn(case.model, **batch)
     loss = result[0] if isinstance(result, tuple) else result
     loss.backward()
-    return {"loss": loss.detach(), **{
-        graphft.grad_name(n): p.grad for n, p in case.model.named_parameters() if p.grad is not None}}
+    return {
+        "loss": loss.detach(),
+        **{graphft.grad_name(n): p.grad for n, p in case.model.named_parameters() if p.grad is not None},
+    }
 
 
 @pytest.mark.parametrize("name", ALL)

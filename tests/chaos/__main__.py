@@ -69,8 +69,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the schedules (default: the time)")
     parser.add_argument("--share", type=float, default=1.0, help="of the faults of each run (default: 1)")
     names = ", ".join(dict.fromkeys([p.group for p in PLANS] + [p.name for p in PLANS]))
-    parser.add_argument("--only", default="", metavar="NAME[,NAME...]",
-                        help=f"run only the plans, or groups of plans, of these names: {names}")
+    parser.add_argument(
+        "--only",
+        default="",
+        metavar="NAME[,NAME...]",
+        help=f"run only the plans, or groups of plans, of these names: {names}",
+    )
     parser.add_argument("--out", type=Path, default=Path("out"))
     options = parser.parse_args()
     only = [name for name in options.only.split(",") if name]
@@ -88,10 +92,19 @@ def main() -> int:
         reports[plan.name] = report
     _summary(reports, console)
     everything, ok = [*reports.values()], all(r.ok for r in reports.values())
-    (options.out / "chaos.json").write_text(json.dumps({
-        "seconds": round(time.monotonic() - started, 1), "faults": dict(_faults(everything)),
-        "recovery_seconds": summaries(_clean(everything)), "ok": ok,
-        "runs": {name: r.to_json() for name, r in reports.items()}}, indent=1) + "\n")
+    (options.out / "chaos.json").write_text(
+        json.dumps(
+            {
+                "seconds": round(time.monotonic() - started, 1),
+                "faults": dict(_faults(everything)),
+                "recovery_seconds": summaries(_clean(everything)),
+                "ok": ok,
+                "runs": {name: r.to_json() for name, r in reports.items()},
+            },
+            indent=1,
+        )
+        + "\n"
+    )
     console.print(f"{time.monotonic() - started:.0f} s; figures in {options.out / 'chaos.json'}, the runs in {work}")
     return 0 if ok else 1
 
@@ -124,9 +137,17 @@ def _summary(reports: dict[str, Report], console: Console) -> None:
     for column in ("run", "faults", "steps", "again", "generations", "seconds", "completed", "chunks", "kept"):
         table.add_column(column)
     for name, r in reports.items():
-        table.add_row(name, str(len(r.recoveries)), str(r.total_steps), str(r.steps_repeated), str(r.generations),
-                      f"{r.seconds:.0f}", "yes" if r.completed else "NO",
-                      "all" if r.chunks is not None and r.chunks.accounted else "NOT ALL", r.kept)
+        table.add_row(
+            name,
+            str(len(r.recoveries)),
+            str(r.total_steps),
+            str(r.steps_repeated),
+            str(r.generations),
+            f"{r.seconds:.0f}",
+            "yes" if r.completed else "NO",
+            "all" if r.chunks is not None and r.chunks.accounted else "NOT ALL",
+            r.kept,
+        )
     console.print(table)
     console.print(recovery_table("seconds from a fault to the next complete step", _clean([*reports.values()])))
     console.print(f"counted: {counted(sum((r.counters for r in reports.values()), Counter()))}")

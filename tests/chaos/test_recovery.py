@@ -129,8 +129,10 @@ def test_summaries() -> None:
     def recovery(kind: str, seconds: float | None, alone: bool = True) -> Recovery:
         return Recovery(kind, "", 0.0, 0, 0, alone, seconds=seconds)
 
-    found = summaries([recovery("x", s / 10) for s in range(1, 21)] + [recovery("y", 3.0), recovery("y", 9.0, False),
-                                                                       recovery("y", None)])
+    found = summaries(
+        [recovery("x", s / 10) for s in range(1, 21)]
+        + [recovery("y", 3.0), recovery("y", 9.0, False), recovery("y", None)]
+    )
     assert found["x"] == {"count": 20, "median": 1.05, "p95": 1.9, "worst": 2.0}
     assert found["y"] == {"count": 1, "median": 3.0, "p95": 3.0, "worst": 3.0}
     assert found["during a recovery"]["worst"] == 9.0

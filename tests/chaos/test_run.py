@@ -56,12 +56,28 @@ def prepared(workplace: Path, script: Path) -> Prepared:
     return prepare(workplace / "job", workplace, patience=120)
 
 
-def test_a_job_survives_and_ends_with_the_same_bits(prepared: Prepared, workplace: Path,
-                                                     capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_survives_and_ends_with_the_same_bits(
+    prepared: Prepared, workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     figures = workplace / "figures.json"
     kinds = "kill-trainer,kill-pserver,kill-etcd,add-trainer,duplicate,delay,reorder"
-    status = main(["chaos", "--job", str(prepared.reference), "--dir", str(workplace / "a"), "--faults", "4",
-                   "--seed", "5", "--kinds", kinds, "--json", str(figures)])
+    status = main(
+        [
+            "chaos",
+            "--job",
+            str(prepared.reference),
+            "--dir",
+            str(workplace / "a"),
+            "--faults",
+            "4",
+            "--seed",
+            "5",
+            "--kinds",
+            kinds,
+            "--json",
+            str(figures),
+        ]
+    )
     shown = capsys.readouterr().out
     assert status == EXIT_OK, shown
     report = json.loads(figures.read_text())
@@ -71,8 +87,7 @@ def test_a_job_survives_and_ends_with_the_same_bits(prepared: Prepared, workplac
     assert report["faults"]["message-duplicate"] > 0
     assert report["generations"] >= 2, "a pserver was killed"
     assert report["tensors_compared"] > 10
-    assert report["chunks"] == {"expected": 20, "done": 20, "failed": 0, "todo": 0, "pending": 0,
-                                "accounted": True}
+    assert report["chunks"] == {"expected": 20, "done": 20, "failed": 0, "todo": 0, "pending": 0, "accounted": True}
     assert "bit-identical  yes" in shown
     assert not (workplace / "a").exists(), "nothing went wrong, and --keep was not given"
 
@@ -87,8 +102,9 @@ def test_a_job_that_hangs_is_reported_with_its_stories(prepared: Prepared) -> No
     assert "--- " + str(prepared.folder / "logs" / "trainer-0.log") in report.problem
 
 
-def test_what_cannot_be_done(prepared: Prepared, script: Path, workplace: Path,
-                             capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_done(
+    prepared: Prepared, script: Path, workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fails(*arguments: str) -> str:
         assert main(["chaos", "--dir", str(workplace / "b"), *arguments]) == EXIT_USAGE
         return capsys.readouterr().err
@@ -107,15 +123,35 @@ def test_what_cannot_be_done(prepared: Prepared, script: Path, workplace: Path,
 def test_only_what_is_complete_whole_and_identical_is_well() -> None:
     report = Report("j", 0, 1, 10, 0, completed=True, identical=True)
     assert not report.ok, "nothing is known of its chunks"
-    report = Report("j", 0, 1, 10, 0, completed=True, identical=False, different=["w: 1 of 2 elements differ"],
-                    counters=Counter({"faults.drop": 2, "late-push": 1}))
+    report = Report(
+        "j",
+        0,
+        1,
+        10,
+        0,
+        completed=True,
+        identical=False,
+        different=["w: 1 of 2 elements differ"],
+        counters=Counter({"faults.drop": 2, "late-push": 1}),
+    )
     assert not report.ok
     assert report.to_json()["faults"] == {"message-drop": 2}
 
 
 def test_the_table_of_an_async_run() -> None:
-    report = Report("j", 0, 1, 10, 1, completed=True, exactly_once=True, counters=Counter({"skipped": 3}),
-                    chunks=Chunks(8, 8, 0, 0, 0), loss=0.25, undisturbed_losses=[0.125, 0.375])
+    report = Report(
+        "j",
+        0,
+        1,
+        10,
+        1,
+        completed=True,
+        exactly_once=True,
+        counters=Counter({"skipped": 3}),
+        chunks=Chunks(8, 8, 0, 0, 0),
+        loss=0.25,
+        undisturbed_losses=[0.125, 0.375],
+    )
     assert report.ok
     assert (report.to_json()["loss"], report.to_json()["undisturbed_losses"]) == (0.25, [0.125, 0.375])
     console = Console(record=True, width=120)
@@ -127,8 +163,20 @@ def test_the_table_of_an_async_run() -> None:
 
 def test_the_table_holds_what_the_figures_do() -> None:
     recoveries = [Recovery("kill-trainer", "0-a", 0.0, 5, 0, True, seconds=0.25)]
-    report = Report("j", 0, 1, 10, 1, recoveries, completed=True, identical=True, compared=3, steps_repeated=4,
-                    counters=Counter({"faults.drop": 2, "late-push": 1, "sent": 9}), chunks=Chunks(8, 7, 1, 0, 0))
+    report = Report(
+        "j",
+        0,
+        1,
+        10,
+        1,
+        recoveries,
+        completed=True,
+        identical=True,
+        compared=3,
+        steps_repeated=4,
+        counters=Counter({"faults.drop": 2, "late-push": 1, "sent": 9}),
+        chunks=Chunks(8, 7, 1, 0, 0),
+    )
     figures = report.to_json()
     assert report.ok
     assert figures["chunks"] == {"expected": 8, "done": 7, "failed": 1, "todo": 0, "pending": 0, "accounted": True}
@@ -137,7 +185,12 @@ def test_the_table_holds_what_the_figures_do() -> None:
     console = Console(record=True, width=120)
     console.print(report.render())
     shown = console.export_text()
-    for line in ("kill-trainer │     1 │     0.25 │   0.25 │    0.25", "messages       2 drop", "and 4 done again",
-                 "counted        1 late-push\n", "7 of 8 done, 1 discarded, 0 open: all accounted for",
-                 "bit-identical  yes (3 tensors)"):
+    for line in (
+        "kill-trainer │     1 │     0.25 │   0.25 │    0.25",
+        "messages       2 drop",
+        "and 4 done again",
+        "counted        1 late-push\n",
+        "7 of 8 done, 1 discarded, 0 open: all accounted for",
+        "bit-identical  yes (3 tensors)",
+    ):
         assert line in shown

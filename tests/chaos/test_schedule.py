@@ -5,14 +5,7 @@ from __future__ import annotations
 import pytest
 
 from graphft.errors import GraphftError
-from graphft.runtime.chaos.schedule import (
-    CLUSTER_WEIGHTS,
-    MESSAGES,
-    WEIGHTS,
-    kinds_of,
-    make_schedule,
-    message_faults,
-)
+from graphft.runtime.chaos.schedule import CLUSTER_WEIGHTS, MESSAGES, WEIGHTS, kinds_of, make_schedule, message_faults
 
 KINDS = tuple(WEIGHTS)
 

@@ -44,8 +44,11 @@ class Rare(Squares):
 
     def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
         draws: dict[str, Callable[[], float]] = {
-            "torch": lambda: torch.rand(1).item(), "numpy": lambda: float(np.random.rand()), "python": random.random,
-            "swallowed": drawn_behind_a_handler}
+            "torch": lambda: torch.rand(1).item(),
+            "numpy": lambda: float(np.random.rand()),
+            "python": random.random,
+            "swallowed": drawn_behind_a_handler,
+        }
         if self.source == "lazy":
             return Lazy(i)  # type: ignore[return-value]
         return torch.tensor([i + draws[self.source]() if i == 5 else float(i)]), i

@@ -100,10 +100,15 @@ def test_the_same_contents_are_accepted(format: str, tmp_path: Path) -> None:
             open_reader(spec, ".", 0)
 
 
-@pytest.mark.parametrize(("data", "found"), [
-    (npy(list(range(640))), "2688 bytes"), (npy(Y, "float64"), "288 bytes"),
-    (npy([[v, v] for v in Y], "float16"), r"float16\[20, 2\], float32\[20\]"),
-    (npy(Y, "int32"), r"int32\[20\], float32\[20\]")])
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (npy(list(range(640))), "2688 bytes"),
+        (npy(Y, "float64"), "288 bytes"),
+        (npy([[v, v] for v in Y], "float16"), r"float16\[20, 2\], float32\[20\]"),
+        (npy(Y, "int32"), r"int32\[20\], float32\[20\]"),
+    ],
+)
 def test_npy_files_of_other_shape_or_dtype(data: bytes, found: str, tmp_path: Path) -> None:
     """Also those of the same size, with the modification time of the file that was described."""
     write(tmp_path / "f", npy(Y))
@@ -164,9 +169,7 @@ def rewrite(path: Path) -> None:
         f.write(bytes(64))
 
 
-def test_a_file_that_is_changed_between_the_check_and_the_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_changed_between_the_check_and_the_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pitfall 74: the changed rows were trained on, and stayed in the cache; the next chunk was refused."""
     np.save(tmp_path / "x.npy", np.ones((64, 2)))
     reader = open_reader(files({"x": f"{tmp_path}/x.npy"}, "npy", chunk_size=16), ".", 0)

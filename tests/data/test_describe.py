@@ -38,9 +38,10 @@ def test_arrays_accept_lists_views_and_foreign_byte_order() -> None:
     assert spec.values["c"].tolist() == [0, 2, 4]
 
 
-@pytest.mark.parametrize(("size", "drop_last", "expected"), [
-    (4, False, (1, 1, 1)), (3, False, (2, 2, 1)), (3, True, (1, 1, 0)), (2, True, (2, 2, 1)),
-])
+@pytest.mark.parametrize(
+    ("size", "drop_last", "expected"),
+    [(4, False, (1, 1, 1)), (3, False, (2, 2, 1)), (3, True, (1, 1, 0)), (2, True, (2, 2, 1))],
+)
 def test_batches(size: int, drop_last: bool, expected: tuple[int, ...]) -> None:
     assert arrays(x=torch.zeros(10), chunk_size=4).batches(size, drop_last) == expected
 
@@ -51,34 +52,37 @@ def test_split_covers_everything() -> None:
             assert [i for start, n in split(records, size) for i in range(start, start + n)] == list(range(records))
 
 
-@pytest.mark.parametrize(("make", "rule"), [
-    (lambda: arrays(x=torch.zeros(3), y=torch.zeros(4)), "column-lengths"),
-    (lambda: arrays(x=torch.zeros(0)), "short-data"),
-    (lambda: arrays(x=torch.zeros(3), chunk_size=0), "chunk-size"),
-    (lambda: arrays(x=torch.tensor(1.0)), "columns"),
-    (lambda: arrays(x=torch.zeros(3, dtype=torch.bfloat16)), "columns"),
-    (lambda: arrays(x=np.array(["a", "b"])), "columns"),
-    (lambda: arrays(), "columns"),
-    (lambda: arrays(**{"not a name": torch.zeros(3)}), "columns"),
-    (lambda: arrays(x=torch.zeros(3)).batches(4), "short-data"),
-    (lambda: arrays(x=torch.zeros(9), chunk_size=3).batches(4), "short-chunks"),
-    (lambda: arrays(x=torch.zeros(9)).batches(0), "batch-size"),
-    (lambda: DataSpec.from_json({"kind": "arrays"}), "data"),
-    (lambda: dataset("nowhere.py:make"), "dataset-reference"),
-    (lambda: dataset("no_such_module:make"), "dataset-reference"),
-    (lambda: dataset("json:no_such_function"), "dataset-reference"),
-    (lambda: dataset("json"), "dataset-reference"),
-    (lambda: dataset("json:__doc__"), "dataset-reference"),
-    (lambda: dataset(lambda: [1, 2]), "dataset-reference"),
-    (lambda: dataset(f"{DATASETS}:squares", {"n": object()}), "dataset-args"),
-    (lambda: dataset(f"{DATASETS}:squares"), "dataset"),
-    (lambda: dataset(f"{DATASETS}:squares", {"n": 0}), "short-data"),
-    (lambda: dataset(f"{DATASETS}:squares", {"n": 3}, columns=("x", "y", "z")), "columns"),
-    (lambda: dataset(f"{DATASETS}:Named", columns=("x", "q")), "columns"),
-    (lambda: dataset(f"{DATASETS}:Named", columns=("x", "name")), "columns"),
-    (lambda: dataset(f"{DATASETS}:fails"), "dataset"),
-    (lambda: dataset(f"{DATASETS}:no_dataset"), "dataset"),
-])
+@pytest.mark.parametrize(
+    ("make", "rule"),
+    [
+        (lambda: arrays(x=torch.zeros(3), y=torch.zeros(4)), "column-lengths"),
+        (lambda: arrays(x=torch.zeros(0)), "short-data"),
+        (lambda: arrays(x=torch.zeros(3), chunk_size=0), "chunk-size"),
+        (lambda: arrays(x=torch.tensor(1.0)), "columns"),
+        (lambda: arrays(x=torch.zeros(3, dtype=torch.bfloat16)), "columns"),
+        (lambda: arrays(x=np.array(["a", "b"])), "columns"),
+        (lambda: arrays(), "columns"),
+        (lambda: arrays(**{"not a name": torch.zeros(3)}), "columns"),
+        (lambda: arrays(x=torch.zeros(3)).batches(4), "short-data"),
+        (lambda: arrays(x=torch.zeros(9), chunk_size=3).batches(4), "short-chunks"),
+        (lambda: arrays(x=torch.zeros(9)).batches(0), "batch-size"),
+        (lambda: DataSpec.from_json({"kind": "arrays"}), "data"),
+        (lambda: dataset("nowhere.py:make"), "dataset-reference"),
+        (lambda: dataset("no_such_module:make"), "dataset-reference"),
+        (lambda: dataset("json:no_such_function"), "dataset-reference"),
+        (lambda: dataset("json"), "dataset-reference"),
+        (lambda: dataset("json:__doc__"), "dataset-reference"),
+        (lambda: dataset(lambda: [1, 2]), "dataset-reference"),
+        (lambda: dataset(f"{DATASETS}:squares", {"n": object()}), "dataset-args"),
+        (lambda: dataset(f"{DATASETS}:squares"), "dataset"),
+        (lambda: dataset(f"{DATASETS}:squares", {"n": 0}), "short-data"),
+        (lambda: dataset(f"{DATASETS}:squares", {"n": 3}, columns=("x", "y", "z")), "columns"),
+        (lambda: dataset(f"{DATASETS}:Named", columns=("x", "q")), "columns"),
+        (lambda: dataset(f"{DATASETS}:Named", columns=("x", "name")), "columns"),
+        (lambda: dataset(f"{DATASETS}:fails"), "dataset"),
+        (lambda: dataset(f"{DATASETS}:no_dataset"), "dataset"),
+    ],
+)
 def test_errors(make: Any, rule: str) -> None:
     with pytest.raises(GraphftError) as error:
         make()

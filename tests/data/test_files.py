@@ -29,8 +29,12 @@ DTYPES = {"y": "int64"}
 
 def rows(start: int, n: int) -> dict[str, list[Any]]:
     r = range(start, start + n)
-    return {"note": [f'i is "{i}",\nreally' for i in r], "a": [i + 0.5 for i in r], "label": list(r),
-            "b": [-float(i) for i in r]}
+    return {
+        "note": [f'i is "{i}",\nreally' for i in r],
+        "a": [i + 0.5 for i in r],
+        "label": list(r),
+        "b": [-float(i) for i in r],
+    }
 
 
 def parquet(table: dict[str, list[Any]], group: int = 7) -> bytes:
@@ -98,7 +102,14 @@ def test_row_groups_are_joined_and_divided(tmp_path: Path) -> None:
     (tmp_path / "large").write_bytes(parquet(rows(20, 20), group=20))
     spec = files([str(tmp_path / "small"), str(tmp_path / "large")], "parquet", COLUMNS, DTYPES, chunk_size=7)
     assert [(c.file, c.start, c.records) for c in spec.chunks] == [
-        (0, 0, 6), (0, 6, 6), (0, 12, 6), (0, 18, 2), (1, 0, 7), (1, 7, 7), (1, 14, 6)]
+        (0, 0, 6),
+        (0, 6, 6),
+        (0, 12, 6),
+        (0, 18, 2),
+        (1, 0, 7),
+        (1, 7, 7),
+        (1, 14, 6),
+    ]
     check(spec, 40)
 
 
@@ -114,8 +125,11 @@ def test_npy(tmp_path: Path) -> None:
 
 
 @settings(max_examples=40)
-@given(notes=st.lists(st.text(st.sampled_from('a",\n\r;é '), max_size=6), min_size=1, max_size=12),
-       chunk_size=st.integers(1, 5), end=st.sampled_from(["", "\n", "\n\n"]))
+@given(
+    notes=st.lists(st.text(st.sampled_from('a",\n\r;é '), max_size=6), min_size=1, max_size=12),
+    chunk_size=st.integers(1, 5),
+    end=st.sampled_from(["", "\n", "\n\n"]),
+)
 def test_csv_with_quotes_and_line_ends(notes: list[str], chunk_size: int, end: str) -> None:
     import csv
 
@@ -143,11 +157,14 @@ def test_missing_values_are_nan(format: str, tmp_path: Path) -> None:
         read_all(integers)
 
 
-@pytest.mark.parametrize(("text", "dtype", "message"), [
-    (b"a,y\n1,0\nred,1\n", "float32", "field a is not a number"),
-    (b"a,y\n1,0\n300,1\n", "int8", "values that are no int8"),
-    (b"a,y\n1,0\n2\n", "float32", "has 1 fields, the header 2"),
-])
+@pytest.mark.parametrize(
+    ("text", "dtype", "message"),
+    [
+        (b"a,y\n1,0\nred,1\n", "float32", "field a is not a number"),
+        (b"a,y\n1,0\n300,1\n", "int8", "values that are no int8"),
+        (b"a,y\n1,0\n2\n", "float32", "has 1 fields, the header 2"),
+    ],
+)
 def test_damaged_records_name_the_chunk(text: bytes, dtype: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "f.csv").write_bytes(text)
     spec = files(str(tmp_path / "f.csv"), "csv", {"a": "a", "y": "y"}, {"a": dtype})
@@ -166,27 +183,30 @@ def test_changed_file_is_refused(tmp_path: Path) -> None:
         open_reader(spec, ".", 0)
 
 
-@pytest.mark.parametrize(("call", "rule"), [
-    (lambda p: files(f"{p}/none", "csv", COLUMNS), "missing-file"),
-    (lambda p: files("nosuchscheme://none", "csv", COLUMNS), "missing-file"),
-    (lambda p: files([], "csv", COLUMNS), "missing-file"),
-    (lambda p: files("oci://bucket/none", "csv", COLUMNS), "missing-package"),
-    (lambda p: files(f"{p}/f", "tfrecord", COLUMNS), "format"),
-    (lambda p: files(f"{p}/f", "csv"), "columns"),
-    (lambda p: files(f"{p}/f", "csv", {"x": "none"}), "columns"),
-    (lambda p: files(f"{p}/f", "csv", {"x": "y"}, {"x": "string"}), "columns"),
-    (lambda p: files(f"{p}/f", "csv", {"x": "y"}, {"x": "nonsense"}), "columns"),
-    (lambda p: files(f"{p}/f", "csv", {"x": "y"}, chunk_size=0), "chunk-size"),
-    (lambda p: files(f"{p}/f", "parquet", COLUMNS), "format"),
-    (lambda p: files(f"{p}/f", "jsonl", COLUMNS), "format"),
-    (lambda p: files({"x": f"{p}/f"}, "npy"), "format"),
-    (lambda p: files(f"{p}/f", "npy"), "columns"),
-    (lambda p: files({"x": [f"{p}/3.npy"], "y": [f"{p}/4.npy"]}, "npy"), "column-lengths"),
-    (lambda p: files({"x": [f"{p}/3.npy", f"{p}/t.npy"]}, "npy"), "format"),
-    (lambda p: files({"x": [f"{p}/3.npy", f"{p}/i.npy"]}, "npy"), "columns"),
-    (lambda p: files({"x": f"{p}/s.npy"}, "npy"), "format"),
-    (lambda p: files(f"{p}/empty", "csv", {"x": "y"}), "short-data"),
-])
+@pytest.mark.parametrize(
+    ("call", "rule"),
+    [
+        (lambda p: files(f"{p}/none", "csv", COLUMNS), "missing-file"),
+        (lambda p: files("nosuchscheme://none", "csv", COLUMNS), "missing-file"),
+        (lambda p: files([], "csv", COLUMNS), "missing-file"),
+        (lambda p: files("oci://bucket/none", "csv", COLUMNS), "missing-package"),
+        (lambda p: files(f"{p}/f", "tfrecord", COLUMNS), "format"),
+        (lambda p: files(f"{p}/f", "csv"), "columns"),
+        (lambda p: files(f"{p}/f", "csv", {"x": "none"}), "columns"),
+        (lambda p: files(f"{p}/f", "csv", {"x": "y"}, {"x": "string"}), "columns"),
+        (lambda p: files(f"{p}/f", "csv", {"x": "y"}, {"x": "nonsense"}), "columns"),
+        (lambda p: files(f"{p}/f", "csv", {"x": "y"}, chunk_size=0), "chunk-size"),
+        (lambda p: files(f"{p}/f", "parquet", COLUMNS), "format"),
+        (lambda p: files(f"{p}/f", "jsonl", COLUMNS), "format"),
+        (lambda p: files({"x": f"{p}/f"}, "npy"), "format"),
+        (lambda p: files(f"{p}/f", "npy"), "columns"),
+        (lambda p: files({"x": [f"{p}/3.npy"], "y": [f"{p}/4.npy"]}, "npy"), "column-lengths"),
+        (lambda p: files({"x": [f"{p}/3.npy", f"{p}/t.npy"]}, "npy"), "format"),
+        (lambda p: files({"x": [f"{p}/3.npy", f"{p}/i.npy"]}, "npy"), "columns"),
+        (lambda p: files({"x": f"{p}/s.npy"}, "npy"), "format"),
+        (lambda p: files(f"{p}/empty", "csv", {"x": "y"}), "short-data"),
+    ],
+)
 def test_errors_when_described(call: Callable[[Path], DataSpec], rule: str, tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"y\n1\n")
     (tmp_path / "empty").write_bytes(b"y\n")

@@ -108,15 +108,23 @@ def test_a_damaged_record_is_no_error_of_the_description() -> None:
 
 
 DRAWS: list[Callable[[], Any]] = [
-    lambda: torch.rand(1), lambda: torch.randperm(4), lambda: torch.nn.functional.dropout(torch.ones(4)),
-    lambda: torch.empty(3).uniform_(), lambda: torch.multinomial(torch.ones(4), 1),
+    lambda: torch.rand(1),
+    lambda: torch.randperm(4),
+    lambda: torch.nn.functional.dropout(torch.ones(4)),
+    lambda: torch.empty(3).uniform_(),
+    lambda: torch.multinomial(torch.ones(4), 1),
     lambda: torch.normal(0.0, 1.0, (2,)),
-    lambda: torch.randint(0, 4, (1,)).item(), lambda: torch.rand(1, generator=torch.default_generator),
-    lambda: torch.nn.functional.rrelu(torch.ones(4), training=True), lambda: torch.poisson(torch.ones(4)),
+    lambda: torch.randint(0, 4, (1,)).item(),
+    lambda: torch.rand(1, generator=torch.default_generator),
+    lambda: torch.nn.functional.rrelu(torch.ones(4), training=True),
+    lambda: torch.poisson(torch.ones(4)),
     lambda: torch.utils.data.RandomSampler([1, 2]).__iter__().__next__(),
     # these are no operators, and would move the generator of the thread that trains
-    lambda: torch.manual_seed(3), lambda: torch.random.manual_seed(3), lambda: torch.seed(),
-    lambda: torch.set_rng_state(torch.get_rng_state().clone())]
+    lambda: torch.manual_seed(3),
+    lambda: torch.random.manual_seed(3),
+    lambda: torch.seed(),
+    lambda: torch.set_rng_state(torch.get_rng_state().clone()),
+]
 
 
 @pytest.mark.parametrize("draw", DRAWS)
@@ -127,9 +135,15 @@ def test_draws_from_torchs_generator_are_stopped(draw: Callable[[], Any]) -> Non
     assert torch.equal(torch.get_rng_state(), before)
 
 
-@pytest.mark.parametrize("call", [
-    lambda: torch.rand(1, generator=torch.Generator().manual_seed(1)), lambda: np.random.default_rng(0).random(),
-    lambda: random.Random(0).random(), lambda: torch.ones(3).sum().item()])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: torch.rand(1, generator=torch.Generator().manual_seed(1)),
+        lambda: np.random.default_rng(0).random(),
+        lambda: random.Random(0).random(),
+        lambda: torch.ones(3).sum().item(),
+    ],
+)
 def test_what_does_not_draw_from_global_generators_is_not_stopped(call: Callable[[], Any]) -> None:
     watch = DrawWatch()
     assert watch.read(call) is not None
@@ -138,9 +152,11 @@ def test_what_does_not_draw_from_global_generators_is_not_stopped(call: Callable
 
 def test_a_watched_read_loads_no_compiler() -> None:
     """Pitfall 67: at the start of each trainer."""
-    code = ("import sys, torch; from graphft.runtime.data.randomness import DrawWatch\n"
-            "assert DrawWatch().read(lambda: torch.zeros(2) + 1).tolist() == [1, 1]\n"
-            "print('torch._dynamo' in sys.modules)")
+    code = (
+        "import sys, torch; from graphft.runtime.data.randomness import DrawWatch\n"
+        "assert DrawWatch().read(lambda: torch.zeros(2) + 1).tolist() == [1, 1]\n"
+        "print('torch._dynamo' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "False\n"
 
@@ -177,20 +193,30 @@ class Changing:
 
     def __getitem__(self, i: int) -> tuple[torch.Tensor]:
         if i == 20:
-            {"threads": change_threads, "oneDNN": change_onednn, "precision": change_precision,
-             "denormals": lambda: torch.set_flush_denormal(True),
-             "rounding": lambda: round_as(DOWNWARD),
-             "autocast": lambda: torch.set_autocast_enabled("cpu", True),
-             "dtype": lambda: torch.set_default_dtype(torch.float64)}[self.how]()
+            {
+                "threads": change_threads,
+                "oneDNN": change_onednn,
+                "precision": change_precision,
+                "denormals": lambda: torch.set_flush_denormal(True),
+                "rounding": lambda: round_as(DOWNWARD),
+                "autocast": lambda: torch.set_autocast_enabled("cpu", True),
+                "dtype": lambda: torch.set_default_dtype(torch.float64),
+            }[self.how]()
         return (torch.zeros(2),)
 
 
-@pytest.mark.parametrize(("how", "name"), [("threads", "set_num_threads: 1 -> 2"), ("oneDNN", "mkldnn.enabled"),
-                                           ("precision", r"mkldnn.matmul.fp32_precision: \w+ -> bf16"),
-                                           ("denormals", "set_flush_denormal: False -> True"),
-                                           ("rounding", "rounding mode .* to nearest -> downward"),
-                                           ("autocast", "torch.autocast: False -> torch.bfloat16"),
-                                           ("dtype", "set_default_dtype: torch.float32 -> torch.float64")])
+@pytest.mark.parametrize(
+    ("how", "name"),
+    [
+        ("threads", "set_num_threads: 1 -> 2"),
+        ("oneDNN", "mkldnn.enabled"),
+        ("precision", r"mkldnn.matmul.fp32_precision: \w+ -> bf16"),
+        ("denormals", "set_flush_denormal: False -> True"),
+        ("rounding", "rounding mode .* to nearest -> downward"),
+        ("autocast", "torch.autocast: False -> torch.bfloat16"),
+        ("dtype", "set_default_dtype: torch.float32 -> torch.float64"),
+    ],
+)
 def test_a_record_that_changes_settings_of_torch_is_refused(how: str, name: str) -> None:
     """From there on, bits depended on who had read the record, and when."""
     threads, onednn, dtype = torch.get_num_threads(), torch.backends.mkldnn.enabled, torch.get_default_dtype()

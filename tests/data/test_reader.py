@@ -32,8 +32,13 @@ def one_pass(reader: Reader, batch_size: int, pass_index: int = 0) -> dict[str, 
     return {c: torch.cat([b[c] for b in read]) for c in reader.spec.columns}
 
 
-@given(records=st.integers(1, 60), chunk=st.integers(1, 20), size=st.integers(1, 20), seed=st.integers(0, 2**63),
-       pass_index=st.integers(0, 1000))
+@given(
+    records=st.integers(1, 60),
+    chunk=st.integers(1, 20),
+    size=st.integers(1, 20),
+    seed=st.integers(0, 2**63),
+    pass_index=st.integers(0, 1000),
+)
 def test_every_record_once_per_pass(records: int, chunk: int, size: int, seed: int, pass_index: int) -> None:
     chunk = min(chunk, records)
     spec = arrays(x=torch.arange(records), y=torch.arange(records) * 10, chunk_size=chunk)
@@ -166,8 +171,13 @@ def test_script_is_loaded_as_a_module(tmp_path: Path) -> None:
 
     (tmp_path / "script.py").write_text(SCRIPT)
     (tmp_path / "helper.py").write_text("LENGTH = 7\n")
-    shown = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=50,
-                           env={"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"})
+    shown = subprocess.run(
+        [sys.executable, str(tmp_path / "script.py")],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        env={"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
+    )
     assert shown.returncode == 0, shown.stderr
     spec = DataSpec.from_json(json.loads(shown.stdout))
     assert sorted(one_pass(open_reader(spec, ".", 0), 2)["y"].tolist()) == list(range(7))
@@ -188,13 +198,19 @@ class Interrupts:
         return (torch.zeros(2),)
 
 
-@pytest.mark.parametrize(("handler", "noticed", "asked", "raised"), [
-    (signal.default_int_handler, True, False, GraphftError),
-    (signal.default_int_handler, True, True, KeyboardInterrupt),
-    (signal.default_int_handler, False, False, KeyboardInterrupt),
-    (signal.SIG_IGN, True, False, GraphftError)], ids=["no", "yes", "unknown", "ignored"])
+@pytest.mark.parametrize(
+    ("handler", "noticed", "asked", "raised"),
+    [
+        (signal.default_int_handler, True, False, GraphftError),
+        (signal.default_int_handler, True, True, KeyboardInterrupt),
+        (signal.default_int_handler, False, False, KeyboardInterrupt),
+        (signal.SIG_IGN, True, False, GraphftError),
+    ],
+    ids=["no", "yes", "unknown", "ignored"],
+)
 def test_a_keyboard_interrupt_without_a_signal_is_a_failed_read(
-        handler: Any, noticed: bool, asked: bool, raised: type[BaseException]) -> None:
+    handler: Any, noticed: bool, asked: bool, raised: type[BaseException]
+) -> None:
     """Pitfall 39: it ended the job, and nobody was told which record it was."""
     spec = dataset(f"{__file__}:Interrupts", {"at": -1}, chunk_size=8, columns=("x",))
     spec.source["args"]["at"] = 3
@@ -239,8 +255,13 @@ if __name__ == "__main__":
 def test_forks_of_user_code_end_when_they_are_told_to(tmp_path: Path) -> None:
     """Pitfall 78: a pool ends its workers by SIGTERM. They had inherited the trainer's handler, and it waited on."""
     (tmp_path / "script.py").write_text(POOL)
-    shown = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=50,
-                           env={"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"})
+    shown = subprocess.run(
+        [sys.executable, str(tmp_path / "script.py")],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        env={"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
+    )
     assert (shown.returncode, shown.stdout) == (0, "8\n"), shown.stderr
 
 
@@ -280,7 +301,12 @@ if __name__ == "__main__":
 def test_a_fork_of_user_code_never_becomes_a_trainer(tmp_path: Path) -> None:
     """Pitfall 78: its SystemExit was taken for a failed read, and it waited for ever, as a thread of a trainer."""
     (tmp_path / "script.py").write_text(FORKS)
-    shown = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True, timeout=50,
-                           env={"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"})
+    shown = subprocess.run(
+        [sys.executable, str(tmp_path / "script.py")],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        env={"PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
+    )
     assert shown.returncode == 0, shown.stderr
     assert shown.stdout.split() == ["7", "7", "8", "1", "1", "8", "0", "0", "8", "0", "0", "0", "8"]

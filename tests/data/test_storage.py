@@ -33,12 +33,22 @@ def caused(error: Exception, cause: Exception) -> Exception:
     return error
 
 
-@pytest.mark.parametrize(("error", "expected"), [
-    (FileNotFoundError("f"), True), (ConnectionResetError(), True), (fsspec.exceptions.FSTimeoutError(), True),
-    (http.client.IncompleteRead(b""), True), (caused(GraphftError("x"), PermissionError()), True),
-    (caused(ValueError("x"), caused(KeyError("y"), TimeoutError())), True),
-    (type("Odd", (Exception,), {"__module__": None})(), False),
-    (ValueError("damaged"), False), (TypeError(), False), (EOFError(), False), (GraphftError("x"), False)])
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (FileNotFoundError("f"), True),
+        (ConnectionResetError(), True),
+        (fsspec.exceptions.FSTimeoutError(), True),
+        (http.client.IncompleteRead(b""), True),
+        (caused(GraphftError("x"), PermissionError()), True),
+        (caused(ValueError("x"), caused(KeyError("y"), TimeoutError())), True),
+        (type("Odd", (Exception,), {"__module__": None})(), False),
+        (ValueError("damaged"), False),
+        (TypeError(), False),
+        (EOFError(), False),
+        (GraphftError("x"), False),
+    ],
+)
 def test_which_errors_are_of_storage(error: Exception, expected: bool) -> None:
     assert is_of_storage(error) is expected
 

@@ -7,16 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from graphft.runtime.etcd import (
-    EmbeddedCluster,
-    Etcd,
-    EtcdError,
-    EtcdUnreachable,
-    Session,
-    Watch,
-    absent,
-    put_op,
-)
+from graphft.runtime.etcd import EmbeddedCluster, Etcd, EtcdError, EtcdUnreachable, Session, Watch, absent, put_op
 
 
 @pytest.fixture

@@ -9,23 +9,16 @@ import pytest
 from etcd.full import cure, fill, full_etcd, with_options
 from etcd.logins import enable_login
 
-from graphft.runtime.etcd import (
-    EmbeddedEtcd,
-    Etcd,
-    EtcdError,
-    EtcdFull,
-    TransientEtcdError,
-    Watch,
-    absent,
-    put_op,
-)
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, EtcdFull, TransientEtcdError, Watch, absent, put_op
 
 
 @pytest.mark.parametrize("size", [1_700_000, 3_000_000])
 def test_a_request_that_is_too_large_is_refused_for_good(etcd: Etcd, prefix: str, size: int) -> None:
     """Pitfall 52: etcd itself refuses the first, its gRPC the second, with the status that means a full etcd, too."""
-    for call in (lambda: etcd.put(prefix + "a", bytes(size)),
-                 lambda: etcd.txn([absent(prefix + "a")], [put_op(prefix + "a", bytes(size))], token=prefix + "a")):
+    for call in (
+        lambda: etcd.put(prefix + "a", bytes(size)),
+        lambda: etcd.txn([absent(prefix + "a")], [put_op(prefix + "a", bytes(size))], token=prefix + "a"),
+    ):
         with pytest.raises(EtcdError) as caught:
             call()
         assert not isinstance(caught.value, TransientEtcdError)

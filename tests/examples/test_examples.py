@@ -15,8 +15,13 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 def run(name: str, folder: Path, *options: str) -> str:
     """The script's output. It runs in `folder`, so that what it writes lands there."""
-    shown = subprocess.run([sys.executable, str(EXAMPLES / name), "--small", *options], cwd=folder, timeout=280,
-                           capture_output=True, text=True)
+    shown = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), "--small", *options],
+        cwd=folder,
+        timeout=280,
+        capture_output=True,
+        text=True,
+    )
     assert shown.returncode == 0, shown.stdout + shown.stderr
     return shown.stdout
 

@@ -78,8 +78,7 @@ class Child:
 
 
 class Nursery:
-    """The process of which others are forks; it must be a descendant of whoever uses it, whose children they become.
-    """
+    """The process of which others are forks; it must be a descendant of whoever uses it, whose children they become."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.environment = {n: v for n, v in environment.items() if n not in FREE}
@@ -102,8 +101,13 @@ class Nursery:
     def start(self) -> subprocess.Popen[bytes]:
         """As a process of its own, which imports torch."""
         command = [sys.executable, "-m", "tests.integration.nursery", str(self._listener.fileno()), str(self._theirs)]
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=self.environment, cwd=ROOT,
-                                   pass_fds=[self._listener.fileno(), self._theirs])
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            env=self.environment,
+            cwd=ROOT,
+            pass_fds=[self._listener.fileno(), self._theirs],
+        )
         self.begun()
         return process
 
@@ -136,17 +140,23 @@ class Nursery:
         if arguments[0] != "-c" and self._serves(environment):
             with open(os.devnull, "rb") as nothing:
                 return Child(self._ask(arguments, folder, environment, (nothing, out, out)), None, None)
-        return subprocess.Popen([sys.executable, *arguments], cwd=folder, env=environment, stdout=out, stderr=out,
-                                stdin=subprocess.DEVNULL)
+        return subprocess.Popen(
+            [sys.executable, *arguments], cwd=folder, env=environment, stdout=out, stderr=out, stdin=subprocess.DEVNULL
+        )
 
     def _serves(self, environment: Mapping[str, str]) -> bool:
         """Whether a process with this environment can be a fork. What only roles need may be missing in it."""
         return _that_count({**self.environment, **environment}) == _that_count(self.environment)
 
-    def _ask(self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str],
-             streams: Sequence[BinaryIO]) -> int:
-        request = {"arguments": list(arguments), "folder": str(folder.absolute()), "parent": os.getpid(),
-                   "environment": {**self.environment, **environment}}
+    def _ask(
+        self, arguments: Sequence[str], folder: Path, environment: Mapping[str, str], streams: Sequence[BinaryIO]
+    ) -> int:
+        request = {
+            "arguments": list(arguments),
+            "folder": str(folder.absolute()),
+            "parent": os.getpid(),
+            "environment": {**self.environment, **environment},
+        }
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
             connection.connect(self._address)
             socket.send_fds(connection, [json.dumps(request).encode()], [stream.fileno() for stream in streams])

@@ -45,9 +45,11 @@ class Act:
 
 def kill(role: str, *indices: int) -> Callable[[Supervisor], None]:
     """What SIGKILLs these processes of a role."""
+
     def do(supervisor: Supervisor) -> None:
         for index in indices:
             assert supervisor.signal(role, index, signal.SIGKILL)
+
     return do
 
 
@@ -175,8 +177,9 @@ class Program:
         self.process.kill()
         self.process.wait()
 
-    def until(self, job_dir: Path, condition: Callable[[JobStatus], bool], etcd: str = "",
-              seconds: float = 120.0) -> JobStatus:
+    def until(
+        self, job_dir: Path, condition: Callable[[JobStatus], bool], etcd: str = "", seconds: float = 120.0
+    ) -> JobStatus:
         """Waits for a status of the job in this folder, while this process runs."""
         end = time.monotonic() + seconds
         while self.process.poll() is None and time.monotonic() < end:

@@ -66,12 +66,16 @@ def test_without_fault_tolerance_each_trainer_has_its_share(program: ir.Program,
 
 
 def test_trainers_die_join_and_leave(program: ir.Program, folder: Path, pace: Pace) -> None:
-    played = play(async_job(program, pace=pace.file), folder, [
-        Act(lambda s: at(20)(s) and len(s.trainers) == 2, kill("trainer", 1)),
-        Act(lambda s: len(s.trainers) == 2 and s.step >= 40, lambda supervisor: supervisor.add("trainer", 2)),
-        Act(lambda s: len(s.trainers) == 3, lambda supervisor: supervisor.signal("trainer", 0, signal.SIGTERM)),
-        Act(lambda s: len(s.trainers) == 2, lambda _: pace.set(0)),
-    ])
+    played = play(
+        async_job(program, pace=pace.file),
+        folder,
+        [
+            Act(lambda s: at(20)(s) and len(s.trainers) == 2, kill("trainer", 1)),
+            Act(lambda s: len(s.trainers) == 2 and s.step >= 40, lambda supervisor: supervisor.add("trainer", 2)),
+            Act(lambda s: len(s.trainers) == 3, lambda supervisor: supervisor.signal("trainer", 0, signal.SIGTERM)),
+            Act(lambda s: len(s.trainers) == 2, lambda _: pace.set(0)),
+        ],
+    )
     assert_exact(played)
     assert trained(played)
     assert played.result.preemptions == {"trainer 1": 1}
@@ -82,16 +86,21 @@ def test_trainers_die_join_and_leave(program: ir.Program, folder: Path, pace: Pa
 
 def test_shards_come_back_alone_and_older(program: ir.Program, folder: Path, pace: Pace) -> None:
     """Shard 1 dies twice; it has no checkpoint but the last, so it lacks chunks of passes that were over."""
+
     def both(supervisor: Supervisor) -> None:
         kill("pserver", 1)(supervisor)
         kill("trainer", 0)(supervisor)
 
     plan = async_job(program).config.plan
-    played = play(async_job(program, pace=pace.file, checkpoint_every=0), folder, [
-        Act(lambda s: s.pass_index == 1 and s.step >= plan.start_steps[1] + 10, both),
-        Act(lambda s: s.generation == 1 and at(10)(s), kill("pserver", 1)),
-        Act(lambda s: s.generation == 2, lambda _: pace.set(0)),
-    ])
+    played = play(
+        async_job(program, pace=pace.file, checkpoint_every=0),
+        folder,
+        [
+            Act(lambda s: s.pass_index == 1 and s.step >= plan.start_steps[1] + 10, both),
+            Act(lambda s: s.generation == 1 and at(10)(s), kill("pserver", 1)),
+            Act(lambda s: s.generation == 2, lambda _: pace.set(0)),
+        ],
+    )
     assert_exact(played)
     assert trained(played)
     kinds = played.events
@@ -102,11 +111,15 @@ def test_shards_come_back_alone_and_older(program: ir.Program, folder: Path, pac
 
 
 def test_every_shard_dies_and_goes_on_from_its_own_checkpoint(program: ir.Program, folder: Path, pace: Pace) -> None:
-    played = play(async_job(program, pace=pace.file), folder, [
-        Act(lambda s: at(30)(s) and (s.checkpoint or 0) >= 20, kill("pserver", 0, 1)),
-        Act(lambda s: s.generation == 2 and at(40)(s) and (s.checkpoint or 0) >= 40, kill("pserver", 0)),
-        Act(lambda s: s.generation == 3, lambda _: pace.set(0)),
-    ])
+    played = play(
+        async_job(program, pace=pace.file),
+        folder,
+        [
+            Act(lambda s: at(30)(s) and (s.checkpoint or 0) >= 20, kill("pserver", 0, 1)),
+            Act(lambda s: s.generation == 2 and at(40)(s) and (s.checkpoint or 0) >= 40, kill("pserver", 0)),
+            Act(lambda s: s.generation == 3, lambda _: pace.set(0)),
+        ],
+    )
     assert_exact(played)
     restarts = [e for e in played.statuses[-1].events if e.kind == "restarted"]
     assert [e.fields["step"] % 10 for e in restarts] == [0, 0, 0]
@@ -115,11 +128,15 @@ def test_every_shard_dies_and_goes_on_from_its_own_checkpoint(program: ir.Progra
 
 
 def test_a_shard_that_does_not_answer_is_skipped_and_made_good(program: ir.Program, folder: Path, pace: Pace) -> None:
-    played = play(async_job(program, pace=pace.file, push_timeout=0.5), folder, [
-        Act(at(20), lambda supervisor: supervisor.signal("pserver", 1, signal.SIGSTOP)),
-        Act(lambda s: skipped(s) >= 2, lambda supervisor: supervisor.signal("pserver", 1, signal.SIGCONT)),
-        Act(lambda s: True, lambda _: pace.set(0)),
-    ])
+    played = play(
+        async_job(program, pace=pace.file, push_timeout=0.5),
+        folder,
+        [
+            Act(at(20), lambda supervisor: supervisor.signal("pserver", 1, signal.SIGSTOP)),
+            Act(lambda s: skipped(s) >= 2, lambda supervisor: supervisor.signal("pserver", 1, signal.SIGCONT)),
+            Act(lambda s: True, lambda _: pace.set(0)),
+        ],
+    )
     assert_exact(played)
     assert max(skipped(s) for s in played.statuses) >= 2
     assert played.result.preemptions == {}

@@ -37,11 +37,15 @@ def test_sync_checkpoints_go_by_age(program: ir.Program, folder: Path, pace: Pac
             return True
         return False
 
-    played = play(job, folder, [
-        Act(note, kill("pserver", 1)),
-        Act(note, kill("pserver", 0, 1)),
-        Act(lambda s: s.generation >= 2 and later(s), lambda _: pace.set(0)),
-    ])
+    played = play(
+        job,
+        folder,
+        [
+            Act(note, kill("pserver", 1)),
+            Act(note, kill("pserver", 0, 1)),
+            Act(lambda s: s.generation >= 2 and later(s), lambda _: pace.set(0)),
+        ],
+    )
     assert_same_bits(played.state, undisturbed.state)
     restarted = [event.fields["step"] for event in played.statuses[-1].events if event.kind == "restarted"]
     assert len(restarted) == 3
@@ -50,9 +54,13 @@ def test_sync_checkpoints_go_by_age(program: ir.Program, folder: Path, pace: Pac
 
 def test_async_shards_take_theirs_by_age(program: ir.Program, folder: Path, pace: Pace) -> None:
     job = training.job(program, pace=pace.file, sync=False, trainers=2, checkpoint_every=0, checkpoint_seconds=0.5)
-    played = play(job, folder, [
-        Act(lambda s: at(10)(s) and saved(s) > 0, kill("pserver", 0)),
-        Act(lambda s: s.generation >= 1 and len(s.pservers) == 2, lambda _: pace.set(0)),
-    ])
+    played = play(
+        job,
+        folder,
+        [
+            Act(lambda s: at(10)(s) and saved(s) > 0, kill("pserver", 0)),
+            Act(lambda s: s.generation >= 1 and len(s.pservers) == 2, lambda _: pace.set(0)),
+        ],
+    )
     (restarted,) = [event for event in played.statuses[-1].events if event.kind == "restarted"]
     assert restarted.fields["step"] > 0

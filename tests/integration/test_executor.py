@@ -23,8 +23,9 @@ def test_an_executor_runs_the_coordinator_of_a_job(tmp_path: Path, etcd_server: 
     endpoints = ",".join(etcd_server.endpoints)  # type: ignore[attr-defined]
     status: list[int] = []
     job.save(tmp_path / "job")
-    waiting = threading.Thread(target=lambda: status.append(
-        graphft.Executor().run_role(tmp_path / "job", "coordinator", etcd=endpoints)))
+    waiting = threading.Thread(
+        target=lambda: status.append(graphft.Executor().run_role(tmp_path / "job", "coordinator", etcd=endpoints))
+    )
     waiting.start()
     result = job.run(job_dir=str(tmp_path / "job"), etcd=endpoints, quiet=True)
     waiting.join(30)

@@ -46,15 +46,19 @@ def test_trainers_die_join_and_leave(program: ir.Program, folder: Path, pace: Pa
         command = [sys.executable, "-m", "graphft", "status", "--job", str(folder), "--json"]
         seen["status"] = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=30).stdout)
 
-    played = play(training.job(program, pace=pace.file), folder, [
-        Act(lambda s: at(8)(s) and settled(s) and len(s.trainers) == 3, kill("trainer", 1)),
-        Act(lambda s: s.step >= 14 and holders(s) >= {0, 2}, lambda _: pace.set(Pace.SLOW)),
-        Act(lambda s: settled(s) and holders(s) == {0, 1, 2}, kill("trainer", 0, 1, 2)),
-        Act(lambda s: settled(s) and holders(s) == {0, 1, 2}, lambda supervisor: supervisor.add("trainer", 3)),
-        Act(lambda s: len(s.trainers) == 4 and settled(s), ask_status),  # more trainers than slots: one stands by
-        Act(lambda s: 3 not in holders(s), lambda supervisor: supervisor.signal("trainer", 0, signal.SIGTERM)),
-        Act(lambda s: holders(s) == {1, 2, 3} and len(s.trainers) == 3, lambda _: pace.set(0)),
-    ])
+    played = play(
+        training.job(program, pace=pace.file),
+        folder,
+        [
+            Act(lambda s: at(8)(s) and settled(s) and len(s.trainers) == 3, kill("trainer", 1)),
+            Act(lambda s: s.step >= 14 and holders(s) >= {0, 2}, lambda _: pace.set(Pace.SLOW)),
+            Act(lambda s: settled(s) and holders(s) == {0, 1, 2}, kill("trainer", 0, 1, 2)),
+            Act(lambda s: settled(s) and holders(s) == {0, 1, 2}, lambda supervisor: supervisor.add("trainer", 3)),
+            Act(lambda s: len(s.trainers) == 4 and settled(s), ask_status),  # more trainers than slots: one stands by
+            Act(lambda s: 3 not in holders(s), lambda supervisor: supervisor.signal("trainer", 0, signal.SIGTERM)),
+            Act(lambda s: holders(s) == {1, 2, 3} and len(s.trainers) == 3, lambda _: pace.set(0)),
+        ],
+    )
     assert_same_bits(played.state, undisturbed.state)
     assert played.result.preemptions == {"trainer 0": 1, "trainer 1": 2, "trainer 2": 1}
     assert played.result.failures == {}
@@ -74,13 +78,22 @@ def test_a_trainer_that_is_stopped_for_longer_than_its_lease_does_no_harm(
     program: ir.Program, folder: Path, pace: Pace, undisturbed: Played
 ) -> None:
     job = training.job(program, pace=pace.file, lease_ttl=2)
-    played = play(job, folder, [
-        Act(lambda s: at(10)(s) and holders(s) == {0, 1}, lambda supervisor: supervisor.signal(
-            "trainer", 0, signal.SIGSTOP)),
-        Act(lambda s: s.step >= 20 and holders(s) == {1}, lambda supervisor: (
-            supervisor.signal("trainer", 0, signal.SIGCONT), pace.set(Pace.SLOW))),
-        Act(lambda s: settled(s) and holders(s) == {0, 1}, lambda _: pace.set(0)),
-    ], trainers=2)
+    played = play(
+        job,
+        folder,
+        [
+            Act(
+                lambda s: at(10)(s) and holders(s) == {0, 1},
+                lambda supervisor: supervisor.signal("trainer", 0, signal.SIGSTOP),
+            ),
+            Act(
+                lambda s: s.step >= 20 and holders(s) == {1},
+                lambda supervisor: (supervisor.signal("trainer", 0, signal.SIGCONT), pace.set(Pace.SLOW)),
+            ),
+            Act(lambda s: settled(s) and holders(s) == {0, 1}, lambda _: pace.set(0)),
+        ],
+        trainers=2,
+    )
     assert_same_bits(played.state, undisturbed.state)
     assert played.result.preemptions.get("trainer 0") == 1, "it ends itself when it finds its lease lost"
     assert "took over" in " ".join(event.text for event in played.statuses[-1].events)
@@ -89,12 +102,16 @@ def test_a_trainer_that_is_stopped_for_longer_than_its_lease_does_no_harm(
 def test_pservers_die(program: ir.Program, folder: Path, pace: Pace, undisturbed: Played) -> None:
     """Before the first checkpoint, one, and both at once."""
     job = training.job(program, pace=pace.file, checkpoint_every=25)
-    played = play(job, folder, [
-        Act(lambda s: at(5)(s) and s.checkpoint is None, kill("pserver", 1)),
-        Act(lambda s: at(26)(s) and s.generation == 1 and s.checkpoint == 25, kill("pserver", 0)),
-        Act(lambda s: at(51)(s) and s.generation == 2 and s.checkpoint == 50, kill("pserver", 0, 1)),
-        Act(lambda s: at(50)(s) and s.generation >= 3, lambda _: pace.set(0)),
-    ])
+    played = play(
+        job,
+        folder,
+        [
+            Act(lambda s: at(5)(s) and s.checkpoint is None, kill("pserver", 1)),
+            Act(lambda s: at(26)(s) and s.generation == 1 and s.checkpoint == 25, kill("pserver", 0)),
+            Act(lambda s: at(51)(s) and s.generation == 2 and s.checkpoint == 50, kill("pserver", 0, 1)),
+            Act(lambda s: at(50)(s) and s.generation >= 3, lambda _: pace.set(0)),
+        ],
+    )
     assert_same_bits(played.state, undisturbed.state)
     assert played.result.preemptions == {"pserver 0": 2, "pserver 1": 2}
     assert played.result.failures == {}, "trainers wait for pservers"
@@ -102,9 +119,7 @@ def test_pservers_die(program: ir.Program, folder: Path, pace: Pace, undisturbed
     assert restarted == [0, 25, 50, 50], "each goes on from the newest committed step"
 
 
-def test_the_whole_job_dies_and_goes_on_and_so_does_its_etcd(
-    folder: Path, pace: Pace, undisturbed: Played
-) -> None:
+def test_the_whole_job_dies_and_goes_on_and_so_does_its_etcd(folder: Path, pace: Pace, undisturbed: Played) -> None:
     """The launcher is killed: nothing of it is left. Started again, the job resumes by itself; then etcd is killed."""
     job_dir = folder / "jobs" / "blobs"
     launcher = Program(folder, "-m", "graphft", "launch", "--trainers", "2", SCRIPT, pace.file)
@@ -112,8 +127,9 @@ def test_the_whole_job_dies_and_goes_on_and_so_does_its_etcd(
     launcher.kill()
     assert not await_gone(folder)
     again = Program(folder, SCRIPT, pace.file)
-    status = again.until(job_dir, lambda s: at(21)(s) and s.generation > 0 and len(s.slots) == 3
-                         and "goes on from step" in again.output)  # the display comes a little later
+    status = again.until(
+        job_dir, lambda s: at(21)(s) and s.generation > 0 and len(s.slots) == 3 and "goes on from step" in again.output
+    )  # the display comes a little later
     (etcd,) = [p for p in processes_of(job_dir) if "etcd" in Path(p.exe()).name]
     etcd.kill()
     again.until(job_dir, lambda s: s.step > status.step + 10)
@@ -127,10 +143,14 @@ def test_the_whole_job_dies_and_goes_on_and_so_does_its_etcd(
 def test_with_the_policy_wait_a_dead_trainer_is_waited_for(
     program: ir.Program, folder: Path, pace: Pace, undisturbed: Played
 ) -> None:
-    played = play(training.job(program, pace=pace.file, on_trainer_loss="wait"), folder, [
-        Act(lambda s: at(10)(s) and holders(s) == {0, 1, 2}, kill("trainer", 1)),
-        Act(lambda s: at(20)(s) and holders(s) == {0, 1, 2}, lambda _: pace.set(0)),
-    ])
+    played = play(
+        training.job(program, pace=pace.file, on_trainer_loss="wait"),
+        folder,
+        [
+            Act(lambda s: at(10)(s) and holders(s) == {0, 1, 2}, kill("trainer", 1)),
+            Act(lambda s: at(20)(s) and holders(s) == {0, 1, 2}, lambda _: pace.set(0)),
+        ],
+    )
     assert_same_bits(played.state, undisturbed.state)
     assert played.result.preemptions == {"trainer 1": 1}
     assert all(len(set(s.slots.values())) == len(s.slots) for s in played.statuses), "one slot each, at most"

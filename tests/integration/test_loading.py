@@ -76,8 +76,11 @@ def keepers_are_ready(status: JobStatus) -> bool:
     ready = 0
     for trainer in status.trainers.values():
         for child in psutil.Process(trainer["pid"]).children():
-            ready += ("lease_keeper.py" in " ".join(child.cmdline()) and child.memory_info().rss > LOADED_BYTES
-                      and child.num_threads() > 1)  # those of gRPC: its channel is open
+            ready += (
+                "lease_keeper.py" in " ".join(child.cmdline())
+                and child.memory_info().rss > LOADED_BYTES
+                and child.num_threads() > 1
+            )  # those of gRPC: its channel is open
     return ready == 3
 
 
@@ -92,10 +95,14 @@ def test_a_record_that_holds_the_interpreters_lock_for_longer_than_the_lease_las
         holding.write_text("9")
         pace.set(0)
 
-    played = play(job, folder, [
-        Act(at(4), lambda _: pace.set(Pace.SLOW)),
-        Act(lambda status: status.step >= 5 and keepers_are_ready(status), hold),
-    ])
+    played = play(
+        job,
+        folder,
+        [
+            Act(at(4), lambda _: pace.set(Pace.SLOW)),
+            Act(lambda status: status.step >= 5 and keepers_are_ready(status), hold),
+        ],
+    )
     assert_same_bits(played.state, undisturbed.state)
     logs = [log.read_text() for log in sorted((folder / "logs").glob("trainer-*.log"))]
     assert (played.result.preemptions, played.result.failures) == ({}, {}), logs

@@ -35,13 +35,19 @@ def assert_exact(played: Played) -> None:
 
 @pytest.mark.parametrize("mode", ["half_async", "geo_sgd"])
 def test_trainers_and_shards_are_killed_and_leave(program: ir.Program, folder: Path, pace: Pace, mode: str) -> None:
-    played = play(local_job(program, mode, pace=pace.file), folder, [
-        Act(lambda s: at(15)(s) and len(s.trainers) == 2, kill("trainer", 1)),
-        Act(lambda s: at(30)(s) and len(s.trainers) == 2, kill("pserver", 0)),
-        Act(lambda s: s.generation == 1 and at(40)(s), lambda supervisor: supervisor.signal(
-            "trainer", 0, signal.SIGTERM)),
-        Act(lambda s: at(45)(s) and len(s.trainers) == 1, lambda _: pace.set(0)),
-    ])
+    played = play(
+        local_job(program, mode, pace=pace.file),
+        folder,
+        [
+            Act(lambda s: at(15)(s) and len(s.trainers) == 2, kill("trainer", 1)),
+            Act(lambda s: at(30)(s) and len(s.trainers) == 2, kill("pserver", 0)),
+            Act(
+                lambda s: s.generation == 1 and at(40)(s),
+                lambda supervisor: supervisor.signal("trainer", 0, signal.SIGTERM),
+            ),
+            Act(lambda s: at(45)(s) and len(s.trainers) == 1, lambda _: pace.set(0)),
+        ],
+    )
     assert_exact(played)
     assert trained(played)
     assert played.result.preemptions == {"trainer 1": 1, "pserver 0": 1}

@@ -15,8 +15,9 @@ import graphft
 from graphft.runtime.data import open_reader
 from tests.integration.plays import Act, assert_same_bits, at, kill, play
 
-needs_transformers = pytest.mark.skipif(importlib.util.find_spec("transformers") is None,
-                                        reason="transformers is not installed")
+needs_transformers = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
+)
 pytestmark = pytest.mark.timeout(300)
 SAMPLES, BATCH, PASSES = 64, 8, 30
 
@@ -27,14 +28,24 @@ def test_a_model_trains_exactly_while_processes_die(name: str, folder: Path) -> 
     case: Case = (CASES | HUGGING_FACE)[name]()
     program = graphft.build(case.model, case.loss_fn, case.inputs, name=name)
     graphft.minimize(program, graphft.AdamW(lr=1e-3))
-    job = graphft.transpile(program, chunks=graphft.arrays(chunk_size=16, **case.batch(SAMPLES)), batch_size=BATCH,
-                            trainers=2, pservers=2, passes=PASSES, ft=True, checkpoint_every=10)
+    job = graphft.transpile(
+        program,
+        chunks=graphft.arrays(chunk_size=16, **case.batch(SAMPLES)),
+        batch_size=BATCH,
+        trainers=2,
+        pservers=2,
+        passes=PASSES,
+        ft=True,
+        checkpoint_every=10,
+    )
     played = play(job, folder, [Act(at(5), kill("trainer", 0)), Act(at(20), kill("pserver", 1))])
     reader = open_reader(job.config.data, folder, job.config.seed)
     alone = InProcess(job, lambda w: reader.batch(w.pass_index, w.chunk, w.batch, BATCH))
     alone.run()
     assert_same_bits(load_file(played.result.model), alone.model())
-    first, last = ([loss for step, _, loss in played.result.losses if step in steps]
-                   for steps in (range(2), range(job.config.total_steps - 2, job.config.total_steps)))
+    first, last = (
+        [loss for step, _, loss in played.result.losses if step in steps]
+        for steps in (range(2), range(job.config.total_steps - 2, job.config.total_steps))
+    )
     assert sum(last) < sum(first)
     graphft.load_into(case.model, played.result.model)

@@ -63,8 +63,16 @@ def test_two_hosts_meet_where_etcd_is(folder: Path, networks: tuple[str, str]) -
     one, other = (Host(name, folder) for name in networks)
     binary = find_etcd()
     try:
-        one.run(binary.path, *binary.options, "--data-dir", folder / "etcd", "--listen-client-urls",
-                "http://0.0.0.0:2379", "--advertise-client-urls", f"http://{HERE}:2379")
+        one.run(
+            binary.path,
+            *binary.options,
+            "--data-dir",
+            folder / "etcd",
+            "--listen-client-urls",
+            "http://0.0.0.0:2379",
+            "--advertise-client-urls",
+            f"http://{HERE}:2379",
+        )
         local = one.role("pserver", folder / "job", "127.0.0.1")
         local.says(": others reach this process at tcp://127.0.0.1:")
         refused = other.role("trainer", folder / "job", HERE)

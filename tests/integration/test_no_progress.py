@@ -94,8 +94,17 @@ def test_a_trainer_that_does_not_reach_a_shard_gets_no_work(
         target = addresses[0]
         relays.append(Relay(("127.0.0.1", int(target.rsplit(":", 1)[1]))))
         cleanup.callback(relays[0].close)
-        programs.append(Program(folder.parent / f"{folder.name}-cut", "-c", CUT, folder, read_endpoints(folder),
-                                target, relays[0].address))
+        programs.append(
+            Program(
+                folder.parent / f"{folder.name}-cut",
+                "-c",
+                CUT,
+                folder,
+                read_endpoints(folder),
+                target,
+                relays[0].address,
+            )
+        )
         cleanup.callback(programs[0].kill)
 
         pace.set(Pace.SLOW)
@@ -113,11 +122,16 @@ def test_a_trainer_that_does_not_reach_a_shard_gets_no_work(
         holds = any(name.startswith("7-") for name in status.slots.values()) or not sync
         return holds and cut_off(status).get("samples", 0) > 0
 
-    played = play(training.job(program, pace=pace.file, **options), folder, [
-        Act(begun, join),
-        Act(works, lambda _: relays[0].paused.set()),
-        Act(lambda s: bool(cut_off(s).get("unreached")), lambda _: pace.set(0)),
-    ], trainers=2)
+    played = play(
+        training.job(program, pace=pace.file, **options),
+        folder,
+        [
+            Act(begun, join),
+            Act(works, lambda _: relays[0].paused.set()),
+            Act(lambda s: bool(cut_off(s).get("unreached")), lambda _: pace.set(0)),
+        ],
+        trainers=2,
+    )
     told = next(t["unreached"] for s in played.statuses if (t := cut_off(s)).get("unreached"))
     assert told == [f"shard 0 at {addresses[0]}"]
     assert any(f"it cannot reach shard 0 at {addresses[0]}" in text for text in texts(played, "barred"))

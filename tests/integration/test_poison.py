@@ -23,10 +23,16 @@ def test_a_chunk_that_cannot_be_read_is_left_out_and_the_rest_is_exact(
 ) -> None:
     """After it is discarded a pserver dies, and everything is done again from the first step on: to the same end."""
     job = training.job(program, pace=pace.file, blobs={"broken": BROKEN}, max_failures=2, checkpoint_every=0)
-    played = play(job, folder, [
-        Act(lambda s: s.queue["failed"] == 1 and s.step >= 20, kill("pserver", 1)),
-        Act(lambda s: s.generation == 2, lambda _: pace.set(0)),
-    ], trainers=2, quiet=False)
+    played = play(
+        job,
+        folder,
+        [
+            Act(lambda s: s.queue["failed"] == 1 and s.step >= 20, kill("pserver", 1)),
+            Act(lambda s: s.generation == 2, lambda _: pace.set(0)),
+        ],
+        trainers=2,
+        quiet=False,
+    )
     failed = [e for e in played.statuses[-1].events if e.kind == "step-failed"]
     assert len(failed) == 2, "max_failures; later passes leave the chunk out from their beginning"
     assert all("record 100 is damaged" in e.text for e in failed)

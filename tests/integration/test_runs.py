@@ -45,8 +45,9 @@ def test_two_users_of_one_etcd_do_not_train_each_others_model(program: ir.Progra
             assert (by_hand.wait(), "error[foreign-job]" in by_hand.output) == (EXIT_USAGE, True), by_hand.output
         pace.set(0)
         assert one.wait() == 0, one.output
-        late = Program(folder, "-m", "graphft", "start", "pserver", "--job", folder / "one" / "jobs" / "blobs",
-                       "--etcd", etcd)
+        late = Program(
+            folder, "-m", "graphft", "start", "pserver", "--job", folder / "one" / "jobs" / "blobs", "--etcd", etcd
+        )
         assert late.wait() == 0, "a pserver that comes when the job is complete changes nothing"
         with Etcd([etcd]) as client:
             state = client.get(Keys("blobs").state)

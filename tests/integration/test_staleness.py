@@ -45,11 +45,16 @@ def test_nothing_staler_than_allowed_is_applied(program: ir.Program, folder: Pat
     What is refused is computed again, for the shards that lack it; somebody else's batch was applied for each refusal,
     so that the job ends even when nothing stale is applied at all.
     """
-    played = play(async_job(program, pace=pace.file, max_staleness=bound, passes=2), folder, [
-        Act(lambda s: at(10)(s) and len(s.trainers) == 3, send(signal.SIGSTOP)),
-        Act(at(30), send(signal.SIGCONT)),
-        Act(at(50), lambda _: pace.set(0)),
-    ], trainers=3)
+    played = play(
+        async_job(program, pace=pace.file, max_staleness=bound, passes=2),
+        folder,
+        [
+            Act(lambda s: at(10)(s) and len(s.trainers) == 3, send(signal.SIGSTOP)),
+            Act(at(30), send(signal.SIGCONT)),
+            Act(at(50), lambda _: pace.set(0)),
+        ],
+        trainers=3,
+    )
     assert_exact(played)
     assert trained(played)
     assert staleness(played) == [bound] * 2
@@ -69,11 +74,16 @@ def test_a_shard_that_comes_back_compensates_again(program: ir.Program, folder: 
         assert supervisor.signal("pserver", 1, signal.SIGSTOP)
         stopped.append(time.monotonic())
 
-    played = play(async_job(program, pace=pace.file, mode="dc_asgd", dc_lambda=0.5, dc_decay=0.9), folder, [
-        Act(lambda s: at(30)(s) and (s.checkpoint or 0) >= 20, stop),
-        Act(lambda s: time.monotonic() > stopped[0] + WAIT, kill("pserver", 1)),
-        Act(lambda s: s.generation == 1 and at(80)(s), lambda _: pace.set(0)),
-    ], trainers=3)
+    played = play(
+        async_job(program, pace=pace.file, mode="dc_asgd", dc_lambda=0.5, dc_decay=0.9),
+        folder,
+        [
+            Act(lambda s: at(30)(s) and (s.checkpoint or 0) >= 20, stop),
+            Act(lambda s: time.monotonic() > stopped[0] + WAIT, kill("pserver", 1)),
+            Act(lambda s: s.generation == 1 and at(80)(s), lambda _: pace.set(0)),
+        ],
+        trainers=3,
+    )
     assert_exact(played)
     assert trained(played)
     assert "restarted" in played.events

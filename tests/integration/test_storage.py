@@ -27,14 +27,20 @@ def test_an_outage_discards_nothing(
     """Pitfall 43: the folder of the data is moved away while the job runs, and back when the trainers say so."""
     data, away = folder.with_suffix(".data"), folder.with_suffix(".away")
     training.StoredBlobs(str(data)).store()
-    described = graphft.dataset(f"{training.__file__}:StoredBlobs", {"folder": str(data), "pace": str(pace.file)},
-                                chunk_size=training.CHUNK)
+    described = graphft.dataset(
+        f"{training.__file__}:StoredBlobs", {"folder": str(data), "pace": str(pace.file)}, chunk_size=training.CHUNK
+    )
     usual = training.job(program, sync=sync, max_failures=1)
-    played = play(Job.make(usual.source, usual.config.replace(data=described)), folder, [
-        Act(lambda s: s.step >= 10, lambda _: data.rename(away)),
-        Act(waiting, lambda _: away.rename(data)),
-        Act(lambda s: True, lambda _: pace.set(0)),
-    ], trainers=2)
+    played = play(
+        Job.make(usual.source, usual.config.replace(data=described)),
+        folder,
+        [
+            Act(lambda s: s.step >= 10, lambda _: data.rename(away)),
+            Act(waiting, lambda _: away.rename(data)),
+            Act(lambda s: True, lambda _: pace.set(0)),
+        ],
+        trainers=2,
+    )
     kinds = played.events
     assert "storage-wait" in kinds
     assert "storage-waited" in kinds

@@ -87,6 +87,7 @@ def test_a_job_waits_for_an_etcd_that_is_full(
 ) -> None:
     """Nothing ends, is lost, or is done twice; a shard that dies meanwhile comes back when etcd takes records again."""
     with full_etcd(workplace / "full etcd") as server, Etcd(server.endpoints) as etcd:
+
         def be_full(supervisor: Any) -> None:
             fill(etcd)
             kill("pserver", 1)(supervisor)
@@ -126,12 +127,17 @@ def test_a_job_trains_on_while_its_disk_is_full(
                 except OSError:
                     return
 
-    played = play(training.job(program, pace=pace.file), small_disk / "job", [
-        Act(lambda s: at(4)(s), lambda _: pace.set(Pace.SLOW)),
-        Act(lambda s: (s.checkpoint or 0) >= 10, be_full),
-        Act(lambda s: "checkpoint-trouble" in kinds(s), lambda _: os.truncate(filler, 0)),
-        Act(lambda s: "checkpoint-mended" in kinds(s), lambda _: pace.set(0)),
-    ], etcd=",".join(etcd_server.endpoints))
+    played = play(
+        training.job(program, pace=pace.file),
+        small_disk / "job",
+        [
+            Act(lambda s: at(4)(s), lambda _: pace.set(Pace.SLOW)),
+            Act(lambda s: (s.checkpoint or 0) >= 10, be_full),
+            Act(lambda s: "checkpoint-trouble" in kinds(s), lambda _: os.truncate(filler, 0)),
+            Act(lambda s: "checkpoint-mended" in kinds(s), lambda _: pace.set(0)),
+        ],
+        etcd=",".join(etcd_server.endpoints),
+    )
     assert_same_bits(played.state, undisturbed.state)
     assert (played.result.failures, played.result.preemptions) == ({}, {})
     assert played.statuses[-1].generation == 0, "nobody went back"

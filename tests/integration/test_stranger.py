@@ -43,8 +43,15 @@ FLOOD = [bytes(1 << 20)] * 200
 
 SILENCE_MS, ANSWER_MS = 500, 30_000
 
-NONSENSE: list[Message] = [PartialsQuery(0, 0, 99), Partials(0, 0, -1), Pull(0, 2**40, 0), Empty(0, 0, 99, True),
-                           Ledger(0, 0, [(-9, 9)]), BatchPush(0, 0, 0, 0, 1, 0, 1, 0), Bucket(0, 0, 0)]
+NONSENSE: list[Message] = [
+    PartialsQuery(0, 0, 99),
+    Partials(0, 0, -1),
+    Pull(0, 2**40, 0),
+    Empty(0, 0, 99, True),
+    Ledger(0, 0, [(-9, 9)]),
+    BatchPush(0, 0, 0, 0, 1, 0, 1, 0),
+    Bucket(0, 0, 0),
+]
 
 
 class Attack:
@@ -74,8 +81,15 @@ class Attack:
             self.talk("no hello", shard, (run, self.secret), Hello(run, "guess", "t"))
             self.talk("of the run, but faulty", shard, (run, self.secret), Hello(run, self.secret, "t"), faulty=True)
 
-    def talk(self, name: str, shard: Registration, words: tuple[str, str] | None, hello: Hello,
-             flood: bool = False, faulty: bool = False) -> None:
+    def talk(
+        self,
+        name: str,
+        shard: Registration,
+        words: tuple[str, str] | None,
+        hello: Hello,
+        flood: bool = False,
+        faulty: bool = False,
+    ) -> None:
         with zmq.Context() as context, context.socket(zmq.DEALER) as stranger:
             stranger.linger = 0
             if words is not None:
@@ -127,7 +141,8 @@ def test_a_stranger_gets_nothing_and_changes_nothing(
     assert not attack.answers, "without the words there is no answer at all"
     assert not attack.frames
     assert {(r.code, r.reason, r.generation, r.version) for r in refusals if isinstance(r, Refused)} == {
-        (code, "", UNTOLD, UNTOLD) for code in ("denied", "malformed", "unknown-peer")}
+        (code, "", UNTOLD, UNTOLD) for code in ("denied", "malformed", "unknown-peer")
+    }
     assert all(isinstance(r, Refused) for r in refusals)
     assert len(refusals) == 2 * (1 + 3 + 2)
     assert len(faulty) == 2 * (1 + len(NONSENSE) + 2)

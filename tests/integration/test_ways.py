@@ -62,22 +62,31 @@ def locked_etcd(folder: Path) -> Iterator[EmbeddedEtcd]:
         yield server
 
 
-def test_the_script_as_each_role_with_an_etcd_that_wants_a_login(folder: Path, pace: Pace,
-                                                                 locked_etcd: EmbeddedEtcd) -> None:
+def test_the_script_as_each_role_with_an_etcd_that_wants_a_login(
+    folder: Path, pace: Pace, locked_etcd: EmbeddedEtcd
+) -> None:
     pace.set(0)
-    environment = {"GRAPHFT_ETCD": locked_etcd.endpoints[0], "GRAPHFT_JOB_DIR": str(folder / "job"),
-                   "GRAPHFT_ETCD_USER": "root", "GRAPHFT_ETCD_PASSWORD": "secret"}
-    roles = [Program(folder, SCRIPT, pace.file, json.dumps(SMALL), GRAPHFT_ROLE=role, **environment)
-             for role in ("trainer", "pserver")]
+    environment = {
+        "GRAPHFT_ETCD": locked_etcd.endpoints[0],
+        "GRAPHFT_JOB_DIR": str(folder / "job"),
+        "GRAPHFT_ETCD_USER": "root",
+        "GRAPHFT_ETCD_PASSWORD": "secret",
+    }
+    roles = [
+        Program(folder, SCRIPT, pace.file, json.dumps(SMALL), GRAPHFT_ROLE=role, **environment)
+        for role in ("trainer", "pserver")
+    ]
     assert [role.wait() for role in roles] == [0, 0], [role.output for role in roles]
     assert (folder / "job" / "model.safetensors").exists()
 
 
 def test_torchrun_ranks(folder: Path, pace: Pace) -> None:
     """The first ranks are pservers; rank 0 starts etcd, and ends it last. All killed and started again, they go on."""
+
     def start() -> list[Program]:
-        return [Program(folder, SCRIPT, pace.file, json.dumps(SMALL), RANK=str(rank), WORLD_SIZE="3")
-                for rank in range(3)]
+        return [
+            Program(folder, SCRIPT, pace.file, json.dumps(SMALL), RANK=str(rank), WORLD_SIZE="3") for rank in range(3)
+        ]
 
     ranks = start()
     ranks[0].until(folder / "jobs" / "blobs", lambda s: at(12)(s) and s.checkpoint == 10)

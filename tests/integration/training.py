@@ -49,8 +49,18 @@ class Blobs:
     finds a file in the folder `hangs` when it reads record HANGS_AT deletes it, and never comes back.
     """
 
-    def __init__(self, records: int = RECORDS, pace: str = "", broken: int = -1, mislabeled: int = 1 << 30,
-                 opening: str = "", holding: str = "", fatal: int = -1, how: int = EXIT, hangs: str = "") -> None:
+    def __init__(
+        self,
+        records: int = RECORDS,
+        pace: str = "",
+        broken: int = -1,
+        mislabeled: int = 1 << 30,
+        opening: str = "",
+        holding: str = "",
+        fatal: int = -1,
+        how: int = EXIT,
+        hangs: str = "",
+    ) -> None:
         if opening and Path(opening).exists():
             time.sleep(float(Path(opening).read_text()))
         generator = torch.Generator().manual_seed(7)
@@ -148,16 +158,27 @@ def program(plain: bool = False, steps: int = STEPS) -> Program:
     return made
 
 
-def job(source: Program, *, pace: Path | None = None, blobs: Mapping[str, int | str] | None = None,
-        **options: Any) -> Job:
+def job(
+    source: Program, *, pace: Path | None = None, blobs: Mapping[str, int | str] | None = None, **options: Any
+) -> Job:
     """`source` with the tests' usual options: small slices, so that every shard has some. `blobs`: of the data."""
     arguments = {"pace": str(pace or ""), **(blobs or {})}
     data = graphft.dataset(f"{__file__}:Blobs", arguments, chunk_size=CHUNK)
     usual: dict[str, Any] = {
-        "trainers": SLOTS, "pservers": 2, "ft": True, "batch_size": BATCH, "passes": PASSES, "seed": 11,
-        "slice_unit": 64, "min_block": 64, "bucket_bytes": 2048, "checkpoint_every": 10, "checkpoint_seconds": 0,
+        "trainers": SLOTS,
+        "pservers": 2,
+        "ft": True,
+        "batch_size": BATCH,
+        "passes": PASSES,
+        "seed": 11,
+        "slice_unit": 64,
+        "min_block": 64,
+        "bucket_bytes": 2048,
+        "checkpoint_every": 10,
+        "checkpoint_seconds": 0,
         "daemon_interval": 0.2,
-        "name": "blobs"}
+        "name": "blobs",
+    }
     return graphft.transpile(source, chunks=data, **{**usual, **options})
 
 

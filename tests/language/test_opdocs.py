@@ -16,8 +16,14 @@ PAGE = Path(__file__).parents[2] / "docs" / "ops.md"
 
 @op("doc_example", infer=[Type("float32", ("batch",)), Type("int")], writes=("target",), effect=True)
 def _example(
-    ctx: object, target: object, *others: object, count: int, mode: Literal["a", "b"] = "a", scale: float | None = None,
-    ranges: tuple[tuple[int, int], ...] = (), anything: Any = True,
+    ctx: object,
+    target: object,
+    *others: object,
+    count: int,
+    mode: Literal["a", "b"] = "a",
+    scale: float | None = None,
+    ranges: tuple[tuple[int, int], ...] = (),
+    anything: Any = True,
 ) -> None:
     """Shows everything that a section can hold."""
 
@@ -25,7 +31,9 @@ def _example(
 def test_section_of_an_op() -> None:
     definition = get("doc_example")
     assert definition is not None
-    assert section(definition) == '''\
+    assert (
+        section(definition)
+        == """\
 ### `doc_example`
 
 ```
@@ -43,7 +51,8 @@ Shows everything that a section can hold.
 | `anything` | any | `true` |
 
 Has an effect beyond its results: it is never removed, and keeps its place among such ops.
-'''
+"""
+    )
 
 
 def test_every_own_op_is_documented() -> None:

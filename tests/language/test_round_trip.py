@@ -25,11 +25,22 @@ def _defaults(ctx: object, *values: object, momentum: float = 0.0, mode: str = "
 LABELS = st.text("abzAZ019_.@/-", min_size=1, max_size=12)
 NAMES = st.from_regex(r"[a-z_][A-Za-z0-9_.]{0,8}", fullmatch=True)
 DIMS = st.one_of(st.integers(0, 10**12), st.sampled_from(["batch", "2*batch", "batch//2 + 1", "Max(1, 2*(seq - 1))"]))
-TYPES = st.builds(Type, st.sampled_from(["float32", "bfloat16", "int64", "bool", "chunk"]),
-                  st.none() | st.lists(DIMS, max_size=4).map(tuple))
+TYPES = st.builds(
+    Type,
+    st.sampled_from(["float32", "bfloat16", "int64", "bool", "chunk"]),
+    st.none() | st.lists(DIMS, max_size=4).map(tuple),
+)
 SYMBOLS = st.from_regex(r"[a-z@][A-Za-z0-9_.@/:-]{0,8}", fullmatch=True).filter(lambda s: s not in KEYWORDS).map(Sym)
-SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=12), SYMBOLS,
-                    st.characters(categories=["Cs", "Zl", "Zp", "Cc", "Co"]), LABELS.map(Ref))
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=12),
+    SYMBOLS,
+    st.characters(categories=["Cs", "Zl", "Zp", "Cc", "Co"]),
+    LABELS.map(Ref),
+)
 VALUES = st.recursive(SCALARS, lambda v: st.lists(v, max_size=3).map(tuple), max_leaves=8)
 ATTRS = st.dictionaries(st.one_of(LABELS, st.text(max_size=4)), VALUES, max_size=3)
 
@@ -45,8 +56,9 @@ def programs(draw: st.DrawFn) -> Program:
         block.attrs = draw(ATTRS)
         for _ in range(draw(st.integers(0, 3))):
             outputs = draw(st.lists(st.none() | st.sampled_from(names), max_size=3))
-            block.ops.append(Operator(draw(NAMES), draw(st.lists(VALUES, max_size=3).map(tuple)), draw(ATTRS),
-                                      tuple(outputs)))
+            block.ops.append(
+                Operator(draw(NAMES), draw(st.lists(VALUES, max_size=3).map(tuple)), draw(ATTRS), tuple(outputs))
+            )
     return program
 
 
@@ -113,7 +125,8 @@ def test_nan_equals_itself() -> None:
 
 
 def test_hand_written_text_may_have_comments_blanks_and_any_order_of_declarations() -> None:
-    p = parse("""
+    p = parse(
+        """
         # a comment
         program p   # another
         temp %unused: int
@@ -122,11 +135,13 @@ def test_hand_written_text_may_have_comments_blanks_and_any_order_of_declaration
         block step :
         %y: float32[8, batch] = aten.t( %x )  # transposed
         %y, _ = f((1,), ( ), -1, 1e-05, -inf, torch.float32,) {b = (1, (2, "x")), a = none,}
-    """.replace(",}", "}"))
+    """.replace(",}", "}")
+    )
     assert p.variables["x"].type == Type("float32", ("batch", 8))
     assert p.variables["x"].attrs == {"note": "# not a comment"}
     assert p.blocks["step"].ops[1] == Operator(
-        "f", ((1,), (), -1, 1e-5, -math.inf, Sym("torch.float32")), {"a": None, "b": (1, (2, "x"))}, ("y", None))
+        "f", ((1,), (), -1, 1e-5, -math.inf, Sym("torch.float32")), {"a": None, "b": (1, (2, "x"))}, ("y", None)
+    )
     assert parse(str(p)) == p
 
 

@@ -29,8 +29,10 @@ def assert_same(a: Program, b: Program) -> None:
     assert a.values.keys() == b.values.keys()
     for name, value in a.values.items():
         assert b.values[name].dtype == value.dtype
-        assert torch.equal(b.values[name].view(torch.uint8) if value.dim() else b.values[name],
-                           value.contiguous().view(torch.uint8) if value.dim() else value)
+        assert torch.equal(
+            b.values[name].view(torch.uint8) if value.dim() else b.values[name],
+            value.contiguous().view(torch.uint8) if value.dim() else value,
+        )
 
 
 def test_every_dtype_and_shape(tmp_path: Path) -> None:
@@ -43,9 +45,17 @@ def test_every_dtype_and_shape(tmp_path: Path) -> None:
 
 def test_values_that_share_memory_or_are_not_contiguous(tmp_path: Path) -> None:
     base = torch.arange(12.0).reshape(3, 4)
-    values = {"whole": base, "same": base, "transposed": base.t(), "row": base[1], "expanded": base[:1].expand(5, 4),
-              "last": torch.zeros(2, 3, 4, 4).contiguous(memory_format=torch.channels_last),
-              "grad": torch.ones(2, requires_grad=True), "none": torch.zeros(0), "none2": torch.zeros(0)}
+    values = {
+        "whole": base,
+        "same": base,
+        "transposed": base.t(),
+        "row": base[1],
+        "expanded": base[:1].expand(5, 4),
+        "last": torch.zeros(2, 3, 4, 4).contiguous(memory_format=torch.channels_last),
+        "grad": torch.ones(2, requires_grad=True),
+        "none": torch.zeros(0),
+        "none2": torch.zeros(0),
+    }
     p = program_of(**values)
     p.save(tmp_path / "p")
     again = Program.load(tmp_path / "p")

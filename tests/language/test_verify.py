@@ -73,16 +73,21 @@ BROKEN = {
     "cycle": ("  %t: float32[8, 4] = aten.t(%w)\n", "", "which in turn waits for it"),
     "redefined": ("  ver_train", "  %t: float32[8, 4] = aten.t(%w)\n  ver_train", "and of op 0 before"),
     "constant-write": ("buffer %mean", "frozen %mean", "aten.copy_ writes %mean, which is frozen"),
-    "grad-shape": ("%w@GRAD: float32[4, 8] = aten.clone(%w)", "%w@GRAD: float32[8, 4] = aten.clone(%t)",
-                   "%w@GRAD is float32[8, 4], but %w is float32[4, 8]"),
+    "grad-shape": (
+        "%w@GRAD: float32[4, 8] = aten.clone(%w)",
+        "%w@GRAD: float32[8, 4] = aten.clone(%t)",
+        "%w@GRAD is float32[8, 4], but %w is float32[4, 8]",
+    ),
     "missing-gradient": ("  %w@GRAD: float32[4, 8] = aten.clone(%w)\n", "", "which nothing produces"),
 }
 """rule -> (what to replace in GOOD, by what, a part of the message)."""
 
-MORE = {"read-before-write": [("aten.mm(%x, %t)", "aten.mm(%lost, %t)")],
-        "out-of-order": [("ver_train(%w, %w@GRAD)", "ver_train(%w, %w@GRAD)\n  %t: float32[8, 4] = aten.t(%w)")],
-        "cycle": [("%w@GRAD: float32[4, 8] = aten.clone(%w)", "%t: float32[8, 4] = aten.mm(%x, %h)")],
-        "missing-gradient": [("param %w", "temp %w@GRAD: float32[4, 8]\nparam %w")]}
+MORE = {
+    "read-before-write": [("aten.mm(%x, %t)", "aten.mm(%lost, %t)")],
+    "out-of-order": [("ver_train(%w, %w@GRAD)", "ver_train(%w, %w@GRAD)\n  %t: float32[8, 4] = aten.t(%w)")],
+    "cycle": [("%w@GRAD: float32[4, 8] = aten.clone(%w)", "%t: float32[8, 4] = aten.mm(%x, %h)")],
+    "missing-gradient": [("param %w", "temp %w@GRAD: float32[4, 8]\nparam %w")],
+}
 
 
 def broken(id: str) -> Program:
@@ -136,17 +141,20 @@ def test_a_good_program_broken_once_shows_one_finding() -> None:
 # -- rules that need more than a text -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("damage", [
-    lambda p: p.variables.update({"a b": Variable("a b", Type("int"))}),
-    lambda p: p.variables.update(v=Variable("v", Type("float32", ("a;b",)))),
-    lambda p: p.variables.update(v=Variable("v", Type("float 32"))),
-    lambda p: p.attrs.update(v=[1]),
-    lambda p: p.attrs.update(v=((object(),),)),
-    lambda p: p.blocks["step"].attrs.update(v=Sym("true")),
-    lambda p: p.blocks["step"].attrs.update(v=Sym("a b")),
-    lambda p: p.blocks["step"].ops[-1].attrs.update(v=Ref("a b")),
-    lambda p: p.blocks["step"].ops.append(Operator("a b")),
-])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda p: p.variables.update({"a b": Variable("a b", Type("int"))}),
+        lambda p: p.variables.update(v=Variable("v", Type("float32", ("a;b",)))),
+        lambda p: p.variables.update(v=Variable("v", Type("float 32"))),
+        lambda p: p.attrs.update(v=[1]),
+        lambda p: p.attrs.update(v=((object(),),)),
+        lambda p: p.blocks["step"].attrs.update(v=Sym("true")),
+        lambda p: p.blocks["step"].attrs.update(v=Sym("a b")),
+        lambda p: p.blocks["step"].ops[-1].attrs.update(v=Ref("a b")),
+        lambda p: p.blocks["step"].ops.append(Operator("a b")),
+    ],
+)
 def test_unprintable(damage: Callable[[Program], object]) -> None:
     program = parse(GOOD)
     damage(program)
@@ -175,8 +183,10 @@ def test_missing_value_is_asked_for() -> None:
         verify(program, require_values=True)
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("w", torch.zeros(8, 4)), ("w", torch.zeros(4, 8, dtype=torch.float64)), ("other", torch.zeros(1))])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("w", torch.zeros(8, 4)), ("w", torch.zeros(4, 8, dtype=torch.float64)), ("other", torch.zeros(1))],
+)
 def test_value_type(name: str, value: torch.Tensor) -> None:
     program = parse(GOOD)
     program.values[name] = value

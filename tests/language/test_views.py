@@ -66,16 +66,20 @@ def test_effects_keep_their_order_and_changes_wait_for_readers() -> None:
 
 
 def test_two_changes_in_place_keep_their_order() -> None:
-    b = block("program p\nbuffer %m: float32[4]\ninput %x: float32[4]\nblock step:\n"
-              "  %a: float32[4] = aten.copy_(%m, %x)\n  %b: float32[4] = aten.zero_(%m)\n")
+    b = block(
+        "program p\nbuffer %m: float32[4]\ninput %x: float32[4]\nblock step:\n"
+        "  %a: float32[4] = aten.copy_(%m, %x)\n  %b: float32[4] = aten.zero_(%m)\n"
+    )
     assert kinds(b)[0, 1] == "flow"
     once = block("program p\nbuffer %m: float32[4]\nblock step:\n  %m = aten.zeros((4,))\n  %m = aten.ones((4,))\n")
     assert kinds(once) == {(0, 1): "output"}
 
 
 def test_random_ops_keep_their_order() -> None:
-    b = block("program p\ninput %x: float32[4]\nblock step:\n  %a: float32[4] = aten.bernoulli(%x)\n"
-              "  %b: float32[4] = aten.bernoulli(%x)\n")
+    b = block(
+        "program p\ninput %x: float32[4]\nblock step:\n  %a: float32[4] = aten.bernoulli(%x)\n"
+        "  %b: float32[4] = aten.bernoulli(%x)\n"
+    )
     assert kinds(b) == {(0, 1): "effect"}
 
 
@@ -90,8 +94,10 @@ def test_topological_order_repairs_a_block_in_the_wrong_order() -> None:
 
 
 def test_topological_order_of_a_cycle() -> None:
-    b = block("program p\ninput %x: float32[4]\nblock step:\n  %a: float32[4] = aten.add.Tensor(%x, %c)\n"
-              "  %b: float32[4] = aten.neg(%a)\n  %c: float32[4] = aten.neg(%b)\n")
+    b = block(
+        "program p\ninput %x: float32[4]\nblock step:\n  %a: float32[4] = aten.add.Tensor(%x, %c)\n"
+        "  %b: float32[4] = aten.neg(%a)\n  %c: float32[4] = aten.neg(%b)\n"
+    )
     with pytest.raises(ProgramError, match=r"error\[cycle\]: ops 0, 1, 2 of block step wait for each other"):
         topological_order(b)
 
@@ -106,8 +112,11 @@ def test_critical_path() -> None:
 def test_unreachable() -> None:
     assert unreachable(block()) == [5]
     assert unreachable(block(), fetch=["dead"]) == []
-    pure = block(TEXT.replace("view_send(%s)", "%s2: float32[4] = aten.neg(%s)").replace(
-        "view_send(%mean)", "").replace("aten.copy_(%mean, %s)", "aten.relu(%s)"))
+    pure = block(
+        TEXT.replace("view_send(%s)", "%s2: float32[4] = aten.neg(%s)")
+        .replace("view_send(%mean)", "")
+        .replace("aten.copy_(%mean, %s)", "aten.relu(%s)")
+    )
     assert unreachable(pure) == list(range(8))
     assert unreachable(pure, fetch=["h"]) == [4, 5, 6, 7], "relu_ changes %h through a view, before it is fetched"
 
@@ -133,8 +142,14 @@ def test_every_order_of_the_graph_computes_the_same(seed: int) -> None:
     names, lines = ["x"], []
     for i in range(12):
         a, b = rng.choice(names), rng.choice(names)
-        make = rng.choice(["aten.view({a}, (4,))", "aten.add.Tensor({a}, {b})", "aten.add_.Tensor({a}, {b})",
-                           "aten.mul_.Tensor({a}, 3)"])
+        make = rng.choice(
+            [
+                "aten.view({a}, (4,))",
+                "aten.add.Tensor({a}, {b})",
+                "aten.add_.Tensor({a}, {b})",
+                "aten.mul_.Tensor({a}, 3)",
+            ]
+        )
         lines.append(f"  %v{i}: int64[4] = " + make.format(a=f"%{a}", b=f"%{b}"))
         names.append(f"v{i}")
     b = block("program p\nbuffer %x: int64[4]\nblock step:\n" + "\n".join(lines))

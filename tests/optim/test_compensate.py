@@ -91,11 +91,14 @@ def test_bits_do_not_depend_on_where_a_parameter_is_cut(decay: float) -> None:
         assert torch.equal(torch.cat([p[name] for p in parts]), whole[name])
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"operands": 4}, "decay 0.0 takes (grad, param, backup), got"),
-    ({"decay": 0.5, "operands": 3}, "takes (grad, param, backup, mean_square)"),
-    ({"decay": 1.0}, "decay is at least 0 and below 1"),
-])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"operands": 4}, "decay 0.0 takes (grad, param, backup), got"),
+        ({"decay": 0.5, "operands": 3}, "takes (grad, param, backup, mean_square)"),
+        ({"decay": 1.0}, "decay is at least 0 and below 1"),
+    ],
+)
 def test_wrong_operands(options: dict[str, float], message: str) -> None:
     with pytest.raises(ProgramError) as caught:
         program_of(**options)  # type: ignore[arg-type]

@@ -46,8 +46,13 @@ class Subject:
     def fresh(self) -> Subject:
         return dataclasses.replace(self, model=copy.deepcopy(self.model), program=self.program.clone())
 
-    def eager(self, optimizer: torch.optim.Optimizer, clip: Callable[[list[nn.Parameter]], object] | None = None,
-              start: int = 0, stop: int = STEPS) -> Tensor:
+    def eager(
+        self,
+        optimizer: torch.optim.Optimizer,
+        clip: Callable[[list[nn.Parameter]], object] | None = None,
+        start: int = 0,
+        stop: int = STEPS,
+    ) -> Tensor:
         """Trains the model; returns the losses."""
         losses = []
         torch.manual_seed(3)
@@ -135,8 +140,10 @@ def test_clipping_by_global_norm(captured: Subject) -> None:
     graphft.minimize(unclipped.program, graphft.SGD(0.1))
     _, state = subject.run()
     _, without = unclipped.run()
-    subject.eager(torch.optim.SGD(subject.model.parameters(), 0.1, fused=True),
-                  lambda parameters: nn.utils.clip_grad_norm_(parameters, 0.2))
+    subject.eager(
+        torch.optim.SGD(subject.model.parameters(), 0.1, fused=True),
+        lambda parameters: nn.utils.clip_grad_norm_(parameters, 0.2),
+    )
     for name, p in subject.model.named_parameters():
         torch.testing.assert_close(state[name], p.detach(), rtol=1e-5, atol=1e-6)
     assert any(not torch.allclose(state[n], without[n], rtol=1e-3) for n, _ in subject.model.named_parameters())
@@ -157,15 +164,29 @@ def test_a_schedule_against_torch(mlp: Subject) -> None:
 
 def test_parameter_groups_of_torch(mlp: Subject) -> None:
     p = dict(mlp.model.named_parameters())
-    reference = torch.optim.AdamW([{"params": [p["0.weight"], p["2.weight"]], "weight_decay": 0.1},
-                                   {"params": [p["0.bias"]], "lr": torch.tensor(0.02), "betas": (0.8, 0.9)},
-                                   {"params": [p["2.bias"]], "weight_decay": 0.0}], lr=1e-2, fused=True)
+    reference = torch.optim.AdamW(
+        [
+            {"params": [p["0.weight"], p["2.weight"]], "weight_decay": 0.1},
+            {"params": [p["0.bias"]], "lr": torch.tensor(0.02), "betas": (0.8, 0.9)},
+            {"params": [p["2.bias"]], "weight_decay": 0.0},
+        ],
+        lr=1e-2,
+        fused=True,
+    )
     graphft.minimize(mlp.program, reference, model=mlp.model)
     updates = {op.args[0].name: op for op in mlp.program.blocks["step"] if op.type == "adamw"}
     assert {n: op.args[2].name for n, op in updates.items()} == {
-        "0.weight": "lr", "0.bias": "lr_1", "2.weight": "lr", "2.bias": "lr"}
+        "0.weight": "lr",
+        "0.bias": "lr_1",
+        "2.weight": "lr",
+        "2.bias": "lr",
+    }
     assert {n: op.attrs["weight_decay"] for n, op in updates.items()} == {
-        "0.weight": 0.1, "0.bias": 0.01, "2.weight": 0.1, "2.bias": 0.0}
+        "0.weight": 0.1,
+        "0.bias": 0.01,
+        "2.weight": 0.1,
+        "2.bias": 0.0,
+    }
 
     losses, state = mlp.run()
     reference.param_groups[1]["lr"] = reference.param_groups[1]["lr"].item()  # as a tensor, it is a float32

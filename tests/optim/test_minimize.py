@@ -46,8 +46,9 @@ def test_golden_of_a_whole_program() -> None:
 def test_golden_of_groups_and_clipping_by_value() -> None:
     module = model()
     program = captured(module)
-    optimizer = torch.optim.SGD([{"params": [module.weight], "momentum": 0.9, "nesterov": True},
-                                 {"params": [module.bias], "lr": 0.5}], lr=0.1)
+    optimizer = torch.optim.SGD(
+        [{"params": [module.weight], "momentum": 0.9, "nesterov": True}, {"params": [module.bias], "lr": 0.5}], lr=0.1
+    )
     graphft.minimize(program, optimizer, graphft.ClipByValue(0.5), model=module)
     assert_golden(str(program), "optim_sgd_groups")
     assert parse(str(program)) == program
@@ -119,16 +120,20 @@ def test_a_schedule_that_cannot_be_traced_changes_nothing() -> None:
     assert str(program) == before
 
 
-@pytest.mark.parametrize(("make", "message"), [
-    (lambda: graphft.SGD(-0.1), "SGD: Invalid learning rate: -0.1"),
-    (lambda: graphft.SGD("0.1"), "SGD: "),
-    (lambda: graphft.SGD(0.1, nesterov=True), "Nesterov momentum requires"),
-    (lambda: graphft.Adam(betas=(0.9, 1.0)), "Invalid beta parameter at index 1"),
-    (lambda: graphft.Adam(lr=graphft.schedule.constant(0.1), eps=-1.0), "Invalid epsilon"),
-    (lambda: graphft.AdamW(weight_decay=-1.0), "AdamW: Invalid weight_decay"),
-    (lambda: graphft.Adagrad(lr_decay=-1.0), "Invalid lr_decay"),
-    (lambda: graphft.RMSprop(alpha=-1.0), "Invalid alpha"),
-], ids=range(8))
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: graphft.SGD(-0.1), "SGD: Invalid learning rate: -0.1"),
+        (lambda: graphft.SGD("0.1"), "SGD: "),
+        (lambda: graphft.SGD(0.1, nesterov=True), "Nesterov momentum requires"),
+        (lambda: graphft.Adam(betas=(0.9, 1.0)), "Invalid beta parameter at index 1"),
+        (lambda: graphft.Adam(lr=graphft.schedule.constant(0.1), eps=-1.0), "Invalid epsilon"),
+        (lambda: graphft.AdamW(weight_decay=-1.0), "AdamW: Invalid weight_decay"),
+        (lambda: graphft.Adagrad(lr_decay=-1.0), "Invalid lr_decay"),
+        (lambda: graphft.RMSprop(alpha=-1.0), "Invalid alpha"),
+    ],
+    ids=range(8),
+)
 def test_options_out_of_range(make: Callable, message: str) -> None:
     with pytest.raises(GraphftError, match=message) as error:
         make()
@@ -140,14 +145,18 @@ def test_unknown_options() -> None:
         graphft.SGD(0.1, momentun=0.9)
 
 
-@pytest.mark.parametrize(("make", "message"), [
-    (lambda m: torch.optim.Adam(m.parameters(), capturable=True), "option capturable is not supported"),
-    (lambda m: torch.optim.SGD(m.parameters(), differentiable=True), "option differentiable is not supported"),
-    (lambda m: torch.optim.Adamax(m.parameters()), "optimizer Adamax is not supported"),
-    (lambda m: torch.optim.SGD([*m.parameters(), nn.Parameter(torch.zeros(7))]), r"not in the program.*\(7,\)"),
-    (lambda m: torch.optim.lr_scheduler.StepLR(torch.optim.SGD(m.parameters()), 5).optimizer, "lr_scheduler"),
-    (lambda m: m, "minimize takes an optimizer, got Linear"),
-], ids=["capturable", "differentiable", "adamax", "foreign", "scheduler", "no-optimizer"])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda m: torch.optim.Adam(m.parameters(), capturable=True), "option capturable is not supported"),
+        (lambda m: torch.optim.SGD(m.parameters(), differentiable=True), "option differentiable is not supported"),
+        (lambda m: torch.optim.Adamax(m.parameters()), "optimizer Adamax is not supported"),
+        (lambda m: torch.optim.SGD([*m.parameters(), nn.Parameter(torch.zeros(7))]), r"not in the program.*\(7,\)"),
+        (lambda m: torch.optim.lr_scheduler.StepLR(torch.optim.SGD(m.parameters()), 5).optimizer, "lr_scheduler"),
+        (lambda m: m, "minimize takes an optimizer, got Linear"),
+    ],
+    ids=["capturable", "differentiable", "adamax", "foreign", "scheduler", "no-optimizer"],
+)
 def test_torch_optimizers_that_are_not_supported(make: Callable, message: str) -> None:
     module = model()
     program = captured(module)
@@ -178,17 +187,21 @@ def declare(block: Block, **types: Type) -> list[Variable]:
 VECTOR, SCALAR, COUNT = Type("float32", (8,)), Type("float64", ()), Type("float32", ())
 
 
-@pytest.mark.parametrize(("types", "attrs", "message"), [
-    ((VECTOR, Type("float32", (9,)), SCALAR), {}, "gradient %b is float32"),
-    ((VECTOR, VECTOR, VECTOR), {}, "learning rate %c must be"),
-    ((VECTOR, VECTOR, SCALAR), {"momentum": 0.9}, r"takes state \(momentum_buffer, step\)"),
-    ((VECTOR, VECTOR, SCALAR, VECTOR, COUNT), {}, "takes state"),
-    ((VECTOR, VECTOR, SCALAR, Type("float32", (9,)), COUNT), {"momentum": 0.9}, "state %d is"),
-    ((VECTOR, VECTOR, SCALAR), {"momentum": -1.0}, "Invalid momentum"),
-    ((VECTOR, VECTOR, SCALAR), {"momentum": "a lot"}, "attribute-type"),
-    ((VECTOR, VECTOR, SCALAR), {"betas": (0.1, 0.2)}, "sgd has no attribute betas"),
-    ((VECTOR, VECTOR), {}, "takes operands"),
-], ids=range(9))
+@pytest.mark.parametrize(
+    ("types", "attrs", "message"),
+    [
+        ((VECTOR, Type("float32", (9,)), SCALAR), {}, "gradient %b is float32"),
+        ((VECTOR, VECTOR, VECTOR), {}, "learning rate %c must be"),
+        ((VECTOR, VECTOR, SCALAR), {"momentum": 0.9}, r"takes state \(momentum_buffer, step\)"),
+        ((VECTOR, VECTOR, SCALAR, VECTOR, COUNT), {}, "takes state"),
+        ((VECTOR, VECTOR, SCALAR, Type("float32", (9,)), COUNT), {"momentum": 0.9}, "state %d is"),
+        ((VECTOR, VECTOR, SCALAR), {"momentum": -1.0}, "Invalid momentum"),
+        ((VECTOR, VECTOR, SCALAR), {"momentum": "a lot"}, "attribute-type"),
+        ((VECTOR, VECTOR, SCALAR), {"betas": (0.1, 0.2)}, "sgd has no attribute betas"),
+        ((VECTOR, VECTOR), {}, "takes operands"),
+    ],
+    ids=range(9),
+)
 def test_operands_that_do_not_fit(block: Block, types: tuple[Type, ...], attrs: dict, message: str) -> None:
     operands = declare(block, **dict(zip("abcde", types, strict=False)))
     with pytest.raises(GraphftError, match=message):

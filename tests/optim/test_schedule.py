@@ -35,8 +35,9 @@ def by_program(rate: Rate, steps: int) -> list[float]:
     return [executor.run(program, fetch="lr")["lr"].item() for _ in range(steps)]
 
 
-def by_torch(make: Callable[[torch.optim.Optimizer], torch_schedulers.LRScheduler], lr: float,
-             steps: int) -> list[float]:
+def by_torch(
+    make: Callable[[torch.optim.Optimizer], torch_schedulers.LRScheduler], lr: float, steps: int
+) -> list[float]:
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=lr)
     scheduler, found = make(optimizer), []
     for _ in range(steps):
@@ -47,20 +48,27 @@ def by_torch(make: Callable[[torch.optim.Optimizer], torch_schedulers.LRSchedule
 
 
 def warm_cosine(optimizer: torch.optim.Optimizer) -> torch_schedulers.LRScheduler:
-    return torch_schedulers.ChainedScheduler([
-        torch_schedulers.LinearLR(optimizer, start_factor=1 / 8, total_iters=7),
-        torch_schedulers.CosineAnnealingLR(optimizer, T_max=30, eta_min=0.0)])
+    return torch_schedulers.ChainedScheduler(
+        [
+            torch_schedulers.LinearLR(optimizer, start_factor=1 / 8, total_iters=7),
+            torch_schedulers.CosineAnnealingLR(optimizer, T_max=30, eta_min=0.0),
+        ]
+    )
 
 
-@pytest.mark.parametrize(("rate", "scheduler"), [
-    (0.3, lambda o: torch_schedulers.LambdaLR(o, lambda step: 1.0)),
-    (schedule.constant(0.3), lambda o: torch_schedulers.LambdaLR(o, lambda step: 1.0)),
-    (schedule.linear_warmup(0.3, 10), lambda o: torch_schedulers.LinearLR(o, start_factor=0.1, total_iters=9)),
-    (schedule.cosine(0.3, 30, 0.01), lambda o: torch_schedulers.CosineAnnealingLR(o, T_max=30, eta_min=0.01)),
-    (schedule.step(0.3, 7, 0.5), lambda o: torch_schedulers.StepLR(o, step_size=7, gamma=0.5)),
-    (schedule.exponential(0.3, 0.9), lambda o: torch_schedulers.ExponentialLR(o, gamma=0.9)),
-    (schedule.linear_warmup(schedule.cosine(0.3, 30), 8), warm_cosine),
-], ids=["float", "constant", "linear_warmup", "cosine", "step", "exponential", "warmup-cosine"])
+@pytest.mark.parametrize(
+    ("rate", "scheduler"),
+    [
+        (0.3, lambda o: torch_schedulers.LambdaLR(o, lambda step: 1.0)),
+        (schedule.constant(0.3), lambda o: torch_schedulers.LambdaLR(o, lambda step: 1.0)),
+        (schedule.linear_warmup(0.3, 10), lambda o: torch_schedulers.LinearLR(o, start_factor=0.1, total_iters=9)),
+        (schedule.cosine(0.3, 30, 0.01), lambda o: torch_schedulers.CosineAnnealingLR(o, T_max=30, eta_min=0.01)),
+        (schedule.step(0.3, 7, 0.5), lambda o: torch_schedulers.StepLR(o, step_size=7, gamma=0.5)),
+        (schedule.exponential(0.3, 0.9), lambda o: torch_schedulers.ExponentialLR(o, gamma=0.9)),
+        (schedule.linear_warmup(schedule.cosine(0.3, 30), 8), warm_cosine),
+    ],
+    ids=["float", "constant", "linear_warmup", "cosine", "step", "exponential", "warmup-cosine"],
+)
 def test_values_are_those_of_torch(rate: Rate, scheduler: Callable) -> None:
     # Torch computes several of these by recurrence from the step before, so the last digits differ.
     assert by_program(rate, 30) == pytest.approx(by_torch(scheduler, 0.3, 30), rel=1e-12, abs=1e-15)
@@ -73,15 +81,21 @@ def test_cosine_stays_at_its_end() -> None:
 OFFSET = torch.tensor(4.0, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(("rate", "expected"), [
-    (lambda step: torch.where(step < 3, 0.1 * (step + 1), torch.tensor(0.5, dtype=torch.float64)),
-     lambda k: 0.1 * (k + 1) if k < 3 else 0.5),
-    (lambda step: torch.rsqrt(step.float() + 1), lambda k: 1 / math.sqrt(k + 1)),
-    (lambda step: 1 / (step + OFFSET), lambda k: 1 / (k + 4)),
-    (lambda step: OFFSET, lambda k: 4.0),
-    (lambda step: step, lambda k: float(k)),
-    (lambda step: 0.25, lambda k: 0.25),
-], ids=["where", "float32", "closure", "constant-tensor", "identity", "number"])
+@pytest.mark.parametrize(
+    ("rate", "expected"),
+    [
+        (
+            lambda step: torch.where(step < 3, 0.1 * (step + 1), torch.tensor(0.5, dtype=torch.float64)),
+            lambda k: 0.1 * (k + 1) if k < 3 else 0.5,
+        ),
+        (lambda step: torch.rsqrt(step.float() + 1), lambda k: 1 / math.sqrt(k + 1)),
+        (lambda step: 1 / (step + OFFSET), lambda k: 1 / (k + 4)),
+        (lambda step: OFFSET, lambda k: 4.0),
+        (lambda step: step, lambda k: float(k)),
+        (lambda step: 0.25, lambda k: 0.25),
+    ],
+    ids=["where", "float32", "closure", "constant-tensor", "identity", "number"],
+)
 def test_functions_of_the_user(rate: Rate, expected: Callable[[int], float]) -> None:
     assert by_program(rate, 6) == pytest.approx([expected(k) for k in range(6)], rel=1e-6)
 
@@ -103,23 +117,28 @@ class Stateful:
         return step * next(self.calls)
 
 
-@pytest.mark.parametrize(("rate", "message"), [
-    (lambda step: 0.1 if step < 10 else 0.01, r"test_schedule.py:\d+ in <lambda>.*\n.*torch\.where"),
-    (lambda step: 0.1 * math.cos(step), r"torch\.cos"),
-    (lambda step: min(step, 10) * 0.1, r"torch\.clamp"),
-    (lambda step: step.numpy() * 0.1, "torch functions"),
-    (lambda step: torch.rand(()) * step, "random"),
-    (Stateful(), "Stateful does not depend on the step alone"),
-    (lambda step: step * torch.ones(3), r"shape \(3,\)"),
-], ids=["if", "math", "min", "numpy", "random", "stateful", "shape"])
+@pytest.mark.parametrize(
+    ("rate", "message"),
+    [
+        (lambda step: 0.1 if step < 10 else 0.01, r"test_schedule.py:\d+ in <lambda>.*\n.*torch\.where"),
+        (lambda step: 0.1 * math.cos(step), r"torch\.cos"),
+        (lambda step: min(step, 10) * 0.1, r"torch\.clamp"),
+        (lambda step: step.numpy() * 0.1, "torch functions"),
+        (lambda step: torch.rand(()) * step, "random"),
+        (Stateful(), "Stateful does not depend on the step alone"),
+        (lambda step: step * torch.ones(3), r"shape \(3,\)"),
+    ],
+    ids=["if", "math", "min", "numpy", "random", "stateful", "shape"],
+)
 def test_what_cannot_be_traced(rate: Rate, message: str) -> None:
     with pytest.raises(GraphftError, match=message) as error:
         schedule.trace(rate)
     assert error.value.rule == "schedule"
 
 
-@pytest.mark.parametrize("make", [
-    lambda: schedule.cosine(0.1, 0), lambda: schedule.step(0.1, -1), lambda: schedule.linear_warmup(0.1, 0)])
+@pytest.mark.parametrize(
+    "make", [lambda: schedule.cosine(0.1, 0), lambda: schedule.step(0.1, -1), lambda: schedule.linear_warmup(0.1, 0)]
+)
 def test_lengths_are_positive(make: Callable) -> None:
     with pytest.raises(GraphftError, match="must be positive"):
         make()

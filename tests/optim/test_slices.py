@@ -31,8 +31,10 @@ OPTIMIZERS = [
 
 def run(optimizer: Optimizer, param: Tensor, grads: list[Tensor]) -> list[Tensor]:
     """Parameter and state after one update per gradient, by the op's kernel."""
-    state = [torch.full(() if k == SCALAR_STATE else param.shape, v, dtype=param.dtype if k != SCALAR_STATE else None)
-             for k, v in optimizer.state().items()]
+    state = [
+        torch.full(() if k == SCALAR_STATE else param.shape, v, dtype=param.dtype if k != SCALAR_STATE else None)
+        for k, v in optimizer.state().items()
+    ]
     param, lr = param.clone(), torch.tensor(optimizer.lr, dtype=torch.float64)
     kernel = registry.get(optimizer.op).kernel
     for grad in grads:

@@ -42,15 +42,25 @@ class ShardRig(Rig):
     """A sync shard of two slots and two buckets, with peers "a" and "b" introduced."""
 
     def __init__(self, *, generation: int = 0, version: int = 0, **options: Any) -> None:
-        defaults: dict[str, Any] = dict(shard=0, shards=1, slots=2, buckets=(0, 1), total_steps=10, run="j",
-                                        secret="p")
-        super().__init__(SyncShard(SyncOptions(**(defaults | options)), incarnation="i0", generation=generation,
-                                   version=version))
+        defaults: dict[str, Any] = dict(shard=0, shards=1, slots=2, buckets=(0, 1), total_steps=10, run="j", secret="p")
+        super().__init__(
+            SyncShard(SyncOptions(**(defaults | options)), incarnation="i0", generation=generation, version=version)
+        )
         self.started = self.feed(Started())
         self.feed(Received("a", Hello("j", "p", "a")), Received("b", Hello("j", "p", "b")))
 
-    def push(self, peer: str, step: int, slot: int, bucket: int, *, want: bool = False, samples: int = 4,
-             generation: int | None = None, payload: Any = "") -> list[Any]:
+    def push(
+        self,
+        peer: str,
+        step: int,
+        slot: int,
+        bucket: int,
+        *,
+        want: bool = False,
+        samples: int = 4,
+        generation: int | None = None,
+        payload: Any = "",
+    ) -> list[Any]:
         generation = self.machine.generation if generation is None else generation
         payload = f"{step}.{slot}.{bucket}" if payload == "" else payload
         return self.feed(Received(peer, Push(generation, step, slot, bucket, samples, want), payload))

@@ -19,20 +19,24 @@ def fatal(story: Story) -> list[int]:
     return [i for i, (how, at) in enumerate(story) if deaths.step(Died(how, frozenset(at))).fatal]
 
 
-@pytest.mark.parametrize(("story", "expected"), [
-    ([(SEGV, {A})], [0]),
-    ([(SEGV, {A}), (SEGV, {A})], [0, 1]),
-    ([(KILL, {A})] * 5, [2, 3, 4]),
-    ([(KILL, {A}), (KILL, {B})] * 5, []),
-    ([(KILL, {A}), (KILL, {A}), (KILL, set()), (KILL, {A}), (KILL, {A})], []),  # a pserver died in between
-    ([(KILL, {A}), (KILL, {A}), (TERM, {A}), (KILL, {A})], []),
-    ([(TERM, {A})] * 9, []),
-    ([(KILL, set())] * 9, []),  # while they waited for others
-    ([(SEGV, set())] * 9, []),  # it has said itself what failed
-    ([(SEGV, {A, B})] * 4, []),  # which of the two?
-    ([(SEGV, {A, B}), (SEGV, {B})], [1]),
-    ([(KILL, {A, B}), (KILL, {B, C}), (KILL, {B})], [2]),
-    ([(KILL, {A, B}), (KILL, {C}), (KILL, {C}), (KILL, {C})], [3])])
+@pytest.mark.parametrize(
+    ("story", "expected"),
+    [
+        ([(SEGV, {A})], [0]),
+        ([(SEGV, {A}), (SEGV, {A})], [0, 1]),
+        ([(KILL, {A})] * 5, [2, 3, 4]),
+        ([(KILL, {A}), (KILL, {B})] * 5, []),
+        ([(KILL, {A}), (KILL, {A}), (KILL, set()), (KILL, {A}), (KILL, {A})], []),  # a pserver died in between
+        ([(KILL, {A}), (KILL, {A}), (TERM, {A}), (KILL, {A})], []),
+        ([(TERM, {A})] * 9, []),
+        ([(KILL, set())] * 9, []),  # while they waited for others
+        ([(SEGV, set())] * 9, []),  # it has said itself what failed
+        ([(SEGV, {A, B})] * 4, []),  # which of the two?
+        ([(SEGV, {A, B}), (SEGV, {B})], [1]),
+        ([(KILL, {A, B}), (KILL, {B, C}), (KILL, {B})], [2]),
+        ([(KILL, {A, B}), (KILL, {C}), (KILL, {C}), (KILL, {C})], [3]),
+    ],
+)
 def test_whose_fault_it_is(story: Story, expected: list[int]) -> None:
     """Pitfall 40."""
     assert fatal(story) == expected

@@ -97,9 +97,17 @@ class SyncShardFuzz(Shard):
         for message, payload in messages(seed, Push, Empty, Pull, Partials, PartialsQuery):
             self.receive(peer, message, payload, fault)
 
-    @initialize(options=st.fixed_dictionaries({
-        "shards": st.integers(1, 3), "reduce": st.booleans(), "recovery": st.booleans(),
-        "on_barrier_timeout": st.sampled_from(["rollback", "proceed"]), "checkpoint_every": st.integers(0, 2)}))
+    @initialize(
+        options=st.fixed_dictionaries(
+            {
+                "shards": st.integers(1, 3),
+                "reduce": st.booleans(),
+                "recovery": st.booleans(),
+                "on_barrier_timeout": st.sampled_from(["rollback", "proceed"]),
+                "checkpoint_every": st.integers(0, 2),
+            }
+        )
+    )
     def start(self, options: dict[str, Any]) -> None:
         options["reduce"] = options["reduce"] and options["shards"] > 1
         self.rig = ShardRig(total_steps=STEPS, max_peers=MAX_PEERS, **options)
@@ -142,8 +150,13 @@ class SyncShardFuzz(Shard):
         """As ShardMemory does."""
         self.copies = {v for v in self.copies if v == version - 1} | {version}
 
-    @rule(peer=PEERS, slots=st.permutations([0, 1]), buckets=st.permutations([0, 1]), want=st.booleans(),
-          empty=st.booleans())
+    @rule(
+        peer=PEERS,
+        slots=st.permutations([0, 1]),
+        buckets=st.permutations([0, 1]),
+        want=st.booleans(),
+        empty=st.booleans(),
+    )
     def contribute(self, peer: str, slots: list[int], buckets: list[int], want: bool, empty: bool) -> None:
         """A slot's part of the step, and in half of the cases the other's, too."""
         self.hello(peer)
@@ -200,8 +213,11 @@ class AsyncShardFuzz(Shard):
         for message, payload in messages(seed, BatchPush, LedgerQuery, Pull):
             self.receive(peer, message, payload, fault)
 
-    @initialize(options=st.fixed_dictionaries({
-        "compensate": st.booleans(), "max_staleness": st.integers(-1, 1), "checkpoint_every": st.integers(0, 2)}))
+    @initialize(
+        options=st.fixed_dictionaries(
+            {"compensate": st.booleans(), "max_staleness": st.integers(-1, 1), "checkpoint_every": st.integers(0, 2)}
+        )
+    )
     def start(self, options: dict[str, Any]) -> None:
         self.rig = AsyncRig(batches=(1, 2, 3), passes=2, max_peers=MAX_PEERS, **options)
         self.copies = {0}
@@ -217,15 +233,28 @@ class AsyncShardFuzz(Shard):
             elif isinstance(effect, Reply) and isinstance(effect.message, Bucket):
                 assert (effect.message.bucket in (0, 1), effect.message.version) == (True, shard.version)
 
-    @rule(peer=PEERS, chunk=st.integers(0, 2), batch=st.integers(0, 3), behind=st.integers(-1, 2),
-          buckets=st.sampled_from([(0,), (1,), (0, 1)]))
+    @rule(
+        peer=PEERS,
+        chunk=st.integers(0, 2),
+        batch=st.integers(0, 3),
+        behind=st.integers(-1, 2),
+        buckets=st.sampled_from([(0,), (1,), (0, 1)]),
+    )
     def push(self, peer: str, chunk: int, batch: int, behind: int, buckets: tuple[int, ...]) -> None:
         if peer not in self.shard.peers:
             self.hello(peer)
         version = self.shard.version - behind
         for bucket in buckets:
-            self.take(self.rig.push(peer, batch, bucket, chunk=chunk, batches=chunk + 1,  # type: ignore[attr-defined]
-                                    version=version))
+            self.take(
+                self.rig.push(
+                    peer,
+                    batch,
+                    bucket,
+                    chunk=chunk,
+                    batches=chunk + 1,  # type: ignore[attr-defined]
+                    version=version,
+                )
+            )
 
     @invariant()
     def what_is_kept_is_of_the_plan(self) -> None:
@@ -233,8 +262,9 @@ class AsyncShardFuzz(Shard):
             assert len(self.shard.copies) <= HALVES * MAX_PEERS
             applied = sum(self.shard.ledger.has(p, c, b) for p in range(2) for c in range(3) for b in range(c + 1))
             assert applied == self.shard.version
-            assert all(int(p) < 2 and all(int(c) < 3 for c in held["partly"])
-                       for p, held in self.shard.ledger.export().items())
+            assert all(
+                int(p) < 2 and all(int(c) < 3 for c in held["partly"]) for p, held in self.shard.ledger.export().items()
+            )
 
 
 TestSyncShardFuzz = SyncShardFuzz.TestCase

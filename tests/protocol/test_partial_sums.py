@@ -5,18 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from graphft.runtime.protocol.events import Received, Tick
-from graphft.runtime.protocol.messages import (
-    Hello,
-    Partials,
-    PartialsQuery,
-)
-from graphft.runtime.protocol.sync_events import (
-    ApplyRound,
-    ComputePartials,
-    PartialsReady,
-    Rollback,
-    SendShard,
-)
+from graphft.runtime.protocol.messages import Hello, Partials, PartialsQuery
+from graphft.runtime.protocol.sync_events import ApplyRound, ComputePartials, PartialsReady, Rollback, SendShard
 from tests.protocol.rigs import ShardRig, codes, counted, of
 
 
@@ -41,7 +31,9 @@ def test_with_a_norm_a_round_closes_in_two_phases() -> None:
     assert [c.slot for c in compute.contributions] == [0, 1]
     effects = pair.rig.feed(PartialsReady(0, 0, "own"))
     assert [(e.shard, type(e.message).__name__, e.payload) for e in of(SendShard, effects)] == [
-        (1, "Hello", None), (1, "Partials", "own")]
+        (1, "Hello", None),
+        (1, "Partials", "own"),
+    ]
     (apply,) = of(ApplyRound, pair.other(0))
     assert apply.partials == ("own", "sum of 1 at 0")
     assert apply.contributions == compute.contributions

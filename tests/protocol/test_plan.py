@@ -11,9 +11,15 @@ from graphft.errors import GraphftError
 from graphft.plan import Plan, batch_seed, chunk_batch_seed, mix, permutation, record_order
 
 plans = st.builds(
-    Plan, st.lists(st.integers(0, 30), min_size=1, max_size=12).map(lambda r: [*r, 7]), slots=st.integers(1, 5),
-    batch_size=st.integers(1, 7), seed=st.integers(-5, 2**70), passes=st.integers(1, 3), drop_last=st.booleans(),
-    shuffle=st.booleans())
+    Plan,
+    st.lists(st.integers(0, 30), min_size=1, max_size=12).map(lambda r: [*r, 7]),
+    slots=st.integers(1, 5),
+    batch_size=st.integers(1, 7),
+    seed=st.integers(-5, 2**70),
+    passes=st.integers(1, 3),
+    drop_last=st.booleans(),
+    shuffle=st.booleans(),
+)
 
 
 @given(plans)
@@ -26,8 +32,12 @@ def test_every_batch_is_computed_exactly_once_per_pass(plan: Plan) -> None:
                 assert found.batch == step - found.chunk_start_step
                 seen.append((found.pass_index, found.chunk, found.batch, found.samples))
     size = plan.batch_size
-    expected = [(p, c, b, min(size, n - b * size)) for p in range(plan.passes) for c, n in enumerate(plan.records)
-                for b in range(n // size if plan.drop_last else -(-n // size))]
+    expected = [
+        (p, c, b, min(size, n - b * size))
+        for p in range(plan.passes)
+        for c, n in enumerate(plan.records)
+        for b in range(n // size if plan.drop_last else -(-n // size))
+    ]
     assert sorted(seen) == sorted(expected)
 
 

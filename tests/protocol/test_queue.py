@@ -70,8 +70,18 @@ def store() -> MiniStore:
 
 
 def claim(store: MiniStore, owner: str = "a", chunk: int = 0, progress: int = 0, now: float = 0.0) -> tuple[str, int]:
-    change = queue.claim(P, chunk, store.keys[queue.todo_key(P, chunk)], trainer=owner, slot=1, start_step=7,
-                         progress=progress, now=now, timeout=60.0, max_failures=3)
+    change = queue.claim(
+        P,
+        chunk,
+        store.keys[queue.todo_key(P, chunk)],
+        trainer=owner,
+        slot=1,
+        start_step=7,
+        progress=progress,
+        now=now,
+        timeout=60.0,
+        max_failures=3,
+    )
     return change.outcome, store.apply(change, owner)
 
 
@@ -141,8 +151,9 @@ def test_progress_that_was_renewed_counts_at_the_next_claim(store: MiniStore) ->
         store.expire("a")
     _, fence = claim(store, now=100.0)
     assert store.todo().failures == 2
-    change = queue.renew(P, 0, fence, store.pending(), store.keys[queue.todo_key(P, 0)], progress=4, now=150.0,
-                         timeout=60.0)
+    change = queue.renew(
+        P, 0, fence, store.pending(), store.keys[queue.todo_key(P, 0)], progress=4, now=150.0, timeout=60.0
+    )
     assert store.apply(change, "a")
     assert (store.todo().failures, store.todo().progress, store.pending().deadline) == (0, 4, 210.0)
     store.expire("a")
@@ -166,8 +177,9 @@ def test_an_overdue_claim_is_taken_away_unless_it_was_renewed(store: MiniStore) 
     late = queue.overdue(P, 0, seen, now=61.5)
     assert late is not None
     assert late.reason == "chunk 0: a is 1.5 s over its deadline"
-    renewed = queue.renew(P, 0, fence, store.pending(), store.keys[queue.todo_key(P, 0)], progress=1, now=60.0,
-                          timeout=60.0)
+    renewed = queue.renew(
+        P, 0, fence, store.pending(), store.keys[queue.todo_key(P, 0)], progress=1, now=60.0, timeout=60.0
+    )
     assert store.apply(renewed, "a")
     assert not store.apply(late)
     late = queue.overdue(P, 0, store.keys[queue.pending_key(P, 0)], now=121.0)
@@ -243,8 +255,9 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(chunk=chunks, owner=st.sampled_from("ab"), progress=st.integers(0, 2))
     def claim(self, chunk: int, owner: str, progress: int) -> None:
-        change = queue.claim(P, chunk, self.stale[chunk], trainer=owner, progress=progress, now=self.now, timeout=10.0,
-                             max_failures=2)
+        change = queue.claim(
+            P, chunk, self.stale[chunk], trainer=owner, progress=progress, now=self.now, timeout=10.0, max_failures=2
+        )
         fence = self.store.apply(change, owner)
         if fence and change.outcome == "claimed":
             self.claims.append((chunk, owner, fence))
@@ -254,8 +267,11 @@ class QueueMachine(RuleBasedStateMachine):
     def end(self, data: st.DataObject, what: str) -> None:
         chunk, _, fence = data.draw(st.sampled_from(self.claims))
         pending = self.store.keys.get(queue.pending_key(P, chunk))
-        change = queue.complete(P, chunk, fence) if what == "complete" else queue.release(
-            P, chunk, fence, self.stale[chunk], progress=0)
+        change = (
+            queue.complete(P, chunk, fence)
+            if what == "complete"
+            else queue.release(P, chunk, fence, self.stale[chunk], progress=0)
+        )
         done = self.store.apply(change)
         assert not done or (pending is not None and pending.create_revision == fence)
         if done and what == "complete":

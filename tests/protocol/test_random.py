@@ -74,13 +74,29 @@ class SyncShardMachine(RuleBasedStateMachine):
         assert step == self.versions[-1], "versions never skip, and never repeat within a generation"
         self.versions.append(step + 1)
 
-    @rule(peer=PEERS, step=st.integers(-1, 1), slot=st.integers(0, SLOTS - 1), buckets=st.permutations([0, 1]),
-          count=st.integers(1, 2), want=st.booleans(), generation=st.integers(-1, 0))
-    def push(self, peer: str, step: int, slot: int, buckets: list[int], count: int, want: bool,
-             generation: int) -> None:
+    @rule(
+        peer=PEERS,
+        step=st.integers(-1, 1),
+        slot=st.integers(0, SLOTS - 1),
+        buckets=st.permutations([0, 1]),
+        count=st.integers(1, 2),
+        want=st.booleans(),
+        generation=st.integers(-1, 0),
+    )
+    def push(
+        self, peer: str, step: int, slot: int, buckets: list[int], count: int, want: bool, generation: int
+    ) -> None:
         for bucket in buckets[:count]:
-            self.take(self.rig.push(peer, max(0, self.shard.version + step), slot, bucket, want=want,
-                                    generation=self.shard.generation + generation))
+            self.take(
+                self.rig.push(
+                    peer,
+                    max(0, self.shard.version + step),
+                    slot,
+                    bucket,
+                    want=want,
+                    generation=self.shard.generation + generation,
+                )
+            )
 
     @rule(peer=PEERS, step=st.integers(-1, 0), slot=st.integers(0, SLOTS - 1), want=st.booleans())
     def empty(self, peer: str, step: int, slot: int, want: bool) -> None:
@@ -142,12 +158,14 @@ class AsyncShardMachine(RuleBasedStateMachine):
         self.applied: set[tuple[int, int]] = set()
         self.saved: tuple[str, int, set[tuple[int, int]]] = (json.dumps(Ledger().export()), 0, set())
 
-    @rule(peer=PEERS, chunk=st.integers(0, 1), batch=st.integers(0, 2), bucket=st.integers(0, 1),
-          behind=st.integers(0, 2))
+    @rule(
+        peer=PEERS, chunk=st.integers(0, 1), batch=st.integers(0, 2), bucket=st.integers(0, 1), behind=st.integers(0, 2)
+    )
     def push(self, peer: str, chunk: int, batch: int, bucket: int, behind: int) -> None:
         version = max(0, self.rig.machine.version - behind)
-        effects = self.rig.push(peer, batch, bucket, chunk=chunk, batches=3, version=version,
-                                payload=(peer, version, bucket))
+        effects = self.rig.push(
+            peer, batch, bucket, chunk=chunk, batches=3, version=version, payload=(peer, version, bucket)
+        )
         for apply in of(ApplyBatch, effects):
             assert (apply.chunk, apply.batch) not in self.applied
             self.applied.add((apply.chunk, apply.batch))

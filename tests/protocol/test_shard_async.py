@@ -34,16 +34,30 @@ class AsyncRig(Rig):
 
     def __init__(self, *, version: int = 0, ledger: Ledger | None = None, **options: Any) -> None:
         defaults: dict[str, Any] = dict(shard=0, buckets=(0, 1), batches=(4,) * 4, passes=2, run="j", secret="p")
-        super().__init__(AsyncShard(AsyncOptions(**(defaults | options)), incarnation="i0", generation=0,
-                                    version=version, ledger=ledger))
+        super().__init__(
+            AsyncShard(
+                AsyncOptions(**(defaults | options)), incarnation="i0", generation=0, version=version, ledger=ledger
+            )
+        )
         for peer in "ab":
             self.hello(peer)
 
     def hello(self, peer: str) -> list[Any]:
         return self.feed(Received(peer, Hello("j", "p", peer)))
 
-    def push(self, peer: str, batch: int, bucket: int, *, version: int = 0, chunk: int = 0, batches: int = 4,
-             samples: int = 2, generation: int = 0, payload: Any = "") -> list[Any]:
+    def push(
+        self,
+        peer: str,
+        batch: int,
+        bucket: int,
+        *,
+        version: int = 0,
+        chunk: int = 0,
+        batches: int = 4,
+        samples: int = 2,
+        generation: int = 0,
+        payload: Any = "",
+    ) -> list[Any]:
         message = BatchPush(generation, 0, chunk, batch, batches, bucket, samples, version)
         return self.feed(Received(peer, message, f"{peer}{batch}.{bucket}" if payload == "" else payload))
 
@@ -65,7 +79,9 @@ def test_a_batch_is_applied_when_all_of_its_buckets_are_in_and_acknowledged_behi
     assert (apply.chunk, apply.batch, apply.samples, dict(apply.payloads)) == (0, 2, 2, {0: "a2.0", 1: "a2.1"})
     assert acks(effects) == [("a", 2, True)]
     assert [(e.message.bucket, e.message.version, e.source) for e in of(Bucket, effects)] == [
-        (0, 1, "current"), (1, 1, "current")]
+        (0, 1, "current"),
+        (1, 1, "current"),
+    ]
 
 
 def test_a_repeated_batch_is_acknowledged_not_applied() -> None:
@@ -247,7 +263,9 @@ def test_the_ledger_is_told() -> None:
 def test_pulls_and_queries_get_what_there_is() -> None:
     rig = AsyncRig(version=7)
     assert [e.message for e in rig.feed(Received("a", Pull(0, -1, 1)), Received("a", Query()))] == [
-        Bucket(0, 7, 1), Welcome(0, "i0", 0, 7)]
+        Bucket(0, 7, 1),
+        Welcome(0, "i0", 0, 7),
+    ]
 
 
 def test_what_does_not_belong_here_is_refused_and_changes_nothing() -> None:

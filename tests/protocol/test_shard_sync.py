@@ -7,15 +7,7 @@ from typing import Any
 import pytest
 
 from graphft.runtime.protocol.events import PeerLeft, Received, Reply, TakeCheckpoint, Tick
-from graphft.runtime.protocol.messages import (
-    Bucket,
-    Hello,
-    Pull,
-    Push,
-    Query,
-    Refused,
-    Welcome,
-)
+from graphft.runtime.protocol.messages import Bucket, Hello, Pull, Push, Query, Refused, Welcome
 from graphft.runtime.protocol.shard_sync import SyncShard
 from graphft.runtime.protocol.story import IllegalTransition
 from graphft.runtime.protocol.sync_events import (
@@ -57,7 +49,8 @@ def test_contributions_come_in_slot_order_not_in_order_of_arrival() -> None:
         effects = rig.contribute("a", 0, slot)
     (apply,) = of(ApplyRound, effects)
     assert [(c.slot, c.samples, dict(c.payloads)) for c in apply.contributions] == [
-        (s, 4, {0: f"0.{s}.0", 1: f"0.{s}.1"}) for s in range(3)]
+        (s, 4, {0: f"0.{s}.0", 1: f"0.{s}.1"}) for s in range(3)
+    ]
 
 
 def test_a_second_copy_is_ignored_and_its_want_is_remembered() -> None:
@@ -165,8 +158,7 @@ def test_pulls_of_the_version_being_left_are_answered_when_it_is_safe() -> None:
     assert rig.pull("b", 1) == []
     assert rig.pull("a", -1) == []
     assert rig.push("b", 0, 0, 1, want=True)[0].name == "late-push"
-    assert buckets(rig.applied()) == [
-        ("a", 0, 2, "current"), ("b", 1, 2, "current"), ("b", 0, 1, "previous")]
+    assert buckets(rig.applied()) == [("a", 0, 2, "current"), ("b", 1, 2, "current"), ("b", 0, 1, "previous")]
 
 
 def test_a_push_from_the_future_means_that_this_shard_is_behind() -> None:
@@ -231,17 +223,21 @@ def test_strangers_are_refused() -> None:
     assert [e.message for e in of(Welcome, effects)] == [Welcome(0, "i0", 0, 0)] * 2
 
 
-@pytest.mark.parametrize(("message", "payload", "fault", "says"), [
-    (Push(0, 0, 2, 0, 4, False), "x", "", "no slot 2"),
-    (Push(0, 0, 0, 7, 4, False), "x", "", "no bucket 7"),
-    (Push(0, 0, 0, 0, 0, False), "x", "", "0 samples"),
-    (Push(0, 0, 0, 0, 4, False), None, "", "without a frame"),
-    (Push(0, 0, 0, 0, 4, False), "x", "the frame has 3 bytes, not 16", "3 bytes"),
-    (Pull(0, 0, 9), None, "", "no bucket 9"),
-    (Bucket(0, 0, 0), "x", "", "not for a sync shard"),
-])
+@pytest.mark.parametrize(
+    ("message", "payload", "fault", "says"),
+    [
+        (Push(0, 0, 2, 0, 4, False), "x", "", "no slot 2"),
+        (Push(0, 0, 0, 7, 4, False), "x", "", "no bucket 7"),
+        (Push(0, 0, 0, 0, 0, False), "x", "", "0 samples"),
+        (Push(0, 0, 0, 0, 4, False), None, "", "without a frame"),
+        (Push(0, 0, 0, 0, 4, False), "x", "the frame has 3 bytes, not 16", "3 bytes"),
+        (Pull(0, 0, 9), None, "", "no bucket 9"),
+        (Bucket(0, 0, 0), "x", "", "not for a sync shard"),
+    ],
+)
 def test_malformed_messages_are_refused_counted_and_change_nothing(
-        message: Any, payload: Any, fault: str, says: str) -> None:
+    message: Any, payload: Any, fault: str, says: str
+) -> None:
     rig = ShardRig()
     effects = rig.feed(Received("a", message, payload, fault))
     assert codes(effects) == ["malformed"]
@@ -268,8 +264,7 @@ def test_a_rollback_drops_contributions_and_waits_and_tells_everyone() -> None:
     rig.pull("a", 7, 1)
     effects = rig.feed(Rollback(1, 4))
     assert [(e.peer, e.message.code) for e in effects if codes([e])] == [("a", "stale-generation")]
-    assert {(e.peer, e.message) for e in of(Welcome, effects)} == {
-        (p, Welcome(0, "i0", 1, 4)) for p in ("a", "b")}
+    assert {(e.peer, e.message) for e in of(Welcome, effects)} == {(p, Welcome(0, "i0", 1, 4)) for p in ("a", "b")}
     assert (rig.machine.version, rig.machine.round.missing()) == (4, {0: (0, 1), 1: (0, 1)})
     assert codes(rig.pull("a", 3)) == ["gone"]
     assert buckets(rig.run_round()) == []

@@ -12,8 +12,12 @@ from graphft.runtime.protocol.slots import Assignment, assign
 
 
 def settle(
-    slots: int, live: list[str], holders: dict[int, str], policy: str, order: st.DataObject | None = None,
-    barred: Collection[str] = ()
+    slots: int,
+    live: list[str],
+    holders: dict[int, str],
+    policy: str,
+    order: st.DataObject | None = None,
+    barred: Collection[str] = (),
 ) -> int:
     """Everyone acts in turn on the present view, until nobody has anything to do; returns the number of moves."""
     moves = 0
@@ -83,7 +87,8 @@ def test_a_slot_whose_holder_is_gone_is_free_only_when_its_key_is() -> None:
 
 def test_the_reason_is_told_and_strangers_do_nothing() -> None:
     assert assign(slots=2, live="ab", holders={}, me="a", policy="takeover") == Assignment(
-        (0,), (), "holds 0 of 2 slots, 2 free, 2 trainers live")
+        (0,), (), "holds 0 of 2 slots, 2 free, 2 trainers live"
+    )
     assert assign(slots=2, live="ab", holders={}, me="x", policy="takeover") == Assignment(reason="not registered")
     with pytest.raises(ValueError, match="policy"):
         assign(slots=2, live="ab", holders={}, me="a", policy="steal")
@@ -107,6 +112,7 @@ def test_a_barred_trainer_gives_its_slots_away_and_claims_none() -> None:
     holders = {0: "a", 1: "b"}
     assert assign(slots=2, live="ab", holders=holders, me="a", policy="takeover", barred="a").release == (0,)
     assert assign(slots=2, live="ab", holders={1: "b"}, me="a", policy="takeover", barred="a") == Assignment(
-        reason="barred")
+        reason="barred"
+    )
     assert assign(slots=2, live="ab", holders={1: "b"}, me="b", policy="takeover", barred="a").claim == (0,)
     assert assign(slots=2, live="ab", holders=holders, me="a", policy="takeover", barred="ab").reason == "settled"

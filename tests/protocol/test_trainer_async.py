@@ -9,27 +9,11 @@ from typing import Any
 import pytest
 
 from graphft.errors import GraphftError
-from graphft.runtime.protocol.async_events import (
-    AsyncTrainerOptions,
-    BeginBatch,
-    CloseBatch,
-    Dropped,
-    Loaded,
-    Took,
-)
+from graphft.runtime.protocol.async_events import AsyncTrainerOptions, BeginBatch, CloseBatch, Dropped, Loaded, Took
 from graphft.runtime.protocol.bases import LIMIT
 from graphft.runtime.protocol.events import Count, Received, Reply, TakeCheckpoint, Tick
 from graphft.runtime.protocol.ledger import ALL, Ledger
-from graphft.runtime.protocol.messages import (
-    BatchAck,
-    BatchPush,
-    Bucket,
-    Hello,
-    LedgerQuery,
-    Pull,
-    Refused,
-    Welcome,
-)
+from graphft.runtime.protocol.messages import BatchAck, BatchPush, Bucket, Hello, LedgerQuery, Pull, Refused, Welcome
 from graphft.runtime.protocol.messages import Ledger as LedgerAnswer
 from graphft.runtime.protocol.shard_async import ApplyBatch, AsyncOptions, AsyncShard
 from graphft.runtime.protocol.story import IllegalTransition
@@ -327,10 +311,22 @@ class Place:
         self.history[shard] = list(history)
         self.generation[shard] += 1
         self.copies[shard] = {version}
-        return AsyncShard(AsyncOptions(shard, BUCKETS[shard], (self.batches,) * len(self.keys), 1, "j", "p",
-                                       checkpoint_every=3, compensate=True),
-                          incarnation=f"s{shard}.{self.generation[shard]}", generation=self.generation[shard],
-                          version=version, ledger=Ledger.load(json.loads(ledger)))
+        return AsyncShard(
+            AsyncOptions(
+                shard,
+                BUCKETS[shard],
+                (self.batches,) * len(self.keys),
+                1,
+                "j",
+                "p",
+                checkpoint_every=3,
+                compensate=True,
+            ),
+            incarnation=f"s{shard}.{self.generation[shard]}",
+            generation=self.generation[shard],
+            version=version,
+            ledger=Ledger.load(json.loads(ledger)),
+        )
 
     def tell(self, t: int, event: Any) -> None:
         for effect in self.trainers[t].step(event, self.now):
@@ -431,7 +427,7 @@ def test_every_batch_is_applied_once_whatever_is_lost(seed: int) -> None:
             place.connect(t, s)
     disturbed = 0
     while True:
-        ways = [place.work(t, key) for t in range(3) for key in place.keys[t % 2:]]
+        ways = [place.work(t, key) for t in range(3) for key in place.keys[t % 2 :]]
         mine = [ways[0:4], ways[4:7], ways[7:]]
         while any(mine):
             place.pump()

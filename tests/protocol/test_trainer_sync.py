@@ -37,8 +37,13 @@ def sent(effects: list[Any]) -> list[tuple[int, Any]]:
 
 def contribute(rig: TrainerRig) -> list[Any]:
     """Computes the current work, whose buckets are there."""
-    return rig.feed(Copied(0, 0, rig.machine.current.step), Copied(1, 0, rig.machine.current.step),
-                    Pushed(1, 0, 4, "g1"), Pushed(0, 0, 4, "g0"), Closed())
+    return rig.feed(
+        Copied(0, 0, rig.machine.current.step),
+        Copied(1, 0, rig.machine.current.step),
+        Pushed(1, 0, 4, "g1"),
+        Pushed(0, 0, 4, "g0"),
+        Closed(),
+    )
 
 
 def arrive(rig: TrainerRig, version: int) -> None:

@@ -48,10 +48,16 @@ def test_partial_sums_are_no_business_of_a_job_without_them(message: Message) ->
     assert rig.machine.exchange.missing() == (1,)
 
 
-@pytest.mark.parametrize("message", [
-    Push(0, -1, 0, 0, 4, False), Push(0, 11, 0, 0, 4, False), Push(0, HUGE, 0, 0, 4, False), Pull(0, -2, 0),
-    Pull(0, 11, 0),
-])
+@pytest.mark.parametrize(
+    "message",
+    [
+        Push(0, -1, 0, 0, 4, False),
+        Push(0, 11, 0, 0, 4, False),
+        Push(0, HUGE, 0, 0, 4, False),
+        Pull(0, -2, 0),
+        Pull(0, 11, 0),
+    ],
+)
 def test_steps_that_the_job_does_not_have_ask_for_no_rollback(message: Message) -> None:
     rig = ShardRig(total_steps=10)
     effects = rig.feed(Received("a", message, b"frame" if isinstance(message, Push) else None))
@@ -65,10 +71,18 @@ def test_a_frame_where_none_belongs(message: Message) -> None:
         assert codes(rig.feed(Received("a", message, bytes(100)))) == ["malformed"]
 
 
-@pytest.mark.parametrize("message", [
-    BatchPush(0, 0, 4, 0, 4, 0, 2, 0), BatchPush(0, 2, 0, 0, 4, 0, 2, 0), BatchPush(0, 0, 0, 0, 1, 0, 2, 0),
-    BatchPush(0, 0, 0, 0, HUGE, 0, 2, 0), BatchPush(0, 0, 0, 0, 4, 0, 2, 1), LedgerQuery(0, 4), LedgerQuery(-1, 0),
-])
+@pytest.mark.parametrize(
+    "message",
+    [
+        BatchPush(0, 0, 4, 0, 4, 0, 2, 0),
+        BatchPush(0, 2, 0, 0, 4, 0, 2, 0),
+        BatchPush(0, 0, 0, 0, 1, 0, 2, 0),
+        BatchPush(0, 0, 0, 0, HUGE, 0, 2, 0),
+        BatchPush(0, 0, 0, 0, 4, 0, 2, 1),
+        LedgerQuery(0, 4),
+        LedgerQuery(-1, 0),
+    ],
+)
 def test_batches_that_the_plan_does_not_have(message: Message) -> None:
     """Pitfall 54: each made the ledger longer; with another number of batches one made its chunk look applied."""
     rig = AsyncRig()
@@ -126,12 +140,22 @@ def test_a_story_cuts_what_a_peer_sent() -> None:
 # -- trainers ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("message", "frame"), [
-    (Welcome(0, "A", 0, -5), None), (Welcome(0, "A", 0, 11), None), (Welcome(0, "A", -1, 0), None),
-    (Welcome(0, "A", 0, 0), b"frame"), (Bucket(0, 0, 7), b"frame"), (Bucket(0, 0, 0), None),
-    (Bucket(0, -1, 0), b"frame"), (Bucket(0, HUGE, 0), b"frame"), (Refused("gone", "", 0, HUGE), None),
-    (Refused("nonsense", "", 0, 0), None), (Refused("gone", "", -2, 0), None),
-])
+@pytest.mark.parametrize(
+    ("message", "frame"),
+    [
+        (Welcome(0, "A", 0, -5), None),
+        (Welcome(0, "A", 0, 11), None),
+        (Welcome(0, "A", -1, 0), None),
+        (Welcome(0, "A", 0, 0), b"frame"),
+        (Bucket(0, 0, 7), b"frame"),
+        (Bucket(0, 0, 0), None),
+        (Bucket(0, -1, 0), b"frame"),
+        (Bucket(0, HUGE, 0), b"frame"),
+        (Refused("gone", "", 0, HUGE), None),
+        (Refused("nonsense", "", 0, 0), None),
+        (Refused("gone", "", -2, 0), None),
+    ],
+)
 def test_a_wrong_answer_ends_a_sync_trainer_by_a_failure_that_says_so(message: Message, frame: Any) -> None:
     """Pitfall 53: a shard's nonsense was believed: a step -5 was looked up in the plan, a step 2**63 - 1 waited for."""
     rig = TrainerRig()
@@ -139,11 +163,18 @@ def test_a_wrong_answer_ends_a_sync_trainer_by_a_failure_that_says_so(message: M
     assert "of shard 0" in fail.reason
 
 
-@pytest.mark.parametrize(("message", "frame"), [
-    (Bucket(0, 0, 7), b"frame"), (Bucket(0, 0, 0), None), (Welcome(0, "i", 0, -1), None),
-    (Ledger(0, 7, [(-HUGE, 2)]), None), (Ledger(0, 7, [(2, 1)]), None), (Ledger(0, 7, [(1, 2), (0, 1)]), None),
-    (Ledger(0, 7, [(0, 1), (1, 2)]), None),
-])
+@pytest.mark.parametrize(
+    ("message", "frame"),
+    [
+        (Bucket(0, 0, 7), b"frame"),
+        (Bucket(0, 0, 0), None),
+        (Welcome(0, "i", 0, -1), None),
+        (Ledger(0, 7, [(-HUGE, 2)]), None),
+        (Ledger(0, 7, [(2, 1)]), None),
+        (Ledger(0, 7, [(1, 2), (0, 1)]), None),
+        (Ledger(0, 7, [(0, 1), (1, 2)]), None),
+    ],
+)
 def test_a_wrong_answer_ends_an_async_trainer_by_a_failure_that_says_so(message: Message, frame: Any) -> None:
     """Pitfall 53: a bucket that there is not was a KeyError, a ledger from -2**63 on took all memory."""
     rig = AsyncTrainerRig()

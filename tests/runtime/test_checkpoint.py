@@ -19,8 +19,12 @@ SHARDS = 2
 
 
 def values(step: int, shard: int) -> dict[str, torch.Tensor]:
-    return {"w": torch.full((3, 2), float(step)), "n": torch.tensor(step * 10 + shard),
-            "half": torch.ones(2, dtype=torch.bfloat16), "none": torch.empty(0)}
+    return {
+        "w": torch.full((3, 2), float(step)),
+        "n": torch.tensor(step * 10 + shard),
+        "half": torch.ones(2, dtype=torch.bfloat16),
+        "none": torch.empty(0),
+    }
 
 
 def write(store: CheckpointStore, step: int, generation: int = 0, meta: dict[str, int] | None = None) -> Manifest:
@@ -52,7 +56,10 @@ def test_round_trip(store: CheckpointStore) -> None:
             assert torch.equal(tensors[name], value)
     assert sorted(p.name for p in store.root.iterdir()) == ["step-00000050.g2"]
     assert sorted(p.name for p in (store.root / "step-00000050.g2").iterdir()) == [
-        "manifest.json", "shard-0-of-2.safetensors", "shard-1-of-2.safetensors"]
+        "manifest.json",
+        "shard-0-of-2.safetensors",
+        "shard-1-of-2.safetensors",
+    ]
 
 
 def test_tensors_that_share_memory_or_are_not_contiguous(store: CheckpointStore) -> None:
@@ -88,8 +95,19 @@ def test_nothing_there(store: CheckpointStore) -> None:
 # -- damage -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\"x\"", b"{}", b"\xff\xfe", b"null",
-                                     b'{"generation": 0, "step": 100, "program": "", "parts": [1], "meta": {}}'])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"x"',
+        b"{}",
+        b"\xff\xfe",
+        b"null",
+        b'{"generation": 0, "step": 100, "program": "", "parts": [1], "meta": {}}',
+    ],
+)
 def test_damaged_manifest_is_passed_over(store: CheckpointStore, content: bytes) -> None:
     write(store, 50)
     newest = write(store, 100)
@@ -164,7 +182,11 @@ def test_prune_never_deletes_the_last_good_nor_anything_newer(store: CheckpointS
     assert steps(store) == [150, 100]
     assert newer in store.manifests()
     assert {p.name for p in store.root.iterdir()} == {
-        directory_name(0, 100), directory_name(0, 150), directory_name(0, 200), directory_name(3, 75)}
+        directory_name(0, 100),
+        directory_name(0, 150),
+        directory_name(0, 200),
+        directory_name(3, 75),
+    }
 
 
 def test_prune_counts_only_what_can_be_used(store: CheckpointStore) -> None:
@@ -206,10 +228,12 @@ def test_a_crash_between_any_two_writes_leaves_the_older_one(store: CheckpointSt
 def test_atomic_write_survives_sigkill(tmp_path: Path) -> None:
     """A process that rewrites a file all the time is killed at random moments: the file is always whole."""
     path = tmp_path / "file"
-    code = ("import sys; from pathlib import Path; from graphft.fileio import write_atomically\n"
-            "n = 0\n"
-            "while True:\n"
-            "    write_atomically(Path(sys.argv[1]), bytes([n % 256]) * 300_000); n += 1; print(n, flush=True)\n")
+    code = (
+        "import sys; from pathlib import Path; from graphft.fileio import write_atomically\n"
+        "n = 0\n"
+        "while True:\n"
+        "    write_atomically(Path(sys.argv[1]), bytes([n % 256]) * 300_000); n += 1; print(n, flush=True)\n"
+    )
     child = subprocess.Popen([sys.executable, "-c", code, str(path)], stdout=subprocess.PIPE)
     assert child.stdout is not None
     for _ in range(5):

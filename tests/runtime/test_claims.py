@@ -32,8 +32,11 @@ def claims(trainer: Any) -> set[int]:
     seen = trainer.etcd.range(trainer.keys.control).revision
     until(lambda: trainer.watcher.revision >= seen or not trainer.watcher.snapshot())
     trainer.claim_slots(trainer.config.trainers, "takeover")
-    return {int(kv.key.removeprefix(trainer.keys.slots)) for kv in trainer.etcd.range(trainer.keys.slots).kvs
-            if kv.value.decode() == trainer.id}
+    return {
+        int(kv.key.removeprefix(trainer.keys.slots))
+        for kv in trainer.etcd.range(trainer.keys.slots).kvs
+        if kv.value.decode() == trainer.id
+    }
 
 
 def sees(trainer: Any, key: str, there: bool = True) -> None:

@@ -67,7 +67,8 @@ def test_show_one_role(capsys: pytest.CaptureFixture[str], job: Job, saved: Path
 def test_show_passes(capsys: pytest.CaptureFixture[str], job: Job, saved: Path) -> None:
     text = shown(capsys, "show", saved, "--passes")
     assert [line for line in text.splitlines() if line.startswith("=====")] == [
-        f"===== after {stage.after or 'capture'}" for stage in job.passes]
+        f"===== after {stage.after or 'capture'}" for stage in job.passes
+    ]
     assert text.endswith("".join(f"{p}\n" for p in job.programs.by_name().values()))
     text = shown(capsys, "show", saved, "--passes", "--role", "coordinator")
     assert text.endswith(f"{job.coordinator_program()}\n")
@@ -106,8 +107,13 @@ def test_show_a_damaged_job(capsys: pytest.CaptureFixture[str], saved: Path) -> 
 def test_output_into_a_closed_pipe(saved: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
-    done = subprocess.run([sys.executable, "-m", "graphft", "show", str(saved)], stdout=writer, stderr=subprocess.PIPE,
-                          timeout=30, env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    done = subprocess.run(
+        [sys.executable, "-m", "graphft", "show", str(saved)],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        timeout=30,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     os.close(writer)
     assert (done.returncode, done.stderr) == (1, b"")
 
@@ -163,7 +169,8 @@ def test_status_without_a_name(capsys: pytest.CaptureFixture[str], etcd: Etcd, r
 
 
 def test_a_dead_run_is_forgotten_by_name(
-        capsys: pytest.CaptureFixture[str], etcd: Etcd, running: Keys, job: Job) -> None:
+    capsys: pytest.CaptureFixture[str], etcd: Etcd, running: Keys, job: Job
+) -> None:
     endpoints = ",".join(etcd.endpoints)
     assert f"forgotten: run {job.run_id}" in shown(capsys, "forget", running.job, "--etcd", endpoints)
     assert "etcd knows no job" in refused(capsys, "forget", running.job, "--etcd", endpoints)
@@ -181,11 +188,18 @@ def test_status_does_not_know_where_etcd_is(capsys: pytest.CaptureFixture[str], 
     assert "is not running on this machine" in refused(capsys, "status", "--job", str(saved))
 
 
-@pytest.mark.parametrize(("endpoints", "message"), [
-    (NOBODY, "etcd did not answer"), ("a:b:c", "not an etcd endpoint"), ("localhost:0", "not an etcd endpoint"),
-    ("nosuchhost.invalid:2379", "etcd did not answer")])
-def test_etcd_that_cannot_be_reached(capsys: pytest.CaptureFixture[str], saved: Path, endpoints: str,
-                                     message: str) -> None:
+@pytest.mark.parametrize(
+    ("endpoints", "message"),
+    [
+        (NOBODY, "etcd did not answer"),
+        ("a:b:c", "not an etcd endpoint"),
+        ("localhost:0", "not an etcd endpoint"),
+        ("nosuchhost.invalid:2379", "etcd did not answer"),
+    ],
+)
+def test_etcd_that_cannot_be_reached(
+    capsys: pytest.CaptureFixture[str], saved: Path, endpoints: str, message: str
+) -> None:
     started = time.monotonic()
     assert message in refused(capsys, "status", "--etcd", endpoints)
     assert message in refused(capsys, "launch", "--etcd", endpoints, "--job", saved)
@@ -200,14 +214,22 @@ def test_a_job_whose_etcd_has_stopped(capsys: pytest.CaptureFixture[str], saved:
     assert f"graphft launch --job {saved} goes on with it" in err
     (saved / "model.safetensors").touch()
     assert f"is complete: its etcd at {NOBODY} does not answer\nhelp: the model is {saved}" in refused(
-        capsys, "status", "--job", saved)
+        capsys, "status", "--job", saved
+    )
 
 
 def test_the_process_ends_too_and_prints_no_traceback() -> None:
-    code = ("from graphft.runtime import cli, connect; connect.ANSWER_SECONDS = 0.3\n"
-            f"raise SystemExit(cli.main(['status', '--etcd', '{NOBODY}']))")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30,
-                          env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)})
+    code = (
+        "from graphft.runtime import cli, connect; connect.ANSWER_SECONDS = 0.3\n"
+        f"raise SystemExit(cli.main(['status', '--etcd', '{NOBODY}']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error[etcd-unreachable]")
     assert "Traceback" not in done.stderr
@@ -230,15 +252,17 @@ def test_a_complete_job_is_not_launched_again(capsys: pytest.CaptureFixture[str]
     assert shown(capsys, "launch", "--job", saved) == f"{saved} is complete: {saved}/model.safetensors\n"
 
 
-def test_launch_runs_the_script_with_its_arguments(tmp_path: Path, capsys: pytest.CaptureFixture[str],
-                                                   monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launch_runs_the_script_with_its_arguments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name in ("argv", "path"):
         monkeypatch.setattr(sys, name, list(getattr(sys, name)))
     monkeypatch.setenv("GRAPHFT_LAUNCH", "")
     (tmp_path / "launched_helper.py").write_text("NAME = 'helped'\n")
     (tmp_path / "script.py").write_text(
         "import sys, launched_helper\nfrom graphft.runtime.launch import LaunchOptions\n"
-        "assert __name__ == '__main__'\nprint(launched_helper.NAME, sys.argv, LaunchOptions.from_environment())\n")
+        "assert __name__ == '__main__'\nprint(launched_helper.NAME, sys.argv, LaunchOptions.from_environment())\n"
+    )
     arguments = ["--trainers", "3", "--etcd", "h:1", "--job", "d", "--max-restarts", "7", "--quiet", "--no-standby"]
     text = shown(capsys, "launch", *arguments, tmp_path / "script.py", "--trainers", "9", "x")
     options = LaunchOptions(3, None, "h:1", "d", 7, quiet=True, standby=False)
@@ -249,8 +273,17 @@ def test_start_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> No
     assert "is no folder" in refused(capsys, "start", "trainer", "--job", "nosuch")
 
 
-@pytest.mark.parametrize("arguments", [[], ["nosuch"], ["start", "cook", "--job", "x"], ["start", "trainer"],
-                                       ["show", "x", "--dot", "--mermaid"], ["launch", "--trainers", "two"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["nosuch"],
+        ["start", "cook", "--job", "x"],
+        ["start", "trainer"],
+        ["show", "x", "--dot", "--mermaid"],
+        ["launch", "--trainers", "two"],
+    ],
+)
 def test_usage(capsys: pytest.CaptureFixture[str], arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(arguments)

@@ -244,7 +244,8 @@ def test_rollbacks_by_two_shards_at_once_are_one(shards: Shards) -> None:
     etcd = Interposed(shards.etcd)
     etcd.before_txn = lambda: shards.all[1].rollback("shard 1 was restarted")
     assert shards.shard(0, etcd=etcd).rollback("shard 0 was restarted") == Epoch(
-        1, 50, "step-00000050.g0", "shard 1 was restarted")
+        1, 50, "step-00000050.g0", "shard 1 was restarted"
+    )
     assert shards.epoch == Epoch(1, 50, "step-00000050.g0", "shard 1 was restarted")
 
 
@@ -344,7 +345,8 @@ def test_after_a_restart_checkpoints_are_taken_again(shards: Shards) -> None:
         step = 50 * (generation + 1)
         shards.commit(step, generation)
         assert shards.all[0].rollback("restarted") == Epoch(
-            generation + 1, step, f"step-{step:08d}.g{generation}", "restarted")
+            generation + 1, step, f"step-{step:08d}.g{generation}", "restarted"
+        )
 
 
 def test_a_new_etcd_goes_on_from_the_checkpoint_on_disk(shards: Shards) -> None:

@@ -88,9 +88,20 @@ def run(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path) -> Iterator[Calla
 
     def train(clip: object = None, optimizer: object = None, **options: Any) -> tuple[Shards, list[list[Tensor]]]:
         data = graphft.arrays(chunk_size=8, x=torch.zeros(32, 200), y=torch.zeros(32, 1))
-        job = graphft.transpile(linear(optimizer=optimizer or graphft.SGD(lr=LR), clip=clip), chunks=data, batch_size=4,
-                                trainers=3, sync=False, mode="dc_asgd", passes=2, slice_unit=64, min_block=64,
-                                name=keys.job, lease_ttl=60, **options)
+        job = graphft.transpile(
+            linear(optimizer=optimizer or graphft.SGD(lr=LR), clip=clip),
+            chunks=data,
+            batch_size=4,
+            trainers=3,
+            sync=False,
+            mode="dc_asgd",
+            passes=2,
+            slice_unit=64,
+            min_block=64,
+            name=keys.job,
+            lease_ttl=60,
+            **options,
+        )
         shards = Shards(etcd_server, job, tmp_path / "job")
         torch.manual_seed(3)
         gradients: list[list[Tensor]] = []
@@ -107,8 +118,9 @@ def run(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path) -> Iterator[Calla
         client.close()
 
 
-def reference(values: list[Tensor], gradients: list[list[Tensor]], *, strength: float, decay: float = 0.0,
-              clip: float = 0.0) -> list[Tensor]:
+def reference(
+    values: list[Tensor], gradients: list[list[Tensor]], *, strength: float, decay: float = 0.0, clip: float = 0.0
+) -> list[Tensor]:
     """One shard's slices, trained by DC-ASGD (DC-ASGD-a, with `decay`) as its paper has it."""
     params = [v.clone() for v in values]
     seen = {name: [v.clone() for v in values] for name in "abc"}

@@ -106,7 +106,8 @@ def test_another_run_that_is_over_makes_way_whole(etcd: Etcd, keys: Keys, job: J
 
 
 def test_an_abandoned_run_makes_way_and_its_poison_goes_with_it(
-        etcd: Etcd, keys: Keys, job: Job, tmp_path: Path) -> None:
+    etcd: Etcd, keys: Keys, job: Job, tmp_path: Path
+) -> None:
     """Its folder was deleted, its data were mended: the next run has all chunks to do."""
     folder = tmp_path / "mount" / "job"
     leave(etcd, keys, run_of(job, keys, folder), folder)
@@ -151,7 +152,8 @@ def test_a_living_process_keeps_its_run(etcd: Etcd, keys: Keys, job: Job, state:
 
 
 def test_without_fault_tolerance_nothing_of_an_unfinished_run_with_it_goes(
-        etcd: Etcd, keys: Keys, job: Job, tmp_path: Path) -> None:
+    etcd: Etcd, keys: Keys, job: Job, tmp_path: Path
+) -> None:
     leave(etcd, keys, run_of(job, keys, tmp_path / "job"), tmp_path / "job")
     before, other = everything(etcd, keys), run_of(job, keys, tmp_path / "other", ft=False)
     with pytest.raises(GraphftError, match="it is unfinished"):
@@ -216,9 +218,13 @@ def test_a_process_of_the_run_before_changes_nothing(etcd: Etcd, keys: Keys, job
     zombie.put(keys.events + "1", b"{}")
     etcd.put(keys.state, b"complete")
     make_way(etcd, keys, after)
-    attempts = [lambda: zombie.put(keys.slot(0), b"zombie"), lambda: zombie.delete(keys.state),
-                lambda: zombie.delete_prefix(keys.control), lambda: zombie.txn([], [put_op(keys.epoch, b"{}")]),
-                lambda: zombie.txn([absent(keys.epoch)], [put_op(keys.epoch, b"{}")], token=keys.epoch)]
+    attempts = [
+        lambda: zombie.put(keys.slot(0), b"zombie"),
+        lambda: zombie.delete(keys.state),
+        lambda: zombie.delete_prefix(keys.control),
+        lambda: zombie.txn([], [put_op(keys.epoch, b"{}")]),
+        lambda: zombie.txn([absent(keys.epoch)], [put_op(keys.epoch, b"{}")], token=keys.epoch),
+    ]
     for attempt in attempts:
         with pytest.raises(LeaseLost, match="is gone"):
             attempt()

@@ -54,35 +54,43 @@ def logging_restored() -> Iterator[None]:
 # -- which role -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("env", "role"), [
-    ({}, None),
-    ({"GRAPHFT_ROLE": ""}, None),
-    ({"RANK": "0"}, None),
-    ({"RANK": "", "WORLD_SIZE": ""}, None),
-    ({"GRAPHFT_ROLE": "trainer"}, RoleSpec("trainer")),
-    ({"GRAPHFT_ROLE": "pserver", "GRAPHFT_INDEX": "1", "GRAPHFT_JOB_DIR": "/j", "GRAPHFT_ETCD": "h:1,h:2"},
-     RoleSpec("pserver", 1, "/j", "h:1,h:2")),
-    ({"GRAPHFT_ROLE": "coordinator", "GRAPHFT_INDEX": ""}, RoleSpec("coordinator")),
-    ({"GRAPHFT_ROLE": "trainer", "RANK": "0", "WORLD_SIZE": "4"}, RoleSpec("trainer")),
-    ({"RANK": "0", "WORLD_SIZE": "4"}, RoleSpec("pserver", 0, embed_etcd=True)),
-    ({"RANK": "1", "WORLD_SIZE": "4"}, RoleSpec("pserver", 1)),
-    ({"RANK": "2", "WORLD_SIZE": "4"}, RoleSpec("trainer", 0)),
-    ({"RANK": "3", "WORLD_SIZE": "4"}, RoleSpec("trainer", 1)),
-    ({"RANK": "0", "WORLD_SIZE": "3", "GRAPHFT_ETCD": "h:1"}, RoleSpec("pserver", 0, "", "h:1")),
-    ({"RANK": "0", "WORLD_SIZE": "1", "GRAPHFT_LAUNCH": "{}"}, None),
-])
+@pytest.mark.parametrize(
+    ("env", "role"),
+    [
+        ({}, None),
+        ({"GRAPHFT_ROLE": ""}, None),
+        ({"RANK": "0"}, None),
+        ({"RANK": "", "WORLD_SIZE": ""}, None),
+        ({"GRAPHFT_ROLE": "trainer"}, RoleSpec("trainer")),
+        (
+            {"GRAPHFT_ROLE": "pserver", "GRAPHFT_INDEX": "1", "GRAPHFT_JOB_DIR": "/j", "GRAPHFT_ETCD": "h:1,h:2"},
+            RoleSpec("pserver", 1, "/j", "h:1,h:2"),
+        ),
+        ({"GRAPHFT_ROLE": "coordinator", "GRAPHFT_INDEX": ""}, RoleSpec("coordinator")),
+        ({"GRAPHFT_ROLE": "trainer", "RANK": "0", "WORLD_SIZE": "4"}, RoleSpec("trainer")),
+        ({"RANK": "0", "WORLD_SIZE": "4"}, RoleSpec("pserver", 0, embed_etcd=True)),
+        ({"RANK": "1", "WORLD_SIZE": "4"}, RoleSpec("pserver", 1)),
+        ({"RANK": "2", "WORLD_SIZE": "4"}, RoleSpec("trainer", 0)),
+        ({"RANK": "3", "WORLD_SIZE": "4"}, RoleSpec("trainer", 1)),
+        ({"RANK": "0", "WORLD_SIZE": "3", "GRAPHFT_ETCD": "h:1"}, RoleSpec("pserver", 0, "", "h:1")),
+        ({"RANK": "0", "WORLD_SIZE": "1", "GRAPHFT_LAUNCH": "{}"}, None),
+    ],
+)
 def test_role_of_environment(env: dict[str, str], role: RoleSpec | None) -> None:
     assert role_of_environment(env, pservers=2) == role
 
 
-@pytest.mark.parametrize(("env", "rule", "message"), [
-    ({"GRAPHFT_ROLE": "Trainer"}, "role", "GRAPHFT_ROLE is 'Trainer'"),
-    ({"GRAPHFT_ROLE": "pserver", "GRAPHFT_INDEX": "one"}, "environment", "GRAPHFT_INDEX is 'one'"),
-    ({"RANK": "x", "WORLD_SIZE": "4"}, "environment", "RANK is 'x'"),
-    ({"RANK": "0", "WORLD_SIZE": "2"}, "world-size", "WORLD_SIZE is 2, but the job has 2 pservers"),
-    ({"RANK": "4", "WORLD_SIZE": "4"}, "environment", "RANK is 4, expected 0 to 3"),
-    ({"RANK": "-1", "WORLD_SIZE": "4"}, "environment", "RANK is -1, expected 0 to 3"),
-])
+@pytest.mark.parametrize(
+    ("env", "rule", "message"),
+    [
+        ({"GRAPHFT_ROLE": "Trainer"}, "role", "GRAPHFT_ROLE is 'Trainer'"),
+        ({"GRAPHFT_ROLE": "pserver", "GRAPHFT_INDEX": "one"}, "environment", "GRAPHFT_INDEX is 'one'"),
+        ({"RANK": "x", "WORLD_SIZE": "4"}, "environment", "RANK is 'x'"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "world-size", "WORLD_SIZE is 2, but the job has 2 pservers"),
+        ({"RANK": "4", "WORLD_SIZE": "4"}, "environment", "RANK is 4, expected 0 to 3"),
+        ({"RANK": "-1", "WORLD_SIZE": "4"}, "environment", "RANK is -1, expected 0 to 3"),
+    ],
+)
 def test_environments_that_make_no_sense(env: dict[str, str], rule: str, message: str) -> None:
     with pytest.raises(GraphftError, match=message) as caught:
         role_of_environment(env, pservers=2)
@@ -90,11 +98,17 @@ def test_environments_that_make_no_sense(env: dict[str, str], rule: str, message
     assert caught.value.help
 
 
-@pytest.mark.parametrize("env", [{"GRAPHFT_ROLE": "cook"}, {"RANK": "0", "WORLD_SIZE": "2"},
-                                 {"GRAPHFT_ROLE": "trainer", "GRAPHFT_JOB_DIR": "taken"}])
-def test_a_script_with_a_wrong_environment_ends_with_2(job: Job, tmp_path: Path, env: dict[str, str],
-                                                       monkeypatch: pytest.MonkeyPatch,
-                                                       capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"GRAPHFT_ROLE": "cook"},
+        {"RANK": "0", "WORLD_SIZE": "2"},
+        {"GRAPHFT_ROLE": "trainer", "GRAPHFT_JOB_DIR": "taken"},
+    ],
+)
+def test_a_script_with_a_wrong_environment_ends_with_2(
+    job: Job, tmp_path: Path, env: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").touch()
     for name, value in env.items():
@@ -114,13 +128,15 @@ def error_of(spec: RoleSpec, job: Job, folder: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.usefixtures("logging_restored")
-def test_what_starting_again_cannot_mend_ends_with_2(job: Job, saved: Path, etcd: Etcd, keys: Keys,
-                                                     capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_starting_again_cannot_mend_ends_with_2(
+    job: Job, saved: Path, etcd: Etcd, keys: Keys, capsys: pytest.CaptureFixture[str]
+) -> None:
     here = ",".join(etcd.endpoints)
     for kind, config, endpoints, message in (
-            ("trainer", {"torch_version": "1.0"}, here, "torch: the job has 1.0"),
-            ("trainer", {}, "a:b:c", "not an etcd endpoint"),
-            ("pserver", {"name": keys.job}, here, "there is no pserver 2")):
+        ("trainer", {"torch_version": "1.0"}, here, "torch: the job has 1.0"),
+        ("trainer", {}, "a:b:c", "not an etcd endpoint"),
+        ("pserver", {"name": keys.job}, here, "there is no pserver 2"),
+    ):
         other = Job(job.source, job.config.replace(**config), job.programs)
         status, err = error_of(RoleSpec(kind, 2, etcd=endpoints), other, saved, capsys)
         assert (status, message in err, "Traceback" in err) == (EXIT_USAGE, True, False), err
@@ -133,8 +149,9 @@ def test_what_starting_again_cannot_mend_ends_with_2(job: Job, saved: Path, etcd
 
 
 @pytest.mark.usefixtures("logging_restored")
-def test_what_starting_again_may_mend_does_not_end_with_2(job: Job, saved: Path, capsys: pytest.CaptureFixture[str],
-                                                          monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_starting_again_may_mend_does_not_end_with_2(
+    job: Job, saved: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(connect_module, "WAIT_SECONDS", 0.2)
     status, err = error_of(RoleSpec("trainer", 0, etcd="127.0.0.1:1"), job, saved, capsys)
     assert (status, "error[etcd-unreachable]" in err) == (EXIT_LEASE_LOST, True), "no failure that a launcher counts"
@@ -326,8 +343,15 @@ def test_a_run_that_has_begun_does_not_change_its_exactness_in_silence(
         assert said in caplog.text
 
 
-@pytest.mark.parametrize(("content", "message"), [("other", "another job"), ("complete", "a job that is complete"),
-                                                  ("files", "something else"), ("list", "something else")])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("other", "another job"),
+        ("complete", "a job that is complete"),
+        ("files", "something else"),
+        ("list", "something else"),
+    ],
+)
 def test_a_wanted_folder_that_is_taken(job: Job, content: str, message: str) -> None:
     other = Job.make(job.source, job.config.replace(seed=1))
     folder("wanted", {"other": other, "complete": job}.get(content), complete=content == "complete")
@@ -363,7 +387,8 @@ def variant(job: Job, **changes: Any) -> Job:
 
 
 def test_a_script_that_is_run_again_finds_its_run_and_a_corrected_one_does_not(
-        caplog: pytest.LogCaptureFixture) -> None:
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """Pitfall 65: the same programs and options, but other data, initial values, frozen values or constants."""
     program = frozen_linear()
     x, y = torch.arange(160.0).reshape(8, 20), torch.zeros(8, 1)

@@ -37,9 +37,17 @@ def test_a_child_that_nobody_has_waited_for_is_dead() -> None:
 
 
 @linux
-@pytest.mark.parametrize(("other", "dead"), [
-    ({"started": 1}, True), ({"machine": "b"}, False), ({"namespaces": "pid:[1]"}, False), ({"pid": 1 << 22}, True),
-    ({"machine": "b", "pid": 1 << 22}, False), ({"namespaces": "pid:[1]", "pid": 1 << 22}, False)])
+@pytest.mark.parametrize(
+    ("other", "dead"),
+    [
+        ({"started": 1}, True),
+        ({"machine": "b"}, False),
+        ({"namespaces": "pid:[1]"}, False),
+        ({"pid": 1 << 22}, True),
+        ({"machine": "b", "pid": 1 << 22}, False),
+        ({"namespaces": "pid:[1]", "pid": 1 << 22}, False),
+    ],
+)
 def test_what_is_known_of_another(other: dict[str, object], dead: bool) -> None:
     """Pitfall 37: its id was used again; it is on another machine; it is in another container of this one."""
     assert replace(identify(), **other).dead is dead

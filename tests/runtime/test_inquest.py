@@ -40,7 +40,8 @@ def dies(inquest: Inquest, how: signal.Signals) -> Finding:
 
 @pytest.mark.parametrize("other", [False, True], ids=["none", "of another run"])
 def test_a_death_in_a_proof_that_nobody_has_made_is_not_counted(
-        inquest: Inquest, etcd: Etcd, keys: Keys, other: bool) -> None:
+    inquest: Inquest, etcd: Etcd, keys: Keys, other: bool
+) -> None:
     if other:
         record_proof(etcd, keys, "another-run")
     assert dies(inquest, signal.SIGSEGV) == (WHERE, None, False)
@@ -59,10 +60,12 @@ def test_being_killed_again_and_again_in_it_counts_too(inquest: Inquest, etcd: E
     assert [dies(inquest, signal.SIGKILL).counts for _ in range(4)] == [None, None, True, True]
 
 
-@pytest.mark.parametrize(("phase", "fatal"), [(Phase.COMPUTING, True), (Phase.READING, True), (Phase.IDLE, False),
-                                              (Phase.PROVING, False)])
+@pytest.mark.parametrize(
+    ("phase", "fatal"), [(Phase.COMPUTING, True), (Phase.READING, True), (Phase.IDLE, False), (Phase.PROVING, False)]
+)
 def test_user_code_that_ends_with_the_status_of_a_lost_lease(
-        inquest: Inquest, monkeypatch: pytest.MonkeyPatch, phase: Phase, fatal: bool) -> None:
+    inquest: Inquest, monkeypatch: pytest.MonkeyPatch, phase: Phase, fatal: bool
+) -> None:
     """Pitfall 40: the process was started again without end. One that has lost its lease is not at work any more."""
     charged: list[str] = []
     monkeypatch.setattr(inquest, "_charge", lambda what, *_: charged.append(what))

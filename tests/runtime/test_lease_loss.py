@@ -93,8 +93,15 @@ def pservers(
     with EmbeddedEtcd(folder / "etcd") as own:
         kinds = {"dies": etcd_server, "hangs": etcd_server, "revoked": etcd_server, "frozen": own}
         started = {kind: Pserver(job, folder, server, kind) for kind, server in kinds.items()}
-        parent = subprocess.Popen([sys.executable, "-c", PSERVERS, *(
-            f"{kind}={','.join(server.endpoints)}" for kind, server in kinds.items())], cwd=folder)
+        parent = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                PSERVERS,
+                *(f"{kind}={','.join(server.endpoints)}" for kind, server in kinds.items()),
+            ],
+            cwd=folder,
+        )
         try:
             yield started
         finally:

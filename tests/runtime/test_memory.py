@@ -88,8 +88,12 @@ def test_an_elements_bits_do_not_depend_on_its_place_in_the_bucket(samples: tupl
         scope = {"a": torch.zeros(40)}
         memory = ShardMemory(scope)
         memory.make_bucket(0, ["a"], "weighted_mean")
-        memory.reduce([Contribution(slot, n, {0: byte_view(part.roll(offset).contiguous())})
-                       for slot, (n, part) in enumerate(zip(samples, parts, strict=True))])
+        memory.reduce(
+            [
+                Contribution(slot, n, {0: byte_view(part.roll(offset).contiguous())})
+                for slot, (n, part) in enumerate(zip(samples, parts, strict=True))
+            ]
+        )
         whole[offset] = memory.buckets[0].total.roll(-offset)
     assert all(same_bits(found, whole[0]) for found in whole)
 
@@ -213,8 +217,10 @@ def test_restore_writes_through_the_views() -> None:
     assert flat[0] == 0, "a snapshot and the memory share nothing"
 
 
-@pytest.mark.parametrize(("name", "value"), [
-    ("a", torch.ones(1)), ("a", torch.ones(4, dtype=torch.float64)), ("a", torch.ones(2, 2)), ("c", torch.ones(4))])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("a", torch.ones(1)), ("a", torch.ones(4, dtype=torch.float64)), ("a", torch.ones(2, 2)), ("c", torch.ones(4))],
+)
 def test_restore_refuses_what_does_not_fit_and_changes_nothing(name: str, value: Tensor) -> None:
     memory = memory_of()
     with pytest.raises(GraphftError, match=f"%{name} is restored as"):

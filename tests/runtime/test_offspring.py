@@ -47,8 +47,9 @@ def test_what_a_killed_role_leaves_is_ended_and_collected(child: str) -> None:
     """Pitfall 79: with each death the launcher kept one process more, dead or alive."""
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER, as a launcher does
     offspring = Offspring()
-    with subprocess.Popen([sys.executable, "-S", "-c", ROLE, child], stdin=subprocess.PIPE,
-                          stdout=subprocess.PIPE) as role:
+    with subprocess.Popen(
+        [sys.executable, "-S", "-c", ROLE, child], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as role:
         assert role.stdout is not None
         left = int(role.stdout.readline())
         offspring.look([identify(role.pid)])

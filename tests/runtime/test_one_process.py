@@ -64,8 +64,9 @@ class Roles:
 @pytest.fixture(scope="module")
 def async_job() -> Job:
     data = graphft.arrays(chunk_size=8, x=torch.arange(6400.0).reshape(32, 200) / 6400, y=torch.zeros(32, 1))
-    return graphft.transpile(linear(), chunks=data, batch_size=4, trainers=2, pservers=2, ft=True, sync=False,
-                             slice_unit=64, min_block=64)
+    return graphft.transpile(
+        linear(), chunks=data, batch_size=4, trainers=2, pservers=2, ft=True, sync=False, slice_unit=64, min_block=64
+    )
 
 
 def test_two_jobs_with_all_their_roles(
@@ -73,8 +74,10 @@ def test_two_jobs_with_all_their_roles(
 ) -> None:
     """Two sync jobs end with the same bits, whatever an async one does beside them."""
     wanted = {keys.job: job, f"{keys.job}-again": job, f"{keys.job}-async": async_job}
-    running = [Roles(etcd_server, Job(j.source, j.config.replace(name=name, lease_ttl=60), j.programs), tmp_path / name)
-               for name, j in wanted.items()]
+    running = [
+        Roles(etcd_server, Job(j.source, j.config.replace(name=name, lease_ttl=60), j.programs), tmp_path / name)
+        for name, j in wanted.items()
+    ]
     one, again, other = (roles.join() for roles in running)
     assert one.keys() == other.keys() == {"w", "b"}
     assert all(torch.equal(one[n], again[n]) for n in one)

@@ -21,18 +21,31 @@ def test_a_child_whose_parent_died_before_it_could_say_so() -> None:
 def test_a_role_that_cannot_start_says_why_in_its_log(tmp_path: Path) -> None:
     """The real command, found without an installation, from a folder that is not the checkout."""
     log = tmp_path / "logs" / "trainer-0.log"
-    process = start_role(["trainer", "--job", str(tmp_path / "nosuch"), "--etcd", "127.0.0.1:1", "--index", "0"], log,
-                         {"OMP_NUM_THREADS": "1"})
+    process = start_role(
+        ["trainer", "--job", str(tmp_path / "nosuch"), "--etcd", "127.0.0.1:1", "--index", "0"],
+        log,
+        {"OMP_NUM_THREADS": "1"},
+    )
     assert process.wait(30) == 2
     text = log.read_text()
     assert "error[job-directory]" in text
     assert "Traceback" not in text
 
 
-@pytest.mark.parametrize(("status", "preempted", "words"), [
-    (0, False, "done"), (1, False, "exit status 1"), (2, False, "wrong usage"), (75, True, "lease or etcd lost"),
-    (-9, True, "killed by SIGKILL"), (-15, True, "killed by SIGTERM"), (-2, True, "killed by SIGINT"),
-    (-11, False, "killed by SIGSEGV"), (-40, False, "killed by signal 40")])
+@pytest.mark.parametrize(
+    ("status", "preempted", "words"),
+    [
+        (0, False, "done"),
+        (1, False, "exit status 1"),
+        (2, False, "wrong usage"),
+        (75, True, "lease or etcd lost"),
+        (-9, True, "killed by SIGKILL"),
+        (-15, True, "killed by SIGTERM"),
+        (-2, True, "killed by SIGINT"),
+        (-11, False, "killed by SIGSEGV"),
+        (-40, False, "killed by signal 40"),
+    ],
+)
 def test_how_a_process_ended(status: int, preempted: bool, words: str) -> None:
     assert (was_preempted(status), describe_exit(status)) == (preempted, words)
     assert manner(status) == ("killed" if status == -signal.SIGKILL else "asked" if preempted else "crashed")

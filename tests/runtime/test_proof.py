@@ -30,17 +30,21 @@ from tests.runtime.trainers import Stage, stage
 
 ROOT = Path(__file__).parents[2]
 MODES: dict[str, dict[str, Any]] = {
-    "sync": {}, "async": {"sync": False}, "dc_asgd": {"sync": False, "mode": "dc_asgd"},
+    "sync": {},
+    "async": {"sync": False},
+    "dc_asgd": {"sync": False, "mode": "dc_asgd"},
     "half_async": {"sync": False, "mode": "half_async", "local_steps": 2},
-    "geo_sgd": {"sync": False, "mode": "geo_sgd", "local_steps": 2}}
+    "geo_sgd": {"sync": False, "mode": "geo_sgd", "local_steps": 2},
+}
 
 
 def job_of(scale: float = 1.0, **options: Any) -> Job:
     x = torch.linspace(-scale, scale, 1600).reshape(16, 100)
     data = graphft.arrays(chunk_size=8, x=x, y=torch.zeros(16, 1))
     program = linear(features=100, optimizer=graphft.Adam(lr=0.1), clip=graphft.ClipByGlobalNorm(0.5))
-    return graphft.transpile(program, chunks=data, batch_size=4, trainers=2, pservers=2, ft=True, slice_unit=64,
-                             min_block=64, **options)
+    return graphft.transpile(
+        program, chunks=data, batch_size=4, trainers=2, pservers=2, ft=True, slice_unit=64, min_block=64, **options
+    )
 
 
 @pytest.fixture
@@ -78,7 +82,7 @@ def change(scene: Stage, name: str = "trainer", **fields: Any) -> None:
 
 def other_from(proof: Proof, op: int) -> dict[str, Any]:
     """Digests that differ from this op on."""
-    ops = proof.ops[:op * OP_BYTES] + bytes(b ^ 255 for b in proof.ops[op * OP_BYTES:])
+    ops = proof.ops[: op * OP_BYTES] + bytes(b ^ 255 for b in proof.ops[op * OP_BYTES :])
     return {"result": "other", "ops": ops}
 
 
@@ -228,11 +232,20 @@ def test_the_shortest_batch_is_tried_as_well(
 
 def test_a_loss_of_one_record_proves_as_well(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path) -> None:
     """Pitfall 75: the gradient of a mean over one is an `expand`, of which no digest could be made: no proof."""
-    program = graphft.build(torch.nn.Linear(4, 1), lambda model, x, y: ((model(x).squeeze(1) - y) ** 2).mean(),
-                            inputs={"x": (None, 4), "y": (None,)})
+    program = graphft.build(
+        torch.nn.Linear(4, 1),
+        lambda model, x, y: ((model(x).squeeze(1) - y) ** 2).mean(),
+        inputs={"x": (None, 4), "y": (None,)},
+    )
     graphft.minimize(program, graphft.SGD(lr=0.1))
-    job = graphft.transpile(program, batch_size=4, trainers=1, pservers=1, ft=True,
-                            chunks=graphft.arrays(chunk_size=9, x=torch.ones(9, 4), y=torch.zeros(9)))
+    job = graphft.transpile(
+        program,
+        batch_size=4,
+        trainers=1,
+        pservers=1,
+        ft=True,
+        chunks=graphft.arrays(chunk_size=9, x=torch.ones(9, 4), y=torch.zeros(9)),
+    )
     with stage(etcd_server, keys, job, tmp_path) as scene:
         prove_step(scene.trainer(0))
         assert recorded(scene).ops
@@ -246,11 +259,16 @@ def test_zeros_prove_nothing_so_the_values_are_moved(etcd_server: EmbeddedEtcd, 
         program.values.update({n: torch.zeros_like(v) for n, v in program.values.items() if v.is_floating_point()})
     with stage(etcd_server, keys, job, tmp_path) as scene:
         ports = _Ports(StepTrial(scene.trainer(0)), None)
-        values = torch.cat([ports._initial(op.attrs["shard"], op.attrs["bucket"])
-                            for op in job.trainer_program().blocks["step"].ops if op.type == "recv"])
+        values = torch.cat(
+            [
+                ports._initial(op.attrs["shard"], op.attrs["bucket"])
+                for op in job.trainer_program().blocks["step"].ops
+                if op.type == "recv"
+            ]
+        )
         again = _Ports(StepTrial(scene.trainer(1)), None)._initial(0, 0)
     assert (values != 0).float().mean() > 0.9
-    assert torch.equal(values[:len(again)], again), "the same for all"
+    assert torch.equal(values[: len(again)], again), "the same for all"
     assert _moved(torch.arange(3), torch.Generator()).tolist() == [0, 1, 2]
 
 
@@ -274,8 +292,11 @@ def test_a_shard_with_other_bits_is_refused_with_the_op_that_gives_them(scene: S
     prove_shard(pserver(scene))
     proof = recorded(scene, "pserver/0")
     change(scene, "pserver/0", **other_from(proof, len(proof.ops) // OP_BYTES - 1))
-    with pytest.raises(GraphftError, match=r"of one step of the optimizer: the first op that differs is op \d+ of "
-                                           r"block optimize\.\S+, adam; its operands are"):
+    with pytest.raises(
+        GraphftError,
+        match=r"of one step of the optimizer: the first op that differs is op \d+ of "
+        r"block optimize\.\S+, adam; its operands are",
+    ):
         prove_shard(pserver(scene))
 
 
@@ -294,8 +315,15 @@ def test_of_long_trials_every_so_manyth_op_is_recorded() -> None:
 
 def bits(code: str, **environment: str) -> str:
     env = {k: v for k, v in os.environ.items() if not k.startswith(("ONEDNN_", "MKL_"))}
-    result = subprocess.run([sys.executable, "-c", code], env=env | {"PYTHONPATH": str(ROOT)} | environment, cwd=ROOT,
-                            capture_output=True, text=True, check=True, timeout=50)
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        env=env | {"PYTHONPATH": str(ROOT)} | environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=50,
+    )
     return result.stdout
 
 

@@ -32,8 +32,19 @@ CHUNKS, BATCHES = 4, 20
 @pytest.fixture(scope="module")
 def async_job() -> Job:
     data = graphft.arrays(chunk_size=BATCHES, x=torch.zeros(CHUNKS * BATCHES, 200), y=torch.zeros(CHUNKS * BATCHES, 1))
-    return graphft.transpile(linear(), chunks=data, batch_size=1, trainers=2, pservers=2, ft=True, sync=False,
-                             passes=2, max_failures=1, slice_unit=64, min_block=64)
+    return graphft.transpile(
+        linear(),
+        chunks=data,
+        batch_size=1,
+        trainers=2,
+        pservers=2,
+        ft=True,
+        sync=False,
+        passes=2,
+        max_failures=1,
+        slice_unit=64,
+        min_block=64,
+    )
 
 
 @pytest.fixture

@@ -14,17 +14,20 @@ def at(name: str, network: str, address: str = "") -> Registration:
     return Registration(name, address, 7, f"host-{network}", network)
 
 
-@pytest.mark.parametrize(("me", "pserver", "trainer", "wrong"), [
-    (at("t", "a"), at("p", "a", LOCAL), None, ""),
-    (at("t", "a"), at("p", "b", LAN), None, ""),
-    (at("t", "a"), at("p", "b", LOCAL), None, "pserver 0 listens at tcp://127.0.0.1:5 on host-b"),
-    (at("t", "a"), at("p", "", LOCAL), None, ""),
-    (at("p1", "a", LOCAL), at("p", "b", LAN), None, "this pserver listens at tcp://127.0.0.1:5 on host-a"),
-    (at("p1", "a", LAN), at("p", "b", LOCAL), None, "pserver 0 listens at"),
-    (at("p1", "a", LOCAL), None, at("t", "b"), "which t on host-b (pid 7) cannot reach"),
-    (at("p1", "a", LAN), None, at("t", "b"), ""),
-    (at("t1", "a"), None, at("t", "b"), ""),
-])
+@pytest.mark.parametrize(
+    ("me", "pserver", "trainer", "wrong"),
+    [
+        (at("t", "a"), at("p", "a", LOCAL), None, ""),
+        (at("t", "a"), at("p", "b", LAN), None, ""),
+        (at("t", "a"), at("p", "b", LOCAL), None, "pserver 0 listens at tcp://127.0.0.1:5 on host-b"),
+        (at("t", "a"), at("p", "", LOCAL), None, ""),
+        (at("p1", "a", LOCAL), at("p", "b", LAN), None, "this pserver listens at tcp://127.0.0.1:5 on host-a"),
+        (at("p1", "a", LAN), at("p", "b", LOCAL), None, "pserver 0 listens at"),
+        (at("p1", "a", LOCAL), None, at("t", "b"), "which t on host-b (pid 7) cannot reach"),
+        (at("p1", "a", LAN), None, at("t", "b"), ""),
+        (at("t1", "a"), None, at("t", "b"), ""),
+    ],
+)
 def test_a_pserver_on_loopback_is_reached_on_its_own_network_only(
     me: Registration, pserver: Registration | None, trainer: Registration | None, wrong: str
 ) -> None:

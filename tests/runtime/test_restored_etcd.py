@@ -72,8 +72,10 @@ class Cluster:
                 assert last
 
     def files(self, generation: int, step: int) -> list[Path]:
-        return [self.store.root / f"step-{step:08d}.g{generation}" / f"shard-{i}-of-{SHARDS}.safetensors"
-                for i in range(SHARDS)]
+        return [
+            self.store.root / f"step-{step:08d}.g{generation}" / f"shard-{i}-of-{SHARDS}.safetensors"
+            for i in range(SHARDS)
+        ]
 
     def backup(self) -> dict[str, bytes]:
         return {kv.key: kv.value for kv in self.etcd.range("").kvs}

@@ -58,8 +58,9 @@ def make(scene: Stage, spec: RoleSpec) -> Any:
 def test_a_sync_shard_forgets_a_trainer_that_is_gone(scene: Stage) -> None:
     """All of its connections; of trainers that are there, none."""
     shard, trainers = make(scene, RoleSpec("pserver", 0)), [scene.trainer(0), scene.trainer(1)]
-    shard.machine = SyncShard(SyncOptions(0, 3, 1, (0,), 8, shard.keys.job, shard.job.hash), incarnation=shard.id,
-                              generation=0, version=0)
+    shard.machine = SyncShard(
+        SyncOptions(0, 3, 1, (0,), 8, shard.keys.job, shard.job.hash), incarnation=shard.id, generation=0, version=0
+    )
     gone, stays = (t.id for t in trainers)
     until(lambda: {gone, stays} <= shard.view.trainers.keys())
     shard.follow()
@@ -82,7 +83,10 @@ def test_pserver_0_is_pserver_0(scene: Stage) -> None:
     first.register(role="pserver", index=0, lease=True)
     again, any_ = make(scene, RoleSpec("pserver", 0)), make(scene, RoleSpec("pserver"))
     assert [(r.kind, r.index, r.program.attrs["index"]) for r in (first, again, any_)] == [
-        ("pserver", 0, 0), ("pserver", 0, 0), ("pserver", 1, 1)]
+        ("pserver", 0, 0),
+        ("pserver", 0, 0),
+        ("pserver", 1, 1),
+    ]
 
 
 def test_trainer_0_is_no_pserver(scene: Stage) -> None:
@@ -152,6 +156,7 @@ def test_a_shard_that_is_away_shifts_no_other(scene: Stage) -> None:
             trainer.watch()
             trainer.comm.take_in(0)
             return [shard.greeted() for shard in shards] == greeted
+
         until(met)
 
     meet([1, 1, 1])

@@ -170,7 +170,7 @@ def test_events_are_kept_in_order_and_bounded(etcd: Etcd, keys: Keys, monkeypatc
         events.emit("died", f"life {life} again")
     kept = [event.text for _, event in read_events(etcd, keys)]
     assert len(kept) <= 7
-    assert kept == [f"life {n}{again}" for n in range(8) for again in ("", " again")][-len(kept):]
+    assert kept == [f"life {n}{again}" for n in range(8) for again in ("", " again")][-len(kept) :]
 
 
 def test_an_event_that_etcd_does_not_take_hurts_nobody(caplog: pytest.LogCaptureFixture) -> None:
@@ -185,8 +185,17 @@ def test_an_event_that_etcd_does_not_take_hurts_nobody(caplog: pytest.LogCapture
 
 def status_of(*events: Event, **changes: object) -> JobStatus:
     spec = {"program": "p", "trainers": 2, "pservers": 2, "sync": True, "ft": True, "passes": 3, "total_steps": 12}
-    values = {"job": "tiny", "state": "running", "spec": spec, "generation": 1, "pass_index": 1, "step": 7,
-              "checkpoint": 5, "events": list(events), "queue": {"todo": 2, "pending": 1, "done": 1, "failed": 0}}
+    values = {
+        "job": "tiny",
+        "state": "running",
+        "spec": spec,
+        "generation": 1,
+        "pass_index": 1,
+        "step": 7,
+        "checkpoint": 5,
+        "events": list(events),
+        "queue": {"todo": 2, "pending": 1, "done": 1, "failed": 0},
+    }
     return JobStatus(**{**values, **changes})  # type: ignore[arg-type]
 
 
@@ -197,13 +206,15 @@ def event(at: float, text: str, who: str = "pserver 0") -> Event:
 def test_line() -> None:
     trainers = {"0-aa": {"loss": 0.12345, "samples_per_second": 1234.0}, "1-bb": {}}
     line = format_line(status_of(trainers=trainers, pservers={0: {"version": 7}}, slots={0: "0-aa", 1: "1-bb"}))
-    assert line == ("pass 2/3  step 7/12  loss 0.1235  1,234 samples/s  2 trainers  1/2 pservers  "
-                    "chunks 2 todo 1 pending 1 done")
+    assert line == (
+        "pass 2/3  step 7/12  loss 0.1235  1,234 samples/s  2 trainers  1/2 pservers  chunks 2 todo 1 pending 1 done"
+    )
     waiting = format_line(status_of(trainers=trainers, slots={1: "1-bb"}))
     assert "2 trainers  0/2 pservers  1 of 2 slots wait for a trainer  chunks" in waiting
     failed = {"todo": 0, "pending": 0, "done": 3, "failed": 1}
-    assert format_line(status_of(queue=failed)).endswith("loss -  0 samples/s  0 trainers  0/2 pservers  "
-                                                         "chunks 0 todo 0 pending 3 done 1 failed")
+    assert format_line(status_of(queue=failed)).endswith(
+        "loss -  0 samples/s  0 trainers  0/2 pservers  chunks 0 todo 0 pending 3 done 1 failed"
+    )
 
 
 def test_display_without_a_terminal_prints_each_event_once() -> None:
@@ -217,21 +228,36 @@ def test_display_without_a_terminal_prints_each_event_once() -> None:
     display.close()
     lines = stream.getvalue().splitlines()
     assert [line.split(" ", 1)[1] for line in lines if "[pserver 0]" in line] == [
-        "[pserver 0] took over slot 2", "[pserver 0] died [/b] [red]:warning: 100%", "[pserver 0] done"]
-    assert [line.split("step ")[1][:5] for line in lines if line.startswith("pass ")] == ["7/12 "], \
+        "[pserver 0] took over slot 2",
+        "[pserver 0] died [/b] [red]:warning: 100%",
+        "[pserver 0] done",
+    ]
+    assert [line.split("step ")[1][:5] for line in lines if line.startswith("pass ")] == ["7/12 "], (
         "a line at once, then each five seconds; none of a complete job, whose roles have left"
+    )
 
 
 def test_the_panel_shows_roles_slots_and_events() -> None:
     status = status_of(
-        event(1.0, "trainer 1 died [/], slot 1 taken over", "launcher"), slots={0: "0-aa", 1: "0-aa"},
+        event(1.0, "trainer 1 died [/], slot 1 taken over", "launcher"),
+        slots={0: "0-aa", 1: "0-aa"},
         pservers={0: {"host": "h", "pid": 4, "version": 7}, 1: {"host": "h", "pid": 5}},
-        trainers={"0-aa": {"host": "h", "pid": 6, "step": 7, "samples_per_second": 10.0}})
+        trainers={"0-aa": {"host": "h", "pid": 6, "step": 7, "samples_per_second": 10.0}},
+    )
     stream = io.StringIO()
     Console(file=stream, width=120, highlight=False, markup=False).print(render(status))
     text = stream.getvalue()
-    for wanted in ("graphft job tiny: running, generation 1", "pserver 0", "h:4", "version 7", "version -",
-                   "trainer 0-aa", "0, 1", "10 samples/s", "[launcher] trainer 1 died [/], slot 1 taken over"):
+    for wanted in (
+        "graphft job tiny: running, generation 1",
+        "pserver 0",
+        "h:4",
+        "version 7",
+        "version -",
+        "trainer 0-aa",
+        "0, 1",
+        "10 samples/s",
+        "[launcher] trainer 1 died [/], slot 1 taken over",
+    ):
         assert wanted in text, text
     stream = io.StringIO()
     Console(file=stream, width=80, highlight=False, markup=False).print(render(status))

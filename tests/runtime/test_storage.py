@@ -102,13 +102,19 @@ def test_a_full_disk_that_is_freed_again(job: Job, etcd: Etcd, keys: Keys, small
     assert torch.equal(saver.commits.store.read_part(manifest, 0)[0]["w"], values(1, 100_000)["w"])
 
 
-def test_a_job_is_not_complete_before_its_model_is_written(
-    job: Job, etcd: Etcd, keys: Keys, tmp_path: Path
-) -> None:
+def test_a_job_is_not_complete_before_its_model_is_written(job: Job, etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
     saver = one_shard(job, etcd, keys, tmp_path)
     program = job.trainer_program()
-    saver.submit(0, 4, {v.name: program.values[v.name] if v.name in program.values else torch.ones(
-        [int(d) for d in v.shape]) for v in program.variables.values() if v.name in ("w", "b")}, 2)
+    saver.submit(
+        0,
+        4,
+        {
+            v.name: program.values[v.name] if v.name in program.values else torch.ones([int(d) for d in v.shape])
+            for v in program.variables.values()
+            if v.name in ("w", "b")
+        },
+        2,
+    )
     until(lambda: decode_committed(etcd.get(keys.committed)) is not None)
     final = decode_committed(etcd.get(keys.committed))
     assert final is not None
@@ -158,6 +164,7 @@ def test_few_snapshots_wait_and_the_newest_always_does() -> None:
 
 def test_shards_that_write_at_different_paces_keep_the_same_steps() -> None:
     """Else no checkpoint would ever have all of its parts."""
+
     def written(every: int, offset: int) -> set[int]:
         pending, done = PendingSnapshots(), set()
         for step in range(1, 129):

@@ -64,8 +64,9 @@ class Stubs:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as out:
             flags = ["-S"] if "graphft" not in self.code else []
-            process = subprocess.Popen([sys.executable, *flags, "-c", self.code, *self.arguments, *arguments],
-                                       stdout=out, stderr=out)
+            process = subprocess.Popen(
+                [sys.executable, *flags, "-c", self.code, *self.arguments, *arguments], stdout=out, stderr=out
+            )
         self.processes.append(process)
         return process
 
@@ -128,7 +129,8 @@ def test_a_killed_child_is_started_again_at_once(supervise: Any, stubs: Stubs, e
 
 
 def test_failures_are_retried_with_growing_delays_and_then_given_up(
-        supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch, etcd: Etcd, keys: Keys) -> None:
+    supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch, etcd: Etcd, keys: Keys
+) -> None:
     monkeypatch.setattr(module, "BACKOFF_SECONDS", 0.1)
     stubs.code = "import sys; print('about to fail'); sys.exit('the reason')"
     supervisor = supervise(max_restarts=3)
@@ -145,7 +147,8 @@ def test_failures_are_retried_with_growing_delays_and_then_given_up(
 
 
 def test_progress_of_the_job_between_failures_lets_a_role_fail_again(
-        supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
+    supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "BACKOFF_SECONDS", 0.05)
     stubs.code = "import sys; sys.exit(1)"
     supervisor = supervise(max_restarts=1)
@@ -162,7 +165,8 @@ def test_progress_of_the_job_between_failures_lets_a_role_fail_again(
 
 @pytest.mark.parametrize("code", ["import os; os.kill(os.getpid(), 9)", "import sys; sys.exit(75)"])
 def test_preemptions_are_never_given_up_on_but_do_not_burn_the_machine(
-        supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
     monkeypatch.setattr(module, "BACKOFF_SECONDS", 0.05)
     stubs.code = code
     supervisor = supervise(max_restarts=0)
@@ -173,8 +177,9 @@ def test_preemptions_are_never_given_up_on_but_do_not_burn_the_machine(
     assert (child.failures, supervisor.report.failed) == (0, "")
 
 
-def test_a_child_that_ran_for_a_while_is_not_delayed(supervise: Any, stubs: Stubs,
-                                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_ran_for_a_while_is_not_delayed(
+    supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "QUICK_PREEMPTION_SECONDS", 0.05)
     monkeypatch.setattr(module, "BACKOFF_SECONDS", 60.0)
     supervisor = supervise()
@@ -199,7 +204,8 @@ def test_wrong_usage_is_given_up_at_once(supervise: Any, stubs: Stubs) -> None:
 
 
 def test_a_trainer_that_cannot_start_is_tried_again_while_another_one_works(
-        supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
+    supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A source file that is half saved at that moment, say: the job goes on without it meanwhile."""
     monkeypatch.setattr("graphft.runtime.supervisor.AT_WORK_SECONDS", 0.0)
     monkeypatch.setattr("graphft.runtime.supervisor.CANNOT_START_SECONDS", 0.1)
@@ -218,8 +224,14 @@ def test_a_trainer_that_cannot_start_is_tried_again_while_another_one_works(
 
 @pytest.mark.parametrize("recorded", [True, False])
 def test_deaths_in_a_proof_are_counted_once_others_have_made_it(
-        supervise: Any, stubs: Stubs, etcd: Etcd, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-        recorded: bool) -> None:
+    supervise: Any,
+    stubs: Stubs,
+    etcd: Etcd,
+    keys: Keys,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    recorded: bool,
+) -> None:
     """Pitfall 76: a trainer that dies in it every time was started again without end."""
     monkeypatch.setattr(module, "BACKOFF_SECONDS", 0.01)
     etcd.put(keys.run, b"this-run")
@@ -254,7 +266,8 @@ def test_children_that_are_done(supervise: Any, stubs: Stubs, etcd: Etcd, keys: 
 
 
 def test_status_0_before_the_job_is_over_is_a_failure(
-        supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch, etcd: Etcd, keys: Keys) -> None:
+    supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch, etcd: Etcd, keys: Keys
+) -> None:
     """Pitfall 39: user code may end the process, before it has registered or after."""
     monkeypatch.setattr(module, "BACKOFF_SECONDS", 0.05)
     stubs.code = ""
@@ -300,8 +313,9 @@ def test_a_job_without_trainers_ends(supervise: Any, stubs: Stubs, monkeypatch: 
 
 
 @pytest.mark.parametrize("role", ["trainer", "pserver"])
-def test_the_lease_of_a_dead_child_is_revoked_at_once(supervise: Any, stubs: Stubs, etcd: Etcd, keys: Keys,
-                                                      role: str) -> None:
+def test_the_lease_of_a_dead_child_is_revoked_at_once(
+    supervise: Any, stubs: Stubs, etcd: Etcd, keys: Keys, role: str
+) -> None:
     stubs.code, stubs.arguments = REGISTER, [etcd.endpoints[0], keys.job]
     stubs.arguments += [role, "1"]
     supervisor = supervise()
@@ -330,8 +344,9 @@ def test_children_are_looked_after_while_etcd_is_away(supervise: Any, monkeypatc
         supervisor.close()
 
 
-def test_a_lease_is_revoked_when_etcd_is_back(supervise: Any, stubs: Stubs, keys: Keys, tmp_path: Path,
-                                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_is_revoked_when_etcd_is_back(
+    supervise: Any, stubs: Stubs, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(revoker, "ETCD_SECONDS", 0.2)
     with EmbeddedEtcd(tmp_path / "own") as server, Etcd(server.endpoints) as client:
         stubs.code, stubs.arguments = REGISTER, [client.endpoints[0], keys.job, "pserver", "1"]
@@ -347,8 +362,9 @@ def test_a_lease_is_revoked_when_etcd_is_back(supervise: Any, stubs: Stubs, keys
         supervisor.close()
 
 
-def test_a_frozen_child_is_replaced_when_its_lease_has_ended(supervise: Any, stubs: Stubs,
-                                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frozen_child_is_replaced_when_its_lease_has_ended(
+    supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "FROZEN_SECONDS", 0.2)
     supervisor = supervise()
     frozen, slow, new = (supervisor.add("trainer", i) for i in range(3))
@@ -372,8 +388,7 @@ def test_a_frozen_child_is_replaced_when_its_lease_has_ended(supervise: Any, stu
 # -- the end ----------------------------------------------------------------------------------------------------------
 
 
-def test_stop_ends_stopped_children_and_those_that_ignore_sigterm(supervise: Any, stubs: Stubs,
-                                                                  tmp_path: Path) -> None:
+def test_stop_ends_stopped_children_and_those_that_ignore_sigterm(supervise: Any, stubs: Stubs, tmp_path: Path) -> None:
     supervisor = supervise()
     stopped = supervisor.add("trainer", 0)
     supervisor.signal("trainer", 0, signal.SIGSTOP)
@@ -451,8 +466,9 @@ def test_the_log_of_a_child_that_wrote_none(supervise: Any, tmp_path: Path) -> N
     assert supervise().tail_of_log(Child("trainer", 0)) == ""
 
 
-def test_a_folder_that_goes_is_told_and_comes_back(supervise: Any, stubs: Stubs, etcd: Etcd, keys: Keys,
-                                                   tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_goes_is_told_and_comes_back(
+    supervise: Any, stubs: Stubs, etcd: Etcd, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Roles whose logs cannot be written are no failures; they are started when they can."""
     monkeypatch.setattr(module, "MEASURE_SECONDS", 0.0)
     monkeypatch.setattr(module, "FOLDER_SECONDS", 0.2)

@@ -33,7 +33,10 @@ print((peak() - before) >> 20)
 def example() -> dict[str, torch.Tensor]:
     names = {f"{i}-{n}": (n, d) for i, (n, d) in enumerate(_DTYPES.items())}
     return {name: torch.arange(5).to(dtype) for name, (_, dtype) in names.items()} | {
-        "matrix": torch.arange(6.0).view(2, 3), "empty": torch.empty(0, 3), "scalar": torch.tensor(2.5)}
+        "matrix": torch.arange(6.0).view(2, 3),
+        "empty": torch.empty(0, 3),
+        "scalar": torch.tensor(2.5),
+    }
 
 
 @pytest.mark.parametrize("metadata", [None, {"ledger": '{"0": [[0, 3]], "é": "\\u0001/\\n"}'}])
@@ -74,23 +77,36 @@ def test_no_call_holds_the_interpreter_for_a_whole_file(tmp_path: Path, monkeypa
 
 def test_memory_is_not_needed_twice(tmp_path: Path) -> None:
     """Pitfall 51: a state of 96 MB took 96 MB more while it was written."""
-    done = subprocess.run([sys.executable, "-c", MEASURE, str(tmp_path / "file")], capture_output=True, text=True,
-                          timeout=50)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(tmp_path / "file")], capture_output=True, text=True, timeout=50
+    )
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) < 48
 
 
-@pytest.mark.parametrize("content", [
-    b"", b"\0" * 7, (1 << 40).to_bytes(8, "little"), (2).to_bytes(8, "little") + b"[]",
-    (8).to_bytes(8, "little") + b"{       ",
-    *(len(h).to_bytes(8, "little") + h + b"12345678" for h in (
-        b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}',
-        b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}',
-        b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}',
-        b'{"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}}',
-        b'{"a":{"dtype":"X9","shape":[2],"data_offsets":[0,8]}}',
-        b'{"a":{"dtype":"F32","shape":[1000000000000],"data_offsets":[0,8]}}',
-        b'{"a":{"dtype":"F32","shape":[2]}}', b'{"a":7}'))])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\0" * 7,
+        (1 << 40).to_bytes(8, "little"),
+        (2).to_bytes(8, "little") + b"[]",
+        (8).to_bytes(8, "little") + b"{       ",
+        *(
+            len(h).to_bytes(8, "little") + h + b"12345678"
+            for h in (
+                b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}',
+                b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}}',
+                b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}',
+                b'{"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}}',
+                b'{"a":{"dtype":"X9","shape":[2],"data_offsets":[0,8]}}',
+                b'{"a":{"dtype":"F32","shape":[1000000000000],"data_offsets":[0,8]}}',
+                b'{"a":{"dtype":"F32","shape":[2]}}',
+                b'{"a":7}',
+            )
+        ),
+    ],
+)
 def test_what_is_no_tensor_file(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(GraphftError) as caught:

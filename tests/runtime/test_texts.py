@@ -86,9 +86,7 @@ def test_events_of_any_text(etcd_server: EmbeddedEtcd, keys: Keys, capsys: pytes
 
 
 @pytest.mark.parametrize("text", [LONG, "half of a pair: \ud83d"], ids=["long", "surrogate"])
-def test_a_failure_of_any_text_is_recorded(
-    etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path, text: str
-) -> None:
+def test_a_failure_of_any_text_is_recorded(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path, text: str) -> None:
     """Pitfall 45: the chunk becomes poison, a new generation begins, and the reason is kept in all records."""
     data = graphft.arrays(chunk_size=2, x=torch.zeros(4, 8), y=torch.zeros(4, 1))
     job = graphft.transpile(linear(features=8), chunks=data, batch_size=1, ft=True, max_failures=1)

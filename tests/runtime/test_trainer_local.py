@@ -32,8 +32,21 @@ def scene(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path, request: pytest
     torch.manual_seed(0)
     data = graphft.arrays(chunk_size=CHUNK, x=torch.randn(3 * CHUNK, 200), y=torch.randn(3 * CHUNK, 1))
     program = linear(optimizer=graphft.SGD(lr=graphft.schedule.exponential(0.1, 0.9)))
-    job = graphft.transpile(program, chunks=data, batch_size=BATCH, trainers=2, pservers=2, ft=True, sync=False,
-                            mode=request.param, local_steps=4, passes=2, slice_unit=64, min_block=64, seed=SEED)
+    job = graphft.transpile(
+        program,
+        chunks=data,
+        batch_size=BATCH,
+        trainers=2,
+        pservers=2,
+        ft=True,
+        sync=False,
+        mode=request.param,
+        local_steps=4,
+        passes=2,
+        slice_unit=64,
+        min_block=64,
+        seed=SEED,
+    )
     with stage(etcd_server, keys, job, tmp_path) as made:
         yield made
 
@@ -79,7 +92,8 @@ def test_a_unit_is_begun_once_and_computed_batch_by_batch(scene: Stage) -> None:
         b = values["b"] - 0.1 * 2 * e4.mean()
         after = x5 @ w + b - (x5 @ values["w"] + values["b"] - e5)
         assert trainer._unit_loss == pytest.approx(
-            float(e4.square().mean()) * 4 / 6 + float(after.square().mean()) * 2 / 6, rel=1e-5)
+            float(e4.square().mean()) * 4 / 6 + float(after.square().mean()) * 2 / 6, rel=1e-5
+        )
         torch.testing.assert_close(scope["w"], w - 0.1 * 0.9 * (x5.T @ after * 2 / 2), rtol=1e-4, atol=1e-5)
 
 

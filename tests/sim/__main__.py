@@ -56,8 +56,10 @@ def replay(seed: int) -> int:
         print(failure)
         return 1
     print("\n".join(job.world.lines))
-    print(f"{job.describe()}; {job.store.rollbacks} rollbacks, {job.world.now:.1f} s; "
-          f"counted: {dict(sorted(job.counts.items()))}")
+    print(
+        f"{job.describe()}; {job.store.rollbacks} rollbacks, {job.world.now:.1f} s; "
+        f"counted: {dict(sorted(job.counts.items()))}"
+    )
     return 0
 
 

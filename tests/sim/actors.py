@@ -153,11 +153,24 @@ class ShardActor(Actor):
         self.current, self.version = self._load()
         self.previous: dict[int, str] = {}
         self.idle_slots = IdleSlots(IDLE_SECONDS)
-        self.machine = SyncShard(SyncOptions(
-            shard=index, shards=setup.shards, slots=setup.plan.slots, buckets=setup.buckets[index],
-            total_steps=setup.plan.total_steps, run="run", secret="secret",
-            checkpoint_every=setup.checkpoint_every, reduce=setup.reduce, recovery=incarnation > 0,
-            recovery_timeout=3.0), incarnation=self.name, generation=self.store.epoch.generation, version=self.version)
+        self.machine = SyncShard(
+            SyncOptions(
+                shard=index,
+                shards=setup.shards,
+                slots=setup.plan.slots,
+                buckets=setup.buckets[index],
+                total_steps=setup.plan.total_steps,
+                run="run",
+                secret="secret",
+                checkpoint_every=setup.checkpoint_every,
+                reduce=setup.reduce,
+                recovery=incarnation > 0,
+                recovery_timeout=3.0,
+            ),
+            incarnation=self.name,
+            generation=self.store.epoch.generation,
+            version=self.version,
+        )
         self.store.pservers[index] = self
         self.store.watchers[self.name] = lambda: self.do(self.watch)
         self.store.changed()
@@ -175,15 +188,19 @@ class ShardActor(Actor):
         machine, store = self.machine, self.store
         waits = machine.phase == "collecting" and not machine.finished and len(store.pservers) == self.job.setup.shards
         holders = {slot: (trainer, store.claims[slot]) for slot, trainer in store.slots.items()}
-        for slot in self.idle_slots.look(self.world.now, (machine.generation, machine.version),
-                                         machine.round.missing() if waits else (), holders):
+        for slot in self.idle_slots.look(
+            self.world.now, (machine.generation, machine.version), machine.round.missing() if waits else (), holders
+        ):
             store.take(slot, holders[slot][1], self.name)
 
     def watch(self) -> None:
         if self.store.epoch.generation > self.machine.generation:
             epoch = self.store.epoch
-            self.current = dict(self.store.checkpoints[epoch.step][self.index]) if epoch.step else {
-                b: initial((self.index, b)) for b in self.current}
+            self.current = (
+                dict(self.store.checkpoints[epoch.step][self.index])
+                if epoch.step
+                else {b: initial((self.index, b)) for b in self.current}
+            )
             self.feed(Rollback(epoch.generation, epoch.step))
 
     def crash(self) -> None:
@@ -204,21 +221,26 @@ class ShardActor(Actor):
                 if self.machine.phase == "applying":
                     self.world.fail(f"{self.name} sends parameters while they are being changed")
                 frame = (self.current if effect.source == "current" else self.previous)[effect.message.bucket]
-                self.job.check_parameters((self.index, effect.message.bucket), effect.message.version, frame,
-                                          self.machine.generation)
+                self.job.check_parameters(
+                    (self.index, effect.message.bucket), effect.message.version, frame, self.machine.generation
+                )
             self.job.to_trainer(self.index, effect.peer, effect.message, frame)
         elif isinstance(effect, ComputePartials):
             payload = partial_sum(effect.step, self.index, effect.contributions)
-            self.later(self.world.rng.uniform(0, 0.01),
-                       lambda: self.feed(PartialsReady(effect.generation, effect.step, payload)))
+            self.later(
+                self.world.rng.uniform(0, 0.01),
+                lambda: self.feed(PartialsReady(effect.generation, effect.step, payload)),
+            )
         elif isinstance(effect, ApplyRound):
             self.later(self.world.rng.uniform(0, 0.01), lambda: self._apply(effect))
         elif isinstance(effect, SendShard):
             self.job.to_shard(self.name, effect.shard, f"shard-{self.index}", effect.message, effect.payload)
         elif isinstance(effect, TakeCheckpoint):
             state, generation = dict(self.current), self.machine.generation
-            self.later(self.world.rng.uniform(0.01, 0.3), lambda: self.store.write_part(
-                generation, effect.step, self.index, state))
+            self.later(
+                self.world.rng.uniform(0.01, 0.3),
+                lambda: self.store.write_part(generation, effect.step, self.index, state),
+            )
         elif isinstance(effect, RequestRollback):
             self.later(self.world.rng.uniform(0.001, 0.02), lambda: self.store.roll_back(effect.generation))
         elif isinstance(effect, Count):
@@ -230,8 +252,10 @@ class ShardActor(Actor):
         if effect.generation == self.machine.generation:  # else the parameters are those of a checkpoint by now
             self.job.check_round(self.index, effect)
             self.previous = dict(self.current)
-            self.current = {b: updated((self.index, b), old, effect.step, effect.contributions, effect.partials)
-                            for b, old in self.current.items()}
+            self.current = {
+                b: updated((self.index, b), old, effect.step, effect.contributions, effect.partials)
+                for b, old in self.current.items()
+            }
         self.feed(RoundApplied(effect.generation, effect.step))
 
 
@@ -248,9 +272,18 @@ class TrainerActor(Actor):
         self.claims: dict[ChunkKey, int] = {}
         """Chunks that this trainer has claimed, and the batch from which on each is left out."""
         self.idle = True
-        self.machine = SyncTrainer(TrainerOptions(
-            trainer=name, buckets=setup.buckets, total_steps=setup.plan.total_steps, run="run", secret="secret",
-            refresh=setup.refresh, retry_interval=2.0), generation=self.store.epoch.generation)
+        self.machine = SyncTrainer(
+            TrainerOptions(
+                trainer=name,
+                buckets=setup.buckets,
+                total_steps=setup.plan.total_steps,
+                run="run",
+                secret="secret",
+                refresh=setup.refresh,
+                retry_interval=2.0,
+            ),
+            generation=self.store.epoch.generation,
+        )
         self.store.trainers[name] = self
         self.store.watchers[name] = lambda: self.do(self.watch)
         self.barred_at, self.back_off = NEVER, BACK_OFF
@@ -284,13 +317,20 @@ class TrainerActor(Actor):
         if shard is not None:
             self.feed(ShardDown(index))
             if comes_back:
-                self.later(0.05, lambda: self.connect(index, shard) if shard.alive and index not in self.connected
-                           else None)
+                self.later(
+                    0.05, lambda: self.connect(index, shard) if shard.alive and index not in self.connected else None
+                )
 
     def assignment(self) -> Assignment:
         setup = self.job.setup
-        return assign(slots=setup.plan.slots, live=self.store.trainers, holders=self.store.slots, me=self.name,
-                      policy=setup.policy, barred=self.store.barred)
+        return assign(
+            slots=setup.plan.slots,
+            live=self.store.trainers,
+            holders=self.store.slots,
+            me=self.name,
+            policy=setup.policy,
+            barred=self.store.barred,
+        )
 
     def claim(self) -> None:
         mine = {(v, self.store.claims[v]) for v, t in self.store.slots.items() if t == self.name}
@@ -434,8 +474,7 @@ class TrainerActor(Actor):
             self.close()
             return
         self.feed(Pushed(*left[0], samples, gradients[left[0]]))
-        self.later(self.world.rng.uniform(0, 0.004) * self.speed,
-                   lambda: self.push(left[1:], gradients, samples, work))
+        self.later(self.world.rng.uniform(0, 0.004) * self.speed, lambda: self.push(left[1:], gradients, samples, work))
 
     def close(self) -> None:
         self.feed(Closed())

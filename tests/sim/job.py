@@ -31,16 +31,21 @@ def first_reference(setup: Setup) -> Reference:
 def reference(setup: Setup, discarded: Mapping[ChunkKey, int], start: int, before: Reference) -> Reference:
     """What it is from step `start` on, without what is `discarded`."""
     keys = [(s, b) for s, bs in enumerate(setup.buckets) for b in bs]
-    versions = before.versions[:start + 1]
+    versions = before.versions[: start + 1]
     given = dict(before.given)
     for step in range(start, setup.plan.total_steps):
         old = versions[-1]
-        located = {slot: at for slot in range(setup.plan.slots) if (at := setup.plan.locate(step, slot)) is not None
-                   and at.batch < discarded.get((at.pass_index, at.chunk), NEVER)}
+        located = {
+            slot: at
+            for slot in range(setup.plan.slots)
+            if (at := setup.plan.locate(step, slot)) is not None
+            and at.batch < discarded.get((at.pass_index, at.chunk), NEVER)
+        }
         for shard, buckets in enumerate(setup.buckets):
             given[shard, step] = tuple(
                 Contribution(slot, at.samples, {b: gradient(step, slot, (shard, b), old) for b in buckets})
-                for slot, at in located.items())
+                for slot, at in located.items()
+            )
         if not located:
             versions.append(dict(old))
             continue
@@ -84,10 +89,12 @@ class SimJob:
 
     def describe(self) -> str:
         s = self.setup
-        return (f"seed {self.seed}: {s.plan.total_steps} steps, {s.plan.slots} slots, buckets {s.buckets}, checkpoint "
-                f"every {s.checkpoint_every}, reduce {s.reduce}, refresh {sorted(s.refresh)}, policy {s.policy}, "
-                f"flaky {s.flaky}, "
-                f"faults until {self.faults.until:.1f} s, every {self.faults.mean_interval:.1f} s")
+        return (
+            f"seed {self.seed}: {s.plan.total_steps} steps, {s.plan.slots} slots, buckets {s.buckets}, checkpoint "
+            f"every {s.checkpoint_every}, reduce {s.reduce}, refresh {sorted(s.refresh)}, policy {s.policy}, "
+            f"flaky {s.flaky}, "
+            f"faults until {self.faults.until:.1f} s, every {self.faults.mean_interval:.1f} s"
+        )
 
     def run(self, limit: float = 400.0) -> SimJob:
         try:
@@ -95,17 +102,25 @@ class SimJob:
             self.check_result()
         except Exception as error:
             story = "\n".join(self.world.lines)
-            raise SimulationFailed(f"{error}\n{story}\n{type(error).__name__}: {str(error).splitlines()[0]}\n"
-                                   f"{self.describe()}\n{self.state()}") from error
+            raise SimulationFailed(
+                f"{error}\n{story}\n{type(error).__name__}: {str(error).splitlines()[0]}\n"
+                f"{self.describe()}\n{self.state()}"
+            ) from error
         for process in self.processes:
             self.counts += process.counts
         return self
 
     def state(self) -> str:
-        shards = [f"{p.name}: version {p.machine.version} of {p.machine.generation}, {p.machine.phase}, missing "
-                  f"{p.machine.round.missing()}" for p in self.store.pservers.values()]
-        trainers = [f"{t.name}: {t.machine.current} next {t.machine.next_work()} slots {t.machine.slots} "
-                    f"pending {sorted(t.machine.pending)}" for t in self.store.trainers.values()]
+        shards = [
+            f"{p.name}: version {p.machine.version} of {p.machine.generation}, {p.machine.phase}, missing "
+            f"{p.machine.round.missing()}"
+            for p in self.store.pservers.values()
+        ]
+        trainers = [
+            f"{t.name}: {t.machine.current} next {t.machine.next_work()} slots {t.machine.slots} "
+            f"pending {sorted(t.machine.pending)}"
+            for t in self.store.trainers.values()
+        ]
         return "\n".join([*shards, *trainers])
 
     def complete(self) -> bool:
@@ -114,8 +129,9 @@ class SimJob:
     # -- promises ---------------------------------------------------------------------------------------------------
 
     def check_result(self) -> None:
-        final = {(s, b): v for s, state in self.store.checkpoints[self.store.committed].items()
-                 for b, v in state.items()}
+        final = {
+            (s, b): v for s, state in self.store.checkpoints[self.store.committed].items() for b, v in state.items()
+        }
         if final != self.reference_of(self.store.epoch.generation).versions[-1]:
             self.world.fail("the final parameters differ from the undisturbed run's")
 
@@ -125,8 +141,9 @@ class SimJob:
     def discard(self) -> None:
         """Something was discarded: from the generation that begins with it on, no shard counts it any more."""
         epoch = self.store.epoch
-        self.references[epoch.generation] = reference(self.setup, self.store.discarded, epoch.step,
-                                                      self.reference_of(epoch.generation - 1))
+        self.references[epoch.generation] = reference(
+            self.setup, self.store.discarded, epoch.step, self.reference_of(epoch.generation - 1)
+        )
 
     def is_flaky(self, step: int, slot: int) -> bool:
         return random.Random(f"{self.seed} {step} {slot}").random() < self.setup.flaky
@@ -155,6 +172,7 @@ class SimJob:
             target = self.store.pservers.get(shard)
             if target is not None and target.alive:
                 target.receive(peer, message, payload)
+
         if not self.network.blocked((sender, shard), message):
             self.network.send((sender, shard), "out", deliver)
 
@@ -163,6 +181,7 @@ class SimJob:
             target = self.store.trainers.get(peer) or next((p for p in self.processes if p.name == peer), None)
             if target is not None and target.alive and shard in target.connected:
                 target.receive(shard, message, payload)
+
         if not self.network.blocked((peer, shard), message):
             self.network.send((peer, shard), "back", deliver)
 
@@ -250,13 +269,23 @@ def _notice(trainer: TrainerActor, shard: int) -> None:
 def _setup(rng: random.Random) -> Setup:
     slots = rng.randint(1, 4)
     chunks = rng.randint(1, 8)
-    plan = Plan([rng.randint(0, 40) for _ in range(chunks)] + [5], slots=slots, batch_size=rng.choice((4, 8)),
-                seed=rng.randint(0, 99), passes=rng.randint(1, 3))
+    plan = Plan(
+        [rng.randint(0, 40) for _ in range(chunks)] + [5],
+        slots=slots,
+        batch_size=rng.choice((4, 8)),
+        seed=rng.randint(0, 99),
+        passes=rng.randint(1, 3),
+    )
     buckets, first = [], 0
     for _ in range(rng.randint(1, 3)):
         count = rng.randint(1, 2)
         buckets.append(tuple(range(first, first + count)))
         first += count * rng.randint(0, 1)
     keys = [(s, b) for s, bs in enumerate(buckets) for b in bs]
-    return Setup(plan, tuple(buckets), rng.choice((0, 1, 3, 5)), rng.random() < 0.5,
-                 frozenset(k for k in keys if rng.random() < 0.2))
+    return Setup(
+        plan,
+        tuple(buckets),
+        rng.choice((0, 1, 3, 5)),
+        rng.random() < 0.5,
+        frozenset(k for k in keys if rng.random() < 0.2),
+    )

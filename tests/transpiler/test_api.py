@@ -21,39 +21,45 @@ def transpile(program: Program | None = None, chunks: Any = DATA, **options: Any
     return graphft.transpile(linear() if program is None else program, chunks=chunks, **{"batch_size": 4, **options})
 
 
-@pytest.mark.parametrize(("options", "message"), [
-    ({"trainer": 2}, "transpile has no option trainer\nhelp: did you mean trainers or on_trainer_loss?"),
-    ({"data": DATA}, "transpile has no option data"),
-    ({"trainers": 0}, "trainers is 0, expected at least 1"),
-    ({"pservers": -1}, "pservers is -1, expected at least 1"),
-    ({"trainers": 2.0}, "trainers is 2.0, expected a value of type int"),
-    ({"trainers": True}, "trainers is True, expected a value of type int"),
-    ({"sync": 1}, "sync is 1, expected a value of type bool"),
-    ({"batch_size": 0}, "batch_size is 0"),
-    ({"passes": 0}, "passes is 0"),
-    ({"on_trainer_loss": "panic"}, "on_trainer_loss is 'panic', expected 'takeover' or 'wait'"),
-    ({"on_barrier_timeout": "wait"}, "on_barrier_timeout is 'wait', expected 'rollback' or 'proceed'"),
-    ({"sync": False, "on_trainer_loss": "wait"}, "in async mode no trainer is waited for"),
-    ({"sync": False, "pservers": 113}, "pservers is 113, expected at most 112 in async mode"),
-    ({"mode": "dc_asgd"}, "a sync step has no stale gradients\nhelp: transpile with sync=False, mode='dc_asgd'"),
-    ({"sync": False, "mode": "hogwild"}, "mode is 'hogwild', expected 'async' or 'dc_asgd'"),
-    ({"sync": False, "mode": "dc_asgd", "dc_lambda": 0}, "dc_lambda is 0, expected a positive number"),
-    ({"sync": False, "mode": "dc_asgd", "dc_decay": 1.0}, "dc_decay is 1.0, expected at least 0 and below 1"),
-    ({"sync": False, "local_steps": 2}, "mode 'async' pushes after every batch\nhelp: transpile with sync=False and "),
-    ({"local_steps": 2}, "local_steps is 2, but sync is True"),
-    ({"mode": "geo_sgd", "local_steps": 2}, "mode is 'geo_sgd', but sync is True"),
-    ({"sync": False, "mode": "half_async"}, "local_steps is 1: nothing is accumulated\nhelp: give local_steps=4"),
-    ({"sync": False, "mode": "geo_sgd", "local_steps": 0}, "local_steps is 0, expected at least 1"),
-    ({"sync": False, "mode": "geo_sgd", "local_steps": 3}, "the longest chunk has 2 batches\nhelp: give a larger"),
-    ({"recovery_timeout": 0}, "recovery_timeout is 0, expected a positive number of seconds"),
-    ({"slice_unit": 100}, "slice_unit is 100, expected a multiple of 64"),
-    ({"name": "a/b"}, "name is 'a/b', expected 1 to 64 letters"),
-    ({"etcd_endpoints": []}, "etcd_endpoints is ()"),
-    ({"chunks": [1, 2]}, "chunks is 'list', expected what graphft.arrays"),
-    ({"batch_size": 64}, "the data has 32 records, fewer than one batch of 64"),
-    ({"batch_size": 16}, "the longest chunk has 8 records, fewer than one batch of 16"),
-    ({"pservers": 3}, "3 pservers, but the program's parameters and buffers make only 2 slices"),
-])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"trainer": 2}, "transpile has no option trainer\nhelp: did you mean trainers or on_trainer_loss?"),
+        ({"data": DATA}, "transpile has no option data"),
+        ({"trainers": 0}, "trainers is 0, expected at least 1"),
+        ({"pservers": -1}, "pservers is -1, expected at least 1"),
+        ({"trainers": 2.0}, "trainers is 2.0, expected a value of type int"),
+        ({"trainers": True}, "trainers is True, expected a value of type int"),
+        ({"sync": 1}, "sync is 1, expected a value of type bool"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"passes": 0}, "passes is 0"),
+        ({"on_trainer_loss": "panic"}, "on_trainer_loss is 'panic', expected 'takeover' or 'wait'"),
+        ({"on_barrier_timeout": "wait"}, "on_barrier_timeout is 'wait', expected 'rollback' or 'proceed'"),
+        ({"sync": False, "on_trainer_loss": "wait"}, "in async mode no trainer is waited for"),
+        ({"sync": False, "pservers": 113}, "pservers is 113, expected at most 112 in async mode"),
+        ({"mode": "dc_asgd"}, "a sync step has no stale gradients\nhelp: transpile with sync=False, mode='dc_asgd'"),
+        ({"sync": False, "mode": "hogwild"}, "mode is 'hogwild', expected 'async' or 'dc_asgd'"),
+        ({"sync": False, "mode": "dc_asgd", "dc_lambda": 0}, "dc_lambda is 0, expected a positive number"),
+        ({"sync": False, "mode": "dc_asgd", "dc_decay": 1.0}, "dc_decay is 1.0, expected at least 0 and below 1"),
+        (
+            {"sync": False, "local_steps": 2},
+            "mode 'async' pushes after every batch\nhelp: transpile with sync=False and ",
+        ),
+        ({"local_steps": 2}, "local_steps is 2, but sync is True"),
+        ({"mode": "geo_sgd", "local_steps": 2}, "mode is 'geo_sgd', but sync is True"),
+        ({"sync": False, "mode": "half_async"}, "local_steps is 1: nothing is accumulated\nhelp: give local_steps=4"),
+        ({"sync": False, "mode": "geo_sgd", "local_steps": 0}, "local_steps is 0, expected at least 1"),
+        ({"sync": False, "mode": "geo_sgd", "local_steps": 3}, "the longest chunk has 2 batches\nhelp: give a larger"),
+        ({"recovery_timeout": 0}, "recovery_timeout is 0, expected a positive number of seconds"),
+        ({"slice_unit": 100}, "slice_unit is 100, expected a multiple of 64"),
+        ({"name": "a/b"}, "name is 'a/b', expected 1 to 64 letters"),
+        ({"etcd_endpoints": []}, "etcd_endpoints is ()"),
+        ({"chunks": [1, 2]}, "chunks is 'list', expected what graphft.arrays"),
+        ({"batch_size": 64}, "the data has 32 records, fewer than one batch of 64"),
+        ({"batch_size": 16}, "the longest chunk has 8 records, fewer than one batch of 16"),
+        ({"pservers": 3}, "3 pservers, but the program's parameters and buffers make only 2 slices"),
+    ],
+)
 def test_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(GraphftError) as caught:
         transpile(**options)
@@ -62,16 +68,27 @@ def test_options(options: dict[str, Any], message: str) -> None:
     assert caught.value.rule
 
 
-@pytest.mark.parametrize(("columns", "message"), [
-    ({"x": torch.zeros(32, 200)}, "input %y is not in the data, whose columns are x"),
-    ({"x": torch.zeros(32, 200), "y": torch.zeros(32, 1).double()},
-     ("input %y is float32[batch, 1], but the data's column is float64[batch, 1]\n"
-      "help: convert the column to float32")),
-    ({"x": torch.zeros(32, 100), "y": torch.zeros(32, 1)},
-     "input %x is float32[batch, 200], but the data's column is float32[batch, 100]"),
-    ({"x": torch.zeros(32, 200), "y": torch.zeros(32)},
-     "input %y is float32[batch, 1], but the data's column is float32[batch]"),
-])
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"x": torch.zeros(32, 200)}, "input %y is not in the data, whose columns are x"),
+        (
+            {"x": torch.zeros(32, 200), "y": torch.zeros(32, 1).double()},
+            (
+                "input %y is float32[batch, 1], but the data's column is float64[batch, 1]\n"
+                "help: convert the column to float32"
+            ),
+        ),
+        (
+            {"x": torch.zeros(32, 100), "y": torch.zeros(32, 1)},
+            "input %x is float32[batch, 200], but the data's column is float32[batch, 100]",
+        ),
+        (
+            {"x": torch.zeros(32, 200), "y": torch.zeros(32)},
+            "input %y is float32[batch, 1], but the data's column is float32[batch]",
+        ),
+    ],
+)
 def test_columns(columns: dict[str, torch.Tensor], message: str) -> None:
     with pytest.raises(GraphftError) as caught:
         transpile(chunks=graphft.arrays(chunk_size=8, **columns))

@@ -57,8 +57,9 @@ JOBS = {
     "mlp_s2": lambda: mlp(trainers=2, pservers=2),
     "mlp_s3_ft": lambda: mlp(trainers=2, pservers=3, ft=True, passes=2),
     "mlp_s2_async_ft": lambda: mlp(trainers=2, pservers=2, ft=True, sync=False),
-    "mlp_s2_dc_asgd_ft": lambda: mlp(trainers=2, pservers=2, ft=True, sync=False, mode="dc_asgd", dc_lambda=2.0,
-                                     dc_decay=0.95),
+    "mlp_s2_dc_asgd_ft": lambda: mlp(
+        trainers=2, pservers=2, ft=True, sync=False, mode="dc_asgd", dc_lambda=2.0, dc_decay=0.95
+    ),
     "mlp_s2_half_async_ft": lambda: mlp(trainers=2, pservers=2, ft=True, sync=False, mode="half_async", local_steps=2),
     "mlp_s2_geo_sgd_ft": lambda: mlp(trainers=2, pservers=2, ft=True, sync=False, mode="geo_sgd", local_steps=2),
     "convnet_s2_half_async": lambda: convnet(pservers=2, sync=False, mode="half_async", local_steps=2),

@@ -20,8 +20,11 @@ from graphft.transpiler.assemble import assemble, shard_values
 
 def job_of(**options: object) -> Job:
     data = graphft.arrays(chunk_size=8, x=torch.arange(6400.0).reshape(32, 200), y=torch.zeros(32, 1))
-    return graphft.transpile(linear(), chunks=data, **{
-        "batch_size": 4, "trainers": 2, "pservers": 2, "ft": True, "slice_unit": 64, "min_block": 64, **options})
+    return graphft.transpile(
+        linear(),
+        chunks=data,
+        **{"batch_size": 4, "trainers": 2, "pservers": 2, "ft": True, "slice_unit": 64, "min_block": 64, **options},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -100,8 +103,9 @@ def test_wrong_folders(job: Job, saved: Path, tmp_path: Path) -> None:
         Job.load(saved)
 
 
-@pytest.mark.parametrize("file", ["programs/pserver1/program.gft", "programs/trainer/values.safetensors",
-                                  "source/program.gft"])
+@pytest.mark.parametrize(
+    "file", ["programs/pserver1/program.gft", "programs/trainer/values.safetensors", "source/program.gft"]
+)
 def test_missing_files(saved: Path, file: str) -> None:
     (saved / file).unlink()
     with pytest.raises(GraphftError, match=Path(file).name):
@@ -124,8 +128,15 @@ def test_other_configuration_is_noticed(saved: Path) -> None:
 
 def test_hash_says_what_job_it_is(job: Job) -> None:
     assert job_of(name="other", etcd_endpoints="a:1,b:2", exact=False).hash == job.hash
-    others = [job_of(seed=1), job_of(batch_size=8), job_of(trainers=1), job_of(ft=False), job_of(passes=2),
-              job_of(sync=False), job_of(checkpoint_every=3)]
+    others = [
+        job_of(seed=1),
+        job_of(batch_size=8),
+        job_of(trainers=1),
+        job_of(ft=False),
+        job_of(passes=2),
+        job_of(sync=False),
+        job_of(checkpoint_every=3),
+    ]
     assert len({j.hash for j in [job, *others]}) == 8
 
 
@@ -146,8 +157,14 @@ def test_a_script_whose_lines_have_moved_makes_the_same_job() -> None:
 def test_hash_is_stable_across_processes(job: Job) -> None:
     code = "import sys; sys.path.insert(0, 'tests/transpiler'); import test_job; print(test_job.job_of().hash)"
     root = Path(__file__).parents[2]
-    shown = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=50,
-                           env={**os.environ, "PYTHONPATH": f"{root}:{root / 'tests'}", "PYTHONHASHSEED": "12345"})
+    shown = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=root,
+        capture_output=True,
+        text=True,
+        timeout=50,
+        env={**os.environ, "PYTHONPATH": f"{root}:{root / 'tests'}", "PYTHONHASHSEED": "12345"},
+    )
     assert shown.stdout.strip() == job.hash, shown.stderr
 
 

@@ -48,8 +48,16 @@ def case_of(name: str) -> Case:
 def transpiled(case: Case, data: Data, mode: str, optimizer: object, clip: object = None, **options: object) -> Job:
     program = graphft.build(case.model, case.loss_fn, case.inputs)
     graphft.minimize(program, optimizer, clip)
-    return graphft.transpile(program, chunks=data.spec, batch_size=BATCH, passes=PASSES, seed=SEED, sync=False,
-                             mode=mode, **{"local_steps": 4, **SMALL, **options})
+    return graphft.transpile(
+        program,
+        chunks=data.spec,
+        batch_size=BATCH,
+        passes=PASSES,
+        seed=SEED,
+        sync=False,
+        mode=mode,
+        **{"local_steps": 4, **SMALL, **options},
+    )
 
 
 def unit_at(job: Job, step: int) -> tuple[int, list[ChunkWork]]:
@@ -133,18 +141,23 @@ def cosine(batch: int, batches: int) -> float:
     return 0.01 * (1 + math.cos(math.pi * min(batch / batches, 1))) / 2
 
 
-@pytest.mark.parametrize(("name", "optimizer", "make"), [
-    ("mlp", lambda lr: graphft.Adam(lr=lr), lambda parameters: torch.optim.Adam(parameters, fused=True)),
-    ("convnet", lambda lr: graphft.SGD(lr=lr, momentum=0.9), sgd),
-])
+@pytest.mark.parametrize(
+    ("name", "optimizer", "make"),
+    [
+        ("mlp", lambda lr: graphft.Adam(lr=lr), lambda parameters: torch.optim.Adam(parameters, fused=True)),
+        ("convnet", lambda lr: graphft.SGD(lr=lr, momentum=0.9), sgd),
+    ],
+)
 def test_geo_sgd_with_one_trainer_is_local_training(
-        name: str, optimizer: Callable[..., object], make: Callable[..., torch.optim.Optimizer]) -> None:
+    name: str, optimizer: Callable[..., object], make: Callable[..., torch.optim.Optimizer]
+) -> None:
     """A schedule and clipping by the whole gradient's norm, on two shards: what one process computes."""
     case = case_of(name)
     data = Data(case, records=48, chunk=16)
     eager = Eager(case, data, make)
-    job = transpiled(case, data, "geo_sgd", optimizer(graphft.schedule.cosine(0.01, 20)), graphft.ClipByGlobalNorm(0.5),
-                     pservers=2)
+    job = transpiled(
+        case, data, "geo_sgd", optimizer(graphft.schedule.cosine(0.01, 20)), graphft.ClipByGlobalNorm(0.5), pservers=2
+    )
     run = InProcess(job, data)
     run.run()
     works = [w for step in range(job.config.total_steps) for w in unit_at(job, step)[1]]
@@ -250,17 +263,24 @@ def test_geo_sgd_adds_up_half_of_what_each_of_two_trainers_moved() -> None:
 
 
 @pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize(("records", "chunk", "count"), [(52, 24, 4), (50, 24, 4), (47, 47, 3), (47, 13, 1),
-                                                          (30, 9, 2)])
+@pytest.mark.parametrize(
+    ("records", "chunk", "count"), [(52, 24, 4), (50, 24, 4), (47, 47, 3), (47, 13, 1), (30, 9, 2)]
+)
 def test_the_batches_of_the_units_are_the_batches(records: int, chunk: int, count: int, drop_last: bool) -> None:
     case = case_of("mlp")
     data = Data(case, records, chunk)
     job = transpiled(case, data, "geo_sgd", graphft.SGD(lr=0.1), local_steps=count, drop_last=drop_last)
     plain = job.config.replace(mode="async", local_steps=1).plan
-    found = [(w.pass_index, w.chunk, w.batch, w.samples) for step in range(job.config.total_steps)
-             for w in unit_at(job, step)[1]]
-    wanted = [(w.pass_index, w.chunk, w.batch, w.samples) for step in range(plain.total_steps)
-              if (w := plain.locate(step, 0)) is not None]
+    found = [
+        (w.pass_index, w.chunk, w.batch, w.samples)
+        for step in range(job.config.total_steps)
+        for w in unit_at(job, step)[1]
+    ]
+    wanted = [
+        (w.pass_index, w.chunk, w.batch, w.samples)
+        for step in range(plain.total_steps)
+        if (w := plain.locate(step, 0)) is not None
+    ]
     assert found == wanted
     sizes = [len(unit_at(job, step)[1]) for step in range(job.config.total_steps)]
     assert max(sizes) == count
@@ -292,8 +312,9 @@ def test_geo_sgd_refuses_a_schedule_that_counts_by_itself() -> None:
     program = linear(minimized=False)
     program.variable("seen", Type("int64", ()), Kind.STATE, torch.zeros((), dtype=torch.int64))
     step = program.blocks["step"]
-    lr = step.append_op("aten.reciprocal", step.append_op("aten._to_copy", Ref("seen"), dtype=graphft.ir.Sym(
-        "torch.float64")))
+    lr = step.append_op(
+        "aten.reciprocal", step.append_op("aten._to_copy", Ref("seen"), dtype=graphft.ir.Sym("torch.float64"))
+    )
     step.append_op("increment", Ref("seen"))
     for name in ("w", "b"):
         step.append_op("sgd", Ref(name), Ref(f"{name}@GRAD"), lr)

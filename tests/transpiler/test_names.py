@@ -34,8 +34,9 @@ def job_of(model: nn.Module) -> Job:
     program = graphft.build(model, lambda m, x: m(x), {"x": (FEATURES,)})
     graphft.minimize(program, graphft.SGD(lr=0.1, momentum=0.9))
     data = graphft.arrays(chunk_size=FEATURES, x=torch.zeros(2 * FEATURES))
-    return graphft.transpile(program, chunks=data, batch_size=FEATURES, pservers=2, ft=True, slice_unit=64,
-                             min_block=64)
+    return graphft.transpile(
+        program, chunks=data, batch_size=FEATURES, pservers=2, ft=True, slice_unit=64, min_block=64
+    )
 
 
 class Blocks(nn.Module):
@@ -73,8 +74,9 @@ def test_a_checkpoint_holds_everything_whatever_its_name() -> None:
     assert "save_check_point" not in str(job.trainer_program())
 
 
-@pytest.mark.parametrize(("size", "other"), [(256, "w@slice0"), (256, "w@slice1"), (64, "w@GRAD"),
-                                             (64, "w@momentum_buffer")])
+@pytest.mark.parametrize(
+    ("size", "other"), [(256, "w@slice0"), (256, "w@slice1"), (64, "w@GRAD"), (64, "w@momentum_buffer")]
+)
 def test_names_that_would_be_taken_for_others_are_refused(size: int, other: str) -> None:
     with pytest.raises(GraphftError) as caught:
         job_of(Named({"w": size, other: 64}))

@@ -44,8 +44,9 @@ def minimized(case: Case, optimizer: str = "adam", clip: object = None) -> Progr
 
 
 def transpiled(program: Program, data: Data, **options: object) -> Job:
-    return graphft.transpile(program, chunks=data.spec, batch_size=data.batch_size, passes=2, seed=5,
-                             **{**SMALL, **options})
+    return graphft.transpile(
+        program, chunks=data.spec, batch_size=data.batch_size, passes=2, seed=5, **{**SMALL, **options}
+    )
 
 
 def executed(program: Program, job: Job, data: Data) -> dict[str, Tensor]:
@@ -63,8 +64,9 @@ def case_of(name: str) -> Case:
     return CASES[name]()
 
 
-@pytest.mark.parametrize("clip", [None, graphft.ClipByGlobalNorm(0.05), graphft.ClipByValue(0.01)],
-                         ids=["", "norm", "value"])
+@pytest.mark.parametrize(
+    "clip", [None, graphft.ClipByGlobalNorm(0.05), graphft.ClipByValue(0.01)], ids=["", "norm", "value"]
+)
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("trainers", [1, 3])
 def test_sync_training_equals_one_process(optimizer: str, trainers: int, clip: object) -> None:
@@ -100,8 +102,12 @@ def test_bits_with_slices_of_the_default_size() -> None:
     """One slot: also the bits of one process, whose global norm is summed in the same order."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(150, 301), nn.Tanh(), nn.Linear(301, 3))
-    case = Case(model, lambda m, x, y: (m(x) - y).square().mean(), {"x": (None, 150), "y": (None, 3)},
-                lambda n: {"x": torch.randn(n, 150), "y": torch.randn(n, 3)})
+    case = Case(
+        model,
+        lambda m, x, y: (m(x) - y).square().mean(),
+        {"x": (None, 150), "y": (None, 3)},
+        lambda n: {"x": torch.randn(n, 150), "y": torch.randn(n, 3)},
+    )
     program, data = minimized(case, clip=graphft.ClipByGlobalNorm(0.1)), Data(case, records=24)
     alone = executed(program, transpiled(program, data), data)
     for pservers in (1, 2, 3):

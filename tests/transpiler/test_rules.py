@@ -19,8 +19,9 @@ def transpiled(**options: object) -> Job:
     """Two shards, three slices, a global norm."""
     data = graphft.arrays(chunk_size=8, x=torch.zeros(32, 200), y=torch.zeros(32, 1))
     program = linear(clip=graphft.ClipByGlobalNorm(1.0))
-    return graphft.transpile(program, chunks=data, batch_size=4, trainers=2, pservers=2, ft=True, slice_unit=64,
-                             min_block=64, **options)
+    return graphft.transpile(
+        program, chunks=data, batch_size=4, trainers=2, pservers=2, ft=True, slice_unit=64, min_block=64, **options
+    )
 
 
 @pytest.fixture(scope="module")
@@ -52,46 +53,87 @@ def drop_operand(program: Program, type: str) -> None:
 
 Break = Callable[[Programs], object]
 BREAKS: list[tuple[str, str, Break]] = [
-    ("slice-cover", "misses elements 64 to 128", lambda p: p.trainer.variables["w"].attrs.update(
-        slices=((0, 64, 0), (128, 200, 1)))),
-    ("slice-cover", "covers element 100 twice", lambda p: p.trainer.variables["w"].attrs.update(
-        slices=((0, 128, 0), (100, 200, 1)))),
-    ("slice-cover", "its slices end at 199", lambda p: p.trainer.variables["w"].attrs.update(
-        slices=((0, 128, 0), (128, 199, 1)))),
+    (
+        "slice-cover",
+        "misses elements 64 to 128",
+        lambda p: p.trainer.variables["w"].attrs.update(slices=((0, 64, 0), (128, 200, 1))),
+    ),
+    (
+        "slice-cover",
+        "covers element 100 twice",
+        lambda p: p.trainer.variables["w"].attrs.update(slices=((0, 128, 0), (100, 200, 1))),
+    ),
+    (
+        "slice-cover",
+        "its slices end at 199",
+        lambda p: p.trainer.variables["w"].attrs.update(slices=((0, 128, 0), (128, 199, 1))),
+    ),
     ("slice-owner", "%b lives on pserver 0", lambda p: p.trainer.variables["b"].attrs.update(slices=((0, 1, 0),))),
     ("slice-owner", "%b is buffer float32[1]", lambda p: setattr(p.pservers[1].variables["b"], "kind", Kind.BUFFER)),
     ("slice-owner", "is no slice of its own", lambda p: p.pservers[0].variable("z", Type("float32", (1,)), Kind.PARAM)),
-    ("slice-gradient", "%b@GRAD of pserver1 is state float32[1]", lambda p: setattr(
-        p.pservers[1].variables["b@GRAD"], "kind", Kind.STATE)),
-    ("optimize-block", "%b of pserver1 is written by 0 ops", lambda p: op_of(
-        p.pservers[1], "listen_and_serv").attrs.update(optimize_blocks=("optimize.w@slice1",))),
+    (
+        "slice-gradient",
+        "%b@GRAD of pserver1 is state float32[1]",
+        lambda p: setattr(p.pservers[1].variables["b@GRAD"], "kind", Kind.STATE),
+    ),
+    (
+        "optimize-block",
+        "%b of pserver1 is written by 0 ops",
+        lambda p: op_of(p.pservers[1], "listen_and_serv").attrs.update(optimize_blocks=("optimize.w@slice1",)),
+    ),
     ("optimize-block", "%w@slice0 of pserver0 is written by 2 ops", lambda p: repeat(p.pservers[0], "sgd")),
-    ("optimize-block", "runs block optimize.q", lambda p: op_of(p.pservers[1], "listen_and_serv").attrs.update(
-        optimize_blocks=("optimize.w@slice1", "optimize.b", "optimize.q"))),
+    (
+        "optimize-block",
+        "runs block optimize.q",
+        lambda p: op_of(p.pservers[1], "listen_and_serv").attrs.update(
+            optimize_blocks=("optimize.w@slice1", "optimize.b", "optimize.q")
+        ),
+    ),
     ("saved-state", "leaves %global_step out", lambda p: drop_operand(p.pservers[0], "save_check_point")),
     ("sent-bucket", "which no pserver has", lambda p: op_of(p.trainer, "send").attrs.update(bucket=7)),
     ("sent-bucket", "moved by 2 send ops", lambda p: repeat(p.trainer, "send")),
-    ("sent-bucket", "%w@GRAD[0:127]: float32[127], but the pserver has %w@slice0: float32[128]", lambda p: op_of(
-        p.trainer, "send").attrs.update(slices=((0, 127),))),
+    (
+        "sent-bucket",
+        "%w@GRAD[0:127]: float32[127], but the pserver has %w@slice0: float32[128]",
+        lambda p: op_of(p.trainer, "send").attrs.update(slices=((0, 127),)),
+    ),
     ("pulled-bucket", "moved by 0 recv ops", lambda p: remove(p.trainer, "recv")),
     ("pulled-bucket", "but the pserver has", lambda p: drop_operand(p.pservers[1], "bucket")),
-    ("barrier-count", "send_barrier counts 1 pservers, the job has 2", lambda p: op_of(
-        p.trainer, "send_barrier").attrs.update(shards=1)),
+    (
+        "barrier-count",
+        "send_barrier counts 1 pservers, the job has 2",
+        lambda p: op_of(p.trainer, "send_barrier").attrs.update(shards=1),
+    ),
     ("barrier-count", "wait_pservers counts 3", lambda p: op_of(p.trainer, "wait_pservers").attrs.update(count=3)),
     ("barrier-count", "etcd_put_job counts 3", lambda p: op_of(p.coordinator, "etcd_put_job").attrs.update(pservers=3)),
     ("barrier-count", "0 fetch_barrier ops", lambda p: remove(p.trainer, "fetch_barrier")),
-    ("slot-count", "listen_and_serv counts 4 slots, etcd_claim_slots counts 2", lambda p: op_of(
-        p.pservers[0], "listen_and_serv").attrs.update(slots=4)),
-    ("serve-agree", "serves shard 0, expected 1", lambda p: op_of(
-        p.pservers[1], "listen_and_serv").attrs.update(shard=0)),
-    ("serve-agree", "checkpoint_every = 9, pserver0 has 50", lambda p: op_of(
-        p.pservers[1], "listen_and_serv").attrs.update(checkpoint_every=9)),
+    (
+        "slot-count",
+        "listen_and_serv counts 4 slots, etcd_claim_slots counts 2",
+        lambda p: op_of(p.pservers[0], "listen_and_serv").attrs.update(slots=4),
+    ),
+    (
+        "serve-agree",
+        "serves shard 0, expected 1",
+        lambda p: op_of(p.pservers[1], "listen_and_serv").attrs.update(shard=0),
+    ),
+    (
+        "serve-agree",
+        "checkpoint_every = 9, pserver0 has 50",
+        lambda p: op_of(p.pservers[1], "listen_and_serv").attrs.update(checkpoint_every=9),
+    ),
     ("serve-agree", "0 listen_and_serv ops", lambda p: remove(p.pservers[0], "listen_and_serv")),
     ("norm-order", "unlike the others", lambda p: p.pservers[1].blocks["reduce"].attrs.update(order=((1, 0, 3),))),
-    ("norm-order", "has 3 of its partial sums, expected each of 2 once", lambda p: [
-        s.blocks["reduce"].attrs.update(order=((0, 0, 3), (1, 0, 3))) for s in p.pservers]),
-    ("config-agree", "total_steps = 99, the configuration says 4", lambda p: [
-        op_of(s, "listen_and_serv").attrs.update(total_steps=99) for s in p.pservers]),
+    (
+        "norm-order",
+        "has 3 of its partial sums, expected each of 2 once",
+        lambda p: [s.blocks["reduce"].attrs.update(order=((0, 0, 3), (1, 0, 3))) for s in p.pservers],
+    ),
+    (
+        "config-agree",
+        "total_steps = 99, the configuration says 4",
+        lambda p: [op_of(s, "listen_and_serv").attrs.update(total_steps=99) for s in p.pservers],
+    ),
 ]
 
 
@@ -108,18 +150,36 @@ def test_broken(sound: Job, rule: str, message: str, break_it: Break) -> None:
 
 
 COMPENSATED: list[tuple[str, str, Break]] = [
-    ("slice-backup", "%w@slice0 of pserver0 is no parameter of an async shard", lambda p: op_of(
-        p.pservers[0], "listen_and_serv").attrs.update(sync=True)),
-    ("slice-backup", "%w@slice0 of pserver0 is no parameter of an async shard", lambda p: setattr(
-        p.pservers[0].variables["w@slice0"], "kind", Kind.BUFFER)),
-    ("slice-backup", "%b is compensated with %b@GRAD and %b", lambda p: setattr(
-        p.pservers[1].blocks["reduce"].ops[1], "args", tuple(map(Ref, ("b@GRAD", "b", "b"))))),
-    ("slice-backup", "%b@BACKUP of pserver1 is no input", lambda p: setattr(
-        p.pservers[1].variables["b@BACKUP"], "kind", Kind.STATE)),
-    ("config-agree", "pserver1 compensates 0 of its parameters' gradients, expected 2", lambda p: remove(
-        p.pservers[1], "dc_asgd")),
-    ("config-agree", "pserver0 compensates 1 of its parameters' gradients, expected 1, once", lambda p: repeat(
-        p.pservers[0], "dc_asgd")),
+    (
+        "slice-backup",
+        "%w@slice0 of pserver0 is no parameter of an async shard",
+        lambda p: op_of(p.pservers[0], "listen_and_serv").attrs.update(sync=True),
+    ),
+    (
+        "slice-backup",
+        "%w@slice0 of pserver0 is no parameter of an async shard",
+        lambda p: setattr(p.pservers[0].variables["w@slice0"], "kind", Kind.BUFFER),
+    ),
+    (
+        "slice-backup",
+        "%b is compensated with %b@GRAD and %b",
+        lambda p: setattr(p.pservers[1].blocks["reduce"].ops[1], "args", tuple(map(Ref, ("b@GRAD", "b", "b")))),
+    ),
+    (
+        "slice-backup",
+        "%b@BACKUP of pserver1 is no input",
+        lambda p: setattr(p.pservers[1].variables["b@BACKUP"], "kind", Kind.STATE),
+    ),
+    (
+        "config-agree",
+        "pserver1 compensates 0 of its parameters' gradients, expected 2",
+        lambda p: remove(p.pservers[1], "dc_asgd"),
+    ),
+    (
+        "config-agree",
+        "pserver0 compensates 1 of its parameters' gradients, expected 1, once",
+        lambda p: repeat(p.pservers[0], "dc_asgd"),
+    ),
 ]
 
 
@@ -130,13 +190,23 @@ def test_broken_compensation(rule: str, message: str, break_it: Break) -> None:
 
 def test_broken_local_accumulation() -> None:
     accumulating = {"sync": False, "mode": "geo_sgd", "local_steps": 2}
-    for count, rule, message in ([4, "config-agree", "has units of [4] local steps, expected [2]"],
-                                 [0, "local-block", "local_steps has count = 0"]):
-        test_broken(transpiled(**accumulating), rule, message, lambda p, n=count: op_of(
-            p.trainer, "local_steps").attrs.update(count=n))
+    for count, rule, message in (
+        [4, "config-agree", "has units of [4] local steps, expected [2]"],
+        [0, "local-block", "local_steps has count = 0"],
+    ):
+        test_broken(
+            transpiled(**accumulating),
+            rule,
+            message,
+            lambda p, n=count: op_of(p.trainer, "local_steps").attrs.update(count=n),
+        )
     for name, message in (("locale", "block locale, which is not there"), ("step", "block step, which is its own")):
-        test_broken(transpiled(**accumulating), "local-block", message, lambda p, n=name: op_of(
-            p.trainer, "local_steps").attrs.update(block=n))
+        test_broken(
+            transpiled(**accumulating),
+            "local-block",
+            message,
+            lambda p, n=name: op_of(p.trainer, "local_steps").attrs.update(block=n),
+        )
     job = transpiled(**accumulating)
     job = replace(job, config=job.config.replace(mode="async", local_steps=1))
     with pytest.raises(VerificationError, match="expected none: the mode is async"):

@@ -37,8 +37,9 @@ programs = st.lists(st.tuples(shapes, st.sampled_from(DTYPES)), min_size=1, max_
 
 
 @example(program_of([((10, 13), "float64")]), 1, 128, 3, 1024)  # the rest behind a slice of max_bytes
-@given(programs, st.integers(1, 4), st.sampled_from([64, 128, 8192]), st.integers(1, 500),
-       st.sampled_from([1024, 1 << 22]))
+@given(
+    programs, st.integers(1, 4), st.sampled_from([64, 128, 8192]), st.integers(1, 500), st.sampled_from([1024, 1 << 22])
+)
 def test_slices(program: Program, shards: int, unit: int, min_block: int, max_bytes: int) -> None:
     before = str(program)
     cut = SliceParameters(shards, unit, min_block, max_bytes)

@@ -33,8 +33,12 @@ class Relay:
             connection.join(5)
 
     def _forward(self, client: socket.socket) -> None:
-        with (contextlib.suppress(OSError), client, socket.create_connection(self._target) as server,
-              selectors.DefaultSelector() as ready):
+        with (
+            contextlib.suppress(OSError),
+            client,
+            socket.create_connection(self._target) as server,
+            selectors.DefaultSelector() as ready,
+        ):
             ready.register(client, selectors.EVENT_READ, server)
             ready.register(server, selectors.EVENT_READ, client)
             while not self._stop.is_set():

@@ -30,6 +30,7 @@ class Rig(Protocol):
     def client(self, identity: str = "t0") -> ClientTransport: ...
     def exchange_raw(self, address: str, parts: Sequence[bytes], server: ServerTransport) -> Message | None:
         """Sends these parts as a stranger would; the answer, if one comes."""
+
     def close(self) -> None: ...
 
 
@@ -146,8 +147,9 @@ class ServerProcess:
     """A shard in a process of its own: answers Push with its frame, everything else with Welcome."""
 
     def __init__(self, port: int = 0, incarnation: str = "first", heartbeat: float = 2.0) -> None:
-        self.process = subprocess.Popen([sys.executable, "-c", SERVER, str(port), str(heartbeat), incarnation],
-                                        stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SERVER, str(port), str(heartbeat), incarnation], stdout=subprocess.PIPE, text=True
+        )
         assert self.process.stdout is not None
         self.address = self.process.stdout.readline().strip()
         self.port = int(self.address.rpartition(":")[2])

@@ -27,8 +27,14 @@ def values(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_bucket_of_any_dtype_and_strides_comes_back(dtype: torch.dtype) -> None:
     def make() -> list[torch.Tensor]:
-        return [values((3, 5), dtype), values((4, 6), dtype).t(), values((), dtype), values((7,), dtype)[::2],
-                values((2, 3, 4), dtype).permute(2, 0, 1), torch.nn.Parameter(values((8,), dtype), False)]
+        return [
+            values((3, 5), dtype),
+            values((4, 6), dtype).t(),
+            values((), dtype),
+            values((7,), dtype)[::2],
+            values((2, 3, 4), dtype).permute(2, 0, 1),
+            torch.nn.Parameter(values((8,), dtype), False),
+        ]
 
     slices = [(0, 15), (3, 20), (0, 1), (0, 4), (0, 24), (2, 5)]
     sent, received = make(), make()
@@ -42,12 +48,18 @@ def test_a_bucket_of_any_dtype_and_strides_comes_back(dtype: torch.dtype) -> Non
         assert torch.equal(flat[end:], old[end:])
 
 
-@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5), st.booleans(), st.integers(0, 24), st.integers(0, 24)),
-                min_size=1, max_size=6))
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 5), st.integers(1, 5), st.booleans(), st.integers(0, 24), st.integers(0, 24)),
+        min_size=1,
+        max_size=6,
+    )
+)
 def test_random_slices_come_back(spec: list[tuple[int, int, bool, int, int]]) -> None:
     def make(start: int) -> list[torch.Tensor]:
         tensors = [torch.arange(start, start + r * c, dtype=torch.int32).view(r, c) for r, c, *_ in spec]
         return [t.t().clone().t() if strided else t for t, (_, _, strided, *_) in zip(tensors, spec, strict=True)]
+
     slices = [tuple(sorted((a % (r * c + 1), b % (r * c + 1)))) for r, c, _, a, b in spec]
     sent, received = make(0), make(1000)
     layout = BucketLayout.of(sent, slices)
@@ -61,9 +73,19 @@ def test_random_slices_come_back(spec: list[tuple[int, int, bool, int, int]]) ->
         assert torch.equal(r.reshape(-1), expected)
 
 
-@pytest.mark.parametrize("tensor", [
-    torch.tensor(2.0), torch.tensor(2.0).expand(1, 1), torch.arange(6.0)[5:], torch.empty(0), torch.ones(1, 3)[:, 1],
-    torch.tensor([True]), torch.ones(2, dtype=torch.complex64), torch.ones(3, dtype=torch.bfloat16)])
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor(2.0),
+        torch.tensor(2.0).expand(1, 1),
+        torch.arange(6.0)[5:],
+        torch.empty(0),
+        torch.ones(1, 3)[:, 1],
+        torch.tensor([True]),
+        torch.ones(2, dtype=torch.complex64),
+        torch.ones(3, dtype=torch.bfloat16),
+    ],
+)
 def test_any_contiguous_tensor_has_bytes(tensor: torch.Tensor) -> None:
     """Pitfall 75: one element, as `expand` gives it, is contiguous, and has stride 0."""
     assert tensor.is_contiguous()
@@ -78,10 +100,16 @@ def test_parameters_that_need_gradients_are_filled_in_place() -> None:
     assert parameter.requires_grad
 
 
-@pytest.mark.parametrize(("size", "slices", "message"), [
-    (12, [(0, 4)], "expected 16 bytes .*got 12"), (20, [(0, 4)], "got 20"), (16, [(0, 4), (0, 1)], "2 slices got 1"),
-    (20, [(0, 5)], "a tensor of 4 elements"), (0, [(0, 4)], "got 0"),
-])
+@pytest.mark.parametrize(
+    ("size", "slices", "message"),
+    [
+        (12, [(0, 4)], "expected 16 bytes .*got 12"),
+        (20, [(0, 4)], "got 20"),
+        (16, [(0, 4), (0, 1)], "2 slices got 1"),
+        (20, [(0, 5)], "a tensor of 4 elements"),
+        (0, [(0, 4)], "got 0"),
+    ],
+)
 def test_a_frame_that_does_not_fit_changes_nothing(size: int, slices: list[tuple[int, int]], message: str) -> None:
     target = torch.arange(4.0)
     with pytest.raises(GraphftError, match=message):
@@ -159,6 +187,10 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 def test_with_the_role_environment_freed_buckets_are_reused_without_page_faults() -> None:
     def faults(extra: dict[str, str]) -> int:
         plain = {k: v for k, v in os.environ.items() if not k.startswith("MALLOC_")}
-        return int(subprocess.run([sys.executable, "-c", FAULTS], env=plain | extra, capture_output=True, text=True,
-                                  check=True).stdout)
+        return int(
+            subprocess.run(
+                [sys.executable, "-c", FAULTS], env=plain | extra, capture_output=True, text=True, check=True
+            ).stdout
+        )
+
     assert faults(role_environment()) < 0.1 * faults({})

@@ -214,11 +214,23 @@ def test_a_malformed_message_is_refused_counted_and_answered(rig: Rig, reason: s
     assert [g.message for g in collect(server, 1)] == [Query()]
 
 
-@pytest.mark.parametrize("header", [
-    packed(["nonsense", 1]), packed(["push", 1, 2, 3]), packed(["push", 1, 2, 3, 4, 5, True, "more"]),
-    packed(["push", 1, 2, 3, "four", 5, True]), packed({"t": "query"}), packed(None), b"", encode(Query()) + b"x",
-    packed(["hello", "job", "program", 5]), b"\x92\xa5hello", b"\x91\xa5\xff\xfe\xfd\xfc\xfb", b"\x91" * 3000,
-])
+@pytest.mark.parametrize(
+    "header",
+    [
+        packed(["nonsense", 1]),
+        packed(["push", 1, 2, 3]),
+        packed(["push", 1, 2, 3, 4, 5, True, "more"]),
+        packed(["push", 1, 2, 3, "four", 5, True]),
+        packed({"t": "query"}),
+        packed(None),
+        b"",
+        encode(Query()) + b"x",
+        packed(["hello", "job", "program", 5]),
+        b"\x92\xa5hello",
+        b"\x91\xa5\xff\xfe\xfd\xfc\xfb",
+        b"\x91" * 3000,
+    ],
+)
 def test_foreign_headers_are_refused(rig: Rig, header: bytes) -> None:
     server, _, address = connected(rig)
     assert isinstance(rig.exchange_raw(address, [header], server), Refused)

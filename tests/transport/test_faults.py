@@ -65,12 +65,15 @@ def test_a_rate_leaves_the_other_faults_where_they_were() -> None:
 
 
 @pytest.mark.parametrize("driver", ["sim", "zeromq"])
-@pytest.mark.parametrize(("faults", "arrived"), [
-    (Faults(drop=1), []),
-    (Faults(duplicate=1, max_delay=0), [0, 0, 1, 1, 2, 2]),
-    (Faults(delay=1, max_delay=0.03), [0, 1, 2]),
-    (Faults(), [0, 1, 2]),
-])
+@pytest.mark.parametrize(
+    ("faults", "arrived"),
+    [
+        (Faults(drop=1), []),
+        (Faults(duplicate=1, max_delay=0), [0, 0, 1, 1, 2, 2]),
+        (Faults(delay=1, max_delay=0.03), [0, 1, 2]),
+        (Faults(), [0, 1, 2]),
+    ],
+)
 def test_each_fault_alone(driver: str, faults: Faults, arrived: list[int]) -> None:
     inner = SimRig() if driver == "sim" else ZmqRig()
     rig = FaultyRig(inner, faults)
@@ -81,11 +84,13 @@ def test_each_fault_alone(driver: str, faults: Faults, arrived: list[int]) -> No
     for _ in range(4):
         assert client.receive(0.02) is None
     assert [(g.message.step, bytes(g.frame or b"")[-1]) for g in collect(server, len(arrived))] == [
-        (step, step) for step in arrived]
+        (step, step) for step in arrived
+    ]
     assert server.poll(0.05) == []
     kind = next((k for k in ("drop", "duplicate", "delay") if getattr(faults, k)), None)
     assert client.counters["faults.drop"] + client.counters["faults.duplicate"] + client.counters["faults.delay"] == (
-        3 if kind else 0)
+        3 if kind else 0
+    )
     rig.close()
 
 

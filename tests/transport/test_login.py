@@ -49,9 +49,13 @@ def test_who_knows_the_words_is_heard_and_answered(server: ZmqServer) -> None:
     client.close()
 
 
-WORDS = {"none": None, "another secret": (b"run-1", b"secret of the ru"),
-         "another run": (b"run-2", LOGIN.secret.encode()), "long": (b"r" * 255, b"s" * 255),
-         "no text": (b"\xff\xfe", b"\xff")}
+WORDS = {
+    "none": None,
+    "another secret": (b"run-1", b"secret of the ru"),
+    "another run": (b"run-2", LOGIN.secret.encode()),
+    "long": (b"r" * 255, b"s" * 255),
+    "no text": (b"\xff\xfe", b"\xff"),
+}
 
 
 @pytest.mark.parametrize("words", WORDS.values(), ids=WORDS.keys())
@@ -106,7 +110,8 @@ def test_the_gate_lets_in_plain_with_both_words_only() -> None:
     refused = [w for w in product((name, b"", b"x"), (secret, b"", b"x")) if w != (name, secret)]
     assert [status(b"PLAIN", *words) for words in refused] == [b"400"] * 8
     assert [status(b"NULL"), status(b"CURVE", b"key"), status(b"PLAIN", name), status(b"PLAIN", name, secret, b"")] == [
-        b"400"] * 4
+        b"400"
+    ] * 4
     assert gate.answer([]) == [b"", b"", b"400", b"", b"", b""]
     assert counters == {"refused.login": 13}
     context.term()

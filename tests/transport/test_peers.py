@@ -235,8 +235,10 @@ def test_close_ends_a_wait_in_another_thread(client: ZmqClient) -> None:
 def test_many_threads_may_send(client: ZmqClient) -> None:
     server = ZmqServer()
     client.connect(0, server.bind())
-    threads = [threading.Thread(target=lambda t=t: [client.send(0, push(100 * t + i), bytes(80_000))
-                                                    for i in range(100)]) for t in range(4)]
+    threads = [
+        threading.Thread(target=lambda t=t: [client.send(0, push(100 * t + i), bytes(80_000)) for i in range(100)])
+        for t in range(4)
+    ]
     for thread in threads:
         thread.start()
     steps = [g.message.step for g in collect(server, 400)]
@@ -260,8 +262,10 @@ def test_a_thread_that_waits_misses_nothing_while_another_sends(client: ZmqClien
                 server.send(peer, Bucket(generation=0, version=message.step, bucket=0))
                 answered += 1
 
-    threads = [threading.Thread(target=serve),
-               threading.Thread(target=lambda: versions.extend(receive(client).message.version for _ in range(count)))]
+    threads = [
+        threading.Thread(target=serve),
+        threading.Thread(target=lambda: versions.extend(receive(client).message.version for _ in range(count))),
+    ]
     for thread in threads:
         thread.start()
     for step in range(count):

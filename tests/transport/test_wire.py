@@ -29,8 +29,10 @@ from graphft.runtime.transport.wire import Malformed, accept, parse
 NUMBER = st.integers(-(2**63), 2**63 - 1)
 MESSAGES = st.one_of(
     st.builds(Push, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, st.booleans()),
-    st.builds(Refused, st.text(), st.text(), NUMBER, NUMBER), st.builds(Bucket, NUMBER, NUMBER, NUMBER),
-    st.builds(Welcome, NUMBER, st.text(), NUMBER, NUMBER), st.builds(Query),
+    st.builds(Refused, st.text(), st.text(), NUMBER, NUMBER),
+    st.builds(Bucket, NUMBER, NUMBER, NUMBER),
+    st.builds(Welcome, NUMBER, st.text(), NUMBER, NUMBER),
+    st.builds(Query),
     st.builds(BatchAck, NUMBER, NUMBER, NUMBER, NUMBER, st.booleans()),
     st.builds(Ledger, NUMBER, NUMBER, st.lists(st.tuples(NUMBER, NUMBER))),
 )
@@ -68,9 +70,10 @@ def test_a_cut_header_is_malformed(message: Message, cut: int) -> None:
         parse([memoryview(header[: max(0, len(header) - cut)])], LIMITS)
 
 
-@pytest.mark.parametrize(("address", "parts"), [
-    ("tcp://10.0.0.1:80", ("10.0.0.1", 80)), ("tcp://[::1]:65535", ("::1", 65535)), ("tcp://node7:1", ("node7", 1)),
-])
+@pytest.mark.parametrize(
+    ("address", "parts"),
+    [("tcp://10.0.0.1:80", ("10.0.0.1", 80)), ("tcp://[::1]:65535", ("::1", 65535)), ("tcp://node7:1", ("node7", 1))],
+)
 def test_addresses_split_and_join(address: str, parts: tuple[str, int]) -> None:
     assert split_endpoint(address) == parts
     assert endpoint(*parts) == address
@@ -95,20 +98,46 @@ def test_every_interface_is_listened_on_only_when_asked_for(wildcard: str) -> No
     assert listen_host(["127.0.0.1"], environ={"GRAPHFT_HOST": "node7"}) == "node7"
 
 
-@pytest.mark.parametrize(("host", "loopback"), [
-    ("127.0.0.1", True), ("127.1.2.3", True), ("::1", True), ("[::1]", True), ("localhost", True),
-    ("10.0.0.1", False), ("node7", False), ("fe80::1%eth0", False)])
+@pytest.mark.parametrize(
+    ("host", "loopback"),
+    [
+        ("127.0.0.1", True),
+        ("127.1.2.3", True),
+        ("::1", True),
+        ("[::1]", True),
+        ("localhost", True),
+        ("10.0.0.1", False),
+        ("node7", False),
+        ("fe80::1%eth0", False),
+    ],
+)
 def test_loopback_is_known(host: str, loopback: bool) -> None:
     assert is_loopback(host) == loopback
 
 
-VALID = [encode(m) for m in (Hello("run", "secret", "t"), Query(), Push(1, 2, 3, 4, 5, True), PartialsQuery(1, 2, 0),
-                             Ledger(0, 1, [(0, 2), (5, 9)]))]
+VALID = [
+    encode(m)
+    for m in (
+        Hello("run", "secret", "t"),
+        Query(),
+        Push(1, 2, 3, 4, 5, True),
+        PartialsQuery(1, 2, 0),
+        Ledger(0, 1, [(0, 2), (5, 9)]),
+    )
+]
 
 
-@given(st.one_of(st.binary(max_size=200), st.builds(
-    lambda data, at, new: data[: at % len(data)] + new + data[at % len(data) + 1 :],
-    st.sampled_from(VALID), st.integers(0, 50), st.binary(max_size=12))))
+@given(
+    st.one_of(
+        st.binary(max_size=200),
+        st.builds(
+            lambda data, at, new: data[: at % len(data)] + new + data[at % len(data) + 1 :],
+            st.sampled_from(VALID),
+            st.integers(0, 50),
+            st.binary(max_size=12),
+        ),
+    )
+)
 @example(b"\x93\xa9partials?\x01" + b"\xcf" + b"\xff" * 8)  # 2**64 - 1, and a field too few
 @example(b"\x95\xa9partials?\x01\x02\x03\x04")
 @example(b"\x94\xa6ledger\x00\x00\xdd\xff\xff\xff\xff")  # a list of four billion ranges, of which none is there

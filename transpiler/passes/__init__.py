@@ -11,5 +11,15 @@ from graphft.transpiler.passes.make_buckets import MakeBuckets
 from graphft.transpiler.passes.slice_parameters import SliceParameters
 from graphft.transpiler.passes.split_optimizer import SplitOptimizer
 
-__all__ = ["CompensateDelay", "InsertCheckpoints", "InsertCommunication", "InsertLiveness", "InsertQueue",
-           "KeepOptimizer", "LocalSteps", "MakeBuckets", "SliceParameters", "SplitOptimizer"]
+__all__ = [
+    "CompensateDelay",
+    "InsertCheckpoints",
+    "InsertCommunication",
+    "InsertLiveness",
+    "InsertQueue",
+    "KeepOptimizer",
+    "LocalSteps",
+    "MakeBuckets",
+    "SliceParameters",
+    "SplitOptimizer",
+]

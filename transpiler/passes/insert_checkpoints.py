@@ -39,8 +39,12 @@ class InsertCheckpoints:
         serve = program.blocks["serve"].ops[-1]
         serve.attrs["checkpoint_block"] = "checkpoint"
         if self.ft:
-            serve.attrs.update(checkpoint_every=self.every, recovery=True, recovery_timeout=self.recovery_timeout,
-                               on_barrier_timeout=self.on_barrier_timeout)
+            serve.attrs.update(
+                checkpoint_every=self.every,
+                recovery=True,
+                recovery_timeout=self.recovery_timeout,
+                on_barrier_timeout=self.on_barrier_timeout,
+            )
             program.blocks["init"].append_op("load_check_point")
             if self.seconds:
                 program.blocks["daemon"].append_op("checkpoint_notify", seconds=self.seconds)

@@ -40,19 +40,29 @@ class InsertCommunication:
 
     def _transfer(self, block: Block, buckets: tuple[Bucket, ...], shards: int) -> None:
         waits = {} if self.sync else {"push_timeout": self.push_timeout, "max_skipped": self.max_skipped}
-        _insert_transfers(block, buckets, Operator("fetch_barrier", (), {"shards": shards}),
-                          Operator("send_barrier", (), {"shards": shards, **waits}))
+        _insert_transfers(
+            block,
+            buckets,
+            Operator("fetch_barrier", (), {"shards": shards}),
+            Operator("send_barrier", (), {"shards": shards, **waits}),
+        )
 
     def _serve(self, program: Program, shard: int, shards: int, buckets: list[Bucket]) -> None:
         init = program.block("init")
         for b in buckets:
             init.append_op("bucket", *(Ref(s.name) for s in b.slices), index=b.index, reduce=b.reduce)
         program.block("serve").append_op(
-            "listen_and_serv", shard=shard, shards=shards, sync=self.sync, slots=self.slots,
-            total_steps=self.total_steps, max_staleness=self.max_staleness,
+            "listen_and_serv",
+            shard=shard,
+            shards=shards,
+            sync=self.sync,
+            slots=self.slots,
+            total_steps=self.total_steps,
+            max_staleness=self.max_staleness,
             schedule_block="schedule" if "schedule" in program.blocks else "",
             reduce_block="reduce" if "reduce" in program.blocks else "",
-            optimize_blocks=tuple(n for n in program.blocks if n.startswith("optimize.")))
+            optimize_blocks=tuple(n for n in program.blocks if n.startswith("optimize.")),
+        )
         order_blocks(program, "init", "serve")
 
 

@@ -28,10 +28,17 @@ class InsertLiveness:
     def run(self, job: Programs) -> Programs:
         job = job.clone()
         shards, takes_slots = len(job.pservers), self.ft and self.sync
-        self._start(job.trainer, Operator("etcd_register", (), self._role("trainer")),
-                    Operator("wait_pservers", (), {"count": shards}))
-        self._daemon(job.trainer, Operator("etcd_claim_slots", (), {
-            "slots": self.slots, "on_trainer_loss": self.on_trainer_loss}) if takes_slots else None)
+        self._start(
+            job.trainer,
+            Operator("etcd_register", (), self._role("trainer")),
+            Operator("wait_pservers", (), {"count": shards}),
+        )
+        self._daemon(
+            job.trainer,
+            Operator("etcd_claim_slots", (), {"slots": self.slots, "on_trainer_loss": self.on_trainer_loss})
+            if takes_slots
+            else None,
+        )
         if takes_slots:
             job.trainer.blocks["step"].append_op("etcd_release_slots")
         for index, program in enumerate(job.pservers):

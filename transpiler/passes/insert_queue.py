@@ -31,9 +31,11 @@ class InsertQueue:
         columns = tuple(v.name for v in job.trainer.of_kind(Kind.INPUT))
         chunk = job.trainer.fresh("chunk")
         job.trainer.variables[chunk] = Variable(chunk, Type("chunk"), Kind.TEMP, {}, job.trainer)
-        head = [Operator("etcd_get_chunk" if self.ft else "get_chunk", (), {}, (chunk,)),
-                Operator("read_chunk", (Ref(chunk),), {"columns": columns}, columns),
-                Operator("seed_rng", (Ref(chunk),))]
+        head = [
+            Operator("etcd_get_chunk" if self.ft else "get_chunk", (), {}, (chunk,)),
+            Operator("read_chunk", (Ref(chunk),), {"columns": columns}, columns),
+            Operator("seed_rng", (Ref(chunk),)),
+        ]
         step.ops = [*head, *step.ops]
         if self.ft:
             barrier = "fetch_barrier" if self.sync else "send_barrier"
@@ -43,6 +45,7 @@ class InsertQueue:
             order_blocks(job.trainer, "pass")
             for program in (job.trainer, job.coordinator):
                 if program is not None:
-                    program.block("daemon").append_op("etcd_enqueue_timeout", timeout=self.chunk_timeout,
-                                                      max_failures=self.max_failures)
+                    program.block("daemon").append_op(
+                        "etcd_enqueue_timeout", timeout=self.chunk_timeout, max_failures=self.max_failures
+                    )
         return job

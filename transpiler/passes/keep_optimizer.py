@@ -56,9 +56,12 @@ def _check_counters(source: Program, found: Optimization) -> None:
     own = {state.name for name in found.updates for state in found.state_of(source.variables[name])}
     for v in source.of_kind(Kind.STATE):
         if v.name not in own and v.name != GLOBAL_STEP:
-            raise ProgramError(f"state %{v.name} belongs to no parameter: each trainer would have its own",
-                               block=source.blocks["step"], rule="local-state",
-                               help=f"let the schedule depend on %{GLOBAL_STEP} alone, or use another mode")
+            raise ProgramError(
+                f"state %{v.name} belongs to no parameter: each trainer would have its own",
+                block=source.blocks["step"],
+                rule="local-state",
+                help=f"let the schedule depend on %{GLOBAL_STEP} alone, or use another mode",
+            )
 
 
 def _trainer(source: Program) -> Program:

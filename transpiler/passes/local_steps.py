@@ -47,8 +47,12 @@ class LocalSteps:
         else:
             self._move(step, local, unit, batch)
         buckets = {(b.shard, b.index): b for b in buckets_of(program)}
-        step.ops += [replace(op, args=_sent(buckets[op.attrs["shard"], op.attrs["bucket"]], program))
-                     if op.type == "send" else op for op in behind]
+        step.ops += [
+            replace(op, args=_sent(buckets[op.attrs["shard"], op.attrs["bucket"]], program))
+            if op.type == "send"
+            else op
+            for op in behind
+        ]
         return job
 
     def _add_up(self, step: Block, local: Block, unit: str, batch: str) -> None:
@@ -75,8 +79,11 @@ class LocalSteps:
         """Shared variables: what evolves, and what both blocks use."""
         here = {name for op in step.ops for name in op.writes}
         used = {name for op in local.ops for name in (*op.reads, *registry.writes_of(op))}
-        shared = [v.name for v in step.program.variables.values()
-                  if v.name in used and v.name != unit and (v.kind in EVOLVING or v.name in here)]
+        shared = [
+            v.name
+            for v in step.program.variables.values()
+            if v.name in used and v.name != unit and (v.kind in EVOLVING or v.name in here)
+        ]
         step.append_op("local_steps", Ref(unit), *map(Ref, shared), block=LOCAL, count=self.count)
 
 
@@ -91,8 +98,10 @@ def _per_batch(local: Block, unit: str) -> str:
     program = local.program
     batch = program.fresh("batch")
     program.variables[batch] = Variable(batch, Type("chunk"), Kind.TEMP, {}, program)
-    local.ops = [Operator("local_batch", (Ref(unit),), {}, (batch,)),
-                 *(with_operands(op, {unit: batch}) if unit in op.reads else op for op in local.ops)]
+    local.ops = [
+        Operator("local_batch", (Ref(unit),), {}, (batch,)),
+        *(with_operands(op, {unit: batch}) if unit in op.reads else op for op in local.ops),
+    ]
     return batch
 
 

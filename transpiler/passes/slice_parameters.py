@@ -36,9 +36,11 @@ class SliceParameters:
         _freeze_constant_buffers(job.trainer)
         ranges = [(v, start, end) for v in evolving(job.trainer) for start, end in self.cut(v)]
         if len(ranges) < self.shards:
-            raise ProgramError(f"{self.shards} pservers, but the program's parameters and buffers make only "
-                               f"{len(ranges)} slices", rule="too-many-pservers",
-                               help=f"use at most {len(ranges)} pservers, or a smaller min_block")
+            raise ProgramError(
+                f"{self.shards} pservers, but the program's parameters and buffers make only {len(ranges)} slices",
+                rule="too-many-pservers",
+                help=f"use at most {len(ranges)} pservers, or a smaller min_block",
+            )
         owners = _balance([(end - start) * itemsize(v.dtype) for v, start, end in ranges], self.shards)
         slices: dict[str, tuple[tuple[int, int, int], ...]] = {}
         for (v, start, end), shard in zip(ranges, owners, strict=True):
@@ -51,8 +53,11 @@ class SliceParameters:
         """The [start, end) ranges of a variable's slices."""
         numel = variable.type.numel
         if not numel:
-            raise ProgramError(f"%{variable.name} is {variable.type}: it has no fixed, positive number of elements",
-                               rule="slices", help="parameters and buffers have fixed shapes, and are not empty")
+            raise ProgramError(
+                f"%{variable.name} is {variable.type}: it has no fixed, positive number of elements",
+                rule="slices",
+                help="parameters and buffers have fixed shapes, and are not empty",
+            )
         if variable.kind is Kind.BUFFER and not is_float(variable):
             return [(0, numel)]
         units = -(-numel // self.slice_unit)

@@ -79,8 +79,7 @@ class SplitOptimizer:
             gradient = found.updates[s.variable].args[1].name
             for op in found.before_norm.get(gradient, ()):
                 block.ops.append(with_operands(op, {gradient: grad_name(s.name)}))
-        partials = block.append_op(norm.type, *(Ref(grad_name(s.name)) for s in own), unit=unit,
-                                   outputs=norm.outputs)
+        partials = block.append_op(norm.type, *(Ref(grad_name(s.name)) for s in own), unit=unit, outputs=norm.outputs)
         block.attrs["partials"] = partials.ref
         if self.sync:
             runs = _runs(order, unit)
@@ -114,16 +113,18 @@ def _trainer(source: Program, found: Optimization) -> Program:
         if op.args[1].name != grad_name(name):
             trainer.variables[name].attrs["grad"] = op.args[1]
     _prune(trainer)
-    trainer.values = {n: v for n, v in trainer.values.items() if n in trainer.variables
-                      and trainer.variables[n].kind not in EVOLVING}
+    trainer.values = {
+        n: v for n, v in trainer.values.items() if n in trainer.variables and trainer.variables[n].kind not in EVOLVING
+    }
     return trainer
 
 
 def _prune(program: Program) -> None:
     """Removes temporaries, constants and optimizer state that no op uses any more."""
     used = {n for b in program.blocks.values() for op in b.ops for n in (*op.reads, *op.writes)}
-    program.variables = {n: v for n, v in program.variables.items()
-                         if n in used or v.kind not in (Kind.TEMP, Kind.CONST, Kind.STATE)}
+    program.variables = {
+        n: v for n, v in program.variables.items() if n in used or v.kind not in (Kind.TEMP, Kind.CONST, Kind.STATE)
+    }
 
 
 def _declare_slice(program: Program, variable: Variable, s: Slice, found: Optimization) -> None:
@@ -136,8 +137,9 @@ def _declare_slice(program: Program, variable: Variable, s: Slice, found: Optimi
         if scalar_state(state, variable):
             program.variable(_state_name(state, s), state.type, Kind.STATE, values.get(state.name))
         else:
-            program.variable(_state_name(state, s), Type(state.dtype, (s.numel,)), Kind.STATE,
-                             cut(values.get(state.name), s))
+            program.variable(
+                _state_name(state, s), Type(state.dtype, (s.numel,)), Kind.STATE, cut(values.get(state.name), s)
+            )
     program.variable(grad_name(s.name), flat, Kind.INPUT)
 
 
