@@ -22,10 +22,10 @@ import torch
 
 import graphft
 from graphft.ops.context import EndOfPass, NoData
-from graphft.runtime.commit import Epoch
+from graphft.runtime.checkpoint.commit import Epoch
+from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, absent, mod_is, put_op
-from graphft.runtime.keys import Keys
-from graphft.runtime.roles.trainer_async import ChunkTrainer
+from graphft.runtime.roles.trainer.chunk_trainer import ChunkTrainer
 from graphft.transpiler import Job
 
 PROCESSES = 4

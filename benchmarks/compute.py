@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import graphft
 from graphft.ops.context import Context
-from graphft.runtime.lowering import lower
+from graphft.runtime.execute.lowering import lower
 
 Inputs = Mapping[str, Any]
 

@@ -30,8 +30,8 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 import graphft
-from graphft.runtime.checkpoint import CheckpointStore
-from graphft.runtime.saver_async import shard_store
+from graphft.runtime.checkpoint.async_writer import shard_store
+from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.transpiler import Job
 from graphft.transpiler.assemble import assemble
 

@@ -29,13 +29,13 @@ from pathlib import Path
 
 import workloads
 
-from graphft.runtime.connect import connect, read_endpoints
+from graphft.runtime.coordination.connect import connect, read_endpoints
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.run_record import read_secret
+from graphft.runtime.coordination.view import JobView, read_view
 from graphft.runtime.etcd import EtcdError, Watch
-from graphft.runtime.job_record import read_secret
-from graphft.runtime.keys import Keys
 from graphft.runtime.protocol.messages import Hello, Query, Welcome
 from graphft.runtime.transport import Login, ZmqClient
-from graphft.runtime.view import JobView, read_view
 from graphft.transpiler import Job
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from graphft.errors import GraphftError
 from graphft.runtime.chaos.command import add_parser as add_chaos
-from graphft.runtime.child_environment import role_environment
-from graphft.runtime.process import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PARENT, die_with_parent
+from graphft.runtime.process.environment import role_environment
+from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PARENT, die_with_parent
 
 if TYPE_CHECKING:
     from graphft.ir import Program
@@ -114,7 +114,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _launch(options: argparse.Namespace) -> int:
-    from graphft.runtime.launch import LaunchOptions, launch_directory
+    from graphft.runtime.launcher.launch import LaunchOptions, launch_directory
 
     chosen = LaunchOptions(
         options.trainers,
@@ -155,7 +155,7 @@ def _start(options: argparse.Namespace) -> int:
 
 
 def _standby(options: argparse.Namespace) -> int:
-    from graphft.runtime.standby import serve
+    from graphft.runtime.launcher.fork_server import serve
 
     return serve(Path(options.job))
 
@@ -164,9 +164,9 @@ def _status(options: argparse.Namespace) -> int:
     from rich.console import Console
     from rich.live import Live
 
-    from graphft.runtime.display import render
-    from graphft.runtime.keys import Keys
-    from graphft.runtime.status import list_jobs, read_status
+    from graphft.runtime.coordination.keys import Keys
+    from graphft.runtime.coordination.status import list_jobs, read_status
+    from graphft.runtime.launcher.display import render
 
     name, endpoints, folder = _locate(options)
     with _connect(endpoints, folder) as etcd:
@@ -194,10 +194,10 @@ def _status(options: argparse.Namespace) -> int:
 
 
 def _forget(options: argparse.Namespace) -> int:
-    from graphft.runtime.connect import connect
-    from graphft.runtime.earlier_run import forget_dead
-    from graphft.runtime.job_record import describe_run
-    from graphft.runtime.keys import Keys
+    from graphft.runtime.coordination.connect import connect
+    from graphft.runtime.coordination.keys import Keys
+    from graphft.runtime.coordination.run_record import describe_run
+    from graphft.runtime.coordination.stale_run import forget_dead
 
     with connect(options.etcd) as etcd:
         spec = forget_dead(etcd, Keys(options.name), options.force)
@@ -207,7 +207,7 @@ def _forget(options: argparse.Namespace) -> int:
 
 def _connect(endpoints: str, folder: Path | None) -> Etcd:
     """A client of the etcd that was named, or else of the one whose endpoints are in `folder`."""
-    from graphft.runtime.connect import connect
+    from graphft.runtime.coordination.connect import connect
     from graphft.runtime.etcd import EtcdUnreachable
 
     try:
@@ -230,7 +230,7 @@ def _connect(endpoints: str, folder: Path | None) -> Etcd:
 
 def _locate(options: argparse.Namespace) -> tuple[str, str, Path | None]:
     """(job name, endpoints, folder that the endpoints are from) from --job, which is a name or a folder, and --etcd."""
-    from graphft.runtime.connect import read_endpoints
+    from graphft.runtime.coordination.connect import read_endpoints
 
     name, endpoints = options.job, options.etcd
     folders = [f for f in (Path(name), Path("jobs") / name) if (f / "job.json").exists()] if name else []

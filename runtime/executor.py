@@ -22,8 +22,8 @@ from torch import Tensor
 from graphft.errors import GraphftError, ProgramError
 from graphft.ir import Block, Operator, Program, Variable
 from graphft.ops.context import Context
-from graphft.runtime.feeds import check_feed, needed_inputs
-from graphft.runtime.lowering import Lowered, lower
+from graphft.runtime.execute.input_checks import check_feed, needed_inputs
+from graphft.runtime.execute.lowering import Lowered, lower
 
 
 @dataclass(frozen=True, slots=True)

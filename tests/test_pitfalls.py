@@ -127,11 +127,11 @@ ENDS = {
     "graphft/opdocs.py": "a command",
     "runtime/etcd/server.py": "a command",
     "runtime/data/forks.py": "a fork of user code that leaves it",
-    "runtime/launch.py": "a script that is one role",
-    "runtime/process.py": "its parent is dead",
-    "runtime/roles/base.py": "its lease is lost, or it hangs",
-    "runtime/roles/loading.py": "its job is over while it loads",
-    "runtime/standby.py": "the process between two forks",
+    "runtime/launcher/launch.py": "a script that is one role",
+    "runtime/process/role_process.py": "its parent is dead",
+    "runtime/roles/role.py": "its lease is lost, or it hangs",
+    "runtime/roles/trainer/loading.py": "its job is over while it loads",
+    "runtime/launcher/fork_server.py": "the process between two forks",
 }
 """Files that end the process, and why they may."""
 

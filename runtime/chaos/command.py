@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 from graphft.errors import GraphftError
-from graphft.runtime.process import EXIT_FAILED, EXIT_OK
+from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK
 
 PATIENCE = 120.0
 

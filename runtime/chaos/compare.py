@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from graphft.errors import GraphftError
-from graphft.runtime.checkpoint import CheckpointStore, Manifest
+from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
+from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import Etcd
-from graphft.runtime.keys import Keys
-from graphft.runtime.launch import losses_of
+from graphft.runtime.launcher.launch import losses_of
 from graphft.runtime.protocol.ledger import ALL, Ledger
 from graphft.transpiler import Job, read_record
 

@@ -15,13 +15,13 @@ import psutil
 from graphft.errors import GraphftError, plain_text
 from graphft.runtime.chaos.probe import Probe
 from graphft.runtime.chaos.schedule import Fault
-from graphft.runtime.connect import connect_from, write_endpoints
+from graphft.runtime.coordination.connect import connect_from, write_endpoints
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.view import Registration
 from graphft.runtime.etcd import EmbeddedCluster, EmbeddedEtcd, Etcd, EtcdError
-from graphft.runtime.keys import Keys
-from graphft.runtime.process import spawn
-from graphft.runtime.supervisor import Supervisor
+from graphft.runtime.launcher.supervisor import Supervisor
+from graphft.runtime.process.role_process import spawn
 from graphft.runtime.transport import role_environment
-from graphft.runtime.view import Registration
 from graphft.transpiler import Job
 
 START_SECONDS = 120.0

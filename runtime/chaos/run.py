@@ -19,10 +19,10 @@ from graphft.runtime.chaos.probe import ASK_SECONDS
 from graphft.runtime.chaos.recovery import AsyncRecoveries, Recoveries, SyncRecoveries
 from graphft.runtime.chaos.report import Report
 from graphft.runtime.chaos.schedule import Fault
+from graphft.runtime.coordination.event_log import read_events
+from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError
-from graphft.runtime.events import read_events
-from graphft.runtime.keys import Keys
-from graphft.runtime.process import EXIT_OK, describe_exit
+from graphft.runtime.process.role_process import EXIT_OK, describe_exit
 from graphft.transpiler import Job
 
 START_SECONDS = 60.0

@@ -25,7 +25,7 @@ from graphft.runtime.protocol.messages import (
 
 if TYPE_CHECKING:
     from graphft.runtime.protocol.async_events import AsyncTrainerOptions
-    from graphft.runtime.protocol.shard_async import AsyncOptions
+    from graphft.runtime.protocol.async_shard import AsyncOptions
     from graphft.runtime.protocol.sync_events import SyncOptions, TrainerOptions
 
 WITH_A_FRAME = (Push, BatchPush, Bucket)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from graphft.runtime.protocol.events import Count, Reply, TakeCheckpoint
 from graphft.runtime.protocol.messages import Message
-from graphft.runtime.protocol.rounds import Contribution
+from graphft.runtime.protocol.round import Contribution
 
 
 @dataclass(frozen=True, slots=True)

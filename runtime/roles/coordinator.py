@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from graphft.errors import GraphftError
-from graphft.runtime.job_record import job_spec, put_job
-from graphft.runtime.overdue import Overdue
-from graphft.runtime.roles.base import Role
+from graphft.runtime.coordination.run_record import job_spec, put_job
+from graphft.runtime.queue.stale_claims import Overdue
+from graphft.runtime.roles.role import Role
 
 if TYPE_CHECKING:
     from graphft.ops.context import QueuePort

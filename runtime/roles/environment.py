@@ -17,20 +17,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphft.errors import GraphftError
-from graphft.runtime.connect import JobEnded, connect_from, connect_when_back, is_complete, write_endpoints
+from graphft.runtime.coordination.connect import JobEnded, connect_from, connect_when_back, is_complete, write_endpoints
+from graphft.runtime.coordination.embedded_etcd import start_etcd
+from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, LeaseLost, Store, TransientEtcdError
-from graphft.runtime.folder_lock import locked
-from graphft.runtime.interrupts import look_out
-from graphft.runtime.keys import Keys
-from graphft.runtime.own_etcd import start_etcd
-from graphft.runtime.process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK, EXIT_USAGE
-from graphft.runtime.structs import prepare_structs
+from graphft.runtime.process.folder_lock import locked
+from graphft.runtime.process.interrupts import look_out
+from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK, EXIT_USAGE
+from graphft.runtime.process.structs import prepare_structs
 
 if TYPE_CHECKING:
-    from graphft.runtime.roles.base import Role
     from graphft.runtime.roles.coordinator import Coordinator
-    from graphft.runtime.roles.pserver import Pserver
-    from graphft.runtime.roles.trainer import Trainer
+    from graphft.runtime.roles.pserver.pserver import Pserver
+    from graphft.runtime.roles.role import Role
+    from graphft.runtime.roles.trainer.trainer import Trainer
     from graphft.transpiler import Job, JobRecord
     from graphft.transpiler.config import JobConfig
 
@@ -133,7 +133,7 @@ def _check_same(saved: JobRecord, job: Job, job_dir: Path) -> None:
 
 
 def run_role(job: Job, job_dir: Path, spec: RoleSpec) -> int:
-    """Runs one role to its end; logs to stderr. Returns the exit status (see runtime/process.py)."""
+    """Runs one role to its end; logs to stderr. Returns the exit status (see runtime/process/role_process.py)."""
     _log_as(spec)
     explain_on_signal()
     look_out()
@@ -199,9 +199,9 @@ USAGE_RULES = frozenset(
 
 
 def _run(job: Job, job_dir: Path, spec: RoleSpec) -> None:
-    from graphft.runtime.earlier_run import make_way
-    from graphft.runtime.exactness import enforce, find_device
-    from graphft.runtime.job_record import put_job
+    from graphft.runtime.coordination.run_record import put_job
+    from graphft.runtime.coordination.stale_run import make_way
+    from graphft.runtime.execute.determinism import enforce, find_device
 
     if spec.kind != "coordinator":  # which computes nothing
         find_device(job.config.device)
@@ -225,8 +225,8 @@ def _make_role(job: Job, job_dir: Path, spec: RoleSpec, etcd: Store) -> Pserver 
     if spec.kind == "trainer":
         any_index = job.config.ft or not job.config.sync or job.config.trainers == 1
         return _trainer_class(job.config)(job, job_dir, etcd, max(spec.index, 0) if any_index else spec.index)
-    from graphft.runtime.job_record import fenced
-    from graphft.runtime.roles.pserver import claim_index
+    from graphft.runtime.coordination.run_record import fenced
+    from graphft.runtime.roles.pserver.pserver import claim_index
 
     make = _pserver_class(job.config.sync)
     if spec.index >= 0:
@@ -238,24 +238,24 @@ def _make_role(job: Job, job_dir: Path, spec: RoleSpec, etcd: Store) -> Pserver 
 
 def _trainer_class(config: JobConfig) -> type[Trainer]:
     if config.sync:
-        from graphft.runtime.roles.trainer_sync import SlotTrainer
+        from graphft.runtime.roles.trainer.slot_trainer import SlotTrainer
 
         return SlotTrainer
     if config.local:
-        from graphft.runtime.roles.trainer_local import UnitTrainer
+        from graphft.runtime.roles.trainer.unit_trainer import UnitTrainer
 
         return UnitTrainer
-    from graphft.runtime.roles.trainer_async import ChunkTrainer
+    from graphft.runtime.roles.trainer.chunk_trainer import ChunkTrainer
 
     return ChunkTrainer
 
 
 def _pserver_class(sync: bool) -> type[Pserver]:
     if sync:
-        from graphft.runtime.roles.pserver_sync import RoundPserver
+        from graphft.runtime.roles.pserver.round_pserver import RoundPserver
 
         return RoundPserver
-    from graphft.runtime.roles.pserver_async import BatchPserver
+    from graphft.runtime.roles.pserver.batch_pserver import BatchPserver
 
     return BatchPserver
 

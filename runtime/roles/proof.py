@@ -24,13 +24,13 @@ from graphft.errors import GraphftError
 from graphft.ir import Block
 from graphft.registry import writes_of
 from graphft.runtime.etcd import KV, mod_is, put_op
-from graphft.runtime.exactness import settings
-from graphft.runtime.lowering import Observe, operands_text
-from graphft.runtime.roles.base import log
+from graphft.runtime.execute.determinism import settings
+from graphft.runtime.execute.lowering import Observe, operands_text
+from graphft.runtime.roles.role import log
 from graphft.runtime.transport.buffers import byte_view
 
 if TYPE_CHECKING:
-    from graphft.runtime.roles.base import Role
+    from graphft.runtime.roles.role import Role
 
 OP_BYTES = 4
 MAX_OPS = 1 << 15

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from graphft.runtime.coordination.view import JobView, Registration
 from graphft.runtime.transport.address import is_loopback, split_endpoint
-from graphft.runtime.view import JobView, Registration
 
 
 def out_of_reach(me: Registration, view: JobView) -> str:

@@ -14,7 +14,7 @@ from graphft import registry
 from graphft.errors import GraphftError, ProgramError
 from graphft.ir import Block, Kind, Operator, Program, Ref, Sym, Type
 from graphft.ops.context import Context, Interrupt
-from graphft.runtime.lowering import lower
+from graphft.runtime.execute.lowering import lower
 
 
 @pytest.fixture

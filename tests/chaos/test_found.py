@@ -12,7 +12,7 @@ from programs_by_hand import linear
 import graphft
 from graphft.runtime.chaos.run import ChaosOptions, Run
 from graphft.runtime.chaos.schedule import Fault
-from graphft.runtime.roles.trainer_sync import SlotTrainer
+from graphft.runtime.roles.trainer.slot_trainer import SlotTrainer
 from graphft.runtime.transport import ZmqClient
 
 

@@ -16,7 +16,7 @@ from graphft.runtime.chaos.report import Report
 from graphft.runtime.chaos.run import ChaosOptions, Run
 from graphft.runtime.chaos.schedule import Fault
 from graphft.runtime.cli import main
-from graphft.runtime.process import EXIT_OK, EXIT_USAGE
+from graphft.runtime.process.role_process import EXIT_OK, EXIT_USAGE
 from graphft.transpiler import Job
 
 SCRIPT = """

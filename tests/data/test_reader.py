@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 
 from graphft.data import DataSpec, arrays, dataset
 from graphft.errors import GraphftError
-from graphft.runtime import interrupts
 from graphft.runtime.data import BatchKey, Reader, open_reader
+from graphft.runtime.process import interrupts
 
 DATASETS = str(Path(__file__).parent / "datasets.py")
 

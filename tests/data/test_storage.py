@@ -22,8 +22,8 @@ from graphft.runtime.data.storage import (
     is_of_storage,
     neighbours_of,
 )
-from graphft.runtime.roles import storage_wait
-from graphft.runtime.roles.storage_wait import AWAY, open_when_there
+from graphft.runtime.roles.trainer import storage_wait
+from graphft.runtime.roles.trainer.storage_wait import AWAY, open_when_there
 
 DATASETS = str(Path(__file__).parent / "datasets.py")
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from graphft import ir
-from graphft.runtime import standby
-from graphft.runtime.child_environment import role_environment
+from graphft.runtime.launcher import fork_server
+from graphft.runtime.process.environment import role_environment
 from tests.integration import training
 from tests.integration.nursery import Nursery
 from tests.integration.plays import Pace, Played, Program, await_gone, play
@@ -36,7 +36,7 @@ def nursery() -> Iterator[Nursery]:
 def at_work(nursery: Nursery) -> Iterator[None]:
     """Programs that are started come from there, and standbys of jobs that this process launches."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(standby, "spawn", nursery.spawn)
+        patch.setattr(fork_server, "spawn", nursery.spawn)
         patch.setattr(Program, "nursery", nursery, raising=False)
         yield
 

@@ -27,9 +27,9 @@ import numpy as np
 import torch
 
 import graphft
-from graphft.runtime import process as processes
-from graphft.runtime import standby
 from graphft.runtime.cli import main
+from graphft.runtime.launcher import fork_server
+from graphft.runtime.process import role_process as processes
 
 ROOT = Path(graphft.__file__).resolve().parents[1]
 REQUEST_BYTES = 1 << 17
@@ -206,7 +206,7 @@ def _become(request: dict[str, Any], streams: list[int], connection: socket.sock
     if command[0] not in ("start", "standby"):  # a launcher: its standby comes from a nursery of its own
         nursery = Nursery(os.environ)
         nursery.fork()
-        standby.spawn = nursery.spawn
+        fork_server.spawn = nursery.spawn
     if command[0] != "script":
         sys.exit(main(command))
     sys.argv, sys.path[0] = [first, *others], str(Path(first).parent)
@@ -215,8 +215,9 @@ def _become(request: dict[str, Any], streams: list[int], connection: socket.sock
 
 
 if __name__ == "__main__":
+    import graphft.runtime.roles.pserver.round_pserver
+    import graphft.runtime.roles.trainer.slot_trainer
     from graphft import build  # noqa: F401  (that all of it is loaded is the point)
-    from graphft.runtime.roles import pserver_sync, trainer_sync  # noqa: F401
 
     torch.set_num_threads(1)
     gc.collect()

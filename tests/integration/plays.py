@@ -18,14 +18,14 @@ from torch import Tensor
 
 from graphft.errors import GraphftError
 from graphft.ir import Kind
-from graphft.runtime import launch
-from graphft.runtime.checkpoint import CheckpointStore
-from graphft.runtime.connect import read_endpoints
+from graphft.runtime.checkpoint.store import CheckpointStore
+from graphft.runtime.coordination.connect import read_endpoints
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.status import JobStatus, read_status
 from graphft.runtime.etcd import Etcd
-from graphft.runtime.keys import Keys
-from graphft.runtime.launch import Result
-from graphft.runtime.status import JobStatus, read_status
-from graphft.runtime.supervisor import Supervisor
+from graphft.runtime.launcher import launch
+from graphft.runtime.launcher.launch import Result
+from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.transpiler import Job
 from graphft.transpiler.layout import slices_of
 from tests.integration.nursery import Nursery

@@ -12,9 +12,9 @@ import torch
 
 import graphft
 from graphft import ir
-from graphft.runtime.checkpoint import CheckpointStore
-from graphft.runtime.status import JobStatus
-from graphft.runtime.supervisor import Supervisor
+from graphft.runtime.checkpoint.store import CheckpointStore
+from graphft.runtime.coordination.status import JobStatus
+from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.transpiler import Job
 from tests.integration import training
 from tests.integration.plays import Act, Pace, Played, at, kill, play

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from graphft import ir
-from graphft.runtime.status import JobStatus
+from graphft.runtime.coordination.status import JobStatus
 from tests.integration import training
 from tests.integration.plays import Act, Pace, Played, assert_same_bits, at, kill, play
 

@@ -11,7 +11,7 @@ import pytest
 
 from graphft import ir
 from graphft.plan import record_order
-from graphft.runtime.process import EXIT_LEASE_LOST
+from graphft.runtime.process.role_process import EXIT_LEASE_LOST
 from tests.integration import training
 from tests.integration.plays import Pace, play
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from graphft import ir
-from graphft.runtime.status import JobStatus
-from graphft.runtime.supervisor import Supervisor
+from graphft.runtime.coordination.status import JobStatus
+from graphft.runtime.launcher.supervisor import Supervisor
 from tests.integration import training
 from tests.integration.plays import (
     SCRIPT,

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from graphft import ir
+from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
-from graphft.runtime.keys import Keys
 from tests.integration import training
 from tests.integration.plays import Pace, Played, Program, assert_same_bits, at, await_gone, whole_state
 

@@ -9,12 +9,12 @@ import psutil
 import pytest
 
 from graphft import ir
-from graphft.runtime.display import format_line, render
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.run_record import put_job
+from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
-from graphft.runtime.job_record import put_job
-from graphft.runtime.keys import Keys
-from graphft.runtime.process import EXIT_OK
-from graphft.runtime.status import JobStatus
+from graphft.runtime.launcher.display import format_line, render
+from graphft.runtime.process.role_process import EXIT_OK
 from tests.integration import training
 from tests.integration.plays import Act, Pace, Played, Program, assert_same_bits, at, await_gone, play
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from graphft import ir
-from graphft.runtime.connect import read_endpoints
-from graphft.runtime.status import JobStatus
-from graphft.runtime.supervisor import Supervisor
+from graphft.runtime.coordination.connect import read_endpoints
+from graphft.runtime.coordination.status import JobStatus
+from graphft.runtime.launcher.supervisor import Supervisor
 from tests.integration import training
 from tests.integration.plays import Act, Pace, Played, Program, assert_same_bits, at, play
 from tests.transport.relay import Relay
@@ -20,15 +20,15 @@ from tests.transport.relay import Relay
 pytestmark = pytest.mark.timeout(300)
 CUT = """
 import sys
-from graphft.runtime.roles import comm, comm_sync
+from graphft.runtime.roles.trainer import comm, sync_comm
 from graphft.runtime.roles.environment import RoleSpec, run_role
-from graphft.runtime.roles.trainer import Trainer
+from graphft.runtime.roles.trainer.trainer import Trainer
 from graphft.transpiler import Job
 
 job_dir, endpoints, relayed, relay = sys.argv[1:]
 address_of = Trainer.view_address
 Trainer.view_address = lambda self, up: relay if (a := address_of(self, up)) == relayed else a
-comm.Comm.patience, comm_sync.STALL_SECONDS = 1.5, 1.5
+comm.Comm.patience, sync_comm.STALL_SECONDS = 1.5, 1.5
 sys.exit(run_role(Job.load(job_dir), job_dir, RoleSpec("trainer", 7, etcd=endpoints)))
 """
 

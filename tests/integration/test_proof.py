@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
-from graphft.runtime.keys import Keys
 from tests.integration import training
 from tests.integration.plays import Program
 from tests.runtime.test_proof import bits

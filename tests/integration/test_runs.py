@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from graphft import ir
+from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
-from graphft.runtime.keys import Keys
-from graphft.runtime.process import EXIT_USAGE
+from graphft.runtime.process.role_process import EXIT_USAGE
 from tests.integration import training
 from tests.integration.plays import SCRIPT, Pace, Program, at, play
 

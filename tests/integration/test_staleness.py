@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from graphft import ir
-from graphft.runtime.supervisor import Supervisor
+from graphft.runtime.launcher.supervisor import Supervisor
 from tests.integration.plays import Act, Pace, Played, at, kill, play
 from tests.integration.test_async import assert_exact, async_job, trained
 

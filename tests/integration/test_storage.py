@@ -8,7 +8,7 @@ import pytest
 
 import graphft
 from graphft import ir
-from graphft.runtime.status import JobStatus
+from graphft.runtime.coordination.status import JobStatus
 from graphft.transpiler import Job
 from tests.integration import training
 from tests.integration.plays import Act, Pace, Played, assert_same_bits, play

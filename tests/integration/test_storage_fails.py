@@ -15,8 +15,8 @@ from etcd.full import cure, fill, full_etcd
 
 from graphft import ir
 from graphft.runtime.chaos.compare import not_once
+from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.etcd import Etcd
-from graphft.runtime.status import JobStatus
 from graphft.transpiler import Job
 from tests.disks import small_file_system
 from tests.integration import training

@@ -11,9 +11,11 @@ import pytest
 import zmq
 
 from graphft import ir
-from graphft.runtime.connect import read_endpoints
+from graphft.runtime.coordination.connect import read_endpoints
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.view import Registration, read_view
 from graphft.runtime.etcd import Etcd
-from graphft.runtime.keys import Keys
+from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.runtime.protocol.messages import (
     UNTOLD,
     BatchPush,
@@ -31,8 +33,6 @@ from graphft.runtime.protocol.messages import (
     decode,
     encode,
 )
-from graphft.runtime.supervisor import Supervisor
-from graphft.runtime.view import Registration, read_view
 from graphft.transpiler import Job
 from tests.integration import training
 from tests.integration.plays import Act, Pace, Played, assert_same_bits, at, play

@@ -10,7 +10,7 @@ from graphft.errors import ProgramError
 from graphft.ir import Kind, Program, Ref, Type
 from graphft.ops.context import Context
 from graphft.registry import infer
-from graphft.runtime.lowering import lower
+from graphft.runtime.execute.lowering import lower
 
 NAMES = ("w@GRAD", "w", "w@BACKUP", "w@mean_square")
 

@@ -8,7 +8,7 @@ import torch
 from graphft.errors import ProgramError
 from graphft.ir import Kind, Program, Ref, Type
 from graphft.ops.context import ChunkWork, Context
-from graphft.runtime.lowering import lower
+from graphft.runtime.execute.lowering import lower
 
 
 def program() -> Program:

@@ -6,7 +6,6 @@ from typing import Any
 
 from graphft.runtime.protocol.events import Count, Received, Reply
 from graphft.runtime.protocol.messages import Bucket, Empty, Hello, Pull, Push, Refused, Welcome
-from graphft.runtime.protocol.shard_sync import SyncShard
 from graphft.runtime.protocol.sync_events import (
     FromShard,
     RoundApplied,
@@ -17,7 +16,8 @@ from graphft.runtime.protocol.sync_events import (
     SyncOptions,
     TrainerOptions,
 )
-from graphft.runtime.protocol.trainer_sync import SyncTrainer
+from graphft.runtime.protocol.sync_shard import SyncShard
+from graphft.runtime.protocol.sync_trainer import SyncTrainer
 
 
 class Rig:

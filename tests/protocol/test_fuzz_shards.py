@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from graphft.runtime.protocol.async_shard import HALVES, ApplyBatch
 from graphft.runtime.protocol.events import PeerLeft, Received, Reply, TakeCheckpoint, Tick
 from graphft.runtime.protocol.messages import (
     BatchPush,
@@ -22,7 +23,6 @@ from graphft.runtime.protocol.messages import (
     Push,
     Refused,
 )
-from graphft.runtime.protocol.shard_async import HALVES, ApplyBatch
 from graphft.runtime.protocol.story import LONGEST
 from graphft.runtime.protocol.sync_events import (
     ApplyRound,

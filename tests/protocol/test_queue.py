@@ -11,8 +11,8 @@ import pytest
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from graphft.plan import Plan
-from graphft.runtime.protocol import queue
-from graphft.runtime.protocol.queue import Change, Compare, Failed, Pending, Todo
+from graphft.runtime.protocol import chunk_queue
+from graphft.runtime.protocol.chunk_queue import Change, Compare, Failed, Pending, Todo
 
 P = "/q/0/"
 
@@ -52,10 +52,10 @@ class MiniStore:
         self.keys = {k: v for k, v in self.keys.items() if v.owner != owner}
 
     def todo(self, chunk: int = 0) -> Todo:
-        return msgspec.json.decode(self.keys[queue.todo_key(P, chunk)].value, type=Todo)
+        return msgspec.json.decode(self.keys[chunk_queue.todo_key(P, chunk)].value, type=Todo)
 
     def pending(self, chunk: int = 0) -> Pending:
-        return msgspec.json.decode(self.keys[queue.pending_key(P, chunk)].value, type=Pending)
+        return msgspec.json.decode(self.keys[chunk_queue.pending_key(P, chunk)].value, type=Pending)
 
     def names(self) -> set[str]:
         return {k.removeprefix(P).split("/")[0] for k in self.keys}
@@ -64,16 +64,16 @@ class MiniStore:
 @pytest.fixture
 def store() -> MiniStore:
     store = MiniStore()
-    for change in queue.enqueue(P, range(3), Compare("/pass", "mod", 0)):
+    for change in chunk_queue.enqueue(P, range(3), Compare("/pass", "mod", 0)):
         assert store.apply(change)
     return store
 
 
 def claim(store: MiniStore, owner: str = "a", chunk: int = 0, progress: int = 0, now: float = 0.0) -> tuple[str, int]:
-    change = queue.claim(
+    change = chunk_queue.claim(
         P,
         chunk,
-        store.keys[queue.todo_key(P, chunk)],
+        store.keys[chunk_queue.todo_key(P, chunk)],
         trainer=owner,
         slot=1,
         start_step=7,
@@ -86,11 +86,11 @@ def claim(store: MiniStore, owner: str = "a", chunk: int = 0, progress: int = 0,
 
 
 def test_a_claim_is_one_trainers_only(store: MiniStore) -> None:
-    todo = store.keys[queue.todo_key(P, 0)]
-    changes = [queue.claim(P, 0, todo, trainer=t, now=5.0, timeout=60.0, max_failures=3) for t in "ab"]
+    todo = store.keys[chunk_queue.todo_key(P, 0)]
+    changes = [chunk_queue.claim(P, 0, todo, trainer=t, now=5.0, timeout=60.0, max_failures=3) for t in "ab"]
     assert [bool(store.apply(c, t)) for c, t in zip(changes, "ab", strict=True)] == [True, False]
     assert store.pending() == Pending("a", -1, 0, 65.0, 1)
-    assert queue.claimable([0, 1, 2], [0]) == [1, 2]
+    assert chunk_queue.claimable([0, 1, 2], [0]) == [1, 2]
 
 
 def test_only_the_owner_completes(store: MiniStore) -> None:
@@ -98,25 +98,25 @@ def test_only_the_owner_completes(store: MiniStore) -> None:
     _, zombie = claim(store, "a")
     store.expire("a")
     _, owner = claim(store, "b")
-    assert not store.apply(queue.complete(P, 0, zombie))
-    assert not store.apply(queue.release(P, 0, zombie, store.keys[queue.todo_key(P, 0)], progress=9))
+    assert not store.apply(chunk_queue.complete(P, 0, zombie))
+    assert not store.apply(chunk_queue.release(P, 0, zombie, store.keys[chunk_queue.todo_key(P, 0)], progress=9))
     assert store.pending().trainer == "b"
-    assert store.apply(queue.complete(P, 0, owner))
-    assert queue.done_key(P, 0) in store.keys
-    assert not {queue.todo_key(P, 0), queue.pending_key(P, 0)} & store.keys.keys()
+    assert store.apply(chunk_queue.complete(P, 0, owner))
+    assert chunk_queue.done_key(P, 0) in store.keys
+    assert not {chunk_queue.todo_key(P, 0), chunk_queue.pending_key(P, 0)} & store.keys.keys()
 
 
 def test_a_failed_transaction_changes_nothing(store: MiniStore) -> None:
     """Pitfalls 12, 13: the records are the only state; a function never changes what it is given."""
     before = dict(store.keys)
-    assert not store.apply(queue.complete(P, 0, 99))
+    assert not store.apply(chunk_queue.complete(P, 0, 99))
     assert store.keys == before
 
 
 def test_a_pass_is_over_when_nothing_is_to_do_which_includes_pending_and_discarded(store: MiniStore) -> None:
     """Pitfalls 9, 10: `todo` stays while a chunk is pending, and goes when it is done *or* discarded."""
     for chunk in (0, 1):
-        store.apply(queue.complete(P, chunk, claim(store, chunk=chunk)[1]))
+        store.apply(chunk_queue.complete(P, chunk, claim(store, chunk=chunk)[1]))
     claim(store, chunk=2)
     assert "todo" in store.names()
     for _ in range(3):
@@ -132,7 +132,7 @@ def test_a_chunk_without_progress_fails_after_max_failures(store: MiniStore) -> 
         assert (store.todo().attempt, store.todo().failures) == (failures + 1, failures)
         store.expire("a")
     assert claim(store)[0] == "failed"
-    failed = msgspec.json.decode(store.keys[queue.failed_key(P, 0)].value, type=Failed)
+    failed = msgspec.json.decode(store.keys[chunk_queue.failed_key(P, 0)].value, type=Failed)
     assert failed.reason.startswith("chunk 0 failed 3 times in a row without progress, the last time after 0 batches")
     assert (failed.failures, failed.progress) == (3, 0)
 
@@ -151,8 +151,8 @@ def test_progress_that_was_renewed_counts_at_the_next_claim(store: MiniStore) ->
         store.expire("a")
     _, fence = claim(store, now=100.0)
     assert store.todo().failures == 2
-    change = queue.renew(
-        P, 0, fence, store.pending(), store.keys[queue.todo_key(P, 0)], progress=4, now=150.0, timeout=60.0
+    change = chunk_queue.renew(
+        P, 0, fence, store.pending(), store.keys[chunk_queue.todo_key(P, 0)], progress=4, now=150.0, timeout=60.0
     )
     assert store.apply(change, "a")
     assert (store.todo().failures, store.todo().progress, store.pending().deadline) == (0, 4, 210.0)
@@ -165,37 +165,37 @@ def test_a_hand_over_is_no_failure(store: MiniStore) -> None:
     for _ in range(5):
         outcome, fence = claim(store)
         assert outcome == "claimed"
-        assert store.apply(queue.release(P, 0, fence, store.keys[queue.todo_key(P, 0)], progress=0))
+        assert store.apply(chunk_queue.release(P, 0, fence, store.keys[chunk_queue.todo_key(P, 0)], progress=0))
     assert store.todo() == Todo(5, 0, 0, False)
 
 
 def test_an_overdue_claim_is_taken_away_unless_it_was_renewed(store: MiniStore) -> None:
     """Pitfall 12: leases do not catch a trainer that lives, but is stuck."""
     _, fence = claim(store, now=0.0)
-    seen = store.keys[queue.pending_key(P, 0)]
-    assert queue.overdue(P, 0, seen, now=60.0) is None
-    late = queue.overdue(P, 0, seen, now=61.5)
+    seen = store.keys[chunk_queue.pending_key(P, 0)]
+    assert chunk_queue.overdue(P, 0, seen, now=60.0) is None
+    late = chunk_queue.overdue(P, 0, seen, now=61.5)
     assert late is not None
     assert late.reason == "chunk 0: a is 1.5 s over its deadline"
-    renewed = queue.renew(
-        P, 0, fence, store.pending(), store.keys[queue.todo_key(P, 0)], progress=1, now=60.0, timeout=60.0
+    renewed = chunk_queue.renew(
+        P, 0, fence, store.pending(), store.keys[chunk_queue.todo_key(P, 0)], progress=1, now=60.0, timeout=60.0
     )
     assert store.apply(renewed, "a")
     assert not store.apply(late)
-    late = queue.overdue(P, 0, store.keys[queue.pending_key(P, 0)], now=121.0)
+    late = chunk_queue.overdue(P, 0, store.keys[chunk_queue.pending_key(P, 0)], now=121.0)
     assert late is not None
     assert store.apply(late)
-    assert not store.apply(queue.complete(P, 0, fence))
+    assert not store.apply(chunk_queue.complete(P, 0, fence))
     claim(store, "b")
     assert store.todo().failures == 1
 
 
 def test_enqueueing_again_after_the_pass_began_changes_nothing(store: MiniStore) -> None:
-    store.apply(queue.complete(P, 0, claim(store)[1]))
-    began = Change("enqueued", "the pass begins", (), (queue.Put("/pass", b"0"),))
+    store.apply(chunk_queue.complete(P, 0, claim(store)[1]))
+    began = Change("enqueued", "the pass begins", (), (chunk_queue.Put("/pass", b"0"),))
     assert store.apply(began)
     before = dict(store.keys)
-    changes = queue.enqueue(P, range(250), Compare("/pass", "mod", 0))
+    changes = chunk_queue.enqueue(P, range(250), Compare("/pass", "mod", 0))
     assert [len(c.puts) for c in changes] == [100, 100, 50]
     assert not any(store.apply(c) for c in changes)
     assert store.keys == before
@@ -206,31 +206,33 @@ def test_a_rewind_sets_the_records_to_what_the_plan_says_of_the_step() -> None:
     chunks = plan.chunks_of(0)  # four batches each: steps 0 to 3 and 4 to 7 of each slot
     first, second = ([c.chunk for c in chunks if c.first_step == s] for s in (0, 4))
     store = MiniStore()
-    for change in queue.enqueue(P, range(4), Compare("/pass", "mod", 0)):
+    for change in chunk_queue.enqueue(P, range(4), Compare("/pass", "mod", 0)):
         store.apply(change)
     for chunk in first:
-        store.apply(queue.complete(P, chunk, claim(store, chunk=chunk)[1]))
+        store.apply(chunk_queue.complete(P, chunk, claim(store, chunk=chunk)[1]))
     claim(store, chunk=second[0], progress=3)
     for step, done in ((2, []), (4, first), (5, first), (8, first + second), (0, [])):
-        for change in queue.rewind(P, chunks, step, store.keys):
+        for change in chunk_queue.rewind(P, chunks, step, store.keys):
             assert store.apply(change), change
-        assert sorted(queue.chunk_of(k) for k in store.keys if "/done/" in k) == sorted(done)
-        assert sorted(queue.chunk_of(k) for k in store.keys if "/todo/" in k) == sorted(set(range(4)) - set(done))
-        assert queue.rewind(P, chunks, step, store.keys) == []
+        assert sorted(chunk_queue.chunk_of(k) for k in store.keys if "/done/" in k) == sorted(done)
+        assert sorted(chunk_queue.chunk_of(k) for k in store.keys if "/todo/" in k) == sorted(set(range(4)) - set(done))
+        assert chunk_queue.rewind(P, chunks, step, store.keys) == []
 
 
 def test_a_rewind_keeps_open_claims_and_failed_chunks_and_lowers_progress() -> None:
     plan = Plan([8, 8], slots=2, batch_size=2, seed=4)
     store = MiniStore()
-    for change in queue.enqueue(P, range(2), Compare("/pass", "mod", 0)):
+    for change in chunk_queue.enqueue(P, range(2), Compare("/pass", "mod", 0)):
         store.apply(change)
     _, fence = claim(store, chunk=0, progress=3)
-    store.apply(Change("failed", "", (), (queue.Put(queue.failed_key(P, 1), b'""'),), (queue.todo_key(P, 1),)))
-    for change in queue.rewind(P, plan.chunks_of(0), 1, store.keys):
+    store.apply(
+        Change("failed", "", (), (chunk_queue.Put(chunk_queue.failed_key(P, 1), b'""'),), (chunk_queue.todo_key(P, 1),))
+    )
+    for change in chunk_queue.rewind(P, plan.chunks_of(0), 1, store.keys):
         assert store.apply(change)
     assert store.todo(0).progress == 1
-    assert queue.failed_key(P, 1) in store.keys
-    assert store.apply(queue.complete(P, 0, fence))
+    assert chunk_queue.failed_key(P, 1) in store.keys
+    assert store.apply(chunk_queue.complete(P, 0, fence))
 
 
 class QueueMachine(RuleBasedStateMachine):
@@ -239,10 +241,10 @@ class QueueMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.store = MiniStore()
-        for change in queue.enqueue(P, range(3), Compare("/pass", "mod", 0)):
+        for change in chunk_queue.enqueue(P, range(3), Compare("/pass", "mod", 0)):
             self.store.apply(change)
         self.claims: list[tuple[int, str, int]] = []
-        self.stale: dict[int, Any] = {c: self.store.keys[queue.todo_key(P, c)] for c in range(3)}
+        self.stale: dict[int, Any] = {c: self.store.keys[chunk_queue.todo_key(P, c)] for c in range(3)}
         self.completed: list[int] = []
         self.now = 0.0
 
@@ -250,12 +252,12 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(chunk=chunks)
     def look(self, chunk: int) -> None:
-        if queue.todo_key(P, chunk) in self.store.keys:
-            self.stale[chunk] = self.store.keys[queue.todo_key(P, chunk)]
+        if chunk_queue.todo_key(P, chunk) in self.store.keys:
+            self.stale[chunk] = self.store.keys[chunk_queue.todo_key(P, chunk)]
 
     @rule(chunk=chunks, owner=st.sampled_from("ab"), progress=st.integers(0, 2))
     def claim(self, chunk: int, owner: str, progress: int) -> None:
-        change = queue.claim(
+        change = chunk_queue.claim(
             P, chunk, self.stale[chunk], trainer=owner, progress=progress, now=self.now, timeout=10.0, max_failures=2
         )
         fence = self.store.apply(change, owner)
@@ -266,11 +268,11 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(data=st.data(), what=st.sampled_from(["complete", "release"]))
     def end(self, data: st.DataObject, what: str) -> None:
         chunk, _, fence = data.draw(st.sampled_from(self.claims))
-        pending = self.store.keys.get(queue.pending_key(P, chunk))
+        pending = self.store.keys.get(chunk_queue.pending_key(P, chunk))
         change = (
-            queue.complete(P, chunk, fence)
+            chunk_queue.complete(P, chunk, fence)
             if what == "complete"
-            else queue.release(P, chunk, fence, self.stale[chunk], progress=0)
+            else chunk_queue.release(P, chunk, fence, self.stale[chunk], progress=0)
         )
         done = self.store.apply(change)
         assert not done or (pending is not None and pending.create_revision == fence)
@@ -284,8 +286,8 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(chunk=chunks)
     def janitor(self, chunk: int) -> None:
         self.now += 6.0
-        pending = self.store.keys.get(queue.pending_key(P, chunk))
-        change = pending and queue.overdue(P, chunk, pending, self.now)
+        pending = self.store.keys.get(chunk_queue.pending_key(P, chunk))
+        change = pending and chunk_queue.overdue(P, chunk, pending, self.now)
         if change:
             self.store.apply(change)
 
@@ -294,7 +296,7 @@ class QueueMachine(RuleBasedStateMachine):
         for chunk in range(3):
             places = [name for name in ("todo", "done", "failed") if f"{P}{name}/{chunk:08d}" in self.store.keys]
             assert len(places) == 1
-            assert places == ["todo"] or queue.pending_key(P, chunk) not in self.store.keys
+            assert places == ["todo"] or chunk_queue.pending_key(P, chunk) not in self.store.keys
         assert len(self.completed) == len(set(self.completed))
 
 

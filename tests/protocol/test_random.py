@@ -9,10 +9,10 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from graphft.runtime.protocol.async_shard import ApplyBatch
 from graphft.runtime.protocol.events import PeerLeft, Received, Tick
 from graphft.runtime.protocol.ledger import Ledger
 from graphft.runtime.protocol.messages import BatchAck, Bucket, Hello, Partials, Pull, Welcome
-from graphft.runtime.protocol.shard_async import ApplyBatch
 from graphft.runtime.protocol.sync_events import (
     ApplyRound,
     ComputePartials,

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from graphft.runtime.protocol.async_shard import ApplyBatch, AsyncOptions, AsyncShard
 from graphft.runtime.protocol.events import PeerLeft, Received, Reply, TakeCheckpoint, Tick
 from graphft.runtime.protocol.ledger import ALL, Ledger, Ranges
 from graphft.runtime.protocol.messages import (
@@ -24,7 +25,6 @@ from graphft.runtime.protocol.messages import (
     Welcome,
 )
 from graphft.runtime.protocol.messages import Ledger as LedgerAnswer
-from graphft.runtime.protocol.shard_async import ApplyBatch, AsyncOptions, AsyncShard
 from graphft.runtime.protocol.story import IllegalTransition
 from tests.protocol.rigs import Rig, codes, counted, of
 

@@ -8,7 +8,6 @@ import pytest
 
 from graphft.runtime.protocol.events import PeerLeft, Received, Reply, TakeCheckpoint, Tick
 from graphft.runtime.protocol.messages import Bucket, Hello, Pull, Push, Query, Refused, Welcome
-from graphft.runtime.protocol.shard_sync import SyncShard
 from graphft.runtime.protocol.story import IllegalTransition
 from graphft.runtime.protocol.sync_events import (
     ApplyRound,
@@ -22,6 +21,7 @@ from graphft.runtime.protocol.sync_events import (
     Started,
     SyncOptions,
 )
+from graphft.runtime.protocol.sync_shard import SyncShard
 from tests.protocol.rigs import ShardRig, codes, counted, of
 
 

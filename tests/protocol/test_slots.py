@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphft.runtime.protocol.slots import Assignment, assign
+from graphft.runtime.protocol.slot_assignment import Assignment, assign
 
 
 def settle(

@@ -10,15 +10,15 @@ import pytest
 
 from graphft.errors import GraphftError
 from graphft.runtime.protocol.async_events import AsyncTrainerOptions, BeginBatch, CloseBatch, Dropped, Loaded, Took
-from graphft.runtime.protocol.bases import LIMIT
+from graphft.runtime.protocol.async_shard import ApplyBatch, AsyncOptions, AsyncShard
+from graphft.runtime.protocol.async_trainer import AsyncTrainer
 from graphft.runtime.protocol.events import Count, Received, Reply, TakeCheckpoint, Tick
 from graphft.runtime.protocol.ledger import ALL, Ledger
 from graphft.runtime.protocol.messages import BatchAck, BatchPush, Bucket, Hello, LedgerQuery, Pull, Refused, Welcome
 from graphft.runtime.protocol.messages import Ledger as LedgerAnswer
-from graphft.runtime.protocol.shard_async import ApplyBatch, AsyncOptions, AsyncShard
+from graphft.runtime.protocol.retained_versions import LIMIT
 from graphft.runtime.protocol.story import IllegalTransition
 from graphft.runtime.protocol.sync_events import Fail, FromShard, Pushed, Send, ShardDown, ShardUp
-from graphft.runtime.protocol.trainer_async import AsyncTrainer
 
 KEY = (0, 7)
 BUCKETS = ((0, 1), (0,))

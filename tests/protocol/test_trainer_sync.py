@@ -27,7 +27,7 @@ from graphft.runtime.protocol.sync_events import (
     Wake,
     Work,
 )
-from graphft.runtime.protocol.trainer_sync import SyncTrainer
+from graphft.runtime.protocol.sync_trainer import SyncTrainer
 from tests.protocol.rigs import TrainerRig, counted, of
 
 

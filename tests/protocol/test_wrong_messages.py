@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from graphft.runtime.protocol.async_events import Took
+from graphft.runtime.protocol.async_shard import HALVES
 from graphft.runtime.protocol.events import PeerLeft, Received
 from graphft.runtime.protocol.messages import (
     BatchPush,
@@ -24,7 +25,6 @@ from graphft.runtime.protocol.messages import (
     Welcome,
 )
 from graphft.runtime.protocol.peers import Peers
-from graphft.runtime.protocol.shard_async import HALVES
 from graphft.runtime.protocol.story import LONGEST, Story
 from graphft.runtime.protocol.sync_events import Fail, FromShard, SendShard
 from tests.protocol.rigs import ShardRig, TrainerRig, codes, counted, of

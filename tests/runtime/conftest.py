@@ -11,8 +11,8 @@ import torch
 from programs_by_hand import linear
 
 import graphft
+from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import Etcd
-from graphft.runtime.keys import Keys
 from graphft.transpiler import Job
 
 

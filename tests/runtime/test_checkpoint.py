@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 
 from graphft.fileio import write_atomically
-from graphft.runtime.checkpoint import CheckpointStore, DamagedCheckpoint, Manifest, directory_name
+from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest, directory_name
 
 SHARDS = 2
 

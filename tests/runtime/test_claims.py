@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from graphft.runtime.commit import Epoch
+from graphft.runtime.checkpoint.commit import Epoch
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.view import Barred, Registration
 from graphft.runtime.etcd import EmbeddedEtcd
-from graphft.runtime.keys import Keys
-from graphft.runtime.view import Barred, Registration
 from graphft.transpiler import Job
 from tests.runtime.trainers import Stage, shards_at, stage
 from tests.waiting import until

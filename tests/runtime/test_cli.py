@@ -13,14 +13,14 @@ import pytest
 from programs_by_hand import linear
 
 from graphft.printer import format_program
-from graphft.runtime import connect as connect_module
 from graphft.runtime.cli import main
-from graphft.runtime.connect import write_endpoints
+from graphft.runtime.coordination import connect as connect_module
+from graphft.runtime.coordination.connect import write_endpoints
+from graphft.runtime.coordination.event_log import Events
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import Etcd
-from graphft.runtime.events import Events
-from graphft.runtime.job_record import put_job
-from graphft.runtime.keys import Keys
-from graphft.runtime.launch import LaunchOptions
+from graphft.runtime.launcher.launch import LaunchOptions
 from graphft.transpiler import Job
 
 NOBODY = "127.0.0.1:1"
@@ -220,7 +220,9 @@ def test_a_job_whose_etcd_has_stopped(capsys: pytest.CaptureFixture[str], saved:
 
 def test_the_process_ends_too_and_prints_no_traceback() -> None:
     code = (
-        "from graphft.runtime import cli, connect; connect.ANSWER_SECONDS = 0.3\n"
+        "from graphft.runtime import cli\n"
+        "from graphft.runtime.coordination import connect\n"
+        "connect.ANSWER_SECONDS = 0.3\n"
         f"raise SystemExit(cli.main(['status', '--etcd', '{NOBODY}']))"
     )
     done = subprocess.run(
@@ -260,7 +262,7 @@ def test_launch_runs_the_script_with_its_arguments(
     monkeypatch.setenv("GRAPHFT_LAUNCH", "")
     (tmp_path / "launched_helper.py").write_text("NAME = 'helped'\n")
     (tmp_path / "script.py").write_text(
-        "import sys, launched_helper\nfrom graphft.runtime.launch import LaunchOptions\n"
+        "import sys, launched_helper\nfrom graphft.runtime.launcher.launch import LaunchOptions\n"
         "assert __name__ == '__main__'\nprint(launched_helper.NAME, sys.argv, LaunchOptions.from_environment())\n"
     )
     arguments = ["--trainers", "3", "--etcd", "h:1", "--job", "d", "--max-restarts", "7", "--quiet", "--no-standby"]

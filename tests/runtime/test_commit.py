@@ -13,10 +13,18 @@ import pytest
 import torch
 
 from graphft.errors import GraphftError
-from graphft.runtime.checkpoint import CheckpointStore, DamagedCheckpoint, Manifest
-from graphft.runtime.commit import Asked, Commits, Committed, Epoch, decode_asked, decode_committed, decode_epoch
+from graphft.runtime.checkpoint.commit import (
+    Asked,
+    Commits,
+    Committed,
+    Epoch,
+    decode_asked,
+    decode_committed,
+    decode_epoch,
+)
+from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest
+from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import Etcd
-from graphft.runtime.keys import Keys
 
 PROGRAM = "0123456789abcdef"
 

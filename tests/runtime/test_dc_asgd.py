@@ -15,11 +15,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import graphft
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
-from graphft.runtime.job_record import put_job
-from graphft.runtime.keys import Keys
 from graphft.runtime.protocol.messages import BatchAck, BatchPush, Bucket, Hello, Pull, Welcome
-from graphft.runtime.roles.pserver_async import BatchPserver
+from graphft.runtime.roles.pserver.batch_pserver import BatchPserver
 from graphft.runtime.transport.buffers import as_tensor, byte_view
 from graphft.runtime.transport.zeromq_client import ZmqClient
 from graphft.transpiler import Job

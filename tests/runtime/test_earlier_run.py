@@ -14,14 +14,14 @@ import pytest
 from msgspec.structs import replace
 
 from graphft.errors import GraphftError
-from graphft.runtime.earlier_run import begin_anew, forget_dead, make_way, revoke_dead
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.run_record import check_job, fenced, put_job, read_secret
+from graphft.runtime.coordination.stale_run import begin_anew, forget_dead, make_way, revoke_dead
+from graphft.runtime.coordination.status import JobSpec
+from graphft.runtime.coordination.view import Registration
 from graphft.runtime.etcd import Etcd, LeaseLost, absent, put_op
-from graphft.runtime.identity import UNKNOWN, Identity, identify
-from graphft.runtime.job_record import check_job, fenced, put_job, read_secret
-from graphft.runtime.keys import Keys
-from graphft.runtime.protocol import queue
-from graphft.runtime.status import JobSpec
-from graphft.runtime.view import Registration
+from graphft.runtime.process.identity import UNKNOWN, Identity, identify
+from graphft.runtime.protocol import chunk_queue
 from graphft.transpiler import Job
 
 
@@ -87,7 +87,7 @@ def run_of(job: Job, keys: Keys, folder: Path | None = None, ft: bool = True) ->
 def leave(etcd: Etcd, keys: Keys, run: Job, folder: Path | None = None, state: bytes = b"running") -> None:
     """What a run leaves that was killed: the record of a bad chunk, an event, its state."""
     put_job(etcd, keys, run, folder)
-    for key in (queue.failed_key(keys.queue(0), 1), f"{keys.events}1"):
+    for key in (chunk_queue.failed_key(keys.queue(0), 1), f"{keys.events}1"):
         etcd.put(key, b"{}")
     etcd.put(keys.state, state)
 

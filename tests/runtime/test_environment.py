@@ -18,14 +18,20 @@ import torch
 
 import graphft
 from graphft.errors import GraphftError
-from graphft.runtime import connect as connect_module
-from graphft.runtime.connect import connect, connect_from, connect_when_back, read_endpoints, write_endpoints
+from graphft.runtime.coordination import connect as connect_module
+from graphft.runtime.coordination.connect import (
+    connect,
+    connect_from,
+    connect_when_back,
+    read_endpoints,
+    write_endpoints,
+)
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, EtcdUnreachable
-from graphft.runtime.exactness import enforce, find_device
-from graphft.runtime.job_record import put_job
-from graphft.runtime.keys import Keys
-from graphft.runtime.launch import LaunchOptions, Result, choose_directory, run_job
-from graphft.runtime.process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_USAGE
+from graphft.runtime.execute.determinism import enforce, find_device
+from graphft.runtime.launcher.launch import LaunchOptions, Result, choose_directory, run_job
+from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_USAGE
 from graphft.runtime.roles.environment import RoleSpec, role_of_environment, run_as_role, run_role
 from graphft.transpiler import Job, read_record
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from graphft.runtime import etcd_keeper as module
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError
-from graphft.runtime.etcd_keeper import EtcdKeeper
+from graphft.runtime.launcher import etcd_keeper as module
+from graphft.runtime.launcher.etcd_keeper import EtcdKeeper
 
 
 def test_an_etcd_that_died_or_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

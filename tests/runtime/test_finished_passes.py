@@ -16,10 +16,10 @@ from programs_by_hand import linear
 
 import graphft
 from graphft.ops.context import WorkChanged
-from graphft.runtime.commit import Epoch
+from graphft.runtime.checkpoint.commit import Epoch
+from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd
-from graphft.runtime.keys import Keys
-from graphft.runtime.protocol import queue
+from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.sync_events import Rollback
 from graphft.transpiler import Job
 from tests.runtime.trainers import Stage, shards_at, stage
@@ -110,9 +110,9 @@ def test_whoever_lost_the_slot_puts_nothing_back(scene: Stage) -> None:
     work_at(scene, late, 0)
     scene.etcd.put(scene.keys.slot(0), other.id.encode(), other.lease)
     late.queue.claims.clear()
-    scene.etcd.delete(queue.todo_key(scene.keys.queue(0), 0))
-    scene.etcd.delete(queue.pending_key(scene.keys.queue(0), 0))
-    scene.etcd.put(queue.done_key(scene.keys.queue(0), 0), b"{}")
+    scene.etcd.delete(chunk_queue.todo_key(scene.keys.queue(0), 0))
+    scene.etcd.delete(chunk_queue.pending_key(scene.keys.queue(0), 0))
+    scene.etcd.put(chunk_queue.done_key(scene.keys.queue(0), 0), b"{}")
     with pytest.raises(WorkChanged):
         late.queue.get_chunk()
     assert scene.records(0) == DONE
@@ -122,7 +122,7 @@ def test_a_record_that_changes_while_the_job_is_closed_is_looked_at_again(scene:
     """Pitfall 58: its holder renewed it at that moment, and then left it to the others to close."""
     holder, trainer = scene.trainer(0), scene.trainer(1)
     work_at(scene, holder, LAST)
-    todo = queue.todo_key(scene.keys.queue(1), 0)
+    todo = chunk_queue.todo_key(scene.keys.queue(1), 0)
 
     def renew() -> None:
         kv = scene.etcd.get(todo)

@@ -7,8 +7,8 @@ import sys
 import time
 from pathlib import Path
 
+from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, Lock, Session
-from graphft.runtime.keys import Keys
 from graphft.transpiler import Job
 
 TTL = 5
@@ -16,11 +16,11 @@ FORGETFUL = """
 import sys
 from graphft.ops.context import ChunkWork
 from graphft.runtime.etcd import Etcd, Lock, Session
-from graphft.runtime.job_record import put_job
-from graphft.runtime.keys import Keys
+from graphft.runtime.coordination.run_record import put_job
+from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.protocol.messages import Hello
-from graphft.runtime.roles.pserver_sync import RoundPserver
-from graphft.runtime.roles.trainer_sync import SlotTrainer
+from graphft.runtime.roles.pserver.round_pserver import RoundPserver
+from graphft.runtime.roles.trainer.slot_trainer import SlotTrainer
 from graphft.transpiler import Job
 
 job, endpoints, prefix = Job.load(sys.argv[1]), sys.argv[2].split(","), sys.argv[3]

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from graphft.runtime import identity as module
-from graphft.runtime.identity import UNKNOWN, identify
+from graphft.runtime.process import identity as module
+from graphft.runtime.process.identity import UNKNOWN, identify
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux's /proc")
 

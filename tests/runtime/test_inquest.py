@@ -8,14 +8,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from graphft.runtime.coordination.event_log import Events
+from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import Etcd
-from graphft.runtime.events import Events
-from graphft.runtime.identity import identify
-from graphft.runtime.inquest import Finding, Inquest
-from graphft.runtime.keys import Keys
-from graphft.runtime.process import EXIT_LEASE_LOST
+from graphft.runtime.launcher.inquest import Finding, Inquest
+from graphft.runtime.process.identity import identify
+from graphft.runtime.process.role_process import EXIT_LEASE_LOST
+from graphft.runtime.process.work_record import Phase, Place, WorkRecord, record_path
 from graphft.runtime.roles.proof import Proof
-from graphft.runtime.work_record import Phase, Place, WorkRecord, record_path
 
 WHERE = " while proving itself with batch 0 of chunk 2 in pass 0"
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import KV, EmbeddedEtcd, Etcd
-from graphft.runtime.keys import Keys
-from graphft.runtime.process import EXIT_FAILED, EXIT_LEASE_LOST
+from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_LEASE_LOST
 from graphft.transpiler import Job
 from tests.waiting import until
 
@@ -22,7 +22,7 @@ TTL = 10
 PSERVERS = """
 import os, sys, threading
 from graphft.runtime.roles.environment import RoleSpec, run_role
-from graphft.runtime.roles.pserver_sync import RoundPserver
+from graphft.runtime.roles.pserver.round_pserver import RoundPserver
 from graphft.transpiler import Job
 
 def hangs(self):

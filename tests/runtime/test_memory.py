@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from graphft.errors import GraphftError
-from graphft.runtime.memory import ShardMemory, frame_fault
-from graphft.runtime.protocol.rounds import Contribution
+from graphft.runtime.protocol.round import Contribution
+from graphft.runtime.roles.pserver.shard_buffers import ShardMemory, frame_fault
 from graphft.runtime.transport.buffers import as_tensor, byte_view
 
 

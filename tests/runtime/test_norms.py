@@ -10,12 +10,12 @@ from programs_by_hand import linear
 
 import graphft
 from graphft.optim import ClipByGlobalNorm
+from graphft.runtime.coordination.view import JobView, Registration
 from graphft.runtime.protocol.messages import Partials
 from graphft.runtime.roles.limits import pserver_limits
-from graphft.runtime.roles.norms import NormExchange
+from graphft.runtime.roles.pserver.norms import NormExchange
 from graphft.runtime.transport import Limits, Login, Received, ZmqServer
 from graphft.runtime.transport.buffers import byte_view
-from graphft.runtime.view import JobView, Registration
 from graphft.transpiler import Job
 from graphft.transpiler.passes.split_optimizer import ALL_NORMS
 

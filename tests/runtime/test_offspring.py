@@ -13,8 +13,8 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from graphft.runtime.identity import identify
-from graphft.runtime.offspring import Offspring
+from graphft.runtime.launcher.offspring import Offspring
+from graphft.runtime.process.identity import identify
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 ROLE = """

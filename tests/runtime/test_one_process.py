@@ -13,14 +13,14 @@ from programs_by_hand import linear
 from safetensors.torch import load_file
 
 import graphft
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
-from graphft.runtime.job_record import put_job
-from graphft.runtime.keys import Keys
 from graphft.runtime.roles.coordinator import Coordinator
-from graphft.runtime.roles.pserver_async import BatchPserver
-from graphft.runtime.roles.pserver_sync import RoundPserver
-from graphft.runtime.roles.trainer_async import ChunkTrainer
-from graphft.runtime.roles.trainer_sync import SlotTrainer
+from graphft.runtime.roles.pserver.batch_pserver import BatchPserver
+from graphft.runtime.roles.pserver.round_pserver import RoundPserver
+from graphft.runtime.roles.trainer.chunk_trainer import ChunkTrainer
+from graphft.runtime.roles.trainer.slot_trainer import SlotTrainer
 from graphft.transpiler import Job
 
 

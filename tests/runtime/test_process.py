@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from graphft.runtime.process import describe_exit, manner, start_role, was_preempted
+from graphft.runtime.process.role_process import describe_exit, manner, start_role, was_preempted
 
 
 def test_a_child_whose_parent_died_before_it_could_say_so() -> None:
-    code = "from graphft.runtime.process import die_with_parent; die_with_parent(1 << 22); print('alive')"
+    code = "from graphft.runtime.process.role_process import die_with_parent; die_with_parent(1 << 22); print('alive')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout) == (1, "")
 

@@ -16,15 +16,15 @@ from programs_by_hand import linear
 
 import graphft
 from graphft.errors import GraphftError
+from graphft.runtime.coordination.event_log import read_events
+from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
-from graphft.runtime.events import read_events
-from graphft.runtime.keys import Keys
-from graphft.runtime.roles import proof_trainer
 from graphft.runtime.roles.proof import MAX_OPS, OP_BYTES, OpDigests, Proof
-from graphft.runtime.roles.proof_shard import prove_shard
-from graphft.runtime.roles.proof_trainer import DEATHS, StepTrial, _moved, _Ports, prove_step
-from graphft.runtime.roles.pserver_async import BatchPserver
-from graphft.runtime.roles.pserver_sync import RoundPserver
+from graphft.runtime.roles.pserver.batch_pserver import BatchPserver
+from graphft.runtime.roles.pserver.round_pserver import RoundPserver
+from graphft.runtime.roles.pserver.shard_proof import prove_shard
+from graphft.runtime.roles.trainer import step_proof
+from graphft.runtime.roles.trainer.step_proof import DEATHS, StepTrial, _moved, _Ports, prove_step
 from graphft.transpiler import Job
 from tests.runtime.trainers import Stage, stage
 
@@ -210,7 +210,7 @@ def test_an_interrupt_leaves_no_mark(scene: Stage, monkeypatch: pytest.MonkeyPat
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(proof_trainer, "prove", interrupt)
+    monkeypatch.setattr(step_proof, "prove", interrupt)
     with pytest.raises(KeyboardInterrupt):
         prove_step(scene.trainer(0))
     assert not scene.etcd.range(scene.keys.proof("")).kvs
@@ -332,7 +332,7 @@ def test_onednn_uses_what_the_job_says_whatever_the_environment_does() -> None:
     code = """if True:
         import torch
         import graphft
-        from graphft.runtime.exactness import enforce
+        from graphft.runtime.execute.determinism import enforce
         from graphft.transpiler import JobConfig
         data = graphft.arrays(chunk_size=1, x=torch.zeros(1))
         enforce(JobConfig("job", data, 1, onednn_isa={isa!r}))

@@ -13,13 +13,13 @@ from programs_by_hand import linear
 
 import graphft
 from graphft.ops.context import EndOfPass, NoData
-from graphft.runtime import queue_async
-from graphft.runtime.commit import Epoch
+from graphft.runtime.checkpoint.commit import Epoch
+from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable
 from graphft.runtime.etcd.model import MAX_TXN_OPS
-from graphft.runtime.keys import Keys
 from graphft.runtime.protocol.ledger import Ledger
-from graphft.runtime.put_back import PutBack
+from graphft.runtime.queue import async_queue
+from graphft.runtime.queue.requeue import PutBack
 from graphft.transpiler import Job
 from graphft.transpiler.config import MAX_ASYNC_PSERVERS
 from tests.runtime.trainers import Stage, shards_at, stage
@@ -188,4 +188,4 @@ def test_a_claim_that_its_own_trainer_does_not_know_of_is_taken_away(scene: Stag
 
 
 def test_as_many_shards_as_a_job_may_have_fit_into_the_transaction_that_completes_chunks() -> None:
-    assert queue_async.CLAIM_BATCHES + MAX_ASYNC_PSERVERS <= MAX_TXN_OPS
+    assert async_queue.CLAIM_BATCHES + MAX_ASYNC_PSERVERS <= MAX_TXN_OPS

@@ -14,9 +14,9 @@ from programs_by_hand import linear
 
 import graphft
 from graphft.ops.context import NoData, WorkChanged
-from graphft.runtime.commit import Committed, Epoch, decode_epoch
+from graphft.runtime.checkpoint.commit import Committed, Epoch, decode_epoch
+from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable
-from graphft.runtime.keys import Keys
 from graphft.runtime.protocol.sync_events import Work
 from graphft.transpiler import Job
 from tests.runtime.trainers import Stage, shards_at, stage

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from graphft.runtime.coordination.view import JobView, Registration
 from graphft.runtime.roles.reach import out_of_reach
-from graphft.runtime.view import JobView, Registration
 
 LOCAL, LAN = "tcp://127.0.0.1:5", "tcp://10.0.0.1:5"
 

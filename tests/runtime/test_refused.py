@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd, EtcdBusy, EtcdError
-from graphft.runtime.keys import Keys
 from graphft.transpiler import Job
 from tests.runtime.trainers import stage
 

@@ -10,10 +10,10 @@ import msgspec
 import pytest
 import torch
 
-from graphft.runtime.checkpoint import CheckpointStore, Manifest
-from graphft.runtime.commit import Commits, Committed, Epoch, decode_committed, decode_epoch
+from graphft.runtime.checkpoint.commit import Commits, Committed, Epoch, decode_committed, decode_epoch
+from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
+from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import SimEtcd, put_op
-from graphft.runtime.keys import Keys
 
 SHARDS = 2
 KEYS = Keys("job")

@@ -12,22 +12,22 @@ import torch
 from programs_by_hand import linear
 
 import graphft
-from graphft.runtime.checkpoint import Manifest
-from graphft.runtime.commit import Committed, Epoch
+from graphft.runtime.checkpoint.commit import Committed, Epoch
+from graphft.runtime.checkpoint.store import Manifest
+from graphft.runtime.coordination.event_log import read_events
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.revoker import Revoker
+from graphft.runtime.coordination.run_record import put_job, read_secret
+from graphft.runtime.coordination.view import Registration
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
-from graphft.runtime.events import read_events
-from graphft.runtime.identity import Identity
-from graphft.runtime.job_record import put_job, read_secret
-from graphft.runtime.keys import Keys
+from graphft.runtime.process.identity import Identity
 from graphft.runtime.protocol.events import Received
 from graphft.runtime.protocol.messages import Hello, Pull
-from graphft.runtime.protocol.shard_sync import SyncShard
 from graphft.runtime.protocol.sync_events import SyncOptions
-from graphft.runtime.revoker import Revoker
+from graphft.runtime.protocol.sync_shard import SyncShard
 from graphft.runtime.roles.environment import RoleSpec, _make_role
 from graphft.runtime.transport.login import Login
 from graphft.runtime.transport.zeromq_server import ZmqServer
-from graphft.runtime.view import Registration
 from graphft.transpiler import Job
 from tests.runtime.trainers import Stage, stage
 from tests.waiting import until

@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from graphft.runtime.commit import Epoch
+from graphft.runtime.checkpoint.commit import Epoch
+from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd
-from graphft.runtime.keys import Keys
 from graphft.runtime.protocol.sync_events import SlotGained
-from graphft.runtime.roles import comm_sync
+from graphft.runtime.roles.trainer import sync_comm
 from graphft.transpiler import Job
 from tests.runtime.trainers import shards_at, stage
 
@@ -21,8 +21,8 @@ def test_a_main_thread_that_was_away_has_not_waited(
     etcd_server: EmbeddedEtcd, keys: Keys, job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pitfall 63: a long step, or another thread that holds the interpreter's lock."""
-    monkeypatch.setattr(comm_sync, "STALL_SECONDS", 0.5)
-    monkeypatch.setattr(comm_sync, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(sync_comm, "STALL_SECONDS", 0.5)
+    monkeypatch.setattr(sync_comm, "LOOK_SECONDS", 0.1)
     with stage(etcd_server, keys, job, tmp_path) as scene:
         scene.etcd.put(keys.epoch, msgspec.json.encode(Epoch(0, 0)))
         trainer = scene.trainer(0)

@@ -14,12 +14,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from graphft.runtime import standby as standby_module
-from graphft.runtime import supervisor as module
+from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import Etcd
-from graphft.runtime.keys import Keys
-from graphft.runtime.standby import SUPPORTED, Forked, Standby
-from graphft.runtime.supervisor import Supervisor
+from graphft.runtime.launcher import fork_server as standby_module
+from graphft.runtime.launcher import supervisor as module
+from graphft.runtime.launcher.fork_server import SUPPORTED, Forked, Standby
+from graphft.runtime.launcher.supervisor import Supervisor
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(not SUPPORTED, reason="Linux only")
@@ -33,7 +33,7 @@ SILENT = "127.0.0.1:1"
 LAUNCHER = """
 import sys, time
 from pathlib import Path
-from graphft.runtime.standby import Standby
+from graphft.runtime.launcher.fork_server import Standby
 folder, etcd = Path(sys.argv[1]), sys.argv[2]
 standby = Standby(folder, {"OMP_NUM_THREADS": "1"})
 role = standby.fork("trainer", 0, etcd, folder / "logs" / "trainer-0.log")

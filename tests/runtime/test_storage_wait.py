@@ -14,11 +14,11 @@ from programs_by_hand import linear
 import graphft
 from graphft.errors import GraphftError
 from graphft.ops.context import WorkChanged
+from graphft.runtime.coordination.event_log import read_events
+from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.data import BatchKey
 from graphft.runtime.etcd import EmbeddedEtcd
-from graphft.runtime.events import read_events
-from graphft.runtime.keys import Keys
-from graphft.runtime.roles import storage_wait
+from graphft.runtime.roles.trainer import storage_wait
 from tests.runtime.trainers import Stage, stage
 from tests.waiting import until
 

@@ -7,7 +7,7 @@ import sys
 
 THREADS = """
 import sys, threading, msgspec
-from graphft.runtime.structs import prepare_structs
+from graphft.runtime.process.structs import prepare_structs
 sys.setswitchinterval(1e-6)
 for i in range(400):
     Inner = msgspec.defstruct("Inner", [("a", int), ("b", dict[str, int], msgspec.field(default_factory=dict))],

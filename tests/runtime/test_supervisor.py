@@ -17,21 +17,21 @@ from typing import Any
 import psutil
 import pytest
 
-from graphft.runtime import revoker
-from graphft.runtime import supervisor as module
+from graphft.runtime.coordination import revoker
+from graphft.runtime.coordination.event_log import read_events
+from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
-from graphft.runtime.events import read_events
-from graphft.runtime.keys import Keys
-from graphft.runtime.supervisor import Child, Supervisor
+from graphft.runtime.launcher import supervisor as module
+from graphft.runtime.launcher.supervisor import Child, Supervisor
 
 SLEEP = "import time; time.sleep(100)"
 REGISTER = """
 import os, socket, sys, time
 import msgspec
 from graphft.runtime.etcd import Etcd, Session
-from graphft.runtime.identity import identify
-from graphft.runtime.keys import Keys
-from graphft.runtime.view import Registration
+from graphft.runtime.process.identity import identify
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.view import Registration
 endpoints, job, role, index = sys.argv[1:5]
 etcd, keys = Etcd([endpoints]), Keys(job)
 session = Session(etcd, 100)
@@ -45,7 +45,7 @@ time.sleep(100)
 PROVE = """
 import os, sys
 from pathlib import Path
-from graphft.runtime.work_record import Phase, Place, WorkRecord, record_path
+from graphft.runtime.process.work_record import Phase, Place, WorkRecord, record_path
 WorkRecord(record_path(Path(sys.argv[1]), 0)).begin(Phase.PROVING, Place(0, 0, 0))
 os.kill(os.getpid(), 9)
 """
@@ -207,8 +207,8 @@ def test_a_trainer_that_cannot_start_is_tried_again_while_another_one_works(
     supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A source file that is half saved at that moment, say: the job goes on without it meanwhile."""
-    monkeypatch.setattr("graphft.runtime.supervisor.AT_WORK_SECONDS", 0.0)
-    monkeypatch.setattr("graphft.runtime.supervisor.CANNOT_START_SECONDS", 0.1)
+    monkeypatch.setattr("graphft.runtime.launcher.supervisor.AT_WORK_SECONDS", 0.0)
+    monkeypatch.setattr("graphft.runtime.launcher.supervisor.CANNOT_START_SECONDS", 0.1)
     stubs.code = "import time; time.sleep(600)"
     supervisor = supervise()
     worker = supervisor.add("trainer", 0)
@@ -281,7 +281,7 @@ def test_status_0_before_the_job_is_over_is_a_failure(
 def test_a_trainer_that_left_in_order_is_done(supervise: Any, stubs: Stubs, tmp_path: Path) -> None:
     stubs.code = f"""
 from pathlib import Path
-from graphft.runtime.work_record import Phase, WorkRecord, record_path
+from graphft.runtime.process.work_record import Phase, WorkRecord, record_path
 WorkRecord(record_path(Path({str(tmp_path)!r}), 3)).mark(Phase.LEFT)
 """
     supervisor = supervise()
@@ -424,12 +424,12 @@ def test_children_die_with_a_supervisor_that_is_killed(etcd: Etcd, keys: Keys, t
     code = f"""
 import os, subprocess, sys, time
 from pathlib import Path
-from graphft.runtime import supervisor
+from graphft.runtime.launcher import supervisor
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
-from graphft.runtime.keys import Keys
+from graphft.runtime.coordination.keys import Keys
 
 child = '''import os, sys, time
-from graphft.runtime.process import die_with_parent
+from graphft.runtime.process.role_process import die_with_parent
 die_with_parent(int(os.environ["GRAPHFT_PARENT"]))
 os.write(1, b"%d " % os.getpid()); time.sleep(100)'''
 

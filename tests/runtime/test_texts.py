@@ -15,12 +15,12 @@ from programs_by_hand import linear
 
 import graphft
 from graphft.errors import TEXT_LIMIT, describe, plain, plain_text
-from graphft.runtime.commit import Epoch, decode_epoch
-from graphft.runtime.display import Display
+from graphft.runtime.checkpoint.commit import Epoch, decode_epoch
+from graphft.runtime.coordination.event_log import Events, read_events
+from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
-from graphft.runtime.events import Events, read_events
-from graphft.runtime.keys import Keys
-from graphft.runtime.protocol.queue import Failed, failed_key
+from graphft.runtime.launcher.display import Display
+from graphft.runtime.protocol.chunk_queue import Failed, failed_key
 from graphft.runtime.protocol.sync_events import Work
 from tests.runtime.trainers import stage
 

@@ -14,9 +14,9 @@ from programs_by_hand import linear
 import graphft
 from graphft.ops.context import ChunkWork, WorkChanged
 from graphft.plan import chunk_batch_seed
+from graphft.runtime.coordination.event_log import read_events
+from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd
-from graphft.runtime.events import read_events
-from graphft.runtime.keys import Keys
 from graphft.runtime.protocol.async_events import Loaded
 from graphft.runtime.protocol.messages import Bucket
 from graphft.runtime.protocol.sync_events import FromShard

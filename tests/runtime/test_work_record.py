@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from graphft.runtime import work_record as module
-from graphft.runtime.identity import UNKNOWN, identify
-from graphft.runtime.work_record import Note, Phase, Place, WorkRecord, read_note, record_path
+from graphft.runtime.process import work_record as module
+from graphft.runtime.process.identity import UNKNOWN, identify
+from graphft.runtime.process.work_record import Note, Phase, Place, WorkRecord, read_note, record_path
 
 A, B = Place(0, 3, 1), Place(1, 7, 1 << 40)
 
@@ -23,7 +23,7 @@ def test_what_was_noted_outlives_a_process_that_is_killed(tmp_path: Path) -> Non
     code = f"""
 import os, signal
 from pathlib import Path
-from graphft.runtime.work_record import Phase, Place, WorkRecord
+from graphft.runtime.process.work_record import Phase, Place, WorkRecord
 record = WorkRecord(Path({str(path)!r}))
 record.begin(Phase.COMPUTING, Place(*{tuple(A)}), 17)
 record.ahead(Place(*{tuple(B)}))

@@ -7,14 +7,14 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
-from graphft.runtime.job_record import put_job
-from graphft.runtime.keys import Keys
 from graphft.runtime.protocol.messages import Welcome
 from graphft.runtime.protocol.sync_events import FromShard, Rollback, ShardUp
-from graphft.runtime.roles.trainer_async import ChunkTrainer
-from graphft.runtime.roles.trainer_local import UnitTrainer
-from graphft.runtime.roles.trainer_sync import SlotTrainer
+from graphft.runtime.roles.trainer.chunk_trainer import ChunkTrainer
+from graphft.runtime.roles.trainer.slot_trainer import SlotTrainer
+from graphft.runtime.roles.trainer.unit_trainer import UnitTrainer
 from graphft.transpiler import Job
 from tests.waiting import until
 

@@ -17,8 +17,7 @@ from graphft.plan import Plan
 from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, TakeCheckpoint, Tick
 from graphft.runtime.protocol.idle_slots import IdleSlots
 from graphft.runtime.protocol.messages import Bucket, Empty, Push
-from graphft.runtime.protocol.shard_sync import SyncShard
-from graphft.runtime.protocol.slots import Assignment, assign
+from graphft.runtime.protocol.slot_assignment import Assignment, assign
 from graphft.runtime.protocol.sync_events import (
     ApplyRound,
     Begin,
@@ -45,7 +44,8 @@ from graphft.runtime.protocol.sync_events import (
     TrainerOptions,
     Wake,
 )
-from graphft.runtime.protocol.trainer_sync import SyncTrainer
+from graphft.runtime.protocol.sync_shard import SyncShard
+from graphft.runtime.protocol.sync_trainer import SyncTrainer
 
 if TYPE_CHECKING:
     from tests.sim.job import SimJob

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from graphft.plan import Plan
-from graphft.runtime.protocol.rounds import Contribution
+from graphft.runtime.protocol.round import Contribution
 from graphft.runtime.protocol.sync_events import ApplyRound
 from tests.sim.actors import NEVER, Key, Setup, ShardActor, TrainerActor, gradient, initial, partial_sum, updated
 from tests.sim.world import ChunkKey, Network, SimulationFailed, Store, World

@@ -19,7 +19,7 @@ from graphft.errors import ProgramError
 from graphft.ir import Kind, Ref, Type
 from graphft.ops.context import ChunkWork
 from graphft.plan import Located, chunk_batch_seed
-from graphft.runtime.units import batches_of
+from graphft.runtime.queue.units import batches_of
 from graphft.transpiler import Job
 
 SMALL = {"slice_unit": 64, "min_block": 64, "bucket_bytes": 1024}

@@ -1,0 +1,1 @@
+"""Checkpoints: files, which of them counts, and the thread that writes them."""

@@ -1,0 +1,104 @@
+"""The end of an async job: a manifest of all shards' last checkpoints, each at its own version."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from torch import Tensor
+
+from graphft.runtime.checkpoint.commit import Commits, Committed, decode_committed, record_of
+from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest, storage
+from graphft.runtime.checkpoint.writer import Saver
+from graphft.runtime.coordination.keys import ShardKeys
+from graphft.runtime.etcd import mod_is, put_op
+
+FOLDER = "checkpoints"
+
+
+def shard_store(job_dir: Path, shard: int) -> CheckpointStore:
+    """Where one shard's checkpoints are. The job's last manifest lies in the folder above."""
+    return CheckpointStore(job_dir / FOLDER / _folder(shard))
+
+
+def _folder(shard: int) -> str:
+    return f"shard-{shard}"
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncCommits(Commits):
+    """One shard's commits, and what the first shard does for all at the end. `keys` and `store` are the shard's own."""
+
+    keys: ShardKeys
+    alone: bool = True
+
+    def of(self, shard: int, job_dir: Path) -> AsyncCommits:
+        """Another shard's."""
+        return dataclasses.replace(self, keys=self.keys.of_shard(shard), store=shard_store(job_dir, shard), shard=shard)
+
+    def commit_job(self, job_dir: Path, step: int) -> bool:
+        """Commits the job's last checkpoint: the newest of every shard. False: one went back meanwhile, or has to.
+
+        Raises StorageUnavailable.
+        """
+        parts, versions, same = [], [], []
+        for shard in range(self.shards):
+            kv = self.etcd.get(self.keys.of_shard(shard).committed)
+            committed = decode_committed(kv)
+            if kv is None or committed is None:
+                return False
+            try:
+                manifest = shard_store(job_dir, shard).read_manifest(committed.checkpoint)
+            except DamagedCheckpoint as error:
+                self.of(shard, job_dir).rollback(error.message, below=committed.step)
+                return False
+            part = manifest.parts[0]
+            parts.append(dataclasses.replace(part, file=f"{_folder(shard)}/{part.file}"))
+            versions.append(committed.step)
+            same.append(mod_is(kv.key, kv.mod_revision))
+        last = Manifest(0, step, self.run, tuple(parts), {"versions": versions})
+        with storage(job_dir / FOLDER):
+            CheckpointStore(job_dir / FOLDER).write_manifest(last)
+        key = self.keys.of_job().committed
+        before = self.etcd.get(key)
+        return self.etcd.txn(
+            [*same, mod_is(key, before.mod_revision if before is not None else 0)],
+            [put_op(key, msgspec.json.encode(record_of(last)))],
+        ).ok
+
+
+class AsyncSaver(Saver):
+    """The saver of an async shard."""
+
+    commits: AsyncCommits
+
+    def read_final(self, committed: Committed) -> list[dict[str, Tensor]]:
+        store = CheckpointStore(self.job_dir / FOLDER)
+        manifest = store.read_manifest(committed.checkpoint)
+        return [store.read_part(manifest, shard)[0] for shard in range(self.commits.shards)]
+
+    def redo(self, committed: Committed, error: DamagedCheckpoint) -> None:
+        """A shard's last checkpoint cannot be read: that shard goes back to one that can, and the job goes on."""
+        self.events.emit("damaged-checkpoint", f"the final checkpoint is damaged: {error.message}")
+        self.commits.etcd.delete(self.commits.keys.of_job().committed)
+        for shard in range(self.commits.shards):
+            commits = self.commits.of(shard, self.job_dir)
+            last = decode_committed(commits.etcd.get(commits.keys.committed))
+            if last is not None and not _readable(commits, last):
+                commits.rollback("its final checkpoint is damaged", below=last.step)
+
+
+def _readable(commits: Commits, committed: Committed) -> bool:
+    try:
+        commits.store.read_part(commits.store.read_manifest(committed.checkpoint), commits.shard)
+    except DamagedCheckpoint:
+        return False
+    return True
+
+
+def meta_of(passes: int) -> Mapping[str, int]:
+    """What a shard's manifest says beside its part: how many passes are wholly in it."""
+    return {"passes": passes}

@@ -1,0 +1,328 @@
+"""Which checkpoint counts, and which generation the job is in: decided in etcd, fenced by revision.
+
+A checkpoint is committed by one transaction that compares the generation's record and the record of the checkpoint
+before it; so one that began before a rollback cannot be committed after it, and two shards cannot commit twice.
+A rollback is one transaction too: it raises the generation and names the step that everyone returns to.
+
+An etcd that was restored from a backup knows less than the disk. `catch_up` finds out, and lets the job go on from the
+disk; `_newest_on_disk` says why that is right.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from graphft.errors import GraphftError, plain_text
+from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest, Part
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.etcd import absent, delete_op, get_op, mod_is, put_op, range_op
+from graphft.runtime.etcd.model import KV, Compare, Op, Store
+from graphft.runtime.protocol import chunk_queue
+from graphft.runtime.protocol.chunk_queue import Change
+
+MAX_DELETES = 100
+"""Of records of parts, per transaction: etcd takes 128 operations. What is left goes with a later checkpoint."""
+
+
+class Epoch(msgspec.Struct, frozen=True):
+    """The job's generation, and the step (with its checkpoint's folder; "" for the initial values) it began at."""
+
+    generation: int = 0
+    step: int = 0
+    checkpoint: str = ""
+    reason: str = ""
+
+
+class Committed(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The newest committed checkpoint. `passes` (async): so many passes, from the first on, are wholly in it."""
+
+    generation: int
+    step: int
+    checkpoint: str
+    passes: int = 0
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A checkpoint beside the regular ones, that all shards are to take when they reach `step` in `generation`."""
+
+    generation: int
+    step: int
+
+
+def decode_asked(kv: KV | None) -> Asked | None:
+    return None if kv is None else msgspec.json.decode(kv.value, type=Asked)
+
+
+def decode_epoch(kv: KV | None) -> Epoch | None:
+    return None if kv is None else msgspec.json.decode(kv.value, type=Epoch)
+
+
+def record_of(manifest: Manifest) -> Committed:
+    """The record that commits this checkpoint."""
+    return Committed(manifest.generation, manifest.step, manifest.directory, int(manifest.meta.get("passes", 0)))
+
+
+def decode_committed(kv: KV | None) -> Committed | None:
+    return None if kv is None else msgspec.json.decode(kv.value, type=Committed)
+
+
+def go_back(keys: Keys, epoch_kv: KV | None, committed_kv: KV | None, reason: str) -> Change:
+    """What raises the generation, for whoever is no shard: everyone returns to the newest committed checkpoint.
+
+    It becomes part of the transaction that makes going back necessary. If the checkpoint is damaged, the shards find
+    out when they read it.
+    """
+    epoch, committed = decode_epoch(epoch_kv), decode_committed(committed_kv)
+    assert epoch_kv is not None
+    assert epoch is not None
+    step, checkpoint = (committed.step, committed.checkpoint) if committed is not None else (0, "")
+    raised = Epoch(epoch.generation + 1, step, checkpoint, plain_text(reason))
+    return Change(
+        "went-back",
+        f"generation {raised.generation} begins at step {step}: {reason}",
+        (
+            chunk_queue.Compare(keys.epoch, "mod", epoch_kv.mod_revision),
+            chunk_queue.Compare(keys.committed, "mod", committed_kv.mod_revision if committed_kv is not None else 0),
+        ),
+        (chunk_queue.Put(keys.epoch, msgspec.json.encode(raised)),),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Commits:
+    """One shard's view of the commit protocol. Every method may be repeated after any crash."""
+
+    etcd: Store
+    keys: Keys
+    store: CheckpointStore
+    shard: int
+    shards: int
+    run: str
+    process: str
+    """Unique to this process: tells its own writes from those of the processes before it."""
+    alone: bool = False
+    """Async: a checkpoint is this shard's part alone. Then `keys` and `store` are the shard's own."""
+    _fences: dict[int, Compare] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    # -- committing ---------------------------------------------------------------------------------------------
+
+    def publish(self, generation: int, step: int, part: Part, meta: Mapping[str, Any] | None = None) -> Manifest | None:
+        """Records this shard's part; commits the checkpoint if it was the last one missing. `meta`: the manifest's.
+
+        Returns the manifest if the checkpoint is committed now (by whomever), None if parts are missing or the
+        generation has moved on (the checkpoint is then void). Raises EtcdError; it may be repeated then.
+
+        One transaction for a part and one for the commit: a job of many checkpoints is not to keep etcd busy.
+        """
+        key = f"{self.keys.parts(generation, step)}{self.shard}"
+        mine = [put_op(key, msgspec.json.encode(part)), range_op(self.keys.all_parts), get_op(self.keys.committed)]
+        while True:
+            fence = self._fences.get(generation) or self._find_fence(generation)
+            if fence is None:
+                return None
+            found = self.etcd.txn([fence], mine, token=key)
+            if found.ok:
+                break
+            del self._fences[generation]  # what is known of the epoch is not true any more
+        if not found.responses:  # it was made, but the generation has moved on since
+            return None
+        kvs, current = found.range(1).kvs, found.kv(2)
+        prefix = self.keys.parts(generation, step)
+        parts = sorted((Part(**json.loads(kv.value)) for kv in kvs if kv.key.startswith(prefix)), key=lambda p: p.shard)
+        manifest = Manifest(generation, step, self.run, tuple(parts), dict(meta or {}))
+        if decode_committed(current) == record_of(manifest):  # an answer was lost
+            return self.store.read_manifest(manifest.directory)
+        if len(parts) < (1 if self.alone else self.shards):
+            return None
+        self.store.write_manifest(manifest)
+        return manifest if self._commit(manifest, fence, current, self._through_with(kvs, manifest)) else None
+
+    def _find_fence(self, generation: int) -> Compare | None:
+        """What holds as long as the job is in this generation; None if it is not. Read once per generation."""
+        kv = self.etcd.get(self.keys.epoch)
+        epoch = decode_epoch(kv)
+        if kv is None or epoch is None or epoch.generation != generation:
+            return None
+        self._fences.clear()
+        fence = self._fences[generation] = mod_is(self.keys.epoch, kv.mod_revision)
+        return fence
+
+    def _through_with(self, parts: Sequence[KV], manifest: Manifest) -> list[Op]:
+        """Deletes the records of this checkpoint's parts, and of those before it, void ones included."""
+        keys = [kv.key for kv in parts if self._written_at(kv.key) <= (manifest.generation, manifest.step)]
+        return [delete_op(key) for key in keys[:MAX_DELETES]]
+
+    def _written_at(self, key: str) -> tuple[int, int]:
+        generation, step = key.removeprefix(self.keys.all_parts).split("/")[0].split("-")
+        return int(generation), int(step)
+
+    def _commit(self, manifest: Manifest, fence: Compare, kv: KV | None, also: Sequence[Op]) -> bool:
+        """`kv`: the checkpoint before, as it was read. `also` is done with it."""
+        record = record_of(manifest)
+        while True:
+            current = decode_committed(kv)
+            if current is not None and (current.step, current.passes) >= (record.step, record.passes):
+                return current == record
+            before = mod_is(self.keys.committed, kv.mod_revision if kv is not None else 0)
+            put = put_op(self.keys.committed, msgspec.json.encode(record))
+            if self.etcd.txn([fence, before], [put, *also], token=self.keys.committed).ok:
+                return True
+            if self._find_fence(manifest.generation) != fence:
+                return False
+            kv = self.etcd.get(self.keys.committed)
+
+    def ask(self, asked: Asked, before: Asked | None) -> bool:
+        """Asks all shards for a checkpoint, unless somebody has since `before`, or the generation has moved on."""
+        kv, epoch_kv = self.etcd.get(self.keys.checkpoint_at), self.etcd.get(self.keys.epoch)
+        epoch = decode_epoch(epoch_kv)
+        if epoch_kv is None or epoch is None or epoch.generation != asked.generation or decode_asked(kv) != before:
+            return False
+        same = [
+            mod_is(self.keys.epoch, epoch_kv.mod_revision),
+            mod_is(self.keys.checkpoint_at, kv.mod_revision if kv is not None else 0),
+        ]
+        return self.etcd.txn(same, [put_op(self.keys.checkpoint_at, msgspec.json.encode(asked))]).ok
+
+    # -- starting and going back --------------------------------------------------------------------------------
+
+    def begin(self) -> tuple[Epoch, bool]:
+        """The epoch to start in, and whether this is a restart of a shard that has served before."""
+        self.ensure_epoch()
+        started = self.keys.started(self.shard)
+        fresh = self.etcd.txn([absent(started)], [put_op(started, self.process.encode())], token=started).ok
+        epoch = decode_epoch(self.etcd.get(self.keys.epoch))
+        assert epoch is not None
+        return epoch, not fresh
+
+    def ensure_epoch(self, resume: bool = True) -> None:
+        """Makes the first epoch: step 0, or (to `resume`) the newest checkpoint's on disk if etcd's data is new.
+
+        Raises StorageUnavailable.
+        """
+        if self.etcd.get(self.keys.epoch) is not None:
+            return
+        newest = self._newest_on_disk((-1, -1)) if resume else None
+        # Never a generation again that has written files here, committed or not.
+        generation = self.store.latest_generation() + 1
+        epoch, ops = Epoch(generation, reason="start"), []
+        if newest is not None:
+            epoch = Epoch(generation, newest.step, newest.directory, "etcd is new; checkpoint found on disk")
+            ops = [put_op(self.keys.committed, msgspec.json.encode(record_of(newest)))]
+        self.etcd.txn(
+            [absent(self.keys.epoch)],
+            [put_op(self.keys.epoch, msgspec.json.encode(epoch)), *ops],
+            token=self.keys.epoch,
+        )
+
+    def catch_up(self) -> Epoch | None:
+        """Makes up for an etcd that was restored from a backup: the job goes on from what lies on disk.
+
+        Returns the epoch that begins there; None if etcd knows all that the disk holds. Raises StorageUnavailable.
+        """
+        epoch, committed = decode_epoch(self.etcd.get(self.keys.epoch)), self.committed()
+        assert epoch is not None
+        known = (epoch.generation, committed.step if committed is not None else -1)
+        if self._newest_on_disk(known) is None and self.store.latest_generation() <= epoch.generation:
+            return None
+        return self.rollback("etcd is older than the checkpoints on disk")
+
+    def committed(self) -> Committed | None:
+        """The newest committed checkpoint."""
+        return decode_committed(self.etcd.get(self.keys.committed))
+
+    def overtake(self, generation: int) -> Epoch | None:
+        """Raises the generation above one that a process is in already, though etcd does not know it (any more).
+
+        None: etcd does know it.
+        """
+        epoch = decode_epoch(self.etcd.get(self.keys.epoch))
+        if epoch is None or epoch.generation >= generation:
+            return None
+        return self.rollback("etcd is older than its processes", above=generation)
+
+    def rollback(self, reason: str, *, below: int | None = None, above: int = -1) -> Epoch:
+        """Raises the generation: everyone returns to the newest committed checkpoint (older than `below`, if given).
+
+        The new generation is higher than any that has left files, and than `above`. Returns the epoch that holds
+        afterwards: ours, or the one that another process raised meanwhile. Raises StorageUnavailable.
+        """
+        while True:
+            epoch_kv, committed_kv = self.etcd.get(self.keys.epoch), self.etcd.get(self.keys.committed)
+            epoch, committed = decode_epoch(epoch_kv), decode_committed(committed_kv)
+            assert epoch_kv is not None
+            assert epoch is not None
+            target = self._target(epoch, committed, below)
+            step, checkpoint = (target.step, target.directory) if target is not None else (0, "")
+            generation = max(epoch.generation, above, self.store.latest_generation()) + 1
+            raised = Epoch(generation, step, checkpoint, plain_text(reason))
+            ops = [put_op(self.keys.epoch, msgspec.json.encode(raised)), *self._recommit(committed, target)]
+            compare = [
+                mod_is(self.keys.epoch, epoch_kv.mod_revision),
+                mod_is(self.keys.committed, committed_kv.mod_revision if committed_kv else 0),
+            ]
+            # Of two shards that write the very same record, either may take the other's for its own: no harm.
+            if self.etcd.txn(compare, ops, token=self.keys.epoch).ok:
+                return raised
+            now = decode_epoch(self.etcd.get(self.keys.epoch))
+            assert now is not None
+            if now.generation > max(epoch.generation, above):
+                return now
+
+    def _recommit(self, committed: Committed | None, target: Manifest | None) -> list[Op]:
+        """What makes `target` the newest committed checkpoint: later steps are to be committed once more."""
+        if target is None:
+            return [delete_op(self.keys.committed)] if committed is not None else []
+        if committed is not None and target.directory == committed.checkpoint:
+            return []
+        return [put_op(self.keys.committed, msgspec.json.encode(record_of(target)))]
+
+    def _target(self, epoch: Epoch, committed: Committed | None, below: int | None) -> Manifest | None:
+        """The checkpoint to go back to; None: the initial values. `below`: of an earlier step."""
+        if below is None:
+            newer = self._newest_on_disk((epoch.generation, committed.step if committed is not None else -1))
+            if newer is not None:
+                return newer
+        return self._usable(committed, below) if committed is not None else None
+
+    def _newest_on_disk(self, known: tuple[int, int]) -> Manifest | None:
+        """The newest whole checkpoint of the highest generation that left one, if it is newer than `known`.
+
+        `known`: etcd's generation, and the step that is committed. Newer is a higher generation (then etcd was
+        restored from a backup), or a later step of the same one (then etcd was restored, or a process ended between
+        writing the manifest and committing it). That it was perhaps never committed does no harm: a manifest is
+        written only when all parts of one generation are there, so each shard's state is that of this step, whoever
+        computed it. In async mode the state and the ledger of what is in it are one file. What was begun in an older
+        generation than etcd's stays void: chunks may have been declared poison since.
+        """
+        whole = [m for m in self.store.manifests() if m.run == self.run]
+        newest = max(whole, key=lambda m: (m.generation, m.step), default=None)
+        return newest if newest is not None and (newest.generation, newest.step) > known else None
+
+    def _usable(self, committed: Committed, below: int | None) -> Manifest | None:
+        """The committed checkpoint's manifest, or the newest older one on disk that is whole."""
+        limit = committed.step + 1 if below is None else below
+        if committed.step < limit:
+            try:
+                return self.store.read_manifest(committed.checkpoint)
+            except DamagedCheckpoint:
+                limit = committed.step
+        older = [m for m in self.store.manifests() if m.step < limit and m.run == self.run]
+        return older[0] if older else None
+
+    def manifest_of(self, epoch: Epoch) -> Manifest | None:
+        """The manifest of the checkpoint that the epoch began at; None for the initial values."""
+        if not epoch.checkpoint:
+            return None
+        manifest = self.store.read_manifest(epoch.checkpoint)
+        if manifest.run != self.run:
+            raise GraphftError(
+                f"checkpoint {epoch.checkpoint} is of run {manifest.run}, this is {self.run}",
+                rule="checkpoint",
+                help="use the job directory that the checkpoint was written with",
+            )
+        return manifest

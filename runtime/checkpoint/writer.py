@@ -1,0 +1,213 @@
+"""Writing checkpoints beside the steps: one background thread per shard."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from graphft.runtime.checkpoint.commit import Commits, Committed, decode_committed, record_of
+from graphft.runtime.checkpoint.pending_snapshots import PendingSnapshots, Snapshot, Work
+from graphft.runtime.checkpoint.store import MANIFEST, DamagedCheckpoint, Manifest, StorageUnavailable
+from graphft.runtime.coordination.event_log import Events
+from graphft.runtime.etcd import TransientEtcdError, put_op, value_is
+
+if TYPE_CHECKING:
+    from graphft.transpiler import Job
+
+RETRY_SECONDS, MAX_RETRY_SECONDS = 0.5, 5.0
+REMIND_SECONDS = 60.0
+"""While checkpoints cannot be written, this is said again and again."""
+MAX_REDO = 3
+"""So many final checkpoints may turn out to be damaged, as one process sees it, before it ends with the error."""
+MISTAKES = (FileExistsError, NotADirectoryError, IsADirectoryError)
+"""What no waiting mends: something else lies where the checkpoints should."""
+
+
+class Saver:
+    """Writes this shard's parts in order, and commits a checkpoint when its part was the last.
+
+    While etcd does not answer, or the storage fails, the thread retries and the job goes on: a checkpoint is late
+    then. When more of them wait than `PendingSnapshots` keeps, some are given up, and it says so. An unexpected error
+    ends the thread, and `check` raises it in the shard's loop.
+    """
+
+    def __init__(self, commits: Commits, events: Events, job: Job, job_dir: Path) -> None:
+        self.commits, self.events, self.job, self.job_dir = commits, events, job, job_dir
+        self.counters: Counter[str] = Counter()
+        self._pending = PendingSnapshots()
+        self._failure: BaseException | None = None
+        self._finishing = False
+        self._redone = 0
+        self._pause = RETRY_SECONDS
+        self._last: Manifest | None = None
+        """What this shard committed last."""
+        self._failing_since: float | None = None
+        self._told = 0.0
+        self._thread = threading.Thread(target=self._run, name="saver", daemon=True)
+        self._thread.start()
+
+    def submit(
+        self,
+        generation: int,
+        step: int,
+        values: Mapping[str, Tensor],
+        keep: int,
+        ledger: str = "",
+        meta: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Saves `values`, which must not change any more, as this shard's part of the checkpoint of `step`.
+
+        `meta`: the manifest's.
+        """
+        self._give_up(self._pending.add(Snapshot(generation, step, values, ledger, keep, meta or {})))
+
+    def finish(self, committed: Committed) -> None:
+        """Writes the trained model from the final checkpoint and completes the job. Repeats meanwhile do nothing."""
+        if not self._finishing:
+            self._finishing = True
+            self._pending.finish(committed)
+
+    def check(self) -> None:
+        """Raises what the thread died of."""
+        if self._failure is not None:
+            raise self._failure
+
+    def close(self) -> None:
+        self._pending.close()
+        self._thread.join()
+
+    # -- the thread ---------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while (work := self._pending.take()) is not None:
+                self._try(work)
+        except BaseException as error:
+            self._failure = error
+
+    def _try(self, work: Work) -> None:
+        try:
+            self._save(work) if isinstance(work, Snapshot) else self._finish(work)
+        except TransientEtcdError as error:
+            self.events.log.warning("checkpoint: etcd: %s; trying again", error.message)
+            self._again(work, RETRY_SECONDS)
+        except MISTAKES:
+            raise
+        except (OSError, StorageUnavailable) as error:
+            self._tell_trouble(error)
+            self._again(work, self._pause)
+            self._pause = min(2 * self._pause, MAX_RETRY_SECONDS)
+        else:
+            self._pause = RETRY_SECONDS
+            self._tell_mended()
+
+    def _again(self, work: Work, pause: float) -> None:
+        """Queues the work again after a pause (in seconds): something newer may be worth more by then."""
+        self.counters["checkpoint-retries"] += 1
+        if not self._pending.pause(pause):
+            self._give_up(self._pending.put_back(work))
+
+    def _give_up(self, snapshots: list[Snapshot]) -> None:
+        for snapshot in snapshots:
+            self.counters["checkpoints-given-up"] += 1
+            self.events.log.warning(
+                "the checkpoint of step %d is given up for newer ones: writing is slow, or fails", snapshot.step
+            )
+
+    def _tell_trouble(self, error: OSError | StorageUnavailable) -> None:
+        now = time.monotonic()
+        self._failing_since = now if self._failing_since is None else self._failing_since
+        text = error.message if isinstance(error, StorageUnavailable) else str(error)
+        if self._told and now - self._told < REMIND_SECONDS:
+            self.events.log.warning("checkpoint: %s; trying again", text)
+            return
+        self._told = now
+        self.events.emit(
+            "checkpoint-trouble",
+            f"shard {self.commits.shard} has not been able to write its checkpoint "
+            f"for {now - self._failing_since:.0f} s ({text}); training goes on, and it tries again: free "
+            "some space, or mend the storage",
+            shard=self.commits.shard,
+        )
+
+    def _tell_mended(self) -> None:
+        if self._failing_since is not None:
+            seconds = time.monotonic() - self._failing_since
+            self.events.emit(
+                "checkpoint-mended",
+                f"shard {self.commits.shard} writes its checkpoints again, after {seconds:.0f} s",
+                shard=self.commits.shard,
+            )
+        self._failing_since, self._told = None, 0.0
+
+    def _save(self, item: Snapshot) -> None:
+        commits = self.commits
+        self._look_for_last()
+        part = commits.store.write_part(
+            item.generation, item.step, commits.shard, commits.shards, item.values, item.ledger
+        )
+        manifest = commits.publish(item.generation, item.step, part, item.meta)
+        if manifest is not None:
+            self._last = manifest
+            self.events.log.info("checkpoint of step %d is committed", item.step)
+            with contextlib.suppress(StorageUnavailable):  # what is left goes with a later checkpoint
+                commits.store.prune(item.keep, manifest)
+
+    def _look_for_last(self) -> None:
+        """Says so when the committed checkpoint has gone: its file system, say, while this goes on below the mount."""
+        last = self._last
+        if last is None or (self.commits.store.root / last.directory / MANIFEST).exists():
+            return
+        if self.commits.committed() == record_of(last):  # and not an older one, which another shard has pruned
+            self.events.emit(
+                "checkpoint-gone",
+                f"the checkpoint of step {last.step}, which was committed, is not in "
+                f"{self.commits.store.root} any more: was it deleted, or its file system unmounted? "
+                "Checkpoints are written there all the same",
+                shard=self.commits.shard,
+                step=last.step,
+            )
+        self._last = None
+
+    def _finish(self, committed: Committed) -> None:
+        from graphft.tensor_file import write_tensors
+        from graphft.transpiler.assemble import assemble
+
+        commits = self.commits
+        try:
+            shards = self.read_final(committed)
+        except DamagedCheckpoint as error:
+            self._redone += 1
+            if self._redone > MAX_REDO:
+                raise
+            self.redo(committed, error)
+            self._finishing = False
+            return
+        model = self.job_dir / "model.safetensors"
+        write_tensors(model, assemble(self.job.trainer_program(), shards))
+        state = commits.keys.state
+        if commits.etcd.txn([value_is(state, b"running")], [put_op(state, b"complete")], token=state).ok:
+            self.events.emit("complete", f"the model is in {model}", path=str(model))
+
+    def read_final(self, committed: Committed) -> list[dict[str, Tensor]]:
+        """What each shard holds at the end of the job. Raises DamagedCheckpoint."""
+        store = self.commits.store
+        manifest = store.read_manifest(committed.checkpoint)
+        return [store.read_part(manifest, i)[0] for i in range(self.commits.shards)]
+
+    def redo(self, committed: Committed, error: DamagedCheckpoint) -> None:
+        """The final checkpoint cannot be read: everyone goes back to one that can, and trains to the end again."""
+        if decode_committed(self.commits.etcd.get(self.commits.keys.committed)) == committed:
+            epoch = self.commits.rollback("the final checkpoint is damaged", below=committed.step)
+            self.events.emit(
+                "damaged-checkpoint",
+                f"the final checkpoint is damaged, going back to step {epoch.step}: {error.message}",
+                step=epoch.step,
+            )

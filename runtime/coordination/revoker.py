@@ -1,0 +1,59 @@
+"""Ending the leases of processes that are known to be dead, so that nobody waits for them to expire."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.view import read_view
+from graphft.runtime.etcd import EtcdError, Store
+from graphft.runtime.process.identity import UNKNOWN, Identity
+
+log = logging.getLogger("graphft")
+
+ETCD_SECONDS = 2.0
+"""So long etcd may keep this process from looking after its children."""
+LATE_SECONDS, LATE_EVERY_SECONDS = 0.5, 1.0
+"""The same, for what could not be done at once and is tried again; and how often."""
+
+
+class Revoker:
+    """Revokes the leases of dead processes.
+
+    If etcd does not answer, later: renewals that are on their way may reach it when it comes back, and would keep the
+    dead one's place taken for one more TTL.
+    """
+
+    def __init__(self, etcd: Store, keys: Keys) -> None:
+        self.etcd, self.keys = etcd, keys
+        self._left: list[Identity] = []
+        self._next = 0.0
+
+    def revoke(self, process: Identity) -> None:
+        """Ends the lease of this process, which is dead; later, if etcd does not answer."""
+        if not self.try_once(process, ETCD_SECONDS):
+            self._left.append(process)
+            self._next = time.monotonic() + LATE_EVERY_SECONDS
+
+    def step(self) -> None:
+        """Tries again what is left, when it is time to."""
+        if not self._left or time.monotonic() < self._next:
+            return
+        while self._left and self.try_once(self._left[0], LATE_SECONDS):
+            self._left.pop(0)
+        self._next = time.monotonic() + LATE_EVERY_SECONDS
+
+    def try_once(self, process: Identity, deadline: float = LATE_SECONDS) -> bool:
+        """Whether etcd answered, within `deadline` seconds for each call."""
+        if process == UNKNOWN:
+            return True  # it was never seen: its lease ends by itself
+        try:
+            view = read_view(self.keys, self.etcd.range(self.keys.control, deadline=deadline).kvs)
+            for record in [*view.pservers.values(), *view.trainers.values()]:
+                if record.process == process and view.leases[record.id]:
+                    self.etcd.lease_revoke(view.leases[record.id], deadline=deadline)
+            return True
+        except EtcdError as error:
+            log.warning("cannot revoke the lease of process %d: %s", process.pid, error.message)
+            return False

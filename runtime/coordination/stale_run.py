@@ -1,0 +1,180 @@
+"""What an earlier run of a job left in an etcd that outlives jobs, and in the job's folder."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from graphft.errors import GraphftError
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.run_record import describe_run
+from graphft.runtime.coordination.status import JobSpec, list_jobs
+from graphft.runtime.coordination.view import JobView, Registration, read_view
+from graphft.runtime.etcd.model import KV, Store, delete_prefix_op, mod_is, put_op, value_is
+from graphft.runtime.process.identity import file_namespace
+
+if TYPE_CHECKING:
+    from graphft.transpiler import Job, JobRecord
+
+log = logging.getLogger("graphft")
+
+DYING_SECONDS, POLL_SECONDS = 1.0, 0.01
+
+
+def make_way(etcd: Store, keys: Keys, job: Job | JobRecord) -> None:
+    """Deletes the records of another run of this name, if that run will not go on: it is over, or it was abandoned, for
+    its folder is gone or holds another run. Raises GraphftError[foreign-job] if it may go on."""
+    kvs = etcd.range(keys.control).kvs
+    spec = _spec_of(keys, kvs)
+    if spec is None or spec.run == job.run_id:
+        return
+    view = read_view(keys, kvs)
+    living = _living(view)
+    if living:
+        raise _in_the_way(
+            keys,
+            spec,
+            "processes of it live: " + ", ".join(f"{m.id} on {m.host}" for m in living[:3]),
+            "wait for their end, or give this job another name",
+        )
+    if not view.over and spec.ft and not _abandoned(spec):
+        raise _in_the_way(
+            keys,
+            spec,
+            "it is unfinished",
+            f"go on with it (graphft launch --job {spec.folder or 'ITS-FOLDER'}), give this job another "
+            f"name, or have it forgotten: graphft forget {keys.job} --etcd HOST:PORT",
+        )
+    log.info(
+        "etcd had another run of job %s, which is %s: its records are deleted (%s)",
+        keys.job,
+        view.state if view.over else "abandoned",
+        describe_run(spec),
+    )
+    forget(etcd, keys, kvs)
+
+
+def begin_anew(etcd: Store, keys: Keys, job: Job | JobRecord, job_dir: Path) -> None:
+    """Deletes what this very run left, if it cannot go on with it: it is over although its model is gone, or has no
+    fault tolerance. Not while a process of it lives, which may be on another machine."""
+    kvs = etcd.range(keys.control).kvs
+    spec, view = _spec_of(keys, kvs), read_view(keys, kvs)
+    if spec is None or spec.run != job.run_id or (job.config.ft and not view.over):
+        return
+    living = _living(view)
+    if living and view.over:
+        raise _in_the_way(
+            keys,
+            spec,
+            f"it is {view.state} already, but processes of it have not ended: "
+            + ", ".join(f"{m.id} on {m.host}" for m in living[:3]),
+            "wait for them, or give this job another name",
+        )
+    if not living and forget(etcd, keys, kvs) and not job.config.ft:
+        forget_files(job_dir)
+
+
+def forget(etcd: Store, keys: Keys, kvs: Sequence[KV]) -> bool:
+    """Deletes all records of a run at once, and only what was seen: no crash leaves half of them, and nothing of a run
+    that began meanwhile goes. Returns whether it did. `kvs`: the control records, as read."""
+    seen = {kv.key: kv.mod_revision for kv in kvs}
+    same = [mod_is(key, seen.get(key, 0)) for key in (keys.spec, keys.state)]
+    return etcd.txn(same, [delete_prefix_op(prefix) for prefix in keys.everything]).ok
+
+
+def forget_dead(etcd: Store, keys: Keys, force: bool = False) -> JobSpec:
+    """`graphft forget`: deletes the records of a run whose processes are dead. Its folder stays.
+
+    Raises GraphftError when there is no such run, or (unless `force`) a process of it may live: a run without fault
+    tolerance leaves registrations that no lease takes away, and from here its processes may not be seen.
+    """
+    kvs = etcd.range(keys.control).kvs
+    spec, view = _spec_of(keys, kvs), read_view(keys, kvs)
+    if spec is None:
+        raise GraphftError(
+            f"etcd knows no job named {keys.job}",
+            rule="unknown-job",
+            help=f"jobs that it knows: {', '.join(list_jobs(etcd)) or 'none'}",
+        )
+    members = _living(view)
+    if members and not force:
+        raise _in_the_way(
+            keys,
+            spec,
+            "processes of it are registered: " + ", ".join(f"{m.id} on {m.host}" for m in members[:3]),
+            "end them first; if they are known to be dead: graphft forget --force",
+        )
+    if not forget(etcd, keys, kvs):
+        raise _in_the_way(keys, spec, "it went on meanwhile", "end it first")
+    return spec
+
+
+def _living(view: JobView) -> list[Registration]:
+    """Registered processes that are not known to be dead."""
+    return [m for m in (*view.pservers.values(), *view.trainers.values()) if not m.process.dead]
+
+
+def _spec_of(keys: Keys, kvs: Sequence[KV]) -> JobSpec | None:
+    found = next((kv for kv in kvs if kv.key == keys.spec), None)
+    return msgspec.json.decode(found.value, type=JobSpec) if found is not None else None
+
+
+def _in_the_way(keys: Keys, spec: JobSpec, why: str, help: str) -> GraphftError:
+    return GraphftError(
+        f"etcd has another run named {keys.job} ({describe_run(spec)}), and {why}", rule="foreign-job", help=help
+    )
+
+
+def _abandoned(spec: JobSpec) -> bool:
+    """Whether the run's folder is known to be gone, or to hold another run: then no one can go on with it.
+
+    That can be known only where the same path means the same folder: on this machine since its start, in this namespace
+    of mounts. Where the folder above is gone as well, a mount may be away.
+    """
+    from graphft.transpiler import read_record
+
+    here = file_namespace()
+    if not spec.folder or not here or spec.place != here or not Path(spec.folder).parent.is_dir():
+        return False
+    try:
+        return not Path(spec.folder, "job.json").exists() or read_record(Path(spec.folder)).run_id != spec.run
+    except (OSError, GraphftError):
+        return False  # it is there, and cannot be read now
+
+
+def revoke_dead(etcd: Store, keys: Keys) -> None:
+    """Ends the leases of processes that are seen to be dead from here: nobody has to wait for them.
+
+    Those of a launcher that was just killed may be dying still; so it looks for a moment.
+    """
+    view, end = read_view(keys, etcd.range(keys.control).kvs), time.monotonic() + DYING_SECONDS
+    left = [
+        record
+        for record in [*view.pservers.values(), *view.trainers.values()]
+        if record.process.visible and view.leases[record.id]
+    ]
+    while left:
+        dead = [record for record in left if record.process.dead]
+        for record in dead:
+            etcd.lease_revoke(view.leases[record.id])
+        left = [record for record in left if record not in dead]
+        if time.monotonic() > end:
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def forget_files(job_dir: Path) -> None:
+    """Without fault tolerance a job cannot go on: what an earlier run left in its folder would be in the way."""
+    for name in ("etcd", "checkpoints", "metrics"):
+        shutil.rmtree(job_dir / name, ignore_errors=True)
+
+
+def tell_failed(etcd: Store, keys: Keys) -> None:
+    """Ends the job everywhere: its processes on other machines end, too."""
+    etcd.txn([value_is(keys.state, b"running")], [put_op(keys.state, b"failed")], token=keys.state)

@@ -1,0 +1,218 @@
+"""What a running job looks like from outside: read from etcd, for the display, `graphft status` and tests."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import msgspec
+
+from graphft.errors import GraphftError
+from graphft.runtime.coordination.event_log import Event, read_events
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.view import JobView, read_view
+from graphft.runtime.etcd.model import KV, Store
+from graphft.runtime.process.identity import UNKNOWN, Identity
+
+_SPEC = re.compile(r"/([A-Za-z0-9_-]{1,64})/spec")
+
+
+class JobSpec(msgspec.Struct, frozen=True):
+    """The run's record at `/<job>/spec`. `run`: its id; `data`, `values`: digests of its data and initial values;
+    `folder`, `host`: where it was begun; `place`: in which namespace of files; `file`: the identity
+    of the folder's job.json there."""
+
+    program: str
+    trainers: int
+    pservers: int
+    sync: bool
+    ft: bool
+    passes: int
+    total_steps: int
+    run: str = ""
+    data: str = ""
+    values: str = ""
+    folder: str = ""
+    host: str = ""
+    place: str = ""
+    file: str = ""
+
+
+class TrainerStatus(msgspec.Struct, frozen=True):
+    """What a trainer reports of itself. `samples_per_second` is over its last few seconds."""
+
+    step: int = 0
+    pass_index: int = 0
+    loss: float | None = None
+    samples: int = 0
+    samples_per_second: float = 0.0
+    skipped: int = 0
+    counters: dict[str, int] = {}
+    waiting: str = ""
+    """What it waits for and cannot go on without: storage that is away."""
+    unreached: list[str] = []
+    """Shards that do not answer it, with their addresses."""
+
+
+class ShardStatus(msgspec.Struct, frozen=True):
+    """What a pserver reports of itself. `applied`: updates of its parameters since it started, repeated ones too.
+
+    Async: how many versions these gradients were behind. `staleness[s]` of them were `s`, the last one: or more.
+    """
+
+    version: int = 0
+    generation: int = 0
+    rounds_per_second: float = 0.0
+    applied: int = 0
+    counters: dict[str, int] = {}
+    staleness: list[int] = []
+    staleness_mean: float = 0.0
+    staleness_max: int = 0
+
+
+class LoadingStatus(msgspec.Struct, frozen=True):
+    """What a process reports that is not ready to register: what it loads, and since when (seconds since 1970)."""
+
+    role: str
+    what: str
+    since: float
+    pid: int
+    host: str
+    process: Identity = UNKNOWN
+
+
+@dataclass(frozen=True)
+class JobStatus:
+    """One look at a job. `step` is the lowest version among the live shards; without any, what was committed last.
+
+    Without fault tolerance there are no slots, and no queue.
+    Async: `generation` counts the times that a shard went back, `checkpoint` is the lowest of the shards' own.
+    """
+
+    job: str
+    state: str
+    spec: dict[str, Any]
+    generation: int
+    pass_index: int
+    step: int
+    checkpoint: int | None
+    pservers: dict[int, dict[str, Any]] = field(default_factory=dict)
+    trainers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    loading: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By id: processes that load something before they register: `role`, `what`, for how many `seconds`, `pid`."""
+    slots: dict[int, str] = field(default_factory=dict)
+    queue: dict[str, int] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+
+    @property
+    def loss(self) -> float | None:
+        """Mean of the live trainers' newest losses."""
+        losses = [t["loss"] for t in self.trainers.values() if t.get("loss") is not None]
+        return sum(losses) / len(losses) if losses else None
+
+    @property
+    def samples_per_second(self) -> float:
+        return sum(t.get("samples_per_second", 0.0) for t in self.trainers.values())
+
+    def to_json(self) -> str:
+        data = asdict(self) | {"loss": self.loss, "samples_per_second": self.samples_per_second}
+        data["events"] = [msgspec.to_builtins(e) for e in self.events]
+        return json.dumps(data, indent=1, sort_keys=True, default=str)
+
+
+def list_jobs(etcd: Store) -> list[str]:
+    """Names of the jobs that this etcd knows."""
+    found = (_SPEC.fullmatch(kv.key) for kv in etcd.range("/", keys_only=True).kvs)
+    return sorted(match[1] for match in found if match is not None)
+
+
+def read_status(etcd: Store, keys: Keys, deadline: float | None = None, *, brief: bool = False) -> JobStatus:
+    """One look, in a few reads of at most `deadline` seconds each; what it counts is of the pass that it tells.
+
+    `brief`: without the queue's counts and the events, for whoever looks all the time and shows it to nobody.
+    Raises GraphftError when etcd knows no such job, EtcdUnreachable when it does not answer.
+    """
+    while True:
+        control = {kv.key: kv for kv in etcd.range(keys.control, deadline=deadline).kvs}
+        status = _status(etcd, keys, control, deadline, brief)
+        if brief or etcd.get(keys.pass_, deadline=deadline) == control.get(keys.pass_):
+            return status
+
+
+def _status(etcd: Store, keys: Keys, control: Mapping[str, KV], deadline: float | None, brief: bool) -> JobStatus:
+    if keys.spec not in control:
+        known = ", ".join(list_jobs(etcd)) or "none"
+        raise GraphftError(
+            f"etcd knows no job named {keys.job}", rule="unknown-job", help=f"jobs that it knows: {known}"
+        )
+    spec = json.loads(control[keys.spec].value)
+    view = read_view(keys, control.values())
+    generation = view.epoch.generation if view.epoch else sum(e.generation for e in view.shard_epochs.values())
+    reports = {kv.key: json.loads(kv.value) for kv in etcd.range(keys.status, deadline=deadline).kvs}
+    pservers = _members(control, keys.pservers, reports, f"{keys.status}pserver/")
+    trainers = _members(control, keys.trainers, reports, f"{keys.status}trainer/")
+    slots = {
+        int(k.removeprefix(keys.slots)): kv.value.decode() for k, kv in control.items() if k.startswith(keys.slots)
+    }
+    versions = [p["version"] for p in pservers.values() if "version" in p]
+    saved = _saved(view, spec["pservers"])
+    pass_index = (
+        view.pass_.pass_index if view.pass_ else min((t.get("pass_index", 0) for t in trainers.values()), default=0)
+    )
+    if not spec["sync"]:  # which records the number of passes when all are done
+        pass_index = min(pass_index, spec["passes"] - 1)
+    queue = _queue(etcd, keys.queue(pass_index), deadline) if spec["ft"] and not brief else {}
+    return JobStatus(
+        keys.job,
+        control[keys.state].value.decode() if keys.state in control else "running",
+        spec,
+        generation,
+        pass_index,
+        min(versions, default=saved or 0),
+        saved,
+        {int(k): v for k, v in sorted(pservers.items(), key=lambda kv: int(kv[0]))},
+        trainers,
+        _loading(reports, f"{keys.status}loading/"),
+        dict(sorted(slots.items())),
+        queue,
+        [] if brief else [event for _, event in read_events(etcd, keys, deadline)],
+    )
+
+
+def _queue(etcd: Store, prefix: str, deadline: float | None) -> dict[str, int]:
+    """How many chunks of a pass are in which state."""
+    counts = {name: etcd.count(f"{prefix}{name}/", deadline=deadline) for name in ("todo", "pending", "done", "failed")}
+    counts["todo"] = max(0, counts["todo"] - counts["pending"])  # the todo record stays until its chunk is done
+    return counts
+
+
+def _loading(reports: Mapping[str, Any], prefix: str) -> dict[str, dict[str, Any]]:
+    """Reports below `prefix`, by the id of their process, but for those that are seen to be dead: leases are long."""
+    return {
+        key.rsplit("/", 1)[1]: report | {"seconds": max(0.0, time.time() - report["since"])}
+        for key, report in reports.items()
+        if key.startswith(prefix) and not msgspec.convert(report.get("process", {}), Identity).dead
+    }
+
+
+def _saved(view: JobView, shards: int) -> int | None:
+    """Step of the newest checkpoint; async, until the last one: the lowest of the shards' own."""
+    if view.committed is not None:
+        return view.committed.step
+    return min(c.step for c in view.shard_commits.values()) if len(view.shard_commits) == shards else None
+
+
+def _members(
+    control: Mapping[str, KV], prefix: str, reports: Mapping[str, Any], reported: str
+) -> dict[str, dict[str, Any]]:
+    """Registrations below `prefix`, each with what its process reports of itself."""
+    members = {}
+    for key, kv in control.items():
+        if key.startswith(prefix):
+            name = key.removeprefix(prefix)
+            members[name] = json.loads(kv.value) | reports.get(reported + name, {})
+    return members

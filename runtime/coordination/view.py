@@ -1,0 +1,114 @@
+"""The job's control records as one typed value: who lives, who holds which slot, which generation it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from graphft.runtime.checkpoint.commit import Asked, Committed, Epoch, decode_asked, decode_committed, decode_epoch
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.etcd.model import KV
+from graphft.runtime.process.identity import UNKNOWN, Identity
+from graphft.runtime.queue.transactions import PassRecord, decode_pass
+
+
+class Registration(msgspec.Struct, frozen=True):
+    """The value of `/<job>/ps/<index>` and `/<job>/trainers/<id>`. `id` is new for every process.
+
+    `process` tells which one it is; `pid` and `host` are for people.
+    """
+
+    id: str
+    address: str
+    pid: int
+    host: str
+    network: str = ""
+    """What processes share that reach each other on loopback; "": not known."""
+    process: Identity = UNKNOWN
+
+
+class Barred(msgspec.Struct, frozen=True):
+    """The value of `/<job>/barred/<trainer>`: why work should go to others. `by`: id of the process that wrote it."""
+
+    reason: str
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A snapshot of `/<job>/`."""
+
+    pservers: dict[int, Registration] = field(default_factory=dict)
+    trainers: dict[str, Registration] = field(default_factory=dict)
+    slots: dict[int, str] = field(default_factory=dict)
+    claims: dict[int, int] = field(default_factory=dict)
+    """By slot, the revision of its claim: the same holder may claim a slot again."""
+    barred: dict[str, Barred] = field(default_factory=dict)
+    epoch: Epoch | None = None
+    committed: Committed | None = None
+    state: str = ""
+    run: str = ""
+    """The id of the run whose records these are."""
+    leases: dict[str, int] = field(default_factory=dict)
+    """Lease of each registration's process, by registration id."""
+    pass_: PassRecord | None = None
+    shard_epochs: dict[int, Epoch] = field(default_factory=dict)
+    """Async: each shard's own."""
+    shard_commits: dict[int, Committed] = field(default_factory=dict)
+    """Async: each shard's own newest checkpoint."""
+    asked: Asked | None = None
+    """The checkpoint that was asked for last."""
+
+    @property
+    def over(self) -> bool:
+        return self.state in ("complete", "failed")
+
+
+def read_view(keys: Keys, kvs: Iterable[KV]) -> JobView:
+    """The view that these records of `/<job>/` give. Records of other kinds are ignored."""
+    pservers: dict[int, Registration] = {}
+    trainers: dict[str, Registration] = {}
+    slots: dict[int, KV] = {}
+    barred: dict[str, Barred] = {}
+    leases: dict[str, int] = {}
+    by_key: dict[str, KV] = {}
+    for kv in kvs:
+        by_key[kv.key] = kv
+        if kv.key.startswith(keys.pservers):
+            record = msgspec.json.decode(kv.value, type=Registration)
+            pservers[int(kv.key.removeprefix(keys.pservers))] = record
+            leases[record.id] = kv.lease
+        elif kv.key.startswith(keys.trainers):
+            record = msgspec.json.decode(kv.value, type=Registration)
+            trainers[record.id] = record
+            leases[record.id] = kv.lease
+        elif kv.key.startswith(keys.slots):
+            slots[int(kv.key.removeprefix(keys.slots))] = kv
+        elif kv.key.startswith(keys.all_barred):
+            barred[kv.key.removeprefix(keys.all_barred)] = msgspec.json.decode(kv.value, type=Barred)
+    epochs = {s: e for s, k in _by_shard(by_key, keys.epoch) if (e := decode_epoch(by_key[k])) is not None}
+    commits = {s: c for s, k in _by_shard(by_key, keys.committed) if (c := decode_committed(by_key[k])) is not None}
+    state, run = by_key.get(keys.state), by_key.get(keys.run)
+    return JobView(
+        pservers,
+        trainers,
+        {v: kv.value.decode() for v, kv in slots.items()},
+        {v: kv.create_revision for v, kv in slots.items()},
+        barred,
+        decode_epoch(by_key.get(keys.epoch)),
+        decode_committed(by_key.get(keys.committed)),
+        state.value.decode() if state else "",
+        run.value.decode() if run else "",
+        leases,
+        decode_pass(by_key.get(keys.pass_)),
+        epochs,
+        commits,
+        decode_asked(by_key.get(keys.checkpoint_at)),
+    )
+
+
+def _by_shard(by_key: Mapping[str, KV], key: str) -> list[tuple[int, str]]:
+    """(shard, key) of the records that shards have below `key`."""
+    return [(int(k.removeprefix(f"{key}/")), k) for k in by_key if k.startswith(f"{key}/")]

@@ -1,0 +1,1 @@
+"""A job's roles on one machine: started, watched, started again."""

@@ -1,0 +1,139 @@
+"""The progress display: one live panel on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import io
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, TextIO
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from graphft.runtime.coordination.event_log import Event
+from graphft.runtime.coordination.status import JobStatus
+
+LINE_EVERY_SECONDS = 5.0
+EVENTS_SHOWN = 6
+
+
+def format_line(status: JobStatus) -> str:
+    """One line that says where the job is."""
+    return f"{_progress(status)}  {_live(status)}"
+
+
+def _progress(status: JobStatus) -> str:
+    loss = f"{status.loss:.4f}" if status.loss is not None else "-"
+    return (
+        f"pass {status.pass_index + 1}/{status.spec['passes']}  "
+        f"step {status.step}/{status.spec['total_steps'] or '?'}  loss {loss}  "
+        f"{status.samples_per_second:,.0f} samples/s"
+    )
+
+
+def _live(status: JobStatus) -> str:
+    loading = f" ({len(status.loading)} more loading)" if status.loading else ""
+    roles = f"{len(status.trainers)} trainers{loading}  {len(status.pservers)}/{status.spec['pservers']} pservers"
+    chunks = " ".join(f"{n} {name}" for name, n in status.queue.items() if n or name != "failed")
+    if not chunks:
+        return f"{roles}  (no fault tolerance)"
+    slots = status.spec["trainers"] if status.spec["sync"] and status.trainers else 0
+    free = f"  {slots - len(status.slots)} of {slots} slots wait for a trainer" if len(status.slots) < slots else ""
+    return f"{roles}{free}  chunks {chunks}"
+
+
+def render(status: JobStatus) -> Group:
+    """The live panel: progress, roles, and the newest events."""
+    head = Text(f"graphft job {status.job}: {status.state}, generation {status.generation}", style="bold")
+    table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
+    for column in ("role", "process", "at", "slots", ""):
+        table.add_column(column)
+    for index, shard in status.pservers.items():
+        at = f"version {shard.get('version', '-')}"
+        table.add_row(f"pserver {index}", f"{shard['host']}:{shard['pid']}", at, "", _staleness(shard))
+    for name, trainer in status.trainers.items():
+        slots = ", ".join(str(v) for v, holder in status.slots.items() if holder == name)
+        rate = f"{trainer.get('samples_per_second', 0):,.0f} samples/s"
+        if trainer.get("unreached"):
+            rate = f"cannot reach {', '.join(trainer['unreached'])}"
+        table.add_row(
+            f"trainer {name}",
+            f"{trainer['host']}:{trainer['pid']}",
+            f"step {trainer.get('step', '-')}",
+            slots,
+            trainer.get("waiting") or rate,
+        )
+    for name, process in status.loading.items():
+        table.add_row(
+            f"{process['role']} {name}",
+            f"{process['host']}:{process['pid']}",
+            f"loading {process['what']}, {process['seconds']:.0f} s",
+            "",
+            "",
+        )
+    bar = ProgressBar(total=status.spec["total_steps"] or None, completed=status.step, width=60)
+    events = [Text(format_event(e), style="yellow") for e in status.events[-EVENTS_SHOWN:]]
+    # A progress bar ends without a line break.
+    return Group(head, Text(_progress(status)), Text(_live(status)), bar, Text(), table, *events)
+
+
+def _staleness(shard: Mapping[str, Any]) -> str:
+    """Async: how many versions behind the gradients are that the shard applies."""
+    if not any(shard.get("staleness", ())):
+        return ""
+    return f"staleness {shard['staleness_mean']:.1f}, at most {shard['staleness_max']}"
+
+
+def format_event(event: Event) -> str:
+    return f"{time.strftime('%H:%M:%S', time.localtime(event.at))} [{event.who}] {event.text}"
+
+
+class Display:
+    """Shows statuses as they come. On a terminal a live panel; else a line each 5 s, and each event once."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        # Texts of events are not ours to mark up: "[pserver 0]" would be taken for a style.
+        out = stream or sys.stdout
+        if isinstance(out, io.TextIOWrapper):  # what the terminal's encoding lacks must not end the launcher
+            out.reconfigure(errors="backslashreplace")
+        self.console = Console(file=stream, highlight=False, markup=False, emoji=False)
+        live = self.console.is_terminal
+        self._live = Live(console=self.console, refresh_per_second=4, transient=True) if live else None
+        self._shown: set[tuple[float, str]] = set()
+        self._next_line, self._last_line = 0.0, ""
+        if self._live is not None:
+            self._live.start()
+
+    def show(self, status: JobStatus) -> None:
+        if self._live is not None:
+            self._live.update(render(status))
+            return
+        self._new_events(status)
+        if time.monotonic() >= self._next_line:
+            self._next_line = time.monotonic() + LINE_EVERY_SECONDS
+            self._line(status)
+
+    def close(self, status: JobStatus | None = None) -> None:
+        """Leaves the events on the screen, and where the job was if it is not complete. Repeatable."""
+        if self._live is not None:
+            self._live.stop()
+        if status is not None:
+            self._new_events(status)
+            if status.state != "complete":  # its roles have left: no loss, and nobody to count
+                self._line(status)
+
+    def _line(self, status: JobStatus) -> None:
+        line = format_line(status)
+        if line != self._last_line:
+            self.console.print(line, soft_wrap=True)
+        self._last_line = line
+
+    def _new_events(self, status: JobStatus) -> None:
+        for event in status.events:
+            if (event.at, event.text) not in self._shown:
+                self._shown.add((event.at, event.text))
+                self.console.print(format_event(event), soft_wrap=True)

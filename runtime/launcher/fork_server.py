@@ -1,0 +1,257 @@
+"""The standby: a process that has imported everything and loaded the job, and of which every role is a fork.
+
+Starting Python, torch and the job takes a second or two of a core, for each role. The launcher has it done once, while
+etcd starts; a role that is to be (again) then exists a few hundredths of a second later, and shares what was loaded.
+
+A role's parent is the launcher, not the standby (which forks twice, and the launcher adopts orphans: Linux's
+PR_SET_CHILD_SUBREAPER). So it waits for a role's end as for any child's, and nothing hangs on the standby's life. That
+has one thread, and nothing of etcd, ZeroMQ or torch's pools is begun in it: a fork finds nothing that it could tear.
+
+A standby that is stopped, or hangs, is killed when an order has waited too long, and with it what it was about to make,
+so that no role exists twice: it and its forks are a process group of their own, which a role leaves only after it has
+told the launcher of itself. What is in the group when the group is killed was not told of, or is known to die.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from graphft.runtime.process.identity import UNKNOWN, Identity, identify
+from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK, die_with_parent, spawn
+
+SUPPORTED = sys.platform.startswith("linux")
+_PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
+MADE_SECONDS = 10.0
+"""So long a signal waits for a role that is being made."""
+IDLE_SECONDS, ANSWER_SECONDS = 5.0, 120.0
+"""So long an order may wait while the standby gets nothing done (uses no time of a core), and at all."""
+END_SECONDS = 5.0
+"""So long the end of a process that was killed is waited for: only the kernel can keep it from ending."""
+
+
+class Forked:
+    """A role that the standby makes. To be used like a `subprocess.Popen`; `pid` is 0 until it exists."""
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self.identity = UNKNOWN
+        self.asked_at = time.monotonic()
+        self.returncode: int | None = None
+        self._made, self._ended = threading.Event(), threading.Event()
+        self._waiting = threading.Lock()
+
+    def made(self, pid: int) -> None:
+        """0: it will never exist, for the standby is dead."""
+        self.pid = pid
+        if pid:
+            self.identity = identify(pid)
+        else:
+            self.returncode = EXIT_FAILED
+            self._ended.set()
+        self._made.set()
+
+    def await_made(self) -> Identity:
+        """Who it is. Returns when it exists, or never will."""
+        self._made.wait()
+        return self.identity
+
+    def poll(self) -> int | None:
+        """As of the last `wait`: somebody is to wait for it all the time."""
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        if timeout is not None and not self._ended.wait(timeout):
+            raise subprocess.TimeoutExpired(f"role {self.pid}", timeout)
+        self._made.wait()
+        with self._waiting:
+            if self.returncode is None:
+                self.returncode = _await_end(self.pid)
+                self._ended.set()
+        return self.returncode
+
+    def send_signal(self, signum: int) -> None:
+        if self._made.wait(MADE_SECONDS) and self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signum)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _await_end(pid: int) -> int:
+    try:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    except ChildProcessError:  # it was killed with its standby, and collected with what that had not told of
+        return -signal.SIGKILL
+
+
+class Standby:
+    """The launcher's end."""
+
+    def __init__(self, job_dir: Path, environment: Mapping[str, str]) -> None:
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._asked: dict[int, Forked] = {}
+        """What was ordered and has not been made, by the order's id, oldest first."""
+        self._ids = count()
+        self._lock = threading.Lock()
+        self._busy: tuple[float, float] = (0.0, time.monotonic())
+        """The seconds of a core that it had used, and since when it has used no more."""
+        self.alive = True
+        # numpy's pool of threads would be in the fork's way, and is of no use to a role.
+        self.process = spawn(
+            ["standby", "--job", str(job_dir)],
+            job_dir / "logs" / "standby.log",
+            {**environment, "OPENBLAS_NUM_THREADS": "1"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self.process.stdin is not None
+        os.set_blocking(self.process.stdin.fileno(), False)  # one that does not read must not stop the launcher
+        self._reader = threading.Thread(target=self._read, name="standby", daemon=True)
+        self._reader.start()
+
+    def fork(self, role: str, index: int, etcd: str, log: Path) -> Forked:
+        """Has the role made; its output goes to `log`. Raises OSError if the standby is dead."""
+        with self._lock:
+            if not self.alive:
+                raise BrokenPipeError("the standby is dead")
+            number = next(self._ids)
+            order = json.dumps({"id": number, "role": role, "index": index, "etcd": etcd, "log": str(log)})
+            self._send(order.encode() + b"\n")
+            forked = self._asked[number] = Forked()
+        return forked
+
+    def _send(self, line: bytes) -> None:
+        assert self.process.stdin is not None
+        if os.write(self.process.stdin.fileno(), line) < len(line):
+            raise BrokenPipeError("the standby does not read its orders")
+
+    @property
+    def stuck(self) -> bool:
+        """Whether an order has waited for too long: the standby is stopped, or hangs. To be asked all the time."""
+        now = time.monotonic()
+        with self._lock:
+            asked_at = next(iter(self._asked.values())).asked_at if self._asked else now
+        used, since = self._busy
+        if (uses := _core_seconds(self.process.pid)) != used:
+            self._busy = uses, (since := now)
+        return now - max(asked_at, since) > IDLE_SECONDS or now - asked_at > ANSWER_SECONDS
+
+    def close(self) -> None:
+        """Ends it, and what it has not told of; what it was asked for and has not made will never exist."""
+        self.process.kill()
+        if self.alive:
+            self._kill_group()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(END_SECONDS)
+        self._reader.join(END_SECONDS)
+        assert self.process.stdin is not None
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+
+    def _read(self) -> None:
+        """Takes in the process ids of what was made."""
+        assert self.process.stdout is not None
+        with self.process.stdout as made:
+            for line in made:
+                number, pid = map(int, line.split())
+                with self._lock:
+                    forked = self._asked.pop(number)
+                forked.made(pid)
+        self._kill_group()  # if it died by itself: what it was about to make
+        self.process.wait()
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.waitpid(-self.process.pid, 0)
+        with self._lock:
+            self.alive, left, self._asked = False, self._asked, {}
+        for forked in left.values():
+            forked.made(0)
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(OSError):  # it had not begun its group, or nothing is left of that
+            os.killpg(self.process.pid, signal.SIGKILL)
+
+
+def _core_seconds(pid: int) -> float:
+    """Seconds of a core that a process has used; 0 if it is no more."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+        return float(times.user + times.system)
+    except psutil.Error:
+        return 0.0
+
+
+def serve(job_dir: Path) -> int:
+    """The standby's end: loads everything, and makes roles. In each of them it returns the role's exit status."""
+    launcher, answers = os.getppid(), os.dup(1)
+    os.setpgid(0, 0)
+    os.dup2(2, 1)
+    import torch
+
+    import graphft.runtime.roles.pserver.round_pserver
+    import graphft.runtime.roles.trainer.slot_trainer  # noqa: F401  (that they are loaded is the point)
+    from graphft.runtime.roles.environment import RoleSpec, run_role
+    from graphft.transpiler import Job
+
+    torch.set_num_threads(1)  # a pool that loading the job starts would not survive the fork
+    job = Job.load(job_dir)
+    gc.collect()
+    gc.freeze()  # or each role's first collection would write to every page, and share none
+    for line in sys.stdin.buffer:
+        order = json.loads(line)
+        if _fork(launcher):
+            os.write(answers, b"%d %d\n" % (order["id"], os.getpid()))
+            _become(order, answers, launcher)
+            return run_role(job, job_dir, RoleSpec(order["role"], order["index"], str(job_dir), order["etcd"]))
+    return EXIT_OK  # the launcher has ended
+
+
+def _fork(launcher: int) -> bool:
+    """Makes a child of the launcher. Returns whether this is the child."""
+    threads = len(os.listdir("/proc/self/task"))
+    if threads > 1:
+        raise RuntimeError(f"cannot fork with {threads} threads")
+    between = os.fork()
+    if between:
+        os.waitpid(between, 0)  # from here on its child is the launcher's
+        return False
+    between = os.getpid()
+    if os.fork():
+        os._exit(EXIT_OK)
+    while os.getppid() == between:
+        time.sleep(0.0005)
+    die_with_parent(launcher)
+    return True
+
+
+def _become(order: Mapping[str, Any], answers: int, launcher: int) -> None:
+    os.close(answers)
+    try:
+        os.setpgid(0, os.getpgid(launcher))  # as any child of the launcher: Ctrl-C reaches it, too
+    except OSError:
+        os.setpgid(0, 0)
+    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, stream in ((nothing, 0), (log, 1), (log, 2)):
+        os.dup2(source, stream)
+    name = f"{order['role']} {order['index']}"
+    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)  # what top and ps show

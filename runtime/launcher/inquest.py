@@ -1,0 +1,132 @@
+"""What a trainer died of: the launcher looks at what it noted last, and counts a failure of a batch that kills."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from graphft.errors import GraphftError
+from graphft.runtime.coordination.event_log import Events
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.etcd import EtcdError, Store
+from graphft.runtime.process.identity import Identity
+from graphft.runtime.process.memory_use import oom_kills
+from graphft.runtime.process.role_process import EXIT_LEASE_LOST, describe_death, manner
+from graphft.runtime.process.work_record import Note, Phase, read_note, record_path
+from graphft.runtime.protocol.chunk_queue import Change
+from graphft.runtime.protocol.deaths import Deaths, Died, Verdict
+from graphft.runtime.queue.failed_batch import fail_batch
+from graphft.runtime.queue.transactions import tell_poison
+
+log = logging.getLogger("graphft")
+
+
+class Finding(NamedTuple):
+    """`where`: what it was at, in words. `blamed`: what was recorded of the batch, if that was to blame. `counts`:
+    whether it is a failure of the process; None: as the status tells."""
+
+    where: str
+    blamed: Change | None = None
+    counts: bool | None = None
+
+
+class _Proof(msgspec.Struct):
+    """As much as is needed of `graphft.runtime.roles.proof.Proof`: this process need not have torch."""
+
+    run: str
+
+
+class Inquest:
+    """Of a launcher's processes, in the order of their deaths. To be asked before a dead one's lease is revoked."""
+
+    def __init__(self, job_dir: Path, keys: Keys, etcd: Store, events: Events) -> None:
+        self.job_dir, self.keys, self.etcd, self.events = job_dir, keys, etcd, events
+        self._deaths = Deaths()
+        self._oom_kills = oom_kills()
+
+    def left(self, index: int, process: Identity) -> bool:
+        """Whether this trainer ended because it was asked to, and gave back what it held."""
+        note = read_note(record_path(self.job_dir, index), process)
+        return note is not None and note.phase == Phase.LEFT
+
+    def died(self, name: str, index: int | None, process: Identity, status: int, peak: int) -> Finding:
+        """`index`: a trainer's; None for another role. `peak`: the most memory that it was seen to use, in bytes."""
+        note = read_note(record_path(self.job_dir, index), process) if index is not None else None
+        at_work = note is not None and note.phase in (Phase.READING, Phase.COMPUTING)
+        # Who has lost its lease says so in its note; user code may end with that status, too.
+        how = "crashed" if status == EXIT_LEASE_LOST and at_work else manner(status)
+        verdict = self._deaths.step(Died(how, note.places if note is not None else frozenset()))
+        if note is None or not note.places:
+            return Finding(" while it loaded its data" if note is not None and note.phase == Phase.LOADING else "")
+        where = self._where(note, verdict, peak)
+        if note.phase == Phase.PROVING:
+            return Finding(where, counts=(verdict.fatal or None) if self._is_proven() else False)
+        if not verdict.fatal or not note.claim or note.phase == Phase.IDLE:
+            return Finding(where)
+        return Finding(where, self._charge(f"{name} died ({describe_death(status)}){where}", note, status, peak))
+
+    def _is_proven(self) -> bool:
+        """Whether a trainer has computed the batch that all prove themselves with. Until then they give it up by
+        themselves if it ends one after the other; after that, who ends in it has only itself to blame."""
+        try:
+            run, proof = self.etcd.get(self.keys.run), self.etcd.get(self.keys.proof("trainer"))
+            if run is None or proof is None:
+                return False
+            return msgspec.json.decode(proof.value, type=_Proof).run == run.value.decode()
+        except (EtcdError, msgspec.DecodeError):
+            return False
+
+    def _where(self, note: Note, verdict: Verdict, peak: int) -> str:
+        verb = {Phase.READING: "reading", Phase.COMPUTING: "computing", Phase.PROVING: "proving itself with"}.get(
+            note.phase, "reading ahead"
+        )
+        place = note.place if note.phase != Phase.IDLE or note.ahead is None else note.ahead
+        parts = [f" while {verb} batch {place.batch} of chunk {place.chunk} in pass {place.pass_index}"]
+        if verdict.in_a_row > 1:
+            parts.append(f"the {verdict.in_a_row}. time in a row")
+        if peak:
+            parts.append(f"with {peak / 1e6:,.0f} MB of memory seen")
+        before, self._oom_kills = self._oom_kills, oom_kills()
+        if before is not None and self._oom_kills is not None and self._oom_kills > before:
+            parts.append("the kernel killed a process for lack of memory")
+        return ", ".join(parts)
+
+    def _charge(self, what: str, note: Note, status: int, peak: int) -> Change | None:
+        from graphft.transpiler.record import read_record
+
+        place = note.place
+        try:
+            config = read_record(self.job_dir).config
+            change = fail_batch(
+                self.etcd,
+                self.keys,
+                *place,
+                claim=note.claim,
+                reason=what,
+                max_failures=config.max_failures,
+                sync=config.sync,
+            )
+        except EtcdError as error:
+            log.warning("cannot record that %s: %s", what, error.message)
+            return None
+        except GraphftError as error:
+            log.warning("%s", error.message)
+            return None
+        if change is None:
+            return None
+        self.events.emit(
+            "step-failed",
+            what,
+            chunk=place.chunk,
+            pass_index=place.pass_index,
+            batch=place.batch,
+            status=status,
+            peak_bytes=peak,
+            oom_kills=self._oom_kills,
+        )
+        if change.outcome == "failed":
+            tell_poison(self.events, place.pass_index, place.chunk, change)
+        return change

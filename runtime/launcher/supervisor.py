@@ -1,0 +1,417 @@
+"""Starting a job's roles on this machine, and starting them again when they die."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from graphft.errors import plain_text
+from graphft.runtime.coordination.connect import is_complete
+from graphft.runtime.coordination.event_log import Events
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.revoker import ETCD_SECONDS, Revoker
+from graphft.runtime.coordination.view import JobView, read_view
+from graphft.runtime.etcd import EtcdError, Store
+from graphft.runtime.launcher.fork_server import Forked, Standby
+from graphft.runtime.launcher.inquest import Inquest
+from graphft.runtime.launcher.offspring import Offspring
+from graphft.runtime.process.identity import UNKNOWN, Identity, identify
+from graphft.runtime.process.memory_use import peak_bytes
+from graphft.runtime.process.role_process import EXIT_OK, EXIT_USAGE, describe_death, start_role, was_preempted
+from graphft.runtime.protocol.chunk_queue import Change
+
+log = logging.getLogger("graphft")
+
+BACKOFF_SECONDS = 0.25
+BACKOFF_LIMIT = 10.0
+STANDBY_AFTER_SECONDS = 5.0
+"""A standby that died is replaced so long after it was missed: whoever needs the machine now comes first."""
+QUICK_FAILURE_SECONDS = 30.0
+"""Failures after less than this are in a row: each doubles the delay before the next start."""
+CANNOT_START_SECONDS, AT_WORK_SECONDS = 30.0, 10.0
+"""A trainer that cannot start (a source file half saved, a machine that gives other bits) is no end of a job in which
+another one has been at work for so long; it is tried again later."""
+QUICK_PREEMPTION_SECONDS = 5.0
+"""So are preemptions: a process that is killed whenever it starts (out of memory, say) must not burn the machine."""
+MEASURE_SECONDS = 1.0
+FOLDER_SECONDS = 2.0
+"""Between two attempts to start a process whose folder cannot be written."""
+ALONE_SECONDS = 5.0
+"""So long a job may be without trainers when all those of the launcher have left."""
+KILLED_SECONDS = 5.0
+"""So long the end of a process is waited for after SIGKILL."""
+FROZEN_SECONDS, STUCK_SECONDS = 5.0, 30.0
+"""A stopped child is replaced so long after its lease has ended; one that runs gets time to end by itself."""
+
+
+@dataclass(slots=True)
+class Child:
+    """One role of the job on this machine, over all of its processes."""
+
+    role: str
+    index: int
+    process: subprocess.Popen[bytes] | Forked | None = None
+    failures: int = 0
+    preemptions: int = 0
+    in_a_row: int = 0
+    stuck: int = 0
+    """Failures since the job last made progress."""
+    failed_at: int = -1
+    started_at: float = 0.0
+    restart_at: float | None = None
+    identity: Identity = UNKNOWN
+    """Of its process, once that exists."""
+    registered: Identity = UNKNOWN
+    """Its process that was registered last."""
+    gone_at: float | None = None
+    """Since when that process is not registered any more."""
+    done: bool = False
+    peak: int = 0
+    """The most memory that its process was seen to use, in bytes."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.role} {self.index}"
+
+
+@dataclass(slots=True)
+class Report:
+    """How the job ended, as far as this machine's processes tell."""
+
+    failed: str = ""
+    failures: dict[str, int] = field(default_factory=dict)
+    preemptions: dict[str, int] = field(default_factory=dict)
+
+
+class Supervisor:
+    """Keeps a set of role processes running until the job is over.
+
+    A child that dies is noticed at once (a thread waits for each), its lease is revoked, so that the others need
+    not wait for it to expire, and it is started again: immediately after a preemption, with a growing delay after
+    failures. A child may fail `max_restarts` times without progress of the job in between.
+    """
+
+    def __init__(
+        self,
+        job_dir: Path,
+        keys: Keys,
+        etcd: Store,
+        endpoints: str,
+        environment: Mapping[str, str],
+        max_restarts: int = 3,
+        restart: bool = True,
+        standby: Standby | None = None,
+    ) -> None:
+        self.job_dir, self.keys, self.etcd, self.endpoints = job_dir, keys, etcd, endpoints
+        self.environment, self.max_restarts, self.restart = environment, max_restarts, restart
+        self.children: dict[tuple[str, int], Child] = {}
+        self._standby = standby
+        self._next_standby: float | None = None
+        self.events = Events(etcd, keys, "launcher")
+        self.report = Report()
+        self._progress = self._applied = 0
+        self._revoker = Revoker(etcd, keys)
+        self._inquest = Inquest(job_dir, keys, etcd, self.events)
+        self._offspring = Offspring()
+        self._measured_at = 0.0
+        self._folder_there = False
+        self._alone_since: float | None = None
+        self._exits: queue.Queue[tuple[Child, subprocess.Popen[bytes] | Forked, int]] = queue.Queue()
+
+    @property
+    def view(self) -> JobView:
+        """The job's control records now. Raises EtcdUnreachable."""
+        return read_view(self.keys, self.etcd.range(self.keys.control, deadline=ETCD_SECONDS).kvs)
+
+    def take_progress(self, step: int, applied: int) -> None:
+        """Tells the job's step, and how many updates the shards have applied since they started.
+
+        Steps that are repeated are no progress, and neither are steps without data, because all of it is poison.
+        """
+        if step > self._progress and applied != self._applied:
+            self._progress, self._applied = step, applied
+
+    def add(self, role: str, index: int) -> Child:
+        """Starts one more role."""
+        child = self.children[role, index] = Child(role, index)
+        self._start(child)
+        return child
+
+    def signal(self, role: str, index: int, signum: int) -> bool:
+        """Sends a signal to a role's process; False if there is none now."""
+        child = self.children.get((role, index))
+        if child is None or child.process is None or child.process.poll() is not None:
+            return False
+        child.process.send_signal(signum)
+        return True
+
+    def step(self, timeout: float) -> None:
+        """Waits up to `timeout` seconds for something to happen, and deals with it."""
+        now = time.monotonic()
+        pending = [c.restart_at - now for c in self.children.values() if c.restart_at is not None]
+        try:
+            child, process, status = self._exits.get(timeout=max(0.0, min([timeout, *pending])))
+            self._ended(child, process, status)
+        except queue.Empty:
+            pass
+        for child in self.children.values():
+            if child.restart_at is not None and time.monotonic() >= child.restart_at:
+                self._start(child)
+        self._revoker.step()
+        self._measure()
+        if self._standby is not None and self._standby.stuck:
+            self._drop_standby("does not answer, killing it")
+        if self._next_standby is not None and time.monotonic() >= self._next_standby:
+            self._next_standby = None
+            self._standby = Standby(self.job_dir, self.environment)
+
+    def replace_frozen(self, registered: Collection[Identity]) -> None:
+        """Ends children that no longer hold a lease and yet do not end by themselves, as a running process would.
+
+        `registered`: the processes that are registered now, as etcd has just said. Without this, a pserver that
+        somebody stopped for good would keep the job waiting for ever.
+        """
+        now = time.monotonic()
+        for child in self.children.values():
+            process = child.process
+            if process is None or process.poll() is not None or child.identity == UNKNOWN:
+                continue
+            if child.identity in registered:
+                child.registered, child.gone_at = child.identity, None
+            elif child.registered == child.identity:
+                child.gone_at = child.gone_at or now
+                if now - child.gone_at > (FROZEN_SECONDS if _stopped(process.pid) else STUCK_SECONDS):
+                    log.warning("%s has lost its lease and does not end: killing it", child.name)
+                    process.kill()
+
+    def expect_trainers(self, others: bool) -> None:
+        """Ends a job that nobody can complete: all trainers of this launcher are done, and nobody started more.
+
+        `others`: whether any trainer is registered or loads its data.
+        """
+        mine = [c for c in self.children.values() if c.role == "trainer"]
+        if others or not mine or not all(c.done for c in mine):
+            self._alone_since = None
+            return
+        self._alone_since = time.monotonic() if self._alone_since is None else self._alone_since
+        if time.monotonic() - self._alone_since > ALONE_SECONDS:
+            self.report.failed = self.report.failed or "no trainer is left, and the job is not complete"
+
+    @property
+    def all_done(self) -> bool:
+        return all(c.done for c in self.children.values())
+
+    def stop(self, grace: float = 10.0) -> None:
+        """Ends all children, stopped ones too: SIGTERM, then SIGKILL after `grace` seconds. Their leases end as well,
+        so that an etcd that others use, too, does not take them for alive when the job is started again."""
+        children = [c for c in self.children.values() if c.process is not None and c.process.poll() is None]
+        running = [c.process for c in children if c.process is not None]
+        for child in self.children.values():
+            child.restart_at = None
+        if self._standby is not None:
+            self._standby.close()
+        for process in running:
+            process.terminate()
+            process.send_signal(signal.SIGCONT)
+        deadline = time.monotonic() + grace
+        for process in running:
+            try:
+                process.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                process.kill()
+                with contextlib.suppress(subprocess.TimeoutExpired):  # only the kernel can keep it
+                    process.wait(KILLED_SECONDS)
+        self._offspring.look([])
+        for child in children:
+            if not self._revoker.try_once(child.identity):
+                break
+
+    def close(self) -> None:
+        self.stop(grace=2.0)
+
+    # -- one child ----------------------------------------------------------------------------------------------
+
+    def _start(self, child: Child) -> None:
+        child.restart_at = None
+        child.started_at = time.monotonic()
+        child.peak = 0
+        log_file = self.job_dir / "logs" / f"{child.role}-{child.index}.log"
+        if not self._can_log(child, log_file):
+            return
+        process = child.process = self._fork(child, log_file) or start_role(
+            [child.role, "--job", str(self.job_dir), "--etcd", self.endpoints, "--index", str(child.index)],
+            log_file,
+            self.environment,
+        )
+        child.identity = identify(process.pid) if process.pid else UNKNOWN
+        threading.Thread(target=self._await_end, args=(child, process), daemon=True).start()
+
+    def _can_log(self, child: Child, log_file: Path) -> bool:
+        """Whether the process can be started; if the folder cannot be written, it is tried again later."""
+        try:
+            log_file.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            log.warning("%s cannot be started, for its log cannot be written (%s); trying again", child.name, error)
+            child.restart_at = time.monotonic() + FOLDER_SECONDS
+            return False
+        return True
+
+    def _look_for_folder(self) -> None:
+        """Says so when the job's folder has gone: what lives goes on, and nothing else would tell."""
+        there = (self.job_dir / "job.json").exists()
+        if self._folder_there and not there:
+            self.events.emit(
+                "folder-gone",
+                f"{self.job_dir} is gone, or its file system is: what lives goes on, and a "
+                "pserver that dies waits for its checkpoints; logs and metrics are lost: put it back",
+            )
+        self._folder_there = there
+
+    def _await_end(self, child: Child, process: subprocess.Popen[bytes] | Forked) -> None:
+        if isinstance(process, Forked):
+            child.identity = process.await_made()
+        self._exits.put((child, process, process.wait()))
+
+    def _fork(self, child: Child, log_file: Path) -> Forked | None:
+        """This role, made by the standby; None if there is none. One that died is replaced a little later."""
+        if self._standby is None:
+            return None
+        try:
+            return self._standby.fork(child.role, child.index, self.endpoints, log_file)
+        except OSError:
+            self._drop_standby("is dead")
+            return None
+
+    def _drop_standby(self, why: str) -> None:
+        """Ends the standby: roles are started from nothing until there is another one, a little later."""
+        assert self._standby is not None
+        log.warning("the standby %s; see %s", why, self.job_dir / "logs" / "standby.log")
+        self._standby.close()
+        self._standby = None
+        self._next_standby = time.monotonic() + STANDBY_AFTER_SECONDS
+
+    def _measure(self) -> None:
+        """Notes how much memory the children use, and what they have started: of one that is dead, neither can be
+        asked."""
+        if time.monotonic() < self._measured_at + MEASURE_SECONDS:
+            return
+        self._measured_at = time.monotonic()
+        self._look_for_folder()
+        for child in self.children.values():
+            if child.identity.pid:
+                child.peak = max(child.peak, peak_bytes(child.identity.pid))
+        self._offspring.look(child.identity for child in self.children.values() if child.identity.pid)
+
+    def _ended(self, child: Child, process: subprocess.Popen[bytes] | Forked, status: int) -> None:
+        if not process.pid:  # the standby died before it made it
+            self._start(child)
+            return
+        if status == EXIT_OK and self._may_end(child):
+            child.done = True
+            return
+        index = child.index if child.role == "trainer" else None
+        where, blamed, counts = self._inquest.died(child.name, index, child.identity, status, child.peak)
+        self._revoker.revoke(child.identity)
+        what = describe_death(status) + where
+        preempted = was_preempted(status) and blamed is None and not counts
+        if preempted:
+            child.preemptions += 1
+        else:
+            self._count_failure(child, blamed, counts is not False or status == EXIT_USAGE)
+        quick = QUICK_PREEMPTION_SECONDS if preempted else QUICK_FAILURE_SECONDS
+        child.in_a_row = child.in_a_row + 1 if time.monotonic() - child.started_at < quick else 1
+        for told, count in ((self.report.failures, child.failures), (self.report.preemptions, child.preemptions)):
+            if count:
+                told[child.name] = count
+        if not self.restart:
+            self._give_up(child, f"{child.name} died ({what}), and the job has no fault tolerance (ft=False)")
+        elif status == EXIT_USAGE and blamed is None and self._others_work(child):
+            child.restart_at = time.monotonic() + CANNOT_START_SECONDS
+            self.events.emit(
+                "cannot-start",
+                f"{child.name} cannot start ({what}; see its log): trying again in "
+                f"{CANNOT_START_SECONDS:.0f} s, while other trainers work",
+                role=child.role,
+                index=child.index,
+            )
+        elif status == EXIT_USAGE and blamed is None:
+            verb = "start" if time.monotonic() - child.started_at < AT_WORK_SECONDS else "go on"
+            self._give_up(child, f"{child.name} cannot {verb} ({what}){self._error_of(child)}")
+        elif child.stuck > self.max_restarts:
+            self._give_up(
+                child, f"{child.name} failed {child.stuck} times in a row, --max-restarts is {self.max_restarts}"
+            )
+        else:
+            delay = (
+                0.0
+                if preempted and child.in_a_row == 1
+                else min(BACKOFF_SECONDS * 2 ** min(child.in_a_row - 1, 10), BACKOFF_LIMIT)
+            )
+            child.restart_at = time.monotonic() + delay
+            self.events.emit(
+                "died",
+                f"{child.name} died ({what}), starting it again",
+                role=child.role,
+                index=child.index,
+                status=status,
+            )
+
+    def _others_work(self, child: Child) -> bool:
+        """Whether the job goes on without this trainer: another one here has been at work for a while."""
+        others = (c for c in self.children.values() if c.role == "trainer" == child.role and c is not child)
+        return any(
+            c.process is not None
+            and c.process.poll() is None
+            and not c.done
+            and time.monotonic() - c.started_at > AT_WORK_SECONDS
+            for c in others
+        )
+
+    def _may_end(self, child: Child) -> bool:
+        """Whether a process that ended with status 0 was done. User code may have ended it (`os._exit`)."""
+        if is_complete(self.job_dir) or (child.role == "trainer" and self._inquest.left(child.index, child.identity)):
+            return True
+        try:
+            return self.view.over
+        except EtcdError:
+            return False
+
+    def _count_failure(self, child: Child, blamed: Change | None, counts: bool) -> None:
+        """A failure that is counted against a batch is counted against the process only when the batch is discarded."""
+        child.failures += 1
+        if counts and (blamed is None or blamed.outcome == "failed"):
+            child.stuck = child.stuck + 1 if self._progress <= child.failed_at else 1
+            child.failed_at = self._progress
+
+    def _give_up(self, child: Child, why: str) -> None:
+        child.done = True
+        tail = self.tail_of_log(child)
+        self.report.failed = self.report.failed or why + (f"\n{tail}" if tail else "")
+        self.events.emit("failed", why)
+
+    def _error_of(self, child: Child) -> str:
+        """The last error in its log, on one line."""
+        found = [line for line in self.tail_of_log(child, 60).splitlines() if "error[" in line]
+        return ": " + found[-1][found[-1].index("error[") :] if found else ""
+
+    def tail_of_log(self, child: Child, lines: int = 15) -> str:
+        path = self.job_dir / "logs" / f"{child.role}-{child.index}.log"
+        text = path.read_text(errors="replace").splitlines() if path.exists() else []
+        return "\n".join([f"last lines of {path}:", *("  " + plain_text(t) for t in text[-lines:])]) if text else ""
+
+
+def _stopped(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+    except psutil.Error:
+        return False

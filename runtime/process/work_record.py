@@ -1,0 +1,127 @@
+"""What a trainer is at: a few numbers in a file that outlive it, however it ends.
+
+A process that is killed (out of memory, a segmentation fault) says nothing. Its launcher reads here which batch it was
+reading or computing, and whether it left in order. The file is mapped, so that a note costs no system call, and what
+was noted is there after SIGKILL. Whoever starts begins a new file: it looks into the one of the process before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import socket
+import struct
+from enum import IntEnum
+from pathlib import Path
+from typing import NamedTuple
+
+from graphft.runtime.process.identity import UNKNOWN, Identity, identify
+
+_FORMAT = struct.Struct("<4sxxxxqqBxxxxxxx4qBxxxxxxx3q")
+_MAGIC = b"gft1"
+_PHASE, _PLACE, _AHEAD, _AHEAD_PLACE = 24, 32, 64, 72
+"""Offsets in the file."""
+
+
+class Phase(IntEnum):
+    """What the main thread is at. In `IDLE` it runs none of the user's code: it waits, or has reported what failed."""
+
+    IDLE = 0
+    LOADING = 1
+    READING = 2
+    COMPUTING = 3
+    LEFT = 4
+    """The process gave back what it held, because it was asked to go."""
+    PROVING = 5
+    """It computes the batch that all trainers prove themselves with, and has claimed nothing."""
+
+
+class Place(NamedTuple):
+    """A batch of a chunk in a pass, as the chunk queue counts them (modes with local steps: a unit of batches)."""
+
+    pass_index: int
+    chunk: int
+    batch: int
+
+
+class Note(NamedTuple):
+    """What a process noted last. `claim`: the revision of its claim of the chunk, 0 if it has none. `ahead`: the batch
+    that its other thread was reading ahead, if it was."""
+
+    phase: Phase
+    place: Place
+    claim: int
+    ahead: Place | None
+
+    @property
+    def places(self) -> frozenset[Place]:
+        """The batches of which user code was running: none, one or two."""
+        at = {self.place} if self.phase in (Phase.READING, Phase.COMPUTING, Phase.PROVING) else set()
+        return frozenset(at | ({self.ahead} if self.ahead is not None else set()))
+
+
+def record_path(job_dir: Path, index: int) -> Path:
+    """The file of this machine's trainer of this index; a job's folder may be shared by machines."""
+    return job_dir / "run" / f"trainer-{index}@{socket.gethostname()}"
+
+
+def read_note(path: Path, process: Identity | None = None) -> Note | None:
+    """What is noted there, by `process` if one is given; None if nothing is (any more)."""
+    try:
+        magic, pid, started, number, *numbers = _FORMAT.unpack(path.read_bytes())
+        phase = Phase(number)
+    except (OSError, struct.error, ValueError):
+        return None
+    known = process is None or (process != UNKNOWN and (process.pid, process.started) == (pid, started))
+    if magic != _MAGIC or not known:
+        return None
+    place, claim, ahead = Place(*numbers[:3]), numbers[3], Place(*numbers[5:8])
+    return Note(phase, place, claim, ahead if numbers[4] else None)
+
+
+class WorkRecord:
+    """Written by one process. `unfinished`: the process before it ended while user code ran."""
+
+    def __init__(self, path: Path) -> None:
+        before = read_note(path)
+        self.unfinished = before is not None and bool(before.places)
+        self._file: mmap.mmap | bytearray = bytearray(_FORMAT.size)
+        with contextlib.suppress(OSError, ValueError):  # a file system without it: nothing is known of a death then
+            self._file = _mapped(path)
+        me = identify()
+        _FORMAT.pack_into(self._file, 0, _MAGIC, me.pid, me.started, Phase.IDLE, 0, 0, 0, 0, 0, 0, 0, 0)
+
+    def begin(self, phase: Phase, place: Place, claim: int = 0) -> None:
+        """The main thread is at this batch. It is never half noted: the phase comes last."""
+        self.mark(Phase.IDLE)
+        struct.pack_into("<4q", self._file, _PLACE, *place, claim)
+        self.mark(phase)
+
+    @property
+    def phase(self) -> Phase:
+        return Phase(self._file[_PHASE])
+
+    def mark(self, phase: Phase) -> Phase:
+        """Notes another phase, and returns the one before."""
+        before, self._file[_PHASE] = self.phase, phase
+        return before
+
+    def ahead(self, place: Place | None) -> None:
+        """The other thread reads this batch ahead; None: it does not any more."""
+        self._file[_AHEAD] = 0
+        if place is not None:
+            struct.pack_into("<3q", self._file, _AHEAD_PLACE, *place)
+            self._file[_AHEAD] = 1
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    """A file of its own: a process that still has the one before does not write into this one."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+    try:
+        os.write(descriptor, bytes(_FORMAT.size))  # or the first note would find the disk full, and be a SIGBUS
+        return mmap.mmap(descriptor, _FORMAT.size)
+    finally:
+        os.close(descriptor)

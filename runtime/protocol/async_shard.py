@@ -1,0 +1,316 @@
+"""A shard in async mode: applies every batch once, in order of arrival, and answers with its newest parameters.
+
+    shard = AsyncShard(AsyncOptions(shard=0, buckets=(0, 1), run=..., secret=...), incarnation=process_id,
+                       generation=epoch.generation, version=saved_version, ledger=Ledger.load(saved_ledger))
+    for effect in shard.step(Received(peer, decode(header), frame), now): carry it out, in order, before the next step()
+
+A batch is applied when all of its buckets on this shard are in, from one trainer and one version of the parameters.
+`ApplyBatch`: reduce the payloads into the gradients and run the optimize blocks; the acknowledgement and the new
+buckets are effects behind it, so nothing is acknowledged that was not applied. `TakeCheckpoint`: save the state with
+`shard.ledger.export()` and `shard.version`; a restart that loads all of them repeats nothing and leaves nothing out.
+
+`max_staleness` bounds how many versions of this shard a gradient may be behind; -1: no bound. One that is too old is
+refused (`stale`) with the newest bucket behind the refusal, so that the batch can be computed again.
+
+With `compensate`, `ApplyBatch` says which version the gradient was computed from (`base`), and of which versions copies
+are needed from then on (`kept`): those that trainers were sent, and may still push gradients of. A base that is not
+kept, or of another generation, is -1, and counted ("uncompensated").
+
+A trainer pushes each bucket of a batch with the version that it computed from (the lowest of this shard's buckets),
+waits for BatchAck (`fresh` or not: it is in), and asks `LedgerQuery` which batches of a chunk that it takes over are
+in; a range that ends at `ledger.ALL` is the whole chunk. After a new connection: Hello, and push again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from graphft.runtime.protocol.checks import async_problem
+from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, TakeCheckpoint, Tick
+from graphft.runtime.protocol.ledger import Ledger
+from graphft.runtime.protocol.messages import (
+    BatchAck,
+    BatchPush,
+    Bucket,
+    Hello,
+    LedgerQuery,
+    Pull,
+    Query,
+    Refused,
+    Welcome,
+    refusal_of_stranger,
+)
+from graphft.runtime.protocol.messages import Ledger as LedgerAnswer
+from graphft.runtime.protocol.peers import Peers
+from graphft.runtime.protocol.retained_versions import Bases
+from graphft.runtime.protocol.staleness import Staleness
+from graphft.runtime.protocol.story import LONGEST, Story
+
+BatchKey = tuple[int, int, int]
+"""(pass, chunk, batch)"""
+HALVES = 4
+"""Batches of one trainer that may be half here. Messages overtake each other at most where a test has them do so."""
+
+
+@dataclass(frozen=True, slots=True)
+class AsyncOptions:
+    """`batches`: of each chunk, in each of `passes`. `checkpoint_every` counts versions (applied batches); 0: the
+    driver decides. `max_peers`: names of trainers that are known at once; above it the first one gives way."""
+
+    shard: int
+    buckets: tuple[int, ...]
+    batches: Sequence[int]
+    passes: int
+    run: str = ""
+    secret: str = field(default="", repr=False)
+    checkpoint_every: int = 0
+    max_staleness: int = -1
+    compensate: bool = False
+    max_peers: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyBatch:
+    """Apply this gradient now. `staleness`: versions applied since the parameters that it was computed from.
+
+    `base`: the version of these parameters, whose copy is kept; -1: it is not, or nobody compensates. `kept`: the
+    versions, besides the newest, whose copies are needed when this is applied.
+    """
+
+    pass_index: int
+    chunk: int
+    batch: int
+    samples: int
+    payloads: Mapping[int, Any]
+    staleness: int
+    reason: str
+    base: int = -1
+    kept: frozenset[int] = frozenset()
+
+
+AsyncEffect = Reply | Count | TakeCheckpoint | ApplyBatch
+
+
+@dataclass(slots=True)
+class _Copy:
+    """One trainer's copy of a batch, while its buckets come in."""
+
+    version: int
+    samples: int
+    payloads: dict[int, Any] = field(default_factory=dict)
+
+
+class AsyncShard:
+    """See the module's text. `step` is the only method that changes it."""
+
+    def __init__(
+        self,
+        options: AsyncOptions,
+        *,
+        incarnation: str,
+        generation: int,
+        version: int = 0,
+        ledger: Ledger | None = None,
+    ) -> None:
+        self.options, self.incarnation, self.generation = options, incarnation, generation
+        self.version = version
+        """Number of batches applied."""
+        self.ledger = ledger if ledger is not None else Ledger()
+        self.peers = Peers(options.max_peers)
+        self.copies: dict[tuple[BatchKey, str], _Copy] = {}
+        """Half-arrived batches, by batch and peer: gradients of two trainers are never mixed."""
+        self.bases = Bases()
+        self.staleness = Staleness()
+        self.story = Story()
+
+    def step(self, event: Any, now: float) -> list[AsyncEffect]:
+        """Takes in one event; returns what is to be done, in order. Raises IllegalTransition."""
+        self.story.now = now
+        if isinstance(event, Received):
+            return self._received(event)
+        if isinstance(event, PeerLeft):
+            self._leave(event.peer)
+            self.story.tell(f"{event.peer} has left", f"peer {event.peer}")
+        elif not isinstance(event, Tick):
+            self.story.illegal(f"an async shard knows no event {event!r}")
+        return []
+
+    def _received(self, event: Received) -> list[AsyncEffect]:
+        peer, message = event.peer, event.message
+        if isinstance(message, Hello):
+            return self._hello(peer, message)
+        if peer not in self.peers:
+            return self._refuse(peer, "unknown-peer", f"{peer} has not said hello to {self.incarnation}")
+        handler = self._MESSAGES.get(type(message))
+        if handler is None:
+            return self._refuse(peer, "malformed", f"{type(message).__name__} is not for an async shard")
+        if problem := event.fault or async_problem(self.options, message, event.payload):
+            return self._refuse(peer, "malformed", problem)
+        return handler(self, peer, message, event.payload)
+
+    def _hello(self, peer: str, message: Hello) -> list[AsyncEffect]:
+        if not message.admits(self.options.run, self.options.secret):
+            return self._refuse(peer, "denied", f"{peer} does not belong to this run")
+        self._drop_copies(peer)  # it begins anew: what it pushed before comes again, perhaps from other parameters
+        known = set(self.peers.names())
+        for other in self.peers.introduce(peer, message.peer):
+            self._drop_copies(other)
+        for name in known.difference(self.peers.names()):
+            self.bases.left(name)
+        self.story.tell(f"{peer} said hello", f"peer {peer}")
+        return [self._welcome(peer)]
+
+    def _leave(self, peer: str) -> None:
+        self._drop_copies(peer)
+        if peer in self.peers:
+            self.bases.left(self.peers.name(peer))
+            self.peers.leave(peer)
+
+    def _drop_copies(self, peer: str) -> None:
+        self.copies = {key: copy for key, copy in self.copies.items() if key[1] != peer}
+
+    def _query(self, peer: str, message: Query, payload: Any) -> list[AsyncEffect]:
+        return [self._welcome(peer)]
+
+    def _pull(self, peer: str, message: Pull, payload: Any) -> list[AsyncEffect]:
+        return [self._bucket(peer, message.bucket)]
+
+    def _ledger_query(self, peer: str, message: LedgerQuery, payload: Any) -> list[AsyncEffect]:
+        ranges = self.ledger.ranges(message.pass_index, message.chunk)
+        return [Reply(peer, LedgerAnswer(message.pass_index, message.chunk, ranges))]
+
+    def _push(self, peer: str, message: BatchPush, payload: Any) -> list[AsyncEffect]:
+        if message.generation != self.generation:
+            code = "stale-generation" if message.generation < self.generation else "not-ready"
+            return self._refuse(peer, code, f"this is generation {self.generation}, not {message.generation}")
+        if not -1 <= message.version <= self.version:
+            return self._refuse(peer, "malformed", f"a gradient of version {message.version}, this is {self.version}")
+        key = (message.pass_index, message.chunk, message.batch)
+        if self.ledger.has(*key):
+            reason = self._tell(f"{_name(key)} from {peer} is applied already", key, peer)
+            return [
+                Count("duplicate-batch", reason),
+                self._ack(peer, key, fresh=False),
+                self._bucket(peer, message.bucket),
+            ]
+        self.bases.pushed(self.peers.name(peer), message.version)
+        staleness = self.version - max(0, message.version)
+        if 0 <= self.options.max_staleness < staleness:
+            self.copies.pop((key, peer), None)
+            reason = self._tell(f"{_name(key)} from {peer} is {staleness} versions behind", key, peer)
+            return [*self._refuse(peer, "stale", reason), self._bucket(peer, message.bucket)]
+        return self._keep(peer, key, message, payload)
+
+    def _keep(self, peer: str, key: BatchKey, message: BatchPush, payload: Any) -> list[AsyncEffect]:
+        copy = self.copies.get((key, peer))
+        effects: list[AsyncEffect] = []
+        if copy is not None and (copy.version, copy.samples) != (message.version, message.samples):
+            effects.append(Count("replaced-batch", self._tell(f"{_name(key)} from {peer} comes anew", key, peer)))
+            copy = None
+        if copy is None:
+            copy = self.copies[key, peer] = _Copy(message.version, message.samples)
+            effects += self._drop_oldest(peer)
+        if message.bucket in copy.payloads:
+            reason = self._tell(f"bucket {message.bucket} of {_name(key)} from {peer} is here already", key, peer)
+            return [*effects, Count("duplicate-push", reason)]
+        copy.payloads[message.bucket] = payload
+        self._tell(f"kept bucket {message.bucket} of {_name(key)} from {peer}", key, peer)
+        if len(copy.payloads) < len(self.options.buckets):
+            return effects
+        return [*effects, *self._apply(peer, key, copy, message.batches)]
+
+    def _drop_oldest(self, peer: str) -> list[AsyncEffect]:
+        """A trainer works on one batch after the other: of what it left half-sent, a few batches are kept."""
+        begun = [item for item in self.copies if item[1] == peer]
+        effects: list[AsyncEffect] = []
+        for item in begun[:-HALVES]:
+            del self.copies[item]
+            effects.append(
+                Count(
+                    "dropped-batch",
+                    self._tell(
+                        f"half of {_name(item[0])} from {peer} is dropped: it has begun {HALVES} others", item[0], peer
+                    ),
+                )
+            )
+        return effects
+
+    def _apply(self, peer: str, key: BatchKey, copy: _Copy, batches: int) -> list[AsyncEffect]:
+        if not self.ledger.add(*key, batches):
+            self.story.illegal(f"{_name(key)} is applied twice", _name(key))
+        staleness = max(0, self.version - max(0, copy.version))
+        self.staleness.add(staleness)
+        self.version += 1
+        left = sorted(other for batch, other in self.copies if batch == key and other != peer)
+        self.copies = {k: c for k, c in self.copies.items() if k[0] != key}
+        reason = self._tell(f"{_name(key)} from {peer} is complete: version {self.version}", key, peer)
+        base = copy.version if self.bases.has(self.peers.name(peer), copy.version) else -1
+        effects: list[AsyncEffect] = [
+            ApplyBatch(
+                *key,
+                copy.samples,
+                {b: copy.payloads[b] for b in self.options.buckets},
+                staleness,
+                reason,
+                base,
+                self.bases.all(),
+            )
+        ]
+        if self.options.compensate and base < 0:
+            effects.append(Count("uncompensated", f"{_name(key)} from {peer}: no copy of version {copy.version}"))
+        effects += [Count("duplicate-push", f"half of {_name(key)} from {other} is dropped") for other in left]
+        effects.append(self._ack(peer, key, fresh=True))
+        effects += [self._bucket(peer, b) for b in self.options.buckets]
+        every = self.options.checkpoint_every
+        if every and self.version % every == 0:
+            effects.append(TakeCheckpoint(self.version, f"every {every} versions"))
+        return effects
+
+    def _ack(self, peer: str, key: BatchKey, fresh: bool) -> Reply:
+        return Reply(peer, BatchAck(*key, self.version, fresh))
+
+    def _bucket(self, peer: str, bucket: int) -> Reply:
+        if self.options.compensate:
+            self.bases.sent(self.peers.name(peer), self.version)
+        return Reply(peer, Bucket(self.generation, self.version, bucket), "current")
+
+    def _welcome(self, peer: str) -> Reply:
+        return Reply(peer, Welcome(self.options.shard, self.incarnation, self.generation, self.version))
+
+    def _refuse(self, peer: str, code: str, reason: str) -> list[AsyncEffect]:
+        self.story.tell(f"refused ({code}) {peer}: {reason}", f"peer {peer}")
+        known = peer in self.peers
+        refused = Refused(code, reason[:LONGEST], self.generation, self.version) if known else refusal_of_stranger(code)
+        return [Reply(peer, refused), Count(f"refused-{code}", f"{peer}: {reason}")]
+
+    def _tell(self, text: str, key: BatchKey, peer: str) -> str:
+        return self.story.tell(text, _name(key), f"peer {peer}")
+
+    def check_invariants(self) -> None:
+        """Raises IllegalTransition when the state contradicts itself. For tests, after each event."""
+        for (key, peer), copy in self.copies.items():
+            if self.ledger.has(*key):
+                self.story.illegal(f"{_name(key)} is applied, and a copy from {peer} is kept", _name(key))
+            if not 0 < len(copy.payloads) < len(self.options.buckets) or peer not in self.peers:
+                self.story.illegal(
+                    f"the copy of {_name(key)} from {peer} is no partial copy of a known peer", _name(key)
+                )
+            if sum(1 for _, other in self.copies if other == peer) > HALVES:
+                self.story.illegal(f"more than {HALVES} half batches of {peer} are kept")
+        if not set(self.bases.trainers()) <= set(self.peers.names()):
+            self.story.illegal("versions are kept for a trainer that is not here")
+        if max(self.bases.all(), default=0) > self.version:
+            self.story.illegal("somebody was sent a version that is not there yet")
+
+    _MESSAGES: ClassVar[dict[type, Callable[[AsyncShard, str, Any, Any], list[AsyncEffect]]]] = {
+        Query: _query,
+        Pull: _pull,
+        LedgerQuery: _ledger_query,
+        BatchPush: _push,
+    }
+
+
+def _name(key: BatchKey) -> str:
+    return f"batch {key[2]} of chunk {key[1]} in pass {key[0]}"

@@ -1,0 +1,469 @@
+"""A shard in sync mode: generation, version, the contributions of the current step, and who waits for the next version.
+
+    shard = SyncShard(SyncOptions(shard=0, shards=2, slots=4, buckets=(0, 1), total_steps=100, run=..., secret=...),
+                      incarnation=process_id, generation=epoch.generation, version=loaded_step)
+    effects = shard.step(Started(), now)
+    while serving:
+        effects = shard.step(Received(peer, decode(header), frame), now)   # or Tick(), Rollback(...), ...
+        for effect in effects: carry it out, in order, before the next step()
+
+What a driver does with the effects:
+
+- `Reply`: send it; a `Bucket`'s frame is read from the current or the previous version's buffer, as `source` says.
+- `ComputePartials`: reduce the contributions into the gradients, run the reduce block, then step(PartialsReady(...)).
+- `ApplyRound`: (reduce the contributions, if ComputePartials did not,) copy the parameters to the previous version's
+  buffers, run the schedule and optimize blocks, then step(RoundApplied(generation, step)). Either may run on another
+  thread while step() takes further messages; what would read the parameters meanwhile waits.
+- `RoundSkipped`: nothing to compute; the version has advanced.
+- `SendShard`: send to another shard. `TakeCheckpoint`, `Count`: as they say.
+- `RequestRollback`: raise the job's generation in etcd, if it still is `generation`.
+- `Finished`: the last version is there; serve on until the final checkpoint is committed.
+
+When the watch shows a new generation: load the checkpoint's state first, then step(Rollback(generation, step)).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Literal
+
+from graphft.runtime.protocol.checks import sync_problem
+from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, Source, TakeCheckpoint, Tick
+from graphft.runtime.protocol.messages import (
+    Bucket,
+    Empty,
+    Hello,
+    Partials,
+    PartialsQuery,
+    Pull,
+    Push,
+    Query,
+    Refused,
+    Welcome,
+    refusal_of_stranger,
+)
+from graphft.runtime.protocol.partial_sums import Exchange
+from graphft.runtime.protocol.peers import Peers
+from graphft.runtime.protocol.round import Round
+from graphft.runtime.protocol.story import LONGEST, Story
+from graphft.runtime.protocol.sync_events import (
+    ApplyRound,
+    CheckpointAt,
+    ComputePartials,
+    Finished,
+    PartialsReady,
+    RequestRollback,
+    Rollback,
+    RoundApplied,
+    RoundSkipped,
+    SendShard,
+    ShardEffect,
+    Started,
+    SyncOptions,
+)
+
+Phase = Literal["collecting", "summing", "exchanging", "applying"]
+
+
+class SyncShard:
+    """See the module's text. `step` is the only method that changes it."""
+
+    def __init__(self, options: SyncOptions, *, incarnation: str, generation: int, version: int) -> None:
+        self.options, self.incarnation = options, incarnation
+        self.generation, self.version = generation, version
+        self.phase: Phase = "collecting"
+        self.recovering = options.recovery
+        self.story = Story()
+        self.peers = Peers(options.max_peers)
+        self.round = Round(version, options.slots, options.buckets)
+        self.exchange = Exchange(options.shard, options.shards)
+        self.waiting: dict[tuple[str, int], None] = {}
+        """(peer, bucket) that get the next version, in order of asking."""
+        self.deferred: dict[tuple[str, Pull], None] = {}
+        """Pulls of the version that is being left, asked while a round is applied."""
+        self.previous: Source = ""
+        """Where version - 1 is: nowhere, or (after a skipped round) the same as the current one."""
+        self.checkpoints: set[int] = set()
+        self._deadline: float | None = None
+        self._asked_partials = self._asked_rollback = float("-inf")
+        self._now = 0.0
+
+    def step(self, event: Any, now: float) -> list[ShardEffect]:
+        """Takes in one event; returns what is to be done, in order. Raises IllegalTransition, changing nothing."""
+        self._now = self.story.now = now
+        handler = self._EVENTS.get(type(event))
+        if handler is None:
+            self.story.illegal(f"a sync shard knows no event {event!r}")
+        return handler(self, event)
+
+    @property
+    def finished(self) -> bool:
+        return self.version >= self.options.total_steps
+
+    # -- events -------------------------------------------------------------------------------------------------------
+
+    def _started(self, event: Started) -> list[ShardEffect]:
+        if self.recovering:
+            self._deadline = self._now + self.options.recovery_timeout
+        self._tell(f"started at version {self.version}" + (" in recovery mode" if self.recovering else ""))
+        return [Finished(self.version)] if self.finished else []
+
+    def _received(self, event: Received) -> list[ShardEffect]:
+        peer, message = event.peer, event.message
+        if isinstance(message, Hello):
+            return self._hello(peer, message)
+        if peer not in self.peers:
+            return self._refuse(peer, "unknown-peer", f"{peer} has not said hello to {self.incarnation}")
+        handler = self._MESSAGES.get(type(message))
+        if handler is None:
+            return self._refuse(peer, "malformed", f"{type(message).__name__} is not for a sync shard")
+        if problem := event.fault or sync_problem(self.options, message, event.payload):
+            return self._refuse(peer, "malformed", problem)
+        return handler(self, peer, message, event.payload)
+
+    def _peer_left(self, event: PeerLeft) -> list[ShardEffect]:
+        self.peers.leave(event.peer)
+        self._forget([event.peer])
+        self._tell(f"{event.peer} has left", f"peer {event.peer}")
+        return []
+
+    def _forget(self, peers: list[str]) -> None:
+        """Drops what these connections wait for."""
+        self.waiting = {k: None for k in self.waiting if k[0] not in peers}
+        self.deferred = {k: None for k in self.deferred if k[0] not in peers}
+
+    def _partials_ready(self, event: PartialsReady) -> list[ShardEffect]:
+        if event.generation < self.generation:
+            return [self._count("stale-result", f"partial sums of step {event.step} are of an older generation")]
+        if self.phase != "summing" or event.step != self.version:
+            self.story.illegal(
+                f"partial sums of step {event.step} in phase {self.phase} of step {self.version}",
+                f"step {event.step}",
+                f"step {self.version}",
+            )
+        self.phase, self._asked_partials = "exchanging", self._now
+        self.exchange.offer(event.step, event.payload)
+        self._tell(f"own partial sums of step {event.step} are ready", f"step {event.step}")
+        sent = [
+            e for s in range(self.options.shards) if s != self.options.shard for e in self._send_partials(s, event.step)
+        ]
+        return sent + self._apply_if_exchanged()
+
+    def _round_applied(self, event: RoundApplied) -> list[ShardEffect]:
+        if event.generation < self.generation:
+            return [self._count("stale-result", f"step {event.step} was applied in an older generation")]
+        if self.phase != "applying" or event.step != self.version:
+            self.story.illegal(
+                f"step {event.step} applied in phase {self.phase} of step {self.version}",
+                f"step {event.step}",
+                f"step {self.version}",
+            )
+        return self._advance("previous", f"applied step {event.step}")
+
+    def _rollback(self, event: Rollback) -> list[ShardEffect]:
+        if event.generation <= self.generation:
+            return [self._count("old-rollback", f"generation {event.generation} is not newer than {self.generation}")]
+        left = list(dict.fromkeys([peer for peer, _ in self.waiting] + [peer for peer, _ in self.deferred]))
+        reason = self._tell(
+            f"back from version {self.version} to {event.step}, generation {event.generation}",
+            f"step {self.version}",
+            f"step {event.step}",
+        )
+        self.generation, self.version, self.phase, self.previous = event.generation, event.step, "collecting", ""
+        self.round = Round(event.step, self.options.slots, self.options.buckets)
+        self.exchange = Exchange(self.options.shard, self.options.shards)
+        self.waiting, self.deferred, self.checkpoints = {}, {}, set()
+        self.recovering, self._deadline = False, None
+        self._asked_rollback = float("-inf")
+        refused: list[ShardEffect] = [e for peer in left for e in self._refuse(peer, "stale-generation", reason)]
+        welcomed = [self._welcome(peer) for peer in sorted(self.peers)]  # unasked: nobody has to poll for it
+        return [*refused, *welcomed, *([Finished(self.version)] if self.finished else [])]
+
+    def _checkpoint_at(self, event: CheckpointAt) -> list[ShardEffect]:
+        if event.step <= self.version:
+            return [self._count("late-checkpoint", f"version {event.step} is over, at {self.version}")]
+        self.checkpoints.add(event.step)
+        return []
+
+    def _tick(self, event: Tick) -> list[ShardEffect]:
+        effects: list[ShardEffect] = []
+        interval = self.options.retry_interval
+        if self.phase == "exchanging" and self._now >= self._asked_partials + interval:
+            self._asked_partials = self._now
+            query = PartialsQuery(self.generation, self.version, self.options.shard)
+            for shard in self.exchange.missing():
+                effects += [SendShard(shard, self._own_hello()), SendShard(shard, query)]
+        if self._deadline is not None and self._now >= self._deadline and self.phase == "collecting":
+            effects += self._barrier_timeout()
+        return effects
+
+    # -- messages -----------------------------------------------------------------------------------------------------
+
+    def _hello(self, peer: str, message: Hello) -> list[ShardEffect]:
+        if not message.admits(self.options.run, self.options.secret):
+            return self._refuse(peer, "denied", f"{peer} does not belong to this run")
+        self._forget(self.peers.introduce(peer, message.peer))
+        self._tell(f"{peer} said hello", f"peer {peer}")
+        return [self._welcome(peer)]
+
+    def _query(self, peer: str, message: Query, payload: Any) -> list[ShardEffect]:
+        return [self._welcome(peer)]
+
+    def _push(self, peer: str, message: Push, payload: Any) -> list[ShardEffect]:
+        if refused := self._wrong_time(peer, message.generation, message.step):
+            return refused
+        effects: list[ShardEffect] = []
+        if self._open(message.step):
+            outcome, reason = self.round.keep(message.slot, message.bucket, message.samples, payload, peer)
+            if outcome == "conflict":
+                return self._refuse(peer, "malformed", reason)
+            self._tell(reason, f"step {message.step}", f"slot {message.slot}", f"peer {peer}")
+            if outcome == "duplicate":
+                effects.append(Count("duplicate-push", reason))
+        else:
+            effects.append(self._late(peer, message.step, message.slot))
+        if message.want:
+            effects += self._want(peer, message.bucket, message.step)
+        return effects + self._close_if_complete()
+
+    def _empty(self, peer: str, message: Empty, payload: Any) -> list[ShardEffect]:
+        if refused := self._wrong_time(peer, message.generation, message.step):
+            return refused
+        effects: list[ShardEffect] = []
+        if self._open(message.step):
+            outcome, reason = self.round.keep_empty(message.slot, peer)
+            self._tell(reason, f"step {message.step}", f"slot {message.slot}", f"peer {peer}")
+            if outcome == "duplicate":
+                effects.append(Count("duplicate-push", reason))
+        else:
+            effects.append(self._late(peer, message.step, message.slot))
+        if message.want:
+            effects += [e for bucket in self.options.buckets for e in self._want(peer, bucket, message.step)]
+        return effects + self._close_if_complete()
+
+    def _pull(self, peer: str, message: Pull, payload: Any) -> list[ShardEffect]:
+        if refused := self._wrong_generation(peer, message.generation):
+            return refused
+        wanted, applying = message.version, self.phase == "applying"
+        if wanted == self.version + 1 or (wanted == -1 and applying):
+            self.waiting[peer, message.bucket] = None
+            return []
+        if wanted in (-1, self.version, self.version - 1) and applying:
+            self.deferred[peer, message] = None
+            return []
+        if wanted in (-1, self.version):
+            return [self._bucket(peer, message.bucket, "current", self.version)]
+        if wanted == self.version - 1 and self.previous:
+            return [self._bucket(peer, message.bucket, self.previous, wanted)]
+        if wanted > self.version:
+            return self._behind(peer, f"{peer} asks for version {wanted}")
+        reason = f"version {wanted} is not kept any more, this is {self.version}"
+        effects = self._refuse(peer, "gone", reason)
+        return effects + (self._request_rollback(f"{peer} needs it: {reason}") if wanted == self.version - 1 else [])
+
+    def _partials(self, peer: str, message: Partials, payload: Any) -> list[ShardEffect]:
+        where = f"partial sums of step {message.step} from shard {message.shard}, generation {message.generation}"
+        if (message.generation, message.step) != (self.generation, self.version):
+            return [self._count("other-partials", f"{where}: this is step {self.version} of {self.generation}")]
+        if not self.exchange.keep(message.shard, payload):
+            return [self._count("duplicate-partials", where)]
+        self._tell(where, f"step {message.step}")
+        return self._apply_if_exchanged()
+
+    def _partials_query(self, peer: str, message: PartialsQuery, payload: Any) -> list[ShardEffect]:
+        if message.generation != self.generation or message.step not in self.exchange.own:
+            return [
+                self._count(
+                    "partials-not-ready",
+                    f"shard {message.shard} asks for step {message.step} of generation {message.generation}",
+                )
+            ]
+        return self._send_partials(message.shard, message.step)
+
+    # -- rounds -------------------------------------------------------------------------------------------------------
+
+    def _close_if_complete(self) -> list[ShardEffect]:
+        if self.phase != "collecting" or self.finished or not self.round.complete:
+            return []
+        return self._close(f"all {self.options.slots} slots of step {self.version} are in")
+
+    def _close(self, why: str) -> list[ShardEffect]:
+        contributions = self.round.contributions()
+        reason = self._tell(f"closing step {self.version}: {why}", f"step {self.version}")
+        if not contributions:
+            skipped = RoundSkipped(self.version, f"{reason}, all without data")
+            self.exchange.offer(self.version, None)
+            return [skipped, *self._advance("current", skipped.reason)]
+        if self.options.reduce:
+            self.phase = "summing"
+            return [ComputePartials(self.generation, self.version, contributions, reason)]
+        self.phase = "applying"
+        return [ApplyRound(self.generation, self.version, contributions, (), reason)]
+
+    def _apply_if_exchanged(self) -> list[ShardEffect]:
+        if self.phase != "exchanging" or self.exchange.missing():
+            return []
+        self.phase = "applying"
+        reason = self._tell(f"partial sums of step {self.version} are complete", f"step {self.version}")
+        return [
+            ApplyRound(
+                self.generation, self.version, self.round.contributions(), self.exchange.ordered(self.version), reason
+            )
+        ]
+
+    def _advance(self, previous: Source, reason: str) -> list[ShardEffect]:
+        self.exchange.advance(self.version)
+        self.version += 1
+        self.phase, self.previous = "collecting", previous
+        self.round = Round(self.version, self.options.slots, self.options.buckets)
+        self.recovering, self._deadline = False, None
+        self._tell(f"version {self.version}: {reason}", f"step {self.version - 1}", f"step {self.version}")
+        waiting, self.waiting = self.waiting, {}
+        deferred, self.deferred = self.deferred, {}
+        effects: list[ShardEffect] = [self._bucket(peer, b, "current", self.version) for peer, b in waiting]
+        effects += [e for peer, pull in deferred for e in self._pull(peer, pull, None)]
+        return effects + self._milestones()
+
+    def _milestones(self) -> list[ShardEffect]:
+        every, version = self.options.checkpoint_every, self.version
+        effects: list[ShardEffect] = []
+        if self.finished or version in self.checkpoints or (every and version % every == 0):
+            why = (
+                "the last version"
+                if self.finished
+                else f"asked for at {version}"
+                if version in self.checkpoints
+                else f"every {every} steps"
+            )
+            effects.append(TakeCheckpoint(version, why))
+        self.checkpoints = {c for c in self.checkpoints if c > version}
+        return effects + ([Finished(version)] if self.finished else [])
+
+    # -- recovery -----------------------------------------------------------------------------------------------------
+
+    def _barrier_timeout(self) -> list[ShardEffect]:
+        missing = self.round.missing()
+        self._deadline = self._now + self.options.recovery_timeout
+        names = ", ".join(f"slot {s} (buckets {', '.join(map(str, b))})" for s, b in missing.items())
+        reason = f"the first barrier after the restart, step {self.version}, timed out without {names}"
+        if self.options.on_barrier_timeout == "rollback":
+            return self._request_rollback(reason)
+        if len(missing) == self.options.slots:
+            return [self._count("barrier-timeout", f"{reason}: nothing is there, waiting on")]
+        left_out = [self._count("missing-contribution", f"slot {s} of step {self.version}: {reason}") for s in missing]
+        return [*left_out, *self._close(f"{reason}; proceeding with what is there")]
+
+    def _behind(self, peer: str, what: str) -> list[ShardEffect]:
+        if self.finished:
+            return self._refuse(peer, "complete", f"{what}, but the job ends with version {self.version}")
+        reason = f"{what}, but this shard is at {self.version}: it has to catch up"
+        return [*self._refuse(peer, "future-step", reason), *self._request_rollback(reason)]
+
+    def _request_rollback(self, reason: str) -> list[ShardEffect]:
+        if self._now < self._asked_rollback + self.options.retry_interval:
+            return []
+        self._asked_rollback = self._now
+        return [RequestRollback(self.generation, self._tell(reason, f"step {self.version}"))]
+
+    # -- answers and checks -------------------------------------------------------------------------------------------
+
+    def _wrong_time(self, peer: str, generation: int, step: int) -> list[ShardEffect]:
+        if refused := self._wrong_generation(peer, generation):
+            return refused
+        return (
+            self._behind(peer, f"{peer} pushes step {step}")
+            if step > self.version or (self.finished and step == self.version)
+            else []
+        )
+
+    def _wrong_generation(self, peer: str, generation: int) -> list[ShardEffect]:
+        if generation < self.generation:
+            return self._refuse(peer, "stale-generation", f"generation {generation} is over, this is {self.generation}")
+        if generation > self.generation:
+            return self._refuse(peer, "not-ready", f"generation {generation} is not known here yet")
+        return []
+
+    def _open(self, step: int) -> bool:
+        return step == self.version and self.phase == "collecting"
+
+    def _late(self, peer: str, step: int, slot: int) -> Count:
+        return self._count(
+            "late-push",
+            f"slot {slot} of step {step} from {peer}, but that step is closed",
+            f"step {step}",
+            f"slot {slot}",
+            f"peer {peer}",
+        )
+
+    def _want(self, peer: str, bucket: int, step: int) -> list[ShardEffect]:
+        if step == self.version or self.phase == "applying":
+            self.waiting[peer, bucket] = None
+            return []
+        return [self._bucket(peer, bucket, "current", self.version)]
+
+    def _bucket(self, peer: str, bucket: int, source: Source, version: int) -> Reply:
+        return Reply(peer, Bucket(self.generation, version, bucket), source)
+
+    def _welcome(self, peer: str) -> Reply:
+        return Reply(peer, Welcome(self.options.shard, self.incarnation, self.generation, self.version))
+
+    def _refuse(self, peer: str, code: str, reason: str) -> list[ShardEffect]:
+        known = peer in self.peers
+        refused = Refused(code, reason[:LONGEST], self.generation, self.version) if known else refusal_of_stranger(code)
+        return [Reply(peer, refused), self._count(f"refused-{code}", f"{peer}: {reason}", f"peer {peer}")]
+
+    def _own_hello(self) -> Hello:
+        return Hello(self.options.run, self.options.secret, f"shard-{self.options.shard}")
+
+    def _send_partials(self, shard: int, step: int) -> list[ShardEffect]:
+        message = Partials(self.generation, step, self.options.shard)
+        return [SendShard(shard, self._own_hello()), SendShard(shard, message, self.exchange.own[step])]
+
+    def _count(self, name: str, reason: str, *entities: str) -> Count:
+        return Count(name, self._tell(reason, *entities))
+
+    def _tell(self, text: str, *entities: str) -> str:
+        return self.story.tell(text, *entities)
+
+    def check_invariants(self) -> None:
+        """Raises IllegalTransition when the state contradicts itself. For tests, after each event."""
+        facts = {
+            "the round is that of the version": self.round.step == self.version,
+            "version within the job": 0 <= self.version <= self.options.total_steps,
+            "a round closes only when it may": not (self.finished and self.phase != "collecting"),
+            "a complete round does not stay open": self.finished
+            or self.phase != "collecting"
+            or not self.round.complete,
+            "only introduced peers wait": all(peer in self.peers for peer, _ in self.waiting),
+            "only introduced peers are deferred": all(peer in self.peers for peer, _ in self.deferred),
+            "what peers wait for has a bound": len(self.waiting) <= len(self.peers) * len(self.options.buckets)
+            and len(self.deferred) <= 3 * len(self.peers) * len(self.options.buckets),
+            "nothing is deferred outside of applying": self.phase == "applying" or not self.deferred,
+            "exchanging needs the own partial sums": self.phase != "exchanging" or self.version in self.exchange.own,
+            "partial sums only when reduced": self.options.reduce or self.phase not in ("summing", "exchanging"),
+            "at most two steps' partial sums are kept": len(self.exchange.own) <= 2,
+            "recovery mode has a deadline only while it lasts": self.recovering or self._deadline is None,
+            "checkpoints asked for lie ahead": all(c > self.version for c in self.checkpoints),
+        }
+        for fact, holds in facts.items():
+            if not holds:
+                self.story.illegal(f"broken invariant of shard {self.options.shard}: {fact}", f"step {self.version}")
+
+    _EVENTS: ClassVar[dict[type, Callable[[SyncShard, Any], list[ShardEffect]]]] = {
+        Started: _started,
+        Received: _received,
+        PeerLeft: _peer_left,
+        PartialsReady: _partials_ready,
+        RoundApplied: _round_applied,
+        Rollback: _rollback,
+        CheckpointAt: _checkpoint_at,
+        Tick: _tick,
+    }
+    _MESSAGES: ClassVar[dict[type, Callable[[SyncShard, str, Any, Any], list[ShardEffect]]]] = {
+        Query: _query,
+        Push: _push,
+        Empty: _empty,
+        Pull: _pull,
+        Partials: _partials,
+        PartialsQuery: _partials_query,
+    }

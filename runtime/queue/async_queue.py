@@ -1,0 +1,407 @@
+"""The chunk queue of async training: any trainer works on any chunk.
+
+`ChunkQueue` is the QueuePort: it goes through the chunks that it holds, batch by batch, as the shards lack them. Where
+chunks come from is another matter: `Claims` (etcd's todo records), or, without fault tolerance, `Shares` (the plan's).
+
+Finding work: one transaction reads the todo and pending records of a random bucket of 100 chunks; the free ones are
+shuffled, and a few are claimed in one transaction. A bucket without todo records is not looked at again in this pass;
+when none is left the pass is over, unless `/<job>/pass` was written meanwhile: a shard that comes back older puts
+chunks back to todo, and then writes it.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from graphft.ops.context import ChunkWork, EndOfPass, NoData
+from graphft.plan import chunk_batch_seed
+from graphft.runtime.checkpoint.commit import decode_epoch
+from graphft.runtime.etcd import KV, Compare, get_op, mod_is, range_op
+from graphft.runtime.protocol import chunk_queue
+from graphft.runtime.protocol.async_events import ChunkKey
+from graphft.runtime.protocol.chunk_queue import Change, Todo
+from graphft.runtime.queue.stale_claims import Overdue
+from graphft.runtime.queue.transactions import Passes, PassRecord, carry_out, decode_pass, give_back, renew, tell_poison
+from graphft.runtime.roles.role import log
+
+if TYPE_CHECKING:
+    from graphft.runtime.roles.trainer.chunk_trainer import ChunkTrainer
+
+BUCKET = 100
+"""Chunks that one look at the queue covers: those whose numbers differ in the last two digits only."""
+CLAIM_BATCHES = 16
+"""Short chunks are claimed several at a time, until there are so many batches."""
+LOST_CLAIMS = 10
+"""Holders that vanished (perhaps preempted) are held against a chunk `LOST_CLAIMS` times less than an error of its."""
+
+
+@dataclass(slots=True)
+class Claim:
+    """A chunk that this trainer works on. `revision`: of the pending record's creation, the fence of what relies on it;
+    0 without fault tolerance. `last`: the batch that was computed last."""
+
+    key: ChunkKey
+    batches: int
+    revision: int = 0
+    attempt: int = 0
+    last: int = -1
+    renewed: float = 0.0
+    progress: int = 0
+
+
+class Source(Protocol):
+    """Where chunks come from, and who is told what became of them."""
+
+    def take(self) -> list[Claim]:
+        """New chunks. Raises EndOfPass when the pass has no more, NoData when others hold all that is left."""
+
+    def complete(self, claims: list[Claim]) -> list[Claim]:
+        """Completes wholly applied chunks; returns those that are settled, by whomever."""
+
+
+class ChunkQueue:
+    """The QueuePort of an async trainer. Used by the main thread; `requeue_overdue` by the daemon thread."""
+
+    def __init__(self, trainer: ChunkTrainer) -> None:
+        self.trainer, self.plan = trainer, trainer.config.plan
+        self.claims: dict[ChunkKey, Claim] = {}
+        self.records = Claims(trainer, self) if trainer.config.ft else None
+        self.source: Source = self.records or Shares(trainer)
+
+    # -- QueuePort ----------------------------------------------------------------------------------------------
+
+    def get_chunk(self) -> ChunkWork:
+        work = self._next()
+        if work is None:
+            self._complete_whole()
+            if self.claims:
+                raise NoData  # what is left waits for a shard
+            for claim in self.source.take():
+                self.claims[claim.key] = claim
+                self.trainer.comm.took(claim.key, claim.batches)
+            work = self._next()
+        if work is None:
+            raise NoData
+        self._read_ahead(work)
+        return work
+
+    def complete_chunks(self) -> None:
+        if all(self.trainer.comm.whole(key) for key in self.claims):  # those claimed together, together
+            self._complete_whole()
+
+    def _complete_whole(self) -> None:
+        whole = [c for c in self.claims.values() if self.trainer.comm.whole(c.key)]
+        for claim in self.source.complete(whole) if whole else ():
+            self._drop(claim)
+
+    def enqueue_pass(self) -> None:
+        assert self.records is not None
+        self.records.enqueue(self.trainer.pass_index)
+
+    def requeue_overdue(self, timeout: float, max_failures: int) -> None:
+        assert self.records is not None
+        self.records.renew(timeout)
+
+    # -- for the trainer ----------------------------------------------------------------------------------------
+
+    def next_pass(self) -> int:
+        """The pass to go on with at the end of the trainer's own."""
+        assert self.records is not None
+        return self.records.next_pass()
+
+    def release_all(self) -> None:
+        """Gives all chunks back; others go on with them where the shards' ledgers say."""
+        self._complete_whole()
+        for claim in list(self.claims.values()):
+            if self.records is not None:
+                self.records.release(claim)
+            self._drop(claim)
+
+    def report_failure(self, key: ChunkKey, reason: str) -> None:
+        """A batch of this chunk cannot be computed."""
+        if self.records is not None and key in self.claims:
+            self.records.fail(self.claims[key], reason)
+            self._drop(self.claims[key])
+
+    def _next(self) -> ChunkWork | None:
+        """The next batch that a shard lacks, of the chunk that was taken first."""
+        for claim in self.claims.values():
+            self.trainer.comm.await_ledgers(claim.key)
+            batch = self.trainer.comm.next_batch(claim.key, claim.last)
+            if batch is not None:
+                self._note(claim)
+                claim.last = batch
+                (pass_index, chunk), size = claim.key, self.plan.batch_size
+                seed = chunk_batch_seed(self.trainer.config.seed, pass_index, chunk, batch)
+                samples = min(size, self.plan.records[chunk] - batch * size)
+                return ChunkWork(pass_index, chunk, batch, samples, seed, claim.attempt, claim.revision)
+        return None
+
+    def _note(self, claim: Claim) -> None:
+        """Progress that holders before made, and did not live to tell, is told at once: nothing is held against it."""
+        claim.progress = self.trainer.comm.progress(claim.key)
+        if claim.last < 0 and claim.attempt > 1 and claim.progress:
+            claim.renewed = float("-inf")
+
+    def _read_ahead(self, work: ChunkWork) -> None:
+        claim = self.claims[work.pass_index, work.chunk]
+        if work.batch + 1 < claim.batches:
+            self.trainer.read_ahead(*claim.key, work.batch + 1)
+        for other in list(self.claims.values())[1:2]:
+            self.trainer.read_ahead(*other.key, 0)
+
+    def _drop(self, claim: Claim) -> None:
+        del self.claims[claim.key]
+        self.trainer.comm.dropped(claim.key)
+
+
+class Shares:
+    """Without fault tolerance: trainer i of T works on chunks i, i + T, ... of each pass's order, pass by pass."""
+
+    def __init__(self, trainer: ChunkTrainer) -> None:
+        plan, index, trainers = trainer.config.plan, trainer.index, trainer.config.trainers
+        self._left = (
+            Claim((p, c.chunk), c.batches) for p in range(plan.passes) for c in plan.chunks_of(p)[index::trainers]
+        )
+
+    def take(self) -> list[Claim]:
+        claim = next(self._left, None)
+        if claim is None:
+            raise NoData  # this trainer's work is done; the job may go on
+        return [claim]
+
+    def complete(self, claims: list[Claim]) -> list[Claim]:
+        return claims
+
+
+class Claims:
+    """Chunks claimed from etcd's records."""
+
+    def __init__(self, trainer: ChunkTrainer, queue_: ChunkQueue) -> None:
+        self.trainer, self.etcd, self.keys, self.queue = trainer, trainer.etcd, trainer.keys, queue_
+        self.config, self.plan = trainer.config, trainer.config.plan
+        self.passes = Passes(trainer)
+        self.overdue = Overdue(trainer.etcd, trainer.keys, trainer.events)
+        self._random = random.Random(trainer.id)
+        self._marker: KV | None = None
+        self._open: list[str] = []
+        """Beginnings of the chunk numbers that may have todo records, in this trainer's order."""
+
+    # -- passes -------------------------------------------------------------------------------------------------
+
+    def enqueue(self, index: int) -> None:
+        if self.passes.enqueue(index, functools.partial(_follows, index), lambda: None):
+            self._forget_old()
+            log.info("pass %d begins", index) if index < self.plan.passes else log.info("all passes are done")
+
+    def _forget_old(self) -> None:
+        """Deletes what is done in passes that every shard's checkpoint holds: nobody will ever put it back.
+
+        The last pass's stays, for whoever asks for the status of a job that is complete.
+        """
+        saved = [c.passes for c in self.trainer.view.shard_commits.values()]
+        for index in range(min(*saved, self.plan.passes - 1) if len(saved) == self.config.pservers else 0):
+            self.trainer.patiently(functools.partial(self.etcd.delete_prefix, f"{self.keys.queue(index)}done/"))
+
+    # -- taking chunks ------------------------------------------------------------------------------------------
+
+    def take(self) -> list[Claim]:
+        return self.trainer.patiently(self._take)
+
+    def _take(self) -> list[Claim]:
+        while True:
+            for start in list(self._open):
+                claims = self._look(start)
+                if claims is None:
+                    break
+                if claims:
+                    return claims
+            marker = self.etcd.get(self.keys.pass_)
+            if marker != self._marker:
+                self._begin(marker)
+                if _pass(marker) != self.trainer.pass_index:
+                    raise EndOfPass
+            elif self._open or self.trainer.pass_index >= self.plan.passes:
+                raise NoData  # others hold what is left
+            else:
+                raise EndOfPass
+
+    def next_pass(self) -> int:
+        """The pass to go on with at the end of the trainer's own: the recorded one, or if it is that, the next."""
+        recorded = _pass(self._marker)
+        return recorded + 1 if recorded == self.trainer.pass_index else recorded
+
+    def _begin(self, marker: KV | None) -> None:
+        """The pass is another, or chunks were put back: every bucket is to be looked at (again)."""
+        self._marker = marker
+        buckets = -(-len(self.plan.records) // BUCKET) if 0 <= _pass(marker) < self.plan.passes else 0
+        self._open = [f"{b:06d}" for b in range(buckets)]
+        self._random.shuffle(self._open)
+
+    def _look(self, start: str) -> list[Claim] | None:
+        """One bucket: claims some of it, or notes that nothing is left to do there. None: the pass changed."""
+        index = _pass(self._marker)
+        prefix = self.keys.queue(index)
+        read = self.etcd.txn(
+            [],
+            [
+                get_op(self.keys.pass_),
+                range_op(f"{prefix}todo/{start}"),
+                range_op(f"{prefix}pending/{start}", keys_only=True),
+            ],
+        )
+        if read.kv(0) != self._marker:
+            return None
+        todo = {chunk_queue.chunk_of(kv.key): kv for kv in read.range(1).kvs}
+        if not todo:
+            self._open.remove(start)
+        free = chunk_queue.claimable(todo, (chunk_queue.chunk_of(kv.key) for kv in read.range(2).kvs))
+        self._random.shuffle(free)
+        return self._claim(index, [todo[c] for c in free[: self._enough(free)]]) if free else []
+
+    def _enough(self, free: list[int]) -> int:
+        """How many chunks to claim: more than one when they are short, and about a fair share of the rest at most."""
+        count, batches = 0, 0
+        while count < len(free) and batches < CLAIM_BATCHES:
+            batches += int(self.plan.batches[free[count]])
+            count += 1
+        share = len(free) * len(self._open) // max(1, len(self.trainer.view.trainers))
+        return max(1, min(count, share))
+
+    def _claim(self, index: int, records: list[KV]) -> list[Claim]:
+        prefix, now = self.keys.queue(index), time.time()
+        changes = [
+            chunk_queue.claim(
+                prefix,
+                chunk_queue.chunk_of(kv.key),
+                kv,
+                trainer=self.trainer.id,
+                now=now,
+                progress=msgspec.json.decode(kv.value, type=Todo).progress,
+                timeout=self.config.chunk_timeout,
+                max_failures=LOST_CLAIMS * self.config.max_failures,
+            )
+            for kv in records
+        ]
+        result = carry_out(self.etcd, changes, self.trainer.lease)
+        if not result.ok:
+            return []  # somebody else was faster with one of them
+        claims = []
+        for kv, change in zip(records, changes, strict=True):
+            chunk = chunk_queue.chunk_of(kv.key)
+            if change.outcome == "failed":
+                tell_poison(self.trainer.events, index, chunk, change)
+                continue
+            attempt = msgspec.json.decode(kv.value, type=Todo).attempt + 1
+            claims.append(
+                Claim((index, chunk), int(self.plan.batches[chunk]), result.revision, attempt, renewed=time.monotonic())
+            )
+        return claims
+
+    # -- what becomes of them -----------------------------------------------------------------------------------
+
+    def complete(self, claims: list[Claim]) -> list[Claim]:
+        if self.trainer.patiently(functools.partial(self._complete, claims)):
+            return claims
+        return [
+            c for c in claims if self.trainer.patiently(functools.partial(self._complete, [c])) or not self._mine(c)
+        ]
+
+    def _complete(self, claims: list[Claim]) -> bool:
+        """One transaction, carried out only while no shard has gone back since it acknowledged these chunks."""
+        fences = self._generations()
+        if fences is None:
+            return False  # a shard is back, which has not said yet what it lacks
+        return carry_out(
+            self.etcd,
+            [chunk_queue.complete(self.keys.queue(c.key[0]), c.key[1], c.revision) for c in claims],
+            also=fences,
+        ).ok
+
+    def _mine(self, claim: Claim) -> bool:
+        pending = self.trainer.patiently(
+            functools.partial(self.etcd.get, chunk_queue.pending_key(self.keys.queue(claim.key[0]), claim.key[1]))
+        )
+        if pending is not None and pending.create_revision == claim.revision:
+            return True
+        log.info("chunk %d of pass %d is not ours to complete any more", claim.key[1], claim.key[0])
+        return False
+
+    def _generations(self) -> list[Compare] | None:
+        """That each shard is in the generation whose acknowledgements this trainer has; None if one is known not to."""
+        known, fences = self.trainer.watcher.snapshot(), []
+        for shard, generation in enumerate(self.trainer.comm.generations()):
+            kv = known.get(self.keys.of_shard(shard).epoch)
+            epoch = decode_epoch(kv)
+            if kv is None or epoch is None or epoch.generation != generation:
+                return None
+            fences.append(mod_is(kv.key, kv.mod_revision))
+        return fences
+
+    def release(self, claim: Claim) -> None:
+        self._give_back(
+            claim,
+            lambda prefix, todo: chunk_queue.release(
+                prefix, claim.key[1], claim.revision, todo, progress=claim.progress
+            ),
+        )
+
+    def fail(self, claim: Claim, reason: str) -> None:
+        change = self._give_back(
+            claim,
+            lambda prefix, todo: chunk_queue.fail(
+                prefix,
+                claim.key[1],
+                claim.revision,
+                todo,
+                progress=claim.last,
+                reason=reason,
+                max_failures=self.config.max_failures,
+            ),
+        )
+        if change is not None and change.outcome == "failed":
+            tell_poison(self.trainer.events, *claim.key, change)
+
+    def _give_back(self, claim: Claim, make: Callable[[str, KV], Change]) -> Change | None:
+        prefix, chunk = self.keys.queue(claim.key[0]), claim.key[1]
+        made = self.trainer.patiently(
+            lambda: give_back(self.etcd, prefix, {chunk: claim.revision}, lambda _, todo: make(prefix, todo))
+        )
+        return made[0] if made else None
+
+    # -- the daemon thread --------------------------------------------------------------------------------------
+
+    def renew(self, timeout: float) -> None:
+        """Renews the own claims while batches are computed, and takes away what others have not renewed."""
+        now = time.monotonic()
+        for claim in list(self.queue.claims.values()):
+            if now - claim.renewed > timeout / 4 and self.trainer.alive_since(claim.renewed):
+                claim.renewed = now
+                renew(
+                    self.etcd,
+                    self.keys.queue(claim.key[0]),
+                    claim.key[1],
+                    claim.revision,
+                    progress=claim.progress,
+                    timeout=timeout,
+                    lease=self.trainer.lease,
+                )
+        index = _pass(self.trainer.watcher.snapshot().get(self.keys.pass_))
+        if 0 <= index < self.plan.passes:
+            self.overdue.look(index, timeout, {claim.revision for claim in list(self.queue.claims.values())})
+
+
+def _pass(marker: KV | None) -> int:
+    record = decode_pass(marker)
+    return record.pass_index if record is not None else -1
+
+
+def _follows(index: int, current: PassRecord | None) -> bool:
+    return (current.pass_index if current is not None else -1) == index - 1

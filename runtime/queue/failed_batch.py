@@ -1,0 +1,49 @@
+"""The transaction that counts a failure of a batch: reported by its trainer, or by the launcher of a dead one."""
+
+from __future__ import annotations
+
+from graphft.runtime.checkpoint.commit import go_back
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.etcd import get_op
+from graphft.runtime.etcd.model import Store
+from graphft.runtime.protocol import chunk_queue
+from graphft.runtime.protocol.chunk_queue import Change
+from graphft.runtime.queue.transactions import carry_out
+
+
+def fail_batch(
+    store: Store,
+    keys: Keys,
+    pass_index: int,
+    chunk: int,
+    batch: int,
+    *,
+    claim: int,
+    reason: str,
+    max_failures: int,
+    sync: bool,
+) -> Change | None:
+    """Counts a failure of the chunk at this batch, under that claim; None: it is somebody else's by now.
+
+    `claim`: its revision.
+
+    Outcome "failed": the chunk is poison. In sync mode a new generation begins with that: a holder before may have sent
+    the batch to some of the shards, so this step and what follows is done again, without it on all of them.
+    """
+    prefix = keys.queue(pass_index)
+    read_keys = (
+        chunk_queue.todo_key(prefix, chunk),
+        chunk_queue.pending_key(prefix, chunk),
+        keys.epoch,
+        keys.committed,
+    )
+    while True:
+        read = store.txn([], [get_op(key) for key in read_keys])
+        todo, pending = read.kv(0), read.kv(1)
+        if todo is None or pending is None or pending.create_revision != claim:
+            return None
+        change = chunk_queue.fail(prefix, chunk, claim, todo, progress=batch, reason=reason, max_failures=max_failures)
+        poison = change.outcome == "failed" and sync
+        back = [go_back(keys, read.kv(2), read.kv(3), change.reason)] if poison else []
+        if carry_out(store, [change, *back]).ok:
+            return change

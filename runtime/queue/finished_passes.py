@@ -1,0 +1,82 @@
+"""The records of passes that the job is through with: closed, so that none stays open, and at last deleted.
+
+A chunk is done when its holder says so. Its holder may die, or lose the slot, between the last batch's application and
+that; and who takes the slot goes on behind the chunk. So when a pass is over, what its plan has is recorded as done by
+the trainer that begins the next one, and at the job's end by every trainer.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING
+
+from graphft.runtime.protocol import chunk_queue
+from graphft.runtime.protocol.chunk_queue import Change
+from graphft.runtime.queue.background_tasks import Errands
+from graphft.runtime.queue.transactions import carry_out
+
+if TYPE_CHECKING:
+    from graphft.runtime.roles.trainer.slot_trainer import SlotTrainer
+
+CHANGES = 24
+"""A transaction of etcd has at most 128 operations."""
+
+
+class FinishedPasses:
+    """Used by the trainer's main thread; what need not be awaited is left to `errands`."""
+
+    def __init__(self, trainer: SlotTrainer, errands: Errands) -> None:
+        self.trainer, self.keys, self.plan = trainer, trainer.keys, trainer.config.plan
+        self._errands = errands
+        self._kept = 0
+        """The first pass whose records this process has not deleted."""
+
+    def close_before(self, index: int) -> None:
+        """Closes the passes before `index` that every shard has applied, but for what living trainers have claimed.
+
+        These complete it themselves. If one of them dies before it does, the next pass that begins closes it.
+        """
+        for old in range(max(self._kept, index - 2), index):
+            if self.trainer.comm.lowest() >= self.plan.start_steps[old + 1]:
+                self._close(old, pending=False)
+
+    def close_all(self) -> None:
+        """The job's last step is applied: every chunk that is not poison is done, whoever has claimed it."""
+        for index in range(max(self._kept, self.plan.passes - 2), self.plan.passes):
+            self._close(index, pending=True)
+
+    def forget_before(self, index: int) -> None:
+        """Deletes the records of passes before the last two, but of none that the job may go back to: they say what is
+        poison."""
+        committed = self.trainer.view.committed
+        saved = self.plan.pass_of(committed.step) if committed is not None else 0
+        old, self._kept = self._kept, max(self._kept, min(index - 1, saved))
+        for gone in range(old, self._kept):
+            self._errands.leave(
+                functools.partial(self.trainer.patiently, functools.partial(self._delete, self.keys.queue(gone)))
+            )
+
+    def _delete(self, prefix: str) -> None:
+        self.trainer.etcd.delete_prefix(prefix)
+
+    def _close(self, index: int, pending: bool) -> None:
+        """Looks again after each try: a record that a holder changed meanwhile is judged by what it says now."""
+        while changes := self._changes(index, pending):
+            for some in (changes[i : i + CHANGES] for i in range(0, len(changes), CHANGES)):
+                if not carry_out(self.trainer.etcd, some).ok:  # their holders complete some of them, at this moment
+                    for change in some:
+                        carry_out(self.trainer.etcd, [change])
+
+    def _changes(self, index: int, pending: bool) -> list[Change]:
+        """What is to be recorded as done; with `pending`, also what a trainer has claimed."""
+        prefix, etcd = self.keys.queue(index), self.trainer.etcd
+        if not etcd.count(f"{prefix}todo/"):
+            return []
+        records = {kv.key: kv for kv in etcd.range(prefix).kvs}
+        chunks = [
+            planned
+            for planned in self.plan.chunks_of(index)
+            if chunk_queue.todo_key(prefix, planned.chunk) in records
+            and (pending or chunk_queue.pending_key(prefix, planned.chunk) not in records)
+        ]
+        return chunk_queue.rewind(prefix, chunks, self.plan.start_steps[index + 1], records)

@@ -1,0 +1,84 @@
+"""What an async shard does to the queue when it comes back older: chunks that it lacks are to be done again."""
+
+from __future__ import annotations
+
+import msgspec
+
+from graphft.plan import Plan
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.etcd import KV, get_op, mod_is, put_op
+from graphft.runtime.etcd.model import Store
+from graphft.runtime.protocol import chunk_queue
+from graphft.runtime.protocol.ledger import Ledger
+from graphft.runtime.queue.transactions import PassRecord, carry_out, decode_pass
+
+
+class PutBack:
+    """One shard's view of the queue's records. Every method may be repeated after any crash."""
+
+    def __init__(self, etcd: Store, keys: Keys, plan: Plan) -> None:
+        self.etcd, self.keys, self.plan = etcd, keys, plan
+        self.chunks = [c for c in range(len(plan.records)) if plan.batches[c]]
+
+    def lacking(self, ledger: Ledger, pass_index: int) -> list[int]:
+        """Chunks of a pass that are not wholly applied according to `ledger`."""
+        return ledger.lacking(pass_index, self.chunks)
+
+    def failed(self, pass_index: int) -> set[int]:
+        """Chunks of a pass that are poison."""
+        records = self.etcd.range(f"{self.keys.queue(pass_index)}failed/", keys_only=True).kvs
+        return {chunk_queue.chunk_of(kv.key) for kv in records}
+
+    def run(self, ledger: Ledger) -> int:
+        """Puts every chunk back to todo that is done (or forgotten), but not in `ledger`; returns how many.
+
+        Then `/<job>/pass` is written, as the lowest pass that has such a chunk: trainers that found nothing to do look
+        again, and one that went on to the next pass meanwhile is overruled. What is todo or pending already stays as
+        it is: its holder asks this shard for its ledger.
+        """
+        count, lowest = 0, self.plan.passes
+        recorded = decode_pass(self.etcd.get(self.keys.pass_))
+        for index in range(min(recorded.pass_index + 1, self.plan.passes) if recorded is not None else 0):
+            lacking = self.lacking(ledger, index)
+            left = set(lacking) - self.failed(index) if lacking else set()
+            if left:
+                count += self._put_back(ledger, index, left)
+                lowest = min(lowest, index)
+        if recorded is not None and (count or lowest < recorded.pass_index):
+            self._lower(lowest)
+        return count
+
+    def _put_back(self, ledger: Ledger, index: int, lacking: set[int]) -> int:
+        prefix = self.keys.queue(index)
+        done = {chunk_queue.chunk_of(kv.key): kv for kv in self.etcd.range(f"{prefix}done/", keys_only=True).kvs}
+        todo = {chunk_queue.chunk_of(kv.key) for kv in self.etcd.range(f"{prefix}todo/", keys_only=True).kvs}
+        return sum(
+            self._put_back_chunk(prefix, chunk, done.get(chunk), ledger.progress(index, chunk))
+            for chunk in sorted(lacking - todo)
+        )
+
+    def _put_back_chunk(self, prefix: str, chunk: int, done: KV | None, progress: int) -> bool:
+        """Whether it was this call that did it. What is done may be forgotten, or put back by others, meanwhile."""
+        while not carry_out(self.etcd, [chunk_queue.put_back(prefix, chunk, done, progress)]).ok:
+            read = self.etcd.txn(
+                [],
+                [
+                    get_op(key(prefix, chunk))
+                    for key in (chunk_queue.todo_key, chunk_queue.failed_key, chunk_queue.done_key)
+                ],
+            )
+            if read.kv(0) is not None or read.kv(1) is not None:
+                return False
+            done = read.kv(2)
+        return True
+
+    def _lower(self, index: int) -> None:
+        while True:
+            kv = self.etcd.get(self.keys.pass_)
+            recorded = decode_pass(kv)
+            assert kv is not None
+            assert recorded is not None
+            index = min(index, recorded.pass_index)
+            record = PassRecord(index, len(self.chunks), self.plan.start_steps[index])
+            if self.etcd.txn([mod_is(kv.key, kv.mod_revision)], [put_op(kv.key, msgspec.json.encode(record))]).ok:
+                return

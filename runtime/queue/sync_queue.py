@@ -1,0 +1,391 @@
+"""The chunk queue of sync training: etcd's record of how far each slot is in the pass plan.
+
+Which chunk a slot works on follows from the plan, so claims never contend; the records (see `protocol.queue`) say what
+is todo, pending, done and failed, count failures, and let anybody see them. A failed chunk is poison: it contributes
+"empty" from the batch on that failed, in this pass and in later ones.
+
+A step waits for none of it: the next chunks are claimed some steps before they are begun, as many as are worth about a
+second, so that short ones do not keep etcd busy; and what is done is recorded later (`Errands`). A claim stays what the
+step relies on. It is made under the slot's key, and nobody but its holder may call the chunk poison; so when it was
+made does not matter, as long as that was before the chunk's first batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from graphft.ops.context import ChunkWork, NoData, WorkChanged
+from graphft.plan import Located, batch_seed
+from graphft.runtime.etcd import KV, get_op, value_is
+from graphft.runtime.protocol import chunk_queue
+from graphft.runtime.protocol.chunk_queue import Change
+from graphft.runtime.queue.background_tasks import Errands
+from graphft.runtime.queue.failed_batch import fail_batch
+from graphft.runtime.queue.finished_passes import FinishedPasses
+from graphft.runtime.queue.stale_claims import Overdue
+from graphft.runtime.queue.transactions import Passes, carry_out, give_back, renew, tell_poison
+from graphft.runtime.roles.role import log
+
+if TYPE_CHECKING:
+    from graphft.runtime.protocol.sync_events import Work
+    from graphft.runtime.roles.trainer.slot_trainer import SlotTrainer
+
+
+AHEAD = 8
+"""A slot's next chunk is claimed so many steps before its first one (but in the second half of the chunk before)."""
+CLAIM_SECONDS = 1.0
+"""What is claimed at once is worth so much time, at the pace of late; ..."""
+CLAIM_CHUNKS = 24
+"""... but no more chunks: a transaction of etcd has at most 128 operations."""
+
+
+@dataclass(slots=True)
+class Claim:
+    """A chunk that this trainer works on. `revision`: of the pending record's creation, the fence of its completion."""
+
+    slot: int
+    first_step: int
+    last_step: int
+    pass_index: int
+    chunk: int
+    revision: int
+    touched: float
+
+
+class PlanQueue:
+    """The QueuePort of a sync trainer. With `ft` false it only consults the plan, and records nothing."""
+
+    def __init__(self, trainer: SlotTrainer) -> None:
+        self.trainer, self.keys, self.plan = trainer, trainer.keys, trainer.config.plan
+        self.records = trainer.config.ft
+        self.claims: dict[tuple[int, int], Claim] = {}
+        """By pass and chunk. A slot's next chunk is claimed before the last batch of the one before is applied."""
+        self._begun: dict[tuple[int, int], tuple[int, Future[None]]] = {}
+        """Claims that are being made: by pass and chunk, the slot and the end of it."""
+        self._errands = Errands("queue")
+        self._discarded: dict[tuple[int, int], int] = {}
+        """(pass, chunk) -> the batch from which on it is left out: what came before stays exact over rollbacks. What
+        is known of it in this generation: only a new one adds to it."""
+        self._passes = Passes(trainer)
+        self._finished = FinishedPasses(trainer, self._errands)
+        self._overdue = Overdue(trainer.etcd, trainer.keys, trainer.events)
+        self._closed = False
+
+    # -- QueuePort ----------------------------------------------------------------------------------------------
+
+    def get_chunk(self) -> ChunkWork:
+        ctx = self.trainer.ctx
+        located = self.plan.locate(ctx.step, ctx.slot)
+        if located is None or self._left_out(located):
+            raise NoData
+        revision = 0
+        if self.records:
+            revision = self._claim(ctx.slot, located)
+            self._claim_ahead(ctx.slot, located)
+        return ChunkWork(
+            located.pass_index,
+            located.chunk,
+            located.batch,
+            located.samples,
+            batch_seed(self.trainer.config.seed, ctx.step, ctx.slot),
+            claim=revision,
+        )
+
+    def complete_chunks(self) -> None:
+        """Chunks that were claimed together are completed together."""
+        if not self.records:
+            return
+        self._errands.check()
+        lowest, claims = self.trainer.comm.lowest(), list(self.claims.items())
+        unfinished = {claim.revision for _, claim in claims if claim.last_step >= lowest}
+        self._leave_completing([claim for _, claim in claims if claim.revision not in unfinished])
+
+    def enqueue_pass(self) -> None:
+        """Makes the pass's todo records, then `/<job>/pass`, which makes them count. One trainer at a time tries."""
+        index = self.plan.pass_of(self.trainer.ctx.step)
+        made = self._passes.enqueue(
+            index,
+            lambda now: now is None or now.pass_index != index,
+            functools.partial(self._finished.close_before, index),
+        )
+        if made:
+            self._finished.forget_before(index)
+        failed = self.trainer.patiently(lambda: self.trainer.etcd.range(f"{self.keys.queue(index)}failed/")).kvs
+        self._discarded |= {(index, chunk_queue.chunk_of(kv.key)): _failed(kv).progress for kv in failed}
+
+    def requeue_overdue(self, timeout: float, max_failures: int) -> None:
+        """Renews the own claims while steps are computed, and takes away what others have not renewed."""
+        now = time.monotonic()
+        for claim in list(self.claims.values()):
+            if now - claim.touched > timeout / 4 and self.trainer.busy_since(claim.touched):
+                claim.touched = now
+                progress = max(0, self.trainer.comm.lowest() - claim.first_step)
+                renew(
+                    self.trainer.etcd,
+                    self.keys.queue(claim.pass_index),
+                    claim.chunk,
+                    claim.revision,
+                    progress=progress,
+                    timeout=timeout,
+                    lease=self.trainer.lease,
+                )
+        held = {claim.revision for claim in list(self.claims.values())}
+        self._overdue.look(max(self.trainer.pass_index, 0), timeout, held)
+
+    def expects(self, located: Located) -> bool:
+        """Whether a batch will be computed here, as far as known: one that is left out is not even read ahead."""
+        return not self.records or ((located.pass_index, located.chunk) in self.claims and not self._left_out(located))
+
+    # -- for the trainer ----------------------------------------------------------------------------------------
+
+    def release(self, slot: int) -> None:
+        """Gives the slot's chunks back; its next holder goes on inside them. Those that are applied, it completes: the
+        next holder goes on behind them."""
+        self._await_claims(slot)
+        lowest = self.trainer.comm.lowest()
+        self._complete_applied(slot)
+        held = [claim for claim in list(self.claims.values()) if claim.slot == slot]
+        for pass_index in {claim.pass_index for claim in held}:
+            claims = {claim.chunk: claim for claim in held if claim.pass_index == pass_index}
+            self._give_back(
+                claims,
+                lambda prefix, claim, todo: chunk_queue.release(
+                    prefix, claim.chunk, claim.revision, todo, progress=max(0, lowest - claim.first_step)
+                ),
+            )
+        for claim in held:
+            del self.claims[claim.pass_index, claim.chunk]
+
+    def rolled_back(self) -> None:
+        """A new generation began: what is pending is what the plan says of its first step, and what is poison is what
+        etcd says now."""
+        for slot in {claim.slot for claim in list(self.claims.values())} | {slot for slot, _ in self._begun.values()}:
+            self.release(slot)
+        self._discarded.clear()
+        self._closed = False  # what was done at the end may be to do again
+
+    def lost(self, slot: int) -> None:
+        """The slot is somebody else's: what was claimed for it is theirs to claim, but for what is applied already."""
+        self._await_claims(slot)
+        self._complete_applied(slot)
+        for key in [key for key, claim in list(self.claims.items()) if claim.slot == slot]:
+            del self.claims[key]
+
+    def settle(self) -> None:
+        """Returns when everything that is done is recorded."""
+        self._errands.settle()
+
+    def close(self) -> None:
+        self._errands.close()
+
+    def report_failure(self, work: Work, reason: str) -> None:
+        """Counts a failure of the chunk at (step, slot); too many in a row without progress make it poison.
+
+        Then a new generation begins: a holder before may have sent the batch to some of the shards, so this step and
+        what follows is done again, without it on all of them.
+        """
+        located = self.plan.locate(work.step, work.slot)
+        if located is not None:
+            self.report_batch(located.pass_index, located.chunk, located.batch, reason)
+
+    def report_batch(self, pass_index: int, chunk: int, batch: int, reason: str) -> None:
+        """As `report_failure`, of a batch of a claimed chunk."""
+        claim = self.claims.get((pass_index, chunk))
+        if claim is None:
+            return
+        change = self.trainer.patiently(functools.partial(self._fail, claim, batch, reason))
+        if change is not None and change.outcome == "failed":
+            tell_poison(self.trainer.events, claim.pass_index, claim.chunk, change)
+
+    def complete_job(self) -> None:
+        """The last step is applied: every chunk that is not poison is done. Once in a generation."""
+        for slot in {slot for slot, _ in self._begun.values()}:
+            self._await_claims(slot)
+        self.claims.clear()
+        if self.records and not self._closed:
+            self._closed = True
+            self.close_passes()
+
+    def close_passes(self) -> None:
+        """Leaves no record open. The job is over, or its last step is applied."""
+        if self.records:
+            self.settle()
+            self.trainer.patiently(self._finished.close_all)
+
+    # -- transactions -------------------------------------------------------------------------------------------
+
+    def _left_out(self, located: Located) -> bool:
+        batch = self._discarded.get((located.pass_index, located.chunk))
+        return batch is not None and located.batch >= batch
+
+    def _claim(self, slot: int, located: Located) -> int:
+        """The revision of the claim, new if there is none. 0 for a chunk that is left out, but later than here."""
+        key = located.pass_index, located.chunk
+        if key not in self.claims and key not in self._discarded:
+            self._begin_claims(slot, located)
+        if key in self._begun:
+            self._join(key)
+            if self._left_out(located):
+                raise NoData
+        return self.claims[key].revision if key in self.claims else 0
+
+    def _claim_ahead(self, slot: int, located: Located) -> None:
+        """Begins to claim the chunks that follow this one in the pass, when it is time to."""
+        batches = int(self.plan.batches[located.chunk])
+        if located.batch >= batches - min(AHEAD, batches // 2):
+            following = self._following(slot, located)
+            if following is not None and self._unknown(following):
+                self._begin_claims(slot, following)
+
+    def _following(self, slot: int, located: Located) -> Located | None:
+        """The slot's next chunk in the same pass: the next pass has no records yet."""
+        following = self.plan.locate(located.chunk_start_step + int(self.plan.batches[located.chunk]), slot)
+        return following if following is not None and following.pass_index == located.pass_index else None
+
+    def _unknown(self, located: Located) -> bool:
+        key = located.pass_index, located.chunk
+        return not (key in self._begun or key in self.claims or key in self._discarded)
+
+    def _begin_claims(self, slot: int, first: Located) -> None:
+        """Begins to claim this chunk, if it is not known yet, and of those behind it what will be wanted soon."""
+        wanted = CLAIM_SECONDS * self.trainer.pace / max(1, len(self.trainer.comm.slots()))
+        group: list[Located] = []
+        located: Located | None = first
+        batches = 0
+        while located is not None and len(group) < CLAIM_CHUNKS and (located is first or batches < wanted):
+            if self._unknown(located):
+                group.append(located)
+            batches += int(self.plan.batches[located.chunk])
+            located = self._following(slot, located)
+        if group:
+            make = functools.partial(self._make_claims, slot, group)
+            future = self._errands.begin(functools.partial(self.trainer.patiently, make))
+            self._begun |= {(one.pass_index, one.chunk): (slot, future) for one in group}
+
+    def _join(self, key: tuple[int, int]) -> None:
+        """Returns when this claim is made, and with it those that are made together."""
+        _, future = self._begun[key]
+        self._begun = {k: begun for k, begun in self._begun.items() if begun[1] is not future}
+        future.result()
+
+    def _await_claims(self, slot: int) -> None:
+        """Returns when no claim is being made for the slot."""
+        while mine := [key for key, (holder, _) in self._begun.items() if holder == slot]:
+            with contextlib.suppress(WorkChanged):
+                self._join(mine[0])
+
+    def _make_claims(self, slot: int, group: list[Located]) -> None:
+        """Claims the chunks, except those that are poison. Raises WorkChanged when the slot is not ours any more.
+
+        A holder that vanished is not held against a chunk: no data is discarded for being preempted.
+        """
+        etcd, me, slot_key = self.trainer.etcd, self.trainer.id.encode(), self.keys.slot(slot)
+        while True:
+            wanted, left_over = self._read(group)
+            if not wanted and not left_over:
+                return
+            changes = left_over or [self._claim_of(slot, located, todo) for located, todo in wanted]
+            result = carry_out(etcd, changes, self.trainer.lease, [value_is(slot_key, me)])
+            if result.ok and not left_over:
+                for located, _ in wanted:
+                    self.claims[located.pass_index, located.chunk] = self._made(slot, located, result.revision)
+                return
+            holder = etcd.get(slot_key) if not result.ok else None
+            if not result.ok and (holder is None or holder.value != me):
+                raise WorkChanged
+
+    def _read(self, group: list[Located]) -> tuple[list[tuple[Located, KV]], list[Change]]:
+        """Chunks that can be claimed, with their todo records; and what has to be done before others can."""
+        prefix = self.keys.queue(group[0].pass_index)
+        kinds = (chunk_queue.todo_key, chunk_queue.pending_key, chunk_queue.failed_key, chunk_queue.done_key)
+        read = self.trainer.etcd.txn([], [get_op(key(prefix, located.chunk)) for located in group for key in kinds])
+        wanted, left_over = [], []
+        for i, located in enumerate(group):
+            todo, pending, failed, done = (read.kv(len(kinds) * i + j) for j in range(len(kinds)))
+            if failed is not None:
+                self._discarded[located.pass_index, located.chunk] = _failed(failed).progress
+            elif pending is not None:  # of another holder (or an earlier claim): it holds no slot now
+                left_over.append(chunk_queue.displace(prefix, located.chunk, pending))
+            elif todo is None:  # done in a generation that was rolled back
+                left_over.append(chunk_queue.put_back(prefix, located.chunk, done, 0))
+            else:
+                wanted.append((located, todo))
+        return wanted, left_over
+
+    def _fail(self, claim: Claim, batch: int, reason: str) -> Change | None:
+        """None: the claim is somebody else's by now."""
+        return fail_batch(
+            self.trainer.etcd,
+            self.keys,
+            claim.pass_index,
+            claim.chunk,
+            batch,
+            claim=claim.revision,
+            reason=reason,
+            max_failures=self.trainer.config.max_failures,
+            sync=True,
+        )
+
+    def _claim_of(self, slot: int, located: Located, todo: KV) -> Change:
+        config, prefix = self.trainer.config, self.keys.queue(located.pass_index)
+        return chunk_queue.claim(
+            prefix,
+            located.chunk,
+            todo,
+            trainer=self.trainer.id,
+            slot=slot,
+            start_step=located.chunk_start_step,
+            now=time.time(),
+            timeout=config.chunk_timeout,
+            max_failures=config.max_failures,
+            count_lost=False,
+        )
+
+    def _made(self, slot: int, located: Located, revision: int) -> Claim:
+        last = located.chunk_start_step + int(self.plan.batches[located.chunk]) - 1
+        return Claim(
+            slot, located.chunk_start_step, last, located.pass_index, located.chunk, revision, time.monotonic()
+        )
+
+    def _complete_applied(self, slot: int) -> None:
+        """Begins to complete this slot's chunks that every shard has applied."""
+        lowest = self.trainer.comm.lowest()
+        self._leave_completing(
+            [claim for claim in list(self.claims.values()) if claim.slot == slot and claim.last_step < lowest]
+        )
+
+    def _leave_completing(self, claims: list[Claim]) -> None:
+        for revision in {claim.revision for claim in claims}:
+            group = [claim for claim in claims if claim.revision == revision]
+            self._errands.leave(functools.partial(self.trainer.patiently, functools.partial(self._complete, group)))
+        for claim in claims:
+            del self.claims[claim.pass_index, claim.chunk]
+
+    def _complete(self, claims: list[Claim]) -> None:
+        prefix = self.keys.queue(claims[0].pass_index)
+        changes = [chunk_queue.complete(prefix, claim.chunk, claim.revision) for claim in claims]
+        if carry_out(self.trainer.etcd, changes).ok:
+            return
+        for claim, change in zip(claims, changes, strict=True):
+            if not carry_out(self.trainer.etcd, [change]).ok:
+                log.info("chunk %d is not ours to complete any more", claim.chunk)
+
+    def _give_back(self, claims: Mapping[int, Claim], make: Callable[[str, Claim, KV], Change]) -> list[Change]:
+        """`claims`: of one pass, by chunk."""
+        prefix = self.keys.queue(next(iter(claims.values())).pass_index)
+        fences = {chunk: claim.revision for chunk, claim in claims.items()}
+        return self.trainer.patiently(
+            lambda: give_back(self.trainer.etcd, prefix, fences, lambda chunk, todo: make(prefix, claims[chunk], todo))
+        )
+
+
+def _failed(kv: KV) -> chunk_queue.Failed:
+    return msgspec.json.decode(kv.value, type=chunk_queue.Failed)

@@ -1,0 +1,167 @@
+"""The chunk queue's records in etcd: the protocol's transitions carried out, and the records of a pass made."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from graphft.runtime.coordination.event_log import Events
+from graphft.runtime.etcd import KV, absent, create_is, delete_op, get_op, mod_is, put_op, value_is
+from graphft.runtime.etcd.model import Compare, Op, Store, TxnResult
+from graphft.runtime.protocol import chunk_queue
+from graphft.runtime.protocol.chunk_queue import Change
+
+if TYPE_CHECKING:
+    from graphft.runtime.roles.role import Role
+
+WAIT_SECONDS = 0.2
+
+
+class PassRecord(msgspec.Struct, frozen=True, rename={"pass_index": "pass"}):
+    """The value of `/<job>/pass`: the pass that is worked on, whose records are whole. Async: the number of passes
+    when all of them are done."""
+
+    pass_index: int
+    chunks: int
+    start_step: int
+
+
+def decode_pass(kv: KV | None) -> PassRecord | None:
+    return None if kv is None else msgspec.json.decode(kv.value, type=PassRecord)
+
+
+def carry_out(store: Store, changes: Sequence[Change], lease: int = 0, also: Iterable[Compare] = ()) -> TxnResult:
+    """The changes, as one transaction, if `also` holds as well. `lease`: what leased records hang on.
+
+    A claim is looked up when its answer was lost (its record is like no other); whatever else is ambiguous raises
+    EtcdError, and may be repeated: its compares hold once only.
+    """
+    compares = [c for change in changes for c in change.compares]
+    puts = [p for change in changes for p in change.puts]
+    ops: list[Op] = [put_op(p.key, p.value, lease if p.leased else 0) for p in puts]
+    ops += [delete_op(k) for change in changes for k in change.deletes]
+    made = [create_is(c.key, c.revision) if c.target == "create" else mod_is(c.key, c.revision) for c in compares]
+    claims = [p.key for change in changes if change.outcome == "claimed" for p in change.puts if p.leased]
+    return store.txn([*made, *also], ops, token=claims[0] if claims else None)
+
+
+def give_back(store: Store, prefix: str, fences: Mapping[int, int], make: Callable[[int, KV], Change]) -> list[Change]:
+    """Carries out, as one transaction, what `make` makes of the todo records of claimed chunks.
+
+    `fences`: chunks, and the revisions of their claims. Claims that are somebody else's by now are left out.
+    """
+    chunks = list(fences)
+    while True:
+        read = store.txn(
+            [], [get_op(key(prefix, c)) for c in chunks for key in (chunk_queue.todo_key, chunk_queue.pending_key)]
+        )
+        changes = []
+        for i, chunk in enumerate(chunks):
+            todo, pending = read.kv(2 * i), read.kv(2 * i + 1)
+            if todo is not None and pending is not None and pending.create_revision == fences[chunk]:
+                changes.append(make(chunk, todo))
+        if not changes or carry_out(store, changes).ok:
+            return changes
+
+
+def renew(store: Store, prefix: str, chunk: int, fence: int, *, progress: int, timeout: float, lease: int) -> None:
+    """Tells that the holder of a claim is at work, and how far it is; does nothing if it holds it no more."""
+    read = store.txn([], [get_op(chunk_queue.todo_key(prefix, chunk)), get_op(chunk_queue.pending_key(prefix, chunk))])
+    todo, pending = read.kv(0), read.kv(1)
+    if todo is not None and pending is not None and pending.create_revision == fence:
+        record = msgspec.json.decode(pending.value, type=chunk_queue.Pending)
+        carry_out(
+            store,
+            [
+                chunk_queue.renew(
+                    prefix, chunk, fence, record, todo, progress=progress, now=time.time(), timeout=timeout
+                )
+            ],
+            lease,
+        )
+
+
+def tell_poison(events: Events, pass_index: int, chunk: int, change: Change) -> None:
+    """Whatever is discarded is named."""
+    events.emit(
+        "poison",
+        f"chunk {chunk} of pass {pass_index} is DISCARDED: {change.reason}",
+        chunk=chunk,
+        pass_index=pass_index,
+    )
+
+
+class Passes:
+    """Makes the records of passes. Whoever crashes half-way: a pass's records count only when `/<job>/pass` says so."""
+
+    def __init__(self, role: Role) -> None:
+        self.role, self.keys, self.plan = role, role.keys, role.config.plan
+
+    def enqueue(self, index: int, due: Callable[[PassRecord | None], bool], before: Callable[[], None]) -> bool:
+        """Makes pass `index` the one that is worked on, as long as it is `due` after what is recorded now.
+
+        One trainer at a time tries: `before` is called by it, then the missing records are made, and `/<job>/pass`.
+        Returns whether it was this process. `index` may be the number of passes: nothing is left to be done then.
+        """
+        return self.role.patiently(functools.partial(self._enqueue, index, due, before))
+
+    def _enqueue(self, index: int, due: Callable[[PassRecord | None], bool], before: Callable[[], None]) -> bool:
+        etcd, lock, me = self.role.etcd, f"{self.keys.queues}enqueuer", self.role.id.encode()
+        while True:
+            kv = etcd.get(self.keys.pass_)
+            if not due(decode_pass(kv)):
+                return False
+            if not self._lock(lock, me):
+                self.role.watcher.wait(functools.partial(self._moved, kv), WAIT_SECONDS)
+                self.role.check_lease()
+                self.role.progress.beat()
+                continue
+            made = False
+            try:
+                before()
+                made = self._make_records(index, kv, lock)
+                if made:
+                    return True
+            finally:
+                if not made:
+                    etcd.txn([value_is(lock, me)], [delete_op(lock)])
+
+    def _poison(self, index: int) -> dict[int, chunk_queue.Failed]:
+        kvs = self.role.etcd.range(f"{self.keys.queue(index)}failed/").kvs if index >= 0 else ()
+        return {chunk_queue.chunk_of(kv.key): msgspec.json.decode(kv.value, type=chunk_queue.Failed) for kv in kvs}
+
+    def _moved(self, before: KV | None, kvs: Mapping[str, KV]) -> bool:
+        return kvs.get(self.keys.pass_) not in (None, before)
+
+    def _lock(self, lock: str, me: bytes) -> bool:
+        """Whether the lock is this process's; also if it is since an earlier try, whose end etcd did not answer."""
+        result = self.role.etcd.txn([absent(lock)], [put_op(lock, me, self.role.lease)], [get_op(lock)], token=lock)
+        if result.ok:
+            return True
+        holder = result.kv(0)
+        return holder is not None and holder.value == me
+
+    def _make_records(self, index: int, marker: KV | None, lock: str) -> bool:
+        """Writes what is missing of the pass. Every write compares the marker: whoever is late changes nothing.
+
+        The last write, in a pass of some chunks the only one, makes the pass count, and gives the lock back.
+        """
+        etcd, prefix, key = self.role.etcd, self.keys.queue(index), self.keys.pass_
+        revision = marker.mod_revision if marker is not None else 0
+        chunks = [c for c in range(len(self.plan.records)) if self.plan.batches[c]] if index < self.plan.passes else []
+        fence, changes = chunk_queue.Compare(key, "mod", revision), list[Change]()
+        if chunks:
+            there = {chunk_queue.chunk_of(kv.key) for kv in etcd.range(prefix, keys_only=True).kvs}
+            todo = [c for c in chunks if c not in there]
+            changes = chunk_queue.enqueue(prefix, todo, fence, self._poison(index - 1))
+        for change in changes[:-1]:
+            if not carry_out(etcd, [change]).ok:
+                return False
+        record = PassRecord(index, len(chunks), self.plan.start_steps[index])
+        put = chunk_queue.Put(key, msgspec.json.encode(record))
+        begin = Change("enqueued", f"pass {index} begins", (fence,), (put,), (lock,))
+        return carry_out(etcd, [*changes[-1:], begin], also=[value_is(lock, self.role.id.encode())]).ok

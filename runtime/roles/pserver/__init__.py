@@ -1,0 +1,1 @@
+"""Parameter servers: each holds one shard of what evolves."""

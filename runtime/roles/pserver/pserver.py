@@ -1,0 +1,365 @@
+"""A pserver: one shard of what evolves. Runs its program's blocks around the shard's state machine.
+
+What sync and async shards share: memory, socket, checkpoints, the job's end. Their loops are in pserver_sync and
+pserver_async.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+import torch
+
+from graphft.errors import GraphftError
+from graphft.ir import Kind
+from graphft.runtime.checkpoint.commit import Commits, Committed, Epoch
+from graphft.runtime.checkpoint.store import MANIFEST, Ages, CheckpointStore, DamagedCheckpoint, StorageUnavailable
+from graphft.runtime.checkpoint.writer import Saver
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.status import ShardStatus
+from graphft.runtime.etcd import EtcdError, Session, Store, absent, put_op
+from graphft.runtime.etcd.channel import parse_endpoint
+from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, TakeCheckpoint, Tick
+from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Bucket, Push
+from graphft.runtime.roles.limits import pserver_limits
+from graphft.runtime.roles.pserver.shard_buffers import ShardMemory, frame_fault
+from graphft.runtime.roles.pserver.shard_proof import prove_shard
+from graphft.runtime.roles.role import Role, log
+from graphft.runtime.transport import make_server
+from graphft.runtime.transport.address import advertise_host, endpoint, listen_host, split_endpoint
+
+if TYPE_CHECKING:
+    from graphft.transpiler import Job
+
+T = TypeVar("T")
+POLL_SECONDS = 0.25
+STORAGE_SECONDS, MAX_STORAGE_SECONDS, REMIND_SECONDS = 0.5, 5.0, 60.0
+"""Pauses between tries to read checkpoints, and between messages that say so."""
+SPARE_SECONDS = 0.2
+LOAD_LIMITS = 10
+"""Restoring a checkpoint may take so many times as long as anything else that the main thread does."""
+SPARE_PEERS = 64
+"""Trainers that stand by, probes, and those that are gone, but whose leases have not ended."""
+
+
+def claim_index(etcd: Store, keys: Keys, pservers: int, ttl: int) -> tuple[int, Session | None] | None:
+    """The lowest index that no live pserver has or is about to take, claimed on the lease of a new session.
+
+    While all are taken it waits as a spare, which has no lease. `ttl`: of the lease in seconds, 0 for none.
+    None: the job is over.
+    """
+    told = False
+    while (state := etcd.get(keys.state)) is None or state.value == b"running":
+        taken = {kv.key for prefix in (keys.pservers, keys.index_claims) for kv in etcd.range(prefix).kvs}
+        for index in range(pservers):
+            if not {keys.pserver(index), keys.index(index)} & taken:
+                session = Session(etcd, ttl) if ttl else None
+                if _claim(etcd, keys, index, session):
+                    if session is not None:
+                        session.keep(etcd.urls)
+                    return index, session
+                if session is not None:
+                    session.close()
+        if not told:
+            log.info("all %d pservers are alive; waiting to take the place of one that dies", pservers)
+            told = True
+        time.sleep(SPARE_SECONDS)
+    return None
+
+
+def _claim(etcd: Store, keys: Keys, index: int, session: Session | None) -> bool:
+    claim = put_op(keys.index(index), uuid.uuid4().hex.encode(), session.lease if session is not None else 0)
+    return etcd.txn([absent(keys.pserver(index)), absent(claim.key)], [claim], token=claim.key).ok
+
+
+class Pserver(Role):
+    """One shard's process. The main thread owns memory, socket and state machine; `Saver` writes files beside it.
+
+    Subclasses make the machine in `serve`, and give what carries its effects out in `effects`.
+    """
+
+    kind = "pserver"
+
+    def __init__(self, job: Job, job_dir: Path, etcd: Store, index: int, session: Session | None = None) -> None:
+        if not 0 <= index < job.config.pservers:
+            raise GraphftError(
+                f"there is no pserver {index}: the job has {job.config.pservers}",
+                rule="role",
+                help=f"indices are 0 to {job.config.pservers - 1}",
+            )
+        super().__init__(job, job_dir, job.pserver_program(index), etcd, index, session)
+        self.limits = pserver_limits(job.programs.pservers, index, job.config.trainers)
+        self.transport = make_server(f"pserver {index}", self.limits, self.login)
+        self.ctx.server = self
+        self.address = self._listen([parse_endpoint(e).host for e in etcd.endpoints])
+        self.memory = ShardMemory(self.ctx.scope)
+        self.commits = self.make_commits()
+        self.store = self.commits.store
+        self.saver = self.make_saver()
+        self.epoch = Epoch()
+        self.restarted = False
+        self.counters: Counter[str] = Counter()
+        self.machine: Any = None
+        self.options: Mapping[str, Any] = {}
+        self.effects: dict[type, Callable[[Any], None]] = {
+            Reply: self._reply,
+            Count: self.count,
+            TakeCheckpoint: self._checkpoint,
+        }
+        self._trainers: frozenset[str] = frozenset()
+        self._rounds: list[float] = []
+        self._applied = 0
+        self._ages = Ages()
+        for name, value in self.program.values.items():
+            self.ctx.scope[name] = value.detach().clone()
+        self.open_session()
+
+    def _listen(self, etcd_hosts: Sequence[str]) -> str:
+        """Listens where the way to etcd begins; returns the address for the others."""
+        _, port = split_endpoint(self.transport.bind(listen_host(etcd_hosts)))
+        return endpoint(advertise_host(etcd_hosts), port)
+
+    def make_commits(self) -> Commits:
+        """The commit protocol of this shard's checkpoints."""
+        store = CheckpointStore(self.job_dir / "checkpoints")
+        return Commits(self.etcd, self.keys, store, self.index, self.config.pservers, self.job.run_id, self.id)
+
+    def make_saver(self) -> Saver:
+        return Saver(self.commits, self.events, self.job, self.job_dir)
+
+    def run(self) -> None:
+        """From start to the end of the job."""
+        self.start_daemon()
+        try:
+            prove_shard(self)
+            self.run_block("init")
+            self.run_block("serve")
+        finally:
+            self.saver.close()
+            if self.session is None:  # no lease takes the report away: it is what the launcher reads at the end
+                with contextlib.suppress(EtcdError):
+                    self.report_status(last=True)
+            self.close()
+            self.transport.close()
+
+    def wake(self) -> None:
+        transport = getattr(self, "transport", None)  # the watch may call before the constructor is through
+        if transport is not None:
+            transport.wake()
+
+    # -- ServerPort ---------------------------------------------------------------------------------------------
+
+    def make_bucket(self, index: int, names: Sequence[str], reduce: str) -> None:
+        self.memory.make_bucket(index, names, reduce)
+
+    def load_check_point(self) -> None:
+        raise NotImplementedError
+
+    def save_check_point(self, names: Sequence[str], keep: int) -> None:
+        raise NotImplementedError
+
+    def serve(self, options: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    def notify_checkpoint(self, seconds: float) -> None:
+        raise NotImplementedError
+
+    def age(self, committed: Committed | None) -> float:
+        """Seconds since the newest checkpoint was written; without any, since the job was made."""
+        return self._ages.of(
+            self.store.root / committed.checkpoint / MANIFEST if committed is not None else self.job_dir / "job.json"
+        )
+
+    def initial_values(self) -> dict[str, torch.Tensor]:
+        """What this shard's variables are before the first step."""
+        return {v.name: self.program.values[v.name] for v in self.program.of_kind(Kind.PARAM, Kind.BUFFER, Kind.STATE)}
+
+    def join_epoch(self) -> None:
+        """Joins the shard's epoch: as it is on a first start; raising the generation on a restart.
+
+        And before, if etcd was restored from a backup: the job goes on from what the disk holds.
+        """
+        self.commits.ensure_epoch()
+        behind = self.commits.catch_up()
+        if behind is not None:
+            self.events.emit(
+                "etcd-behind",
+                f"etcd does not know of the newest checkpoint (all was ended before it was "
+                "told, or it was restored from a backup): "
+                f"generation {behind.generation} begins at step {behind.step}, where the newest whole "
+                "checkpoint is",
+                step=behind.step,
+            )
+        self.epoch, self.restarted = self.commits.begin()
+        if self.restarted and behind is None:
+            committed = self.commits.committed()
+            self.epoch = self.commits.rollback(f"pserver {self.index} was restarted")
+            if committed is not None and self.epoch.step < committed.step:
+                self.events.emit(
+                    "damaged-checkpoint",
+                    f"the checkpoint of step {committed.step}, which was committed, "
+                    f"is not in {self.store.root}, or is damaged: going back to step {self.epoch.step}",
+                    step=self.epoch.step,
+                )
+
+    def when_storage_answers(self, call: Callable[[], T]) -> T:
+        """`call()`, again while the checkpoints' storage cannot be used. It is safe to repeat.
+
+        An unreadable checkpoint is no damaged one: nobody goes back to an older one for it.
+        """
+        told, pause, began = float("-inf"), STORAGE_SECONDS, time.monotonic()
+        while True:
+            try:
+                return call()
+            except StorageUnavailable as error:
+                self.fence_if_lost()
+                if self.view.over:
+                    raise
+                if time.monotonic() - told > REMIND_SECONDS:
+                    told = time.monotonic()
+                    self.events.emit(
+                        "storage-unavailable",
+                        f"pserver {self.index} has waited for its checkpoints for "
+                        f"{told - began:.0f} s: {error.message}. {error.help}",
+                        shard=self.index,
+                    )
+            self.progress.beat()  # it waits, and says so
+            time.sleep(pause)
+            pause = min(2 * pause, MAX_STORAGE_SECONDS)
+
+    def load(self) -> None:
+        """Takes on the state that the epoch began at; goes further back if its file is damaged."""
+        self.when_storage_answers(self._load)
+
+    def _load(self) -> None:
+        while True:
+            try:
+                with self.progress.within(LOAD_LIMITS * self.progress.usual, "restoring a checkpoint"):
+                    self.restore(self.epoch)
+                return
+            except DamagedCheckpoint as error:
+                self.events.emit(
+                    "damaged-checkpoint",
+                    f"checkpoint of step {self.epoch.step} is damaged, going back further: {error.message}",
+                )
+                self.epoch = self.commits.rollback("damaged checkpoint", below=self.epoch.step)
+
+    def restore(self, epoch: Epoch) -> None:
+        """Takes on the state that this epoch began at. Raises DamagedCheckpoint, StorageUnavailable."""
+        raise NotImplementedError
+
+    def overtake(self, epoch: Epoch | None) -> None:
+        """Etcd is older than this process, which lives on: it was restored meanwhile. A view that is behind looks the
+        same, so etcd itself is asked. `epoch`: the shard's, as it is watched."""
+        if epoch is not None and epoch.generation < self.machine.generation:
+            raised = self.when_storage_answers(lambda: self.commits.overtake(self.machine.generation))
+            if raised is not None:
+                self.events.emit(
+                    "etcd-behind",
+                    f"etcd was restored from a backup while the job runs: generation "
+                    f"{raised.generation} begins at step {raised.step}",
+                    step=raised.step,
+                )
+
+    # -- the loop -----------------------------------------------------------------------------------------------
+
+    def step(self, event: Any) -> None:
+        """Has the machine take in an event, and carries out what it decides."""
+        for effect in self.machine.step(event, time.monotonic()):
+            self.effects[type(effect)](effect)
+
+    def serve_once(self) -> None:
+        self.fence_if_lost()
+        self.progress.beat()
+        for peer, message, frame in self.transport.poll(POLL_SECONDS):
+            self.step(Received(peer.decode("latin-1"), message, frame, self.fault(message, frame)))
+        self.follow()
+        self.step(Tick())
+
+    def fault(self, message: AnyMessage, frame: memoryview | None) -> str:
+        """What is wrong with a message's frame, before anything looks into it; "" if nothing is."""
+        if isinstance(message, (Push, BatchPush)):
+            return frame_fault(self.memory.buckets.get(message.bucket), frame)
+        return ""
+
+    def follow(self) -> None:
+        """Takes in what changed in etcd."""
+        self._forget(frozenset(self.view.trainers))
+
+    def _forget(self, trainers: frozenset[str]) -> None:
+        """Drops what the machine keeps of trainers that are gone. A peer is one connection of a trainer."""
+        gone, self._trainers = self._trainers - trainers, trainers
+        for peer in [p for p in self.machine.peers if self.machine.peers.name(p) in gone] if gone else ():
+            self.step(PeerLeft(peer))
+
+    @property
+    def max_peers(self) -> int:
+        """Names of peers that the machine knows at once: many more than a job has."""
+        return SPARE_PEERS + 4 * (self.config.trainers + self.config.pservers)
+
+    def over(self) -> bool:
+        """Whether the job is. Shard 0 ends it: once the last step is committed, it exports the model."""
+        self.saver.check()
+        if super().over():
+            return True
+        committed = self.view.committed
+        if committed is not None and committed.step >= self.config.total_steps and self.index == 0:
+            self.saver.finish(committed)
+        return False
+
+    def run_optimizer(self, version: int, keep: Collection[int] = ()) -> None:
+        """Applies the gradients that lie in the buckets' sums, and publishes the values as `version`.
+
+        Copies of the versions in `keep` stay.
+        """
+        if self.options["schedule_block"]:
+            self.run_block(self.options["schedule_block"])
+        for block in self.options["optimize_blocks"]:
+            self.run_block(block)
+        self.memory.publish(version, keep)
+        self._rounds = [*self._rounds[-50:], time.monotonic()]
+        self._applied += 1
+
+    # -- effects ------------------------------------------------------------------------------------------------
+
+    def _reply(self, effect: Reply) -> None:
+        peer, message = effect.peer.encode("latin-1"), effect.message
+        if isinstance(message, Bucket):
+            frame = self.memory.frame(message.bucket, message.version)
+            self.memory.lend(message.bucket, message.version, self.transport.send(peer, message, frame))
+        else:
+            self.transport.send(peer, message)
+
+    def count(self, effect: Count) -> None:
+        self.counters[effect.name] += 1
+        log.debug("%s: %s", effect.name, effect.reason)
+
+    def _checkpoint(self, effect: TakeCheckpoint) -> None:
+        if self.options["checkpoint_block"]:
+            self.run_block(self.options["checkpoint_block"])
+
+    def story(self) -> list[str]:
+        return self.machine.story.of() if self.machine is not None else []
+
+    @property
+    def rate(self) -> float:
+        """Rounds per second of late."""
+        rounds = self._rounds
+        return (len(rounds) - 1) / (rounds[-1] - rounds[0]) if len(rounds) > 1 else 0.0
+
+    def status(self) -> msgspec.Struct:
+        machine = self.machine
+        return ShardStatus(
+            machine.version if machine else 0,
+            machine.generation if machine else 0,
+            self.rate,
+            self._applied,
+            {**self.counters, **self.saver.counters, **self.transport.counters},
+        )

@@ -1,0 +1,294 @@
+"""A sync shard: closes a step when the contributions of all slots are in."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import torch
+
+from graphft.runtime.checkpoint.commit import Asked, Epoch
+from graphft.runtime.coordination.view import Barred
+from graphft.runtime.etcd import EtcdError, Session, Store, create_is, delete_op, put_op
+from graphft.runtime.protocol.events import Count, Received
+from graphft.runtime.protocol.idle_slots import IdleSlots
+from graphft.runtime.protocol.messages import AnyMessage, Empty, Partials, Push
+from graphft.runtime.protocol.sync_events import (
+    ApplyRound,
+    CheckpointAt,
+    ComputePartials,
+    Finished,
+    PartialsReady,
+    RequestRollback,
+    Rollback,
+    RoundApplied,
+    RoundSkipped,
+    SendShard,
+    Started,
+    SyncOptions,
+)
+from graphft.runtime.protocol.sync_shard import SyncShard
+from graphft.runtime.roles.pserver.norms import NormExchange
+from graphft.runtime.roles.pserver.pserver import POLL_SECONDS, Pserver
+from graphft.runtime.roles.role import log
+from graphft.runtime.transport.buffers import byte_view
+
+if TYPE_CHECKING:
+    from graphft.transpiler import Job
+
+NOTICE_SECONDS = 1.0
+"""So long it may take until every shard has heard of a checkpoint that is asked for."""
+
+
+class RoundPserver(Pserver):
+    """A sync shard's process."""
+
+    machine: SyncShard
+
+    def __init__(self, job: Job, job_dir: Path, etcd: Store, index: int, session: Session | None = None) -> None:
+        super().__init__(job, job_dir, etcd, index, session)
+        self.norms: NormExchange | None = None
+        self.idle, self._look_at = IdleSlots(self.config.chunk_timeout), 0.0
+        self._snapshots: dict[int, dict[str, torch.Tensor]] = {}
+        self._asked: Asked | None = None
+        """The checkpoint that the machine was asked for last."""
+        self._awaited: tuple[Asked | None, float] = (None, 0.0)
+        """A checkpoint that should be committed by now, and since when."""
+        self.effects |= {
+            ComputePartials: self._compute_partials,
+            ApplyRound: self._apply,
+            RoundSkipped: self._skipped,
+            SendShard: self._send_shard,
+            RequestRollback: self._request_rollback,
+            Finished: self._finished,
+        }
+
+    def run(self) -> None:
+        try:
+            super().run()
+        finally:
+            if self.norms is not None:
+                self.norms.close()
+
+    # -- ServerPort ---------------------------------------------------------------------------------------------
+
+    def load_check_point(self) -> None:
+        """Joins the job's epoch: as it is on a first start; raising the generation on a restart."""
+        self.when_storage_answers(self.join_epoch)
+        if self.restarted:
+            self.events.emit(
+                "restarted",
+                f"pserver {self.index} is back; generation {self.epoch.generation} goes on from step {self.epoch.step}",
+                step=self.epoch.step,
+            )
+        self.load()
+
+    def save_check_point(self, names: Sequence[str], keep: int) -> None:
+        """Clones the values; the saver writes and commits them while steps go on."""
+        values = self.memory.clone(names)
+        step = self.machine.version
+        self._snapshots = {s: v for s, v in self._snapshots.items() if s == self.commits_step()} | {step: values}
+        self.saver.submit(self.machine.generation, step, values, keep)
+
+    def serve(self, options: Mapping[str, Any]) -> None:
+        self.options = options
+        self.commits.ensure_epoch(resume=self.config.ft)
+        self.memory.publish(self.epoch.step)
+        self.machine = SyncShard(
+            SyncOptions(
+                self.index,
+                options["shards"],
+                options["slots"],
+                tuple(self.memory.buckets),
+                options["total_steps"],
+                self.job.run_id,
+                self.secret,
+                options["checkpoint_every"],
+                self._exchanges(),
+                options["recovery"] and self.restarted,
+                options["recovery_timeout"],
+                options["on_barrier_timeout"],
+                max_peers=self.max_peers,
+            ),
+            incarnation=self.id,
+            generation=self.epoch.generation,
+            version=self.epoch.step,
+        )
+        if self._exchanges():
+            self.norms = NormExchange(self.id, self.index, self.program.blocks.get("reduce"), self.limits, self.login)
+        self.step(Started())
+        self.progress.begin("serving")
+        while not self.over():
+            self.serve_once()
+
+    def fault(self, message: AnyMessage, frame: memoryview | None) -> str:
+        if isinstance(message, Partials) and self.norms is not None:
+            return self.norms.fault(message.shard, frame)
+        return super().fault(message, frame)
+
+    def notify_checkpoint(self, seconds: float) -> None:
+        """Asks for a checkpoint when the newest is too old, at a step that no shard reaches before it has heard of it.
+
+        Asks again when `seconds` after that step it is not committed: a shard heard of it too late.
+        """
+        view, machine = self.view, self.machine
+        epoch, asked, committed = view.epoch, view.asked, view.committed
+        if machine is None or epoch is None or epoch.generation != machine.generation or self.age(committed) < seconds:
+            return
+        reached = committed.step if committed is not None else -1
+        if asked is not None and asked.generation == epoch.generation and asked.step > reached:
+            if machine.version < asked.step:
+                return
+            if self._awaited[0] != asked:
+                self._awaited = (asked, time.monotonic())
+            if time.monotonic() - self._awaited[1] < seconds:
+                return
+        step = machine.version + 2 + math.ceil(NOTICE_SECONDS * self.rate)
+        if step < self.config.total_steps:
+            self.commits.ask(Asked(epoch.generation, step), asked)
+
+    # -- slots that nothing comes of ----------------------------------------------------------------------------
+
+    def serve_once(self) -> None:
+        super().serve_once()
+        if self.config.ft:
+            self._look_for_idle_slots()
+
+    def step(self, event: Any) -> None:
+        if isinstance(event, Received) and isinstance(event.message, Push | Empty):
+            self.idle.heard(event.message.slot)
+        super().step(event)
+
+    def _look_for_idle_slots(self) -> None:
+        """While all shards serve, what this one waits for is the trainers'."""
+        view, machine, now = self.view, self.machine, time.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + POLL_SECONDS
+        waits = (
+            machine.phase == "collecting"
+            and not machine.finished
+            and len(view.trainers) > 1
+            and len(view.pservers) == self.config.pservers
+        )
+        holders = {
+            slot: (trainer, view.claims[slot]) for slot, trainer in view.slots.items() if trainer in view.trainers
+        }
+        for slot in self.idle.look(
+            now, (machine.generation, machine.version), machine.round.missing() if waits else (), holders
+        ):
+            self._take(slot, *holders[slot])
+
+    def _take(self, slot: int, trainer: str, claim: int) -> None:
+        """Takes a slot from a trainer, whatever is the matter with it, and bars it, so that another gets the slot."""
+        reason = f"nothing of slot {slot} came to pserver {self.index} for {self.idle.timeout:.0f} s"
+        bar = put_op(self.keys.barred(trainer), msgspec.json.encode(Barred(reason, self.id)), self.view.leases[trainer])
+        key = self.keys.slot(slot)
+        try:
+            taken = self.etcd.txn([create_is(key, claim)], [delete_op(key), bar]).ok
+        except EtcdError as error:  # or its lease has ended: then so has its claim
+            log.warning("slot %d: %s", slot, error.message)
+            return
+        if taken:
+            self.events.emit(
+                "idle-slot",
+                f"slot {slot} was taken from trainer {trainer}: nothing came of it for {self.idle.timeout:.0f} s",
+                slot=slot,
+                trainer=trainer,
+            )
+
+    # -- going back ---------------------------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        super().follow()
+        epoch, asked = self.view.epoch, self.view.asked
+        self.overtake(epoch)
+        if epoch is not None and epoch.generation > self.machine.generation:
+            self._go_back(epoch)
+        if asked is not None and asked != self._asked and asked.generation == self.machine.generation:
+            self._asked = asked
+            self.step(CheckpointAt(asked.step))
+
+    def _go_back(self, epoch: Epoch) -> None:
+        """Goes back to where a newer generation began."""
+        log.info(
+            "generation %d: back from version %d to step %d (%s)",
+            epoch.generation,
+            self.machine.version,
+            epoch.step,
+            epoch.reason,
+        )
+        self.counters["rollbacks"] += 1
+        self.counters["steps-repeated"] += max(0, self.machine.version - epoch.step)
+        self.epoch = epoch
+        self.load()
+        self.memory.publish(epoch.step)
+        if self.norms is not None:
+            self.norms.connect(self.view)
+        self.step(Rollback(self.epoch.generation, self.epoch.step))
+
+    def restore(self, epoch: Epoch) -> None:
+        self.memory.restore(self._state_at(epoch))
+
+    def _state_at(self, epoch: Epoch) -> Mapping[str, torch.Tensor]:
+        if epoch.step in self._snapshots:
+            return self._snapshots[epoch.step]
+        manifest = self.commits.manifest_of(epoch)
+        if manifest is None:
+            return self.initial_values()
+        return self.store.read_part(manifest, self.index)[0]
+
+    def commits_step(self) -> int:
+        """Step of the newest committed checkpoint; -1 before the first."""
+        committed = self.view.committed
+        return committed.step if committed is not None else -1
+
+    # -- effects ------------------------------------------------------------------------------------------------
+
+    def _compute_partials(self, effect: ComputePartials) -> None:
+        assert self.norms is not None
+        self.memory.reduce(effect.contributions)
+        sums = self.run_block("reduce", fetch=(self.norms.partials,)) if self.norms.partials else ()
+        payload = byte_view(sums[0]) if sums else None
+        self.step(PartialsReady(effect.generation, effect.step, payload))
+
+    def _apply(self, effect: ApplyRound) -> None:
+        """One round's optimization; the published copy of the version before stays for whoever must recompute."""
+        if self.norms is not None:
+            self.norms.fill(self.ctx.scope, effect.partials)
+        else:
+            self.memory.reduce(effect.contributions)
+        if self.options["reduce_block"] and self.norms is None:
+            self.run_block(self.options["reduce_block"])
+        self.run_optimizer(effect.step + 1)
+        self.step(RoundApplied(effect.generation, effect.step))
+
+    def _skipped(self, effect: RoundSkipped) -> None:
+        self.memory.publish(effect.step + 1)
+        self.count(Count("empty-rounds", effect.reason))
+
+    def _send_shard(self, effect: SendShard) -> None:
+        assert self.norms is not None
+        self.norms.send(self.view, effect.shard, effect.message, effect.payload)
+
+    def _request_rollback(self, effect: RequestRollback) -> None:
+        epoch = self.view.epoch
+        if epoch is not None and epoch.generation == effect.generation:
+            raised = self.when_storage_answers(lambda: self.commits.rollback(effect.reason))
+            self.events.emit(
+                "rollback",
+                f"generation {raised.generation}: everyone returns to step {raised.step} ({effect.reason})",
+                step=raised.step,
+            )
+
+    def _finished(self, effect: Finished) -> None:
+        log.info("reached the last version, %d", effect.step)
+
+    def _exchanges(self) -> bool:
+        """Whether shards exchange partial sums each round (clipping by global norm)."""
+        programs = [self.job.pserver_program(i) for i in range(self.config.pservers)]
+        return any("reduce" in p.blocks and "order" in p.blocks["reduce"].attrs for p in programs)

@@ -1,0 +1,353 @@
+"""What all roles share: etcd, the lease, the watched view, the daemon thread, and exactness settings."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from graphft.errors import GraphftError
+from graphft.ir import Block, Program
+from graphft.ops.context import Context
+from graphft.runtime.coordination.connect import JobEnded, is_complete
+from graphft.runtime.coordination.event_log import Events
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.run_record import fenced, read_secret
+from graphft.runtime.coordination.view import JobView, Registration, read_view
+from graphft.runtime.etcd import KV, LeaseLost, Session, Store, TransientEtcdError, Watch, absent, put_op, value_is
+from graphft.runtime.etcd.lease_keeper import LATE
+from graphft.runtime.execute.lowering import Lowered, lower
+from graphft.runtime.process.identity import identify
+from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK
+from graphft.runtime.process.structs import prepare_structs
+from graphft.runtime.roles.progress import PART, Progress, stacks
+from graphft.runtime.roles.reach import out_of_reach
+from graphft.runtime.transport.address import network_identity
+from graphft.runtime.transport.login import Login
+
+if TYPE_CHECKING:
+    from graphft.transpiler import Job
+
+log = logging.getLogger("graphft")
+
+WAIT_NOTICE_SECONDS = 5.0
+RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 1.0
+REPORT_SECONDS = 0.4
+T = TypeVar("T")
+
+
+def _over(kvs: Mapping[str, KV], keys: Keys) -> bool:
+    return keys.state in kvs and kvs[keys.state].value != b"running"
+
+
+class Role:
+    """One process of a job. Subclasses give the ports of their context and run their blocks.
+
+    `wake` is called (from any thread) when the view changed.
+    """
+
+    kind = ""
+    leased = True
+    """Whether this process claims anything, and so needs a lease where there is fault tolerance."""
+
+    def __init__(
+        self, job: Job, job_dir: Path, program: Program, etcd: Store, index: int, session: Session | None = None
+    ) -> None:
+        prepare_structs()  # before the first thread of this role
+        self.job, self.job_dir, self.program, self.index = job, Path(job_dir), program, index
+        self.config = job.config
+        self.keys = Keys(self.config.name)
+        self.etcd = fenced(etcd, self.keys, job)
+        self.secret = read_secret(etcd, self.keys)
+        self.id = f"{index}-{uuid.uuid4().hex[:8]}"
+        self.address = ""
+        self.events = Events(self.etcd, self.keys, f"{self.kind} {index}")
+        self.session = session
+        self.progress = Progress(PART * self.config.chunk_timeout if self.config.ft else math.inf)
+        """Marked by the main thread; the daemon thread ends a process that does not get on."""
+        self.changed = threading.Event()
+        self._view: tuple[int, JobView] = (-1, JobView())
+        self.watcher = Watch(etcd, self.keys.control, lambda _: self._notify())
+        self.ctx = Context(device=self.config.device, session=self, members=self)
+        self._lowered: dict[tuple[str, int], Lowered] = {}
+        self._stop_daemon = threading.Event()
+        self._report_at = 0.0
+        self._kept = 0
+        """How many renewals by the lease's keeper were told."""
+        self._daemon: threading.Thread | None = None
+
+    # -- blocks -------------------------------------------------------------------------------------------------
+
+    def lowered(self, block: Block, fetch: tuple[str, ...] = (), start: int = 0) -> Lowered:
+        key = (block.name, start)
+        if key not in self._lowered:
+            self._lowered[key] = lower(block, fetch=fetch, start=start, device=self.config.device)
+        return self._lowered[key]
+
+    @property
+    def login(self) -> Login:
+        """What this process shows to others of its run, and asks of them."""
+        return Login(self.job.run_id, self.secret)
+
+    def run_block(self, name: str, fetch: tuple[str, ...] = ()) -> tuple[Any, ...]:
+        """Runs a block of the program once, if it has it."""
+        if name not in self.program.blocks:
+            return ()
+        self.progress.beat()
+        return self.lowered(self.program.blocks[name], fetch)(self.ctx, self.ctx.scope)
+
+    # -- the lease ----------------------------------------------------------------------------------------------
+
+    def open_session(self) -> None:
+        """Gets this process's lease, if it needs one: as the last thing before it renews it and makes its claims.
+
+        What takes long and needs no claim (opening the data) comes before: a lease does not wait for it.
+        """
+        if self.session is None and self.config.ft and self.leased:
+            self.session = Session(self.etcd, self.config.lease_ttl)
+        if self.session is not None:
+            self.progress.share(self.session.page)
+
+    # -- the daemon block ---------------------------------------------------------------------------------------
+
+    def start_daemon(self) -> None:
+        if self.session is not None:
+            self.session.keep(self.etcd.urls)
+        if "daemon" in self.program.blocks:
+            self._daemon = threading.Thread(target=self._run_daemon, name="daemon block", daemon=True)
+            self._daemon.start()
+
+    def _run_daemon(self) -> None:
+        block = self.program.blocks["daemon"]
+        run = self.lowered(block)
+        while not self._stop_daemon.is_set():
+            try:
+                run(self.ctx, self.ctx.scope)
+            except LeaseLost as error:
+                self._fence(error)
+            except TransientEtcdError as error:
+                log.warning("etcd: %s", error.message)  # the lease's own deadline decides how long this may last
+            except BaseException:
+                log.exception("the daemon block failed; a process without it must not go on")
+                self._end_now(EXIT_FAILED)
+            if self.progress.hung():
+                self._end_hung()
+            self.changed.wait(min(float(block.attrs["interval"]), self.progress.left()))
+            self.changed.clear()
+
+    def _end_hung(self) -> None:
+        """Ends the process, whose main thread is stuck; its launcher starts it again.
+
+        Others could not go on: this thread would renew the lease, and with it the claims, for ever.
+        """
+        if self._stop_daemon.is_set():
+            return
+        what = f"no progress for {self.progress.limit:.0f} s while {self.progress.doing}"
+        log.error(
+            "%s: ending this process. If a batch may take so long, raise chunk_timeout, which is %g s. It is here:\n%s",
+            what,
+            self.config.chunk_timeout,
+            stacks(self.progress.thread),
+        )
+        try:
+            self.report_hung(what)
+        except GraphftError as error:
+            log.warning("%s", error.message)
+        self._end_now(EXIT_OK if is_complete(self.job_dir) else EXIT_FAILED)
+
+    def report_hung(self, what: str) -> None:
+        """Tells others of it, on the daemon thread, before the process ends. `what`: for how long, and while what."""
+        self.events.emit(
+            "hung", f"{self.kind} {self.index} made {what}: ending it", where=stacks(self.progress.thread, depth=6)
+        )
+
+    def _fence(self, error: LeaseLost) -> None:
+        """Ends the process at once: whatever it claims may be somebody else's by now, or the job's etcd has ended."""
+        if not self._stop_daemon.is_set():
+            log.error("lease lost: %s", error.message)
+            self._end_now(EXIT_OK if is_complete(self.job_dir) else EXIT_LEASE_LOST)
+
+    def _end_now(self, status: int) -> None:
+        self.before_end()
+        logging.shutdown()
+        os._exit(status)
+
+    def before_end(self) -> None:
+        """This process ends itself, and has said why: no batch that it was at is to blame."""
+
+    def fence_if_lost(self) -> None:
+        """For main loops: the daemon thread, which looks as well, may be what hangs."""
+        try:
+            self.check_lease()
+        except LeaseLost as error:
+            self._fence(error)
+
+    def _notify(self) -> None:
+        self.changed.set()
+        self.wake()
+
+    def wake(self) -> None:
+        """Interrupts whatever the main thread waits for. Called from other threads."""
+
+    # -- SessionPort --------------------------------------------------------------------------------------------
+
+    def keep_alive(self) -> None:
+        """Renews the lease when it is time to, and sees to it that its keeper does when this thread cannot."""
+        if self.session is not None:
+            self.session.tick()
+            self.session.keep(self.etcd.urls)
+            self._tell_kept(int(self.session.page.kept))
+
+    def _tell_kept(self, renewals: int) -> None:
+        """Says that the daemon thread could not renew for a while: something held the interpreter's lock."""
+        if renewals > self._kept:
+            log.info(
+                "this process could not renew its lease for %.0f s or longer; its keeper did",
+                (renewals - self._kept) * LATE * self.config.lease_ttl,
+            )
+        self._kept = renewals
+
+    @property
+    def lease(self) -> int:
+        """The lease that this process's keys hang on; 0 without fault tolerance."""
+        return self.session.lease if self.session is not None else 0
+
+    def check_lease(self) -> None:
+        """Raises LeaseLost unless the lease is certain to live."""
+        if self.session is not None:
+            self.session.check()
+
+    def register(self, *, role: str, index: int, lease: bool) -> None:
+        """Claims this process's key; waits while a live process holds it. Raises JobEnded when the job is over."""
+        key = self.keys.pserver(index) if role == "pserver" else self.keys.trainer(self.id)
+        record = Registration(self.id, self.address, os.getpid(), socket.gethostname(), network_identity(), identify())
+        self.watcher.wait(
+            lambda kvs: not out_of_reach(record, read_view(self.keys, kvs.values())), self.config.lease_ttl + 1.0
+        )  # what is in the way may be dead
+        put = put_op(key, msgspec.json.encode(record), self.lease if lease else 0)
+        told = False
+        while not self.etcd.txn([absent(key), value_is(self.keys.state, b"running")], [put], token=key).ok:
+            state = self.etcd.get(self.keys.state)
+            if state is not None and state.value == b"failed":
+                raise GraphftError(f"job {self.keys.job} failed", rule="job-failed", help="see its events")
+            if state is not None and state.value != b"running":
+                raise JobEnded(f"job {self.keys.job} is complete", rule="job-complete")
+            if not told:
+                log.info("%s is held by a live process, waiting for it to go", key)
+                told = True
+            self.watcher.wait(lambda kvs: key not in kvs or _over(kvs, self.keys), WAIT_NOTICE_SECONDS)
+            self.check_lease()
+        self._check_reach(record)
+        reached = f": others reach this process at {self.address}" if self.address else ""
+        log.info("registered as %s%s", self.id, reached)
+
+    def _check_reach(self, me: Registration) -> None:
+        """Raises GraphftError[out-of-reach]. Whichever of two processes looks later sees both."""
+        if why := out_of_reach(me, read_view(self.keys, self.etcd.range(self.keys.control).kvs)):
+            raise GraphftError(
+                why,
+                rule="out-of-reach",
+                help="give all roles etcd's address in the network that they share (not 127.0.0.1), or "
+                "set GRAPHFT_HOST where pservers run",
+            )
+
+    def patiently(self, call: Callable[[], T]) -> T:
+        """`call()`, again while etcd does not answer or is full, for as long as this process may believe in its lease.
+
+        For calls that look before they change: repeating them is safe. What etcd refuses for good (too large, not
+        allowed, malformed) is raised at once.
+        """
+        pause = RETRY_SECONDS
+        while True:
+            try:
+                return call()
+            except TransientEtcdError as error:
+                self.check_lease()
+                self.progress.beat()  # a wait for etcd, which the lease limits
+                log.warning("etcd: %s; trying again", error.message)
+                time.sleep(pause)
+                pause = min(2 * pause, MAX_RETRY_SECONDS)
+
+    def wait_pservers(self, count: int, timeout: float) -> None:
+        """Returns when they are there, or when the job is over, whose pservers may be gone already."""
+        prefix = self.keys.pservers
+        here = self.watcher.wait(
+            lambda kvs: sum(k.startswith(prefix) for k in kvs) >= count or _over(kvs, self.keys), timeout
+        )
+        if here is None:
+            raise GraphftError(
+                f"waited {timeout:.0f} s for {count} pservers, {len(self.view.pservers)} are there",
+                rule="wait-pservers",
+                help="start the missing ones; `graphft status` shows who is alive",
+            )
+
+    def report_status(self, last: bool = False) -> None:
+        """Writes what this process does, some times a second: the daemon also wakes for whatever changes in etcd."""
+        now = time.monotonic()
+        if now < self._report_at and not (last or self.view.over):
+            return
+        self._report_at = now + REPORT_SECONDS
+        key = self.keys.status_of(self.kind, str(self.index) if self.kind == "pserver" else self.id)
+        value = msgspec.json.encode(self.status())
+        self.etcd.put(key, value, self.lease, deadline=1.0)
+
+    def story(self) -> list[str]:
+        """What this role's state machine was told of late, oldest first; nothing if it has none."""
+        return []
+
+    def status(self) -> msgspec.Struct:
+        raise NotImplementedError
+
+    # -- MembersPort --------------------------------------------------------------------------------------------
+
+    def over(self) -> bool:
+        """Whether the job is. Raises GraphftError when it failed, or another run has taken its place."""
+        view = self.view
+        if view.state == "failed":
+            raise GraphftError(f"job {self.keys.job} failed", rule="job-failed", help="see its events: graphft status")
+        if view.run not in ("", self.job.run_id):
+            raise GraphftError(
+                f"job {self.keys.job} is run {view.run} now, this process is of run {self.job.run_id}",
+                rule="foreign-job",
+                help="give runs that use one etcd at the same time different names",
+            )
+        return view.over
+
+    @property
+    def view(self) -> JobView:
+        """The job as it is watched now; read anew only when something changed. From any thread."""
+        revision, (known, view) = self.watcher.revision, self._view
+        if revision != known:
+            view = read_view(self.keys, self.watcher.snapshot().values())
+            self._view = (revision, view)
+        return view
+
+    def watch(self) -> None:
+        """Subclasses take in `self.view`. Called on the daemon thread."""
+
+    def claim_slots(self, slots: int, policy: str) -> None:
+        raise NotImplementedError
+
+    def release_slots(self) -> None:
+        raise NotImplementedError
+
+    # -- ending -------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        self._stop_daemon.set()
+        self.changed.set()
+        if self._daemon is not None:
+            self._daemon.join()
+        self.watcher.close()
+        if self.session is not None:
+            self.session.close()
+        self.etcd.close()

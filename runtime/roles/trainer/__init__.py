@@ -1,0 +1,1 @@
+"""Trainers: they compute gradients."""

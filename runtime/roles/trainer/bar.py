@@ -1,0 +1,91 @@
+"""Whether work may go to this trainer: its record in etcd that says no, and why.
+
+    /<job>/barred/<trainer> = {reason, by}, on the trainer's lease
+
+A trainer writes it itself while a shard that is registered does not answer it, and deletes it when all do. Who takes a
+slot or a chunk from a trainer for lack of progress writes it as well, in the same transaction; then the trainer deletes
+it after a while, if its main thread gets on. The others divide the work among those without a record
+(`protocol/slots.py`); a trainer whose peers are all barred, too, goes on as if none were.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from graphft.runtime.coordination.view import Barred, JobView
+from graphft.runtime.etcd import absent, delete_op, mod_is, put_op
+from graphft.runtime.protocol.slot_assignment import able
+from graphft.runtime.roles.role import log
+
+if TYPE_CHECKING:
+    from graphft.runtime.roles.trainer.trainer import Trainer
+
+MAX_BACK_OFF = 16
+"""What was taken for lack of progress may be claimed again after `chunk_timeout`, the next time after twice that, up to
+so many times that."""
+
+
+class Bar:
+    """One trainer's own record. `update` is called by the daemon thread; the questions by any."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer, self.key = trainer, trainer.keys.barred(trainer.id)
+        self._told: Barred | None = None
+        self._since, self._back_off = 0.0, trainer.config.chunk_timeout / 2
+        self.silent: tuple[str, ...] = ()
+        """Shards that do not answer, with their addresses; for people."""
+
+    def applies(self, view: JobView) -> bool:
+        """Whether this trainer is barred now. Its own record is void from the moment on at which all shards answer."""
+        record = view.barred.get(self.trainer.id)
+        return record is not None and (record.by != self.trainer.id or bool(self.trainer.comm.silent()))
+
+    def others(self, view: JobView) -> set[str]:
+        """Ids of all trainers that are barred."""
+        return set(view.barred) - (set() if self.applies(view) else {self.trainer.id})
+
+    def sidelined(self) -> bool:
+        """Whether this trainer is to hold nothing, as others can have it."""
+        view = self.trainer.view
+        return bool(view.barred) and self.trainer.id not in able(view.trainers, self.others(view))
+
+    def update(self) -> None:
+        """Writes or deletes the record as it should be."""
+        trainer, view = self.trainer, self.trainer.view
+        silent, record = trainer.comm.silent(), view.barred.get(trainer.id)
+        self.silent = tuple(f"shard {s} at {view.pservers[s].address}" for s in silent if s in view.pservers)
+        if not trainer.config.ft or trainer.id not in view.trainers:
+            return
+        if record is not None and record.by != trainer.id:
+            self._serve(record, bool(silent))
+        elif record is None and self.silent:
+            self._write(f"it cannot reach {', '.join(self.silent)}")
+        elif record is not None and not silent and self._delete():
+            log.info("all shards answer again")
+        self._told = record
+
+    def _serve(self, record: Barred, silent: bool) -> None:
+        """Barred by another process: for a while, and until the main thread gets on."""
+        now = time.monotonic()
+        if self._told is None:
+            self._since, self._back_off = now, min(2 * self._back_off, MAX_BACK_OFF * self.trainer.config.chunk_timeout)
+            log.warning("no work for this trainer for %.0f s: %s", self._back_off, record.reason)
+        over = now - self._since > self._back_off and self.trainer.progress.fresh(self._since)
+        if over and not silent:
+            self._delete()
+
+    def _write(self, reason: str) -> None:
+        value = msgspec.json.encode(Barred(reason, self.trainer.id))
+        etcd = self.trainer.etcd
+        if etcd.txn([absent(self.key)], [put_op(self.key, value, self.trainer.lease)], token=self.key).ok:
+            self.trainer.events.emit(
+                "barred", f"trainer {self.trainer.index} gets no work: {reason}", trainer=self.trainer.id
+            )
+
+    def _delete(self) -> bool:
+        """Whether it was there as seen."""
+        kv = self.trainer.watcher.snapshot().get(self.key)
+        return kv is not None and self.trainer.etcd.txn([mod_is(kv.key, kv.mod_revision)], [delete_op(kv.key)]).ok

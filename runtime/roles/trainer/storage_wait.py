@@ -1,0 +1,144 @@
+"""A trainer that waits for storage: a read that fails as storage is away is made again, and the trainer says so.
+
+While it waits it looks after its shards, and leaves at once when it is asked to or its work changes. It does not renew
+its claims: after `chunk_timeout` a trainer whose storage works may take them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from graphft.errors import GraphftError, describe
+from graphft.ops.context import WorkChanged
+from graphft.runtime.data import BatchKey, Reader
+from graphft.runtime.data.storage import START_SECONDS, WAIT_SECONDS, Patience, Verdict, is_of_storage
+
+if TYPE_CHECKING:
+    import torch
+
+    from graphft.runtime.roles.trainer.trainer import Trainer
+
+log = logging.getLogger("graphft")
+
+AWAY = "storage-away"
+"""Rule of the error of a trainer that has waited for storage in vain: no chunk's fault."""
+QUIET_SECONDS = 0.5
+"""Waits that are shorter are not told."""
+TELL_SECONDS = 15.0
+"""Between two log lines of one wait."""
+POLL_SECONDS = 0.25
+BACK_OFF_SECONDS = 10.0
+"""For so long a trainer whose work was taken while it waited claims no slot: another one's storage may work."""
+
+
+class StorageWait:
+    """Reads batches for a trainer. `waiting`: what is waited for, for status; "" if nothing is."""
+
+    def __init__(self, trainer: Trainer, reader: Reader) -> None:
+        self.trainer, self.reader = trainer, reader
+        self.waiting = ""
+        self._no_claims_before = 0.0
+        self._told_at = 0.0
+
+    def batch(self, key: BatchKey) -> dict[str, torch.Tensor]:
+        """The batch. Raises WorkChanged, or what the reader raised: at once when it is no error of storage.
+
+        Files are read by no code of the user's, so a read of theirs that takes long waits for storage, and is no hang.
+        """
+        try:
+            with self._long("reading files") if self.reader.spec.kind == "files" else contextlib.nullcontext():
+                return self.trainer.prefetcher.get(key)
+        except GraphftError as error:
+            if not is_of_storage(error):
+                raise
+            with self._long("waiting for storage"):
+                return self._again(key, error)
+
+    def _long(self, doing: str) -> contextlib.AbstractContextManager[None]:
+        """Clients of storage have time-outs of their own, and may take minutes to give up."""
+        return self.trainer.progress.within(WAIT_SECONDS, doing)
+
+    def may_claim(self) -> bool:
+        """Whether storage is there, as far as this trainer knows. From any thread."""
+        return not self.waiting and time.monotonic() >= self._no_claims_before
+
+    def _again(self, key: BatchKey, error: GraphftError) -> dict[str, torch.Tensor]:
+        patience = Patience(time.monotonic(), WAIT_SECONDS)
+        try:
+            while True:
+                self._judge(patience, key, error)
+                self._pause(patience.pause)
+                try:
+                    return self.reader.batch(*key)
+                except GraphftError as again:
+                    if not is_of_storage(again):
+                        raise
+                    error = again
+        except WorkChanged:
+            self._no_claims_before = time.monotonic() + BACK_OFF_SECONDS
+            raise
+        finally:
+            if self.waiting:
+                self.waiting = ""
+                self.trainer.events.emit(
+                    "storage-waited",
+                    f"trainer {self.trainer.index} waited for storage for {time.monotonic() - patience.began:.1f} s",
+                    chunk=key.chunk,
+                )
+
+    def _judge(self, patience: Patience, key: BatchKey, error: GraphftError) -> None:
+        """Returns if the read is to be made again. Raises the error if the chunk is bad, another if storage is away."""
+        neighbour = self.reader.probe(key.chunk, patience.tries)
+        now = time.monotonic()
+        verdict = patience.failed(now, neighbour)
+        if verdict is Verdict.BAD:
+            raise error
+        if verdict is Verdict.AWAY:
+            raise GraphftError(
+                f"storage has been away for {now - patience.began:.0f} s: {error.message}",
+                rule=AWAY,
+                help="nothing is lost: start the job again when its data can be read",
+            ) from error
+        if now - patience.began >= QUIET_SECONDS:
+            self._tell(error, neighbour)
+
+    def _tell(self, error: GraphftError, neighbour: bool | None) -> None:
+        cause = describe(error.__cause__ or error)
+        text = f"waiting for storage: {cause}"
+        if not self.waiting:
+            self.trainer.events.emit("storage-wait", f"trainer {self.trainer.index} is {text}", neighbour=neighbour)
+            self._told_at = time.monotonic()
+        elif time.monotonic() - self._told_at > TELL_SECONDS:
+            self._told_at = time.monotonic()
+            log.warning("%s", text)
+        self.waiting = text
+
+    def _pause(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            if self.trainer.interrupted:
+                raise WorkChanged
+            self.trainer.comm.pump(min(left, POLL_SECONDS))
+
+
+def open_when_there(make: Callable[[], Reader]) -> Reader:
+    """`make()`, again while storage is away, for START_SECONDS. Raises GraphftError then."""
+    patience = Patience(time.monotonic(), START_SECONDS)
+    while True:
+        try:
+            return make()
+        except GraphftError as error:
+            if not is_of_storage(error):
+                raise
+            if patience.failed(time.monotonic(), None) is not Verdict.WAIT:
+                raise GraphftError(
+                    f"the data could not be opened for {START_SECONDS:.0f} s: {error.message}",
+                    rule=AWAY,
+                    help=error.help,
+                ) from error
+            log.warning("waiting for storage: %s", error.message)
+        time.sleep(patience.pause)
