@@ -22,8 +22,8 @@ import torch
 
 import graphft
 from graphft.ops.context import EndOfPass, NoData
-from graphft.runtime.checkpoint.commit import Epoch
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import Epoch
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, absent, mod_is, put_op
 from graphft.runtime.roles.trainer.chunk_trainer import ChunkTrainer
 from graphft.transpiler import Job

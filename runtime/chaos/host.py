@@ -17,7 +17,7 @@ from graphft.runtime.chaos.probe import Probe
 from graphft.runtime.chaos.schedule import Fault
 from graphft.runtime.coordination.connect import connect_from, write_endpoints
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.view import Registration
+from graphft.runtime.coordination.records import Registration
 from graphft.runtime.etcd import EmbeddedCluster, EmbeddedEtcd, Etcd, EtcdError
 from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.runtime.process.role_process import spawn

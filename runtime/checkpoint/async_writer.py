@@ -10,10 +10,11 @@ from pathlib import Path
 import msgspec
 from torch import Tensor
 
-from graphft.runtime.checkpoint.commit import Commits, Committed, decode_committed, record_of
+from graphft.runtime.checkpoint.commit import Commits, record_of
 from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest, storage
 from graphft.runtime.checkpoint.writer import Saver
 from graphft.runtime.coordination.keys import ShardKeys
+from graphft.runtime.coordination.records import Committed, decode_committed
 from graphft.runtime.etcd import mod_is, put_op
 
 FOLDER = "checkpoints"

@@ -20,77 +20,17 @@ import msgspec
 from graphft.errors import GraphftError, plain_text
 from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest, Part
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import Asked, Committed, Epoch, decode_asked, decode_committed, decode_epoch
 from graphft.runtime.etcd import absent, delete_op, get_op, mod_is, put_op, range_op
 from graphft.runtime.etcd.model import KV, Compare, Op, Store
-from graphft.runtime.protocol import chunk_queue
-from graphft.runtime.protocol.chunk_queue import Change
 
 MAX_DELETES = 100
 """Of records of parts, per transaction: etcd takes 128 operations. What is left goes with a later checkpoint."""
 
 
-class Epoch(msgspec.Struct, frozen=True):
-    """The job's generation, and the step (with its checkpoint's folder; "" for the initial values) it began at."""
-
-    generation: int = 0
-    step: int = 0
-    checkpoint: str = ""
-    reason: str = ""
-
-
-class Committed(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The newest committed checkpoint. `passes` (async): so many passes, from the first on, are wholly in it."""
-
-    generation: int
-    step: int
-    checkpoint: str
-    passes: int = 0
-
-
-class Asked(msgspec.Struct, frozen=True):
-    """A checkpoint beside the regular ones, that all shards are to take when they reach `step` in `generation`."""
-
-    generation: int
-    step: int
-
-
-def decode_asked(kv: KV | None) -> Asked | None:
-    return None if kv is None else msgspec.json.decode(kv.value, type=Asked)
-
-
-def decode_epoch(kv: KV | None) -> Epoch | None:
-    return None if kv is None else msgspec.json.decode(kv.value, type=Epoch)
-
-
 def record_of(manifest: Manifest) -> Committed:
     """The record that commits this checkpoint."""
     return Committed(manifest.generation, manifest.step, manifest.directory, int(manifest.meta.get("passes", 0)))
-
-
-def decode_committed(kv: KV | None) -> Committed | None:
-    return None if kv is None else msgspec.json.decode(kv.value, type=Committed)
-
-
-def go_back(keys: Keys, epoch_kv: KV | None, committed_kv: KV | None, reason: str) -> Change:
-    """What raises the generation, for whoever is no shard: everyone returns to the newest committed checkpoint.
-
-    It becomes part of the transaction that makes going back necessary. If the checkpoint is damaged, the shards find
-    out when they read it.
-    """
-    epoch, committed = decode_epoch(epoch_kv), decode_committed(committed_kv)
-    assert epoch_kv is not None
-    assert epoch is not None
-    step, checkpoint = (committed.step, committed.checkpoint) if committed is not None else (0, "")
-    raised = Epoch(epoch.generation + 1, step, checkpoint, plain_text(reason))
-    return Change(
-        "went-back",
-        f"generation {raised.generation} begins at step {step}: {reason}",
-        (
-            chunk_queue.Compare(keys.epoch, "mod", epoch_kv.mod_revision),
-            chunk_queue.Compare(keys.committed, "mod", committed_kv.mod_revision if committed_kv is not None else 0),
-        ),
-        (chunk_queue.Put(keys.epoch, msgspec.json.encode(raised)),),
-    )
 
 
 @dataclass(frozen=True, slots=True)

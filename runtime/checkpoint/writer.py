@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from graphft.runtime.checkpoint.commit import Commits, Committed, decode_committed, record_of
+from graphft.runtime.checkpoint.commit import Commits, record_of
 from graphft.runtime.checkpoint.pending_snapshots import PendingSnapshots, Snapshot, Work
 from graphft.runtime.checkpoint.store import MANIFEST, DamagedCheckpoint, Manifest, StorageUnavailable
 from graphft.runtime.coordination.event_log import Events
+from graphft.runtime.coordination.records import Committed, decode_committed
 from graphft.runtime.etcd import TransientEtcdError, put_op, value_is
 
 if TYPE_CHECKING:

@@ -6,12 +6,13 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from graphft.errors import GraphftError
 from graphft.fileio import write_atomically
 from graphft.runtime.etcd import Etcd, EtcdUnreachable
+from graphft.runtime.etcd.open import open_etcd
 
 log = logging.getLogger("graphft")
 
@@ -23,18 +24,6 @@ an etcd that does not answer."""
 TELL_SECONDS = 2.0
 """A wait for it that is longer than this is told."""
 _FILE = "etcd.json"
-
-
-def open_etcd(endpoints: Sequence[str], environ: Mapping[str, str] = os.environ) -> Etcd:
-    """A client that has not connected yet.
-
-    User, password and the files of TLS come from GRAPHFT_ETCD_USER, _PASSWORD, _CA, _CERT and _KEY (not from a command
-    line, which everybody on the machine can read).
-    """
-    user, password, ca, cert, key = (
-        environ.get(f"GRAPHFT_ETCD_{name}") or None for name in ("USER", "PASSWORD", "CA", "CERT", "KEY")
-    )
-    return Etcd(endpoints, user, password, ca_cert=ca, cert_cert=cert, cert_key=key)
 
 
 def connect(endpoints: str, wait: float | None = None, environ: Mapping[str, str] = os.environ) -> Etcd:

@@ -10,22 +10,13 @@ import msgspec
 
 from graphft.errors import plain, plain_text
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import Event
 from graphft.runtime.etcd import EtcdError, delete_op
 from graphft.runtime.etcd.model import Store
 
 KEEP = 500
 """About so many events stay in etcd; each process's log file has all of its own."""
 PRUNE_EVERY = 50
-
-
-class Event(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One event. `kind` is stable (for counting); `text` is the sentence that people read. `at`: Unix seconds."""
-
-    at: float
-    who: str
-    kind: str
-    text: str
-    fields: dict[str, Any] = {}
 
 
 class Events:

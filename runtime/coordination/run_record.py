@@ -13,7 +13,7 @@ import msgspec
 
 from graphft.errors import GraphftError
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.status import JobSpec
+from graphft.runtime.coordination.records import JobSpec
 from graphft.runtime.etcd import FencedStore, LeaseLost, absent, put_op
 from graphft.runtime.etcd.model import Store
 from graphft.runtime.process.identity import file_namespace

@@ -13,9 +13,10 @@ import msgspec
 
 from graphft.errors import GraphftError
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import JobSpec, Registration
 from graphft.runtime.coordination.run_record import describe_run
-from graphft.runtime.coordination.status import JobSpec, list_jobs
-from graphft.runtime.coordination.view import JobView, Registration, read_view
+from graphft.runtime.coordination.status import list_jobs
+from graphft.runtime.coordination.view import JobView, read_view
 from graphft.runtime.etcd.model import KV, Store, delete_prefix_op, mod_is, put_op, value_is
 from graphft.runtime.process.identity import file_namespace
 

@@ -12,77 +12,14 @@ from typing import Any
 import msgspec
 
 from graphft.errors import GraphftError
-from graphft.runtime.coordination.event_log import Event, read_events
+from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import Event
 from graphft.runtime.coordination.view import JobView, read_view
 from graphft.runtime.etcd.model import KV, Store
-from graphft.runtime.process.identity import UNKNOWN, Identity
+from graphft.runtime.process.identity import Identity
 
 _SPEC = re.compile(r"/([A-Za-z0-9_-]{1,64})/spec")
-
-
-class JobSpec(msgspec.Struct, frozen=True):
-    """The run's record at `/<job>/spec`. `run`: its id; `data`, `values`: digests of its data and initial values;
-    `folder`, `host`: where it was begun; `place`: in which namespace of files; `file`: the identity
-    of the folder's job.json there."""
-
-    program: str
-    trainers: int
-    pservers: int
-    sync: bool
-    ft: bool
-    passes: int
-    total_steps: int
-    run: str = ""
-    data: str = ""
-    values: str = ""
-    folder: str = ""
-    host: str = ""
-    place: str = ""
-    file: str = ""
-
-
-class TrainerStatus(msgspec.Struct, frozen=True):
-    """What a trainer reports of itself. `samples_per_second` is over its last few seconds."""
-
-    step: int = 0
-    pass_index: int = 0
-    loss: float | None = None
-    samples: int = 0
-    samples_per_second: float = 0.0
-    skipped: int = 0
-    counters: dict[str, int] = {}
-    waiting: str = ""
-    """What it waits for and cannot go on without: storage that is away."""
-    unreached: list[str] = []
-    """Shards that do not answer it, with their addresses."""
-
-
-class ShardStatus(msgspec.Struct, frozen=True):
-    """What a pserver reports of itself. `applied`: updates of its parameters since it started, repeated ones too.
-
-    Async: how many versions these gradients were behind. `staleness[s]` of them were `s`, the last one: or more.
-    """
-
-    version: int = 0
-    generation: int = 0
-    rounds_per_second: float = 0.0
-    applied: int = 0
-    counters: dict[str, int] = {}
-    staleness: list[int] = []
-    staleness_mean: float = 0.0
-    staleness_max: int = 0
-
-
-class LoadingStatus(msgspec.Struct, frozen=True):
-    """What a process reports that is not ready to register: what it loads, and since when (seconds since 1970)."""
-
-    role: str
-    what: str
-    since: float
-    pid: int
-    host: str
-    process: Identity = UNKNOWN
 
 
 @dataclass(frozen=True)

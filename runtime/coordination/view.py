@@ -7,33 +7,20 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from graphft.runtime.checkpoint.commit import Asked, Committed, Epoch, decode_asked, decode_committed, decode_epoch
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import (
+    Asked,
+    Barred,
+    Committed,
+    Epoch,
+    PassRecord,
+    Registration,
+    decode_asked,
+    decode_committed,
+    decode_epoch,
+    decode_pass,
+)
 from graphft.runtime.etcd.model import KV
-from graphft.runtime.process.identity import UNKNOWN, Identity
-from graphft.runtime.queue.transactions import PassRecord, decode_pass
-
-
-class Registration(msgspec.Struct, frozen=True):
-    """The value of `/<job>/ps/<index>` and `/<job>/trainers/<id>`. `id` is new for every process.
-
-    `process` tells which one it is; `pid` and `host` are for people.
-    """
-
-    id: str
-    address: str
-    pid: int
-    host: str
-    network: str = ""
-    """What processes share that reach each other on loopback; "": not known."""
-    process: Identity = UNKNOWN
-
-
-class Barred(msgspec.Struct, frozen=True):
-    """The value of `/<job>/barred/<trainer>`: why work should go to others. `by`: id of the process that wrote it."""
-
-    reason: str
-    by: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -203,7 +203,8 @@ class Keeper:
         sys.path[:] = self.path
         import contextlib
 
-        from graphft.runtime.coordination.connect import open_etcd
+        from graphft.runtime.etcd.open import open_etcd
+
         from graphft.runtime.etcd import EtcdError
 
         client = open_etcd(self.urls)

@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from graphft.runtime.coordination.event_log import Event
+from graphft.runtime.coordination.records import Event
 from graphft.runtime.coordination.status import JobStatus
 
 LINE_EVERY_SECONDS = 5.0

@@ -22,13 +22,13 @@ import msgspec
 
 from graphft.ops.context import ChunkWork, EndOfPass, NoData
 from graphft.plan import chunk_batch_seed
-from graphft.runtime.checkpoint.commit import decode_epoch
+from graphft.runtime.coordination.records import PassRecord, decode_epoch, decode_pass
 from graphft.runtime.etcd import KV, Compare, get_op, mod_is, range_op
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.async_events import ChunkKey
 from graphft.runtime.protocol.chunk_queue import Change, Todo
 from graphft.runtime.queue.stale_claims import Overdue
-from graphft.runtime.queue.transactions import Passes, PassRecord, carry_out, decode_pass, give_back, renew, tell_poison
+from graphft.runtime.queue.transactions import Passes, carry_out, give_back, renew, tell_poison
 from graphft.runtime.roles.role import log
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphft.runtime.checkpoint.commit import go_back
+from graphft.runtime.coordination.generation import go_back
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import get_op
 from graphft.runtime.etcd.model import Store

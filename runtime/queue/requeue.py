@@ -6,11 +6,12 @@ import msgspec
 
 from graphft.plan import Plan
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import PassRecord, decode_pass
 from graphft.runtime.etcd import KV, get_op, mod_is, put_op
 from graphft.runtime.etcd.model import Store
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.ledger import Ledger
-from graphft.runtime.queue.transactions import PassRecord, carry_out, decode_pass
+from graphft.runtime.queue.transactions import carry_out
 
 
 class PutBack:

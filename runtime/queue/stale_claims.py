@@ -12,7 +12,7 @@ import msgspec
 
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.view import Barred
+from graphft.runtime.coordination.records import Barred
 from graphft.runtime.etcd import KV, value_is
 from graphft.runtime.etcd.model import Store
 from graphft.runtime.protocol import chunk_queue

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from graphft.runtime.coordination.event_log import Events
+from graphft.runtime.coordination.records import PassRecord, decode_pass
 from graphft.runtime.etcd import KV, absent, create_is, delete_op, get_op, mod_is, put_op, value_is
 from graphft.runtime.etcd.model import Compare, Op, Store, TxnResult
 from graphft.runtime.protocol import chunk_queue
@@ -19,19 +20,6 @@ if TYPE_CHECKING:
     from graphft.runtime.roles.role import Role
 
 WAIT_SECONDS = 0.2
-
-
-class PassRecord(msgspec.Struct, frozen=True, rename={"pass_index": "pass"}):
-    """The value of `/<job>/pass`: the pass that is worked on, whose records are whole. Async: the number of passes
-    when all of them are done."""
-
-    pass_index: int
-    chunks: int
-    start_step: int
-
-
-def decode_pass(kv: KV | None) -> PassRecord | None:
-    return None if kv is None else msgspec.json.decode(kv.value, type=PassRecord)
 
 
 def carry_out(store: Store, changes: Sequence[Change], lease: int = 0, also: Iterable[Compare] = ()) -> TxnResult:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from graphft.runtime.coordination.view import JobView, Registration
+from graphft.runtime.coordination.records import Registration
+from graphft.runtime.coordination.view import JobView
 from graphft.runtime.transport.address import is_loopback, split_endpoint
 
 

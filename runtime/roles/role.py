@@ -21,8 +21,9 @@ from graphft.ops.context import Context
 from graphft.runtime.coordination.connect import JobEnded, is_complete
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import Registration
 from graphft.runtime.coordination.run_record import fenced, read_secret
-from graphft.runtime.coordination.view import JobView, Registration, read_view
+from graphft.runtime.coordination.view import JobView, read_view
 from graphft.runtime.etcd import KV, LeaseLost, Session, Store, TransientEtcdError, Watch, absent, put_op, value_is
 from graphft.runtime.etcd.lease_keeper import LATE
 from graphft.runtime.execute.lowering import Lowered, lower

@@ -7,7 +7,7 @@ import pytest
 from graphft.runtime.chaos.probe import Answer
 from graphft.runtime.chaos.recovery import AsyncRecoveries, Recoveries, Recovery, SyncRecoveries
 from graphft.runtime.chaos.report import summaries
-from graphft.runtime.checkpoint.commit import Epoch
+from graphft.runtime.coordination.records import Epoch
 from graphft.runtime.coordination.view import JobView
 
 

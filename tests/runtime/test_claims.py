@@ -10,9 +10,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from graphft.runtime.checkpoint.commit import Epoch
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.view import Barred, Registration
+from graphft.runtime.coordination.records import Barred, Epoch, Registration
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.transpiler import Job
 from tests.runtime.trainers import Stage, shards_at, stage

@@ -13,17 +13,10 @@ import pytest
 import torch
 
 from graphft.errors import GraphftError
-from graphft.runtime.checkpoint.commit import (
-    Asked,
-    Commits,
-    Committed,
-    Epoch,
-    decode_asked,
-    decode_committed,
-    decode_epoch,
-)
+from graphft.runtime.checkpoint.commit import Commits
 from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import Asked, Committed, Epoch, decode_asked, decode_committed, decode_epoch
 from graphft.runtime.etcd import Etcd
 
 PROGRAM = "0123456789abcdef"

@@ -15,10 +15,9 @@ from msgspec.structs import replace
 
 from graphft.errors import GraphftError
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import JobSpec, Registration
 from graphft.runtime.coordination.run_record import check_job, fenced, put_job, read_secret
 from graphft.runtime.coordination.stale_run import begin_anew, forget_dead, make_way, revoke_dead
-from graphft.runtime.coordination.status import JobSpec
-from graphft.runtime.coordination.view import Registration
 from graphft.runtime.etcd import Etcd, LeaseLost, absent, put_op
 from graphft.runtime.process.identity import UNKNOWN, Identity, identify
 from graphft.runtime.protocol import chunk_queue

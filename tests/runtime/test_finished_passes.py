@@ -16,8 +16,8 @@ from programs_by_hand import linear
 
 import graphft
 from graphft.ops.context import WorkChanged
-from graphft.runtime.checkpoint.commit import Epoch
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import Epoch
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.sync_events import Rollback

@@ -10,7 +10,8 @@ from programs_by_hand import linear
 
 import graphft
 from graphft.optim import ClipByGlobalNorm
-from graphft.runtime.coordination.view import JobView, Registration
+from graphft.runtime.coordination.records import Registration
+from graphft.runtime.coordination.view import JobView
 from graphft.runtime.protocol.messages import Partials
 from graphft.runtime.roles.limits import pserver_limits
 from graphft.runtime.roles.pserver.norms import NormExchange

@@ -13,8 +13,8 @@ from programs_by_hand import linear
 
 import graphft
 from graphft.ops.context import EndOfPass, NoData
-from graphft.runtime.checkpoint.commit import Epoch
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import Epoch
 from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable
 from graphft.runtime.etcd.model import MAX_TXN_OPS
 from graphft.runtime.protocol.ledger import Ledger

@@ -14,8 +14,8 @@ from programs_by_hand import linear
 
 import graphft
 from graphft.ops.context import NoData, WorkChanged
-from graphft.runtime.checkpoint.commit import Committed, Epoch, decode_epoch
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import Committed, Epoch, decode_epoch
 from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable
 from graphft.runtime.protocol.sync_events import Work
 from graphft.transpiler import Job

@@ -10,9 +10,10 @@ import msgspec
 import pytest
 import torch
 
-from graphft.runtime.checkpoint.commit import Commits, Committed, Epoch, decode_committed, decode_epoch
+from graphft.runtime.checkpoint.commit import Commits
 from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import Committed, Epoch, decode_committed, decode_epoch
 from graphft.runtime.etcd import SimEtcd, put_op
 
 SHARDS = 2

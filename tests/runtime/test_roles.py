@@ -12,13 +12,12 @@ import torch
 from programs_by_hand import linear
 
 import graphft
-from graphft.runtime.checkpoint.commit import Committed, Epoch
 from graphft.runtime.checkpoint.store import Manifest
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import Committed, Epoch, Registration
 from graphft.runtime.coordination.revoker import Revoker
 from graphft.runtime.coordination.run_record import put_job, read_secret
-from graphft.runtime.coordination.view import Registration
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.process.identity import Identity
 from graphft.runtime.protocol.events import Received

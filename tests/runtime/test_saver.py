@@ -15,11 +15,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from graphft.ir import Kind
-from graphft.runtime.checkpoint.commit import Commits, Committed, decode_committed, decode_epoch
+from graphft.runtime.checkpoint.commit import Commits
 from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint
 from graphft.runtime.checkpoint.writer import MAX_REDO, Saver
 from graphft.runtime.coordination.event_log import Events, read_events
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import Committed, decode_committed, decode_epoch
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.transpiler import Job
 from tests.waiting import until

@@ -8,8 +8,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from graphft.runtime.checkpoint.commit import Epoch
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import Epoch
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.protocol.sync_events import SlotGained
 from graphft.runtime.roles.trainer import sync_comm

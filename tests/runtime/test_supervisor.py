@@ -31,7 +31,7 @@ import msgspec
 from graphft.runtime.etcd import Etcd, Session
 from graphft.runtime.process.identity import identify
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.view import Registration
+from graphft.runtime.coordination.records import Registration
 endpoints, job, role, index = sys.argv[1:5]
 etcd, keys = Etcd([endpoints]), Keys(job)
 session = Session(etcd, 100)

@@ -15,9 +15,9 @@ from programs_by_hand import linear
 
 import graphft
 from graphft.errors import TEXT_LIMIT, describe, plain, plain_text
-from graphft.runtime.checkpoint.commit import Epoch, decode_epoch
 from graphft.runtime.coordination.event_log import Events, read_events
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import Epoch, decode_epoch
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.launcher.display import Display
 from graphft.runtime.protocol.chunk_queue import Failed, failed_key

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from graphft.runtime.checkpoint.async_writer import AsyncCommits, AsyncSaver, meta_of, shard_store
-from graphft.runtime.checkpoint.commit import Epoch
+from graphft.runtime.coordination.records import Epoch
 from graphft.runtime.etcd import Session, Store
 from graphft.runtime.protocol.async_shard import ApplyBatch, AsyncOptions, AsyncShard
 from graphft.runtime.protocol.ledger import Ledger

@@ -19,11 +19,11 @@ import torch
 
 from graphft.errors import GraphftError
 from graphft.ir import Kind
-from graphft.runtime.checkpoint.commit import Commits, Committed, Epoch
+from graphft.runtime.checkpoint.commit import Commits
 from graphft.runtime.checkpoint.store import MANIFEST, Ages, CheckpointStore, DamagedCheckpoint, StorageUnavailable
 from graphft.runtime.checkpoint.writer import Saver
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.status import ShardStatus
+from graphft.runtime.coordination.records import Committed, Epoch, ShardStatus
 from graphft.runtime.etcd import EtcdError, Session, Store, absent, put_op
 from graphft.runtime.etcd.channel import parse_endpoint
 from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, TakeCheckpoint, Tick

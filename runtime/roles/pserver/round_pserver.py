@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from graphft.runtime.checkpoint.commit import Asked, Epoch
-from graphft.runtime.coordination.view import Barred
+from graphft.runtime.coordination.records import Asked, Barred, Epoch
 from graphft.runtime.etcd import EtcdError, Session, Store, create_is, delete_op, put_op
 from graphft.runtime.protocol.events import Count, Received
 from graphft.runtime.protocol.idle_slots import IdleSlots

@@ -19,7 +19,7 @@ from graphft.runtime.transport.buffers import BucketBuffers, BucketLayout, fault
 
 if TYPE_CHECKING:
     from graphft.ops.context import Slices
-    from graphft.runtime.coordination.view import Registration
+    from graphft.runtime.coordination.records import Registration
     from graphft.runtime.roles.trainer.trainer import Trainer
 
 POLL_SECONDS = 0.25

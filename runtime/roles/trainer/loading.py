@@ -21,7 +21,7 @@ import msgspec
 from graphft.errors import GraphftError
 from graphft.runtime.coordination.connect import is_complete
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.status import LoadingStatus
+from graphft.runtime.coordination.records import LoadingStatus
 from graphft.runtime.coordination.view import JobView
 from graphft.runtime.etcd import EtcdError, Store
 from graphft.runtime.process.identity import identify

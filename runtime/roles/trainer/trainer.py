@@ -21,7 +21,7 @@ import torch
 
 from graphft.errors import describe
 from graphft.ops.context import ChunkWork
-from graphft.runtime.coordination.status import TrainerStatus
+from graphft.runtime.coordination.records import TrainerStatus
 from graphft.runtime.coordination.view import JobView
 from graphft.runtime.data import BatchKey, Prefetcher, Reader, open_reader
 from graphft.runtime.data.forks import forks_are_told_to_end

@@ -1,0 +1,34 @@
+"""Going back, for a process that is no shard: the change that raises the job's generation."""
+
+from __future__ import annotations
+
+import msgspec
+
+from graphft.errors import plain_text
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import Epoch, decode_committed, decode_epoch
+from graphft.runtime.etcd.model import KV
+from graphft.runtime.protocol import chunk_queue
+from graphft.runtime.protocol.chunk_queue import Change
+
+
+def go_back(keys: Keys, epoch_kv: KV | None, committed_kv: KV | None, reason: str) -> Change:
+    """What raises the generation, for whoever is no shard: everyone returns to the newest committed checkpoint.
+
+    It becomes part of the transaction that makes going back necessary. If the checkpoint is damaged, the shards find
+    out when they read it.
+    """
+    epoch, committed = decode_epoch(epoch_kv), decode_committed(committed_kv)
+    assert epoch_kv is not None
+    assert epoch is not None
+    step, checkpoint = (committed.step, committed.checkpoint) if committed is not None else (0, "")
+    raised = Epoch(epoch.generation + 1, step, checkpoint, plain_text(reason))
+    return Change(
+        "went-back",
+        f"generation {raised.generation} begins at step {step}: {reason}",
+        (
+            chunk_queue.Compare(keys.epoch, "mod", epoch_kv.mod_revision),
+            chunk_queue.Compare(keys.committed, "mod", committed_kv.mod_revision if committed_kv is not None else 0),
+        ),
+        (chunk_queue.Put(keys.epoch, msgspec.json.encode(raised)),),
+    )

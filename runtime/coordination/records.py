@@ -1,0 +1,156 @@
+"""What is stored in etcd, each record once; its fields are its JSON. The queue's are in `protocol.chunk_queue`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from graphft.runtime.etcd.model import KV
+from graphft.runtime.process.identity import UNKNOWN, Identity
+
+
+class JobSpec(msgspec.Struct, frozen=True):
+    """The run's record at `/<job>/spec`. `run`: its id; `data`, `values`: digests of its data and initial values;
+    `folder`, `host`: where it was begun; `place`: in which namespace of files; `file`: the identity
+    of the folder's job.json there."""
+
+    program: str
+    trainers: int
+    pservers: int
+    sync: bool
+    ft: bool
+    passes: int
+    total_steps: int
+    run: str = ""
+    data: str = ""
+    values: str = ""
+    folder: str = ""
+    host: str = ""
+    place: str = ""
+    file: str = ""
+
+
+class Registration(msgspec.Struct, frozen=True):
+    """The value of `/<job>/ps/<index>` and `/<job>/trainers/<id>`. `id` is new for every process.
+
+    `process` tells which one it is; `pid` and `host` are for people.
+    """
+
+    id: str
+    address: str
+    pid: int
+    host: str
+    network: str = ""
+    """What processes share that reach each other on loopback; "": not known."""
+    process: Identity = UNKNOWN
+
+
+class Barred(msgspec.Struct, frozen=True):
+    """The value of `/<job>/barred/<trainer>`: why work should go to others. `by`: id of the process that wrote it."""
+
+    reason: str
+    by: str
+
+
+class Epoch(msgspec.Struct, frozen=True):
+    """The job's generation, and the step (with its checkpoint's folder; "" for the initial values) it began at."""
+
+    generation: int = 0
+    step: int = 0
+    checkpoint: str = ""
+    reason: str = ""
+
+
+class Committed(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The newest committed checkpoint. `passes` (async): so many passes, from the first on, are wholly in it."""
+
+    generation: int
+    step: int
+    checkpoint: str
+    passes: int = 0
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """A checkpoint beside the regular ones, that all shards are to take when they reach `step` in `generation`."""
+
+    generation: int
+    step: int
+
+
+def decode_epoch(kv: KV | None) -> Epoch | None:
+    return None if kv is None else msgspec.json.decode(kv.value, type=Epoch)
+
+
+def decode_committed(kv: KV | None) -> Committed | None:
+    return None if kv is None else msgspec.json.decode(kv.value, type=Committed)
+
+
+def decode_asked(kv: KV | None) -> Asked | None:
+    return None if kv is None else msgspec.json.decode(kv.value, type=Asked)
+
+
+class PassRecord(msgspec.Struct, frozen=True, rename={"pass_index": "pass"}):
+    """The value of `/<job>/pass`: the pass that is worked on, whose records are whole. Async: the number of passes
+    when all of them are done."""
+
+    pass_index: int
+    chunks: int
+    start_step: int
+
+
+def decode_pass(kv: KV | None) -> PassRecord | None:
+    return None if kv is None else msgspec.json.decode(kv.value, type=PassRecord)
+
+
+class TrainerStatus(msgspec.Struct, frozen=True):
+    """What a trainer reports of itself. `samples_per_second` is over its last few seconds."""
+
+    step: int = 0
+    pass_index: int = 0
+    loss: float | None = None
+    samples: int = 0
+    samples_per_second: float = 0.0
+    skipped: int = 0
+    counters: dict[str, int] = {}
+    waiting: str = ""
+    """What it waits for and cannot go on without: storage that is away."""
+    unreached: list[str] = []
+    """Shards that do not answer it, with their addresses."""
+
+
+class ShardStatus(msgspec.Struct, frozen=True):
+    """What a pserver reports of itself. `applied`: updates of its parameters since it started, repeated ones too.
+
+    Async: how many versions these gradients were behind. `staleness[s]` of them were `s`, the last one: or more.
+    """
+
+    version: int = 0
+    generation: int = 0
+    rounds_per_second: float = 0.0
+    applied: int = 0
+    counters: dict[str, int] = {}
+    staleness: list[int] = []
+    staleness_mean: float = 0.0
+    staleness_max: int = 0
+
+
+class LoadingStatus(msgspec.Struct, frozen=True):
+    """What a process reports that is not ready to register: what it loads, and since when (seconds since 1970)."""
+
+    role: str
+    what: str
+    since: float
+    pid: int
+    host: str
+    process: Identity = UNKNOWN
+
+
+class Event(msgspec.Struct, frozen=True, omit_defaults=True):
+    """One event. `kind` is stable (for counting); `text` is the sentence that people read. `at`: Unix seconds."""
+
+    at: float
+    who: str
+    kind: str
+    text: str
+    fields: dict[str, Any] = {}
