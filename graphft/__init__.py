@@ -16,6 +16,7 @@ _PUBLIC = {
     "graphft.ir": ("Block", "Kind", "Operator", "Program", "Ref", "Sym", "Type", "Variable", "grad_name"),
     "graphft.errors": ("GraphftError", "ProgramError"),
     "graphft.optim": ("SGD", "Adagrad", "Adam", "AdamW", "ClipByGlobalNorm", "ClipByValue", "RMSprop"),
+    "graphft.storage": ("load_program", "save_program"),
     "graphft.training": ("minimize",),
     "graphft.weights": ("load_into", "save_weights", "state_dict"),
     "graphft.transpiler": ("Job", "JobConfig", "transpile"),

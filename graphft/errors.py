@@ -94,25 +94,7 @@ class ProgramError(GraphftError):
         head = f"error[{self.rule}]: {self.message}" if self.rule else self.message
         lines = [head]
         if self.block is not None:
-            lines += _excerpt(self.block, self.index, self.after)
+            lines += self.block.excerpt(self.index, self.after)
         if self.help:
             lines.append(f"help: {self.help}")
         return "\n".join(lines)
-
-
-def _excerpt(block: Block, index: int | None, after: str, around: int = 1) -> list[str]:
-    from graphft.printer import format_operator
-
-    where = f"  --> program '{block.program.name}', block {block.name}"
-    behind = f" (after pass {after})" if after else ""
-    if index is None or not block.ops:
-        return [where + behind]
-    index = min(index, len(block.ops) - 1)
-    lines = [f"{where}, op {index}{behind}"]
-    for i in range(max(0, index - around), min(len(block.ops), index + around + 1)):
-        mark = ">" if i == index else " "
-        lines.append(f" {mark} {i:3d} | {format_operator(block.ops[i], block.program)}")
-    loc = block.ops[index].loc
-    if loc:
-        lines.append(f"  written by {loc}")
-    return lines

@@ -8,117 +8,36 @@ is checked (`graphft.verify`).
 from __future__ import annotations
 
 import copy
-import enum
-import os
 import sys
 from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from graphft import printer, registry
 from graphft.errors import ProgramError
+from graphft.types import GRAD, Arg, Dim, Kind, Ref, Sym, Type, backup_name, grad_name, map_refs, refs, same
 
 if TYPE_CHECKING:
     import torch
 
-Dim = int | str
-"""A dimension: a number, or an expression over named symbolic dimensions such as `batch` or `2*batch`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Type:
-    """The type of a variable. `shape` is None for what is not a tensor.
-
-    Tensors: `Type("float32", ("batch", 8))`, printed `float32[batch, 8]`. Scalars of a step: `Type("int")`,
-    `Type("float")`, `Type("bool")`. Handles that only our own ops read: `Type("chunk")`.
-    """
-
-    dtype: str
-    shape: tuple[Dim, ...] | None = None
-
-    def __str__(self) -> str:
-        return self.dtype if self.shape is None else f"{self.dtype}[{', '.join(map(str, self.shape))}]"
-
-    @property
-    def is_tensor(self) -> bool:
-        return self.shape is not None
-
-    @property
-    def numel(self) -> int | None:
-        """Number of elements, or None when a dimension is symbolic or this is no tensor."""
-        if self.shape is None or any(isinstance(d, str) for d in self.shape):
-            return None
-        n = 1
-        for d in self.shape:
-            n *= int(d)
-        return n
-
-
-class Kind(enum.Enum):
-    """Where a variable's value comes from, and who owns it."""
-
-    INPUT = "input"  # fed at each step, or read by read_chunk
-    PARAM = "param"  # trainable: has a gradient, is evolved by an optimizer; lives on pservers
-    BUFFER = "buffer"  # evolves without gradient (batch-norm statistics); lives on pservers
-    STATE = "state"  # optimizer state; lives where its parameter lives
-    FROZEN = "frozen"  # in the model's state_dict, never changes (frozen parameters, constant buffers)
-    CONST = "const"  # a constant that capture lifted out of the code; not in the state_dict
-    TEMP = "temp"  # the result of an op; lives within one run of a block
-
-    @property
-    def persistent(self) -> bool:
-        """Has a value before the first run, which `Program.values` holds."""
-        return self in _PERSISTENT
-
-
-_PERSISTENT = frozenset({Kind.PARAM, Kind.BUFFER, Kind.STATE, Kind.FROZEN, Kind.CONST})
-
-
-@dataclass(frozen=True, slots=True)
-class Ref:
-    """An operand: the variable of this name."""
-
-    name: str
-
-    def __str__(self) -> str:
-        return f"%{self.name}"
-
-
-@dataclass(frozen=True, slots=True)
-class Sym:
-    """A literal that is no Python literal: `torch.float32`, `torch.strided`, `@device` (the role's device)."""
-
-    name: str
-
-    def __str__(self) -> str:
-        return self.name
-
-
-Arg = Any
-"""An operand or attribute value: Ref | Sym | None | bool | int | float | str | tuple of Arg."""
-
-
-def same(a: Any, b: Any) -> bool:
-    """Equality of Args or dicts of them: exact (1 is neither 1.0 nor true), and nan equals nan."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    return repr(a) == repr(b) if isinstance(a, float) else bool(a == b)
-
-
-GRAD = "@GRAD"
-"""`grad_name(x)` is `x@GRAD`: the gradient of parameter x."""
-
-
-def grad_name(name: str) -> str:
-    return name + GRAD
-
-
-def backup_name(name: str) -> str:
-    """`x@BACKUP`: parameter x as it was when the gradient at hand was computed."""
-    return f"{name}@BACKUP"
+__all__ = [
+    "GRAD",
+    "Arg",
+    "Block",
+    "Dim",
+    "Kind",
+    "Operator",
+    "Program",
+    "Ref",
+    "Sym",
+    "Type",
+    "Variable",
+    "backup_name",
+    "grad_name",
+    "map_refs",
+    "refs",
+    "same",
+]
 
 
 @dataclass(slots=True, eq=False)
@@ -174,14 +93,12 @@ class Operator:
     loc: str = ""
 
     def __eq__(self, other: object) -> bool:
-        from graphft.registry import given_attrs
-
         return (
             isinstance(other, Operator)
             and self.type == other.type
             and self.outputs == other.outputs
             and same(self.args, other.args)
-            and same(given_attrs(self), given_attrs(other))
+            and same(registry.given_attrs(self), registry.given_attrs(other))
         )
 
     __hash__ = None  # type: ignore[assignment]
@@ -195,24 +112,6 @@ class Operator:
     def writes(self) -> tuple[str, ...]:
         """Names of the results (not of operands written in place: see `registry.writes_of`)."""
         return tuple(o for o in self.outputs if o is not None)
-
-
-def refs(args: Any) -> Iterator[Ref]:
-    """Every `Ref` in nested args, in order."""
-    if isinstance(args, Ref):
-        yield args
-    elif isinstance(args, (tuple, list)):
-        for a in args:
-            yield from refs(a)
-
-
-def map_refs(args: Any, fn: Any) -> Any:
-    """`args` with `fn(ref)` in the place of every `Ref`."""
-    if isinstance(args, Ref):
-        return fn(args)
-    if isinstance(args, (tuple, list)):
-        return tuple(map_refs(a, fn) for a in args)
-    return args
 
 
 class Block:
@@ -232,7 +131,7 @@ class Block:
         sequence with None for unwanted ones); by default they get fresh names. Raises ProgramError when the op
         is unknown, an argument has the wrong type, or shapes do not fit; the program is then unchanged.
         """
-        from graphft import locations, registry
+        from graphft import locations  # which loads torch
 
         loc = loc or locations.user_line(sys._getframe(1))
         op = Operator(type, tuple(map(_to_arg, args)), {k: _to_arg(v) for k, v in attrs.items()}, (), loc)
@@ -271,6 +170,22 @@ class Block:
 
     def __iter__(self) -> Iterator[Operator]:
         return iter(self.ops)
+
+    def excerpt(self, index: int | None, after: str, around: int = 1) -> list[str]:
+        """Op `index` and the ones around it, for an error; `after`: the pass behind which it was found, if one was."""
+        where = f"  --> program '{self.program.name}', block {self.name}"
+        behind = f" (after pass {after})" if after else ""
+        if index is None or not self.ops:
+            return [where + behind]
+        index = min(index, len(self.ops) - 1)
+        lines = [f"{where}, op {index}{behind}"]
+        for i in range(max(0, index - around), min(len(self.ops), index + around + 1)):
+            mark = ">" if i == index else " "
+            lines.append(f" {mark} {i:3d} | {printer.format_operator(self.ops[i], self.program)}")
+        loc = self.ops[index].loc
+        if loc:
+            lines.append(f"  written by {loc}")
+        return lines
 
     def __repr__(self) -> str:
         return f"<Block {self.name}: {len(self.ops)} ops>"
@@ -333,21 +248,6 @@ class Program:
         """Variables of these kinds, in declaration order."""
         return [v for v in self.variables.values() if v.kind in kinds]
 
-    # -- files ------------------------------------------------------------------------------------------------
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes text and values into directory `path`, wholly or not at all (see `graphft.storage`)."""
-        from graphft.storage import save_program
-
-        save_program(self, path)
-
-    @staticmethod
-    def load(path: str | os.PathLike[str]) -> Program:
-        """The program that `save` wrote. Raises GraphftError when the files are missing or damaged."""
-        from graphft.storage import load_program
-
-        return load_program(path)
-
     # -- copies and comparison --------------------------------------------------------------------------------
 
     def clone(self, name: str | None = None) -> Program:
@@ -374,9 +274,7 @@ class Program:
     __hash__ = None  # type: ignore[assignment]
 
     def __str__(self) -> str:
-        from graphft.printer import format_program
-
-        return format_program(self)
+        return printer.format_program(self)
 
     def __repr__(self) -> str:
         ops = ", ".join(f"{b.name}: {len(b.ops)}" for b in self.blocks.values())

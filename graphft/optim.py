@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from graphft.errors import GraphftError
 from graphft.ir import Arg
@@ -181,3 +182,12 @@ def _positive(clip: Clip, value: object) -> None:
             rule="optimizer-option",
             help="give the limit of the gradients",
         )
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters that share an optimizer; `state` holds initial state that differs from the optimizer's own."""
+
+    optimizer: Optimizer
+    parameters: tuple[str, ...]
+    state: dict[str, Tensor] = field(default_factory=dict)

@@ -25,9 +25,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from graphft import registry
-from graphft.ir import Arg, Block, Kind, Operator, Program, Ref, Sym, Variable
+from graphft.types import Arg, Kind, Ref, Sym
+
+if TYPE_CHECKING:
+    from graphft.ir import Block, Operator, Program, Variable
 
 LABEL = re.compile(r"[A-Za-z0-9_.@/-]+")
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]*")

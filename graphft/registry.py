@@ -16,14 +16,17 @@ import inspect
 import typing
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphft.errors import ProgramError
-from graphft.ir import Block, Operator, Ref, Type, refs, same
+from graphft.types import Ref, Type, refs, same
+
+if TYPE_CHECKING:
+    from graphft.ir import Block, Operator
 
 Kernel = Callable[..., Any]
-Infer = Callable[[Operator, Block], Sequence[Type]]
-Check = Callable[[Operator, Block], None]
+Infer = Callable[["Operator", "Block"], Sequence[Type]]
+Check = Callable[["Operator", "Block"], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,11 @@ from typing import Any
 
 from graphft import registry
 from graphft.dependence import def_use, flow
+from graphft.diagnostics import Check, Diagnostic, Options, rule
 from graphft.errors import GraphftError, ProgramError
 from graphft.ir import GRAD, Block, Kind, Operator, Program, Ref, Sym, Type, refs
 from graphft.printer import DIM, KEYWORDS, LABEL, NAME, SYMBOL
 from graphft.registry import OpDef
-from graphft.verify import Check, Diagnostic, Options, rule
 from graphft.views import unreachable
 
 ROUND: dict[str, tuple[str, ...]] = {"reduce": ("schedule",), "optimize": ("schedule", "reduce"), "local": ("step",)}

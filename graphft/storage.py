@@ -165,8 +165,8 @@ def _read(directory: Path, name: str) -> bytes:
 
 
 def _check_values(program: Program, directory: Path) -> None:
+    from graphft.diagnostics import Options
     from graphft.rules import value_types
-    from graphft.verify import Options
 
     for found in value_types(program, Options()):
         raise GraphftError(

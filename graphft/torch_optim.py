@@ -10,8 +10,7 @@ from torch import Tensor
 
 from graphft.errors import GraphftError
 from graphft.ir import Kind, Program
-from graphft.optim import OPTIMIZERS, SCALAR_STATE, SGD, AdamW, Optimizer
-from graphft.training import Group
+from graphft.optim import OPTIMIZERS, SCALAR_STATE, SGD, AdamW, Group, Optimizer
 
 _UNSUPPORTED = ("capturable", "differentiable")
 

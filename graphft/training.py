@@ -13,28 +13,19 @@ Block `step` then ends with
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from graphft import registry, schedule
 from graphft.errors import GraphftError, ProgramError
 from graphft.ir import Block, Kind, Operator, Program, Ref, Type, Variable, grad_name
 from graphft.literals import dtype_of
-from graphft.optim import SCALAR_STATE, Clip, ClipByValue, Optimizer
+from graphft.optim import SCALAR_STATE, Clip, ClipByValue, Group, Optimizer
+from graphft.torch_optim import groups_of
 
 GLOBAL_STEP = "global_step"
 """Name of the variable that counts completed steps."""
-
-
-@dataclass(frozen=True)
-class Group:
-    """Parameters that share an optimizer; `state` holds initial state that differs from the optimizer's own."""
-
-    optimizer: Optimizer
-    parameters: tuple[str, ...]
-    state: dict[str, Tensor] = field(default_factory=dict)
 
 
 def minimize(
@@ -59,8 +50,6 @@ def minimize(
             help="call minimize() once, after build() or append_backward()",
         )
     if isinstance(optimizer, torch.optim.Optimizer):
-        from graphft.torch_optim import groups_of
-
         groups = groups_of(program, optimizer, model)
     elif isinstance(optimizer, Optimizer):
         groups = [Group(optimizer, tuple(v.name for v in program.of_kind(Kind.PARAM)))]

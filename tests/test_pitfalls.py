@@ -142,7 +142,7 @@ def test_errors_are_raised_to_whoever_called() -> None:
     assert {place.rsplit(":", 1)[0] for place in ending} == ENDS.keys()
 
 
-REGISTRIES = {"graphft/registry.py": {"_OPS", "_FAMILIES"}, "graphft/verify.py": {"_RULES", "_JOB_RULES"}}
+REGISTRIES = {"graphft/registry.py": {"_OPS", "_FAMILIES"}, "graphft/diagnostics.py": {"RULES", "JOB_RULES"}}
 """What is declared when modules are imported, and does not change afterwards."""
 CHANGES = frozenset(
     {

@@ -18,10 +18,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from graphft.diagnostics import VerificationError
 from graphft.errors import GraphftError
 from graphft.ir import Program
 from graphft.printer import format_block
-from graphft.storage import load_program
+from graphft.storage import load_program, save_program
 from graphft.transpiler import rules
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.fingerprint import Fingerprint, differences, drawn_without_seed, fingerprint_values, new_run
@@ -39,7 +40,7 @@ from graphft.transpiler.passes import (
 )
 from graphft.transpiler.programs import Pass, Programs, Stage, run_passes
 from graphft.transpiler.record import FORMAT, read_record
-from graphft.verify import VerificationError, verify_job
+from graphft.verify import verify_job
 
 
 def pipeline(config: JobConfig) -> tuple[Pass, ...]:
@@ -187,9 +188,9 @@ class Job:
     def _write(self, folder: Path) -> None:
         source = self.source.clone()
         source.values = {}
-        source.save(folder / "source")
+        save_program(source, folder / "source")
         for name, program in self.programs.by_name().items():
-            program.save(folder / "programs" / name)
+            save_program(program, folder / "programs" / name)
         self.config.data.store(folder)
         record = {
             "format": FORMAT,

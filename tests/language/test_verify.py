@@ -10,11 +10,12 @@ import torch
 from golden_tools import assert_golden
 
 from graphft import verify as verifier
+from graphft.diagnostics import Diagnostic, Options, VerificationError, job_rule, rule
 from graphft.errors import ProgramError
 from graphft.ir import Block, Kind, Operator, Program, Ref, Sym, Type, Variable
 from graphft.parser import parse
 from graphft.registry import op
-from graphft.verify import Diagnostic, Options, VerificationError, check, job_rule, rule, verify, verify_job
+from graphft.verify import check, verify, verify_job
 
 
 @op("ver_train", writes=("param",))

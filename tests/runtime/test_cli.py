@@ -21,6 +21,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.launch import LaunchOptions
+from graphft.storage import save_program
 from graphft.transpiler import Job
 
 NOBODY = "127.0.0.1:1"
@@ -87,7 +88,7 @@ def test_show_drawings(capsys: pytest.CaptureFixture[str], saved: Path, option: 
 
 
 def test_show_a_program(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    linear().save(tmp_path / "program")
+    save_program(linear(), tmp_path / "program")
     assert shown(capsys, "show", tmp_path / "program") == f"{linear()}\n"
     for option in (["--role", "trainer"], ["--passes"], ["--diff"]):
         assert f"{option[0]} is for jobs" in refused(capsys, "show", tmp_path / "program", *option)

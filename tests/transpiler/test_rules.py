@@ -10,9 +10,10 @@ import torch
 from programs_by_hand import linear
 
 import graphft
+from graphft.diagnostics import VerificationError
 from graphft.ir import Kind, Operator, Program, Ref, Type
 from graphft.transpiler import Job, Programs
-from graphft.verify import VerificationError, job_rules
+from graphft.verify import job_rules
 
 
 def transpiled(**options: object) -> Job:
