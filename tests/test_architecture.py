@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
+import networkx
 import pytest
 
 import graphft
@@ -73,8 +74,9 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def imports(path: Path, *, top_level: bool = False) -> Iterator[tuple[int, str]]:
-    """(line, module) of every import; with `top_level`, of those that run when the module is imported."""
+def imports(path: Path, *, top_level: bool = False, at_run_time: bool = False) -> Iterator[tuple[int, str]]:
+    """(line, module) of every import; with `top_level`, of those that run when the module is imported; with
+    `at_run_time`, of those that ever run: not of what stands for the type checker."""
     nodes: list[ast.AST] = [ast.parse(path.read_text(), str(path))]
     while nodes:
         node = nodes.pop()
@@ -85,7 +87,9 @@ def imports(path: Path, *, top_level: bool = False) -> Iterator[tuple[int, str]]
             yield node.lineno, str(node.module)
             # `from graphft import ops` imports graphft.ops as well
             yield from ((node.lineno, f"{node.module}.{a.name}") for a in node.names)
-        elif top_level and (isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) or _type_checking(node)):
+        elif (top_level and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))) or (
+            (top_level or at_run_time) and _type_checking(node)
+        ):
             continue
         nodes.extend(ast.iter_child_nodes(node))
 
@@ -130,6 +134,60 @@ def test_protocol_is_pure() -> None:
                 impure.append(f"{name_of(path)}:{line} imports {module}")
     assert not impure
     assert not violations(protocol, "zmq", "etcd3", "threading", "time", "random", "torch")
+
+
+def modules() -> dict[str, Path]:
+    """The package's modules by full name, graphft/ops and its likes where they really are."""
+    found = {}
+    for path in sources(*FOLDERS):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        full = ".".join(parts if parts[0] == "graphft" else ("graphft", *parts))
+        found[full.removesuffix(".__init__")] = path
+    return found
+
+
+def test_no_imports_in_a_circle() -> None:
+    """Not even inside functions: what stands below knows nothing of what stands above."""
+    known, graph = modules(), networkx.DiGraph()
+    for name, path in known.items():
+        parts = name.split(".")
+        own = {".".join(parts[:n]) for n in range(1, len(parts))}  # the packages that it is in
+        for _, module in imports(path, at_run_time=True):
+            package = module.rpartition(".")[0]
+            if module in known and module not in own | {name}:
+                graph.add_edge(name, module)
+            elif package in own and module not in known:  # a name that the package has from one of its modules
+                graph.add_edge(name, package)
+    assert not [sorted(circle) for circle in networkx.strongly_connected_components(graph) if len(circle) > 1]
+
+
+ROOMS = (
+    "process",
+    "protocol",
+    "etcd",
+    "transport",
+    "execute",
+    "data",
+    "coordination",
+    "checkpoint",
+    "queue",
+    "roles",
+    "launcher",
+    "chaos",
+)
+"""The rooms of runtime/, from below: each may import those before it. What stands in no room is above all of them."""
+
+
+def test_rooms_import_what_is_below_them() -> None:
+    rooms = {p.parent.name for p in (ROOT / "runtime").glob("*/__init__.py")}
+    assert rooms == set(ROOMS)
+    upwards = []
+    for number, room in enumerate(ROOMS):
+        above = [f"graphft.runtime.{other}" for other in ROOMS[number + 1 :]]
+        for path in sources(f"runtime/{room}"):
+            used = imports(path, at_run_time=True)
+            upwards += [f"{name_of(path)}:{line} imports {module}" for line, module in used if within(module, *above)]
+    assert not upwards
 
 
 def test_packages_are_imported_under_their_full_names() -> None:

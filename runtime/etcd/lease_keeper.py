@@ -203,9 +203,8 @@ class Keeper:
         sys.path[:] = self.path
         import contextlib
 
+        from graphft.runtime.etcd.errors import EtcdError
         from graphft.runtime.etcd.open import open_etcd
-
-        from graphft.runtime.etcd import EtcdError
 
         client = open_etcd(self.urls)
         with contextlib.suppress(EtcdError):  # connects, so that the first renewal need not
@@ -214,7 +213,8 @@ class Keeper:
 
     def _renew(self, started: float) -> bool:
         """Whether etcd answered, and in time: after the deadline, the role may have acted on the loss."""
-        from graphft.runtime.etcd import Etcd, EtcdError, LeaseLost
+        from graphft.runtime.etcd.client import Etcd
+        from graphft.runtime.etcd.errors import EtcdError, LeaseLost
 
         page, etcd = self.page, self._client
         if not isinstance(etcd, Etcd):

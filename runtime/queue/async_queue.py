@@ -12,6 +12,7 @@ chunks back to todo, and then writes it.
 from __future__ import annotations
 
 import functools
+import logging
 import random
 import time
 from collections.abc import Callable
@@ -29,10 +30,11 @@ from graphft.runtime.protocol.async_events import ChunkKey
 from graphft.runtime.protocol.chunk_queue import Change, Todo
 from graphft.runtime.queue.stale_claims import Overdue
 from graphft.runtime.queue.transactions import Passes, carry_out, give_back, renew, tell_poison
-from graphft.runtime.roles.role import log
 
 if TYPE_CHECKING:
     from graphft.runtime.roles.trainer.chunk_trainer import ChunkTrainer
+
+log = logging.getLogger("graphft")
 
 BUCKET = 100
 """Chunks that one look at the queue covers: those whose numbers differ in the last two digits only."""

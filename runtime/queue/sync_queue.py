@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
@@ -32,12 +33,13 @@ from graphft.runtime.queue.failed_batch import fail_batch
 from graphft.runtime.queue.finished_passes import FinishedPasses
 from graphft.runtime.queue.stale_claims import Overdue
 from graphft.runtime.queue.transactions import Passes, carry_out, give_back, renew, tell_poison
-from graphft.runtime.roles.role import log
 
 if TYPE_CHECKING:
     from graphft.runtime.protocol.sync_events import Work
     from graphft.runtime.roles.trainer.slot_trainer import SlotTrainer
 
+
+log = logging.getLogger("graphft")
 
 AHEAD = 8
 """A slot's next chunk is claimed so many steps before its first one (but in the second half of the chunk before)."""
