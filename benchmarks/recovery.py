@@ -168,8 +168,8 @@ def _recovered(run: Run, before: Seen, started: float) -> tuple[float, float]:
     seen, seconds, generation = before, 0.0, before.generation
     while seen.version <= before.highest or seen.generation == before.generation:
         seen = run.probe.wait(lambda seen: seen.generation > before.generation)
-        epoch = run.probe.view.epoch
-        if seen.generation > generation and epoch is not None and seen.version > epoch.step:
+        begun = run.probe.view.generation
+        if seen.generation > generation and begun is not None and seen.version > begun.step:
             seconds, generation = time.monotonic() - started, seen.generation  # again, if another begins
     return seconds, time.monotonic() - started
 

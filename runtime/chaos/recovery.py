@@ -65,7 +65,7 @@ class Recoveries:
 
     def update(self, answers: Mapping[int, Answer], view: JobView, now: float) -> list[Recovery]:
         """Takes in what is known now; returns the recoveries that are over with it."""
-        self.take_epochs(view, now)
+        self.take_generations(view, now)
         self.take_versions(answers)
         low = self.lowest(answers)
         if low is None:
@@ -86,7 +86,7 @@ class Recoveries:
         for recovery in self.open:
             recovery.seconds = now - recovery.at
 
-    def take_epochs(self, view: JobView, now: float) -> None:
+    def take_generations(self, view: JobView, now: float) -> None:
         raise NotImplementedError
 
     def take_versions(self, answers: Mapping[int, Answer]) -> None:
@@ -107,13 +107,13 @@ class SyncRecoveries(Recoveries):
     """The step that the generation began at."""
     _highest: int = 0
 
-    def take_epochs(self, view: JobView, now: float) -> None:
-        epoch = view.epoch
-        if epoch is None or (self._began is not None and epoch.generation <= self.generation):
+    def take_generations(self, view: JobView, now: float) -> None:
+        begun = view.generation
+        if begun is None or (self._began is not None and begun.number <= self.generation):
             return
         if self._began is not None:
-            self.repeated += max(0, self._highest - epoch.step)
-        self.generation, self._began, self._highest, self.progress_at = epoch.generation, epoch.step, epoch.step, now
+            self.repeated += max(0, self._highest - begun.step)
+        self.generation, self._began, self._highest, self.progress_at = begun.number, begun.step, begun.step, now
         self.generations += 1
 
     def take_versions(self, answers: Mapping[int, Answer]) -> None:
@@ -137,23 +137,23 @@ class SyncRecoveries(Recoveries):
 class AsyncRecoveries(Recoveries):
     """Of an async job: each shard has a generation and a version of its own."""
 
-    _epochs: dict[int, int] = field(default_factory=dict)
+    _generations: dict[int, int] = field(default_factory=dict)
     _highest: dict[int, int] = field(default_factory=dict)
 
-    def take_epochs(self, view: JobView, now: float) -> None:
-        for shard, epoch in view.shard_epochs.items():
-            known = self._epochs.get(shard)
-            if known is not None and epoch.generation <= known:
+    def take_generations(self, view: JobView, now: float) -> None:
+        for shard, begun in view.shard_generations.items():
+            known = self._generations.get(shard)
+            if known is not None and begun.number <= known:
                 continue
             if known is not None:
-                self.repeated += max(0, self._highest.get(shard, 0) - epoch.step)
-            self._epochs[shard], self._highest[shard], self.progress_at = epoch.generation, epoch.step, now
+                self.repeated += max(0, self._highest.get(shard, 0) - begun.step)
+            self._generations[shard], self._highest[shard], self.progress_at = begun.number, begun.step, now
             self.generations += 1
-        self.generation = max(self._epochs.values(), default=0)
+        self.generation = max(self._generations.values(), default=0)
 
     def take_versions(self, answers: Mapping[int, Answer]) -> None:
         for shard, answer in answers.items():
-            if answer.generation == self._epochs.get(shard):
+            if answer.generation == self._generations.get(shard):
                 self._highest[shard] = max(self._highest[shard], answer.version)
 
     def lowest(self, answers: Mapping[int, Answer]) -> int | None:

@@ -20,7 +20,14 @@ import msgspec
 from graphft.errors import GraphftError, plain_text
 from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest, Part
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Asked, Committed, Epoch, decode_asked, decode_committed, decode_epoch
+from graphft.runtime.coordination.records import (
+    Asked,
+    Committed,
+    Generation,
+    decode_asked,
+    decode_committed,
+    decode_generation,
+)
 from graphft.runtime.etcd import absent, delete_op, get_op, mod_is, put_op, range_op
 from graphft.runtime.etcd.model import KV, Compare, Op, Store
 
@@ -68,7 +75,7 @@ class Commits:
             found = self.etcd.txn([fence], mine, token=key)
             if found.ok:
                 break
-            del self._fences[generation]  # what is known of the epoch is not true any more
+            del self._fences[generation]  # what is known of the generation is not true any more
         if not found.responses:  # it was made, but the generation has moved on since
             return None
         kvs, current = found.range(1).kvs, found.kv(2)
@@ -84,12 +91,12 @@ class Commits:
 
     def _find_fence(self, generation: int) -> Compare | None:
         """What holds as long as the job is in this generation; None if it is not. Read once per generation."""
-        kv = self.etcd.get(self.keys.epoch)
-        epoch = decode_epoch(kv)
-        if kv is None or epoch is None or epoch.generation != generation:
+        kv = self.etcd.get(self.keys.generation)
+        current = decode_generation(kv)
+        if kv is None or current is None or current.number != generation:
             return None
         self._fences.clear()
-        fence = self._fences[generation] = mod_is(self.keys.epoch, kv.mod_revision)
+        fence = self._fences[generation] = mod_is(self.keys.generation, kv.mod_revision)
         return fence
 
     def _through_with(self, parts: Sequence[KV], manifest: Manifest) -> list[Op]:
@@ -118,56 +125,56 @@ class Commits:
 
     def ask(self, asked: Asked, before: Asked | None) -> bool:
         """Asks all shards for a checkpoint, unless somebody has since `before`, or the generation has moved on."""
-        kv, epoch_kv = self.etcd.get(self.keys.checkpoint_at), self.etcd.get(self.keys.epoch)
-        epoch = decode_epoch(epoch_kv)
-        if epoch_kv is None or epoch is None or epoch.generation != asked.generation or decode_asked(kv) != before:
+        kv, current_kv = self.etcd.get(self.keys.checkpoint_at), self.etcd.get(self.keys.generation)
+        current = decode_generation(current_kv)
+        if current_kv is None or current is None or current.number != asked.generation or decode_asked(kv) != before:
             return False
         same = [
-            mod_is(self.keys.epoch, epoch_kv.mod_revision),
+            mod_is(self.keys.generation, current_kv.mod_revision),
             mod_is(self.keys.checkpoint_at, kv.mod_revision if kv is not None else 0),
         ]
         return self.etcd.txn(same, [put_op(self.keys.checkpoint_at, msgspec.json.encode(asked))]).ok
 
     # -- starting and going back --------------------------------------------------------------------------------
 
-    def begin(self) -> tuple[Epoch, bool]:
-        """The epoch to start in, and whether this is a restart of a shard that has served before."""
-        self.ensure_epoch()
+    def begin(self) -> tuple[Generation, bool]:
+        """The generation to start in, and whether this is a restart of a shard that has served before."""
+        self.ensure_generation()
         started = self.keys.started(self.shard)
         fresh = self.etcd.txn([absent(started)], [put_op(started, self.process.encode())], token=started).ok
-        epoch = decode_epoch(self.etcd.get(self.keys.epoch))
-        assert epoch is not None
-        return epoch, not fresh
+        current = decode_generation(self.etcd.get(self.keys.generation))
+        assert current is not None
+        return current, not fresh
 
-    def ensure_epoch(self, resume: bool = True) -> None:
-        """Makes the first epoch: step 0, or (to `resume`) the newest checkpoint's on disk if etcd's data is new.
+    def ensure_generation(self, resume: bool = True) -> None:
+        """Makes the first generation: step 0, or (to `resume`) the newest checkpoint's on disk if etcd's data is new.
 
         Raises StorageUnavailable.
         """
-        if self.etcd.get(self.keys.epoch) is not None:
+        if self.etcd.get(self.keys.generation) is not None:
             return
         newest = self._newest_on_disk((-1, -1)) if resume else None
         # Never a generation again that has written files here, committed or not.
         generation = self.store.latest_generation() + 1
-        epoch, ops = Epoch(generation, reason="start"), []
+        current, ops = Generation(generation, reason="start"), []
         if newest is not None:
-            epoch = Epoch(generation, newest.step, newest.directory, "etcd is new; checkpoint found on disk")
+            current = Generation(generation, newest.step, newest.directory, "etcd is new; checkpoint found on disk")
             ops = [put_op(self.keys.committed, msgspec.json.encode(record_of(newest)))]
         self.etcd.txn(
-            [absent(self.keys.epoch)],
-            [put_op(self.keys.epoch, msgspec.json.encode(epoch)), *ops],
-            token=self.keys.epoch,
+            [absent(self.keys.generation)],
+            [put_op(self.keys.generation, msgspec.json.encode(current)), *ops],
+            token=self.keys.generation,
         )
 
-    def catch_up(self) -> Epoch | None:
+    def catch_up(self) -> Generation | None:
         """Makes up for an etcd that was restored from a backup: the job goes on from what lies on disk.
 
-        Returns the epoch that begins there; None if etcd knows all that the disk holds. Raises StorageUnavailable.
+        Returns the generation that begins there; None if etcd knows all that the disk holds. Raises StorageUnavailable.
         """
-        epoch, committed = decode_epoch(self.etcd.get(self.keys.epoch)), self.committed()
-        assert epoch is not None
-        known = (epoch.generation, committed.step if committed is not None else -1)
-        if self._newest_on_disk(known) is None and self.store.latest_generation() <= epoch.generation:
+        current, committed = decode_generation(self.etcd.get(self.keys.generation)), self.committed()
+        assert current is not None
+        known = (current.number, committed.step if committed is not None else -1)
+        if self._newest_on_disk(known) is None and self.store.latest_generation() <= current.number:
             return None
         return self.rollback("etcd is older than the checkpoints on disk")
 
@@ -175,42 +182,42 @@ class Commits:
         """The newest committed checkpoint."""
         return decode_committed(self.etcd.get(self.keys.committed))
 
-    def overtake(self, generation: int) -> Epoch | None:
+    def overtake(self, generation: int) -> Generation | None:
         """Raises the generation above one that a process is in already, though etcd does not know it (any more).
 
         None: etcd does know it.
         """
-        epoch = decode_epoch(self.etcd.get(self.keys.epoch))
-        if epoch is None or epoch.generation >= generation:
+        current = decode_generation(self.etcd.get(self.keys.generation))
+        if current is None or current.number >= generation:
             return None
         return self.rollback("etcd is older than its processes", above=generation)
 
-    def rollback(self, reason: str, *, below: int | None = None, above: int = -1) -> Epoch:
+    def rollback(self, reason: str, *, below: int | None = None, above: int = -1) -> Generation:
         """Raises the generation: everyone returns to the newest committed checkpoint (older than `below`, if given).
 
-        The new generation is higher than any that has left files, and than `above`. Returns the epoch that holds
+        The new generation is higher than any that has left files, and than `above`. Returns the generation that holds
         afterwards: ours, or the one that another process raised meanwhile. Raises StorageUnavailable.
         """
         while True:
-            epoch_kv, committed_kv = self.etcd.get(self.keys.epoch), self.etcd.get(self.keys.committed)
-            epoch, committed = decode_epoch(epoch_kv), decode_committed(committed_kv)
-            assert epoch_kv is not None
-            assert epoch is not None
-            target = self._target(epoch, committed, below)
+            current_kv, committed_kv = self.etcd.get(self.keys.generation), self.etcd.get(self.keys.committed)
+            current, committed = decode_generation(current_kv), decode_committed(committed_kv)
+            assert current_kv is not None
+            assert current is not None
+            target = self._target(current, committed, below)
             step, checkpoint = (target.step, target.directory) if target is not None else (0, "")
-            generation = max(epoch.generation, above, self.store.latest_generation()) + 1
-            raised = Epoch(generation, step, checkpoint, plain_text(reason))
-            ops = [put_op(self.keys.epoch, msgspec.json.encode(raised)), *self._recommit(committed, target)]
+            generation = max(current.number, above, self.store.latest_generation()) + 1
+            raised = Generation(generation, step, checkpoint, plain_text(reason))
+            ops = [put_op(self.keys.generation, msgspec.json.encode(raised)), *self._recommit(committed, target)]
             compare = [
-                mod_is(self.keys.epoch, epoch_kv.mod_revision),
+                mod_is(self.keys.generation, current_kv.mod_revision),
                 mod_is(self.keys.committed, committed_kv.mod_revision if committed_kv else 0),
             ]
             # Of two shards that write the very same record, either may take the other's for its own: no harm.
-            if self.etcd.txn(compare, ops, token=self.keys.epoch).ok:
+            if self.etcd.txn(compare, ops, token=self.keys.generation).ok:
                 return raised
-            now = decode_epoch(self.etcd.get(self.keys.epoch))
+            now = decode_generation(self.etcd.get(self.keys.generation))
             assert now is not None
-            if now.generation > max(epoch.generation, above):
+            if now.number > max(current.number, above):
                 return now
 
     def _recommit(self, committed: Committed | None, target: Manifest | None) -> list[Op]:
@@ -221,10 +228,10 @@ class Commits:
             return []
         return [put_op(self.keys.committed, msgspec.json.encode(record_of(target)))]
 
-    def _target(self, epoch: Epoch, committed: Committed | None, below: int | None) -> Manifest | None:
+    def _target(self, current: Generation, committed: Committed | None, below: int | None) -> Manifest | None:
         """The checkpoint to go back to; None: the initial values. `below`: of an earlier step."""
         if below is None:
-            newer = self._newest_on_disk((epoch.generation, committed.step if committed is not None else -1))
+            newer = self._newest_on_disk((current.number, committed.step if committed is not None else -1))
             if newer is not None:
                 return newer
         return self._usable(committed, below) if committed is not None else None
@@ -254,14 +261,14 @@ class Commits:
         older = [m for m in self.store.manifests() if m.step < limit and m.run == self.run]
         return older[0] if older else None
 
-    def manifest_of(self, epoch: Epoch) -> Manifest | None:
-        """The manifest of the checkpoint that the epoch began at; None for the initial values."""
-        if not epoch.checkpoint:
+    def manifest_of(self, current: Generation) -> Manifest | None:
+        """The manifest of the checkpoint that the generation began at; None for the initial values."""
+        if not current.checkpoint:
             return None
-        manifest = self.store.read_manifest(epoch.checkpoint)
+        manifest = self.store.read_manifest(current.checkpoint)
         if manifest.run != self.run:
             raise GraphftError(
-                f"checkpoint {epoch.checkpoint} is of run {manifest.run}, this is {self.run}",
+                f"checkpoint {current.checkpoint} is of run {manifest.run}, this is {self.run}",
                 rule="checkpoint",
                 help="use the job directory that the checkpoint was written with",
             )

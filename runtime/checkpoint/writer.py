@@ -206,9 +206,9 @@ class Saver:
     def redo(self, committed: Committed, error: DamagedCheckpoint) -> None:
         """The final checkpoint cannot be read: everyone goes back to one that can, and trains to the end again."""
         if decode_committed(self.commits.etcd.get(self.commits.keys.committed)) == committed:
-            epoch = self.commits.rollback("the final checkpoint is damaged", below=committed.step)
+            generation = self.commits.rollback("the final checkpoint is damaged", below=committed.step)
             self.events.emit(
                 "damaged-checkpoint",
-                f"the final checkpoint is damaged, going back to step {epoch.step}: {error.message}",
-                step=epoch.step,
+                f"the final checkpoint is damaged, going back to step {generation.step}: {error.message}",
+                step=generation.step,
             )

@@ -54,8 +54,8 @@ class Keys:
         return f"/{self.job}/state"
 
     @property
-    def epoch(self) -> str:
-        return f"/{self.job}/epoch"
+    def generation(self) -> str:
+        return f"/{self.job}/generation"
 
     @property
     def pass_(self) -> str:
@@ -125,7 +125,7 @@ class Keys:
         return f"{self.all_parts}{generation}-{step}/"
 
     def of_shard(self, index: int) -> ShardKeys:
-        """Async: the keys of a shard, which has an epoch and checkpoints of its own."""
+        """Async: the keys of a shard, which has a generation and checkpoints of its own."""
         return ShardKeys(self.job, index)
 
     def queue(self, pass_index: int) -> str:
@@ -165,8 +165,8 @@ class ShardKeys(Keys):
         return Keys(self.job)
 
     @property
-    def epoch(self) -> str:
-        return f"/{self.job}/epoch/{self.shard}"
+    def generation(self) -> str:
+        return f"/{self.job}/generation/{self.shard}"
 
     @property
     def committed(self) -> str:

@@ -53,10 +53,10 @@ class Barred(msgspec.Struct, frozen=True):
     by: str
 
 
-class Epoch(msgspec.Struct, frozen=True):
+class Generation(msgspec.Struct, frozen=True):
     """The job's generation, and the step (with its checkpoint's folder; "" for the initial values) it began at."""
 
-    generation: int = 0
+    number: int = 0
     step: int = 0
     checkpoint: str = ""
     reason: str = ""
@@ -78,8 +78,8 @@ class Asked(msgspec.Struct, frozen=True):
     step: int
 
 
-def decode_epoch(kv: KV | None) -> Epoch | None:
-    return None if kv is None else msgspec.json.decode(kv.value, type=Epoch)
+def decode_generation(kv: KV | None) -> Generation | None:
+    return None if kv is None else msgspec.json.decode(kv.value, type=Generation)
 
 
 def decode_committed(kv: KV | None) -> Committed | None:

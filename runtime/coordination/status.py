@@ -88,7 +88,7 @@ def _status(etcd: Store, keys: Keys, control: Mapping[str, KV], deadline: float 
         )
     spec = json.loads(control[keys.spec].value)
     view = read_view(keys, control.values())
-    generation = view.epoch.generation if view.epoch else sum(e.generation for e in view.shard_epochs.values())
+    generation = view.generation.number if view.generation else sum(g.number for g in view.shard_generations.values())
     reports = {kv.key: json.loads(kv.value) for kv in etcd.range(keys.status, deadline=deadline).kvs}
     pservers = _members(control, keys.pservers, reports, f"{keys.status}pserver/")
     trainers = _members(control, keys.trainers, reports, f"{keys.status}trainer/")

@@ -12,12 +12,12 @@ from graphft.runtime.coordination.records import (
     Asked,
     Barred,
     Committed,
-    Epoch,
+    Generation,
     PassRecord,
     Registration,
     decode_asked,
     decode_committed,
-    decode_epoch,
+    decode_generation,
     decode_pass,
 )
 from graphft.runtime.etcd.model import KV
@@ -33,7 +33,7 @@ class JobView:
     claims: dict[int, int] = field(default_factory=dict)
     """By slot, the revision of its claim: the same holder may claim a slot again."""
     barred: dict[str, Barred] = field(default_factory=dict)
-    epoch: Epoch | None = None
+    generation: Generation | None = None
     committed: Committed | None = None
     state: str = ""
     run: str = ""
@@ -41,7 +41,7 @@ class JobView:
     leases: dict[str, int] = field(default_factory=dict)
     """Lease of each registration's process, by registration id."""
     pass_: PassRecord | None = None
-    shard_epochs: dict[int, Epoch] = field(default_factory=dict)
+    shard_generations: dict[int, Generation] = field(default_factory=dict)
     """Async: each shard's own."""
     shard_commits: dict[int, Committed] = field(default_factory=dict)
     """Async: each shard's own newest checkpoint."""
@@ -75,7 +75,9 @@ def read_view(keys: Keys, kvs: Iterable[KV]) -> JobView:
             slots[int(kv.key.removeprefix(keys.slots))] = kv
         elif kv.key.startswith(keys.all_barred):
             barred[kv.key.removeprefix(keys.all_barred)] = msgspec.json.decode(kv.value, type=Barred)
-    epochs = {s: e for s, k in _by_shard(by_key, keys.epoch) if (e := decode_epoch(by_key[k])) is not None}
+    generations = {
+        s: e for s, k in _by_shard(by_key, keys.generation) if (e := decode_generation(by_key[k])) is not None
+    }
     commits = {s: c for s, k in _by_shard(by_key, keys.committed) if (c := decode_committed(by_key[k])) is not None}
     state, run = by_key.get(keys.state), by_key.get(keys.run)
     return JobView(
@@ -84,13 +86,13 @@ def read_view(keys: Keys, kvs: Iterable[KV]) -> JobView:
         {v: kv.value.decode() for v, kv in slots.items()},
         {v: kv.create_revision for v, kv in slots.items()},
         barred,
-        decode_epoch(by_key.get(keys.epoch)),
+        decode_generation(by_key.get(keys.generation)),
         decode_committed(by_key.get(keys.committed)),
         state.value.decode() if state else "",
         run.value.decode() if run else "",
         leases,
         decode_pass(by_key.get(keys.pass_)),
-        epochs,
+        generations,
         commits,
         decode_asked(by_key.get(keys.checkpoint_at)),
     )

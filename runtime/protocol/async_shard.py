@@ -1,7 +1,7 @@
 """A shard in async mode: applies every batch once, in order of arrival, and answers with its newest parameters.
 
     shard = AsyncShard(AsyncOptions(shard=0, buckets=(0, 1), run=..., secret=...), incarnation=process_id,
-                       generation=epoch.generation, version=saved_version, ledger=Ledger.load(saved_ledger))
+                       generation=generation.number, version=saved_version, ledger=Ledger.load(saved_ledger))
     for effect in shard.step(Received(peer, decode(header), frame), now): carry it out, in order, before the next step()
 
 A batch is applied when all of its buckets on this shard are in, from one trainer and one version of the parameters.

@@ -1,7 +1,7 @@
 """A shard in sync mode: generation, version, the contributions of the current step, and who waits for the next version.
 
     shard = SyncShard(SyncOptions(shard=0, shards=2, slots=4, buckets=(0, 1), total_steps=100, run=..., secret=...),
-                      incarnation=process_id, generation=epoch.generation, version=loaded_step)
+                      incarnation=process_id, generation=generation.number, version=loaded_step)
     effects = shard.step(Started(), now)
     while serving:
         effects = shard.step(Received(peer, decode(header), frame), now)   # or Tick(), Rollback(...), ...

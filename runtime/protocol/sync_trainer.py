@@ -1,7 +1,7 @@
 """A trainer in sync mode: which (step, slot) to work on, which buckets it has, what it asks the shards for.
 
     trainer = SyncTrainer(TrainerOptions(trainer=my_id, buckets=((0, 1), (0,)), total_steps=100, run=..., secret=...),
-                          generation=epoch.generation)
+                          generation=generation.number)
 
 Events may come from any thread, under the driver's one lock; effects are carried out in order:
 

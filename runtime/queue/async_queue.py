@@ -23,7 +23,7 @@ import msgspec
 
 from graphft.ops.context import ChunkWork, EndOfPass, NoData
 from graphft.plan import chunk_batch_seed
-from graphft.runtime.coordination.records import PassRecord, decode_epoch, decode_pass
+from graphft.runtime.coordination.records import PassRecord, decode_generation, decode_pass
 from graphft.runtime.etcd import KV, Compare, get_op, mod_is, range_op
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.async_events import ChunkKey
@@ -340,9 +340,9 @@ class Claims:
         """That each shard is in the generation whose acknowledgements this trainer has; None if one is known not to."""
         known, fences = self.trainer.watcher.snapshot(), []
         for shard, generation in enumerate(self.trainer.comm.generations()):
-            kv = known.get(self.keys.of_shard(shard).epoch)
-            epoch = decode_epoch(kv)
-            if kv is None or epoch is None or epoch.generation != generation:
+            kv = known.get(self.keys.of_shard(shard).generation)
+            record = decode_generation(kv)
+            if kv is None or record is None or record.number != generation:
                 return None
             fences.append(mod_is(kv.key, kv.mod_revision))
         return fences

@@ -34,7 +34,7 @@ def fail_batch(
     read_keys = (
         chunk_queue.todo_key(prefix, chunk),
         chunk_queue.pending_key(prefix, chunk),
-        keys.epoch,
+        keys.generation,
         keys.committed,
     )
     while True:

@@ -7,7 +7,7 @@ import pytest
 from graphft.runtime.chaos.probe import Answer
 from graphft.runtime.chaos.recovery import AsyncRecoveries, Recoveries, Recovery, SyncRecoveries
 from graphft.runtime.chaos.report import summaries
-from graphft.runtime.coordination.records import Epoch
+from graphft.runtime.coordination.records import Generation
 from graphft.runtime.coordination.view import JobView
 
 
@@ -17,15 +17,17 @@ class Job:
     def __init__(self) -> None:
         self.recoveries: Recoveries = SyncRecoveries(shards=2, total_steps=100)
         self.answers: dict[int, Answer] = {}
-        self.epoch = Epoch()
-        self.shard_epochs: dict[int, Epoch] = {}
+        self.generation = Generation()
+        self.shard_generations: dict[int, Generation] = {}
 
     def answer(self, now: float, *versions: int, generation: int = 0, names: str = "ab") -> list[Recovery]:
         self.answers = {i: Answer(names[i], generation, v, now) for i, v in enumerate(versions)}
         return self.update(now)
 
     def update(self, now: float) -> list[Recovery]:
-        return self.recoveries.update(self.answers, JobView(epoch=self.epoch, shard_epochs=self.shard_epochs), now)
+        return self.recoveries.update(
+            self.answers, JobView(generation=self.generation, shard_generations=self.shard_generations), now
+        )
 
     def begin(self, kind: str, at: float, gone: str = "", alone: bool = True) -> Recovery:
         return self.recoveries.begin(kind, "", at, alone, frozenset(gone))
@@ -67,7 +69,7 @@ def test_a_fault_that_is_hit_by_another_tells_nothing_of_itself(job: Job) -> Non
 def test_a_rollback_counts_from_the_step_that_it_returns_to(job: Job) -> None:
     fault = job.begin("kill-pserver", 1.0, gone="b")
     assert not job.answer(1.1, 14, 14), "its answers were on their way when it died"
-    job.epoch = Epoch(1, 5)
+    job.generation = Generation(1, 5)
     assert not job.answer(1.2, 5, 14, generation=0)
     assert not job.answer(1.3, 5, 5, generation=1, names="ac")
     assert job.answer(1.4, 6, 6, generation=1, names="ac") == [fault]
@@ -77,9 +79,9 @@ def test_a_rollback_counts_from_the_step_that_it_returns_to(job: Job) -> None:
 
 def test_a_shard_that_was_killed_must_be_replaced(job: Job) -> None:
     job.begin("kill-pserver", 1.0, gone="b")
-    job.epoch = Epoch(1, 5)  # of an earlier fault
+    job.generation = Generation(1, 5)  # of an earlier fault
     assert not job.answer(1.1, 7, 7, generation=1), "still the one that was killed"
-    job.epoch = Epoch(2, 5)
+    job.generation = Generation(2, 5)
     assert job.answer(1.5, 6, 6, generation=2, names="ac")
 
 
@@ -103,7 +105,7 @@ def test_progress(job: Job) -> None:
     assert job.recoveries.progress_at == 0.0
     job.answer(4.0, 11, 11)
     assert job.recoveries.progress_at == 4.0
-    job.epoch = Epoch(1, 5)
+    job.generation = Generation(1, 5)
     job.answer(5.0, 11, 11)
     assert job.recoveries.progress_at == 5.0
 
@@ -111,11 +113,11 @@ def test_progress(job: Job) -> None:
 def test_async_shards_go_on_each_for_itself() -> None:
     job = Job()
     job.recoveries = AsyncRecoveries(shards=2, total_steps=100)
-    job.shard_epochs = {0: Epoch(0, 0), 1: Epoch(0, 0)}
+    job.shard_generations = {0: Generation(0, 0), 1: Generation(0, 0)}
     job.answer(0.0, 40, 30)
     fault = job.begin("kill-pserver", 1.0, gone="b")
     assert not job.answer(1.1, 45, 30), "the dead one's last words"
-    job.shard_epochs[1] = Epoch(1, 25)
+    job.shard_generations[1] = Generation(1, 25)
     job.answers = {0: Answer("a", 0, 60, 1.2), 1: Answer("c", 1, 25, 1.2)}
     assert not job.update(1.2)
     job.answers[1] = Answer("c", 1, 27, 1.3)

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Barred, Epoch, Registration
+from graphft.runtime.coordination.records import Barred, Generation, Registration
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.transpiler import Job
 from tests.runtime.trainers import Stage, shards_at, stage
@@ -21,13 +21,13 @@ from tests.waiting import until
 @pytest.fixture
 def scene(etcd_server: EmbeddedEtcd, keys: Keys, job: Job, tmp_path: Path) -> Iterator[Stage]:
     with stage(etcd_server, keys, job, tmp_path) as made:
-        made.etcd.put(keys.epoch, msgspec.json.encode(Epoch(0, 0)))
+        made.etcd.put(keys.generation, msgspec.json.encode(Generation(0, 0)))
         yield made
 
 
 def claims(trainer: Any) -> set[int]:
     """The slots that the trainer holds in etcd after its daemon thread has looked once."""
-    until(lambda: trainer.watcher.revision >= trainer.etcd.get(trainer.keys.epoch).mod_revision)
+    until(lambda: trainer.watcher.revision >= trainer.etcd.get(trainer.keys.generation).mod_revision)
     seen = trainer.etcd.range(trainer.keys.control).revision
     until(lambda: trainer.watcher.revision >= seen or not trainer.watcher.snapshot())
     trainer.claim_slots(trainer.config.trainers, "takeover")

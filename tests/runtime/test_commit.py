@@ -16,7 +16,14 @@ from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.commit import Commits
 from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Asked, Committed, Epoch, decode_asked, decode_committed, decode_epoch
+from graphft.runtime.coordination.records import (
+    Asked,
+    Committed,
+    Generation,
+    decode_asked,
+    decode_committed,
+    decode_generation,
+)
 from graphft.runtime.etcd import Etcd
 
 PROGRAM = "0123456789abcdef"
@@ -69,8 +76,8 @@ class Shards:
         return decode_committed(self.etcd.get(self.keys.committed))
 
     @property
-    def epoch(self) -> Epoch | None:
-        return decode_epoch(self.etcd.get(self.keys.epoch))
+    def generation(self) -> Generation | None:
+        return decode_generation(self.etcd.get(self.keys.generation))
 
     def damage(self, manifest: Manifest, shard: int = 1) -> None:
         os.truncate(self.store.root / manifest.parts[shard].file, 5)
@@ -79,7 +86,7 @@ class Shards:
 @pytest.fixture
 def shards(etcd: Etcd, keys: Keys, tmp_path: Path) -> Shards:
     shards = Shards(etcd, keys, tmp_path)
-    shards.all[0].ensure_epoch()
+    shards.all[0].ensure_generation()
     return shards
 
 
@@ -194,7 +201,7 @@ def test_parts_are_forgotten_with_the_void_ones(shards: Shards) -> None:
 
 def test_a_part_of_an_older_generation_is_void(shards: Shards) -> None:
     shards.publish(shards.all[0], 0, 50)
-    assert shards.all[1].rollback("shard 1 was restarted").generation == 1
+    assert shards.all[1].rollback("shard 1 was restarted").number == 1
     assert [shards.publish(c, 0, 50) for c in shards.all] == [None, None, None]
     assert shards.committed is None
     assert shards.commit(50, generation=1).generation == 1
@@ -210,7 +217,7 @@ def test_a_commit_begun_before_a_rollback_is_not_made_after_it(shards: Shards) -
     etcd.after_txn = lambda: shards.all[0].rollback("shard 0 was restarted")
     assert shards.publish(last, 0, 100) is None
     assert shards.committed == Committed(0, 50, "step-00000050.g0")
-    assert shards.epoch == Epoch(1, 50, "step-00000050.g0", "shard 0 was restarted")
+    assert shards.generation == Generation(1, 50, "step-00000050.g0", "shard 0 was restarted")
     assert [m.step for m in shards.store.manifests()] == [100, 50]
     assert shards.all[1].rollback("shard 1 was restarted").step == 50, "of generation 0: void"
     assert shards.commit(100, generation=2).directory == "step-00000100.g2"
@@ -230,30 +237,30 @@ def test_a_rollback_takes_a_checkpoint_that_is_whole_though_its_commit_was_not_m
     etcd.after_txn = then_roll_back
     assert shards.publish(last, 0, 100) is None
     assert shards.committed == Committed(0, 100, "step-00000100.g0")
-    assert shards.epoch == Epoch(1, 100, "step-00000100.g0", "shard 2 was restarted")
+    assert shards.generation == Generation(1, 100, "step-00000100.g0", "shard 2 was restarted")
 
 
 def test_a_rollback_takes_a_commit_that_was_made_meanwhile(shards: Shards) -> None:
     shards.commit(50)
     etcd = Interposed(shards.etcd)
     etcd.before_txn = lambda: shards.commit(100)
-    assert shards.shard(0, etcd=etcd).rollback("late") == Epoch(1, 100, "step-00000100.g0", "late")
+    assert shards.shard(0, etcd=etcd).rollback("late") == Generation(1, 100, "step-00000100.g0", "late")
 
 
 def test_rollbacks_by_two_shards_at_once_are_one(shards: Shards) -> None:
     shards.commit(50)
     etcd = Interposed(shards.etcd)
     etcd.before_txn = lambda: shards.all[1].rollback("shard 1 was restarted")
-    assert shards.shard(0, etcd=etcd).rollback("shard 0 was restarted") == Epoch(
+    assert shards.shard(0, etcd=etcd).rollback("shard 0 was restarted") == Generation(
         1, 50, "step-00000050.g0", "shard 1 was restarted"
     )
-    assert shards.epoch == Epoch(1, 50, "step-00000050.g0", "shard 1 was restarted")
+    assert shards.generation == Generation(1, 50, "step-00000050.g0", "shard 1 was restarted")
 
 
 def test_a_rollback_whose_answer_is_lost_is_made_once(etcd_server: Any, keys: Keys, tmp_path: Path) -> None:
     with Etcd(etcd_server.endpoints) as etcd:
         shards = Shards(etcd, keys, tmp_path)
-        shards.all[0].ensure_epoch()
+        shards.all[0].ensure_generation()
         shards.commit(50)
         send, lost = etcd._calls.once, []
 
@@ -265,42 +272,42 @@ def test_a_rollback_whose_answer_is_lost_is_made_once(etcd_server: Any, keys: Ke
             return answer
 
         etcd._calls.once = lose_first_answer  # type: ignore[method-assign]
-        assert shards.all[0].rollback("restarted").generation == 1
+        assert shards.all[0].rollback("restarted").number == 1
         assert lost
-        assert shards.epoch is not None
-        assert shards.epoch.generation == 1
+        assert shards.generation is not None
+        assert shards.generation.number == 1
 
 
 # -- going back past what is damaged --------------------------------------------------------------------------------
 
 
 def test_rollback_before_the_first_checkpoint(shards: Shards) -> None:
-    assert shards.all[0].rollback("restarted") == Epoch(1, 0, "", "restarted")
-    assert shards.all[0].manifest_of(Epoch(1, 0, "", "restarted")) is None
+    assert shards.all[0].rollback("restarted") == Generation(1, 0, "", "restarted")
+    assert shards.all[0].manifest_of(Generation(1, 0, "", "restarted")) is None
 
 
 def test_a_damaged_newest_checkpoint_is_passed_over(shards: Shards) -> None:
     first, second = shards.commit(50), shards.commit(100)
     shards.damage(second)
-    epoch = shards.all[0].rollback("restarted")
-    assert epoch == Epoch(1, 50, first.directory, "restarted")
+    generation = shards.all[0].rollback("restarted")
+    assert generation == Generation(1, 50, first.directory, "restarted")
     assert shards.committed == Committed(0, 50, first.directory)
     assert shards.commit(100, generation=1).directory == "step-00000100.g1", "the step is committed once more"
 
 
 def test_rollback_below_a_part_that_cannot_be_read(shards: Shards) -> None:
     manifests = [shards.commit(step) for step in (50, 100, 150)]
-    epoch = shards.all[0].rollback("damaged", below=150)
-    assert (epoch.generation, epoch.step) == (1, 100)
+    generation = shards.all[0].rollback("damaged", below=150)
+    assert (generation.number, generation.step) == (1, 100)
     assert shards.all[0].rollback("damaged", below=100).checkpoint == manifests[0].directory
-    epoch = shards.all[0].rollback("damaged", below=50)
-    assert epoch == Epoch(3, 0, "", "damaged")
+    generation = shards.all[0].rollback("damaged", below=50)
+    assert generation == Generation(3, 0, "", "damaged")
 
 
 def test_without_any_usable_checkpoint_the_job_starts_over_and_commits_again(shards: Shards) -> None:
     shards.damage(shards.commit(50))
     shards.damage(shards.commit(100))
-    assert shards.all[0].rollback("restarted") == Epoch(1, 0, "", "restarted")
+    assert shards.all[0].rollback("restarted") == Generation(1, 0, "", "restarted")
     assert shards.committed is None
     shards.commit(50, generation=1)
     assert shards.committed == Committed(1, 50, "step-00000050.g1")
@@ -312,13 +319,13 @@ def test_checkpoints_of_another_run_are_not_gone_back_to(shards: Shards) -> None
     shards.damage(shards.commit(50))
     assert shards.all[0].rollback("restarted").step == 0
     with pytest.raises(GraphftError, match="of run another run, this is"):
-        shards.all[0].manifest_of(Epoch(1, 25, "step-00000025.g0"))
+        shards.all[0].manifest_of(Generation(1, 25, "step-00000025.g0"))
 
 
 def test_the_manifest_of_a_lost_checkpoint(shards: Shards) -> None:
     shards.commit(50)
     with pytest.raises(DamagedCheckpoint):
-        shards.all[0].manifest_of(Epoch(1, 75, "step-00000075.g0"))
+        shards.all[0].manifest_of(Generation(1, 75, "step-00000075.g0"))
 
 
 # -- starting -----------------------------------------------------------------------------------------------------
@@ -327,11 +334,11 @@ def test_the_manifest_of_a_lost_checkpoint(shards: Shards) -> None:
 def test_begin_tells_a_first_start_from_a_restart(etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
     """Pitfall 21: a restart before the first checkpoint found "already initialised", and nobody filled it."""
     shards = Shards(etcd, keys, tmp_path)
-    assert shards.all[0].begin() == (Epoch(reason="start"), False)
-    assert shards.all[1].begin() == (Epoch(reason="start"), False)
-    epoch, restarted = Commits(etcd, keys, shards.store, 0, 3, PROGRAM, "process-0-again").begin()
-    assert (epoch.step, restarted) == (0, True)
-    assert shards.all[2].begin() == (Epoch(reason="start"), False)
+    assert shards.all[0].begin() == (Generation(reason="start"), False)
+    assert shards.all[1].begin() == (Generation(reason="start"), False)
+    generation, restarted = Commits(etcd, keys, shards.store, 0, 3, PROGRAM, "process-0-again").begin()
+    assert (generation.step, restarted) == (0, True)
+    assert shards.all[2].begin() == (Generation(reason="start"), False)
 
 
 def test_begin_joins_the_epoch_that_holds(shards: Shards) -> None:
@@ -345,7 +352,7 @@ def test_after_a_restart_checkpoints_are_taken_again(shards: Shards) -> None:
     for generation in range(3):
         step = 50 * (generation + 1)
         shards.commit(step, generation)
-        assert shards.all[0].rollback("restarted") == Epoch(
+        assert shards.all[0].rollback("restarted") == Generation(
             generation + 1, step, f"step-{step:08d}.g{generation}", "restarted"
         )
 
@@ -355,8 +362,8 @@ def test_a_new_etcd_goes_on_from_the_checkpoint_on_disk(shards: Shards) -> None:
     shards.store.write_part(7, 125, 0, 3, {"w": torch.ones(1)})  # of a generation that did not get far
     shards.etcd.delete_prefix(f"/{shards.keys.job}")
     for c in reversed(shards.all):
-        epoch, restarted = c.begin()
-        assert (epoch.generation, epoch.step, epoch.checkpoint) == (8, 100, newest.directory)
+        generation, restarted = c.begin()
+        assert (generation.number, generation.step, generation.checkpoint) == (8, 100, newest.directory)
         assert not restarted
     assert shards.committed == Committed(0, 100, newest.directory)
     assert shards.commit(150, generation=8).step == 150
@@ -365,17 +372,17 @@ def test_a_new_etcd_goes_on_from_the_checkpoint_on_disk(shards: Shards) -> None:
 def test_a_new_etcd_and_only_damaged_checkpoints(shards: Shards) -> None:
     shards.damage(shards.commit(50))
     shards.etcd.delete_prefix(f"/{shards.keys.job}")
-    epoch, _ = shards.all[0].begin()
-    assert (epoch.generation, epoch.step, epoch.checkpoint) == (1, 0, "")
+    generation, _ = shards.all[0].begin()
+    assert (generation.number, generation.step, generation.checkpoint) == (1, 0, "")
 
 
 def test_ensure_epoch_leaves_what_is_there(shards: Shards) -> None:
     raised = shards.all[0].rollback("restarted")
-    shards.all[1].ensure_epoch()
-    assert shards.epoch == raised
+    shards.all[1].ensure_generation()
+    assert shards.generation == raised
 
 
-def test_publishing_before_there_is_an_epoch(etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
+def test_publishing_before_there_is_an_generation(etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
     shards = Shards(etcd, keys, tmp_path)
     assert shards.publish(shards.all[0], 0, 50) is None
     assert etcd.range(keys.all_parts).kvs == ()

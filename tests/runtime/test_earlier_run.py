@@ -221,8 +221,8 @@ def test_a_process_of_the_run_before_changes_nothing(etcd: Etcd, keys: Keys, job
         lambda: zombie.put(keys.slot(0), b"zombie"),
         lambda: zombie.delete(keys.state),
         lambda: zombie.delete_prefix(keys.control),
-        lambda: zombie.txn([], [put_op(keys.epoch, b"{}")]),
-        lambda: zombie.txn([absent(keys.epoch)], [put_op(keys.epoch, b"{}")], token=keys.epoch),
+        lambda: zombie.txn([], [put_op(keys.generation, b"{}")]),
+        lambda: zombie.txn([absent(keys.generation)], [put_op(keys.generation, b"{}")], token=keys.generation),
     ]
     for attempt in attempts:
         with pytest.raises(LeaseLost, match="is gone"):

@@ -17,7 +17,7 @@ from programs_by_hand import linear
 import graphft
 from graphft.ops.context import WorkChanged
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Epoch
+from graphft.runtime.coordination.records import Generation
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.sync_events import Rollback
@@ -38,7 +38,7 @@ def short_job() -> Job:
 @pytest.fixture
 def scene(etcd_server: EmbeddedEtcd, keys: Keys, short_job: Job, tmp_path: Path) -> Iterator[Stage]:
     with stage(etcd_server, keys, short_job, tmp_path) as made:
-        made.etcd.put(keys.epoch, msgspec.json.encode(Epoch(0, 0)))
+        made.etcd.put(keys.generation, msgspec.json.encode(Generation(0, 0)))
         yield made
 
 

@@ -14,7 +14,7 @@ from programs_by_hand import linear
 import graphft
 from graphft.ops.context import EndOfPass, NoData
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Epoch
+from graphft.runtime.coordination.records import Generation
 from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable
 from graphft.runtime.etcd.model import MAX_TXN_OPS
 from graphft.runtime.protocol.ledger import Ledger
@@ -56,7 +56,7 @@ def scene(etcd_server: EmbeddedEtcd, keys: Keys, async_job: Job, tmp_path: Path)
 
 
 def raise_generation(scene: Stage, shard: int, generation: int) -> None:
-    scene.etcd.put(scene.keys.of_shard(shard).epoch, msgspec.json.encode(Epoch(generation)))
+    scene.etcd.put(scene.keys.of_shard(shard).generation, msgspec.json.encode(Generation(generation)))
 
 
 def begin(scene: Stage, index: int) -> Any:
@@ -128,12 +128,12 @@ def test_what_a_shard_forgot_meanwhile_is_not_done(scene: Stage) -> None:
     trainer.etcd.store.before_txn = lambda: raise_generation(scene, 1, 1)  # at the last moment
     assert trainer.queue.source.complete(claims) == []
     assert trainer.etcd.store.before_txn is None
-    until(lambda: trainer.view.shard_epochs[1].generation == 1)
+    until(lambda: trainer.view.shard_generations[1].number == 1)
     assert trainer.queue.source.complete(claims) == []
     assert "done" not in scene.records()
     shards_at(trainer, 0, generation=1)
     raise_generation(scene, 0, 1)
-    until(lambda: trainer.view.shard_epochs[0].generation == 1)
+    until(lambda: trainer.view.shard_generations[0].number == 1)
     assert trainer.queue.source.complete(claims) == claims
     assert scene.records()["done"] == {claims[0].key[1]}
 

@@ -15,7 +15,7 @@ from programs_by_hand import linear
 import graphft
 from graphft.ops.context import NoData, WorkChanged
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Committed, Epoch, decode_epoch
+from graphft.runtime.coordination.records import Committed, Generation, decode_generation
 from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable
 from graphft.runtime.protocol.sync_events import Work
 from graphft.transpiler import Job
@@ -37,12 +37,12 @@ def long_job() -> Job:
 @pytest.fixture
 def scene(etcd_server: EmbeddedEtcd, keys: Keys, long_job: Job, tmp_path: Path) -> Iterator[Stage]:
     with stage(etcd_server, keys, long_job, tmp_path) as made:
-        made.etcd.put(keys.epoch, msgspec.json.encode(Epoch(0, 0)))
+        made.etcd.put(keys.generation, msgspec.json.encode(Generation(0, 0)))
         yield made
 
 
-def epoch_of(scene: Stage) -> Epoch | None:
-    return decode_epoch(scene.etcd.get(scene.keys.epoch))
+def generation_of(scene: Stage) -> Generation | None:
+    return decode_generation(scene.etcd.get(scene.keys.generation))
 
 
 def begin(scene: Stage, trainer: Any, step: int = 0, slot: int = 0) -> None:
@@ -295,23 +295,23 @@ def test_a_new_generation_begins_where_a_chunk_is_discarded(scene: Stage, saved:
     for failures in (1, 2):
         trainer.queue.get_chunk()
         trainer.queue.report_failure(Work(0, 0), "it cannot be read")
-        epoch = epoch_of(scene)
-        assert epoch is not None
-        assert (epoch.generation == 1) == (chunk_at(scene) in scene.records().get("failed", ())) == (failures == 2)
+        generation = generation_of(scene)
+        assert generation is not None
+        assert (generation.number == 1) == (chunk_at(scene) in scene.records().get("failed", ())) == (failures == 2)
         trainer.queue.rolled_back()
-    assert (epoch.step, epoch.checkpoint) == ((4, "step-4.g0") if saved else (0, ""))
-    assert f"chunk {chunk_at(scene)} failed 2 times in a row" in epoch.reason
+    assert (generation.step, generation.checkpoint) == ((4, "step-4.g0") if saved else (0, ""))
+    assert f"chunk {chunk_at(scene)} failed 2 times in a row" in generation.reason
     with pytest.raises(NoData):
         trainer.queue.get_chunk()
 
 
-@pytest.mark.parametrize("record", ["epoch", "committed"])
+@pytest.mark.parametrize("record", ["generation", "committed"])
 def test_a_chunk_is_discarded_together_with_the_generation(scene: Stage, record: str) -> None:
     """Whatever changes in between, a shard that rolls back or a checkpoint, there is never one without the other."""
     trainer = scene.trainer(0)
     begin(scene, trainer)
     trainer.queue.get_chunk()
-    value = Epoch(7, 2) if record == "epoch" else Committed(0, 2, "step-2.g0")
+    value = Generation(7, 2) if record == "generation" else Committed(0, 2, "step-2.g0")
 
     def change() -> None:
         assert "failed" not in scene.records()
@@ -320,9 +320,9 @@ def test_a_chunk_is_discarded_together_with_the_generation(scene: Stage, record:
     trainer.etcd.store.before_txn = change
     trainer.queue.report_failure(Work(0, 0), "it cannot be read")
     assert scene.records()["failed"] == {chunk_at(scene)}
-    epoch = epoch_of(scene)
-    assert epoch is not None
-    assert (epoch.generation, epoch.step) == ((8, 0) if record == "epoch" else (1, 2))
+    generation = generation_of(scene)
+    assert generation is not None
+    assert (generation.number, generation.step) == ((8, 0) if record == "generation" else (1, 2))
 
 
 def test_what_is_poison_is_known_in_every_pass_that_the_job_may_go_back_to(scene: Stage) -> None:
@@ -353,7 +353,7 @@ def test_whoever_lost_the_chunk_discards_nothing(scene: Stage) -> None:
     other.queue.get_chunk()
     trainer.queue.report_failure(Work(0, 0), "it cannot be read")
     assert "failed" not in scene.records()
-    assert epoch_of(scene) == Epoch(0, 0)
+    assert generation_of(scene) == Generation(0, 0)
 
 
 def test_the_end_of_the_job_leaves_nothing_pending(scene: Stage) -> None:

@@ -13,7 +13,7 @@ import torch
 from graphft.runtime.checkpoint.commit import Commits
 from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Committed, Epoch, decode_committed, decode_epoch
+from graphft.runtime.coordination.records import Committed, Generation, decode_committed, decode_generation
 from graphft.runtime.etcd import SimEtcd, put_op
 
 SHARDS = 2
@@ -40,7 +40,7 @@ class Cluster:
         """All shards begin, as their processes do. Returns which found that etcd is behind."""
         found = []
         for shard in self.shards:
-            shard.ensure_epoch()
+            shard.ensure_generation()
             found.append(shard.catch_up() is not None)
             _, restarted = shard.begin()
             if restarted and not found[-1]:
@@ -48,10 +48,10 @@ class Cluster:
         return found
 
     @property
-    def epoch(self) -> Epoch:
-        epoch = decode_epoch(self.etcd.get(KEYS.epoch))
-        assert epoch is not None
-        return epoch
+    def generation(self) -> Generation:
+        generation = decode_generation(self.etcd.get(KEYS.generation))
+        assert generation is not None
+        return generation
 
     @property
     def committed(self) -> Committed | None:
@@ -59,7 +59,7 @@ class Cluster:
 
     def write(self, step: int, parts: int = SHARDS, commit: bool = True) -> None:
         """Shards write their parts of `step`; the last one commits, or ends between manifest and commit."""
-        generation = self.epoch.generation
+        generation = self.generation.number
         assert not any(p.exists() for p in self.files(generation, step)), "another history has written these files"
         for shard in self.shards[:parts]:
             self.count += 1
@@ -117,10 +117,10 @@ def test_the_job_goes_on_from_the_newest_whole_checkpoint(cluster: Cluster) -> N
     cluster.restore(early)
     assert cluster.start() == [True, False], "one shard makes it good for all"
     assert cluster.committed == Committed(0, 100, "step-00000100.g0")
-    assert cluster.epoch.step == 100
-    assert cluster.epoch.generation >= 1
+    assert cluster.generation.step == 100
+    assert cluster.generation.number >= 1
     cluster.write(150)
-    assert cluster.committed == Committed(cluster.epoch.generation, 150, f"step-00000150.g{cluster.epoch.generation}")
+    assert cluster.committed == Committed(cluster.generation.number, 150, f"step-00000150.g{cluster.generation.number}")
 
 
 def test_a_later_history_counts_more_than_a_later_step(cluster: Cluster) -> None:
@@ -133,7 +133,7 @@ def test_a_later_history_counts_more_than_a_later_step(cluster: Cluster) -> None
     cluster.restore(early)
     assert cluster.start() == [True, False]
     assert cluster.committed == Committed(1, 75, "step-00000075.g1")
-    assert cluster.epoch.step == 75
+    assert cluster.generation.step == 75
 
 
 def test_no_generation_that_has_left_files_is_used_again(cluster: Cluster) -> None:
@@ -145,19 +145,19 @@ def test_no_generation_that_has_left_files_is_used_again(cluster: Cluster) -> No
     cluster.write(100, parts=1)
     cluster.restore(early)
     assert cluster.start() == [True, False]
-    assert (cluster.epoch.step, cluster.epoch.generation > 3) == (50, True)
+    assert (cluster.generation.step, cluster.generation.number > 3) == (50, True)
 
 
 def test_what_etcd_knows_is_not_overruled(cluster: Cluster) -> None:
     """A checkpoint that became void stays so: etcd is not older than the disk."""
     cluster.write(50)
     cluster.write(100, commit=False)
-    raised = Epoch(1, 50, "step-00000050.g0", "chunk 3 is poison")  # as a trainer does it
-    cluster.etcd.put(KEYS.epoch, msgspec.json.encode(raised))
-    assert cluster.epoch == raised
+    raised = Generation(1, 50, "step-00000050.g0", "chunk 3 is poison")  # as a trainer does it
+    cluster.etcd.put(KEYS.generation, msgspec.json.encode(raised))
+    assert cluster.generation == raised
     assert cluster.start() == [False, False]
     assert cluster.committed == Committed(0, 50, "step-00000050.g0")
-    assert cluster.epoch.step == 50
+    assert cluster.generation.step == 50
 
 
 def test_a_damaged_newer_checkpoint_is_gone_back_from(cluster: Cluster) -> None:
@@ -175,19 +175,19 @@ def test_processes_that_live_on_overtake_an_etcd_that_is_restored(cluster: Clust
     for _ in range(2):
         cluster.shards[0].rollback("restarted")
     cluster.write(50)
-    generation = cluster.epoch.generation
+    generation = cluster.generation.number
     assert cluster.shards[0].overtake(generation) is None, "a view that is behind changes nothing"
     cluster.restore(early)
     raised = cluster.shards[0].overtake(generation)
     assert raised is not None
-    assert (raised.generation, raised.step) == (3, 50)
+    assert (raised.number, raised.step) == (3, 50)
     assert cluster.shards[1].overtake(generation) is None
     cluster.restore(early)
     for path in cluster.store.root.iterdir():  # nothing on the disk tells, but the process itself
         path.rename(path.with_name("elsewhere"))
     raised = cluster.shards[0].overtake(generation)
     assert raised is not None
-    assert (raised.generation, raised.step) == (3, 0)
+    assert (raised.number, raised.step) == (3, 0)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -211,11 +211,11 @@ def test_no_progress_is_lost_and_no_file_written_twice(tmp_path: Path, seed: int
             committed, newest = cluster.committed, cluster.newest()
             cluster.restore(rng.choice(backups) if action == "restore" else cluster.backup())
             cluster.start()
-            step = cluster.epoch.step
+            step = cluster.generation.step
             assert step >= (committed.step if committed is not None else 0), "what was committed is not lost"
             assert (newest is None) == (cluster.committed is None)
             assert newest is None or action == "crash" or step == newest.step
-            assert cluster.epoch.generation > cluster.store.latest_generation()
+            assert cluster.generation.number > cluster.store.latest_generation()
         if cluster.committed is not None:
             manifest = cluster.store.read_manifest(cluster.committed.checkpoint)
             assert [cluster.store.read_part(manifest, i)[0]["n"].dim() for i in range(SHARDS)] == [0, 0]

@@ -15,7 +15,7 @@ import graphft
 from graphft.runtime.checkpoint.store import Manifest
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Committed, Epoch, Registration
+from graphft.runtime.coordination.records import Committed, Generation, Registration
 from graphft.runtime.coordination.revoker import Revoker
 from graphft.runtime.coordination.run_record import put_job, read_secret
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
@@ -113,13 +113,13 @@ def test_the_number_of_pservers_outlives_them(scene: Stage) -> None:
     pservers = [make(scene, RoleSpec("pserver", index)) for index in range(2)]
     for pserver in pservers:
         pserver.register(role="pserver", index=pserver.index, lease=True)
-        pserver.epoch, _ = pserver.commits.begin()
+        pserver.generation, _ = pserver.commits.begin()
     for pserver in pservers:
         scene.etcd.lease_revoke(pserver.lease)
     left = {kv.key: kv for kv in scene.etcd.range(scene.keys.control).kvs}
     assert left[scene.keys.ps_desired].value == b"3"
     assert before <= left.keys()
-    assert {scene.keys.epoch, scene.keys.started(0), scene.keys.started(1)} <= left.keys()
+    assert {scene.keys.generation, scene.keys.started(0), scene.keys.started(1)} <= left.keys()
     assert not any(key.startswith(scene.keys.pservers) for key in left)
     assert not any(kv.lease for kv in left.values())
 
@@ -146,7 +146,7 @@ class Shard:
 
 def test_a_shard_that_is_away_shifts_no_other(scene: Stage) -> None:
     """Shards go by index, not by their place in a list: the connections to the others stay as they are."""
-    scene.etcd.put(scene.keys.epoch, msgspec.json.encode(Epoch()))
+    scene.etcd.put(scene.keys.generation, msgspec.json.encode(Generation()))
     shards = [Shard(scene, index) for index in range(3)]
     trainer = scene.trainer(0)
 
@@ -177,8 +177,8 @@ def test_a_shard_that_finds_an_older_checkpoint_than_was_committed_says_so(scene
     parts = [store.write_part(0, 200, i, 3, {"w": torch.zeros(2)}) for i in range(3)]
     store.write_manifest(Manifest(0, 200, commits.run, tuple(parts)))
     scene.etcd.put(scene.keys.committed, msgspec.json.encode(Committed(0, 600, "step-00000600.g0")))
-    shard.join_epoch()
-    assert (shard.epoch.generation, shard.epoch.step) == (1, 200)
+    shard.join_generation()
+    assert (shard.generation.number, shard.generation.step) == (1, 200)
     (told,) = [event for _, event in read_events(scene.etcd, scene.keys) if event.kind == "damaged-checkpoint"]
     assert "the checkpoint of step 600, which was committed, is not in" in told.text
     assert "going back to step 200" in told.text

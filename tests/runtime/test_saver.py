@@ -20,7 +20,7 @@ from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint
 from graphft.runtime.checkpoint.writer import MAX_REDO, Saver
 from graphft.runtime.coordination.event_log import Events, read_events
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Committed, decode_committed, decode_epoch
+from graphft.runtime.coordination.records import Committed, decode_committed, decode_generation
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.transpiler import Job
 from tests.waiting import until
@@ -40,7 +40,7 @@ class Savers:
         self.job, self.etcd, self.keys, self.folder = job, etcd, keys, folder
         store = CheckpointStore(folder / "checkpoints")
         self.commits = [Commits(etcd, keys, store, i, 2, job.hash, f"p{i}") for i in range(2)]
-        self.commits[0].ensure_epoch()
+        self.commits[0].ensure_generation()
         etcd.put(keys.state, b"running")
         self.all = [Saver(c, Events(etcd, keys, f"pserver {c.shard}"), job, folder) for c in self.commits]
 
@@ -162,9 +162,9 @@ def test_a_final_checkpoint_that_cannot_be_read_is_made_again(savers: Savers) ->
     final = savers.commit(STEPS, generation=1)
     until(lambda: savers.all[0].finish(final) or savers.state == b"complete")
     until(lambda: savers.kinds() == ["damaged-checkpoint", "complete"])  # the event comes after the state
-    epoch = decode_epoch(savers.etcd.get(savers.keys.epoch))
-    assert epoch is not None
-    assert (epoch.generation, epoch.step) == (1, 2)
+    generation = decode_generation(savers.etcd.get(savers.keys.generation))
+    assert generation is not None
+    assert (generation.number, generation.step) == (1, 2)
 
 
 def test_a_disk_that_spoils_every_final_checkpoint_is_not_trained_for_without_end(savers: Savers) -> None:

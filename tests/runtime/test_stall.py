@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Epoch
+from graphft.runtime.coordination.records import Generation
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.protocol.sync_events import SlotGained
 from graphft.runtime.roles.trainer import sync_comm
@@ -24,7 +24,7 @@ def test_a_main_thread_that_was_away_has_not_waited(
     monkeypatch.setattr(sync_comm, "STALL_SECONDS", 0.5)
     monkeypatch.setattr(sync_comm, "LOOK_SECONDS", 0.1)
     with stage(etcd_server, keys, job, tmp_path) as scene:
-        scene.etcd.put(keys.epoch, msgspec.json.encode(Epoch(0, 0)))
+        scene.etcd.put(keys.generation, msgspec.json.encode(Generation(0, 0)))
         trainer = scene.trainer(0)
         shards_at(trainer, version=3)
         trainer.comm._addresses = dict.fromkeys(range(job.config.pservers), "tcp://127.0.0.1:9")

@@ -14,7 +14,7 @@ from graphft.errors import GraphftError
 from graphft.runtime.coordination import event_log as events_module
 from graphft.runtime.coordination.event_log import Events, read_events
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Committed, Epoch, Event, Registration, ShardStatus, TrainerStatus
+from graphft.runtime.coordination.records import Committed, Event, Generation, Registration, ShardStatus, TrainerStatus
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.coordination.status import JobStatus, list_jobs, read_status
 from graphft.runtime.coordination.view import read_view
@@ -26,7 +26,7 @@ from graphft.transpiler import Job
 def fill(etcd: Etcd, keys: Keys, job: Job) -> None:
     """The records of a job in the middle of its second pass."""
     put_job(etcd, keys, job)
-    etcd.put(keys.epoch, msgspec.json.encode(Epoch(3, 0, "", "pserver 1 was restarted")))
+    etcd.put(keys.generation, msgspec.json.encode(Generation(3, 0, "", "pserver 1 was restarted")))
     etcd.put(keys.committed, msgspec.json.encode(Committed(2, 1, "step-00000001.g2")))
     etcd.put(keys.pass_, json.dumps({"pass": 1, "chunks": 4, "start_step": 2}).encode())
     for index, version in ((0, 3), (1, 2)):
@@ -147,8 +147,8 @@ def test_view(etcd: Etcd, keys: Keys, job: Job) -> None:
     assert sorted(view.trainers) == ["0-aa", "1-bb", "2-cc"]
     assert (view.leases["1-new"], view.leases["0-ps"]) == (lease, 0)
     assert view.slots == {0: "0-aa", 1: "1-bb"}
-    assert view.epoch is not None
-    assert (view.epoch.generation, view.committed) == (3, Committed(2, 1, "step-00000001.g2"))
+    assert view.generation is not None
+    assert (view.generation.number, view.committed) == (3, Committed(2, 1, "step-00000001.g2"))
     assert (view.state, view.over) == ("running", False)
     etcd.lease_revoke(lease)
 

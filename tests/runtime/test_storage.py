@@ -52,7 +52,7 @@ class FailingStore(CheckpointStore):
 def one_shard(job: Job, etcd: Etcd, keys: Keys, folder: Path, store: CheckpointStore | None = None) -> Saver:
     """The saver of a job of one shard that is in its first generation."""
     commits = Commits(etcd, keys, store or CheckpointStore(folder / "checkpoints"), 0, 1, job.hash, "p0")
-    commits.ensure_epoch()
+    commits.ensure_generation()
     etcd.put(keys.state, b"running")
     return Saver(commits, Events(etcd, keys, "pserver 0"), job, folder)
 
@@ -210,10 +210,10 @@ def test_a_mount_that_is_away_is_waited_for(etcd: Etcd, keys: Keys, tmp_path: Pa
     """Pitfall 48: an empty folder, though etcd names a checkpoint there: nothing is decided until it is back."""
     store = CheckpointStore(tmp_path / "checkpoints")
     commits = Commits(etcd, keys, store, 0, 1, "program", "p0")
-    commits.ensure_epoch()
+    commits.ensure_generation()
     for step in (50, 100):
         commits.publish(0, step, store.write_part(0, step, 0, 1, values(step)))
-    before = etcd.get(keys.epoch)
+    before = etcd.get(keys.generation)
     store.root.rename(tmp_path / "away")
     store.root.mkdir()
     with pytest.raises(StorageUnavailable, match="though etcd names step-00000100") as caught:
@@ -222,7 +222,7 @@ def test_a_mount_that_is_away_is_waited_for(etcd: Etcd, keys: Keys, tmp_path: Pa
     store.root.rmdir()
     with pytest.raises(StorageUnavailable):
         commits.rollback("restarted")
-    assert etcd.get(keys.epoch) == before
+    assert etcd.get(keys.generation) == before
     (tmp_path / "away").rename(store.root)
     assert commits.rollback("restarted").step == 100
 

@@ -17,7 +17,7 @@ import graphft
 from graphft.errors import TEXT_LIMIT, describe, plain, plain_text
 from graphft.runtime.coordination.event_log import Events, read_events
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Epoch, decode_epoch
+from graphft.runtime.coordination.records import Generation, decode_generation
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.launcher.display import Display
 from graphft.runtime.protocol.chunk_queue import Failed, failed_key
@@ -91,7 +91,7 @@ def test_a_failure_of_any_text_is_recorded(etcd_server: EmbeddedEtcd, keys: Keys
     data = graphft.arrays(chunk_size=2, x=torch.zeros(4, 8), y=torch.zeros(4, 1))
     job = graphft.transpile(linear(features=8), chunks=data, batch_size=1, ft=True, max_failures=1)
     with stage(etcd_server, keys, job, tmp_path) as scene:
-        scene.etcd.put(keys.epoch, msgspec.json.encode(Epoch(0, 0)))
+        scene.etcd.put(keys.generation, msgspec.json.encode(Generation(0, 0)))
         trainer = scene.trainer(0)
         scene.etcd.put(keys.slot(0), trainer.id.encode(), trainer.lease)
         trainer.ctx.step, trainer.ctx.slot = 0, 0
@@ -100,9 +100,9 @@ def test_a_failure_of_any_text_is_recorded(etcd_server: EmbeddedEtcd, keys: Keys
         reason = trainer.tell_failure("step 0 of slot 0", ValueError(text), step=0)
         trainer.queue.report_failure(Work(0, 0), reason)
         record = scene.etcd.get(failed_key(keys.queue(0), work.chunk))
-        epoch = decode_epoch(scene.etcd.get(keys.epoch))
+        generation = decode_generation(scene.etcd.get(keys.generation))
         assert record is not None
-        assert epoch is not None
-        assert epoch.generation == 1
+        assert generation is not None
+        assert generation.number == 1
         assert describe(ValueError(text))[:30] in msgspec.json.decode(record.value, type=Failed).reason
         assert [e.kind for _, e in read_events(scene.etcd, keys)] == ["step-failed", "poison"]

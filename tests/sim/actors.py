@@ -168,7 +168,7 @@ class ShardActor(Actor):
                 recovery_timeout=3.0,
             ),
             incarnation=self.name,
-            generation=self.store.epoch.generation,
+            generation=self.store.generation.number,
             version=self.version,
         )
         self.store.pservers[index] = self
@@ -194,14 +194,14 @@ class ShardActor(Actor):
             store.take(slot, holders[slot][1], self.name)
 
     def watch(self) -> None:
-        if self.store.epoch.generation > self.machine.generation:
-            epoch = self.store.epoch
+        if self.store.generation.number > self.machine.generation:
+            generation = self.store.generation
             self.current = (
-                dict(self.store.checkpoints[epoch.step][self.index])
-                if epoch.step
+                dict(self.store.checkpoints[generation.step][self.index])
+                if generation.step
                 else {b: initial((self.index, b)) for b in self.current}
             )
-            self.feed(Rollback(epoch.generation, epoch.step))
+            self.feed(Rollback(generation.number, generation.step))
 
     def crash(self) -> None:
         self.trace("crashes")
@@ -282,7 +282,7 @@ class TrainerActor(Actor):
                 refresh=setup.refresh,
                 retry_interval=2.0,
             ),
-            generation=self.store.epoch.generation,
+            generation=self.store.generation.number,
         )
         self.store.trainers[name] = self
         self.store.watchers[name] = lambda: self.do(self.watch)
@@ -297,9 +297,9 @@ class TrainerActor(Actor):
         if self.name not in self.store.trainers:
             self.leave("lease lost")
             return
-        if self.store.epoch.generation > self.machine.generation:
+        if self.store.generation.number > self.machine.generation:
             self.claims.clear()
-            self.feed(Rollback(self.store.epoch.generation, self.store.epoch.step))
+            self.feed(Rollback(self.store.generation.number, self.store.generation.step))
         for index, shard in self.store.pservers.items():
             if shard is not self.connected.get(index) and shard.alive:
                 self.connect(index, shard)

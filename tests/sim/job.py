@@ -132,7 +132,7 @@ class SimJob:
         final = {
             (s, b): v for s, state in self.store.checkpoints[self.store.committed].items() for b, v in state.items()
         }
-        if final != self.reference_of(self.store.epoch.generation).versions[-1]:
+        if final != self.reference_of(self.store.generation.number).versions[-1]:
             self.world.fail("the final parameters differ from the undisturbed run's")
 
     def reference_of(self, generation: int) -> Reference:
@@ -140,9 +140,9 @@ class SimJob:
 
     def discard(self) -> None:
         """Something was discarded: from the generation that begins with it on, no shard counts it any more."""
-        epoch = self.store.epoch
-        self.references[epoch.generation] = reference(
-            self.setup, self.store.discarded, epoch.step, self.reference_of(epoch.generation - 1)
+        generation = self.store.generation
+        self.references[generation.number] = reference(
+            self.setup, self.store.discarded, generation.step, self.reference_of(generation.number - 1)
         )
 
     def is_flaky(self, step: int, slot: int) -> bool:

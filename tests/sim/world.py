@@ -49,7 +49,7 @@ class World:
 
 
 @dataclass
-class Epoch:
+class Generation:
     generation: int = 0
     step: int = 0
 
@@ -60,7 +60,7 @@ class Store:
 
     world: World
     shards: int
-    epoch: Epoch = field(default_factory=Epoch)
+    generation: Generation = field(default_factory=Generation)
     committed: int = 0
     """Step of the newest committed checkpoint."""
     checkpoints: dict[int, dict[int, Any]] = field(default_factory=dict)
@@ -93,15 +93,15 @@ class Store:
         """A shard's part of a checkpoint; committed with the last one, if the generation is still the same."""
         parts = self.parts.setdefault((generation, step), {})
         parts[shard] = state
-        if len(parts) == self.shards and generation == self.epoch.generation and step > self.committed:
+        if len(parts) == self.shards and generation == self.generation.number and step > self.committed:
             self.committed, self.checkpoints[step] = step, dict(parts)
             self.world.trace("store", f"checkpoint {step} is committed in generation {generation}")
             self.changed()
 
     def roll_back(self, generation: int) -> None:
-        if self.epoch.generation == generation:
+        if self.generation.number == generation:
             self.rollbacks += 1
-            self.epoch = Epoch(generation + 1, self.committed)
+            self.generation = Generation(generation + 1, self.committed)
             self.world.trace("store", f"generation {generation + 1} begins at step {self.committed}")
             self.changed()
 
@@ -154,7 +154,7 @@ class Store:
             return False
         self.discarded[key] = batch
         self.world.trace("store", f"chunk {key} is discarded from batch {batch} on")
-        self.roll_back(self.epoch.generation)
+        self.roll_back(self.generation.number)
         return True
 
     def expire(self, trainer: str) -> None:
@@ -177,18 +177,20 @@ class Network:
         self.world, self.duplicates, self.reorder = world, duplicates, reorder
         self.blocked: Callable[[Any, Any], bool] = lambda link, message: False
         """Which messages of which links never arrive."""
-        self._epochs: dict[Any, int] = {}
+        self._reconnects: dict[Any, int] = {}
         self._clear: dict[Any, float] = {}
 
     def send(self, link: Any, way: str, deliver: Callable[[], None]) -> None:
         """Delivers over `link` in direction `way`: in order, unless this network reorders."""
-        rng, epoch = self.world.rng, self._epochs.get(link, 0)
+        rng, reconnects = self.world.rng, self._reconnects.get(link, 0)
         for _ in range(2 if rng.random() < self.duplicates else 1):
             at = self.world.now + rng.uniform(0.0005, 0.02) + (rng.random() < 0.02) * rng.uniform(0, 0.3)
             if not self.reorder:
                 at = max(at, self._clear.get((link, way), 0.0))
                 self._clear[link, way] = at
-            self.world.after(at - self.world.now, lambda: deliver() if self._epochs.get(link, 0) == epoch else None)
+            self.world.after(
+                at - self.world.now, lambda: deliver() if self._reconnects.get(link, 0) == reconnects else None
+            )
 
     def cut(self, link: Any) -> None:
-        self._epochs[link] = self._epochs.get(link, 0) + 1
+        self._reconnects[link] = self._reconnects.get(link, 0) + 1

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from graphft.runtime.checkpoint.async_writer import AsyncCommits, AsyncSaver, meta_of, shard_store
-from graphft.runtime.coordination.records import Epoch
+from graphft.runtime.coordination.records import Generation
 from graphft.runtime.etcd import Session, Store
 from graphft.runtime.protocol.async_shard import ApplyBatch, AsyncOptions, AsyncShard
 from graphft.runtime.protocol.ledger import Ledger
@@ -67,12 +67,13 @@ class BatchPserver(Pserver):
         Only then, so that nobody completes a chunk any more with what the shard before acknowledged, are the chunks
         put back to todo that are done, but not here.
         """
-        self.when_storage_answers(self.join_epoch)
+        self.when_storage_answers(self.join_generation)
         if self.restarted:
             self.events.emit(
                 "restarted",
-                f"pserver {self.index} is back at version {self.epoch.step}, its generation {self.epoch.generation}",
-                step=self.epoch.step,
+                f"pserver {self.index} is back at version {self.generation.step}, "
+                f"its generation {self.generation.number}",
+                step=self.generation.step,
             )
         self._go_back()
 
@@ -99,7 +100,7 @@ class BatchPserver(Pserver):
 
     def serve(self, options: Mapping[str, Any]) -> None:
         self.options = options
-        self.commits.ensure_epoch(resume=self.config.ft)
+        self.commits.ensure_generation(resume=self.config.ft)
         self._make_machine()
         self.progress.begin("serving")
         while not self.over():
@@ -107,7 +108,7 @@ class BatchPserver(Pserver):
 
     def _make_machine(self) -> None:
         o = self.options
-        self.memory.publish(self.epoch.step)
+        self.memory.publish(self.generation.step)
         self.machine = AsyncShard(
             AsyncOptions(
                 self.index,
@@ -122,8 +123,8 @@ class BatchPserver(Pserver):
                 self.max_peers,
             ),
             incarnation=self.id,
-            generation=self.epoch.generation,
-            version=self.epoch.step,
+            generation=self.generation.number,
+            version=self.generation.step,
             ledger=self.ledger,
         )
 
@@ -135,8 +136,8 @@ class BatchPserver(Pserver):
 
     # -- going back ---------------------------------------------------------------------------------------------
 
-    def restore(self, epoch: Epoch) -> None:
-        manifest = self.commits.manifest_of(epoch)
+    def restore(self, generation: Generation) -> None:
+        manifest = self.commits.manifest_of(generation)
         if manifest is None:
             values, ledger = self.initial_values(), ""
         else:
@@ -155,17 +156,17 @@ class BatchPserver(Pserver):
 
     def follow(self) -> None:
         view = self.view
-        epoch = view.shard_epochs.get(self.index)
-        self.overtake(epoch)
-        if epoch is not None and epoch.generation > self.machine.generation:
+        generation = view.shard_generations.get(self.index)
+        self.overtake(generation)
+        if generation is not None and generation.number > self.machine.generation:
             log.info(
                 "generation %d: back from version %d to %d (%s)",
-                epoch.generation,
+                generation.number,
                 self.machine.version,
-                epoch.step,
-                epoch.reason,
+                generation.step,
+                generation.reason,
             )
-            self.epoch = epoch
+            self.generation = generation
             self._go_back()
             self._make_machine()
         super().follow()

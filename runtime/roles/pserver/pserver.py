@@ -23,7 +23,7 @@ from graphft.runtime.checkpoint.commit import Commits
 from graphft.runtime.checkpoint.store import MANIFEST, Ages, CheckpointStore, DamagedCheckpoint, StorageUnavailable
 from graphft.runtime.checkpoint.writer import Saver
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Committed, Epoch, ShardStatus
+from graphft.runtime.coordination.records import Committed, Generation, ShardStatus
 from graphft.runtime.etcd import EtcdError, Session, Store, absent, put_op
 from graphft.runtime.etcd.channel import parse_endpoint
 from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, TakeCheckpoint, Tick
@@ -103,7 +103,7 @@ class Pserver(Role):
         self.commits = self.make_commits()
         self.store = self.commits.store
         self.saver = self.make_saver()
-        self.epoch = Epoch()
+        self.generation = Generation()
         self.restarted = False
         self.counters: Counter[str] = Counter()
         self.machine: Any = None
@@ -181,32 +181,32 @@ class Pserver(Role):
         """What this shard's variables are before the first step."""
         return {v.name: self.program.values[v.name] for v in self.program.of_kind(Kind.PARAM, Kind.BUFFER, Kind.STATE)}
 
-    def join_epoch(self) -> None:
-        """Joins the shard's epoch: as it is on a first start; raising the generation on a restart.
+    def join_generation(self) -> None:
+        """Joins the shard's generation: as it is on a first start; raising the generation on a restart.
 
         And before, if etcd was restored from a backup: the job goes on from what the disk holds.
         """
-        self.commits.ensure_epoch()
+        self.commits.ensure_generation()
         behind = self.commits.catch_up()
         if behind is not None:
             self.events.emit(
                 "etcd-behind",
                 f"etcd does not know of the newest checkpoint (all was ended before it was "
                 "told, or it was restored from a backup): "
-                f"generation {behind.generation} begins at step {behind.step}, where the newest whole "
+                f"generation {behind.number} begins at step {behind.step}, where the newest whole "
                 "checkpoint is",
                 step=behind.step,
             )
-        self.epoch, self.restarted = self.commits.begin()
+        self.generation, self.restarted = self.commits.begin()
         if self.restarted and behind is None:
             committed = self.commits.committed()
-            self.epoch = self.commits.rollback(f"pserver {self.index} was restarted")
-            if committed is not None and self.epoch.step < committed.step:
+            self.generation = self.commits.rollback(f"pserver {self.index} was restarted")
+            if committed is not None and self.generation.step < committed.step:
                 self.events.emit(
                     "damaged-checkpoint",
                     f"the checkpoint of step {committed.step}, which was committed, "
-                    f"is not in {self.store.root}, or is damaged: going back to step {self.epoch.step}",
-                    step=self.epoch.step,
+                    f"is not in {self.store.root}, or is damaged: going back to step {self.generation.step}",
+                    step=self.generation.step,
                 )
 
     def when_storage_answers(self, call: Callable[[], T]) -> T:
@@ -235,36 +235,36 @@ class Pserver(Role):
             pause = min(2 * pause, MAX_STORAGE_SECONDS)
 
     def load(self) -> None:
-        """Takes on the state that the epoch began at; goes further back if its file is damaged."""
+        """Takes on the state that the generation began at; goes further back if its file is damaged."""
         self.when_storage_answers(self._load)
 
     def _load(self) -> None:
         while True:
             try:
                 with self.progress.within(LOAD_LIMITS * self.progress.usual, "restoring a checkpoint"):
-                    self.restore(self.epoch)
+                    self.restore(self.generation)
                 return
             except DamagedCheckpoint as error:
                 self.events.emit(
                     "damaged-checkpoint",
-                    f"checkpoint of step {self.epoch.step} is damaged, going back further: {error.message}",
+                    f"checkpoint of step {self.generation.step} is damaged, going back further: {error.message}",
                 )
-                self.epoch = self.commits.rollback("damaged checkpoint", below=self.epoch.step)
+                self.generation = self.commits.rollback("damaged checkpoint", below=self.generation.step)
 
-    def restore(self, epoch: Epoch) -> None:
-        """Takes on the state that this epoch began at. Raises DamagedCheckpoint, StorageUnavailable."""
+    def restore(self, generation: Generation) -> None:
+        """Takes on the state that this generation began at. Raises DamagedCheckpoint, StorageUnavailable."""
         raise NotImplementedError
 
-    def overtake(self, epoch: Epoch | None) -> None:
+    def overtake(self, generation: Generation | None) -> None:
         """Etcd is older than this process, which lives on: it was restored meanwhile. A view that is behind looks the
-        same, so etcd itself is asked. `epoch`: the shard's, as it is watched."""
-        if epoch is not None and epoch.generation < self.machine.generation:
+        same, so etcd itself is asked. `generation`: the shard's, as it is watched."""
+        if generation is not None and generation.number < self.machine.generation:
             raised = self.when_storage_answers(lambda: self.commits.overtake(self.machine.generation))
             if raised is not None:
                 self.events.emit(
                     "etcd-behind",
                     f"etcd was restored from a backup while the job runs: generation "
-                    f"{raised.generation} begins at step {raised.step}",
+                    f"{raised.number} begins at step {raised.step}",
                     step=raised.step,
                 )
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
-from graphft.runtime.coordination.records import Asked, Barred, Epoch
+from graphft.runtime.coordination.records import Asked, Barred, Generation
 from graphft.runtime.etcd import EtcdError, Session, Store, create_is, delete_op, put_op
 from graphft.runtime.protocol.events import Count, Received
 from graphft.runtime.protocol.idle_slots import IdleSlots
@@ -76,13 +76,14 @@ class RoundPserver(Pserver):
     # -- ServerPort ---------------------------------------------------------------------------------------------
 
     def load_check_point(self) -> None:
-        """Joins the job's epoch: as it is on a first start; raising the generation on a restart."""
-        self.when_storage_answers(self.join_epoch)
+        """Joins the job's generation: as it is on a first start; raising the generation on a restart."""
+        self.when_storage_answers(self.join_generation)
         if self.restarted:
             self.events.emit(
                 "restarted",
-                f"pserver {self.index} is back; generation {self.epoch.generation} goes on from step {self.epoch.step}",
-                step=self.epoch.step,
+                f"pserver {self.index} is back; generation {self.generation.number} goes on "
+                f"from step {self.generation.step}",
+                step=self.generation.step,
             )
         self.load()
 
@@ -95,8 +96,8 @@ class RoundPserver(Pserver):
 
     def serve(self, options: Mapping[str, Any]) -> None:
         self.options = options
-        self.commits.ensure_epoch(resume=self.config.ft)
-        self.memory.publish(self.epoch.step)
+        self.commits.ensure_generation(resume=self.config.ft)
+        self.memory.publish(self.generation.step)
         self.machine = SyncShard(
             SyncOptions(
                 self.index,
@@ -114,8 +115,8 @@ class RoundPserver(Pserver):
                 max_peers=self.max_peers,
             ),
             incarnation=self.id,
-            generation=self.epoch.generation,
-            version=self.epoch.step,
+            generation=self.generation.number,
+            version=self.generation.step,
         )
         if self._exchanges():
             self.norms = NormExchange(self.id, self.index, self.program.blocks.get("reduce"), self.limits, self.login)
@@ -135,11 +136,16 @@ class RoundPserver(Pserver):
         Asks again when `seconds` after that step it is not committed: a shard heard of it too late.
         """
         view, machine = self.view, self.machine
-        epoch, asked, committed = view.epoch, view.asked, view.committed
-        if machine is None or epoch is None or epoch.generation != machine.generation or self.age(committed) < seconds:
+        generation, asked, committed = view.generation, view.asked, view.committed
+        if (
+            machine is None
+            or generation is None
+            or generation.number != machine.generation
+            or self.age(committed) < seconds
+        ):
             return
         reached = committed.step if committed is not None else -1
-        if asked is not None and asked.generation == epoch.generation and asked.step > reached:
+        if asked is not None and asked.generation == generation.number and asked.step > reached:
             if machine.version < asked.step:
                 return
             if self._awaited[0] != asked:
@@ -148,7 +154,7 @@ class RoundPserver(Pserver):
                 return
         step = machine.version + 2 + math.ceil(NOTICE_SECONDS * self.rate)
         if step < self.config.total_steps:
-            self.commits.ask(Asked(epoch.generation, step), asked)
+            self.commits.ask(Asked(generation.number, step), asked)
 
     # -- slots that nothing comes of ----------------------------------------------------------------------------
 
@@ -204,39 +210,39 @@ class RoundPserver(Pserver):
 
     def follow(self) -> None:
         super().follow()
-        epoch, asked = self.view.epoch, self.view.asked
-        self.overtake(epoch)
-        if epoch is not None and epoch.generation > self.machine.generation:
-            self._go_back(epoch)
+        generation, asked = self.view.generation, self.view.asked
+        self.overtake(generation)
+        if generation is not None and generation.number > self.machine.generation:
+            self._go_back(generation)
         if asked is not None and asked != self._asked and asked.generation == self.machine.generation:
             self._asked = asked
             self.step(CheckpointAt(asked.step))
 
-    def _go_back(self, epoch: Epoch) -> None:
+    def _go_back(self, generation: Generation) -> None:
         """Goes back to where a newer generation began."""
         log.info(
             "generation %d: back from version %d to step %d (%s)",
-            epoch.generation,
+            generation.number,
             self.machine.version,
-            epoch.step,
-            epoch.reason,
+            generation.step,
+            generation.reason,
         )
         self.counters["rollbacks"] += 1
-        self.counters["steps-repeated"] += max(0, self.machine.version - epoch.step)
-        self.epoch = epoch
+        self.counters["steps-repeated"] += max(0, self.machine.version - generation.step)
+        self.generation = generation
         self.load()
-        self.memory.publish(epoch.step)
+        self.memory.publish(generation.step)
         if self.norms is not None:
             self.norms.connect(self.view)
-        self.step(Rollback(self.epoch.generation, self.epoch.step))
+        self.step(Rollback(self.generation.number, self.generation.step))
 
-    def restore(self, epoch: Epoch) -> None:
-        self.memory.restore(self._state_at(epoch))
+    def restore(self, generation: Generation) -> None:
+        self.memory.restore(self._state_at(generation))
 
-    def _state_at(self, epoch: Epoch) -> Mapping[str, torch.Tensor]:
-        if epoch.step in self._snapshots:
-            return self._snapshots[epoch.step]
-        manifest = self.commits.manifest_of(epoch)
+    def _state_at(self, generation: Generation) -> Mapping[str, torch.Tensor]:
+        if generation.step in self._snapshots:
+            return self._snapshots[generation.step]
+        manifest = self.commits.manifest_of(generation)
         if manifest is None:
             return self.initial_values()
         return self.store.read_part(manifest, self.index)[0]
@@ -275,12 +281,12 @@ class RoundPserver(Pserver):
         self.norms.send(self.view, effect.shard, effect.message, effect.payload)
 
     def _request_rollback(self, effect: RequestRollback) -> None:
-        epoch = self.view.epoch
-        if epoch is not None and epoch.generation == effect.generation:
+        generation = self.view.generation
+        if generation is not None and generation.number == effect.generation:
             raised = self.when_storage_answers(lambda: self.commits.rollback(effect.reason))
             self.events.emit(
                 "rollback",
-                f"generation {raised.generation}: everyone returns to step {raised.step} ({effect.reason})",
+                f"generation {raised.number}: everyone returns to step {raised.step} ({effect.reason})",
                 step=raised.step,
             )
 

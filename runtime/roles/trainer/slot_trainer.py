@@ -129,16 +129,16 @@ class SlotTrainer(Trainer):
     # -- slots --------------------------------------------------------------------------------------------------
 
     def ready(self, view: JobView) -> bool:
-        return view.epoch is not None  # the first pserver makes it; nothing can be done before
+        return view.generation is not None  # the first pserver makes it; nothing can be done before
 
     def changes(self, before: JobView, after: JobView) -> list[Any]:
-        old, new = before.epoch, after.epoch
+        old, new = before.generation, after.generation
         rollback = []
-        if new is not None and new.generation > (old.generation if old is not None else -1):
-            rollback.append(Rollback(new.generation, new.step))
+        if new is not None and new.number > (old.number if old is not None else -1):
+            rollback.append(Rollback(new.number, new.step))
         # By claim, not by holder: a slot that was lost and claimed again between two looks begins anew.
         mine_before, mine = self._mine(before), self._mine(after)
-        if not self.config.ft and before.epoch is None:
+        if not self.config.ft and before.generation is None:
             mine = {(self.index, 0)}  # for good: without fault tolerance nobody takes it over
         lost = [SlotLost(*slot) for slot in sorted(mine_before - mine)]
         if lost:

@@ -87,7 +87,7 @@ class SyncComm(Comm):
             log.info("generation %d: back to step %d", event.generation, event.step)
         if isinstance(event, SlotLost) and event.slot in self.slots() and self.claim_of(event.slot) <= event.claim:
             self.trainer.queue.lost(event.slot)
-        if self.machine is not None:  # the job's first epoch comes before everything else
+        if self.machine is not None:  # the job's first generation comes before everything else
             self.do(event)
 
     def _watch_progress(self) -> None:
