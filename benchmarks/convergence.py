@@ -184,7 +184,7 @@ def train(subject: Subject, mode: str, seed: int, faults: int = 0) -> Run:
     run = Run(subject.name, mode, seed, updates=job.config.total_steps)
     with tempfile.TemporaryDirectory() as scratch:
         folder, start = Path(scratch, "job"), time.monotonic()
-        job.run(job_dir=str(folder), quiet=True, standby=faults > 0, on_status=watch)
+        job.run(job_dir=str(folder), quiet=True, fork_server=faults > 0, on_status=watch)
         run.seconds, run.faults = time.monotonic() - start, watch.killed
         for state in snapshots(job, folder):
             loss, score, train_loss = subject.look(state)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 import zmq
 from group import Group, Member, main_of, report, rounds_to_run
 
-from graphft.runtime.protocol.messages import Bucket, Push
+from graphft.runtime.protocol.messages import Parameters, Push
 from graphft.runtime.transport import ZmqClient, ZmqServer, role_environment
 from graphft.runtime.transport.buffers import BucketBuffers, BucketLayout, as_tensor, byte_view, unpack
 from graphft.runtime.transport.port import Sent
@@ -111,7 +111,7 @@ def our_server(width: str) -> None:
         sends[version % 2] = []
         for index, total in enumerate(sums):
             torch.add(before[index], total, alpha=-LR / TRAINERS, out=now[index])
-            answer = Bucket(generation=0, version=version, bucket=index)
+            answer = Parameters(generation=0, version=version, bucket=index)
             sends[version % 2] += [server.send(peer, answer, byte_view(now[index])) for peer in peers]
 
 
@@ -128,11 +128,11 @@ def our_trainer(address: str, slot: str, width: str) -> None:
     def exchange() -> None:
         for index, (gradients, _) in enumerate(members):
             push = Push(generation=0, step=0, slot=int(slot), bucket=index, samples=1, want=True)
-            buffers[index].lend(client.send(0, push, buffers[index].pack(gradients)))
+            buffers[index].pin(client.send(0, push, buffers[index].pack(gradients)))
         for _ in members:
             reply = client.receive(None)
             assert reply is not None
-            assert isinstance(reply.message, Bucket)
+            assert isinstance(reply.message, Parameters)
             assert reply.frame is not None
             unpack(reply.frame, members[reply.message.bucket][1], slices[reply.message.bucket])
 

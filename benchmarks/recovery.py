@@ -109,8 +109,8 @@ class Probe:
 class Run:
     """A launched job."""
 
-    def __init__(self, job: Job, folder: Path, standby: bool) -> None:
-        self.job, self.folder, self.standby = job, folder, standby
+    def __init__(self, job: Job, folder: Path, fork_server: bool) -> None:
+        self.job, self.folder, self.fork_server = job, folder, fork_server
         job.save(folder)
         self.launch()
 
@@ -119,7 +119,7 @@ class Run:
         (self.folder / "etcd.json").unlink(missing_ok=True)
         command = [sys.executable, "-m", "graphft", "launch", "--job", str(self.folder), "--quiet"]
         self.launcher = subprocess.Popen(
-            [*command, *([] if self.standby else ["--no-standby"])], env=os.environ | {"PYTHONPATH": str(ROOT)}
+            [*command, *([] if self.fork_server else ["--no-fork-server"])], env=os.environ | {"PYTHONPATH": str(ROOT)}
         )
         end = time.monotonic() + LIMIT
         while not (endpoints := read_endpoints(self.folder)):
@@ -183,8 +183,8 @@ SCENARIOS: dict[str, tuple[Callable[[Run, int], tuple[float, float]], bool]] = {
 
 
 @contextlib.contextmanager
-def running(folder: Path, standby: bool) -> Iterator[Run]:
-    run = Run(workloads.flights(), folder, standby)
+def running(folder: Path, fork_server: bool) -> Iterator[Run]:
+    run = Run(workloads.flights(), folder, fork_server)
     try:
         yield run
     finally:
@@ -192,9 +192,9 @@ def running(folder: Path, standby: bool) -> Iterator[Run]:
 
 
 def measure(name: str, rounds: int, folder: Path) -> list[tuple[float, float]]:
-    kill, standby = SCENARIOS[name]
+    kill, fork_server = SCENARIOS[name]
     times = []
-    with running(folder, standby) as run:
+    with running(folder, fork_server) as run:
         run.probe.wait(lambda seen: seen.version >= 60)  # a checkpoint is behind
         for n in range(rounds):
             time.sleep(SETTLE)

@@ -92,7 +92,7 @@ class QueuePort(Protocol):
     def complete_chunks(self) -> None:
         """Completes the chunks whose last batch every shard has applied."""
 
-    def requeue_overdue(self, timeout: float, max_failures: int) -> None:
+    def requeue_stale(self, timeout: float, max_failures: int) -> None:
         """Returns chunks to todo whose holder lost its lease or exceeded `timeout` seconds."""
 
 

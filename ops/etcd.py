@@ -87,7 +87,7 @@ def etcd_enqueue_timeout(ctx: Context, *, timeout: float = 60.0, max_failures: i
     A chunk whose holders failed `max_failures` times in a row without progress goes to failed, and is reported.
     """
     assert ctx.queue is not None
-    ctx.queue.requeue_overdue(timeout, max_failures)
+    ctx.queue.requeue_stale(timeout, max_failures)
 
 
 @op("get_chunk", infer=[Type("chunk")], effect=True)

@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         default=3,
         help="failures of a role without a step in between before giving up (default: 3)",
     )
-    launch.add_argument("--no-standby", action="store_true", help="start each role from nothing, none as a fork")
+    launch.add_argument("--no-fork-server", action="store_true", help="start each role from nothing, none as a fork")
     launch.add_argument("--quiet", action="store_true", help="no progress display")
     launch.add_argument("--save-only", action="store_true", help="save the script's job to --job DIR, and end there")
     launch.add_argument("script", nargs="?", help="a Python script that calls job.run(); without one, --job is run")
@@ -78,9 +78,9 @@ def _parser() -> argparse.ArgumentParser:
     start.add_argument("--index", type=int, default=-1, help="the pserver's index (default: any free one)")
     start.set_defaults(command=_start)
 
-    standby = commands.add_parser("standby")  # what the launcher starts; of no use to people
-    standby.add_argument("--job", required=True)
-    standby.set_defaults(command=_standby)
+    fork_server = commands.add_parser("fork-server")  # what the launcher starts; of no use to people
+    fork_server.add_argument("--job", required=True)
+    fork_server.set_defaults(command=_fork_server)
 
     status = commands.add_parser("status", help="what a running job is doing")
     status.add_argument("--job", default="", help="the job's name or folder (default: the only one)")
@@ -123,7 +123,7 @@ def _launch(options: argparse.Namespace) -> int:
         options.job,
         options.max_restarts,
         options.quiet,
-        not options.no_standby,
+        not options.no_fork_server,
         options.save_only,
     )
     if options.script is None:
@@ -154,7 +154,7 @@ def _start(options: argparse.Namespace) -> int:
     return run_role(job, Path(options.job), RoleSpec(options.role, options.index, options.job, options.etcd))
 
 
-def _standby(options: argparse.Namespace) -> int:
+def _fork_server(options: argparse.Namespace) -> int:
     from graphft.runtime.launcher.fork_server import serve
 
     return serve(Path(options.job))

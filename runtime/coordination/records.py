@@ -10,7 +10,7 @@ from graphft.runtime.etcd.model import KV
 from graphft.runtime.process.identity import UNKNOWN, Identity
 
 
-class JobSpec(msgspec.Struct, frozen=True):
+class RunRecord(msgspec.Struct, frozen=True):
     """The run's record at `/<job>/spec`. `run`: its id; `data`, `values`: digests of its data and initial values;
     `folder`, `host`: where it was begun; `place`: in which namespace of files; `file`: the identity
     of the folder's job.json there."""

@@ -13,7 +13,7 @@ import msgspec
 
 from graphft.errors import GraphftError
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import JobSpec
+from graphft.runtime.coordination.records import RunRecord
 from graphft.runtime.etcd import FencedStore, LeaseLost, absent, put_op
 from graphft.runtime.etcd.model import Store
 from graphft.runtime.process.identity import file_namespace
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from graphft.transpiler import Job, JobRecord
 
 
-def job_spec(job: Job | JobRecord, job_dir: Path | None = None) -> JobSpec:
+def run_record(job: Job | JobRecord, job_dir: Path | None = None) -> RunRecord:
     c, made_of = job.config, job.fingerprint
     folder, file = (str(Path(job_dir).absolute()), _file_of(job_dir)) if job_dir is not None else ("", "")
-    return JobSpec(
+    return RunRecord(
         made_of.program,
         c.trainers,
         c.pservers,
@@ -46,7 +46,7 @@ def job_spec(job: Job | JobRecord, job_dir: Path | None = None) -> JobSpec:
 def put_job(etcd: Store, keys: Keys, job: Job | JobRecord, job_dir: Path | None = None) -> None:
     """Writes the run's record and what hangs on it, unless they are there. Raises GraphftError[foreign-job] for another
     run's."""
-    spec = msgspec.json.encode(job_spec(job, job_dir))
+    spec = msgspec.json.encode(run_record(job, job_dir))
     # Of several processes that try, each finds the first one's secret: it is read from etcd, always.
     etcd.txn(
         [absent(keys.spec)],
@@ -69,11 +69,11 @@ def check_job(etcd: Store, keys: Keys, job: Job | JobRecord, job_dir: Path | Non
         raise LeaseLost(
             f"the record of job {keys.job} was deleted just now", rule="etcd-lease", help="start the process again"
         )
-    found = msgspec.json.decode(kv.value, type=JobSpec)
+    found = msgspec.json.decode(kv.value, type=RunRecord)
     if found.run != job.run_id:
         raise GraphftError(
             f"etcd has another run named {keys.job}: {describe_run(found)}; this one is {job.run_id}"
-            f"{_difference(found, job_spec(job))}",
+            f"{_difference(found, run_record(job))}",
             rule="foreign-job",
             help="start all roles of a run from its folder; give another run another name, or, when the other one is "
             f"not to go on, forget it: graphft forget {keys.job} --etcd HOST:PORT",
@@ -98,7 +98,7 @@ def _file_of(job_dir: Path) -> str:
     return f"{found.st_dev}:{found.st_ino}"
 
 
-def _is_copy(begun: JobSpec, job_dir: Path) -> bool:
+def _is_copy(begun: RunRecord, job_dir: Path) -> bool:
     """Whether the run was begun in another folder than this one, as far as one can tell. A folder that has an etcd of
     its own may be moved with it."""
     here = file_namespace()
@@ -106,7 +106,7 @@ def _is_copy(begun: JobSpec, job_dir: Path) -> bool:
     return known and _file_of(job_dir) not in ("", begun.file)
 
 
-def describe_run(spec: JobSpec) -> str:
+def describe_run(spec: RunRecord) -> str:
     """The run in words."""
     return f"{spec.run or 'unknown'}" + (f", begun in {spec.folder} on {spec.host}" if spec.folder else "")
 
@@ -128,7 +128,7 @@ def read_secret(etcd: Store, keys: Keys) -> str:
     return kv.value.decode()
 
 
-def _difference(found: JobSpec, ours: JobSpec) -> str:
+def _difference(found: RunRecord, ours: RunRecord) -> str:
     parts = {
         "program or options": found.program != ours.program,
         "data": found.data != ours.data,

@@ -13,7 +13,7 @@ import msgspec
 
 from graphft.errors import GraphftError
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import JobSpec, Registration
+from graphft.runtime.coordination.records import Registration, RunRecord
 from graphft.runtime.coordination.run_record import describe_run
 from graphft.runtime.coordination.status import list_jobs
 from graphft.runtime.coordination.view import JobView, read_view
@@ -89,7 +89,7 @@ def forget(etcd: Store, keys: Keys, kvs: Sequence[KV]) -> bool:
     return etcd.txn(same, [delete_prefix_op(prefix) for prefix in keys.everything]).ok
 
 
-def forget_dead(etcd: Store, keys: Keys, force: bool = False) -> JobSpec:
+def forget_dead(etcd: Store, keys: Keys, force: bool = False) -> RunRecord:
     """`graphft forget`: deletes the records of a run whose processes are dead. Its folder stays.
 
     Raises GraphftError when there is no such run, or (unless `force`) a process of it may live: a run without fault
@@ -121,18 +121,18 @@ def _living(view: JobView) -> list[Registration]:
     return [m for m in (*view.pservers.values(), *view.trainers.values()) if not m.process.dead]
 
 
-def _spec_of(keys: Keys, kvs: Sequence[KV]) -> JobSpec | None:
+def _spec_of(keys: Keys, kvs: Sequence[KV]) -> RunRecord | None:
     found = next((kv for kv in kvs if kv.key == keys.spec), None)
-    return msgspec.json.decode(found.value, type=JobSpec) if found is not None else None
+    return msgspec.json.decode(found.value, type=RunRecord) if found is not None else None
 
 
-def _in_the_way(keys: Keys, spec: JobSpec, why: str, help: str) -> GraphftError:
+def _in_the_way(keys: Keys, spec: RunRecord, why: str, help: str) -> GraphftError:
     return GraphftError(
         f"etcd has another run named {keys.job} ({describe_run(spec)}), and {why}", rule="foreign-job", help=help
     )
 
 
-def _abandoned(spec: JobSpec) -> bool:
+def _abandoned(spec: RunRecord) -> bool:
     """Whether the run's folder is known to be gone, or to hold another run: then no one can go on with it.
 
     That can be known only where the same path means the same folder: on this machine since its start, in this namespace

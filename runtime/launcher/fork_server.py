@@ -1,15 +1,15 @@
-"""The standby: a process that has imported everything and loaded the job, and of which every role is a fork.
+"""The fork server: a process that has imported everything and loaded the job; every role is a fork of it.
 
-Starting Python, torch and the job takes a second or two of a core, for each role. The launcher has it done once, while
-etcd starts; a role that is to be (again) then exists a few hundredths of a second later, and shares what was loaded.
+To start Python, torch and the job takes a second or two of a core for each role. The launcher does it once, while etcd
+starts; a role that is started (again) then exists a few hundredths of a second later, and shares what was loaded.
 
-A role's parent is the launcher, not the standby (which forks twice, and the launcher adopts orphans: Linux's
-PR_SET_CHILD_SUBREAPER). So it waits for a role's end as for any child's, and nothing hangs on the standby's life. That
-has one thread, and nothing of etcd, ZeroMQ or torch's pools is begun in it: a fork finds nothing that it could tear.
+A role's parent is the launcher, not the fork server, which forks twice: the launcher adopts orphans (Linux's
+PR_SET_CHILD_SUBREAPER), waits for a role's end as for any child's, and does not depend on the fork server's life. The
+fork server has one thread, and starts nothing of etcd, ZeroMQ or torch's pools: a fork inherits nothing half done.
 
-A standby that is stopped, or hangs, is killed when an order has waited too long, and with it what it was about to make,
-so that no role exists twice: it and its forks are a process group of their own, which a role leaves only after it has
-told the launcher of itself. What is in the group when the group is killed was not told of, or is known to die.
+A fork server that is stopped, or hangs, is killed when an order has waited too long, together with what it was about
+to make, so that no role exists twice: it and its forks are a process group, which a role leaves only after it has told
+the launcher of itself. What is in the group when the group is killed was not told of, or is known to die.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
 MADE_SECONDS = 10.0
 """So long a signal waits for a role that is being made."""
 IDLE_SECONDS, ANSWER_SECONDS = 5.0, 120.0
-"""So long an order may wait while the standby gets nothing done (uses no time of a core), and at all."""
+"""So long an order may wait while the fork server gets nothing done (uses no time of a core), and at all."""
 END_SECONDS = 5.0
 """So long the end of a process that was killed is waited for: only the kernel can keep it from ending."""
 
 
 class Forked:
-    """A role that the standby makes. To be used like a `subprocess.Popen`; `pid` is 0 until it exists."""
+    """A role that the fork server makes. To be used like a `subprocess.Popen`; `pid` is 0 until it exists."""
 
     def __init__(self) -> None:
         self.pid = 0
@@ -56,7 +56,7 @@ class Forked:
         self._waiting = threading.Lock()
 
     def made(self, pid: int) -> None:
-        """0: it will never exist, for the standby is dead."""
+        """0: it will never exist, for the fork server is dead."""
         self.pid = pid
         if pid:
             self.identity = identify(pid)
@@ -99,11 +99,11 @@ class Forked:
 def _await_end(pid: int) -> int:
     try:
         return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    except ChildProcessError:  # it was killed with its standby, and collected with what that had not told of
+    except ChildProcessError:  # it was killed with its fork server, and collected with what that had not told of
         return -signal.SIGKILL
 
 
-class Standby:
+class ForkServer:
     """The launcher's end."""
 
     def __init__(self, job_dir: Path, environment: Mapping[str, str]) -> None:
@@ -117,22 +117,22 @@ class Standby:
         self.alive = True
         # numpy's pool of threads would be in the fork's way, and is of no use to a role.
         self.process = spawn(
-            ["standby", "--job", str(job_dir)],
-            job_dir / "logs" / "standby.log",
+            ["fork-server", "--job", str(job_dir)],
+            job_dir / "logs" / "fork-server.log",
             {**environment, "OPENBLAS_NUM_THREADS": "1"},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
         assert self.process.stdin is not None
         os.set_blocking(self.process.stdin.fileno(), False)  # one that does not read must not stop the launcher
-        self._reader = threading.Thread(target=self._read, name="standby", daemon=True)
+        self._reader = threading.Thread(target=self._read, name="fork-server", daemon=True)
         self._reader.start()
 
     def fork(self, role: str, index: int, etcd: str, log: Path) -> Forked:
-        """Has the role made; its output goes to `log`. Raises OSError if the standby is dead."""
+        """Has the role made; its output goes to `log`. Raises OSError if the fork server is dead."""
         with self._lock:
             if not self.alive:
-                raise BrokenPipeError("the standby is dead")
+                raise BrokenPipeError("the fork server is dead")
             number = next(self._ids)
             order = json.dumps({"id": number, "role": role, "index": index, "etcd": etcd, "log": str(log)})
             self._send(order.encode() + b"\n")
@@ -142,11 +142,11 @@ class Standby:
     def _send(self, line: bytes) -> None:
         assert self.process.stdin is not None
         if os.write(self.process.stdin.fileno(), line) < len(line):
-            raise BrokenPipeError("the standby does not read its orders")
+            raise BrokenPipeError("the fork server does not read its orders")
 
     @property
     def stuck(self) -> bool:
-        """Whether an order has waited for too long: the standby is stopped, or hangs. To be asked all the time."""
+        """Whether an order has waited for too long: the fork server is stopped, or hangs. To be asked all the time."""
         now = time.monotonic()
         with self._lock:
             asked_at = next(iter(self._asked.values())).asked_at if self._asked else now
@@ -201,7 +201,7 @@ def _core_seconds(pid: int) -> float:
 
 
 def serve(job_dir: Path) -> int:
-    """The standby's end: loads everything, and makes roles. In each of them it returns the role's exit status."""
+    """The fork server's end: loads everything, and makes roles. In each of them it returns the role's exit status."""
     launcher, answers = os.getppid(), os.dup(1)
     os.setpgid(0, 0)
     os.dup2(2, 1)

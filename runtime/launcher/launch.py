@@ -27,7 +27,7 @@ from graphft.runtime.coordination.stale_run import begin_anew, make_way, revoke_
 from graphft.runtime.coordination.status import JobStatus, read_status
 from graphft.runtime.etcd import EmbeddedEtcd, EtcdError, Store
 from graphft.runtime.launcher.etcd_keeper import EtcdKeeper
-from graphft.runtime.launcher.fork_server import SUPPORTED, Standby
+from graphft.runtime.launcher.fork_server import SUPPORTED, ForkServer
 from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.runtime.process.environment import role_environment
 from graphft.runtime.process.folder_lock import locked
@@ -57,7 +57,7 @@ class LaunchOptions:
     job_dir: str = ""
     max_restarts: int = 3
     quiet: bool = False
-    standby: bool = True
+    fork_server: bool = True
     """Make roles by forking a process that has loaded everything: each starts in a fraction of a second."""
     save_only: bool = False
     """Write the job's folder and end there, instead of running it."""
@@ -243,9 +243,9 @@ def launch_directory(
         if not endpoints or not job.config.ft:  # there are files that only one launcher at a time may touch
             stack.enter_context(locked(job_dir))
         environment = role_environment() | {"OMP_NUM_THREADS": str(job.config.threads)}
-        standby = None
+        fork_server = None
         if not endpoints:
-            standby = _standby(job_dir, environment, options, stack)  # it loads while etcd starts
+            fork_server = _fork_server(job_dir, environment, options, stack)  # it loads while etcd starts
             embedded = start_etcd(job, job_dir)
             stack.callback(embedded.stop)
             endpoints = ",".join(embedded.endpoints)
@@ -259,9 +259,9 @@ def launch_directory(
         put_job(client, keys, job, job_dir)
         etcd = fenced(client, keys, job)
         write_endpoints(job_dir, endpoints)
-        standby = standby or _standby(job_dir, environment, options, stack)
+        fork_server = fork_server or _fork_server(job_dir, environment, options, stack)
         supervisor = Supervisor(
-            job_dir, keys, etcd, endpoints, environment, options.max_restarts, job.config.ft, standby
+            job_dir, keys, etcd, endpoints, environment, options.max_restarts, job.config.ft, fork_server
         )
         stack.callback(supervisor.close)
         _stop_on_signals(stack)
@@ -296,12 +296,14 @@ def launch_directory(
         return result
 
 
-def _standby(job_dir: Path, environment: Mapping[str, str], options: LaunchOptions, stack: ExitStack) -> Standby | None:
-    if not (options.standby and SUPPORTED):
+def _fork_server(
+    job_dir: Path, environment: Mapping[str, str], options: LaunchOptions, stack: ExitStack
+) -> ForkServer | None:
+    if not (options.fork_server and SUPPORTED):
         return None
-    standby = Standby(job_dir, environment)
-    stack.callback(standby.close)
-    return standby
+    fork_server = ForkServer(job_dir, environment)
+    stack.callback(fork_server.close)
+    return fork_server
 
 
 def _display() -> Display:

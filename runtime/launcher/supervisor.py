@@ -22,7 +22,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.revoker import ETCD_SECONDS, Revoker
 from graphft.runtime.coordination.view import JobView, read_view
 from graphft.runtime.etcd import EtcdError, Store
-from graphft.runtime.launcher.fork_server import Forked, Standby
+from graphft.runtime.launcher.fork_server import Forked, ForkServer
 from graphft.runtime.launcher.inquest import Inquest
 from graphft.runtime.launcher.offspring import Offspring
 from graphft.runtime.process.identity import UNKNOWN, Identity, identify
@@ -35,7 +35,7 @@ log = logging.getLogger("graphft")
 BACKOFF_SECONDS = 0.25
 BACKOFF_LIMIT = 10.0
 STANDBY_AFTER_SECONDS = 5.0
-"""A standby that died is replaced so long after it was missed: whoever needs the machine now comes first."""
+"""A fork server that died is replaced so long after it was missed: whoever needs the machine now comes first."""
 QUICK_FAILURE_SECONDS = 30.0
 """Failures after less than this are in a row: each doubles the delay before the next start."""
 CANNOT_START_SECONDS, AT_WORK_SECONDS = 30.0, 10.0
@@ -110,12 +110,12 @@ class Supervisor:
         environment: Mapping[str, str],
         max_restarts: int = 3,
         restart: bool = True,
-        standby: Standby | None = None,
+        fork_server: ForkServer | None = None,
     ) -> None:
         self.job_dir, self.keys, self.etcd, self.endpoints = job_dir, keys, etcd, endpoints
         self.environment, self.max_restarts, self.restart = environment, max_restarts, restart
         self.children: dict[tuple[str, int], Child] = {}
-        self._standby = standby
+        self._fork_server = fork_server
         self._next_standby: float | None = None
         self.events = Events(etcd, keys, "launcher")
         self.report = Report()
@@ -169,11 +169,11 @@ class Supervisor:
                 self._start(child)
         self._revoker.step()
         self._measure()
-        if self._standby is not None and self._standby.stuck:
+        if self._fork_server is not None and self._fork_server.stuck:
             self._drop_standby("does not answer, killing it")
         if self._next_standby is not None and time.monotonic() >= self._next_standby:
             self._next_standby = None
-            self._standby = Standby(self.job_dir, self.environment)
+            self._fork_server = ForkServer(self.job_dir, self.environment)
 
     def replace_frozen(self, registered: Collection[Identity]) -> None:
         """Ends children that no longer hold a lease and yet do not end by themselves, as a running process would.
@@ -218,8 +218,8 @@ class Supervisor:
         running = [c.process for c in children if c.process is not None]
         for child in self.children.values():
             child.restart_at = None
-        if self._standby is not None:
-            self._standby.close()
+        if self._fork_server is not None:
+            self._fork_server.close()
         for process in running:
             process.terminate()
             process.send_signal(signal.SIGCONT)
@@ -283,21 +283,21 @@ class Supervisor:
         self._exits.put((child, process, process.wait()))
 
     def _fork(self, child: Child, log_file: Path) -> Forked | None:
-        """This role, made by the standby; None if there is none. One that died is replaced a little later."""
-        if self._standby is None:
+        """This role, made by the fork server; None if there is none. One that died is replaced a little later."""
+        if self._fork_server is None:
             return None
         try:
-            return self._standby.fork(child.role, child.index, self.endpoints, log_file)
+            return self._fork_server.fork(child.role, child.index, self.endpoints, log_file)
         except OSError:
             self._drop_standby("is dead")
             return None
 
     def _drop_standby(self, why: str) -> None:
-        """Ends the standby: roles are started from nothing until there is another one, a little later."""
-        assert self._standby is not None
-        log.warning("the standby %s; see %s", why, self.job_dir / "logs" / "standby.log")
-        self._standby.close()
-        self._standby = None
+        """Ends the fork server: roles are started from nothing until there is another one, a little later."""
+        assert self._fork_server is not None
+        log.warning("the fork server %s; see %s", why, self.job_dir / "logs" / "fork-server.log")
+        self._fork_server.close()
+        self._fork_server = None
         self._next_standby = time.monotonic() + STANDBY_AFTER_SECONDS
 
     def _measure(self) -> None:
@@ -313,7 +313,7 @@ class Supervisor:
         self._offspring.look(child.identity for child in self.children.values() if child.identity.pid)
 
     def _ended(self, child: Child, process: subprocess.Popen[bytes] | Forked, status: int) -> None:
-        if not process.pid:  # the standby died before it made it
+        if not process.pid:  # the fork server died before it made it
             self._start(child)
             return
         if status == EXIT_OK and self._may_end(child):

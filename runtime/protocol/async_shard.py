@@ -33,9 +33,9 @@ from graphft.runtime.protocol.ledger import Ledger
 from graphft.runtime.protocol.messages import (
     BatchAck,
     BatchPush,
-    Bucket,
     Hello,
     LedgerQuery,
+    Parameters,
     Pull,
     Query,
     Refused,
@@ -44,7 +44,7 @@ from graphft.runtime.protocol.messages import (
 )
 from graphft.runtime.protocol.messages import Ledger as LedgerAnswer
 from graphft.runtime.protocol.peers import Peers
-from graphft.runtime.protocol.retained_versions import Bases
+from graphft.runtime.protocol.retained_versions import RetainedVersions
 from graphft.runtime.protocol.staleness import Staleness
 from graphft.runtime.protocol.story import LONGEST, Story
 
@@ -121,7 +121,7 @@ class AsyncShard:
         self.peers = Peers(options.max_peers)
         self.copies: dict[tuple[BatchKey, str], _Copy] = {}
         """Half-arrived batches, by batch and peer: gradients of two trainers are never mixed."""
-        self.bases = Bases()
+        self.retained = RetainedVersions()
         self.staleness = Staleness()
         self.story = Story()
 
@@ -158,14 +158,14 @@ class AsyncShard:
         for other in self.peers.introduce(peer, message.peer):
             self._drop_copies(other)
         for name in known.difference(self.peers.names()):
-            self.bases.left(name)
+            self.retained.left(name)
         self.story.tell(f"{peer} said hello", f"peer {peer}")
         return [self._welcome(peer)]
 
     def _leave(self, peer: str) -> None:
         self._drop_copies(peer)
         if peer in self.peers:
-            self.bases.left(self.peers.name(peer))
+            self.retained.left(self.peers.name(peer))
             self.peers.leave(peer)
 
     def _drop_copies(self, peer: str) -> None:
@@ -195,7 +195,7 @@ class AsyncShard:
                 self._ack(peer, key, fresh=False),
                 self._bucket(peer, message.bucket),
             ]
-        self.bases.pushed(self.peers.name(peer), message.version)
+        self.retained.pushed(self.peers.name(peer), message.version)
         staleness = self.version - max(0, message.version)
         if 0 <= self.options.max_staleness < staleness:
             self.copies.pop((key, peer), None)
@@ -246,7 +246,7 @@ class AsyncShard:
         left = sorted(other for batch, other in self.copies if batch == key and other != peer)
         self.copies = {k: c for k, c in self.copies.items() if k[0] != key}
         reason = self._tell(f"{_name(key)} from {peer} is complete: version {self.version}", key, peer)
-        base = copy.version if self.bases.has(self.peers.name(peer), copy.version) else -1
+        base = copy.version if self.retained.has(self.peers.name(peer), copy.version) else -1
         effects: list[AsyncEffect] = [
             ApplyBatch(
                 *key,
@@ -255,7 +255,7 @@ class AsyncShard:
                 staleness,
                 reason,
                 base,
-                self.bases.all(),
+                self.retained.all(),
             )
         ]
         if self.options.compensate and base < 0:
@@ -273,8 +273,8 @@ class AsyncShard:
 
     def _bucket(self, peer: str, bucket: int) -> Reply:
         if self.options.compensate:
-            self.bases.sent(self.peers.name(peer), self.version)
-        return Reply(peer, Bucket(self.generation, self.version, bucket), "current")
+            self.retained.sent(self.peers.name(peer), self.version)
+        return Reply(peer, Parameters(self.generation, self.version, bucket), "current")
 
     def _welcome(self, peer: str) -> Reply:
         return Reply(peer, Welcome(self.options.shard, self.incarnation, self.generation, self.version))
@@ -299,9 +299,9 @@ class AsyncShard:
                 )
             if sum(1 for _, other in self.copies if other == peer) > HALVES:
                 self.story.illegal(f"more than {HALVES} half batches of {peer} are kept")
-        if not set(self.bases.trainers()) <= set(self.peers.names()):
+        if not set(self.retained.trainers()) <= set(self.peers.names()):
             self.story.illegal("versions are kept for a trainer that is not here")
-        if max(self.bases.all(), default=0) > self.version:
+        if max(self.retained.all(), default=0) > self.version:
             self.story.illegal("somebody was sent a version that is not there yet")
 
     _MESSAGES: ClassVar[dict[type, Callable[[AsyncShard, str, Any, Any], list[AsyncEffect]]]] = {

@@ -42,11 +42,11 @@ from graphft.runtime.protocol.events import Count, Tick
 from graphft.runtime.protocol.messages import (
     BatchAck,
     BatchPush,
-    Bucket,
     Hello,
     Ledger,
     LedgerQuery,
     Message,
+    Parameters,
     Pull,
     Refused,
     Welcome,
@@ -62,7 +62,7 @@ Effects = list[AsyncTrainerEffect]
 
 
 @dataclass(slots=True)
-class _Tray:
+class _BucketCache:
     """One bucket: the newest version that came (`have`), the one that the tensors hold (`loaded`), and the version
     that is waited for (`wanted`). Versions count in the shard's present generation; -1: none of it yet."""
 
@@ -74,10 +74,10 @@ class _Tray:
 
 
 @dataclass(slots=True)
-class _Link:
+class _ShardConnection:
     """A shard. `introduced`: it welcomed this trainer on the present connection."""
 
-    trays: dict[int, _Tray]
+    caches: dict[int, _BucketCache]
     up: bool = False
     introduced: bool = False
     incarnation: str = ""
@@ -118,7 +118,7 @@ class AsyncTrainer:
                 raise GraphftError(f"shard {shard} holds no bucket", rule="empty-shard", help="use fewer pservers")
         self.options = options
         self.story = Story()
-        self.links = [_Link({b: _Tray() for b in buckets}) for buckets in options.buckets]
+        self.connections = [_ShardConnection({b: _BucketCache() for b in buckets}) for buckets in options.buckets]
         self.held: dict[ChunkKey, _Held] = {}
         self.current: _Current | None = None
         self.silence = Silence(len(options.buckets))
@@ -136,12 +136,12 @@ class AsyncTrainer:
 
     def has(self, shard: int, bucket: int) -> bool:
         """Whether the newest known version of a bucket is here. A shard that is away is waited for at first only."""
-        tray, link = self.links[shard].trays[bucket], self.links[shard]
-        return tray.ever and (not link.introduced or tray.have >= tray.wanted)
+        cache, connection = self.connections[shard].caches[bucket], self.connections[shard]
+        return cache.ever and (not connection.introduced or cache.have >= cache.wanted)
 
     def frame(self, shard: int, bucket: int) -> Any:
         """What to copy into the bucket's tensors; None: they hold the newest already."""
-        return self.links[shard].trays[bucket].frame
+        return self.connections[shard].caches[bucket].frame
 
     def lacks(self, shard: int) -> bool:
         """Whether a shard lacks the current batch."""
@@ -152,7 +152,7 @@ class AsyncTrainer:
     def settled(self) -> bool:
         """Nothing is to be waited for any more at the end of the current batch."""
         current = self.current
-        return current is None or all(s in current.passed or not self.lacks(s) for s in range(len(self.links)))
+        return current is None or all(s in current.passed or not self.lacks(s) for s in range(len(self.connections)))
 
     def known(self, key: ChunkKey) -> bool:
         """Whether every shard has told what it has of a chunk."""
@@ -170,33 +170,35 @@ class AsyncTrainer:
     def next_batch(self, key: ChunkKey, last: int) -> int | None:
         """The next batch behind `last`, or from the start again, that a shard lacks which can be reached."""
         lacks = self.held[key].lacks
-        wanted = sorted(set().union(*(lacks[s] for s, link in enumerate(self.links) if link.introduced)))
+        wanted = sorted(
+            set().union(*(lacks[s] for s, connection in enumerate(self.connections) if connection.introduced))
+        )
         return next((b for b in wanted if b > last), wanted[0] if wanted else None)
 
     def generations(self) -> list[int]:
         """Each shard's generation in which its acknowledgements were given."""
-        return [link.generation for link in self.links]
+        return [connection.generation for connection in self.connections]
 
     def newest(self) -> int:
         """The newest version, of any shard, that the tensors hold parameters of; 0 before there are any."""
-        return max(0, *(tray.loaded for link in self.links for tray in link.trays.values()))
+        return max(0, *(cache.loaded for connection in self.connections for cache in connection.caches.values()))
 
     # -- shards -------------------------------------------------------------------------------------------------------
 
     def _up(self, event: ShardUp) -> Effects:
-        link = self.links[event.shard]
-        link.up, link.introduced, link.incarnation = True, False, event.incarnation
+        connection = self.connections[event.shard]
+        connection.up, connection.introduced, connection.incarnation = True, False, event.incarnation
         self._tell(f"shard {event.shard} is up as {event.incarnation}", event.shard)
         return self._hello(event.shard)
 
     def _down(self, event: ShardDown) -> Effects:
-        self.links[event.shard].up = self.links[event.shard].introduced = False
+        self.connections[event.shard].up = self.connections[event.shard].introduced = False
         self.silence.heard(event.shard)
         self._tell(f"shard {event.shard} is down", event.shard)
         return []
 
     def _hello(self, shard: int) -> Effects:
-        self.links[shard].asked = self._now
+        self.connections[shard].asked = self._now
         self.silence.asked(shard)
         return [Send(shard, Hello(self.options.run, self.options.secret, self.options.trainer))]
 
@@ -212,34 +214,36 @@ class AsyncTrainer:
                     self._tell(f"a wrong {type(event.message).__name__} of shard {event.shard}: {problem}", event.shard)
                 )
             ]
-        link = self.links[event.shard]
-        if not link.introduced and not isinstance(event.message, (Welcome, Refused)):
+        connection = self.connections[event.shard]
+        if not connection.introduced and not isinstance(event.message, (Welcome, Refused)):
             return [Count("late", f"{type(event.message).__name__} of shard {event.shard} before its welcome")]
         return handler(self, event.shard, event.message, event.payload)
 
     def _welcome(self, shard: int, message: Welcome, payload: Any) -> Effects:
-        link = self.links[shard]
-        if message.incarnation != link.incarnation:
-            return [Count("late", f"a welcome of {message.incarnation}, shard {shard} is {link.incarnation}")]
-        link.introduced = True
-        if message.generation != link.generation:
+        connection = self.connections[shard]
+        if message.incarnation != connection.incarnation:
+            return [Count("late", f"a welcome of {message.incarnation}, shard {shard} is {connection.incarnation}")]
+        connection.introduced = True
+        if message.generation != connection.generation:
             self._tell(f"shard {shard} is in generation {message.generation}, at version {message.version}", shard)
-            link.generation = message.generation
-            link.skipped.clear()
-            for tray in link.trays.values():
-                tray.have = tray.loaded = -1
+            connection.generation = message.generation
+            connection.skipped.clear()
+            for cache in connection.caches.values():
+                cache.have = cache.loaded = -1
             for held in self.held.values():
                 held.lacks[shard] = set(range(held.batches))
                 held.unknown.add(shard)
-        for tray in link.trays.values():
-            tray.wanted = max(message.version, 0)
+        for cache in connection.caches.values():
+            cache.wanted = max(message.version, 0)
         return [*self._ask(shard), *self._push_again(shard)]
 
     def _ask(self, shard: int) -> Effects:
         """The questions to a shard that are open."""
-        link = self.links[shard]
-        link.asked = self._now
-        pulls = [Pull(link.generation, -1, b) for b, tray in link.trays.items() if tray.have < tray.wanted]
+        connection = self.connections[shard]
+        connection.asked = self._now
+        pulls = [
+            Pull(connection.generation, -1, b) for b, cache in connection.caches.items() if cache.have < cache.wanted
+        ]
         queries = [LedgerQuery(*key) for key, held in self.held.items() if shard in held.unknown]
         if pulls or queries:
             self.silence.asked(shard)
@@ -251,24 +255,24 @@ class AsyncTrainer:
         return [self._push(shard, b, *pushed) for b, pushed in self.current.payloads[shard].items()]
 
     def _refused(self, shard: int, message: Refused, payload: Any) -> Effects:
-        link, reason = self.links[shard], f"shard {shard}: {message.code}: {message.reason}"
+        connection, reason = self.connections[shard], f"shard {shard}: {message.code}: {message.reason}"
         if message.code in ("denied", "malformed"):
             return [Fail(reason)]
         count = Count(f"refused-{message.code}", self._tell(reason, shard))
         if message.code == "stale":
             self._stale(shard, message.version)
             return [count, *self._ask(shard)]
-        if not link.introduced:
+        if not connection.introduced:
             return [count]  # several pushes were refused: one hello is enough
-        link.introduced = False
+        connection.introduced = False
         return [count, *self._hello(shard)]
 
     def _stale(self, shard: int, version: int) -> None:
         """The batch is computed again, from newer parameters."""
         if self.current is not None:
             self.current.passed.add(shard)
-        for tray in self.links[shard].trays.values():
-            tray.wanted = max(tray.wanted, version)
+        for cache in self.connections[shard].caches.values():
+            cache.wanted = max(cache.wanted, version)
 
     def _ledger(self, shard: int, message: Ledger, payload: Any) -> Effects:
         key = (message.pass_index, message.chunk)
@@ -278,58 +282,58 @@ class AsyncTrainer:
         applied = {b for start, end in message.ranges for b in range(start, min(end, held.batches))}
         held.lacks[shard] -= applied
         held.unknown.discard(shard)
-        self.links[shard].skipped -= {(key, b) for b in applied}
+        self.connections[shard].skipped -= {(key, b) for b in applied}
         self._tell(f"shard {shard} has {len(applied)} of {held.batches} batches of chunk {key}", shard)
         return []
 
     def _ack(self, shard: int, message: BatchAck, payload: Any) -> Effects:
-        key, link = (message.pass_index, message.chunk), self.links[shard]
+        key, connection = (message.pass_index, message.chunk), self.connections[shard]
         if key in self.held:
             self.held[key].lacks[shard].discard(message.batch)
-        link.skipped.discard((key, message.batch))
-        for tray in link.trays.values():
-            tray.wanted = max(tray.wanted, message.version)
+        connection.skipped.discard((key, message.batch))
+        for cache in connection.caches.values():
+            cache.wanted = max(cache.wanted, message.version)
         self._tell(f"shard {shard} has batch {message.batch} of chunk {key}, at version {message.version}", shard)
         return [] if message.fresh else [Count("repeated", f"shard {shard} had batch {message.batch} of {key}")]
 
-    def _bucket(self, shard: int, message: Bucket, payload: Any) -> Effects:
-        link = self.links[shard]
-        if message.generation == link.generation and message.version >= link.trays[message.bucket].have:
-            tray = link.trays[message.bucket]
-            tray.have, tray.frame, tray.ever = message.version, payload, True
+    def _bucket(self, shard: int, message: Parameters, payload: Any) -> Effects:
+        connection = self.connections[shard]
+        if message.generation == connection.generation and message.version >= connection.caches[message.bucket].have:
+            cache = connection.caches[message.bucket]
+            cache.have, cache.frame, cache.ever = message.version, payload, True
         return []
 
     # -- batches ------------------------------------------------------------------------------------------------------
 
     def _took(self, event: Took) -> Effects:
-        shards = range(len(self.links))
+        shards = range(len(self.connections))
         self.held[event.key] = _Held(event.batches, [set(range(event.batches)) for _ in shards], set(shards))
-        return [Send(s, LedgerQuery(*event.key)) for s in shards if self.links[s].introduced]
+        return [Send(s, LedgerQuery(*event.key)) for s in shards if self.connections[s].introduced]
 
     def _dropped(self, event: Dropped) -> Effects:
         self.held.pop(event.key, None)
-        for link in self.links:
-            link.skipped = {item for item in link.skipped if item[0] != event.key}
+        for connection in self.connections:
+            connection.skipped = {item for item in connection.skipped if item[0] != event.key}
         return []
 
     def _begin(self, event: BeginBatch) -> Effects:
         if event.key not in self.held:
             self.story.illegal(f"chunk {event.key} was not taken")
-        self.current = _Current(event.key, event.batch, [{} for _ in self.links])
+        self.current = _Current(event.key, event.batch, [{} for _ in self.connections])
         return []
 
     def _loaded(self, event: Loaded) -> Effects:
-        tray = self.links[event.shard].trays[event.bucket]
-        tray.loaded = tray.have
+        cache = self.connections[event.shard].caches[event.bucket]
+        cache.loaded = cache.have
         if (event.shard, event.bucket) not in self.options.refresh:
-            tray.frame = None
+            cache.frame = None
         return []
 
     def _pushed(self, event: Pushed) -> Effects:
         if self.current is None:
             self.story.illegal("nothing was begun")
         self.current.payloads[event.shard][event.bucket] = (event.samples, event.payload)
-        if not self.links[event.shard].introduced:
+        if not self.connections[event.shard].introduced:
             return []
         return [self._push(event.shard, event.bucket, event.samples, event.payload)]
 
@@ -337,10 +341,10 @@ class AsyncTrainer:
         """The version is -1 for a gradient that was computed from another generation's parameters."""
         assert self.current is not None
         self.silence.asked(shard)
-        link, (pass_index, chunk) = self.links[shard], self.current.key
-        version = min(tray.loaded for tray in link.trays.values())
+        connection, (pass_index, chunk) = self.connections[shard], self.current.key
+        version = min(cache.loaded for cache in connection.caches.values())
         message: Message = BatchPush(
-            link.generation,
+            connection.generation,
             pass_index,
             chunk,
             self.current.batch,
@@ -362,9 +366,9 @@ class AsyncTrainer:
     def _tick(self, event: Tick) -> Effects:
         self.silence.look(self._now)
         effects: Effects = []
-        for shard, link in enumerate(self.links):
-            if link.up and self._now - link.asked >= self.options.retry_interval:
-                asked = self._ask(shard) if link.introduced else self._hello(shard)
+        for shard, connection in enumerate(self.connections):
+            if connection.up and self._now - connection.asked >= self.options.retry_interval:
+                asked = self._ask(shard) if connection.introduced else self._hello(shard)
                 silent = shard in self.silence.over(PROBE_SECONDS)  # and nothing else is to be asked: is it there?
                 effects += asked or (self._hello(shard) if silent else [])
         current = self.current
@@ -375,19 +379,21 @@ class AsyncTrainer:
     def _skip(self, current: _Current, limit: int) -> Effects:
         effects: Effects = []
         item = (current.key, current.batch)
-        for shard, link in enumerate(self.links):
+        for shard, connection in enumerate(self.connections):
             if shard in current.passed or not self.lacks(shard):
                 continue
-            if limit < 0 or len(link.skipped | {item}) <= limit:
+            if limit < 0 or len(connection.skipped | {item}) <= limit:
                 current.passed.add(shard)
-                link.skipped.add(item)
+                connection.skipped.add(item)
                 reason = self._tell(
                     f"shard {shard} did not answer batch {current.batch} of chunk {current.key} in time: skipped", shard
                 )
                 effects.append(Count("skipped", reason))
             elif not current.waits:
                 current.waits = True
-                effects.append(Count("waited", f"shard {shard} lacks {len(link.skipped)} batches: waiting for it"))
+                effects.append(
+                    Count("waited", f"shard {shard} lacks {len(connection.skipped)} batches: waiting for it")
+                )
         return effects
 
     def _tell(self, text: str, shard: int) -> str:
@@ -410,5 +416,5 @@ class AsyncTrainer:
         Refused: _refused,
         Ledger: _ledger,
         BatchAck: _ack,
-        Bucket: _bucket,
+        Parameters: _bucket,
     }

@@ -10,11 +10,11 @@ from graphft.runtime.protocol.messages import (
     CODES,
     BatchAck,
     BatchPush,
-    Bucket,
     Empty,
     Ledger,
     LedgerQuery,
     Message,
+    Parameters,
     Partials,
     PartialsQuery,
     Pull,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from graphft.runtime.protocol.async_shard import AsyncOptions
     from graphft.runtime.protocol.sync_events import SyncOptions, TrainerOptions
 
-WITH_A_FRAME = (Push, BatchPush, Bucket)
+WITH_A_FRAME = (Push, BatchPush, Parameters)
 """Messages that mean nothing without a frame. `Partials` have one or none; all others have none."""
 
 
@@ -91,7 +91,7 @@ def sync_answer_problem(options: TrainerOptions, shard: int, message: Message, p
     """For what a shard tells a sync trainer."""
     if problem := _answer_problem(options.buckets[shard], message, payload):
         return problem
-    if isinstance(message, Welcome | Refused | Bucket) and message.version > options.total_steps:
+    if isinstance(message, Welcome | Refused | Parameters) and message.version > options.total_steps:
         return f"version {message.version}, but the job has {options.total_steps} steps"
     return ""
 
@@ -110,13 +110,13 @@ def async_answer_problem(options: AsyncTrainerOptions, shard: int, message: Mess
 def _answer_problem(buckets: tuple[int, ...], message: Message, payload: Any) -> str:
     if problem := _frame_problem(message, payload):
         return problem
-    if isinstance(message, Bucket) and message.bucket not in buckets:
+    if isinstance(message, Parameters) and message.bucket not in buckets:
         return f"it has no bucket {message.bucket}"
     if isinstance(message, Refused):
         known = message.code in CODES and min(message.generation, message.version) >= -1
         return "" if known else f"a refusal with code {message.code[:40]!r} at version {message.version}"
-    if isinstance(message, Welcome | Bucket) and message.generation < 0:
+    if isinstance(message, Welcome | Parameters) and message.generation < 0:
         return f"generation {message.generation}"
-    if isinstance(message, Welcome | Bucket | BatchAck) and message.version < 0:
+    if isinstance(message, Welcome | Parameters | BatchAck) and message.version < 0:
         return f"version {message.version}"
     return ""

@@ -94,7 +94,7 @@ class Change:
     """One transaction: if all `compares` hold, all `puts` and `deletes` happen, else nothing."""
 
     outcome: Literal[
-        "claimed", "failed", "completed", "renewed", "released", "overdue", "enqueued", "rewound", "went-back"
+        "claimed", "failed", "completed", "renewed", "released", "expired", "enqueued", "rewound", "went-back"
     ]
     """"failed": the chunk is poison, and left out from now on. "went-back": a new generation begins with it."""
     reason: str
@@ -216,7 +216,7 @@ def _own(prefix: str, chunk: int, fence: int, todo: Record) -> tuple[Compare, ..
 def displace(prefix: str, chunk: int, pending: Record) -> Change:
     """Takes a claim away from whoever holds it. He who does so knows that it is not his to hold any more."""
     return Change(
-        "overdue",
+        "expired",
         f"chunk {chunk} was left claimed",
         (Compare(pending_key(prefix, chunk), "mod", pending.mod_revision),),
         (),
@@ -224,7 +224,7 @@ def displace(prefix: str, chunk: int, pending: Record) -> Change:
     )
 
 
-def overdue(prefix: str, chunk: int, pending: Record, now: float) -> Change | None:
+def expire(prefix: str, chunk: int, pending: Record, now: float) -> Change | None:
     """Takes a claim away whose deadline is over: its holder lives, but is stuck. None: it is in time."""
     claim_ = msgspec.json.decode(pending.value, type=Pending)
     if now <= claim_.deadline:
@@ -270,7 +270,7 @@ def _discard(
     )
 
 
-def put_back(prefix: str, chunk: int, done: Record | None, progress: int) -> Change:
+def requeue(prefix: str, chunk: int, done: Record | None, progress: int) -> Change:
     """A shard that came back older lacks some of a chunk that is done (or whose records are gone): to do once more."""
     compares = (
         Compare(todo_key(prefix, chunk), "mod", 0),

@@ -45,7 +45,7 @@ Source = Literal["", "current", "previous"]
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Send `message` to `peer`. For a `Bucket`, `source` says which bytes are the frame: those of bucket
+    """Send `message` to `peer`. For a `Parameters`, `source` says which bytes are the frame: those of bucket
     `message.bucket` of the shard's "current" or "previous" version, read when this effect is carried out."""
 
     peer: str

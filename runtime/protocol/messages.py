@@ -93,7 +93,7 @@ class Pull(Message, frozen=True, tag="pull"):
     bucket: int
 
 
-class Bucket(Message, frozen=True, tag="bucket"):
+class Parameters(Message, frozen=True, tag="parameters"):
     """A bucket (the frame) of the parameters at `version`."""
 
     generation: int
@@ -120,7 +120,7 @@ class BatchPush(Message, frozen=True, tag="batch"):
 
 
 class BatchAck(Message, frozen=True, tag="ack"):
-    """Async: the batch is in the shard's ledger: applied now (`fresh`) or before. Buckets follow as `Bucket`."""
+    """Async: the batch is in the shard's ledger: applied now (`fresh`) or before. Buckets follow as `Parameters`."""
 
     pass_index: int
     chunk: int
@@ -172,7 +172,7 @@ AnyMessage = (
     | Push
     | Empty
     | Pull
-    | Bucket
+    | Parameters
     | Query
     | BatchPush
     | BatchAck

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-class Exchange:
+class PartialSums:
     """Partial sums by shard. The own ones are remembered for the step before too: a peer may still ask for them.
 
     None stands for "no contribution": the shard closed that step without data.

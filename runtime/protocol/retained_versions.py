@@ -6,7 +6,7 @@ LIMIT = 6
 """Versions per trainer. One that computes has two: what it computes from, and what it was sent meanwhile."""
 
 
-class Bases:
+class RetainedVersions:
     """By trainer, the versions that it was sent and has not gone beyond, lowest first: the lowest, which it most likely
     computes from, and the newest, which it will go on to; `LIMIT` of them at most."""
 

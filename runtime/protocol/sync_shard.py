@@ -9,7 +9,7 @@
 
 What a driver does with the effects:
 
-- `Reply`: send it; a `Bucket`'s frame is read from the current or the previous version's buffer, as `source` says.
+- `Reply`: send it; a `Parameters`'s frame is read from the current or the previous version's buffer, as `source` says.
 - `ComputePartials`: reduce the contributions into the gradients, run the reduce block, then step(PartialsReady(...)).
 - `ApplyRound`: (reduce the contributions, if ComputePartials did not,) copy the parameters to the previous version's
   buffers, run the schedule and optimize blocks, then step(RoundApplied(generation, step)). Either may run on another
@@ -30,9 +30,9 @@ from typing import Any, ClassVar, Literal
 from graphft.runtime.protocol.checks import sync_problem
 from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, Source, TakeCheckpoint, Tick
 from graphft.runtime.protocol.messages import (
-    Bucket,
     Empty,
     Hello,
+    Parameters,
     Partials,
     PartialsQuery,
     Pull,
@@ -42,7 +42,7 @@ from graphft.runtime.protocol.messages import (
     Welcome,
     refusal_of_stranger,
 )
-from graphft.runtime.protocol.partial_sums import Exchange
+from graphft.runtime.protocol.partial_sums import PartialSums
 from graphft.runtime.protocol.peers import Peers
 from graphft.runtime.protocol.round import Round
 from graphft.runtime.protocol.story import LONGEST, Story
@@ -76,7 +76,7 @@ class SyncShard:
         self.story = Story()
         self.peers = Peers(options.max_peers)
         self.round = Round(version, options.slots, options.buckets)
-        self.exchange = Exchange(options.shard, options.shards)
+        self.partial_sums = PartialSums(options.shard, options.shards)
         self.waiting: dict[tuple[str, int], None] = {}
         """(peer, bucket) that get the next version, in order of asking."""
         self.deferred: dict[tuple[str, Pull], None] = {}
@@ -142,7 +142,7 @@ class SyncShard:
                 f"step {self.version}",
             )
         self.phase, self._asked_partials = "exchanging", self._now
-        self.exchange.offer(event.step, event.payload)
+        self.partial_sums.offer(event.step, event.payload)
         self._tell(f"own partial sums of step {event.step} are ready", f"step {event.step}")
         sent = [
             e for s in range(self.options.shards) if s != self.options.shard for e in self._send_partials(s, event.step)
@@ -171,7 +171,7 @@ class SyncShard:
         )
         self.generation, self.version, self.phase, self.previous = event.generation, event.step, "collecting", ""
         self.round = Round(event.step, self.options.slots, self.options.buckets)
-        self.exchange = Exchange(self.options.shard, self.options.shards)
+        self.partial_sums = PartialSums(self.options.shard, self.options.shards)
         self.waiting, self.deferred, self.checkpoints = {}, {}, set()
         self.recovering, self._deadline = False, None
         self._asked_rollback = float("-inf")
@@ -191,7 +191,7 @@ class SyncShard:
         if self.phase == "exchanging" and self._now >= self._asked_partials + interval:
             self._asked_partials = self._now
             query = PartialsQuery(self.generation, self.version, self.options.shard)
-            for shard in self.exchange.missing():
+            for shard in self.partial_sums.missing():
                 effects += [SendShard(shard, self._own_hello()), SendShard(shard, query)]
         if self._deadline is not None and self._now >= self._deadline and self.phase == "collecting":
             effects += self._barrier_timeout()
@@ -265,13 +265,13 @@ class SyncShard:
         where = f"partial sums of step {message.step} from shard {message.shard}, generation {message.generation}"
         if (message.generation, message.step) != (self.generation, self.version):
             return [self._count("other-partials", f"{where}: this is step {self.version} of {self.generation}")]
-        if not self.exchange.keep(message.shard, payload):
+        if not self.partial_sums.keep(message.shard, payload):
             return [self._count("duplicate-partials", where)]
         self._tell(where, f"step {message.step}")
         return self._apply_if_exchanged()
 
     def _partials_query(self, peer: str, message: PartialsQuery, payload: Any) -> list[ShardEffect]:
-        if message.generation != self.generation or message.step not in self.exchange.own:
+        if message.generation != self.generation or message.step not in self.partial_sums.own:
             return [
                 self._count(
                     "partials-not-ready",
@@ -292,7 +292,7 @@ class SyncShard:
         reason = self._tell(f"closing step {self.version}: {why}", f"step {self.version}")
         if not contributions:
             skipped = RoundSkipped(self.version, f"{reason}, all without data")
-            self.exchange.offer(self.version, None)
+            self.partial_sums.offer(self.version, None)
             return [skipped, *self._advance("current", skipped.reason)]
         if self.options.reduce:
             self.phase = "summing"
@@ -301,18 +301,22 @@ class SyncShard:
         return [ApplyRound(self.generation, self.version, contributions, (), reason)]
 
     def _apply_if_exchanged(self) -> list[ShardEffect]:
-        if self.phase != "exchanging" or self.exchange.missing():
+        if self.phase != "exchanging" or self.partial_sums.missing():
             return []
         self.phase = "applying"
         reason = self._tell(f"partial sums of step {self.version} are complete", f"step {self.version}")
         return [
             ApplyRound(
-                self.generation, self.version, self.round.contributions(), self.exchange.ordered(self.version), reason
+                self.generation,
+                self.version,
+                self.round.contributions(),
+                self.partial_sums.ordered(self.version),
+                reason,
             )
         ]
 
     def _advance(self, previous: Source, reason: str) -> list[ShardEffect]:
-        self.exchange.advance(self.version)
+        self.partial_sums.advance(self.version)
         self.version += 1
         self.phase, self.previous = "collecting", previous
         self.round = Round(self.version, self.options.slots, self.options.buckets)
@@ -402,7 +406,7 @@ class SyncShard:
         return [self._bucket(peer, bucket, "current", self.version)]
 
     def _bucket(self, peer: str, bucket: int, source: Source, version: int) -> Reply:
-        return Reply(peer, Bucket(self.generation, version, bucket), source)
+        return Reply(peer, Parameters(self.generation, version, bucket), source)
 
     def _welcome(self, peer: str) -> Reply:
         return Reply(peer, Welcome(self.options.shard, self.incarnation, self.generation, self.version))
@@ -417,7 +421,7 @@ class SyncShard:
 
     def _send_partials(self, shard: int, step: int) -> list[ShardEffect]:
         message = Partials(self.generation, step, self.options.shard)
-        return [SendShard(shard, self._own_hello()), SendShard(shard, message, self.exchange.own[step])]
+        return [SendShard(shard, self._own_hello()), SendShard(shard, message, self.partial_sums.own[step])]
 
     def _count(self, name: str, reason: str, *entities: str) -> Count:
         return Count(name, self._tell(reason, *entities))
@@ -439,9 +443,10 @@ class SyncShard:
             "what peers wait for has a bound": len(self.waiting) <= len(self.peers) * len(self.options.buckets)
             and len(self.deferred) <= 3 * len(self.peers) * len(self.options.buckets),
             "nothing is deferred outside of applying": self.phase == "applying" or not self.deferred,
-            "exchanging needs the own partial sums": self.phase != "exchanging" or self.version in self.exchange.own,
+            "exchanging needs the own partial sums": self.phase != "exchanging"
+            or self.version in self.partial_sums.own,
             "partial sums only when reduced": self.options.reduce or self.phase not in ("summing", "exchanging"),
-            "at most two steps' partial sums are kept": len(self.exchange.own) <= 2,
+            "at most two steps' partial sums are kept": len(self.partial_sums.own) <= 2,
             "recovery mode has a deadline only while it lasts": self.recovering or self._deadline is None,
             "checkpoints asked for lie ahead": all(c > self.version for c in self.checkpoints),
         }

@@ -37,7 +37,7 @@ from typing import Any, ClassVar
 from graphft.errors import GraphftError
 from graphft.runtime.protocol.checks import sync_answer_problem
 from graphft.runtime.protocol.events import Count, Tick
-from graphft.runtime.protocol.messages import Bucket, Empty, Hello, Pull, Push, Query, Refused, Welcome
+from graphft.runtime.protocol.messages import Empty, Hello, Parameters, Pull, Push, Query, Refused, Welcome
 from graphft.runtime.protocol.silence import Silence
 from graphft.runtime.protocol.story import Story
 from graphft.runtime.protocol.sync_events import (
@@ -58,7 +58,7 @@ from graphft.runtime.protocol.sync_events import (
     Wake,
     Work,
 )
-from graphft.runtime.protocol.trainer_state import Current, Link, SlotState, Tray
+from graphft.runtime.protocol.trainer_state import BucketCache, Current, ShardConnection, SlotState
 
 NEVER = float("-inf")
 
@@ -72,9 +72,11 @@ class SyncTrainer:
                 raise GraphftError(f"shard {shard} holds no bucket", rule="empty-shard", help="use fewer pservers")
         self.options, self.generation = options, generation
         self.story = Story()
-        self.links = [Link() for _ in options.buckets]
+        self.connections = [ShardConnection() for _ in options.buckets]
         self.slots: dict[int, SlotState] = {}
-        self.trays = {(s, b): Tray((s, b) in options.refresh) for s, bs in enumerate(options.buckets) for b in bs}
+        self.caches = {
+            (s, b): BucketCache((s, b) in options.refresh) for s, bs in enumerate(options.buckets) for b in bs
+        }
         self.pending: dict[tuple[int, int, int], float] = {}
         """(shard, bucket, version) asked for, and when."""
         self.silence = Silence(len(options.buckets))
@@ -119,14 +121,14 @@ class SyncTrainer:
 
     def lowest(self) -> int | None:
         """The lowest version among the shards, as far as known; None while a shard is away."""
-        if self.behind or not all(link.introduced for link in self.links):
+        if self.behind or not all(connection.introduced for connection in self.connections):
             return None
-        return min(link.version for link in self.links)
+        return min(connection.version for connection in self.connections)
 
     def next_work(self) -> Work | None:
         """The lowest (step, slot) to do, the begun one first; None: nothing can be done now."""
         lowest = self.lowest()
-        if lowest is None or max(link.version for link in self.links) > lowest + 1:
+        if lowest is None or max(connection.version for connection in self.connections) > lowest + 1:
             return None
         begun = self._current.work.slot if self._current else None
         steps = [
@@ -139,13 +141,13 @@ class SyncTrainer:
         """The bucket is here (or in the tensors) at the version of the current step, which its shard has reached."""
         return (
             self._current is not None
-            and self.links[shard].version >= self._current.work.step
-            and not self.trays[shard, bucket].lacks(self._current.work.step)
+            and self.connections[shard].version >= self._current.work.step
+            and not self.caches[shard, bucket].lacks(self._current.work.step)
         )
 
     def frame(self, shard: int, bucket: int) -> Any:
         """The bucket's frame for the current step; None when the tensors hold it already."""
-        return self.trays[shard, bucket].frames.get(self._current.work.step) if self._current else None
+        return self.caches[shard, bucket].frames.get(self._current.work.step) if self._current else None
 
     def should_want(self, step: int, slot: int) -> bool:
         """Whether the contribution (step, slot) is this trainer's last of the step: it asks for the new buckets."""
@@ -154,17 +156,17 @@ class SyncTrainer:
     # -- events: shards -----------------------------------------------------------------------------------------------
 
     def _shard_up(self, event: ShardUp) -> list[TrainerEffect]:
-        link = self.links[event.shard]
-        if link.up and link.introduced and link.incarnation == event.incarnation:
+        connection = self.connections[event.shard]
+        if connection.up and connection.introduced and connection.incarnation == event.incarnation:
             return []
-        link.up, link.introduced = True, False
-        link.expect(event.incarnation)
+        connection.up, connection.introduced = True, False
+        connection.expect(event.incarnation)
         self._tell(f"shard {event.shard} is up: {event.incarnation}", event.shard)
         return [self._hello(event.shard), Wake(f"shard {event.shard} is up")]
 
     def _shard_down(self, event: ShardDown) -> list[TrainerEffect]:
-        link = self.links[event.shard]
-        link.up = link.introduced = False
+        connection = self.connections[event.shard]
+        connection.up = connection.introduced = False
         self.silence.heard(event.shard)
         return [Wake(self._tell(f"shard {event.shard} is down", event.shard))]
 
@@ -189,17 +191,17 @@ class SyncTrainer:
         return handler(self, event.shard, event.message, event.payload)
 
     def _welcome(self, shard: int, message: Welcome, payload: Any) -> list[TrainerEffect]:
-        link = self.links[shard]
+        connection = self.connections[shard]
         where = f"shard {shard} ({message.incarnation}) at version {message.version} of {message.generation}"
-        if message.shard != shard or message.incarnation in link.retired or not link.up:
+        if message.shard != shard or message.incarnation in connection.retired or not connection.up:
             return [self._count("other-welcome", f"not the present connection to shard {shard}: {where}", shard)]
         if message.generation > self.generation:
             return self._fall_behind(where)
         if message.generation < self.generation:
-            link.introduced = False
+            connection.introduced = False
             return [self._count("early-shard", f"{where}, this trainer is in {self.generation}", shard)]
-        if link.introduced and message.incarnation == link.incarnation:
-            link.version = max(link.version, message.version)
+        if connection.introduced and message.incarnation == connection.incarnation:
+            connection.version = max(connection.version, message.version)
             effects: list[TrainerEffect] = []
         else:
             effects = self._meet(shard, message)
@@ -211,9 +213,9 @@ class SyncTrainer:
     def _meet(self, shard: int, message: Welcome) -> list[TrainerEffect]:
         """A connection begins: what was sent on the one before may be lost. The shard has all steps below its version;
         what this trainer contributed to others is done again, and what it asked for is asked for again."""
-        link = self.links[shard]
-        link.expect(message.incarnation)
-        link.introduced, link.version, self._pruned = True, message.version, -1
+        connection = self.connections[shard]
+        connection.expect(message.incarnation)
+        connection.introduced, connection.version, self._pruned = True, message.version, -1
         for state in self.slots.values():
             state.next = min(state.next, message.version)
         current = self._current
@@ -230,33 +232,33 @@ class SyncTrainer:
         ]
 
     def _refused(self, shard: int, message: Refused, payload: Any) -> list[TrainerEffect]:
-        link = self.links[shard]
+        connection = self.connections[shard]
         reason = f"shard {shard} refused ({message.code}): {message.reason}"
         if message.code in ("denied", "malformed"):
             return [Fail(self._tell(reason, shard))]
         if message.generation > self.generation:
             return self._fall_behind(reason)
         effects: list[TrainerEffect] = [self._count(f"refused-{message.code}", reason, shard)]
-        if message.code in ("unknown-peer", "not-ready", "future-step") and link.introduced:
-            link.introduced = False  # what was sent since is lost: meet again
+        if message.code in ("unknown-peer", "not-ready", "future-step") and connection.introduced:
+            connection.introduced = False  # what was sent since is lost: meet again
             effects += [self._hello(shard)] if message.code == "unknown-peer" else []
-        elif message.generation == self.generation and link.introduced:
-            link.version = max(link.version, message.version)
+        elif message.generation == self.generation and connection.introduced:
+            connection.version = max(connection.version, message.version)
             for key in [k for k in self.pending if k[0] == shard and k[2] < message.version - 1]:
                 del self.pending[key]
             effects += self._versions_changed()
         return [*effects, Wake(reason)]
 
-    def _bucket(self, shard: int, message: Bucket, payload: Any) -> list[TrainerEffect]:
-        link, key = self.links[shard], (shard, message.bucket)
+    def _bucket(self, shard: int, message: Parameters, payload: Any) -> list[TrainerEffect]:
+        connection, key = self.connections[shard], (shard, message.bucket)
         where = f"bucket {message.bucket} of shard {shard} at version {message.version} of {message.generation}"
-        if not link.introduced or message.generation != self.generation:
+        if not connection.introduced or message.generation != self.generation:
             return [self._count("other-bucket", f"{where}, this trainer is in {self.generation}", shard)]
-        link.version = max(link.version, message.version)
+        connection.version = max(connection.version, message.version)
         self.pending.pop((*key, message.version), None)
         lowest = self.lowest()
         if lowest is None or message.version >= lowest:
-            self.trays[key].put(message.version, payload)
+            self.caches[key].put(message.version, payload)
         return [*self._versions_changed(), Wake(where)]
 
     # -- events: membership -------------------------------------------------------------------------------------------
@@ -265,9 +267,9 @@ class SyncTrainer:
         held = self.slots.get(event.slot)
         if held is not None and held.claim >= event.claim:
             return []
-        self.slots[event.slot] = SlotState(claim=event.claim, confirm=set(range(len(self.links))))
+        self.slots[event.slot] = SlotState(claim=event.claim, confirm=set(range(len(self.connections))))
         self._tell(f"gained slot {event.slot}, asking where the shards are")
-        return [self._query(s) for s, link in enumerate(self.links) if link.introduced]
+        return [self._query(s) for s, connection in enumerate(self.connections) if connection.introduced]
 
     def _slot_lost(self, event: SlotLost) -> list[TrainerEffect]:
         held = self.slots.get(event.slot)
@@ -282,13 +284,13 @@ class SyncTrainer:
         reason = self._tell(f"generation {event.generation} begins at step {event.step}")
         self.generation, self.behind, self._current = event.generation, False, None
         self.pending.clear()
-        for tray in self.trays.values():
-            tray.clear()
+        for cache in self.caches.values():
+            cache.clear()
         for state in self.slots.values():
             state.next = 0
-        for link in self.links:
-            link.introduced = False
-        return [*[self._hello(s) for s, link in enumerate(self.links) if link.up], Wake(reason)]
+        for connection in self.connections:
+            connection.introduced = False
+        return [*[self._hello(s) for s, connection in enumerate(self.connections) if connection.up], Wake(reason)]
 
     def _tick(self, event: Tick) -> list[TrainerEffect]:
         self.silence.look(self._now)
@@ -296,11 +298,15 @@ class SyncTrainer:
         effects: list[TrainerEffect] = []
         unsure = {s for state in self.slots.values() for s in state.confirm}
         idle = bool(self.slots) and self.lowest() is not None and not self.finished and self.next_work() is None
-        for shard, link in enumerate(self.links):
-            if link.up and link.asked <= due_hello and (not link.introduced or shard in unsure or idle):
-                effects.append(self._query(shard) if link.introduced else self._hello(shard))
+        for shard, connection in enumerate(self.connections):
+            if (
+                connection.up
+                and connection.asked <= due_hello
+                and (not connection.introduced or shard in unsure or idle)
+            ):
+                effects.append(self._query(shard) if connection.introduced else self._hello(shard))
         for (shard, bucket, version), asked in list(self.pending.items()):
-            if asked <= due and self.links[shard].introduced and version <= self.links[shard].version + 1:
+            if asked <= due and self.connections[shard].introduced and version <= self.connections[shard].version + 1:
                 del self.pending[shard, bucket, version]
                 effects += self._ask(shard, bucket, version)
         return effects + self._ask_missing() + self._probe()
@@ -318,14 +324,14 @@ class SyncTrainer:
 
     def _copied(self, event: Copied) -> list[TrainerEffect]:
         if self._current is not None and self._current.work.step == event.version:
-            self.trays[event.shard, event.bucket].copied(event.version)
+            self.caches[event.shard, event.bucket].copied(event.version)
         return []
 
     def _pushed(self, event: Pushed) -> list[TrainerEffect]:
         current, key = self._current, (event.shard, event.bucket)
         if current is None:
             return [self._count("void-push", f"bucket {event.bucket} for shard {event.shard}: its generation is over")]
-        if key not in self.trays or key in current.pushed:
+        if key not in self.caches or key in current.pushed:
             self.story.illegal(f"bucket {key} is pushed twice, or is none of the program's, in {current.work}")
         current.pushed.add(key)
         step, slot = current.work.step, current.work.slot
@@ -336,8 +342,8 @@ class SyncTrainer:
         current = self._current
         if current is None:
             return [self._count("void-push", "a contribution was closed whose generation is over")]
-        if current.pushed and len(current.pushed) < len(self.trays):
-            left = sorted(self.trays.keys() - current.pushed)
+        if current.pushed and len(current.pushed) < len(self.caches):
+            left = sorted(self.caches.keys() - current.pushed)
             self.story.illegal(f"{current.work} is closed, but (shard, bucket) {left} were not pushed")
         effects: list[TrainerEffect] = []
         if not current.pushed:
@@ -354,8 +360,8 @@ class SyncTrainer:
         self, current: Current, shard: int, message: Push | Empty, payload: Any, buckets: tuple[int, ...]
     ) -> list[TrainerEffect]:
         """Sends a part of a contribution, unless the shard is away or behind: then it is done again later."""
-        link = self.links[shard]
-        if self.behind or not link.introduced or link.version < message.step:
+        connection = self.connections[shard]
+        if self.behind or not connection.introduced or connection.version < message.step:
             current.redo = True
             return [
                 self._count("void-push", f"step {message.step}, slot {message.slot}: shard {shard} is not there", shard)
@@ -368,12 +374,12 @@ class SyncTrainer:
     # -- asking -------------------------------------------------------------------------------------------------------
 
     def _hello(self, shard: int) -> Send:
-        self.links[shard].asked = self._now
+        self.connections[shard].asked = self._now
         self.silence.asked(shard)
         return Send(shard, Hello(self.options.run, self.options.secret, self.options.trainer))
 
     def _query(self, shard: int) -> Send:
-        self.links[shard].asked = self._now
+        self.connections[shard].asked = self._now
         self.silence.asked(shard)
         return Send(shard, Query())
 
@@ -392,10 +398,10 @@ class SyncTrainer:
             return []
         step = self._current.work.step
         effects: list[TrainerEffect] = []
-        for shard, (link, buckets) in enumerate(zip(self.links, self.options.buckets, strict=True)):
-            lacking = [b for b in buckets if self.trays[shard, b].lacks(step)]
-            if step <= link.version + 1:
-                for bucket in lacking or buckets[: step > link.version]:
+        for shard, (connection, buckets) in enumerate(zip(self.connections, self.options.buckets, strict=True)):
+            lacking = [b for b in buckets if self.caches[shard, b].lacks(step)]
+            if step <= connection.version + 1:
+                for bucket in lacking or buckets[: step > connection.version]:
                     effects += self._ask(shard, bucket, step)
         return effects
 
@@ -403,8 +409,8 @@ class SyncTrainer:
         lowest = self.lowest()
         if lowest is not None and lowest != self._pruned:
             self._pruned = lowest
-            for tray in self.trays.values():
-                tray.prune(lowest)
+            for cache in self.caches.values():
+                cache.prune(lowest)
             for key in [k for k in self.pending if k[2] < lowest]:
                 del self.pending[key]
         return self._probe()
@@ -414,7 +420,7 @@ class SyncTrainer:
         rollback (and does nothing when it is only this trainer's knowledge that is old)."""
         if self.lowest() is None or self._now < self._probed + self.options.retry_interval:
             return []
-        versions = [link.version for link in self.links]
+        versions = [connection.version for connection in self.connections]
         low, high = min(versions), max(versions)
         if high <= low + 1:
             return []
@@ -436,14 +442,16 @@ class SyncTrainer:
         """Raises IllegalTransition when the state contradicts itself. For tests, after each event."""
         lowest, current = self.lowest(), self._current
         facts = {
-            "introduced shards are up": all(link.up or not link.introduced for link in self.links),
+            "introduced shards are up": all(
+                connection.up or not connection.introduced for connection in self.connections
+            ),
             "no slot is ahead of a shard by more than one step": lowest is None
             or all(s.next <= lowest + 1 for s in self.slots.values()),
             "kept frames are not of old versions": lowest is None
-            or all(v >= lowest for t in self.trays.values() for v in t.frames),
-            "only the program's buckets are asked for": all(k[:2] in self.trays for k in self.pending),
+            or all(v >= lowest for t in self.caches.values() for v in t.frames),
+            "only the program's buckets are asked for": all(k[:2] in self.caches for k in self.pending),
             "an incarnation that was replaced is not the present one": all(
-                link.incarnation not in link.retired for link in self.links
+                connection.incarnation not in connection.retired for connection in self.connections
             ),
             "begun work is of this job": current is None or current.work.step < self.options.total_steps,
         }
@@ -467,5 +475,5 @@ class SyncTrainer:
     _MESSAGES: ClassVar[dict[type, Callable[[SyncTrainer, int, Any, Any], list[TrainerEffect]]]] = {
         Welcome: _welcome,
         Refused: _refused,
-        Bucket: _bucket,
+        Parameters: _bucket,
     }

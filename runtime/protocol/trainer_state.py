@@ -14,7 +14,7 @@ FRAMES = 3
 
 
 @dataclass(slots=True)
-class Link:
+class ShardConnection:
     """A shard. `introduced`: it welcomed this trainer on the present connection, in the trainer's generation."""
 
     up: bool = False
@@ -57,7 +57,7 @@ class Current:
     pushed: set[tuple[int, int]] = field(default_factory=set)
 
 
-class Tray:
+class BucketCache:
     """Frames of one bucket by version, and the version that the tensors hold.
 
     A `refresh` bucket (buffers, which a step changes in place) is copied for every use; its frame is kept until then.

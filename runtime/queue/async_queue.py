@@ -1,10 +1,10 @@
 """The chunk queue of async training: any trainer works on any chunk.
 
-`ChunkQueue` is the QueuePort: it goes through the chunks that it holds, batch by batch, as the shards lack them. Where
-chunks come from is another matter: `Claims` (etcd's todo records), or, without fault tolerance, `Shares` (the plan's).
+`AsyncQueue` is the QueuePort: it goes through the chunks that it holds, batch by batch, as the shards lack them. Chunks
+come from `Claims` (etcd's todo records) or, without fault tolerance, from the plan's `StaticAssignment`.
 
-Finding work: one transaction reads the todo and pending records of a random bucket of 100 chunks; the free ones are
-shuffled, and a few are claimed in one transaction. A bucket without todo records is not looked at again in this pass;
+Finding work: one transaction reads the todo and pending records of a random range of 100 chunks; the free ones are
+shuffled, and a few are claimed in one transaction. A range without todo records is not looked at again in this pass;
 when none is left the pass is over, unless `/<job>/pass` was written meanwhile: a shard that comes back older puts
 chunks back to todo, and then writes it.
 """
@@ -28,15 +28,15 @@ from graphft.runtime.etcd import KV, Compare, get_op, mod_is, range_op
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.async_events import ChunkKey
 from graphft.runtime.protocol.chunk_queue import Change, Todo
-from graphft.runtime.queue.stale_claims import Overdue
-from graphft.runtime.queue.transactions import Passes, carry_out, give_back, renew, tell_poison
+from graphft.runtime.queue.stale_claims import StaleClaims
+from graphft.runtime.queue.transactions import Passes, commit, give_back, renew, tell_poison
 
 if TYPE_CHECKING:
     from graphft.runtime.roles.trainer.chunk_trainer import ChunkTrainer
 
 log = logging.getLogger("graphft")
 
-BUCKET = 100
+RANGE = 100
 """Chunks that one look at the queue covers: those whose numbers differ in the last two digits only."""
 CLAIM_BATCHES = 16
 """Short chunks are claimed several at a time, until there are so many batches."""
@@ -68,14 +68,14 @@ class Source(Protocol):
         """Completes wholly applied chunks; returns those that are settled, by whomever."""
 
 
-class ChunkQueue:
-    """The QueuePort of an async trainer. Used by the main thread; `requeue_overdue` by the daemon thread."""
+class AsyncQueue:
+    """The QueuePort of an async trainer. Used by the main thread; `requeue_stale` by the daemon thread."""
 
     def __init__(self, trainer: ChunkTrainer) -> None:
         self.trainer, self.plan = trainer, trainer.config.plan
         self.claims: dict[ChunkKey, Claim] = {}
         self.records = Claims(trainer, self) if trainer.config.ft else None
-        self.source: Source = self.records or Shares(trainer)
+        self.source: Source = self.records or StaticAssignment(trainer)
 
     # -- QueuePort ----------------------------------------------------------------------------------------------
 
@@ -107,7 +107,7 @@ class ChunkQueue:
         assert self.records is not None
         self.records.enqueue(self.trainer.pass_index)
 
-    def requeue_overdue(self, timeout: float, max_failures: int) -> None:
+    def requeue_stale(self, timeout: float, max_failures: int) -> None:
         assert self.records is not None
         self.records.renew(timeout)
 
@@ -164,7 +164,7 @@ class ChunkQueue:
         self.trainer.comm.dropped(claim.key)
 
 
-class Shares:
+class StaticAssignment:
     """Without fault tolerance: trainer i of T works on chunks i, i + T, ... of each pass's order, pass by pass."""
 
     def __init__(self, trainer: ChunkTrainer) -> None:
@@ -186,11 +186,11 @@ class Shares:
 class Claims:
     """Chunks claimed from etcd's records."""
 
-    def __init__(self, trainer: ChunkTrainer, queue_: ChunkQueue) -> None:
+    def __init__(self, trainer: ChunkTrainer, queue_: AsyncQueue) -> None:
         self.trainer, self.etcd, self.keys, self.queue = trainer, trainer.etcd, trainer.keys, queue_
         self.config, self.plan = trainer.config, trainer.config.plan
         self.passes = Passes(trainer)
-        self.overdue = Overdue(trainer.etcd, trainer.keys, trainer.events)
+        self.stale_claims = StaleClaims(trainer.etcd, trainer.keys, trainer.events)
         self._random = random.Random(trainer.id)
         self._marker: KV | None = None
         self._open: list[str] = []
@@ -210,12 +210,14 @@ class Claims:
         """
         saved = [c.passes for c in self.trainer.view.shard_commits.values()]
         for index in range(min(*saved, self.plan.passes - 1) if len(saved) == self.config.pservers else 0):
-            self.trainer.patiently(functools.partial(self.etcd.delete_prefix, f"{self.keys.queue(index)}done/"))
+            self.trainer.retry_while_leased(
+                functools.partial(self.etcd.delete_prefix, f"{self.keys.queue(index)}done/")
+            )
 
     # -- taking chunks ------------------------------------------------------------------------------------------
 
     def take(self) -> list[Claim]:
-        return self.trainer.patiently(self._take)
+        return self.trainer.retry_while_leased(self._take)
 
     def _take(self) -> list[Claim]:
         while True:
@@ -241,14 +243,14 @@ class Claims:
         return recorded + 1 if recorded == self.trainer.pass_index else recorded
 
     def _begin(self, marker: KV | None) -> None:
-        """The pass is another, or chunks were put back: every bucket is to be looked at (again)."""
+        """The pass is another, or chunks were put back: every range is to be looked at (again)."""
         self._marker = marker
-        buckets = -(-len(self.plan.records) // BUCKET) if 0 <= _pass(marker) < self.plan.passes else 0
-        self._open = [f"{b:06d}" for b in range(buckets)]
+        ranges = -(-len(self.plan.records) // RANGE) if 0 <= _pass(marker) < self.plan.passes else 0
+        self._open = [f"{b:06d}" for b in range(ranges)]
         self._random.shuffle(self._open)
 
     def _look(self, start: str) -> list[Claim] | None:
-        """One bucket: claims some of it, or notes that nothing is left to do there. None: the pass changed."""
+        """One range: claims some of it, or notes that nothing is left to do there. None: the pass changed."""
         index = _pass(self._marker)
         prefix = self.keys.queue(index)
         read = self.etcd.txn(
@@ -292,7 +294,7 @@ class Claims:
             )
             for kv in records
         ]
-        result = carry_out(self.etcd, changes, self.trainer.lease)
+        result = commit(self.etcd, changes, self.trainer.lease)
         if not result.ok:
             return []  # somebody else was faster with one of them
         claims = []
@@ -310,10 +312,12 @@ class Claims:
     # -- what becomes of them -----------------------------------------------------------------------------------
 
     def complete(self, claims: list[Claim]) -> list[Claim]:
-        if self.trainer.patiently(functools.partial(self._complete, claims)):
+        if self.trainer.retry_while_leased(functools.partial(self._complete, claims)):
             return claims
         return [
-            c for c in claims if self.trainer.patiently(functools.partial(self._complete, [c])) or not self._mine(c)
+            c
+            for c in claims
+            if self.trainer.retry_while_leased(functools.partial(self._complete, [c])) or not self._mine(c)
         ]
 
     def _complete(self, claims: list[Claim]) -> bool:
@@ -321,14 +325,14 @@ class Claims:
         fences = self._generations()
         if fences is None:
             return False  # a shard is back, which has not said yet what it lacks
-        return carry_out(
+        return commit(
             self.etcd,
             [chunk_queue.complete(self.keys.queue(c.key[0]), c.key[1], c.revision) for c in claims],
             also=fences,
         ).ok
 
     def _mine(self, claim: Claim) -> bool:
-        pending = self.trainer.patiently(
+        pending = self.trainer.retry_while_leased(
             functools.partial(self.etcd.get, chunk_queue.pending_key(self.keys.queue(claim.key[0]), claim.key[1]))
         )
         if pending is not None and pending.create_revision == claim.revision:
@@ -373,7 +377,7 @@ class Claims:
 
     def _give_back(self, claim: Claim, make: Callable[[str, KV], Change]) -> Change | None:
         prefix, chunk = self.keys.queue(claim.key[0]), claim.key[1]
-        made = self.trainer.patiently(
+        made = self.trainer.retry_while_leased(
             lambda: give_back(self.etcd, prefix, {chunk: claim.revision}, lambda _, todo: make(prefix, todo))
         )
         return made[0] if made else None
@@ -397,7 +401,7 @@ class Claims:
                 )
         index = _pass(self.trainer.watcher.snapshot().get(self.keys.pass_))
         if 0 <= index < self.plan.passes:
-            self.overdue.look(index, timeout, {claim.revision for claim in list(self.queue.claims.values())})
+            self.stale_claims.look(index, timeout, {claim.revision for claim in list(self.queue.claims.values())})
 
 
 def _pass(marker: KV | None) -> int:

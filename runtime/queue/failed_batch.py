@@ -8,7 +8,7 @@ from graphft.runtime.etcd import get_op
 from graphft.runtime.etcd.model import Store
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.chunk_queue import Change
-from graphft.runtime.queue.transactions import carry_out
+from graphft.runtime.queue.transactions import commit
 
 
 def fail_batch(
@@ -45,5 +45,5 @@ def fail_batch(
         change = chunk_queue.fail(prefix, chunk, claim, todo, progress=batch, reason=reason, max_failures=max_failures)
         poison = change.outcome == "failed" and sync
         back = [go_back(keys, read.kv(2), read.kv(3), change.reason)] if poison else []
-        if carry_out(store, [change, *back]).ok:
+        if commit(store, [change, *back]).ok:
             return change

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.chunk_queue import Change
-from graphft.runtime.queue.background_tasks import Errands
-from graphft.runtime.queue.transactions import carry_out
+from graphft.runtime.queue.background_tasks import BackgroundTasks
+from graphft.runtime.queue.transactions import commit
 
 if TYPE_CHECKING:
     from graphft.runtime.roles.trainer.slot_trainer import SlotTrainer
@@ -23,11 +23,11 @@ CHANGES = 24
 
 
 class FinishedPasses:
-    """Used by the trainer's main thread; what need not be awaited is left to `errands`."""
+    """Used by the trainer's main thread; what need not be awaited is left to `background`."""
 
-    def __init__(self, trainer: SlotTrainer, errands: Errands) -> None:
+    def __init__(self, trainer: SlotTrainer, background: BackgroundTasks) -> None:
         self.trainer, self.keys, self.plan = trainer, trainer.keys, trainer.config.plan
-        self._errands = errands
+        self._background = background
         self._kept = 0
         """The first pass whose records this process has not deleted."""
 
@@ -52,8 +52,10 @@ class FinishedPasses:
         saved = self.plan.pass_of(committed.step) if committed is not None else 0
         old, self._kept = self._kept, max(self._kept, min(index - 1, saved))
         for gone in range(old, self._kept):
-            self._errands.leave(
-                functools.partial(self.trainer.patiently, functools.partial(self._delete, self.keys.queue(gone)))
+            self._background.run(
+                functools.partial(
+                    self.trainer.retry_while_leased, functools.partial(self._delete, self.keys.queue(gone))
+                )
             )
 
     def _delete(self, prefix: str) -> None:
@@ -63,9 +65,9 @@ class FinishedPasses:
         """Looks again after each try: a record that a holder changed meanwhile is judged by what it says now."""
         while changes := self._changes(index, pending):
             for some in (changes[i : i + CHANGES] for i in range(0, len(changes), CHANGES)):
-                if not carry_out(self.trainer.etcd, some).ok:  # their holders complete some of them, at this moment
+                if not commit(self.trainer.etcd, some).ok:  # their holders complete some of them, at this moment
                     for change in some:
-                        carry_out(self.trainer.etcd, [change])
+                        commit(self.trainer.etcd, [change])
 
     def _changes(self, index: int, pending: bool) -> list[Change]:
         """What is to be recorded as done; with `pending`, also what a trainer has claimed."""

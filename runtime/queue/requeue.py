@@ -11,10 +11,10 @@ from graphft.runtime.etcd import KV, get_op, mod_is, put_op
 from graphft.runtime.etcd.model import Store
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.ledger import Ledger
-from graphft.runtime.queue.transactions import carry_out
+from graphft.runtime.queue.transactions import commit
 
 
-class PutBack:
+class Requeue:
     """One shard's view of the queue's records. Every method may be repeated after any crash."""
 
     def __init__(self, etcd: Store, keys: Keys, plan: Plan) -> None:
@@ -60,7 +60,7 @@ class PutBack:
 
     def _put_back_chunk(self, prefix: str, chunk: int, done: KV | None, progress: int) -> bool:
         """Whether it was this call that did it. What is done may be forgotten, or put back by others, meanwhile."""
-        while not carry_out(self.etcd, [chunk_queue.put_back(prefix, chunk, done, progress)]).ok:
+        while not commit(self.etcd, [chunk_queue.requeue(prefix, chunk, done, progress)]).ok:
             read = self.etcd.txn(
                 [],
                 [

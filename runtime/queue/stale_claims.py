@@ -17,13 +17,13 @@ from graphft.runtime.etcd import KV, value_is
 from graphft.runtime.etcd.model import Store
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.chunk_queue import Pending, Put
-from graphft.runtime.queue.transactions import carry_out
+from graphft.runtime.queue.transactions import commit
 
 LOOKS = 20
 """Looks per time-out: nobody is late by much more, and etcd is not asked all the time."""
 
 
-class Overdue:
+class StaleClaims:
     """Watches the pending chunks of a pass. Holders renew their claims while they make progress.
 
     Age is measured on this process's own clock, since it saw the record change: no two clocks are compared.
@@ -55,7 +55,7 @@ class Overdue:
     def _check(self, prefix: str, kv: KV, age: float, timeout: float) -> None:
         pending, chunk = msgspec.json.decode(kv.value, type=Pending), chunk_queue.chunk_of(kv.key)
         # The holder's clock as it can be told from here: when it wrote the record, and the time since.
-        change = chunk_queue.overdue(prefix, chunk, kv, pending.deadline - timeout + age)
+        change = chunk_queue.expire(prefix, chunk, kv, pending.deadline - timeout + age)
         if change is None:
             return
         also = []
@@ -66,7 +66,7 @@ class Overdue:
         reason = f"it made no progress with chunk {chunk} for {age:.0f} s"
         bar = msgspec.json.encode(Barred(reason, self.events.who))
         change = dataclasses.replace(change, puts=(Put(self.keys.barred(pending.trainer), bar, leased=True),))
-        if carry_out(self.etcd, [change], kv.lease, also).ok:
+        if commit(self.etcd, [change], kv.lease, also).ok:
             what = f"slot {pending.slot}" if pending.slot >= 0 else f"chunk {chunk}"
             self.events.emit(
                 "overdue",

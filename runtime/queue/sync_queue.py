@@ -1,13 +1,13 @@
 """The chunk queue of sync training: etcd's record of how far each slot is in the pass plan.
 
-Which chunk a slot works on follows from the plan, so claims never contend; the records (see `protocol.queue`) say what
-is todo, pending, done and failed, count failures, and let anybody see them. A failed chunk is poison: it contributes
-"empty" from the batch on that failed, in this pass and in later ones.
+Which chunk a slot works on follows from the plan, so claims never contend; the records (see `protocol.chunk_queue`)
+say what is todo, pending, done and failed, and count failures. A failed chunk is poison: it contributes "empty" from
+the batch on that failed, in this pass and in later ones.
 
 A step waits for none of it: the next chunks are claimed some steps before they are begun, as many as are worth about a
-second, so that short ones do not keep etcd busy; and what is done is recorded later (`Errands`). A claim stays what the
-step relies on. It is made under the slot's key, and nobody but its holder may call the chunk poison; so when it was
-made does not matter, as long as that was before the chunk's first batch.
+second, so that short ones do not keep etcd busy; and what is done is recorded later (`BackgroundTasks`). A step still
+relies on its claim: it is made under the slot's key, and only its holder may call the chunk poison; so when it was made
+does not matter, as long as that was before the chunk's first batch.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from graphft.plan import Located, batch_seed
 from graphft.runtime.etcd import KV, get_op, value_is
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.chunk_queue import Change
-from graphft.runtime.queue.background_tasks import Errands
+from graphft.runtime.queue.background_tasks import BackgroundTasks
 from graphft.runtime.queue.failed_batch import fail_batch
 from graphft.runtime.queue.finished_passes import FinishedPasses
-from graphft.runtime.queue.stale_claims import Overdue
-from graphft.runtime.queue.transactions import Passes, carry_out, give_back, renew, tell_poison
+from graphft.runtime.queue.stale_claims import StaleClaims
+from graphft.runtime.queue.transactions import Passes, commit, give_back, renew, tell_poison
 
 if TYPE_CHECKING:
     from graphft.runtime.protocol.sync_events import Work
@@ -62,7 +62,7 @@ class Claim:
     touched: float
 
 
-class PlanQueue:
+class SyncQueue:
     """The QueuePort of a sync trainer. With `ft` false it only consults the plan, and records nothing."""
 
     def __init__(self, trainer: SlotTrainer) -> None:
@@ -72,13 +72,13 @@ class PlanQueue:
         """By pass and chunk. A slot's next chunk is claimed before the last batch of the one before is applied."""
         self._begun: dict[tuple[int, int], tuple[int, Future[None]]] = {}
         """Claims that are being made: by pass and chunk, the slot and the end of it."""
-        self._errands = Errands("queue")
+        self._background = BackgroundTasks("queue")
         self._discarded: dict[tuple[int, int], int] = {}
         """(pass, chunk) -> the batch from which on it is left out: what came before stays exact over rollbacks. What
         is known of it in this generation: only a new one adds to it."""
         self._passes = Passes(trainer)
-        self._finished = FinishedPasses(trainer, self._errands)
-        self._overdue = Overdue(trainer.etcd, trainer.keys, trainer.events)
+        self._finished = FinishedPasses(trainer, self._background)
+        self._stale_claims = StaleClaims(trainer.etcd, trainer.keys, trainer.events)
         self._closed = False
 
     # -- QueuePort ----------------------------------------------------------------------------------------------
@@ -105,7 +105,7 @@ class PlanQueue:
         """Chunks that were claimed together are completed together."""
         if not self.records:
             return
-        self._errands.check()
+        self._background.check()
         lowest, claims = self.trainer.comm.lowest(), list(self.claims.items())
         unfinished = {claim.revision for _, claim in claims if claim.last_step >= lowest}
         self._leave_completing([claim for _, claim in claims if claim.revision not in unfinished])
@@ -120,10 +120,12 @@ class PlanQueue:
         )
         if made:
             self._finished.forget_before(index)
-        failed = self.trainer.patiently(lambda: self.trainer.etcd.range(f"{self.keys.queue(index)}failed/")).kvs
+        failed = self.trainer.retry_while_leased(
+            lambda: self.trainer.etcd.range(f"{self.keys.queue(index)}failed/")
+        ).kvs
         self._discarded |= {(index, chunk_queue.chunk_of(kv.key)): _failed(kv).progress for kv in failed}
 
-    def requeue_overdue(self, timeout: float, max_failures: int) -> None:
+    def requeue_stale(self, timeout: float, max_failures: int) -> None:
         """Renews the own claims while steps are computed, and takes away what others have not renewed."""
         now = time.monotonic()
         for claim in list(self.claims.values()):
@@ -140,7 +142,7 @@ class PlanQueue:
                     lease=self.trainer.lease,
                 )
         held = {claim.revision for claim in list(self.claims.values())}
-        self._overdue.look(max(self.trainer.pass_index, 0), timeout, held)
+        self._stale_claims.look(max(self.trainer.pass_index, 0), timeout, held)
 
     def expects(self, located: Located) -> bool:
         """Whether a batch will be computed here, as far as known: one that is left out is not even read ahead."""
@@ -183,10 +185,10 @@ class PlanQueue:
 
     def settle(self) -> None:
         """Returns when everything that is done is recorded."""
-        self._errands.settle()
+        self._background.wait()
 
     def close(self) -> None:
-        self._errands.close()
+        self._background.close()
 
     def report_failure(self, work: Work, reason: str) -> None:
         """Counts a failure of the chunk at (step, slot); too many in a row without progress make it poison.
@@ -203,7 +205,7 @@ class PlanQueue:
         claim = self.claims.get((pass_index, chunk))
         if claim is None:
             return
-        change = self.trainer.patiently(functools.partial(self._fail, claim, batch, reason))
+        change = self.trainer.retry_while_leased(functools.partial(self._fail, claim, batch, reason))
         if change is not None and change.outcome == "failed":
             tell_poison(self.trainer.events, claim.pass_index, claim.chunk, change)
 
@@ -220,7 +222,7 @@ class PlanQueue:
         """Leaves no record open. The job is over, or its last step is applied."""
         if self.records:
             self.settle()
-            self.trainer.patiently(self._finished.close_all)
+            self.trainer.retry_while_leased(self._finished.close_all)
 
     # -- transactions -------------------------------------------------------------------------------------------
 
@@ -269,7 +271,7 @@ class PlanQueue:
             located = self._following(slot, located)
         if group:
             make = functools.partial(self._make_claims, slot, group)
-            future = self._errands.begin(functools.partial(self.trainer.patiently, make))
+            future = self._background.submit(functools.partial(self.trainer.retry_while_leased, make))
             self._begun |= {(one.pass_index, one.chunk): (slot, future) for one in group}
 
     def _join(self, key: tuple[int, int]) -> None:
@@ -295,7 +297,7 @@ class PlanQueue:
             if not wanted and not left_over:
                 return
             changes = left_over or [self._claim_of(slot, located, todo) for located, todo in wanted]
-            result = carry_out(etcd, changes, self.trainer.lease, [value_is(slot_key, me)])
+            result = commit(etcd, changes, self.trainer.lease, [value_is(slot_key, me)])
             if result.ok and not left_over:
                 for located, _ in wanted:
                     self.claims[located.pass_index, located.chunk] = self._made(slot, located, result.revision)
@@ -317,7 +319,7 @@ class PlanQueue:
             elif pending is not None:  # of another holder (or an earlier claim): it holds no slot now
                 left_over.append(chunk_queue.displace(prefix, located.chunk, pending))
             elif todo is None:  # done in a generation that was rolled back
-                left_over.append(chunk_queue.put_back(prefix, located.chunk, done, 0))
+                left_over.append(chunk_queue.requeue(prefix, located.chunk, done, 0))
             else:
                 wanted.append((located, todo))
         return wanted, left_over
@@ -367,24 +369,26 @@ class PlanQueue:
     def _leave_completing(self, claims: list[Claim]) -> None:
         for revision in {claim.revision for claim in claims}:
             group = [claim for claim in claims if claim.revision == revision]
-            self._errands.leave(functools.partial(self.trainer.patiently, functools.partial(self._complete, group)))
+            self._background.run(
+                functools.partial(self.trainer.retry_while_leased, functools.partial(self._complete, group))
+            )
         for claim in claims:
             del self.claims[claim.pass_index, claim.chunk]
 
     def _complete(self, claims: list[Claim]) -> None:
         prefix = self.keys.queue(claims[0].pass_index)
         changes = [chunk_queue.complete(prefix, claim.chunk, claim.revision) for claim in claims]
-        if carry_out(self.trainer.etcd, changes).ok:
+        if commit(self.trainer.etcd, changes).ok:
             return
         for claim, change in zip(claims, changes, strict=True):
-            if not carry_out(self.trainer.etcd, [change]).ok:
+            if not commit(self.trainer.etcd, [change]).ok:
                 log.info("chunk %d is not ours to complete any more", claim.chunk)
 
     def _give_back(self, claims: Mapping[int, Claim], make: Callable[[str, Claim, KV], Change]) -> list[Change]:
         """`claims`: of one pass, by chunk."""
         prefix = self.keys.queue(next(iter(claims.values())).pass_index)
         fences = {chunk: claim.revision for chunk, claim in claims.items()}
-        return self.trainer.patiently(
+        return self.trainer.retry_while_leased(
             lambda: give_back(self.trainer.etcd, prefix, fences, lambda chunk, todo: make(prefix, claims[chunk], todo))
         )
 

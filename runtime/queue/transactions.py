@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 WAIT_SECONDS = 0.2
 
 
-def carry_out(store: Store, changes: Sequence[Change], lease: int = 0, also: Iterable[Compare] = ()) -> TxnResult:
+def commit(store: Store, changes: Sequence[Change], lease: int = 0, also: Iterable[Compare] = ()) -> TxnResult:
     """The changes, as one transaction, if `also` holds as well. `lease`: what leased records hang on.
 
     A claim is looked up when its answer was lost (its record is like no other); whatever else is ambiguous raises
@@ -52,7 +52,7 @@ def give_back(store: Store, prefix: str, fences: Mapping[int, int], make: Callab
             todo, pending = read.kv(2 * i), read.kv(2 * i + 1)
             if todo is not None and pending is not None and pending.create_revision == fences[chunk]:
                 changes.append(make(chunk, todo))
-        if not changes or carry_out(store, changes).ok:
+        if not changes or commit(store, changes).ok:
             return changes
 
 
@@ -62,7 +62,7 @@ def renew(store: Store, prefix: str, chunk: int, fence: int, *, progress: int, t
     todo, pending = read.kv(0), read.kv(1)
     if todo is not None and pending is not None and pending.create_revision == fence:
         record = msgspec.json.decode(pending.value, type=chunk_queue.Pending)
-        carry_out(
+        commit(
             store,
             [
                 chunk_queue.renew(
@@ -95,7 +95,7 @@ class Passes:
         One trainer at a time tries: `before` is called by it, then the missing records are made, and `/<job>/pass`.
         Returns whether it was this process. `index` may be the number of passes: nothing is left to be done then.
         """
-        return self.role.patiently(functools.partial(self._enqueue, index, due, before))
+        return self.role.retry_while_leased(functools.partial(self._enqueue, index, due, before))
 
     def _enqueue(self, index: int, due: Callable[[PassRecord | None], bool], before: Callable[[], None]) -> bool:
         etcd, lock, me = self.role.etcd, f"{self.keys.queues}enqueuer", self.role.id.encode()
@@ -147,9 +147,9 @@ class Passes:
             todo = [c for c in chunks if c not in there]
             changes = chunk_queue.enqueue(prefix, todo, fence, self._poison(index - 1))
         for change in changes[:-1]:
-            if not carry_out(etcd, [change]).ok:
+            if not commit(etcd, [change]).ok:
                 return False
         record = PassRecord(index, len(chunks), self.plan.start_steps[index])
         put = chunk_queue.Put(key, msgspec.json.encode(record))
         begin = Change("enqueued", f"pass {index} begins", (fence,), (put,), (lock,))
-        return carry_out(etcd, [*changes[-1:], begin], also=[value_is(lock, self.role.id.encode())]).ok
+        return commit(etcd, [*changes[-1:], begin], also=[value_is(lock, self.role.id.encode())]).ok

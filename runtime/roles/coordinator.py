@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from graphft.errors import GraphftError
-from graphft.runtime.coordination.run_record import job_spec, put_job
-from graphft.runtime.queue.stale_claims import Overdue
+from graphft.runtime.coordination.run_record import put_job, run_record
+from graphft.runtime.queue.stale_claims import StaleClaims
 from graphft.runtime.roles.role import Role
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ class Coordinator(Role):
     leased = False
 
     def run(self) -> None:
-        self._overdue = Overdue(self.etcd, self.keys, self.events)
+        self._stale_claims = StaleClaims(self.etcd, self.keys, self.events)
         self.ctx.coordinator = self
-        self.ctx.queue = cast("QueuePort", self)  # its program asks for requeue_overdue only
+        self.ctx.queue = cast("QueuePort", self)  # its program asks for requeue_stale only
         try:
             self.run_block("init")
             self.start_daemon()
@@ -44,10 +44,10 @@ class Coordinator(Role):
         if self.view.state == "failed":
             raise GraphftError(f"job {self.keys.job} failed", rule="job-failed", help="see its events: graphft status")
 
-    def requeue_overdue(self, timeout: float, max_failures: int) -> None:
+    def requeue_stale(self, timeout: float, max_failures: int) -> None:
         record = self.view.pass_
         if record is not None:
-            self._overdue.look(record.pass_index, timeout)
+            self._stale_claims.look(record.pass_index, timeout)
 
     def status(self) -> msgspec.Struct:
-        return job_spec(self.job)
+        return run_record(self.job)

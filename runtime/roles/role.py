@@ -261,7 +261,7 @@ class Role:
                 "set GRAPHFT_HOST where pservers run",
             )
 
-    def patiently(self, call: Callable[[], T]) -> T:
+    def retry_while_leased(self, call: Callable[[], T]) -> T:
         """`call()`, again while etcd does not answer or is full, for as long as this process may believe in its lease.
 
         For calls that look before they change: repeating them is safe. What etcd refuses for good (too large, not

@@ -164,7 +164,7 @@ class BucketBuffers:
     """The flat buffers of one bucket, in rotation.
 
         frame = buffers.pack(gradients)
-        buffers.lend(client.send(shard, Push(...), frame))
+        buffers.pin(client.send(shard, Push(...), frame))
 
     Owned by one thread. `copies` is how many sends may be under way at once.
     """
@@ -192,6 +192,6 @@ class BucketBuffers:
         pack(self._buffers[oldest], tensors, self.layout)
         return byte_view(self._buffers[oldest])
 
-    def lend(self, sent: Sent) -> None:
+    def pin(self, sent: Sent) -> None:
         """The frame packed last is being sent: its buffer is used again only when `sent` is done. Repeatable."""
         self._sent[self._current].append(sent)

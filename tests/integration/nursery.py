@@ -1,6 +1,6 @@
 """Where the processes of these tests come from: they are forks of one process that has imported torch.
 
-A standby, a role by hand, a script: each takes two seconds of a core before it begins, nearly all of them to import
+A fork server, a role by hand, a script: each takes two seconds of a core before it begins, nearly all of them to import
 torch, and these tests start more than a hundred. Real commands, from Python's start on, are run by tests/examples,
 tests/chaos and test_networks.py, and here where a process is to have variables that count before torch is imported.
 """
@@ -203,7 +203,7 @@ def _become(request: dict[str, Any], streams: list[int], connection: socket.sock
     np.random.seed()  # Python's own generator does that by itself
     first, *others = request["arguments"]
     command = others[1:] if [first, *others[:1]] == ["-m", "graphft"] else ["script"]
-    if command[0] not in ("start", "standby"):  # a launcher: its standby comes from a nursery of its own
+    if command[0] not in ("start", "fork-server"):  # a launcher: its fork server comes from a nursery of its own
         nursery = Nursery(os.environ)
         nursery.fork()
         fork_server.spawn = nursery.spawn

@@ -20,11 +20,11 @@ from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.runtime.protocol.messages import (
     UNTOLD,
     BatchPush,
-    Bucket,
     Empty,
     Hello,
     Ledger,
     Message,
+    Parameters,
     Partials,
     PartialsQuery,
     Pull,
@@ -51,7 +51,7 @@ NONSENSE: list[Message] = [
     Empty(0, 0, 99, True),
     Ledger(0, 0, [(-9, 9)]),
     BatchPush(0, 0, 0, 0, 1, 0, 1, 0),
-    Bucket(0, 0, 0),
+    Parameters(0, 0, 0),
 ]
 
 

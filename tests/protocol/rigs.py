@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from graphft.runtime.protocol.events import Count, Received, Reply
-from graphft.runtime.protocol.messages import Bucket, Empty, Hello, Pull, Push, Refused, Welcome
+from graphft.runtime.protocol.messages import Empty, Hello, Parameters, Pull, Push, Refused, Welcome
 from graphft.runtime.protocol.sync_events import (
     FromShard,
     RoundApplied,
@@ -102,13 +102,13 @@ class TrainerRig(Rig):
     def gain(self, slot: int, *versions: int) -> list[Any]:
         """Gains a slot; the shards (all at the last of the versions given) say where they are."""
         effects = self.feed(SlotGained(slot))
-        for shard in range(len(self.machine.links)):
+        for shard in range(len(self.machine.connections)):
             version = versions[min(shard, len(versions) - 1)]
-            effects += self.welcome(shard, self.machine.links[shard].incarnation, version)
+            effects += self.welcome(shard, self.machine.connections[shard].incarnation, version)
         return effects
 
     def bucket(self, shard: int, version: int, bucket: int = 0) -> list[Any]:
-        return self.feed(FromShard(shard, Bucket(self.machine.generation, version, bucket), f"{shard}@{version}"))
+        return self.feed(FromShard(shard, Parameters(self.machine.generation, version, bucket), f"{shard}@{version}"))
 
     def refused(self, shard: int, code: str, version: int, generation: int | None = None) -> list[Any]:
         generation = self.machine.generation if generation is None else generation

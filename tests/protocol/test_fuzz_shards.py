@@ -12,11 +12,11 @@ from graphft.runtime.protocol.async_shard import HALVES, ApplyBatch
 from graphft.runtime.protocol.events import PeerLeft, Received, Reply, TakeCheckpoint, Tick
 from graphft.runtime.protocol.messages import (
     BatchPush,
-    Bucket,
     Empty,
     Hello,
     LedgerQuery,
     Message,
+    Parameters,
     Partials,
     PartialsQuery,
     Pull,
@@ -126,7 +126,7 @@ class SyncShardFuzz(Shard):
                 assert effect.shard in set(range(options.shards)) - {options.shard}
                 assert isinstance(effect.message, Partials) or effect.payload is None
                 check_sent(effect.message)
-            elif isinstance(effect, Reply) and isinstance(effect.message, Bucket):
+            elif isinstance(effect, Reply) and isinstance(effect.message, Parameters):
                 assert (effect.message.bucket in options.buckets, effect.source != "") == (True, True)
                 assert effect.message.version in self.copies, "its copy is there"
             elif isinstance(effect, RequestRollback):
@@ -147,7 +147,7 @@ class SyncShardFuzz(Shard):
         self.work = work
 
     def _publish(self, version: int) -> None:
-        """As ShardMemory does."""
+        """As ShardBuffers does."""
         self.copies = {v for v in self.copies if v == version - 1} | {version}
 
     @rule(
@@ -230,7 +230,7 @@ class AsyncShardFuzz(Shard):
                 assert (set(effect.payloads), None in effect.payloads.values()) == ({0, 1}, False)
                 assert effect.base == -1 or effect.base in self.copies, "its copy is there"
                 self.copies = {v for v in self.copies if v in effect.kept or v == shard.version - 1} | {shard.version}
-            elif isinstance(effect, Reply) and isinstance(effect.message, Bucket):
+            elif isinstance(effect, Reply) and isinstance(effect.message, Parameters):
                 assert (effect.message.bucket in (0, 1), effect.message.version) == (True, shard.version)
 
     @rule(

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from graphft.runtime.protocol.async_events import BeginBatch, CloseBatch, Dropped, Loaded, Took
 from graphft.runtime.protocol.events import Tick
 from graphft.runtime.protocol.ledger import ALL
-from graphft.runtime.protocol.messages import CODES, BatchAck, Bucket, Ledger, Refused, Welcome
+from graphft.runtime.protocol.messages import CODES, BatchAck, Ledger, Parameters, Refused, Welcome
 from graphft.runtime.protocol.sync_events import (
     Begin,
     Closed,
@@ -67,7 +67,7 @@ class Trainer(RuleBasedStateMachine):
 
     @rule(shard=SHARDS, seed=SEEDS, fault=FAULTS)
     def noise(self, shard: int, seed: int, fault: str) -> None:
-        for message, payload in messages(seed, Welcome, Bucket, Refused, Ledger, BatchAck):
+        for message, payload in messages(seed, Welcome, Parameters, Refused, Ledger, BatchAck):
             self.feed(FromShard(shard, message, payload, fault))
 
     @rule(shard=SHARDS, incarnation=st.sampled_from("ABC"), ahead=GENERATIONS, version=VERSIONS)
@@ -76,7 +76,7 @@ class Trainer(RuleBasedStateMachine):
 
     @rule(shard=SHARDS, bucket=st.integers(0, 1), ahead=GENERATIONS, version=VERSIONS)
     def bucket(self, shard: int, bucket: int, ahead: int, version: int) -> None:
-        self.hear(shard, Bucket(max(0, self.generation(shard) + ahead), version, bucket), b"frame")
+        self.hear(shard, Parameters(max(0, self.generation(shard) + ahead), version, bucket), b"frame")
 
     @rule(shard=SHARDS, code=st.sampled_from(sorted(CODES)), ahead=GENERATIONS, version=st.integers(-1, STEPS))
     def refused(self, shard: int, code: str, ahead: int, version: int) -> None:
@@ -144,8 +144,8 @@ class SyncTrainerFuzz(Trainer):
         assert (trainer.lowest() or 0) in range(STEPS + 1)
         work = trainer.next_work()
         assert work is None or (work.slot in trainer.slots and 0 <= work.step < STEPS)
-        assert all(len(tray.frames) <= FRAMES for tray in trainer.trays.values())
-        assert all(len(link.retired) <= RETIRED for link in trainer.links)
+        assert all(len(cache.frames) <= FRAMES for cache in trainer.caches.values())
+        assert all(len(connection.retired) <= RETIRED for connection in trainer.connections)
         assert len(trainer.pending) <= 3 * (STEPS + 2)
 
 
@@ -158,11 +158,11 @@ class AsyncTrainerFuzz(Trainer):
         self.rig: Any = AsyncTrainerRig(refresh=self.refresh)
         for shard, buckets in enumerate(BUCKETS):
             self.feed(ShardUp(shard, "A"), FromShard(shard, Welcome(shard, "A", 0, 0)))
-            self.feed(*[FromShard(shard, Bucket(0, 0, b), b"frame") for b in buckets])
+            self.feed(*[FromShard(shard, Parameters(0, 0, b), b"frame") for b in buckets])
         self.feed(Took(self.KEYS[0], BATCHES))
 
     def generation(self, shard: int) -> int:
-        return max(0, self.trainer.links[shard].generation)
+        return max(0, self.trainer.connections[shard].generation)
 
     @rule(key=st.sampled_from(KEYS), took=st.booleans())
     def chunk(self, key: tuple[int, int], took: bool) -> None:
@@ -209,8 +209,8 @@ class AsyncTrainerFuzz(Trainer):
             assert trainer.known(key) == (not held.unknown)
             assert trainer.whole(key) == (trainer.progress(key) == BATCHES)
             assert all(lacks <= set(range(BATCHES)) for lacks in held.lacks)
-        for link in trainer.links:
-            assert all(key in trainer.held and 0 <= batch < BATCHES for key, batch in link.skipped)
+        for connection in trainer.connections:
+            assert all(key in trainer.held and 0 <= batch < BATCHES for key, batch in connection.skipped)
 
 
 TestSyncTrainerFuzz = SyncTrainerFuzz.TestCase

@@ -173,8 +173,8 @@ def test_an_overdue_claim_is_taken_away_unless_it_was_renewed(store: MiniStore) 
     """Pitfall 12: leases do not catch a trainer that lives, but is stuck."""
     _, fence = claim(store, now=0.0)
     seen = store.keys[chunk_queue.pending_key(P, 0)]
-    assert chunk_queue.overdue(P, 0, seen, now=60.0) is None
-    late = chunk_queue.overdue(P, 0, seen, now=61.5)
+    assert chunk_queue.expire(P, 0, seen, now=60.0) is None
+    late = chunk_queue.expire(P, 0, seen, now=61.5)
     assert late is not None
     assert late.reason == "chunk 0: a is 1.5 s over its deadline"
     renewed = chunk_queue.renew(
@@ -182,7 +182,7 @@ def test_an_overdue_claim_is_taken_away_unless_it_was_renewed(store: MiniStore) 
     )
     assert store.apply(renewed, "a")
     assert not store.apply(late)
-    late = chunk_queue.overdue(P, 0, store.keys[chunk_queue.pending_key(P, 0)], now=121.0)
+    late = chunk_queue.expire(P, 0, store.keys[chunk_queue.pending_key(P, 0)], now=121.0)
     assert late is not None
     assert store.apply(late)
     assert not store.apply(chunk_queue.complete(P, 0, fence))
@@ -287,7 +287,7 @@ class QueueMachine(RuleBasedStateMachine):
     def janitor(self, chunk: int) -> None:
         self.now += 6.0
         pending = self.store.keys.get(chunk_queue.pending_key(P, chunk))
-        change = pending and chunk_queue.overdue(P, chunk, pending, self.now)
+        change = pending and chunk_queue.expire(P, chunk, pending, self.now)
         if change:
             self.store.apply(change)
 

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from graphft.runtime.protocol.async_shard import ApplyBatch
 from graphft.runtime.protocol.events import PeerLeft, Received, Tick
 from graphft.runtime.protocol.ledger import Ledger
-from graphft.runtime.protocol.messages import BatchAck, Bucket, Hello, Partials, Pull, Welcome
+from graphft.runtime.protocol.messages import BatchAck, Hello, Parameters, Partials, Pull, Welcome
 from graphft.runtime.protocol.sync_events import (
     ApplyRound,
     ComputePartials,
@@ -59,7 +59,7 @@ class SyncShardMachine(RuleBasedStateMachine):
                 assert c.samples == 4
             slots = [c.slot for c in work.contributions]
             assert slots == sorted(set(slots))
-        for reply in of(Bucket, effects):
+        for reply in of(Parameters, effects):
             sent = reply.message
             assert sent.generation == self.shard.generation
             assert sent.version == self.shard.version - (reply.source == "previous") or reply.source == "current"

@@ -16,9 +16,9 @@ from graphft.runtime.protocol.ledger import ALL, Ledger, Ranges
 from graphft.runtime.protocol.messages import (
     BatchAck,
     BatchPush,
-    Bucket,
     Hello,
     LedgerQuery,
+    Parameters,
     Pull,
     Push,
     Query,
@@ -78,7 +78,7 @@ def test_a_batch_is_applied_when_all_of_its_buckets_are_in_and_acknowledged_behi
     (apply,) = of(ApplyBatch, effects)
     assert (apply.chunk, apply.batch, apply.samples, dict(apply.payloads)) == (0, 2, 2, {0: "a2.0", 1: "a2.1"})
     assert acks(effects) == [("a", 2, True)]
-    assert [(e.message.bucket, e.message.version, e.source) for e in of(Bucket, effects)] == [
+    assert [(e.message.bucket, e.message.version, e.source) for e in of(Parameters, effects)] == [
         (0, 1, "current"),
         (1, 1, "current"),
     ]
@@ -92,7 +92,7 @@ def test_a_repeated_batch_is_acknowledged_not_applied() -> None:
     assert not of(ApplyBatch, effects)
     assert acks(effects) == [("b", 1, False)] * 2
     assert counted(effects) == ["duplicate-batch"] * 2
-    assert [e.message.version for e in of(Bucket, effects)] == [1, 1]
+    assert [e.message.version for e in of(Parameters, effects)] == [1, 1]
     assert rig.machine.version == 1
 
 
@@ -155,7 +155,7 @@ def test_staleness_is_bounded_and_told() -> None:
     assert apply.staleness == 1
     effects = rig.push("b", 3, 1)
     assert codes(effects) == ["stale"]
-    assert [type(e.message).__name__ for e in of(Reply, effects)] == ["Refused", "Bucket"]
+    assert [type(e.message).__name__ for e in of(Reply, effects)] == ["Refused", "Parameters"]
     (apply,) = of(ApplyBatch, rig.batch("b", 3, version=2))
     assert (apply.staleness, dict(apply.payloads)) == (0, {0: "b3.0", 1: "b3.1"})
     assert not of(ApplyBatch, rig.push("b", 3, 1)), "a batch that is in is acknowledged, however old"
@@ -263,7 +263,7 @@ def test_the_ledger_is_told() -> None:
 def test_pulls_and_queries_get_what_there_is() -> None:
     rig = AsyncRig(version=7)
     assert [e.message for e in rig.feed(Received("a", Pull(0, -1, 1)), Received("a", Query()))] == [
-        Bucket(0, 7, 1),
+        Parameters(0, 7, 1),
         Welcome(0, "i0", 0, 7),
     ]
 

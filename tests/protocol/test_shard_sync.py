@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from graphft.runtime.protocol.events import PeerLeft, Received, Reply, TakeCheckpoint, Tick
-from graphft.runtime.protocol.messages import Bucket, Hello, Pull, Push, Query, Refused, Welcome
+from graphft.runtime.protocol.messages import Hello, Parameters, Pull, Push, Query, Refused, Welcome
 from graphft.runtime.protocol.story import IllegalTransition
 from graphft.runtime.protocol.sync_events import (
     ApplyRound,
@@ -27,7 +27,7 @@ from tests.protocol.rigs import ShardRig, codes, counted, of
 
 def buckets(effects: list[Any]) -> list[tuple[str, int, int, str]]:
     """(peer, bucket, version, source) of every bucket that is sent."""
-    return [(e.peer, e.message.bucket, e.message.version, e.source) for e in of(Bucket, effects)]
+    return [(e.peer, e.message.bucket, e.message.version, e.source) for e in of(Parameters, effects)]
 
 
 # -- closing a round ----------------------------------------------------------------------------------------------
@@ -232,7 +232,7 @@ def test_strangers_are_refused() -> None:
         (Push(0, 0, 0, 0, 4, False), None, "", "without a frame"),
         (Push(0, 0, 0, 0, 4, False), "x", "the frame has 3 bytes, not 16", "3 bytes"),
         (Pull(0, 0, 9), None, "", "no bucket 9"),
-        (Bucket(0, 0, 0), "x", "", "not for a sync shard"),
+        (Parameters(0, 0, 0), "x", "", "not for a sync shard"),
     ],
 )
 def test_malformed_messages_are_refused_counted_and_change_nothing(

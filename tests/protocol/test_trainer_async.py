@@ -14,7 +14,16 @@ from graphft.runtime.protocol.async_shard import ApplyBatch, AsyncOptions, Async
 from graphft.runtime.protocol.async_trainer import AsyncTrainer
 from graphft.runtime.protocol.events import Count, Received, Reply, TakeCheckpoint, Tick
 from graphft.runtime.protocol.ledger import ALL, Ledger
-from graphft.runtime.protocol.messages import BatchAck, BatchPush, Bucket, Hello, LedgerQuery, Pull, Refused, Welcome
+from graphft.runtime.protocol.messages import (
+    BatchAck,
+    BatchPush,
+    Hello,
+    LedgerQuery,
+    Parameters,
+    Pull,
+    Refused,
+    Welcome,
+)
 from graphft.runtime.protocol.messages import Ledger as LedgerAnswer
 from graphft.runtime.protocol.retained_versions import LIMIT
 from graphft.runtime.protocol.story import IllegalTransition
@@ -43,7 +52,7 @@ class Rig:
 
     def buckets(self, shard: int, version: int, generation: int = 0) -> None:
         for b in BUCKETS[shard]:
-            self.get(shard, Bucket(generation, version, b), f"{shard}.{b}@{version}")
+            self.get(shard, Parameters(generation, version, b), f"{shard}.{b}@{version}")
 
     def ready(self) -> Rig:
         """Both shards are met, their buckets loaded, and chunk 7 of three batches is taken: nobody has any of it."""
@@ -86,9 +95,9 @@ def test_it_meets_a_shard_and_asks_for_its_buckets() -> None:
     effects = rig.get(0, Welcome(0, "i", 3, 12))
     assert sent(effects, Pull) == [(0, Pull(3, -1, 0)), (0, Pull(3, -1, 1))]
     assert not rig.machine.has(0, 0)
-    rig.get(0, Bucket(3, 11, 0), "old")
+    rig.get(0, Parameters(3, 11, 0), "old")
     assert not rig.machine.has(0, 0), "older than the welcome said"
-    rig.get(0, Bucket(3, 12, 0), "new")
+    rig.get(0, Parameters(3, 12, 0), "new")
     assert (rig.machine.has(0, 0), rig.machine.frame(0, 0)) == (True, "new")
     rig.feed(Loaded(0, 0))
     assert rig.machine.frame(0, 0) is None
@@ -162,7 +171,7 @@ def test_an_answer_that_comes_late_makes_it_good_as_well() -> None:
     rig.compute(1)
     rig.ack(1, 0, 1)
     assert rig.machine.next_batch(KEY, 1) == 2
-    assert rig.machine.links[1].skipped == set()
+    assert rig.machine.connections[1].skipped == set()
 
 
 def test_beyond_max_skipped_the_trainer_waits() -> None:
@@ -205,7 +214,7 @@ def test_a_shard_in_a_new_generation_is_asked_what_it_has() -> None:
     assert rig.machine.next_batch(KEY, 2) == 2
     pushes = sent(rig.compute(2), BatchPush)
     assert pushes[0] == (0, BatchPush(1, *KEY, 2, 3, 0, 4, -1)), "from the parameters of another history"
-    rig.get(0, Bucket(0, 52, 0), "of the old generation")
+    rig.get(0, Parameters(0, 52, 0), "of the old generation")
     assert not rig.machine.has(0, 0)
     rig.buckets(0, 40, generation=1)
     assert rig.machine.frame(0, 0) == "0.0@40"
@@ -260,7 +269,7 @@ def test_questions_without_an_answer_are_asked_again() -> None:
     assert len(sent(rig.feed(Tick()), Hello)) == 1
     rig.get(0, Welcome(0, "i", 0, 0))
     rig.feed(Took(KEY, 3))
-    rig.get(0, Bucket(0, 0, 0), "b")
+    rig.get(0, Parameters(0, 0, 0), "b")
     rig.now = 2.5
     effects = rig.feed(Tick())
     assert (sent(effects, Pull), sent(effects, LedgerQuery)) == ([(0, Pull(0, -1, 1))], [(0, LedgerQuery(*KEY))])
@@ -349,7 +358,7 @@ class Place:
         for effect in self.shards[s].step(Received(f"t{t}", message, payload), self.now):
             if isinstance(effect, Reply):
                 told = effect.message
-                frame = (told.generation, told.version) if isinstance(told, Bucket) else None
+                frame = (told.generation, told.version) if isinstance(told, Parameters) else None
                 self.wires[int(effect.peer[1:]), s].append((False, effect.message, frame))
             elif isinstance(effect, ApplyBatch):
                 self.history[s].append((effect.chunk, effect.batch))

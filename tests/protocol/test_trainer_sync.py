@@ -8,7 +8,7 @@ import pytest
 
 from graphft.errors import GraphftError
 from graphft.runtime.protocol.events import Tick
-from graphft.runtime.protocol.messages import BatchAck, Bucket, Empty, Hello, Pull, Push, Query
+from graphft.runtime.protocol.messages import BatchAck, Empty, Hello, Parameters, Pull, Push, Query
 from graphft.runtime.protocol.story import IllegalTransition
 from graphft.runtime.protocol.sync_events import (
     Begin,
@@ -407,7 +407,7 @@ def test_a_rollback_voids_work_frames_and_what_is_in_flight() -> None:
     rig.feed(Copied(0, 0, 4), Rollback(1, 4))
     assert counted(rig.feed(Pushed(0, 0, 4, "g"), Closed())) == ["void-push"] * 2
     rig.feed(Copied(1, 0, 4))
-    assert counted(rig.feed(FromShard(0, Bucket(0, 4, 0), "old"))) == ["other-bucket"]
+    assert counted(rig.feed(FromShard(0, Parameters(0, 4, 0), "old"))) == ["other-bucket"]
     rig.welcome(0, "A", 4)
     rig.welcome(1, "B", 4)
     assert sent(rig.feed(Begin())) == [(0, Pull(1, 4, 0)), (1, Pull(1, 4, 0))]

@@ -11,11 +11,11 @@ from graphft.runtime.protocol.async_shard import HALVES
 from graphft.runtime.protocol.events import PeerLeft, Received
 from graphft.runtime.protocol.messages import (
     BatchPush,
-    Bucket,
     Hello,
     Ledger,
     LedgerQuery,
     Message,
+    Parameters,
     Partials,
     PartialsQuery,
     Pull,
@@ -45,7 +45,7 @@ def test_partial_sums_are_no_business_of_a_job_without_them(message: Message) ->
     effects = rig.feed(Received("a", message))
     assert codes(effects) == ["malformed"]
     assert not of(SendShard, effects)
-    assert rig.machine.exchange.missing() == (1,)
+    assert rig.machine.partial_sums.missing() == (1,)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_pulls_that_wait_have_a_bound() -> None:
     for _ in range(50):
         assert rig.pull("b", 0) == []
     assert len(rig.machine.deferred) == 1
-    assert len([e for e in of(Bucket, rig.applied()) if e.peer == "b"]) == 1
+    assert len([e for e in of(Parameters, rig.applied()) if e.peer == "b"]) == 1
     rig.feed(PeerLeft("b"))
 
 
@@ -147,10 +147,10 @@ def test_a_story_cuts_what_a_peer_sent() -> None:
         (Welcome(0, "A", 0, 11), None),
         (Welcome(0, "A", -1, 0), None),
         (Welcome(0, "A", 0, 0), b"frame"),
-        (Bucket(0, 0, 7), b"frame"),
-        (Bucket(0, 0, 0), None),
-        (Bucket(0, -1, 0), b"frame"),
-        (Bucket(0, HUGE, 0), b"frame"),
+        (Parameters(0, 0, 7), b"frame"),
+        (Parameters(0, 0, 0), None),
+        (Parameters(0, -1, 0), b"frame"),
+        (Parameters(0, HUGE, 0), b"frame"),
         (Refused("gone", "", 0, HUGE), None),
         (Refused("nonsense", "", 0, 0), None),
         (Refused("gone", "", -2, 0), None),
@@ -166,8 +166,8 @@ def test_a_wrong_answer_ends_a_sync_trainer_by_a_failure_that_says_so(message: M
 @pytest.mark.parametrize(
     ("message", "frame"),
     [
-        (Bucket(0, 0, 7), b"frame"),
-        (Bucket(0, 0, 0), None),
+        (Parameters(0, 0, 7), b"frame"),
+        (Parameters(0, 0, 0), None),
         (Welcome(0, "i", 0, -1), None),
         (Ledger(0, 7, [(-HUGE, 2)]), None),
         (Ledger(0, 7, [(2, 1)]), None),
@@ -188,5 +188,5 @@ def test_what_the_driver_finds_wrong_with_a_frame_is_a_failure_too() -> None:
     rigs: list[Any] = [TrainerRig(), AsyncTrainerRig()]
     rigs[1].meet(0)
     for rig in rigs:
-        (fail,) = of(Fail, rig.feed(FromShard(0, Bucket(0, 0, 0), b"frame", "expected 8 bytes, got 5")))
+        (fail,) = of(Fail, rig.feed(FromShard(0, Parameters(0, 0, 0), b"frame", "expected 8 bytes, got 5")))
         assert "expected 8 bytes" in fail.reason

@@ -266,9 +266,9 @@ def test_launch_runs_the_script_with_its_arguments(
         "import sys, launched_helper\nfrom graphft.runtime.launcher.launch import LaunchOptions\n"
         "assert __name__ == '__main__'\nprint(launched_helper.NAME, sys.argv, LaunchOptions.from_environment())\n"
     )
-    arguments = ["--trainers", "3", "--etcd", "h:1", "--job", "d", "--max-restarts", "7", "--quiet", "--no-standby"]
+    arguments = ["--trainers", "3", "--etcd", "h:1", "--job", "d", "--max-restarts", "7", "--quiet", "--no-fork-server"]
     text = shown(capsys, "launch", *arguments, tmp_path / "script.py", "--trainers", "9", "x")
-    options = LaunchOptions(3, None, "h:1", "d", 7, quiet=True, standby=False)
+    options = LaunchOptions(3, None, "h:1", "d", 7, quiet=True, fork_server=False)
     assert text == f"helped {[str(tmp_path / 'script.py'), '--trainers', '9', 'x']} {options}\n"
 
 

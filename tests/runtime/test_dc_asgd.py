@@ -18,7 +18,7 @@ import graphft
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
-from graphft.runtime.protocol.messages import BatchAck, BatchPush, Bucket, Hello, Pull, Welcome
+from graphft.runtime.protocol.messages import BatchAck, BatchPush, Hello, Parameters, Pull, Welcome
 from graphft.runtime.roles.pserver.batch_pserver import BatchPserver
 from graphft.runtime.transport.buffers import as_tensor, byte_view
 from graphft.runtime.transport.zeromq_client import ZmqClient
@@ -50,7 +50,7 @@ class Trainer:
         raise AssertionError(f"no {kind.__name__} came")
 
     def _bucket(self) -> tuple[int, Tensor]:
-        reply = self._get(Bucket)
+        reply = self._get(Parameters)
         return reply.message.version, as_tensor(reply.frame, torch.float32).clone()
 
     def push(self, batch: int, gradient: Tensor) -> None:
@@ -145,7 +145,7 @@ def check(shards: Shards, gradients: list[list[Tensor]], **options: float) -> No
     flat = {f"{n}@slice{i}": part for n in ("w", "b") for i, part in enumerate(trained[n].reshape(-1).split(128))}
     flat |= {n: v.reshape(-1) for n, v in trained.items()}
     for role, given in zip(shards.roles, gradients, strict=True):
-        names = role.memory.buckets[0].names
+        names = role.buffers.buckets[0].names
         values = [role.program.values[n] for n in names]
         split = [list(g.split([v.numel() for v in values])) for g in given]
         wanted = reference(values, split, **options)

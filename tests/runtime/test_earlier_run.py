@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from graphft.errors import GraphftError
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import JobSpec, Registration
+from graphft.runtime.coordination.records import Registration, RunRecord
 from graphft.runtime.coordination.run_record import check_job, fenced, put_job, read_secret
 from graphft.runtime.coordination.stale_run import begin_anew, forget_dead, make_way, revoke_dead
 from graphft.runtime.etcd import Etcd, LeaseLost, absent, put_op
@@ -131,7 +131,7 @@ def test_a_run_elsewhere_is_not_taken_for_abandoned(etcd: Etcd, keys: Keys, job:
     leave(etcd, keys, run_of(job, keys), tmp_path / "job")
     kv = etcd.get(keys.spec)
     assert kv is not None
-    spec = msgspec.json.decode(kv.value, type=JobSpec)
+    spec = msgspec.json.decode(kv.value, type=RunRecord)
     assert spec.place, "it is known where this path means this folder"
     etcd.put(keys.spec, msgspec.json.encode(replace(spec, place="another boot or container")))
     with pytest.raises(GraphftError, match="it is unfinished"):

@@ -14,7 +14,7 @@ from graphft.runtime.coordination.records import Registration
 from graphft.runtime.coordination.view import JobView
 from graphft.runtime.protocol.messages import Partials
 from graphft.runtime.roles.limits import pserver_limits
-from graphft.runtime.roles.pserver.norms import NormExchange
+from graphft.runtime.roles.pserver.norms import PartialSumsExchange
 from graphft.runtime.transport import Limits, Login, Received, ZmqServer
 from graphft.runtime.transport.buffers import byte_view
 from graphft.transpiler import Job
@@ -31,9 +31,9 @@ def clipped() -> Job:
     )
 
 
-def exchange_of(job: Job, shard: int) -> NormExchange:
+def exchange_of(job: Job, shard: int) -> PartialSumsExchange:
     limits = pserver_limits(job.programs.pservers, shard, 2)
-    return NormExchange(f"shard-{shard}", shard, job.pserver_program(shard).blocks.get("reduce"), limits, LOGIN)
+    return PartialSumsExchange(f"shard-{shard}", shard, job.pserver_program(shard).blocks.get("reduce"), limits, LOGIN)
 
 
 def test_every_shard_lays_the_sums_out_in_the_same_order(clipped: Job) -> None:
@@ -54,7 +54,7 @@ def test_every_shard_lays_the_sums_out_in_the_same_order(clipped: Job) -> None:
 
 
 def test_a_shard_that_owns_nothing_of_what_is_clipped() -> None:
-    exchange = NormExchange("shard-1", 1, None, Limits(), LOGIN)
+    exchange = PartialSumsExchange("shard-1", 1, None, Limits(), LOGIN)
     scope: dict[str, torch.Tensor] = {}
     exchange.fill(scope, [None, None])
     assert (scope, exchange.partials) == ({}, "")
@@ -76,7 +76,7 @@ def test_a_shard_takes_no_sums_of_one_that_has_none(clipped: Job) -> None:
     exchange = exchange_of(clipped, 0)
     assert "expected 0 bytes, got 3" in exchange.fault(7, memoryview(bytes(3)))
     exchange.close()
-    other = NormExchange("shard-1", 1, None, Limits(), LOGIN)
+    other = PartialSumsExchange("shard-1", 1, None, Limits(), LOGIN)
     other.fill({}, [memoryview(bytes(3)), None])
     other.close()
 

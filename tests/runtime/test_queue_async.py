@@ -19,7 +19,7 @@ from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable
 from graphft.runtime.etcd.model import MAX_TXN_OPS
 from graphft.runtime.protocol.ledger import Ledger
 from graphft.runtime.queue import async_queue
-from graphft.runtime.queue.requeue import PutBack
+from graphft.runtime.queue.requeue import Requeue
 from graphft.transpiler import Job
 from graphft.transpiler.config import MAX_ASYNC_PSERVERS
 from tests.runtime.trainers import Stage, shards_at, stage
@@ -164,12 +164,12 @@ def test_what_a_shard_lacks_is_put_back_and_seen_by_those_that_were_through(scen
     for chunk in range(CHUNKS):
         for batch in range(BATCHES - (chunk == 2)):
             saved.add(0, chunk, batch, BATCHES)
-    put_back = PutBack(scene.etcd, scene.keys, scene.job.config.plan)
-    assert put_back.run(saved) == 1
+    requeue = Requeue(scene.etcd, scene.keys, scene.job.config.plan)
+    assert requeue.run(saved) == 1
     assert scene.records() == {"todo": {2}, "done": {0, 1, 3}}
     (claim,) = take(trainer, 1)
     assert claim.key == (0, 2)
-    assert put_back.run(saved) == 0, "it is being done"
+    assert requeue.run(saved) == 0, "it is being done"
 
 
 def test_a_claim_that_its_own_trainer_does_not_know_of_is_taken_away(scene: Stage) -> None:
@@ -182,7 +182,7 @@ def test_a_claim_that_its_own_trainer_does_not_know_of_is_taken_away(scene: Stag
     trainer.etcd.store.after_txn = fail
     (held,) = take(trainer, 1)
     (lost,) = scene.records()["pending"] - {held.key[1]}
-    until(lambda: trainer.queue.requeue_overdue(0.2, 3) or scene.records()["pending"] == {held.key[1]})
+    until(lambda: trainer.queue.requeue_stale(0.2, 3) or scene.records()["pending"] == {held.key[1]})
     assert lost in scene.records()["todo"]
     assert {c.key[1] for c in take(trainer, CHUNKS - 1)} == set(range(CHUNKS)) - {held.key[1]}
 

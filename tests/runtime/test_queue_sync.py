@@ -227,10 +227,10 @@ def test_a_claim_without_progress_is_taken_away_by_anybody(scene: Stage) -> None
     stuck.queue.get_chunk()
     looking = scene.trainer(1)
     looking.pass_index = 0
-    looking.queue.requeue_overdue(0.2, 3)
+    looking.queue.requeue_stale(0.2, 3)
     assert scene.records()["pending"] == {chunk_at(scene)}
     time.sleep(0.3)
-    looking.queue.requeue_overdue(0.2, 3)
+    looking.queue.requeue_stale(0.2, 3)
     assert "pending" not in scene.records()
     assert chunk_at(scene) in scene.records()["todo"]
     assert scene.etcd.get(scene.keys.slot(0)) is None, "nor does it keep the slot"

@@ -23,7 +23,7 @@ def test_a_refusal_for_good_is_not_repeated(etcd_server: EmbeddedEtcd, keys: Key
             return int(trainer.etcd.put(key, bytes(2_000_000)))
 
         with pytest.raises(EtcdError, match=key) as caught:
-            trainer.patiently(record)
+            trainer.retry_while_leased(record)
         assert caught.value.rule == "etcd-request"
         assert len(tries) == 1
 
@@ -37,5 +37,5 @@ def test_a_refusal_for_now_is_tried_again(etcd_server: EmbeddedEtcd, keys: Keys,
                 raise refusals.pop()
             return int(trainer.etcd.put(f"{keys.queue(0)}todo/000003", b""))
 
-        assert trainer.patiently(record) > 0
+        assert trainer.retry_while_leased(record) > 0
         assert not refusals

@@ -163,10 +163,10 @@ def test_a_shard_that_is_away_shifts_no_other(scene: Stage) -> None:
     until(lambda: 1 not in trainer.view.pservers)
     trainer.watch()
     trainer.comm.take_in(0)
-    assert [link.up for link in trainer.comm.machine.links] == [True, False, True]
+    assert [connection.up for connection in trainer.comm.machine.connections] == [True, False, True]
     shards[1] = Shard(scene, 1)
     meet([1, 1, 1])
-    assert [link.up for link in trainer.comm.machine.links] == [True, True, True]
+    assert [connection.up for connection in trainer.comm.machine.connections] == [True, True, True]
 
 
 def test_a_shard_that_finds_an_older_checkpoint_than_was_committed_says_so(scene: Stage) -> None:

@@ -18,7 +18,7 @@ from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.protocol.async_events import Loaded
-from graphft.runtime.protocol.messages import Bucket
+from graphft.runtime.protocol.messages import Parameters
 from graphft.runtime.protocol.sync_events import FromShard
 from tests.runtime.trainers import Stage, shards_at, stage
 
@@ -103,8 +103,8 @@ def test_the_schedule_follows_what_the_shards_have_applied(scene: Stage) -> None
     trainer.run_unit(UNIT, "local", 4)
     assert trainer.local_batch(UNIT).number == 1
     for shard, version in ((0, 4), (1, 7)):
-        for bucket in trainer.comm.machine.links[shard].trays:
-            trainer.comm.do(FromShard(shard, Bucket(0, version, bucket), b""))
+        for bucket in trainer.comm.machine.connections[shard].caches:
+            trainer.comm.do(FromShard(shard, Parameters(0, version, bucket), b""))
             trainer.comm.do(Loaded(shard, bucket))
     trainer.run_unit(UNIT, "local", 4)
     assert trainer.local_batch(UNIT).number == 7 * 3 + 1, "the newest: one that comes back older is no step back"

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from graphft.plan import Plan
 from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, TakeCheckpoint, Tick
 from graphft.runtime.protocol.idle_slots import IdleSlots
-from graphft.runtime.protocol.messages import Bucket, Empty, Push
+from graphft.runtime.protocol.messages import Empty, Parameters, Push
 from graphft.runtime.protocol.slot_assignment import Assignment, assign
 from graphft.runtime.protocol.sync_events import (
     ApplyRound,
@@ -119,10 +119,10 @@ class Actor:
         for effect in self.machine.step(event, self.world.now):
             if self.alive:
                 self.trace(f"{type(event).__name__} -> {effect}")
-                self.carry_out(effect)
+                self.commit(effect)
         self.machine.check_invariants()
 
-    def carry_out(self, effect: Any) -> None:
+    def commit(self, effect: Any) -> None:
         raise NotImplementedError
 
     def trace(self, text: str) -> None:
@@ -214,10 +214,10 @@ class ShardActor(Actor):
             self.idle_slots.heard(message.slot)
         self.do(lambda: self.feed(Received(peer, message, payload)))
 
-    def carry_out(self, effect: Any) -> None:
+    def commit(self, effect: Any) -> None:
         if isinstance(effect, Reply):
             frame = None
-            if isinstance(effect.message, Bucket):
+            if isinstance(effect.message, Parameters):
                 if self.machine.phase == "applying":
                     self.world.fail(f"{self.name} sends parameters while they are being changed")
                 frame = (self.current if effect.source == "current" else self.previous)[effect.message.bucket]
@@ -338,7 +338,7 @@ class TrainerActor(Actor):
         for slot, claim in held - mine:
             self.claims.clear()
             self.feed(SlotLost(slot, claim))
-        if not all(self.machine.links[s].introduced for s in self.store.pservers):
+        if not all(self.machine.connections[s].introduced for s in self.store.pservers):
             return
         for slot in self.assignment().claim:
             if self.store.claim(slot, self.name):
@@ -384,7 +384,7 @@ class TrainerActor(Actor):
     def receive(self, shard: int, message: Any, payload: Any) -> None:
         self.do(lambda: self.feed(FromShard(shard, message, payload)))
 
-    def carry_out(self, effect: Any) -> None:
+    def commit(self, effect: Any) -> None:
         if isinstance(effect, Send):
             self.job.to_shard(self.name, effect.shard, self.name, effect.message, effect.payload)
         elif isinstance(effect, Wake):

@@ -129,7 +129,7 @@ def collect(server: ServerTransport, count: int, timeout_s: float = 10) -> list[
 
 SERVER = """
 import sys
-from graphft.runtime.protocol.messages import Bucket, Push, Welcome
+from graphft.runtime.protocol.messages import Parameters, Push, Welcome
 from graphft.runtime.transport.port import Limits
 from graphft.runtime.transport.zeromq_server import ZmqServer
 server = ZmqServer(Limits(heartbeat=float(sys.argv[2])))
@@ -137,7 +137,7 @@ print(server.bind(port=int(sys.argv[1])), flush=True)
 while True:
     for peer, message, frame in server.poll(None):
         if isinstance(message, Push):
-            server.send(peer, Bucket(generation=0, version=message.step, bucket=message.bucket), frame)
+            server.send(peer, Parameters(generation=0, version=message.step, bucket=message.bucket), frame)
         else:
             server.send(peer, Welcome(shard=0, incarnation=sys.argv[3], generation=0, version=0))
 """

@@ -156,9 +156,9 @@ def test_buffers_rotate_and_are_not_reused_while_lent() -> None:
     frames = []
     for i in range(2):
         frames.append(buffers.pack([tensor + i], timeout_s=0))
-        buffers.lend(client.send(0, Query(), frames[i]))
+        buffers.pin(client.send(0, Query(), frames[i]))
     network.advance(0.5)
-    buffers.lend(client.send(1, Query(), frames[1]))  # the same frame to a second shard
+    buffers.pin(client.send(1, Query(), frames[1]))  # the same frame to a second shard
     with pytest.raises(GraphftError, match="buffer-in-use"):
         buffers.pack([tensor + 2], timeout_s=0)
     network.advance(0.6)

@@ -9,7 +9,7 @@ import pytest
 from transport.rigs import LIMITS, RIGS, Rig, collect, packed
 
 from graphft.errors import GraphftError
-from graphft.runtime.protocol.messages import Bucket, Push, Query, Refused, Welcome, encode
+from graphft.runtime.protocol.messages import Parameters, Push, Query, Refused, Welcome, encode
 from graphft.runtime.transport.port import ClientTransport, ServerTransport
 
 WELCOME = Welcome(shard=0, incarnation="i", generation=1, version=2)
@@ -45,10 +45,10 @@ def test_request_and_answer_carry_headers_and_frames(rig: Rig, size: int | None)
     assert got.message == push(step=7)
     assert (got.frame is None) == (frame is None)
     assert frame is None or bytes(got.frame or b"") == frame
-    server.send(got.peer, Bucket(generation=0, version=8, bucket=0), got.frame)
+    server.send(got.peer, Parameters(generation=0, version=8, bucket=0), got.frame)
     reply = client.receive(10)
     assert reply is not None
-    assert (reply.shard, reply.message) == (0, Bucket(generation=0, version=8, bucket=0))
+    assert (reply.shard, reply.message) == (0, Parameters(generation=0, version=8, bucket=0))
     assert frame is None or bytes(reply.frame or b"") == frame
     assert client.counters["sent_bytes"] == server.counters["received_bytes"] == (size or 0)
 
@@ -85,7 +85,7 @@ def test_answers_reach_the_peer_that_asked(rig: Rig) -> None:
         got = collect(server, 3)
         assert len({g.peer for g in got}) == 3
         for g in got:
-            server.send(g.peer, Bucket(generation=0, version=g.message.step, bucket=shard))
+            server.send(g.peer, Parameters(generation=0, version=g.message.step, bucket=shard))
     for i, client in enumerate(clients):
         replies = [client.receive(10) for _ in servers]
         assert sorted((r.shard, r.message.version, r.message.bucket) for r in replies if r) == [(0, i, 0), (1, i, 1)]

@@ -6,7 +6,7 @@ import pytest
 from transport.rigs import FaultyRig, SimRig, ZmqRig, collect
 
 from graphft.errors import GraphftError
-from graphft.runtime.protocol.messages import Bucket, Push, Query
+from graphft.runtime.protocol.messages import Parameters, Push, Query
 from graphft.runtime.transport.faults import Faults, FaultSchedule, FaultyClient, FaultyServer
 from graphft.runtime.transport.sim import SimNetwork
 from graphft.runtime.transport.zeromq_client import ZmqClient
@@ -37,7 +37,7 @@ def train(network: SimNetwork, client_faults: Faults, server_faults: Faults) -> 
             story.append((network.now, f"got {message.step}"))
             assert frame is not None
             assert bytes(frame) == bytes([message.step]) * 100_000
-            server.send(peer, Bucket(generation=0, version=message.step + 1, bucket=0), frame)
+            server.send(peer, Parameters(generation=0, version=message.step + 1, bucket=0), frame)
         while (reply := client.receive(0.005)) is not None:
             story.append((network.now, f"version {reply.message.version}"))
             version = max(version, reply.message.version)

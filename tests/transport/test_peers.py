@@ -15,7 +15,7 @@ import zmq
 from transport.rigs import LIMITS, ServerProcess, collect
 
 from graphft.errors import GraphftError
-from graphft.runtime.protocol.messages import Bucket, Push, Query, Welcome, encode
+from graphft.runtime.protocol.messages import Parameters, Push, Query, Welcome, encode
 from graphft.runtime.transport.address import split_endpoint
 from graphft.runtime.transport.port import Limits, Received, Reply
 from graphft.runtime.transport.zeromq_client import ZmqClient
@@ -47,7 +47,7 @@ def test_a_killed_server_that_returns_at_its_address_is_found_again(client: ZmqC
     with ServerProcess() as first:
         client.connect(0, first.address)
         client.send(0, push(1), bytes(1 << 20))
-        assert receive(client).message == Bucket(generation=0, version=1, bucket=0)
+        assert receive(client).message == Parameters(generation=0, version=1, bucket=0)
         first.kill()
         # The same connection, made again by itself: what could not be written is sent to the new process. What had
         # been written is lost, so the protocol above asks again.
@@ -86,7 +86,7 @@ def test_a_kill_in_the_middle_of_a_frame_leaves_no_half_message(client: ZmqClien
             frame = os.urandom(1 << 20)
             client.send(0, push(2), frame)
             reply = receive(client)
-            while reply.message != Bucket(generation=0, version=2, bucket=0):
+            while reply.message != Parameters(generation=0, version=2, bucket=0):
                 reply = receive(client)
             assert reply.frame == frame
             assert sent.wait(5)
@@ -259,7 +259,7 @@ def test_a_thread_that_waits_misses_nothing_while_another_sends(client: ZmqClien
         answered = 0
         while answered < count:
             for peer, message, _ in server.poll(10):
-                server.send(peer, Bucket(generation=0, version=message.step, bucket=0))
+                server.send(peer, Parameters(generation=0, version=message.step, bucket=0))
                 answered += 1
 
     threads = [

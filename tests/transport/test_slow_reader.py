@@ -57,14 +57,14 @@ def test_buffers_are_reused_only_when_they_are_free(path: tuple[ZmqServer, Relay
     buffers = BucketBuffers(BucketLayout.of([gradient], [(0, NUMEL)]), copies=2)
     for step in range(2):
         gradient.fill_(step)
-        buffers.lend(client.send(0, push(step), buffers.pack([gradient])))
+        buffers.pin(client.send(0, push(step), buffers.pack([gradient])))
     gradient.fill_(2)
     with pytest.raises(GraphftError, match=r"buffer-in-use.*not released within 0.1 s"):
         buffers.pack([gradient], timeout_s=0.1)
     relay.paused.clear()
     for step in range(2, 5):
         gradient.fill_(step)
-        buffers.lend(client.send(0, push(step), buffers.pack([gradient], timeout_s=10)))
+        buffers.pin(client.send(0, push(step), buffers.pack([gradient], timeout_s=10)))
     for step, got in enumerate(collect(server, 5)):
         assert got.message == push(step)
         assert got.frame is not None

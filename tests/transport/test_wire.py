@@ -11,10 +11,10 @@ from transport.rigs import LIMITS
 
 from graphft.runtime.protocol.messages import (
     BatchAck,
-    Bucket,
     Hello,
     Ledger,
     Message,
+    Parameters,
     PartialsQuery,
     Push,
     Query,
@@ -30,7 +30,7 @@ NUMBER = st.integers(-(2**63), 2**63 - 1)
 MESSAGES = st.one_of(
     st.builds(Push, NUMBER, NUMBER, NUMBER, NUMBER, NUMBER, st.booleans()),
     st.builds(Refused, st.text(), st.text(), NUMBER, NUMBER),
-    st.builds(Bucket, NUMBER, NUMBER, NUMBER),
+    st.builds(Parameters, NUMBER, NUMBER, NUMBER),
     st.builds(Welcome, NUMBER, st.text(), NUMBER, NUMBER),
     st.builds(Query),
     st.builds(BatchAck, NUMBER, NUMBER, NUMBER, NUMBER, st.booleans()),

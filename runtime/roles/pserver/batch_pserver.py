@@ -18,7 +18,7 @@ from graphft.runtime.protocol.async_shard import ApplyBatch, AsyncOptions, Async
 from graphft.runtime.protocol.ledger import Ledger
 from graphft.runtime.protocol.round import Contribution
 from graphft.runtime.protocol.staleness import Staleness
-from graphft.runtime.queue.requeue import PutBack
+from graphft.runtime.queue.requeue import Requeue
 from graphft.runtime.roles.pserver.pserver import Pserver
 from graphft.runtime.roles.role import log
 
@@ -35,7 +35,7 @@ class BatchPserver(Pserver):
     def __init__(self, job: Job, job_dir: Path, etcd: Store, index: int, session: Session | None = None) -> None:
         super().__init__(job, job_dir, etcd, index, session)
         self.ledger = Ledger()
-        self.put_back = PutBack(etcd, self.keys, self.config.plan)
+        self.requeue = Requeue(etcd, self.keys, self.config.plan)
         self.effects |= {ApplyBatch: self._apply}
         self._compensates = any(op.type == "dc_asgd" for b in self.program.blocks.values() for op in b.ops)
         self._passes = 0
@@ -86,7 +86,7 @@ class BatchPserver(Pserver):
         self.saver.submit(
             machine.generation,
             machine.version,
-            self.memory.clone(names),
+            self.buffers.clone(names),
             keep,
             json.dumps(machine.ledger.export()),
             meta_of(passes),
@@ -108,11 +108,11 @@ class BatchPserver(Pserver):
 
     def _make_machine(self) -> None:
         o = self.options
-        self.memory.publish(self.generation.step)
+        self.buffers.publish(self.generation.step)
         self.machine = AsyncShard(
             AsyncOptions(
                 self.index,
-                tuple(self.memory.buckets),
+                tuple(self.buffers.buckets),
                 self.config.plan.batches.tolist(),
                 self.config.plan.passes,
                 self.job.run_id,
@@ -142,13 +142,13 @@ class BatchPserver(Pserver):
             values, ledger = self.initial_values(), ""
         else:
             values, ledger = self.store.read_part(manifest, self.index)
-        self.memory.restore(values)
+        self.buffers.restore(values)
         self.ledger = Ledger.load(json.loads(ledger or "{}"))
 
     def _go_back(self) -> None:
         self.load()
         self._passes, self._final = 0, False
-        count = self.patiently(functools.partial(self.put_back.run, self.ledger))
+        count = self.retry_while_leased(functools.partial(self.requeue.run, self.ledger))
         if count:
             self.events.emit(
                 "put-back", f"{count} chunks are to do again: pserver {self.index} lacks some of each", chunks=count
@@ -184,13 +184,13 @@ class BatchPserver(Pserver):
         return self._passes
 
     def _whole(self, index: int) -> bool:
-        if self.machine.ledger.count(index) == len(self.put_back.chunks):
+        if self.machine.ledger.count(index) == len(self.requeue.chunks):
             return True
         recorded = self.view.pass_
         if recorded is None or recorded.pass_index <= index:
             return False  # it is not over: no need to look closer
-        failed = self.patiently(functools.partial(self.put_back.failed, index))
-        return failed.issuperset(self.put_back.lacking(self.machine.ledger, index))
+        failed = self.retry_while_leased(functools.partial(self.requeue.failed, index))
+        return failed.issuperset(self.requeue.lacking(self.machine.ledger, index))
 
     def _finish(self) -> None:
         """When all is applied here: the last checkpoint. The first shard then commits all shards' as the job's."""
@@ -200,12 +200,12 @@ class BatchPserver(Pserver):
             if self._whole_passes() == plan.passes:
                 self.run_block(self.options["checkpoint_block"])
             elif all_done:
-                self.patiently(functools.partial(self.put_back.run, self.machine.ledger))
+                self.retry_while_leased(functools.partial(self.requeue.run, self.machine.ledger))
         ends = [c.passes >= plan.passes for c in view.shard_commits.values()]
         if self.index == 0 and view.committed is None and len(ends) == self.config.pservers and all(ends):
             self.when_storage_answers(
                 functools.partial(
-                    self.patiently, functools.partial(self.commits.commit_job, self.job_dir, plan.total_steps)
+                    self.retry_while_leased, functools.partial(self.commits.commit_job, self.job_dir, plan.total_steps)
                 )
             )
 
@@ -223,9 +223,9 @@ class BatchPserver(Pserver):
     # -- effects ------------------------------------------------------------------------------------------------
 
     def _apply(self, effect: ApplyBatch) -> None:
-        self.memory.reduce([Contribution(0, effect.samples, effect.payloads)])
+        self.buffers.reduce([Contribution(0, effect.samples, effect.payloads)])
         if self._compensates:
-            self.memory.back_up(effect.base)
+            self.buffers.back_up(effect.base)
         if self.options["reduce_block"]:
             self.run_block(self.options["reduce_block"])
         self.run_optimizer(self.machine.version, effect.kept)

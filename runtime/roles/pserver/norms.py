@@ -18,7 +18,7 @@ ANSWERS = 64
 """Answers that are thrown away at a time: more than there are."""
 
 
-class NormExchange:
+class PartialSumsExchange:
     """One shard's connections to the others, and the layout of the sums (attributes of block `reduce`).
 
     A shard that owns nothing of what is clipped has no such block, and takes part without sums of its own.

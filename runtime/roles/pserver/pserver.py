@@ -27,9 +27,9 @@ from graphft.runtime.coordination.records import Committed, Generation, ShardSta
 from graphft.runtime.etcd import EtcdError, Session, Store, absent, put_op
 from graphft.runtime.etcd.channel import parse_endpoint
 from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, TakeCheckpoint, Tick
-from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Bucket, Push
+from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Parameters, Push
 from graphft.runtime.roles.limits import pserver_limits
-from graphft.runtime.roles.pserver.shard_buffers import ShardMemory, frame_fault
+from graphft.runtime.roles.pserver.shard_buffers import ShardBuffers, frame_fault
 from graphft.runtime.roles.pserver.shard_proof import prove_shard
 from graphft.runtime.roles.role import Role, log
 from graphft.runtime.transport import make_server
@@ -99,7 +99,7 @@ class Pserver(Role):
         self.transport = make_server(f"pserver {index}", self.limits, self.login)
         self.ctx.server = self
         self.address = self._listen([parse_endpoint(e).host for e in etcd.endpoints])
-        self.memory = ShardMemory(self.ctx.scope)
+        self.buffers = ShardBuffers(self.ctx.scope)
         self.commits = self.make_commits()
         self.store = self.commits.store
         self.saver = self.make_saver()
@@ -157,7 +157,7 @@ class Pserver(Role):
     # -- ServerPort ---------------------------------------------------------------------------------------------
 
     def make_bucket(self, index: int, names: Sequence[str], reduce: str) -> None:
-        self.memory.make_bucket(index, names, reduce)
+        self.buffers.make_bucket(index, names, reduce)
 
     def load_check_point(self) -> None:
         raise NotImplementedError
@@ -286,7 +286,7 @@ class Pserver(Role):
     def fault(self, message: AnyMessage, frame: memoryview | None) -> str:
         """What is wrong with a message's frame, before anything looks into it; "" if nothing is."""
         if isinstance(message, (Push, BatchPush)):
-            return frame_fault(self.memory.buckets.get(message.bucket), frame)
+            return frame_fault(self.buffers.buckets.get(message.bucket), frame)
         return ""
 
     def follow(self) -> None:
@@ -323,7 +323,7 @@ class Pserver(Role):
             self.run_block(self.options["schedule_block"])
         for block in self.options["optimize_blocks"]:
             self.run_block(block)
-        self.memory.publish(version, keep)
+        self.buffers.publish(version, keep)
         self._rounds = [*self._rounds[-50:], time.monotonic()]
         self._applied += 1
 
@@ -331,9 +331,9 @@ class Pserver(Role):
 
     def _reply(self, effect: Reply) -> None:
         peer, message = effect.peer.encode("latin-1"), effect.message
-        if isinstance(message, Bucket):
-            frame = self.memory.frame(message.bucket, message.version)
-            self.memory.lend(message.bucket, message.version, self.transport.send(peer, message, frame))
+        if isinstance(message, Parameters):
+            frame = self.buffers.frame(message.bucket, message.version)
+            self.buffers.pin(message.bucket, message.version, self.transport.send(peer, message, frame))
         else:
             self.transport.send(peer, message)
 

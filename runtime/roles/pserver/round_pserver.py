@@ -31,7 +31,7 @@ from graphft.runtime.protocol.sync_events import (
     SyncOptions,
 )
 from graphft.runtime.protocol.sync_shard import SyncShard
-from graphft.runtime.roles.pserver.norms import NormExchange
+from graphft.runtime.roles.pserver.norms import PartialSumsExchange
 from graphft.runtime.roles.pserver.pserver import POLL_SECONDS, Pserver
 from graphft.runtime.roles.role import log
 from graphft.runtime.transport.buffers import byte_view
@@ -50,7 +50,7 @@ class RoundPserver(Pserver):
 
     def __init__(self, job: Job, job_dir: Path, etcd: Store, index: int, session: Session | None = None) -> None:
         super().__init__(job, job_dir, etcd, index, session)
-        self.norms: NormExchange | None = None
+        self.norms: PartialSumsExchange | None = None
         self.idle, self._look_at = IdleSlots(self.config.chunk_timeout), 0.0
         self._snapshots: dict[int, dict[str, torch.Tensor]] = {}
         self._asked: Asked | None = None
@@ -89,7 +89,7 @@ class RoundPserver(Pserver):
 
     def save_check_point(self, names: Sequence[str], keep: int) -> None:
         """Clones the values; the saver writes and commits them while steps go on."""
-        values = self.memory.clone(names)
+        values = self.buffers.clone(names)
         step = self.machine.version
         self._snapshots = {s: v for s, v in self._snapshots.items() if s == self.commits_step()} | {step: values}
         self.saver.submit(self.machine.generation, step, values, keep)
@@ -97,13 +97,13 @@ class RoundPserver(Pserver):
     def serve(self, options: Mapping[str, Any]) -> None:
         self.options = options
         self.commits.ensure_generation(resume=self.config.ft)
-        self.memory.publish(self.generation.step)
+        self.buffers.publish(self.generation.step)
         self.machine = SyncShard(
             SyncOptions(
                 self.index,
                 options["shards"],
                 options["slots"],
-                tuple(self.memory.buckets),
+                tuple(self.buffers.buckets),
                 options["total_steps"],
                 self.job.run_id,
                 self.secret,
@@ -119,7 +119,9 @@ class RoundPserver(Pserver):
             version=self.generation.step,
         )
         if self._exchanges():
-            self.norms = NormExchange(self.id, self.index, self.program.blocks.get("reduce"), self.limits, self.login)
+            self.norms = PartialSumsExchange(
+                self.id, self.index, self.program.blocks.get("reduce"), self.limits, self.login
+            )
         self.step(Started())
         self.progress.begin("serving")
         while not self.over():
@@ -231,13 +233,13 @@ class RoundPserver(Pserver):
         self.counters["steps-repeated"] += max(0, self.machine.version - generation.step)
         self.generation = generation
         self.load()
-        self.memory.publish(generation.step)
+        self.buffers.publish(generation.step)
         if self.norms is not None:
             self.norms.connect(self.view)
         self.step(Rollback(self.generation.number, self.generation.step))
 
     def restore(self, generation: Generation) -> None:
-        self.memory.restore(self._state_at(generation))
+        self.buffers.restore(self._state_at(generation))
 
     def _state_at(self, generation: Generation) -> Mapping[str, torch.Tensor]:
         if generation.step in self._snapshots:
@@ -256,7 +258,7 @@ class RoundPserver(Pserver):
 
     def _compute_partials(self, effect: ComputePartials) -> None:
         assert self.norms is not None
-        self.memory.reduce(effect.contributions)
+        self.buffers.reduce(effect.contributions)
         sums = self.run_block("reduce", fetch=(self.norms.partials,)) if self.norms.partials else ()
         payload = byte_view(sums[0]) if sums else None
         self.step(PartialsReady(effect.generation, effect.step, payload))
@@ -266,14 +268,14 @@ class RoundPserver(Pserver):
         if self.norms is not None:
             self.norms.fill(self.ctx.scope, effect.partials)
         else:
-            self.memory.reduce(effect.contributions)
+            self.buffers.reduce(effect.contributions)
         if self.options["reduce_block"] and self.norms is None:
             self.run_block(self.options["reduce_block"])
         self.run_optimizer(effect.step + 1)
         self.step(RoundApplied(effect.generation, effect.step))
 
     def _skipped(self, effect: RoundSkipped) -> None:
-        self.memory.publish(effect.step + 1)
+        self.buffers.publish(effect.step + 1)
         self.count(Count("empty-rounds", effect.reason))
 
     def _send_shard(self, effect: SendShard) -> None:

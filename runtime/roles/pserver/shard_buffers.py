@@ -44,7 +44,7 @@ class _Published:
         return not self.sends
 
 
-class ShardMemory:
+class ShardBuffers:
     """What one shard holds. Owned by its loop's thread.
 
     Peers are sent copies (`published`), so that the optimizer may change the live values while ZeroMQ still reads
@@ -113,7 +113,7 @@ class ShardMemory:
     def frame(self, index: int, version: int) -> memoryview:
         return byte_view(self.published(index, version).flat)
 
-    def lend(self, index: int, version: int, sent: Sent) -> None:
+    def pin(self, index: int, version: int, sent: Sent) -> None:
         """The frame of this version is being sent: it is not written over until `sent` is done."""
         self.published(index, version).sends.append(sent)
 

@@ -11,7 +11,7 @@ from graphft.ops.context import Context
 from graphft.runtime.execute.lowering import Observe, lower
 from graphft.runtime.roles.proof import digest, prove, undisturbed
 from graphft.runtime.roles.pserver.norms import lay_out
-from graphft.runtime.roles.pserver.shard_buffers import Bucket, ShardMemory
+from graphft.runtime.roles.pserver.shard_buffers import Bucket, ShardBuffers
 from graphft.transpiler.passes.split_optimizer import ALL_NORMS
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ class ShardTrial:
         for block in filter(None, (serve.get("schedule_block", ""), *serve["optimize_blocks"])):
             self._run(block, ctx, observe)
 
-    def _memory(self, scope: dict[str, Any]) -> ShardMemory:
-        memory = ShardMemory(scope)
+    def _memory(self, scope: dict[str, Any]) -> ShardBuffers:
+        memory = ShardBuffers(scope)
         for op in self.program.blocks["init"].ops:
             if op.type == "bucket":
                 memory.make_bucket(op.attrs["index"], _names(op), op.attrs.get("reduce", "weighted_mean"))

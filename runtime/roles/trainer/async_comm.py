@@ -109,7 +109,7 @@ class AsyncComm(Comm):
             if error.rule != "buffer-in-use":
                 raise
             self.trainer.counters["stuck"] += 1  # a shard that takes no data; the barrier gives it its time
-            self.reconnect(shard, self.machine.links[shard].incarnation)
+            self.reconnect(shard, self.machine.connections[shard].incarnation)
 
     def end_push(self, push_timeout: float, max_skipped: int) -> None:
         self.do(CloseBatch(push_timeout, max_skipped))

@@ -14,7 +14,7 @@ from graphft.runtime.data import CHANGED
 from graphft.runtime.etcd import LeaseLost, Store
 from graphft.runtime.execute.determinism import SETTINGS_CHANGED
 from graphft.runtime.process.work_record import Phase
-from graphft.runtime.queue.async_queue import ChunkQueue
+from graphft.runtime.queue.async_queue import AsyncQueue
 from graphft.runtime.roles.trainer.async_comm import AsyncComm
 from graphft.runtime.roles.trainer.storage_wait import AWAY
 from graphft.runtime.roles.trainer.trainer import IDLE_SECONDS, Trainer
@@ -34,7 +34,7 @@ class ChunkTrainer(Trainer):
     def __init__(self, job: Job, job_dir: Path, etcd: Store, index: int) -> None:
         super().__init__(job, job_dir, etcd, index)
         self.comm = AsyncComm(self)
-        self.queue = ChunkQueue(self)
+        self.queue = AsyncQueue(self)
         self.ctx.comm, self.ctx.queue = self.comm, self.queue
         self._work: ChunkWork | None = None
         self._places: dict[int, dict[int, int]] = {}

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from graphft.errors import GraphftError
 from graphft.runtime.protocol.events import Count, Tick
-from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Bucket, Push
+from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Parameters, Push
 from graphft.runtime.protocol.sync_events import Fail, FromShard, Pushed, Send, ShardDown, ShardUp
 from graphft.runtime.roles.limits import received_buckets
 from graphft.runtime.roles.role import log
@@ -52,8 +52,10 @@ class Comm:
         """Whether each of these shards has welcomed this trainer. From any thread."""
         if self.machine is None:
             return not pservers
-        links = self.machine.links
-        return all(links[s].introduced and links[s].incarnation == record.id for s, record in pservers.items())
+        connections = self.machine.connections
+        return all(
+            connections[s].introduced and connections[s].incarnation == record.id for s, record in pservers.items()
+        )
 
     # -- events in, effects out ---------------------------------------------------------------------------------
 
@@ -74,14 +76,14 @@ class Comm:
                 self.do(FromShard(*reply, self._fault(*reply)))
             reply = self.transport.receive(0)
         self._control()
-        met = sum(link.introduced for link in self.machine.links) if self.machine is not None else 0
+        met = sum(connection.introduced for connection in self.machine.connections) if self.machine is not None else 0
         if met != self._met:
             self._met = met
             self.trainer.changed.set()  # the daemon thread claims slots for a trainer that has met all shards
 
     def _fault(self, shard: int, message: AnyMessage, frame: memoryview | None) -> str:
         """What is wrong with the frame of a bucket, before anything looks into it."""
-        if isinstance(message, Bucket) and (shard, message.bucket) in self._sizes:
+        if isinstance(message, Parameters) and (shard, message.bucket) in self._sizes:
             return fault_of(frame, *self._sizes[shard, message.bucket])
         return ""
 
@@ -105,7 +107,7 @@ class Comm:
                 message = effect.message
                 sent = self.transport.send(effect.shard, message, effect.payload)
                 if isinstance(message, (Push, BatchPush)):
-                    self._buffers[effect.shard, message.bucket].lend(sent)
+                    self._buffers[effect.shard, message.bucket].pin(sent)
             elif isinstance(effect, Count):
                 self.trainer.counters[effect.name] += 1
                 log.debug("%s: %s", effect.name, effect.reason)

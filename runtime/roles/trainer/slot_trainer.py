@@ -14,7 +14,7 @@ from graphft.runtime.etcd import Store, absent, create_is, delete_op, put_op, va
 from graphft.runtime.process.work_record import Phase
 from graphft.runtime.protocol.slot_assignment import Assignment, assign
 from graphft.runtime.protocol.sync_events import Rollback, SlotGained, SlotLost, Work
-from graphft.runtime.queue.sync_queue import PlanQueue
+from graphft.runtime.queue.sync_queue import SyncQueue
 from graphft.runtime.roles.role import log
 from graphft.runtime.roles.trainer.sync_comm import SyncComm
 from graphft.runtime.roles.trainer.trainer import IDLE_SECONDS, OF_THE_CHUNK, Trainer
@@ -44,7 +44,7 @@ class SlotTrainer(Trainer):
             )
         super().__init__(job, job_dir, etcd, index)
         self.comm = SyncComm(self)
-        self.queue = PlanQueue(self)
+        self.queue = SyncQueue(self)
         self.ctx.comm, self.ctx.queue = self.comm, self.queue
 
     # -- the loop -----------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ class SlotTrainer(Trainer):
         claim = self.comm.claim_of(slot)
         self.queue.release(slot)
         self.comm.control(SlotLost(slot, claim))
-        self.patiently(functools.partial(self._free, self.keys.slot(slot), claim))
+        self.retry_while_leased(functools.partial(self._free, self.keys.slot(slot), claim))
 
     def _free(self, key: str, claim: int) -> None:
         self.etcd.txn([create_is(key, claim), value_is(key, self.id.encode())], [delete_op(key)])

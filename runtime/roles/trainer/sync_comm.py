@@ -104,10 +104,10 @@ class SyncComm(Comm):
         self._waited, self._stall = 0.0, min(2 * self._stall, 60.0)
         self.trainer.counters["stalls"] += 1
         log.debug("the story so far:\n%s", "\n".join(self.machine.story.of()[-40:]))
-        for shard, link in enumerate(self.machine.links):
-            if link.introduced and link.version == lowest:
+        for shard, connection in enumerate(self.machine.connections):
+            if connection.introduced and connection.version == lowest:
                 log.info("no progress at version %d; asking shard %d whether it has all of ours", lowest, shard)
-                self.reconnect(shard, link.incarnation)
+                self.reconnect(shard, connection.incarnation)
 
     @property
     def finished(self) -> bool:
@@ -146,7 +146,7 @@ class SyncComm(Comm):
             if error.rule != "buffer-in-use":
                 raise
             self.trainer.counters["stuck"] += 1
-            self.reconnect(shard, machine.links[shard].incarnation)
+            self.reconnect(shard, machine.connections[shard].incarnation)
             raise WorkChanged from error  # once the shard is met again, the step is done again
 
     def end_push(self, push_timeout: float, max_skipped: int) -> None:

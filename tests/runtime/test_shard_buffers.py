@@ -12,7 +12,7 @@ from torch import Tensor
 
 from graphft.errors import GraphftError
 from graphft.runtime.protocol.round import Contribution
-from graphft.runtime.roles.pserver.shard_buffers import ShardMemory, frame_fault
+from graphft.runtime.roles.pserver.shard_buffers import ShardBuffers, frame_fault
 from graphft.runtime.transport.buffers import as_tensor, byte_view
 
 
@@ -26,9 +26,9 @@ class Sending:
         return self.done
 
 
-def memory_of(reduce: str = "weighted_mean", dtype: torch.dtype = torch.float32) -> ShardMemory:
+def memory_of(reduce: str = "weighted_mean", dtype: torch.dtype = torch.float32) -> ShardBuffers:
     scope = {"a": torch.arange(4).to(dtype), "b": torch.arange(3).to(dtype) + 10, "a@momentum": torch.zeros(4)}
-    memory = ShardMemory(scope)
+    memory = ShardBuffers(scope)
     memory.make_bucket(0, ["a", "b"], reduce)
     return memory
 
@@ -86,7 +86,7 @@ def test_an_elements_bits_do_not_depend_on_its_place_in_the_bucket(samples: tupl
     whole = [torch.zeros(40) for _ in range(40)]
     for offset in range(40):
         scope = {"a": torch.zeros(40)}
-        memory = ShardMemory(scope)
+        memory = ShardBuffers(scope)
         memory.make_bucket(0, ["a"], "weighted_mean")
         memory.reduce(
             [
@@ -135,7 +135,7 @@ def test_unaligned_frames() -> None:
 # -- versions -------------------------------------------------------------------------------------------------------
 
 
-def values(memory: ShardMemory, version: int) -> list[float]:
+def values(memory: ShardBuffers, version: int) -> list[float]:
     return as_tensor(memory.frame(0, version), torch.float32).tolist()
 
 
@@ -168,7 +168,7 @@ def test_a_copy_is_not_written_over_while_it_is_sent() -> None:
     frame = memory.frame(0, 0)
     before = bytes(frame)
     for sent in (done, sending, done):
-        memory.lend(0, 0, sent)
+        memory.pin(0, 0, sent)
     for version in range(1, 6):
         memory.scope["a"].fill_(version)
         memory.publish(version)
@@ -180,7 +180,7 @@ def test_a_copy_is_used_again_once_it_was_sent() -> None:
     memory = memory_of()
     memory.publish(0)
     place, sending = memory.published(0, 0).flat.data_ptr(), Sending()
-    memory.lend(0, 0, sending)
+    memory.pin(0, 0, sending)
     memory.publish(1)
     sending.done = True
     memory.publish(2)
@@ -191,7 +191,7 @@ def test_publishing_after_going_back() -> None:
     memory = memory_of()
     for version in (6, 7):
         memory.publish(version)
-    memory.lend(0, 7, Sending())
+    memory.pin(0, 7, Sending())
     memory.scope["a"].fill_(-1)
     memory.publish(5)
     assert values(memory, 5)[0] == -1
@@ -234,7 +234,7 @@ def test_frame_fault() -> None:
     assert frame_fault(bucket, memoryview(bytes(24))) == "expected 28 bytes, got 24"
     assert frame_fault(bucket, None) == "expected 28 bytes, got 0"
     assert frame_fault(None, memoryview(b"")) == "there is no such bucket"
-    mask = ShardMemory({"mask": torch.zeros(3, dtype=torch.bool)})
+    mask = ShardBuffers({"mask": torch.zeros(3, dtype=torch.bool)})
     mask.make_bucket(0, ["mask"], "first")
     assert frame_fault(mask.buckets[0], memoryview(bytearray([0, 1, 1]))) == ""
     assert "other bytes than 0 and 1" in frame_fault(mask.buckets[0], memoryview(bytearray([0, 1, 2])))
@@ -243,7 +243,7 @@ def test_frame_fault() -> None:
 @given(st.lists(st.binary(max_size=5), min_size=1, max_size=3), st.sampled_from(["first", "mean"]))
 def test_a_frame_without_a_fault_can_be_reduced(frames: list[bytes], reduce: str) -> None:
     dtype = torch.bool if reduce == "first" else torch.float16
-    memory = ShardMemory({"v": torch.zeros(4 // dtype.itemsize, dtype=dtype)})
+    memory = ShardBuffers({"v": torch.zeros(4 // dtype.itemsize, dtype=dtype)})
     memory.make_bucket(0, ["v"], reduce)
     views = [memoryview(bytearray(f)) for f in frames]
     right = [Contribution(i, 1, {0: f}) for i, f in enumerate(views) if not frame_fault(memory.buckets[0], f)]

@@ -1,4 +1,4 @@
-"""The standby: roles are forks of it, and the launcher's children; without it they are started from nothing."""
+"""The fork server: roles are forks of it, and the launcher's children; without it they are started from nothing."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import pytest
 
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import Etcd
-from graphft.runtime.launcher import fork_server as standby_module
+from graphft.runtime.launcher import fork_server as fork_server_module
 from graphft.runtime.launcher import supervisor as module
-from graphft.runtime.launcher.fork_server import SUPPORTED, Forked, Standby
+from graphft.runtime.launcher.fork_server import SUPPORTED, Forked, ForkServer
 from graphft.runtime.launcher.supervisor import Supervisor
 from tests.waiting import until
 
@@ -33,32 +33,32 @@ SILENT = "127.0.0.1:1"
 LAUNCHER = """
 import sys, time
 from pathlib import Path
-from graphft.runtime.launcher.fork_server import Standby
+from graphft.runtime.launcher.fork_server import ForkServer
 folder, etcd = Path(sys.argv[1]), sys.argv[2]
-standby = Standby(folder, {"OMP_NUM_THREADS": "1"})
-role = standby.fork("trainer", 0, etcd, folder / "logs" / "trainer-0.log")
+fork_server = ForkServer(folder, {"OMP_NUM_THREADS": "1"})
+role = fork_server.fork("trainer", 0, etcd, folder / "logs" / "trainer-0.log")
 while not role.pid:
     time.sleep(0.01)
-print(role.pid, standby.process.pid, flush=True)
+print(role.pid, fork_server.process.pid, flush=True)
 time.sleep(60)
 """
 
 
 @pytest.fixture
-def standby(saved: Path) -> Iterator[Standby]:
-    made = Standby(saved, ENVIRONMENT)
+def fork_server(saved: Path) -> Iterator[ForkServer]:
+    made = ForkServer(saved, ENVIRONMENT)
     yield made
     made.close()
 
 
-def test_roles_are_forked_and_their_ends_are_told(saved: Path, standby: Standby) -> None:
+def test_roles_are_forked_and_their_ends_are_told(saved: Path, fork_server: ForkServer) -> None:
     logs = [saved / "logs" / f"trainer-{i}.log" for i in range(2)]
-    roles = [standby.fork("trainer", i, NOWHERE, log) for i, log in enumerate(logs)]
+    roles = [fork_server.fork("trainer", i, NOWHERE, log) for i, log in enumerate(logs)]
     assert [role.wait(30) for role in map(waited, roles)] == [2, 2]
     for i, log in enumerate(logs):
         assert f"[trainer {i}] error[etcd-endpoint]" in log.read_text()
-    assert (saved / "logs" / "standby.log").read_text() == ""
-    assert standby.alive
+    assert (saved / "logs" / "fork-server.log").read_text() == ""
+    assert fork_server.alive
 
 
 def waited(role: Forked) -> Forked:
@@ -67,23 +67,23 @@ def waited(role: Forked) -> Forked:
     return role
 
 
-def test_a_role_is_this_processs_child_and_outlives_the_standby(saved: Path, standby: Standby) -> None:
-    role = standby.fork("pserver", 0, SILENT, saved / "logs" / "pserver-0.log")
+def test_a_role_is_this_processs_child_and_outlives_the_fork_server(saved: Path, fork_server: ForkServer) -> None:
+    role = fork_server.fork("pserver", 0, SILENT, saved / "logs" / "pserver-0.log")
     waited(role)
     until(lambda: role.pid)
     process = psutil.Process(role.pid)
     assert (process.ppid(), role.poll()) == (os.getpid(), None)
     until(lambda: process.name() == "pserver 0")
-    standby.process.kill()
-    until(lambda: not standby.alive)
+    fork_server.process.kill()
+    until(lambda: not fork_server.alive)
     assert process.is_running()
     with pytest.raises(OSError, match="dead"):
-        standby.fork("trainer", 0, NOWHERE, saved / "logs" / "trainer-0.log")
+        fork_server.fork("trainer", 0, NOWHERE, saved / "logs" / "trainer-0.log")
     role.send_signal(signal.SIGKILL)
     assert role.wait(10) == -signal.SIGKILL
 
 
-def test_roles_and_standby_die_with_the_launcher(saved: Path) -> None:
+def test_roles_and_fork_server_die_with_the_launcher(saved: Path) -> None:
     launcher = subprocess.Popen([sys.executable, "-c", LAUNCHER, str(saved), SILENT], stdout=subprocess.PIPE, text=True)
     with launcher:
         assert launcher.stdout is not None
@@ -94,19 +94,19 @@ def test_roles_and_standby_die_with_the_launcher(saved: Path) -> None:
         until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in both))
 
 
-def test_a_standby_that_is_not_needed(saved: Path, standby: Standby) -> None:
-    assert standby.process.stdin is not None
-    standby.process.stdin.close()
-    assert standby.process.wait(30) == 0
+def test_a_fork_server_that_is_not_needed(saved: Path, fork_server: ForkServer) -> None:
+    assert fork_server.process.stdin is not None
+    fork_server.process.stdin.close()
+    assert fork_server.process.wait(30) == 0
 
 
-def test_a_standby_that_dies_is_passed_over_and_replaced(
+def test_a_fork_server_that_dies_is_passed_over_and_replaced(
     saved: Path, etcd: Etcd, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that dies before it has made a role, and one that is found dead: the roles are started all the same."""
     monkeypatch.setattr(module, "STANDBY_AFTER_SECONDS", 0.0)
-    first = Standby(saved, ENVIRONMENT)
-    supervisor = Supervisor(saved, keys, etcd, NOWHERE, ENVIRONMENT, standby=first)
+    first = ForkServer(saved, ENVIRONMENT)
+    supervisor = Supervisor(saved, keys, etcd, NOWHERE, ENVIRONMENT, fork_server=first)
     try:
         first.process.send_signal(signal.SIGSTOP)
         supervisor.add("trainer", 0)
@@ -118,7 +118,7 @@ def test_a_standby_that_dies_is_passed_over_and_replaced(
         while not all(log.exists() and "error[etcd-endpoint]" in log.read_text() for log in logs):
             assert time.monotonic() < end
             supervisor.step(0.1)
-        second = supervisor._standby
+        second = supervisor._fork_server
         assert second not in (None, first), "it has been replaced"
         assert second is not None
         assert second.process.poll() is None
@@ -128,14 +128,14 @@ def test_a_standby_that_dies_is_passed_over_and_replaced(
     assert not standbys(), "and the next one was ended"
 
 
-def test_a_stopped_standby_is_killed_and_its_orders_are_carried_out_without_it(
+def test_a_stopped_fork_server_is_killed_and_its_orders_are_carried_out_without_it(
     saved: Path, etcd: Etcd, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pitfall 38: it is alive, so no order fails, and none is carried out. The first one may be half carried out."""
-    monkeypatch.setattr(standby_module, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(fork_server_module, "IDLE_SECONDS", 0.5)
     monkeypatch.setattr(module, "STANDBY_AFTER_SECONDS", 60.0)
-    first = Standby(saved, ENVIRONMENT)
-    supervisor = Supervisor(saved, keys, etcd, SILENT, ENVIRONMENT, standby=first)
+    first = ForkServer(saved, ENVIRONMENT)
+    supervisor = Supervisor(saved, keys, etcd, SILENT, ENVIRONMENT, fork_server=first)
     try:
         children = [supervisor.add("trainer", 0)]
         until(lambda: children[0].process is not None and children[0].process.pid)
@@ -151,18 +151,20 @@ def test_a_stopped_standby_is_killed_and_its_orders_are_carried_out_without_it(
         supervisor.close()
 
 
-def test_what_a_killed_standby_has_not_told_of_is_killed_with_it(saved: Path, standby: Standby) -> None:
+def test_what_a_killed_fork_server_has_not_told_of_is_killed_with_it(saved: Path, fork_server: ForkServer) -> None:
     """Pitfall 38: a role that was forked, and that the launcher does not know, would exist twice."""
-    role = waited(standby.fork("pserver", 0, SILENT, saved / "logs" / "pserver-0.log"))
+    role = waited(fork_server.fork("pserver", 0, SILENT, saved / "logs" / "pserver-0.log"))
     until(lambda: role.pid)
     until(lambda: os.getpgid(role.pid) == os.getpgid(0))  # it was told of, and is the launcher's from then on
-    untold = subprocess.Popen(["sleep", "60"], process_group=standby.process.pid)  # as a fork is
-    standby.close()
-    assert untold.wait(10) in (-signal.SIGKILL, 0), "0: collected by the standby's end already"
+    untold = subprocess.Popen(["sleep", "60"], process_group=fork_server.process.pid)  # as a fork is
+    fork_server.close()
+    assert untold.wait(10) in (-signal.SIGKILL, 0), "0: collected by the fork server's end already"
     assert psutil.Process(role.pid).is_running()
     role.kill()
     assert role.wait(10) == -signal.SIGKILL
 
 
 def standbys() -> list[psutil.Process]:
-    return [p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE and "standby" in p.cmdline()]
+    return [
+        p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE and "fork-server" in p.cmdline()
+    ]
