@@ -248,6 +248,10 @@ class Program:
         """Variables of these kinds, in declaration order."""
         return [v for v in self.variables.values() if v.kind in kinds]
 
+    def find_op(self, type: str) -> Operator | None:
+        """The first op of this type, in whatever block; None if there is none."""
+        return next((op for block in self.blocks.values() for op in block.ops if op.type == type), None)
+
     # -- copies and comparison --------------------------------------------------------------------------------
 
     def clone(self, name: str | None = None) -> Program:

@@ -197,6 +197,13 @@ def given_attrs(op: Operator) -> dict[str, Any]:
     return {k: v for k, v in op.attrs.items() if k not in defaults or not same(v, defaults[k])}
 
 
+def attr(op: Operator, name: str) -> Any:
+    """The value of an attribute: the given one, or its default."""
+    if name in op.attrs:
+        return op.attrs[name]
+    return next(a.default for a in require(op).attrs if a.name == name)
+
+
 def check_operands(op: Operator, block: Block, definition: OpDef, index: int | None = None) -> None:
     """Operand count, existence of variables, attribute names and types. Families check theirs in `infer`."""
     for r in refs((*op.args, *op.attrs.values())):
@@ -294,6 +301,7 @@ __all__ = [
     "OpDef",
     "Ref",
     "Slot",
+    "attr",
     "check_operands",
     "conforms",
     "define",

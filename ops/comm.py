@@ -48,7 +48,7 @@ def send(ctx: Context, *tensors: Tensor, shard: int, bucket: int, slices: tuple[
 
 @op("send_barrier", effect=True)
 def send_barrier(ctx: Context, *, shards: int, push_timeout: float = 0.0, max_skipped: int = -1) -> None:
-    """Ends the sends of one (step, slot), by name. With nothing sent before, the contribution is "empty".
+    """Ends the sends of one (step, slot) to `shards` shards, by name. With nothing sent, the contribution is "empty".
 
     The barrier itself travels with the last bucket: a shard counts a (step, slot) when all of its buckets are in.
 
@@ -57,7 +57,7 @@ def send_barrier(ctx: Context, *, shards: int, push_timeout: float = 0.0, max_sk
     that has been skipped for `max_skipped` batches of the chunks at hand is waited for instead (-1: never).
     """
     assert ctx.comm is not None
-    ctx.comm.end_push(push_timeout, max_skipped)
+    ctx.comm.end_push(shards, push_timeout, max_skipped)
 
 
 @op("recv", check=_check_slices, writes=("tensors",), effect=True)
@@ -75,6 +75,6 @@ def recv(
 
 @op("fetch_barrier", effect=True)
 def fetch_barrier(ctx: Context, *, shards: int) -> None:
-    """Ends the receives of one step: every shard's buckets are of this step's version (sync), or answered (async)."""
+    """Ends the receives of one step: waits until `shards` shards have reached it (async: have answered)."""
     assert ctx.comm is not None
-    ctx.comm.end_pull()
+    ctx.comm.end_pull(shards)

@@ -7,9 +7,9 @@ No kernel reads a clock, the environment or a global.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Literal, Protocol
 
 from torch import Tensor
 
@@ -57,8 +57,8 @@ class SessionPort(Protocol):
     def register(self, *, role: str, index: int, lease: bool) -> None:
         """Claims this process's key (`/<job>/ps/<index>`, `/<job>/trainers/<id>`) with its address as the value."""
 
-    def keep_alive(self) -> None:
-        """Renews the lease. Raises LeaseLost when it cannot be relied on any more."""
+    def keep_alive(self, progress_timeout: float) -> None:
+        """Renews the lease while the main thread makes progress. Raises LeaseLost when it cannot be relied on."""
 
     def wait_pservers(self, count: int, timeout: float) -> None:
         """Waits until `count` pservers are registered, and connects to them."""
@@ -86,23 +86,26 @@ class QueuePort(Protocol):
     def enqueue_pass(self) -> None:
         """Makes the current pass's records, unless somebody has; exactly once, whoever crashes half-way."""
 
-    def get_chunk(self) -> ChunkWork:
-        """The batch to compute now. Raises EndOfPass, NoData or WorkChanged."""
+    def claim_chunk(self, timeout: float, max_failures: int) -> ChunkWork:
+        """The batch to compute now, its chunk claimed. Raises EndOfPass, NoData or WorkChanged."""
+
+    def planned_chunk(self) -> ChunkWork:
+        """The batch to compute now, of a queue that records nothing. Raises NoData."""
 
     def complete_chunks(self) -> None:
         """Completes the chunks whose last batch every shard has applied."""
 
-    def requeue_stale(self, timeout: float, max_failures: int) -> None:
-        """Returns chunks to todo whose holder lost its lease or exceeded `timeout` seconds."""
+    def requeue_stale(self, timeout: float) -> None:
+        """Returns chunks to todo whose claims were not renewed for `timeout` seconds; renews the own ones."""
 
 
 class CommPort(Protocol):
     """The trainer's side of the data plane."""
 
     def push(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices) -> None: ...
-    def end_push(self, push_timeout: float, max_skipped: int) -> None: ...
+    def end_push(self, shards: int, push_timeout: float, max_skipped: int) -> None: ...
     def pull(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices, refresh: bool) -> None: ...
-    def end_pull(self) -> None: ...
+    def end_pull(self, shards: int) -> None: ...
 
 
 class DataPort(Protocol):
@@ -121,6 +124,27 @@ class LocalPort(Protocol):
         """The batch that it runs for now."""
 
 
+@dataclass(frozen=True, slots=True)
+class ServeOptions:
+    """The attributes of `listen_and_serv`: see there."""
+
+    shard: int
+    shards: int
+    sync: bool
+    slots: int
+    total_steps: int
+    optimize_blocks: tuple[str, ...]
+    schedule_block: str
+    reduce_block: str
+    checkpoint_block: str
+    checkpoint_every: int
+    recovery: bool
+    recovery_timeout: float
+    on_barrier_timeout: Literal["rollback", "proceed"]
+    max_staleness: int
+    idle_timeout: float
+
+
 class ServerPort(Protocol):
     """A pserver's own services."""
 
@@ -130,7 +154,7 @@ class ServerPort(Protocol):
     def load_check_point(self) -> None: ...
     def save_check_point(self, names: Sequence[str], keep: int) -> None: ...
     def notify_checkpoint(self, seconds: float) -> None: ...
-    def serve(self, options: Mapping[str, Any]) -> None: ...
+    def serve(self, options: ServeOptions) -> None: ...
 
 
 class CoordinatorPort(Protocol):

@@ -28,17 +28,27 @@ def wait_pservers(ctx: Context, *, count: int, timeout: float = 600.0) -> None:
 
 
 @op("etcd_keep_alive", effect=True)
-def etcd_keep_alive(ctx: Context) -> None:
-    """Renews the process's lease. A lease that cannot be relied on any more ends the process ("lease lost")."""
+def etcd_keep_alive(ctx: Context, *, progress_timeout: float = 54.0) -> None:
+    """Renews the process's lease, as long as its main thread makes progress: a mark every `progress_timeout` seconds.
+
+    A process whose main thread hangs ends itself. A lease that cannot be relied on any more ends it, too ("lease
+    lost").
+    """
     assert ctx.session is not None
-    ctx.session.keep_alive()
+    ctx.session.keep_alive(progress_timeout)
 
 
 @op("etcd_state_watch", effect=True)
 def etcd_state_watch(ctx: Context) -> None:
-    """Takes in what changed in etcd: who lives, slots, generation, the job's state; wakes whoever waits for it."""
+    """Writes this process's state (`/<job>.status/...`), and takes in what the keys of its peers say.
+
+    They say who lives, who holds which slot, the generation, the newest checkpoint, the job's state. What the main
+    thread waits for is woken.
+    """
     assert ctx.members is not None
+    assert ctx.session is not None
     ctx.members.watch()
+    ctx.session.report_status()
 
 
 @op("etcd_claim_slots", effect=True)
@@ -63,14 +73,16 @@ def etcd_enqueue_todo(ctx: Context) -> None:
 
 
 @op("etcd_get_chunk", infer=[Type("chunk")], effect=True)
-def etcd_get_chunk(ctx: Context) -> ChunkWork:
+def etcd_get_chunk(ctx: Context, *, timeout: float = 60.0, max_failures: int = 3) -> ChunkWork:
     """The batch to compute now, claiming its chunk (todo -> pending) when it is the chunk's first.
 
-    Sync: the batch that the pass plan gives (step, slot). Async: of a chunk claimed from todo. Raises NoData when
-    the slot has no batch at this step, and EndOfPass when todo and pending are empty and every step is applied.
+    Sync: the batch that the pass plan gives (step, slot). Async: of a chunk claimed from todo. A claim must be renewed
+    by progress within `timeout` seconds; a chunk that failed `max_failures` times in a row without progress goes to
+    failed, and is reported. Raises NoData when the slot has no batch at this step, and EndOfPass when todo and pending
+    are empty and every step is applied.
     """
     assert ctx.queue is not None
-    return ctx.queue.get_chunk()
+    return ctx.queue.claim_chunk(timeout, max_failures)
 
 
 @op("etcd_complete_chunk", effect=True)
@@ -81,25 +93,28 @@ def etcd_complete_chunk(ctx: Context) -> None:
 
 
 @op("etcd_enqueue_timeout", effect=True)
-def etcd_enqueue_timeout(ctx: Context, *, timeout: float = 60.0, max_failures: int = 3) -> None:
-    """Puts overdue chunks back to todo: at once when their holder's lease is gone, else after `timeout` seconds.
+def etcd_enqueue_timeout(ctx: Context, *, timeout: float = 60.0) -> None:
+    """Puts chunks back to todo whose claims nobody renewed for `timeout` seconds, and renews this process's own.
 
-    A chunk whose holders failed `max_failures` times in a row without progress goes to failed, and is reported.
+    What a dead process had claimed is free as soon as its lease ends: etcd deletes the claim with it.
     """
     assert ctx.queue is not None
-    ctx.queue.requeue_stale(timeout, max_failures)
+    ctx.queue.requeue_stale(timeout)
 
 
 @op("get_chunk", infer=[Type("chunk")], effect=True)
 def get_chunk(ctx: Context) -> ChunkWork:
-    """`etcd_get_chunk` without fault tolerance: the batch that the pass plan gives (step, slot), unrecorded."""
+    """Without fault tolerance: the batch that the pass plan gives (step, slot); async: this trainer's next one.
+
+    Nothing is recorded.
+    """
     assert ctx.queue is not None
-    return ctx.queue.get_chunk()
+    return ctx.queue.planned_chunk()
 
 
 @op("etcd_put_job", effect=True)
 def etcd_put_job(ctx: Context, *, pservers: int) -> None:
-    """Writes the job's record and `/<job>/ps_desired`, unless they are there. They hang on nobody's lease."""
+    """Writes the job's record, unless it is there, and `/<job>/ps_desired`: they hang on no lease."""
     assert ctx.coordinator is not None
     ctx.coordinator.put_job(pservers)
 
@@ -109,10 +124,3 @@ def await_job(ctx: Context) -> None:
     """Waits until the job is complete. Raises when it failed."""
     assert ctx.coordinator is not None
     ctx.coordinator.await_job()
-
-
-@op("etcd_report_status", effect=True)
-def etcd_report_status(ctx: Context) -> None:
-    """Writes this process's progress to `/<job>.status/...`, for `graphft status` and the display."""
-    assert ctx.session is not None
-    ctx.session.report_status()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from graphft.errors import ProgramError
 from graphft.ir import Block, Operator, Ref
-from graphft.ops.context import Context
+from graphft.ops.context import Context, ServeOptions
 from graphft.registry import op
 
 
@@ -60,13 +60,16 @@ def listen_and_serv(
     recovery_timeout: float = 10.0,
     on_barrier_timeout: Literal["rollback", "proceed"] = "rollback",
     max_staleness: int = -1,
+    idle_timeout: float = 0.0,
 ) -> None:
     """Serves one shard until the job is complete.
 
     Sync: step k closes when all `slots` contributions of k are in; then, in slot order, they are reduced bucket by
     bucket into `<variable>@GRAD`, and `schedule_block`, `reduce_block` (whose result is exchanged between shards)
     and every one of `optimize_blocks` runs; the version becomes k + 1. Async: each batch is reduced and applied by
-    itself, once. Every `checkpoint_every` steps (0: only at the end) `checkpoint_block` runs.
+    itself, once; what was computed from parameters older than `max_staleness` versions is refused (-1: nothing is).
+    Every `checkpoint_every` steps (0: only at the end) `checkpoint_block` runs. A slot of which nothing came for
+    `idle_timeout` seconds is taken from its trainer (0: never).
 
     With `recovery`, a restarted shard loads the newest committed checkpoint, and its first barrier has
     `recovery_timeout` seconds; when they pass, "rollback" raises the job's generation so that everyone meets again
@@ -74,21 +77,22 @@ def listen_and_serv(
     """
     assert ctx.server is not None
     ctx.server.serve(
-        dict(
-            shard=shard,
-            shards=shards,
-            sync=sync,
-            slots=slots,
-            total_steps=total_steps,
-            optimize_blocks=optimize_blocks,
-            schedule_block=schedule_block,
-            reduce_block=reduce_block,
-            checkpoint_block=checkpoint_block,
-            checkpoint_every=checkpoint_every,
-            recovery=recovery,
-            recovery_timeout=recovery_timeout,
-            on_barrier_timeout=on_barrier_timeout,
-            max_staleness=max_staleness,
+        ServeOptions(
+            shard,
+            shards,
+            sync,
+            slots,
+            total_steps,
+            optimize_blocks,
+            schedule_block,
+            reduce_block,
+            checkpoint_block,
+            checkpoint_every,
+            recovery,
+            recovery_timeout,
+            on_barrier_timeout,
+            max_staleness,
+            idle_timeout,
         )
     )
 

@@ -35,7 +35,7 @@ class Session:
     def register(self, *, role: str, index: int, lease: bool) -> None:
         self.registered.append((role, index, lease))
 
-    def keep_alive(self) -> None: ...
+    def keep_alive(self, progress_timeout: float) -> None: ...
 
     def wait_pservers(self, count: int, timeout: float) -> None: ...
 
@@ -134,7 +134,7 @@ class Trainer(Role):
         assert bucket not in self.pushed.setdefault(shard, {})
         self.pushed[shard][bucket] = torch.cat([t.reshape(-1)[a:b] for t, (a, b) in zip(tensors, slices, strict=True)])
 
-    def end_push(self, push_timeout: float, max_skipped: int) -> None:
+    def end_push(self, shards: int, push_timeout: float, max_skipped: int) -> None:
         self.ended = True
 
     def pull(
@@ -146,9 +146,12 @@ class Trainer(Role):
             at += b - a
         assert at == flat.numel()
 
-    def end_pull(self) -> None: ...
+    def end_pull(self, shards: int) -> None: ...
 
-    def get_chunk(self) -> ChunkWork:
+    def claim_chunk(self, timeout: float, max_failures: int) -> ChunkWork:
+        return self.planned_chunk()
+
+    def planned_chunk(self) -> ChunkWork:
         if self.work is None:
             raise NoData
         w = self.work
@@ -203,16 +206,16 @@ class InProcess:
         for i, shard in enumerate(self.shards):
             shard.reduce([(samples, pushed[i]) for samples, pushed in contributions])
             for option in ("schedule_block", "reduce_block"):
-                if shard.options[option]:
-                    shard.run(shard.options[option])
+                if block := getattr(shard.options, option):
+                    shard.run(block)
         self._exchange_norms()
         for shard in self.shards:
-            for block in shard.options["optimize_blocks"]:
+            for block in shard.options.optimize_blocks:
                 shard.run(block)
 
     def _exchange_norms(self) -> None:
         """Lays the shards' partial sums out as they all say: attributes of block `reduce`."""
-        blocks = [s.program.blocks.get(s.options["reduce_block"]) for s in self.shards]
+        blocks = [s.program.blocks.get(s.options.reduce_block) for s in self.shards]
         order: Any = next((b.attrs["order"] for b in blocks if b is not None and "order" in b.attrs), ())
         parts = []
         for owner, start, count in order:

@@ -56,7 +56,7 @@ def pipeline(config: JobConfig) -> tuple[Pass, ...]:
         InsertCommunication(c.trainers, c.sync, c.total_steps, c.max_staleness, c.push_timeout, c.max_skipped),
         InsertQueue(c.sync, c.ft, c.chunk_timeout, c.max_failures),
         *([LocalSteps(c.mode, c.local_steps)] if c.mode in ("half_async", "geo_sgd") else []),
-        InsertLiveness(c.trainers, c.sync, c.ft, c.on_trainer_loss, c.daemon_interval),
+        InsertLiveness(c.trainers, c.sync, c.ft, c.on_trainer_loss, c.daemon_interval, c.chunk_timeout),
         InsertCheckpoints(
             c.ft,
             c.checkpoint_every,

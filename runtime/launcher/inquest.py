@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from graphft.errors import GraphftError
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EtcdError, Store
@@ -95,25 +94,11 @@ class Inquest:
         return ", ".join(parts)
 
     def _charge(self, what: str, note: Note, status: int, peak: int) -> Change | None:
-        from graphft.transpiler.record import read_record
-
         place = note.place
         try:
-            config = read_record(self.job_dir).config
-            change = fail_batch(
-                self.etcd,
-                self.keys,
-                *place,
-                claim=note.claim,
-                reason=what,
-                max_failures=config.max_failures,
-                sync=config.sync,
-            )
+            change = fail_batch(self.etcd, self.keys, *place, claim=note.claim, reason=what)
         except EtcdError as error:
             log.warning("cannot record that %s: %s", what, error.message)
-            return None
-        except GraphftError as error:
-            log.warning("%s", error.message)
             return None
         if change is None:
             return None

@@ -17,14 +17,13 @@ ChunkKey = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class AsyncTrainerOptions:
-    """`buckets`: per shard, the indices of its buckets. `refresh`: those (shard, bucket) whose tensors a step changes
-    in place. `retry_interval`: seconds before a question that is not answered is asked again."""
+    """`buckets`: per shard, the indices of its buckets. `retry_interval`: seconds before a question that is not
+    answered is asked again."""
 
     trainer: str
     buckets: tuple[tuple[int, ...], ...]
     run: str = ""
     secret: str = field(default="", repr=False)
-    refresh: frozenset[tuple[int, int]] = frozenset()
     retry_interval: float = 1.0
 
 
@@ -53,10 +52,11 @@ class BeginBatch:
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """The tensors hold what `frame` gave of this bucket."""
+    """The tensors hold what `frame` gave of this bucket. `keep`: the step changes them in place."""
 
     shard: int
     bucket: int
+    keep: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -148,11 +148,14 @@ class AsyncTrainer:
         current = self.current
         return current is not None and current.key in self.held and current.batch in self.held[current.key].lacks[shard]
 
-    @property
-    def settled(self) -> bool:
-        """Nothing is to be waited for any more at the end of the current batch."""
+    def answered(self) -> int:
+        """Of how many shards all buckets are here, at the newest version that is known."""
+        return sum(all(self.has(s, b) for b in c.caches) for s, c in enumerate(self.connections))
+
+    def settled(self) -> int:
+        """How many shards need not be waited for any more at the end of the current batch."""
         current = self.current
-        return current is None or all(s in current.passed or not self.lacks(s) for s in range(len(self.connections)))
+        return sum(current is None or s in current.passed or not self.lacks(s) for s in range(len(self.connections)))
 
     def known(self, key: ChunkKey) -> bool:
         """Whether every shard has told what it has of a chunk."""
@@ -325,7 +328,7 @@ class AsyncTrainer:
     def _loaded(self, event: Loaded) -> Effects:
         cache = self.connections[event.shard].caches[event.bucket]
         cache.loaded = cache.have
-        if (event.shard, event.bucket) not in self.options.refresh:
+        if not event.keep:
             cache.frame = None
         return []
 

@@ -45,13 +45,18 @@ class Todo(msgspec.Struct, frozen=True):
 
 
 class Pending(msgspec.Struct, frozen=True):
-    """Value of `pending/<chunk>`. `start_step`: the chunk's first step (sync). `deadline`: wall-clock seconds."""
+    """Value of `pending/<chunk>`: who holds it, and on which terms.
+
+    `slot`: sync, else -1. `start_step`: the chunk's first step (sync). `deadline`: wall-clock seconds. `max_failures`:
+    so many in a row, without progress, make it poison.
+    """
 
     trainer: str
     slot: int
     start_step: int
     deadline: float
     attempt: int = 1
+    max_failures: int = 3
 
 
 class Failed(msgspec.Struct, frozen=True):
@@ -136,23 +141,23 @@ def claim(
     now: float,
     timeout: float,
     max_failures: int,
-    count_lost: bool = True,
+    max_lost: int | None = None,
 ) -> Change:
     """Claims a chunk whose `todo` record was read; or, when it failed too often, moves it to failed.
 
     `progress`: batches of it that are applied, as far as known. `now` and the deadline: wall-clock seconds.
-    `count_lost`: whether a claim whose holder vanished is a failure of the chunk.
+    `max_lost`: so many holders in a row that vanished make it poison, too; None: they are not held against it.
     """
     old = msgspec.json.decode(todo.value, type=Todo)
-    failures = 0 if progress > old.progress else old.failures + (old.open and count_lost)
+    failures = 0 if progress > old.progress else old.failures + (old.open and max_lost is not None)
     compares = (
         Compare(todo_key(prefix, chunk), "mod", todo.mod_revision),
         Compare(pending_key(prefix, chunk), "create", 0),
     )
-    if failures >= max_failures:
+    if failures >= (max_failures if max_lost is None else max_lost):
         return _discard(prefix, chunk, failures, progress, compares, "its holders vanished")
     new = Todo(old.attempt + 1, failures, max(progress, old.progress), True)
-    pending = Pending(trainer, slot, start_step, now + timeout, new.attempt)
+    pending = Pending(trainer, slot, start_step, now + timeout, new.attempt, max_failures)
     return Change(
         "claimed",
         f"{trainer} claims chunk {chunk}, attempt {new.attempt}, {failures} failures",

@@ -147,15 +147,14 @@ ShardEffect = (
 
 @dataclass(frozen=True, slots=True)
 class TrainerOptions:
-    """`buckets`: per shard, the indices of its buckets. `refresh`: those (shard, bucket) whose tensors a step changes
-    in place. Intervals in seconds: how long an answer is waited for before asking again."""
+    """`buckets`: per shard, the indices of its buckets. Intervals in seconds: how long an answer is waited for before
+    asking again."""
 
     trainer: str
     buckets: tuple[tuple[int, ...], ...]
     total_steps: int
     run: str = ""
     secret: str = field(default="", repr=False)
-    refresh: frozenset[tuple[int, int]] = frozenset()
     hello_interval: float = 0.5
     retry_interval: float = 5.0
 
@@ -219,11 +218,12 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Copied:
-    """The tensors hold this bucket at `version` now."""
+    """The tensors hold this bucket at `version` now. `keep`: the step changes them in place."""
 
     shard: int
     bucket: int
     version: int
+    keep: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +238,9 @@ class Pushed:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """The current contribution is whole: all buckets are pushed, or none (then it is empty)."""
+    """The current contribution to `shards` shards is whole: all buckets are pushed, or none (then it is empty)."""
+
+    shards: int
 
 
 # -- effects of a trainer (and Count) ---------------------------------------------------------------------------------

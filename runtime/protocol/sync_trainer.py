@@ -74,9 +74,7 @@ class SyncTrainer:
         self.story = Story()
         self.connections = [ShardConnection() for _ in options.buckets]
         self.slots: dict[int, SlotState] = {}
-        self.caches = {
-            (s, b): BucketCache((s, b) in options.refresh) for s, bs in enumerate(options.buckets) for b in bs
-        }
+        self.caches = {(s, b): BucketCache() for s, bs in enumerate(options.buckets) for b in bs}
         self.pending: dict[tuple[int, int, int], float] = {}
         """(shard, bucket, version) asked for, and when."""
         self.silence = Silence(len(options.buckets))
@@ -107,11 +105,11 @@ class SyncTrainer:
         """The work that was begun is not what should be worked on now."""
         return self._current is None or self.next_work() != self._current.work
 
-    @property
-    def ready(self) -> bool:
-        """Every shard has reached the current step: an empty contribution may be closed."""
-        lowest = self.lowest()
-        return self._current is not None and lowest is not None and lowest >= self._current.work.step
+    def reached(self) -> int:
+        """How many shards have reached the current step; 0 without one, or while a shard is away."""
+        if self._current is None or self.lowest() is None:
+            return 0
+        return sum(connection.version >= self._current.work.step for connection in self.connections)
 
     @property
     def finished(self) -> bool:
@@ -324,7 +322,7 @@ class SyncTrainer:
 
     def _copied(self, event: Copied) -> list[TrainerEffect]:
         if self._current is not None and self._current.work.step == event.version:
-            self.caches[event.shard, event.bucket].copied(event.version)
+            self.caches[event.shard, event.bucket].copied(event.version, event.keep)
         return []
 
     def _pushed(self, event: Pushed) -> list[TrainerEffect]:
@@ -342,13 +340,13 @@ class SyncTrainer:
         current = self._current
         if current is None:
             return [self._count("void-push", "a contribution was closed whose generation is over")]
-        if current.pushed and len(current.pushed) < len(self.caches):
-            left = sorted(self.caches.keys() - current.pushed)
+        left = sorted(key for key in self.caches.keys() - current.pushed if key[0] < event.shards)
+        if current.pushed and left:
             self.story.illegal(f"{current.work} is closed, but (shard, bucket) {left} were not pushed")
         effects: list[TrainerEffect] = []
         if not current.pushed:
             empty = Empty(self.generation, current.work.step, current.work.slot, current.want)
-            for shard, buckets in enumerate(self.options.buckets):
+            for shard, buckets in enumerate(self.options.buckets[: event.shards]):
                 effects += self._contribute(current, shard, empty, None, buckets)
         self._current = None
         if not current.redo:

@@ -58,15 +58,11 @@ class Current:
 
 
 class BucketCache:
-    """Frames of one bucket by version, and the version that the tensors hold.
+    """Frames of one bucket by version, and the version that the tensors hold (-1: none, or they have changed)."""
 
-    A `refresh` bucket (buffers, which a step changes in place) is copied for every use; its frame is kept until then.
-    """
+    __slots__ = ("frames", "loaded")
 
-    __slots__ = ("frames", "loaded", "refresh")
-
-    def __init__(self, refresh: bool) -> None:
-        self.refresh = refresh
+    def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
@@ -74,7 +70,7 @@ class BucketCache:
         self.frames: dict[int, Any] = {}
 
     def lacks(self, version: int) -> bool:
-        return version not in self.frames and (self.refresh or self.loaded != version)
+        return version not in self.frames and self.loaded != version
 
     def put(self, version: int, frame: Any) -> None:
         """Keeps a frame, unless it is there. A shard is a version or two ahead: of more, the newest are not kept."""
@@ -83,9 +79,12 @@ class BucketCache:
             for newest in sorted(self.frames)[FRAMES:]:
                 del self.frames[newest]
 
-    def copied(self, version: int) -> None:
-        self.loaded = version
-        if not self.refresh:
+    def copied(self, version: int, keep: bool) -> None:
+        """The tensors hold this version. `keep`: the step changes them in place, so the frame is copied again."""
+        if keep:
+            self.loaded = -1
+        else:
+            self.loaded = version
             self.frames.pop(version, None)
 
     def prune(self, lowest: int) -> None:

@@ -15,7 +15,6 @@ import functools
 import logging
 import random
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -27,7 +26,8 @@ from graphft.runtime.coordination.records import PassRecord, decode_generation, 
 from graphft.runtime.etcd import KV, Compare, get_op, mod_is, range_op
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.async_events import ChunkKey
-from graphft.runtime.protocol.chunk_queue import Change, Todo
+from graphft.runtime.protocol.chunk_queue import Todo
+from graphft.runtime.queue.failed_batch import fail_batch
 from graphft.runtime.queue.stale_claims import StaleClaims
 from graphft.runtime.queue.transactions import Passes, commit, give_back, renew, tell_poison
 
@@ -74,12 +74,17 @@ class AsyncQueue:
     def __init__(self, trainer: ChunkTrainer) -> None:
         self.trainer, self.plan = trainer, trainer.config.plan
         self.claims: dict[ChunkKey, Claim] = {}
-        self.records = Claims(trainer, self) if trainer.config.ft else None
+        self.records = Claims(trainer, self) if trainer.program.find_op("etcd_get_chunk") is not None else None
         self.source: Source = self.records or StaticAssignment(trainer)
 
     # -- QueuePort ----------------------------------------------------------------------------------------------
 
-    def get_chunk(self) -> ChunkWork:
+    def claim_chunk(self, timeout: float, max_failures: int) -> ChunkWork:
+        assert self.records is not None
+        self.records.terms = (timeout, max_failures)
+        return self.planned_chunk()
+
+    def planned_chunk(self) -> ChunkWork:
         work = self._next()
         if work is None:
             self._complete_whole()
@@ -107,7 +112,7 @@ class AsyncQueue:
         assert self.records is not None
         self.records.enqueue(self.trainer.pass_index)
 
-    def requeue_stale(self, timeout: float, max_failures: int) -> None:
+    def requeue_stale(self, timeout: float) -> None:
         assert self.records is not None
         self.records.renew(timeout)
 
@@ -191,6 +196,8 @@ class Claims:
         self.config, self.plan = trainer.config, trainer.config.plan
         self.passes = Passes(trainer)
         self.stale_claims = StaleClaims(trainer.etcd, trainer.keys, trainer.events)
+        self.terms = (0.0, 0)
+        """Of the claims to come: their time-out, and how many failures are too many."""
         self._random = random.Random(trainer.id)
         self._marker: KV | None = None
         self._open: list[str] = []
@@ -280,7 +287,7 @@ class Claims:
         return max(1, min(count, share))
 
     def _claim(self, index: int, records: list[KV]) -> list[Claim]:
-        prefix, now = self.keys.queue(index), time.time()
+        prefix, now, (timeout, max_failures) = self.keys.queue(index), time.time(), self.terms
         changes = [
             chunk_queue.claim(
                 prefix,
@@ -289,8 +296,9 @@ class Claims:
                 trainer=self.trainer.id,
                 now=now,
                 progress=msgspec.json.decode(kv.value, type=Todo).progress,
-                timeout=self.config.chunk_timeout,
-                max_failures=LOST_CLAIMS * self.config.max_failures,
+                timeout=timeout,
+                max_failures=max_failures,
+                max_lost=LOST_CLAIMS * max_failures,
             )
             for kv in records
         ]
@@ -352,35 +360,23 @@ class Claims:
         return fences
 
     def release(self, claim: Claim) -> None:
-        self._give_back(
-            claim,
-            lambda prefix, todo: chunk_queue.release(
-                prefix, claim.key[1], claim.revision, todo, progress=claim.progress
-            ),
+        prefix, chunk = self.keys.queue(claim.key[0]), claim.key[1]
+        self.trainer.retry_while_leased(
+            lambda: give_back(
+                self.etcd,
+                prefix,
+                {chunk: claim.revision},
+                lambda _, todo: chunk_queue.release(prefix, chunk, claim.revision, todo, progress=claim.progress),
+            )
         )
 
     def fail(self, claim: Claim, reason: str) -> None:
-        change = self._give_back(
-            claim,
-            lambda prefix, todo: chunk_queue.fail(
-                prefix,
-                claim.key[1],
-                claim.revision,
-                todo,
-                progress=claim.last,
-                reason=reason,
-                max_failures=self.config.max_failures,
-            ),
+        make = functools.partial(
+            fail_batch, self.etcd, self.keys, *claim.key, claim.last, claim=claim.revision, reason=reason
         )
+        change = self.trainer.retry_while_leased(make)
         if change is not None and change.outcome == "failed":
             tell_poison(self.trainer.events, *claim.key, change)
-
-    def _give_back(self, claim: Claim, make: Callable[[str, KV], Change]) -> Change | None:
-        prefix, chunk = self.keys.queue(claim.key[0]), claim.key[1]
-        made = self.trainer.retry_while_leased(
-            lambda: give_back(self.etcd, prefix, {chunk: claim.revision}, lambda _, todo: make(prefix, todo))
-        )
-        return made[0] if made else None
 
     # -- the daemon thread --------------------------------------------------------------------------------------
 

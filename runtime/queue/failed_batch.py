@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from graphft.runtime.coordination.generation import go_back
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import get_op
@@ -12,20 +14,11 @@ from graphft.runtime.queue.transactions import commit
 
 
 def fail_batch(
-    store: Store,
-    keys: Keys,
-    pass_index: int,
-    chunk: int,
-    batch: int,
-    *,
-    claim: int,
-    reason: str,
-    max_failures: int,
-    sync: bool,
+    store: Store, keys: Keys, pass_index: int, chunk: int, batch: int, *, claim: int, reason: str
 ) -> Change | None:
     """Counts a failure of the chunk at this batch, under that claim; None: it is somebody else's by now.
 
-    `claim`: its revision.
+    `claim`: its revision. The claim itself says how many failures are too many.
 
     Outcome "failed": the chunk is poison. In sync mode a new generation begins with that: a holder before may have sent
     the batch to some of the shards, so this step and what follows is done again, without it on all of them.
@@ -42,8 +35,11 @@ def fail_batch(
         todo, pending = read.kv(0), read.kv(1)
         if todo is None or pending is None or pending.create_revision != claim:
             return None
-        change = chunk_queue.fail(prefix, chunk, claim, todo, progress=batch, reason=reason, max_failures=max_failures)
-        poison = change.outcome == "failed" and sync
+        terms = msgspec.json.decode(pending.value, type=chunk_queue.Pending)
+        change = chunk_queue.fail(
+            prefix, chunk, claim, todo, progress=batch, reason=reason, max_failures=terms.max_failures
+        )
+        poison = change.outcome == "failed" and terms.slot >= 0
         back = [go_back(keys, read.kv(2), read.kv(3), change.reason)] if poison else []
         if commit(store, [change, *back]).ok:
             return change

@@ -63,11 +63,13 @@ class Claim:
 
 
 class SyncQueue:
-    """The QueuePort of a sync trainer. With `ft` false it only consults the plan, and records nothing."""
+    """The QueuePort of a sync trainer. `records`: whether its program claims chunks, or only follows the plan."""
 
     def __init__(self, trainer: SlotTrainer) -> None:
         self.trainer, self.keys, self.plan = trainer, trainer.keys, trainer.config.plan
-        self.records = trainer.config.ft
+        self.records = trainer.program.find_op("etcd_get_chunk") is not None
+        self._terms = (0.0, 0)
+        """Of the claims to come: their time-out, and how many failures are too many."""
         self.claims: dict[tuple[int, int], Claim] = {}
         """By pass and chunk. A slot's next chunk is claimed before the last batch of the one before is applied."""
         self._begun: dict[tuple[int, int], tuple[int, Future[None]]] = {}
@@ -83,23 +85,28 @@ class SyncQueue:
 
     # -- QueuePort ----------------------------------------------------------------------------------------------
 
-    def get_chunk(self) -> ChunkWork:
-        ctx = self.trainer.ctx
-        located = self.plan.locate(ctx.step, ctx.slot)
-        if located is None or self._left_out(located):
+    def claim_chunk(self, timeout: float, max_failures: int) -> ChunkWork:
+        self._terms = (timeout, max_failures)
+        located = self._located()
+        if self._left_out(located):
             raise NoData
-        revision = 0
-        if self.records:
-            revision = self._claim(ctx.slot, located)
-            self._claim_ahead(ctx.slot, located)
-        return ChunkWork(
-            located.pass_index,
-            located.chunk,
-            located.batch,
-            located.samples,
-            batch_seed(self.trainer.config.seed, ctx.step, ctx.slot),
-            claim=revision,
-        )
+        slot = self.trainer.ctx.slot
+        revision = self._claim(slot, located)
+        self._claim_ahead(slot, located)
+        return self._work(located, revision)
+
+    def planned_chunk(self) -> ChunkWork:
+        return self._work(self._located())
+
+    def _located(self) -> Located:
+        located = self.plan.locate(self.trainer.ctx.step, self.trainer.ctx.slot)
+        if located is None:
+            raise NoData
+        return located
+
+    def _work(self, located: Located, claim: int = 0) -> ChunkWork:
+        seed = batch_seed(self.trainer.config.seed, self.trainer.ctx.step, self.trainer.ctx.slot)
+        return ChunkWork(located.pass_index, located.chunk, located.batch, located.samples, seed, claim=claim)
 
     def complete_chunks(self) -> None:
         """Chunks that were claimed together are completed together."""
@@ -125,7 +132,7 @@ class SyncQueue:
         ).kvs
         self._discarded |= {(index, chunk_queue.chunk_of(kv.key)): _failed(kv).progress for kv in failed}
 
-    def requeue_stale(self, timeout: float, max_failures: int) -> None:
+    def requeue_stale(self, timeout: float) -> None:
         """Renews the own claims while steps are computed, and takes away what others have not renewed."""
         now = time.monotonic()
         for claim in list(self.claims.values()):
@@ -327,19 +334,11 @@ class SyncQueue:
     def _fail(self, claim: Claim, batch: int, reason: str) -> Change | None:
         """None: the claim is somebody else's by now."""
         return fail_batch(
-            self.trainer.etcd,
-            self.keys,
-            claim.pass_index,
-            claim.chunk,
-            batch,
-            claim=claim.revision,
-            reason=reason,
-            max_failures=self.trainer.config.max_failures,
-            sync=True,
+            self.trainer.etcd, self.keys, claim.pass_index, claim.chunk, batch, claim=claim.revision, reason=reason
         )
 
     def _claim_of(self, slot: int, located: Located, todo: KV) -> Change:
-        config, prefix = self.trainer.config, self.keys.queue(located.pass_index)
+        prefix, (timeout, max_failures) = self.keys.queue(located.pass_index), self._terms
         return chunk_queue.claim(
             prefix,
             located.chunk,
@@ -348,9 +347,8 @@ class SyncQueue:
             slot=slot,
             start_step=located.chunk_start_step,
             now=time.time(),
-            timeout=config.chunk_timeout,
-            max_failures=config.max_failures,
-            count_lost=False,
+            timeout=timeout,
+            max_failures=max_failures,
         )
 
     def _made(self, slot: int, located: Located, revision: int) -> Claim:

@@ -19,12 +19,12 @@ class Coordinator(Role):
     """Runs the coordinator's program."""
 
     kind = "coordinator"
-    leased = False
 
     def run(self) -> None:
         self._stale_claims = StaleClaims(self.etcd, self.keys, self.events)
         self.ctx.coordinator = self
         self.ctx.queue = cast("QueuePort", self)  # its program asks for requeue_stale only
+        self.open_session()
         try:
             self.run_block("init")
             self.start_daemon()
@@ -34,6 +34,7 @@ class Coordinator(Role):
 
     def put_job(self, pservers: int) -> None:
         put_job(self.etcd, self.keys, self.job, self.job_dir)
+        self.etcd.put(self.keys.ps_desired, str(pservers).encode())
 
     def await_job(self) -> None:
         self.progress.begin("waiting for the job's end")
@@ -44,7 +45,7 @@ class Coordinator(Role):
         if self.view.state == "failed":
             raise GraphftError(f"job {self.keys.job} failed", rule="job-failed", help="see its events: graphft status")
 
-    def requeue_stale(self, timeout: float, max_failures: int) -> None:
+    def requeue_stale(self, timeout: float) -> None:
         record = self.view.pass_
         if record is not None:
             self._stale_claims.look(record.pass_index, timeout)

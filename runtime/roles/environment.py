@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from graphft import registry
 from graphft.errors import GraphftError
 from graphft.runtime.coordination.connect import JobEnded, connect_from, connect_when_back, is_complete, write_endpoints
 from graphft.runtime.coordination.embedded_etcd import start_etcd
@@ -27,12 +28,12 @@ from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_LEASE_LOST, E
 from graphft.runtime.process.structs import prepare_structs
 
 if TYPE_CHECKING:
+    from graphft.ir import Program
     from graphft.runtime.roles.coordinator import Coordinator
     from graphft.runtime.roles.pserver.pserver import Pserver
     from graphft.runtime.roles.role import Role
     from graphft.runtime.roles.trainer.trainer import Trainer
     from graphft.transpiler import Job, JobRecord
-    from graphft.transpiler.config import JobConfig
 
 ROLES = ("trainer", "pserver", "coordinator")
 LEAVE_SECONDS = 10.0
@@ -223,25 +224,27 @@ def _make_role(job: Job, job_dir: Path, spec: RoleSpec, etcd: Store) -> Pserver 
 
         return Coordinator(job, job_dir, job.coordinator_program(), etcd, max(spec.index, 0))
     if spec.kind == "trainer":
-        any_index = job.config.ft or not job.config.sync or job.config.trainers == 1
-        return _trainer_class(job.config)(job, job_dir, etcd, max(spec.index, 0) if any_index else spec.index)
+        claims = job.trainer_program().find_op("etcd_get_chunk") is not None
+        any_index = claims or not job.config.sync or job.config.trainers == 1
+        return _trainer_class(job)(job, job_dir, etcd, max(spec.index, 0) if any_index else spec.index)
     from graphft.runtime.coordination.run_record import fenced
     from graphft.runtime.roles.pserver.pserver import claim_index
 
-    make = _pserver_class(job.config.sync)
+    program = job.pserver_program(0)
+    make = _pserver_class(program)
     if spec.index >= 0:
         return make(job, job_dir, etcd, spec.index)
-    keys, ttl = Keys(job.config.name), job.config.lease_ttl * job.config.ft
+    keys, ttl = Keys(job.config.name), job.config.lease_ttl if program.find_op("etcd_keep_alive") is not None else 0
     claimed = claim_index(fenced(etcd, keys, job), keys, job.config.pservers, ttl)
     return make(job, job_dir, etcd, *claimed) if claimed is not None else None
 
 
-def _trainer_class(config: JobConfig) -> type[Trainer]:
-    if config.sync:
+def _trainer_class(job: Job) -> type[Trainer]:
+    if job.config.sync:
         from graphft.runtime.roles.trainer.slot_trainer import SlotTrainer
 
         return SlotTrainer
-    if config.local:
+    if job.trainer_program().find_op("local_steps") is not None:
         from graphft.runtime.roles.trainer.unit_trainer import UnitTrainer
 
         return UnitTrainer
@@ -250,8 +253,15 @@ def _trainer_class(config: JobConfig) -> type[Trainer]:
     return ChunkTrainer
 
 
-def _pserver_class(sync: bool) -> type[Pserver]:
-    if sync:
+def _pserver_class(program: Program) -> type[Pserver]:
+    serve = program.find_op("listen_and_serv")
+    if serve is None:
+        raise GraphftError(
+            f"program '{program.name}' does not serve",
+            rule="job-directory",
+            help="a pserver's program has listen_and_serv in block serve: transpile the job again",
+        )
+    if registry.attr(serve, "sync"):
         from graphft.runtime.roles.pserver.round_pserver import RoundPserver
 
         return RoundPserver

@@ -3,7 +3,7 @@
     progress.beat()                                # main thread: at each step, each op that waits for other processes
     with progress.within(math.inf, "loading data"): ...    # what may take longer, or as long as it likes
     progress.begin("training")                     # the start is over: from now on the usual limit holds
-    if progress.hung(): ...                        # daemon thread: no beat within the limit
+    if progress.hung(): ...                        # daemon thread (op etcd_keep_alive): no beat within the limit
 
 A lease says that a process lives, for its daemon thread renews it. It does not say that the process works: a read that
 blocks for ever or a deadlock in user code leaves the daemon thread running. So what a process may claim, and for how
@@ -22,9 +22,6 @@ from contextlib import contextmanager
 
 from graphft.runtime.etcd.lease_keeper import LeasePage
 
-PART = 0.9
-"""Of `chunk_timeout`: how long the main thread may go without a mark. A process that hangs ends itself a little before
-others take its claims away, so that it can still say which batch was at fault."""
 LOOK_SECONDS = 2.0
 """One look counts at most so many seconds: while a whole process was stopped, its main thread was not stuck."""
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+from graphft import registry
 from graphft.errors import GraphftError
 from graphft.ir import Block, Program
 from graphft.ops.context import Context
@@ -30,7 +31,7 @@ from graphft.runtime.execute.lowering import Lowered, lower
 from graphft.runtime.process.identity import identify
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK
 from graphft.runtime.process.structs import prepare_structs
-from graphft.runtime.roles.progress import PART, Progress, stacks
+from graphft.runtime.roles.progress import Progress, stacks
 from graphft.runtime.roles.reach import out_of_reach
 from graphft.runtime.transport.address import network_identity
 from graphft.runtime.transport.login import Login
@@ -57,8 +58,6 @@ class Role:
     """
 
     kind = ""
-    leased = True
-    """Whether this process claims anything, and so needs a lease where there is fault tolerance."""
 
     def __init__(
         self, job: Job, job_dir: Path, program: Program, etcd: Store, index: int, session: Session | None = None
@@ -73,10 +72,15 @@ class Role:
         self.address = ""
         self.events = Events(self.etcd, self.keys, f"{self.kind} {index}")
         self.session = session
-        self.progress = Progress(PART * self.config.chunk_timeout if self.config.ft else math.inf)
+        keep = program.find_op("etcd_keep_alive")
+        self.leased = keep is not None
+        """Whether this process has a lease, which what it claims hangs on: its program keeps one alive."""
+        self.progress = Progress(registry.attr(keep, "progress_timeout") if keep is not None else math.inf)
         """Marked by the main thread; the daemon thread ends a process that does not get on."""
         self.changed = threading.Event()
         self._view: tuple[int, JobView] = (-1, JobView())
+        self.seen = JobView()
+        """The view as op `etcd_state_watch` took it in last: what the main thread acts on."""
         self.watcher = Watch(etcd, self.keys.control, lambda _: self._notify())
         self.ctx = Context(device=self.config.device, session=self, members=self)
         self._lowered: dict[tuple[str, int], Lowered] = {}
@@ -113,7 +117,7 @@ class Role:
 
         What takes long and needs no claim (opening the data) comes before: a lease does not wait for it.
         """
-        if self.session is None and self.config.ft and self.leased:
+        if self.session is None and self.leased:
             self.session = Session(self.etcd, self.config.lease_ttl)
         if self.session is not None:
             self.progress.share(self.session.page)
@@ -140,8 +144,6 @@ class Role:
             except BaseException:
                 log.exception("the daemon block failed; a process without it must not go on")
                 self._end_now(EXIT_FAILED)
-            if self.progress.hung():
-                self._end_hung()
             self.changed.wait(min(float(block.attrs["interval"]), self.progress.left()))
             self.changed.clear()
 
@@ -201,8 +203,14 @@ class Role:
 
     # -- SessionPort --------------------------------------------------------------------------------------------
 
-    def keep_alive(self) -> None:
-        """Renews the lease when it is time to, and sees to it that its keeper does when this thread cannot."""
+    def keep_alive(self, progress_timeout: float) -> None:
+        """Renews the lease when it is time to, and sees to it that its keeper does when this thread cannot.
+
+        Ends the process if its main thread hangs.
+        """
+        self.progress.usual = progress_timeout
+        if self.progress.hung():
+            self._end_hung()
         if self.session is not None:
             self.session.tick()
             self.session.keep(self.etcd.urls)
@@ -333,7 +341,9 @@ class Role:
         return view
 
     def watch(self) -> None:
-        """Subclasses take in `self.view`. Called on the daemon thread."""
+        """Takes in the view, for the main thread to act on. Called on the daemon thread."""
+        self.seen = self.view
+        self.wake()
 
     def claim_slots(self, slots: int, policy: str) -> None:
         raise NotImplementedError

@@ -102,7 +102,7 @@ class Trainer(RuleBasedStateMachine):
 class SyncTrainerFuzz(Trainer):
     def new(self) -> None:
         self.tensors: set[tuple[int, int]] = set()
-        self.rig = TrainerRig(buckets=BUCKETS, total_steps=STEPS, refresh=self.refresh)
+        self.rig = TrainerRig(buckets=BUCKETS, total_steps=STEPS)
 
     def generation(self, shard: int) -> int:
         return self.trainer.generation
@@ -129,10 +129,10 @@ class SyncTrainerFuzz(Trainer):
             return
         for s, b in keys:
             if self.trainer.frame(s, b) is not None:
-                self.feed(Copied(s, b, work.step))
+                self.feed(Copied(s, b, work.step, (s, b) in self.refresh))
                 self.tensors.add((s, b))
             assert (s, b) in self.tensors, "there were parameters to compute from"
-        self.feed(*[Pushed(s, b, 4, b"gradient") for s, b in ([] if empty else keys)], Closed())
+        self.feed(*[Pushed(s, b, 4, b"gradient") for s, b in ([] if empty else keys)], Closed(len(BUCKETS)))
 
     @invariant()
     def questions_have_answers_and_what_is_kept_has_a_bound(self) -> None:
@@ -140,7 +140,7 @@ class SyncTrainerFuzz(Trainer):
             return
         trainer = self.trainer
         assert trainer.work_changed in (True, False)
-        assert trainer.ready in (True, False)
+        assert 0 <= trainer.reached() <= len(BUCKETS)
         assert (trainer.lowest() or 0) in range(STEPS + 1)
         work = trainer.next_work()
         assert work is None or (work.slot in trainer.slots and 0 <= work.step < STEPS)
@@ -155,7 +155,7 @@ class AsyncTrainerFuzz(Trainer):
     def new(self) -> None:
         """Both shards have welcomed it, and given their buckets."""
         self.tensors: set[tuple[int, int]] = set()
-        self.rig: Any = AsyncTrainerRig(refresh=self.refresh)
+        self.rig: Any = AsyncTrainerRig()
         for shard, buckets in enumerate(BUCKETS):
             self.feed(ShardUp(shard, "A"), FromShard(shard, Welcome(shard, "A", 0, 0)))
             self.feed(*[FromShard(shard, Parameters(0, 0, b), b"frame") for b in buckets])
@@ -189,7 +189,7 @@ class AsyncTrainerFuzz(Trainer):
             return
         for s, b in keys:
             if trainer.frame(s, b) is not None:
-                self.feed(Loaded(s, b))
+                self.feed(Loaded(s, b, (s, b) in self.refresh))
                 self.tensors.add((s, b))
             assert (s, b) in self.tensors, "there were parameters to compute from"
         for s, b in keys:
@@ -202,7 +202,7 @@ class AsyncTrainerFuzz(Trainer):
         if not hasattr(self, "rig"):
             return
         trainer = self.trainer
-        assert trainer.settled in (True, False)
+        assert 0 <= trainer.settled() <= len(trainer.connections)
         assert trainer.newest() >= 0
         assert len(trainer.generations()) == 2
         for key, held in trainer.held.items():

@@ -81,6 +81,7 @@ def claim(store: MiniStore, owner: str = "a", chunk: int = 0, progress: int = 0,
         now=now,
         timeout=60.0,
         max_failures=3,
+        max_lost=3,
     )
     return change.outcome, store.apply(change, owner)
 
@@ -258,7 +259,15 @@ class QueueMachine(RuleBasedStateMachine):
     @rule(chunk=chunks, owner=st.sampled_from("ab"), progress=st.integers(0, 2))
     def claim(self, chunk: int, owner: str, progress: int) -> None:
         change = chunk_queue.claim(
-            P, chunk, self.stale[chunk], trainer=owner, progress=progress, now=self.now, timeout=10.0, max_failures=2
+            P,
+            chunk,
+            self.stale[chunk],
+            trainer=owner,
+            progress=progress,
+            now=self.now,
+            timeout=10.0,
+            max_failures=2,
+            max_lost=2,
         )
         fence = self.store.apply(change, owner)
         if fence and change.outcome == "claimed":

@@ -35,14 +35,14 @@ def sent(effects: list[Any]) -> list[tuple[int, Any]]:
     return [(e.shard, e.message) for e in of(Send, effects)]
 
 
-def contribute(rig: TrainerRig) -> list[Any]:
-    """Computes the current work, whose buckets are there."""
+def contribute(rig: TrainerRig, keep: bool = False) -> list[Any]:
+    """Computes the current work, whose buckets are there. `keep`: it changes shard 0's in place."""
     return rig.feed(
-        Copied(0, 0, rig.machine.current.step),
+        Copied(0, 0, rig.machine.current.step, keep),
         Copied(1, 0, rig.machine.current.step),
         Pushed(1, 0, 4, "g1"),
         Pushed(0, 0, 4, "g0"),
-        Closed(),
+        Closed(2),
     )
 
 
@@ -175,10 +175,10 @@ def test_a_bucket_in_the_tensors_is_not_copied_again_for_the_next_slot() -> None
 
 
 def test_a_bucket_that_the_step_changes_in_place_is_kept_for_the_next_slot() -> None:
-    rig = TrainerRig((0, 1), refresh=frozenset({(0, 0)}))
+    rig = TrainerRig((0, 1))
     rig.feed(Begin())
     arrive(rig, 0)
-    contribute(rig)
+    contribute(rig, keep=True)
     rig.feed(Begin())
     assert (rig.machine.frame(0, 0), rig.machine.frame(1, 0)) == ("0@0", None)
 
@@ -249,20 +249,20 @@ def test_pushes_carry_their_names() -> None:
 def test_an_empty_contribution_waits_until_every_shard_has_reached_its_step() -> None:
     rig = TrainerRig((0,))
     rig.feed(Begin())
-    assert rig.machine.ready
-    assert sent(rig.feed(Closed())) == [(0, Empty(0, 0, 0, True)), (1, Empty(0, 0, 0, True))]
+    assert rig.machine.reached() == 2
+    assert sent(rig.feed(Closed(2))) == [(0, Empty(0, 0, 0, True)), (1, Empty(0, 0, 0, True))]
     rig.feed(Begin())
     rig.bucket(0, 1)
-    assert not rig.machine.ready
+    assert rig.machine.reached() == 1
     rig.bucket(1, 1)
-    assert rig.machine.ready
+    assert rig.machine.reached() == 2
 
 
 def test_an_empty_contribution_closed_too_early_is_made_again() -> None:
     rig = TrainerRig((0,))
-    rig.feed(Begin(), Closed(), Begin())
+    rig.feed(Begin(), Closed(2), Begin())
     rig.bucket(0, 1)
-    effects = rig.feed(Closed())
+    effects = rig.feed(Closed(2))
     assert [s for s, _ in sent(effects)] == [0]
     assert counted(effects) == ["void-push"]
     assert rig.machine.next_work() == Work(1, 0)
@@ -274,7 +274,7 @@ def test_half_a_contribution_cannot_be_closed() -> None:
     arrive(rig, 0)
     rig.feed(Pushed(0, 0, 4, "g"))
     with pytest.raises(IllegalTransition, match="were not pushed"):
-        rig.feed(Closed())
+        rig.feed(Closed(2))
     with pytest.raises(IllegalTransition, match="pushed twice"):
         rig.feed(Pushed(0, 0, 4, "g"))
 
@@ -329,7 +329,7 @@ def test_a_contribution_in_the_middle_of_which_a_shard_restarts_is_done_again() 
     arrive(rig, 4)
     rig.feed(Copied(0, 0, 4), Copied(1, 0, 4), Pushed(1, 0, 4, "g1"), ShardDown(1), ShardUp(1, "B2"))
     rig.welcome(1, "B2", 4)
-    effects = rig.feed(Pushed(0, 0, 4, "g0"), Closed())
+    effects = rig.feed(Pushed(0, 0, 4, "g0"), Closed(2))
     assert [s for s, _ in sent(effects)] == [0]
     assert rig.machine.next_work() == Work(4, 0)
 
@@ -341,7 +341,7 @@ def test_nothing_is_pushed_to_a_shard_that_came_back_older() -> None:
     arrive(rig, 4)
     rig.feed(ShardDown(1), ShardUp(1, "B2"))
     rig.welcome(1, "B2", 3)
-    effects = rig.feed(Pushed(1, 0, 4, "g1"), Pushed(0, 0, 4, "g0"), Closed())
+    effects = rig.feed(Pushed(1, 0, 4, "g1"), Pushed(0, 0, 4, "g0"), Closed(2))
     assert [s for s, _ in sent(effects)] == [0]
     assert rig.machine.next_work() == Work(3, 0)
 
@@ -405,7 +405,7 @@ def test_a_rollback_voids_work_frames_and_what_is_in_flight() -> None:
     rig.feed(Begin())
     arrive(rig, 4)
     rig.feed(Copied(0, 0, 4), Rollback(1, 4))
-    assert counted(rig.feed(Pushed(0, 0, 4, "g"), Closed())) == ["void-push"] * 2
+    assert counted(rig.feed(Pushed(0, 0, 4, "g"), Closed(2))) == ["void-push"] * 2
     rig.feed(Copied(1, 0, 4))
     assert counted(rig.feed(FromShard(0, Parameters(0, 4, 0), "old"))) == ["other-bucket"]
     rig.welcome(0, "A", 4)

@@ -47,7 +47,7 @@ def work_at(scene: Stage, trainer: Any, step: int) -> None:
     scene.etcd.put(scene.keys.slot(0), trainer.id.encode(), trainer.lease)
     shards_at(trainer, step)
     enter(trainer, step)
-    trainer.queue.get_chunk()
+    trainer.queue.claim_chunk(60.0, 1)
 
 
 def enter(trainer: Any, step: int) -> None:
@@ -72,7 +72,7 @@ def test_what_is_done_again_after_the_end_is_closed_again(scene: Stage) -> None:
     trainer.comm.control(Rollback(1, LAST - 1))
     shards_at(trainer, LAST - 1, generation=1)
     enter(trainer, LAST - 1)
-    trainer.queue.get_chunk()
+    trainer.queue.claim_chunk(60.0, 1)
     assert "todo" in scene.records(1)
     finish(trainer)
     assert scene.records(1) == DONE
@@ -114,7 +114,7 @@ def test_whoever_lost_the_slot_puts_nothing_back(scene: Stage) -> None:
     scene.etcd.delete(chunk_queue.pending_key(scene.keys.queue(0), 0))
     scene.etcd.put(chunk_queue.done_key(scene.keys.queue(0), 0), b"{}")
     with pytest.raises(WorkChanged):
-        late.queue.get_chunk()
+        late.queue.claim_chunk(60.0, 1)
     assert scene.records(0) == DONE
 
 

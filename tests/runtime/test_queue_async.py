@@ -182,7 +182,7 @@ def test_a_claim_that_its_own_trainer_does_not_know_of_is_taken_away(scene: Stag
     trainer.etcd.store.after_txn = fail
     (held,) = take(trainer, 1)
     (lost,) = scene.records()["pending"] - {held.key[1]}
-    until(lambda: trainer.queue.requeue_stale(0.2, 3) or scene.records()["pending"] == {held.key[1]})
+    until(lambda: trainer.queue.requeue_stale(0.2) or scene.records()["pending"] == {held.key[1]})
     assert lost in scene.records()["todo"]
     assert {c.key[1] for c in take(trainer, CHUNKS - 1)} == set(range(CHUNKS)) - {held.key[1]}
 

@@ -77,7 +77,7 @@ def test_every_chunk_has_records_of_its_own(scene: Stage) -> None:
     prefix = scene.keys.queue(0)
     before = {kv.key: kv for kv in scene.etcd.range(prefix).kvs}
     assert len(before) == CHUNKS
-    trainer.queue.get_chunk()
+    trainer.queue.claim_chunk(60.0, 1)
     shards_at(trainer, 2)
     complete(trainer)
     after = {kv.key: kv for kv in scene.etcd.range(prefix).kvs}
@@ -93,7 +93,7 @@ def test_a_chunk_is_done_when_its_last_batch_is_applied_not_when_it_was_read(sce
     for version in (0, 1):  # batch 1 is computed from version 1, and applied in version 2
         shards_at(trainer, version)
         trainer.ctx.step = version
-        assert trainer.queue.get_chunk().chunk == chunk
+        assert trainer.queue.claim_chunk(60.0, 1).chunk == chunk
         complete(trainer)
         assert chunk in scene.records()["pending"]
     shards_at(trainer, 2)
@@ -107,15 +107,15 @@ def test_the_next_chunk_is_claimed_before_it_is_begun(scene: Stage) -> None:
     """Its first step finds the claim, and asks etcd for nothing. Whoever goes gives it back with the other."""
     trainer = scene.trainer(0)
     begin(scene, trainer)
-    trainer.queue.get_chunk()
+    trainer.queue.claim_chunk(60.0, 1)
     assert scene.records()["pending"] == {chunk_at(scene)}
     trainer.ctx.step = 1
-    trainer.queue.get_chunk()
+    trainer.queue.claim_chunk(60.0, 1)
     until(lambda: scene.records()["pending"] == {chunk_at(scene), chunk_at(scene, 2)})
     until(lambda: len(trainer.queue.claims) == 2)
     trainer.etcd.store.before_txn = lambda: pytest.fail("a transaction on the step's way")
     trainer.ctx.step = 2
-    trainer.queue.get_chunk()
+    trainer.queue.claim_chunk(60.0, 1)
     trainer.etcd.store.before_txn = None
     trainer.queue.release(0)
     assert "pending" not in scene.records()
@@ -126,19 +126,19 @@ def test_at_a_high_pace_chunks_are_claimed_and_completed_together(scene: Stage) 
     trainer = scene.trainer(0)
     trainer._times.extend([(0.0, 1), (0.2, 1), (0.4, 1)])  # five batches per second: three chunks of two
     begin(scene, trainer)
-    trainer.queue.get_chunk()
+    trainer.queue.claim_chunk(60.0, 1)
     chunks = [chunk_at(scene, step) for step in (0, 2, 4)]
     assert scene.records()["pending"] == set(chunks)
-    assert {claim.revision for claim in trainer.queue.claims.values()} == {trainer.queue.get_chunk().claim}
+    assert {claim.revision for claim in trainer.queue.claims.values()} == {trainer.queue.claim_chunk(60.0, 1).claim}
     trainer.etcd.store.before_txn = lambda: pytest.fail("a transaction on the way")
     for step in (1, 2, 3, 4):
         shards_at(trainer, step)
         trainer.ctx.step = step
-        assert trainer.queue.get_chunk().chunk == chunks[step // 2]
+        assert trainer.queue.claim_chunk(60.0, 1).chunk == chunks[step // 2]
         complete(trainer)
     trainer.etcd.store.before_txn = None
     trainer.ctx.step = 5
-    trainer.queue.get_chunk()
+    trainer.queue.claim_chunk(60.0, 1)
     until(lambda: len(scene.records()["pending"]) == 6)
     shards_at(trainer, 6)
     complete(trainer)
@@ -153,7 +153,7 @@ def test_of_chunks_that_are_completed_together_one_may_be_lost(scene: Stage) -> 
     trainer = scene.trainer(0)
     trainer._times.extend([(0.0, 1), (0.2, 1), (0.4, 1)])
     begin(scene, trainer)
-    trainer.queue.get_chunk()
+    trainer.queue.claim_chunk(60.0, 1)
     first, lost, last = (chunk_at(scene, step) for step in (0, 2, 4))
     scene.etcd.delete(f"{scene.keys.queue(0)}pending/{lost:08d}")
     shards_at(trainer, 6)
@@ -166,21 +166,21 @@ def test_a_slot_that_was_lost_is_claimed_for_anew(scene: Stage) -> None:
     """What became of the chunk meanwhile counts: it failed under the holder in between."""
     trainer, other = scene.trainer(0), scene.trainer(1)
     begin(scene, trainer)
-    trainer.queue.get_chunk()
+    trainer.queue.claim_chunk(60.0, 1)
     begin(scene, other)
     trainer.queue.lost(0)
-    other.queue.get_chunk()
+    other.queue.claim_chunk(60.0, 1)
     other.queue.report_failure(Work(0, 0), "it cannot be read")
     scene.etcd.put(scene.keys.slot(0), trainer.id.encode(), trainer.lease)
     with pytest.raises(NoData):
-        trainer.queue.get_chunk()
+        trainer.queue.claim_chunk(60.0, 1)
 
 
 def test_a_zombie_completes_nothing_of_its_successors(scene: Stage) -> None:
     zombie, successor = scene.trainer(0), scene.trainer(1)
     for trainer in (zombie, successor):
         begin(scene, trainer)
-        trainer.queue.get_chunk()
+        trainer.queue.claim_chunk(60.0, 1)
         shards_at(trainer, 2)
     chunk = chunk_at(scene)
     complete(zombie)
@@ -195,7 +195,7 @@ def test_whoever_lost_the_slot_claims_nothing(scene: Stage) -> None:
     begin(scene, trainer)
     begin(scene, other)
     with pytest.raises(WorkChanged):
-        trainer.queue.get_chunk()
+        trainer.queue.claim_chunk(60.0, 1)
     assert "pending" not in scene.records()
 
 
@@ -211,7 +211,7 @@ def test_a_claim_that_etcd_did_not_answer_is_made_once(scene: Stage, applied: bo
         raise Ambiguous("no answer") if applied else EtcdUnreachable("away")
 
     setattr(trainer.etcd.store, "after_txn" if applied else "before_txn", fail)
-    trainer.queue.get_chunk()
+    trainer.queue.claim_chunk(60.0, 1)
     chunk = chunk_at(scene)
     assert seen == [({}, {chunk} if applied else None)]
     assert scene.records()["pending"] == {chunk}
@@ -224,13 +224,13 @@ def test_a_claim_without_progress_is_taken_away_by_anybody(scene: Stage) -> None
     """The timer is no process's: whoever looks sees it run out, also of a claim made before it started."""
     stuck = scene.trainer(0)
     begin(scene, stuck)
-    stuck.queue.get_chunk()
+    stuck.queue.claim_chunk(60.0, 1)
     looking = scene.trainer(1)
     looking.pass_index = 0
-    looking.queue.requeue_stale(0.2, 3)
+    looking.queue.requeue_stale(0.2)
     assert scene.records()["pending"] == {chunk_at(scene)}
     time.sleep(0.3)
-    looking.queue.requeue_stale(0.2, 3)
+    looking.queue.requeue_stale(0.2)
     assert "pending" not in scene.records()
     assert chunk_at(scene) in scene.records()["todo"]
     assert scene.etcd.get(scene.keys.slot(0)) is None, "nor does it keep the slot"
@@ -239,7 +239,7 @@ def test_a_claim_without_progress_is_taken_away_by_anybody(scene: Stage) -> None
 def test_a_claim_goes_with_its_trainer(scene: Stage) -> None:
     trainer = scene.trainer(0)
     begin(scene, trainer)
-    trainer.queue.get_chunk()
+    trainer.queue.claim_chunk(60.0, 1)
     scene.etcd.lease_revoke(trainer.lease)
     assert "pending" not in scene.records()
     assert len(scene.records()["todo"]) == CHUNKS
@@ -256,7 +256,7 @@ def test_a_late_enqueuer_changes_nothing_of_its_successors(scene: Stage) -> None
     def others_go_on() -> None:
         scene.etcd.delete(f"{scene.keys.queues}enqueuer")
         begin(scene, successor)
-        successor.queue.get_chunk()
+        successor.queue.claim_chunk(60.0, 1)
         shards_at(successor, 2)
         complete(successor)
         before.append((scene.records(), scene.etcd.get(scene.keys.pass_)))
@@ -271,7 +271,7 @@ def test_a_late_enqueuer_changes_nothing_of_its_successors(scene: Stage) -> None
 def test_a_pass_rolls_though_its_last_chunk_was_discarded(scene: Stage) -> None:
     trainer = scene.trainer(0)
     begin(scene, trainer)
-    trainer.queue.get_chunk()
+    trainer.queue.claim_chunk(60.0, 1)
     poison, rest = chunk_at(scene), set(range(CHUNKS)) - {chunk_at(scene)}
     trainer.queue.report_failure(Work(0, 0), "it cannot be read")
     assert scene.records() == {"todo": rest, "failed": {poison}}
@@ -291,9 +291,8 @@ def test_a_new_generation_begins_where_a_chunk_is_discarded(scene: Stage, saved:
         scene.etcd.put(scene.keys.committed, msgspec.json.encode(Committed(0, 4, "step-4.g0")))
     trainer = scene.trainer(0)
     begin(scene, trainer)
-    trainer.config = trainer.config.replace(max_failures=2)
     for failures in (1, 2):
-        trainer.queue.get_chunk()
+        trainer.queue.claim_chunk(60.0, 2)
         trainer.queue.report_failure(Work(0, 0), "it cannot be read")
         generation = generation_of(scene)
         assert generation is not None
@@ -302,7 +301,7 @@ def test_a_new_generation_begins_where_a_chunk_is_discarded(scene: Stage, saved:
     assert (generation.step, generation.checkpoint) == ((4, "step-4.g0") if saved else (0, ""))
     assert f"chunk {chunk_at(scene)} failed 2 times in a row" in generation.reason
     with pytest.raises(NoData):
-        trainer.queue.get_chunk()
+        trainer.queue.claim_chunk(60.0, 1)
 
 
 @pytest.mark.parametrize("record", ["generation", "committed"])
@@ -310,7 +309,7 @@ def test_a_chunk_is_discarded_together_with_the_generation(scene: Stage, record:
     """Whatever changes in between, a shard that rolls back or a checkpoint, there is never one without the other."""
     trainer = scene.trainer(0)
     begin(scene, trainer)
-    trainer.queue.get_chunk()
+    trainer.queue.claim_chunk(60.0, 1)
     value = Generation(7, 2) if record == "generation" else Committed(0, 2, "step-2.g0")
 
     def change() -> None:
@@ -330,7 +329,7 @@ def test_what_is_poison_is_known_in_every_pass_that_the_job_may_go_back_to(scene
     scene.job = Job(job.source, job.config.replace(passes=4), job.programs, job.run_id)
     trainer = scene.trainer(0)
     begin(scene, trainer)
-    trainer.queue.get_chunk()
+    trainer.queue.claim_chunk(60.0, 1)
     trainer.queue.report_failure(Work(0, 0), "it cannot be read")
     starts = trainer.plan.start_steps
     for index in (1, 2):
@@ -348,9 +347,9 @@ def test_what_is_poison_is_known_in_every_pass_that_the_job_may_go_back_to(scene
 def test_whoever_lost_the_chunk_discards_nothing(scene: Stage) -> None:
     trainer, other = scene.trainer(0), scene.trainer(1)
     begin(scene, trainer)
-    trainer.queue.get_chunk()
+    trainer.queue.claim_chunk(60.0, 1)
     begin(scene, other)
-    other.queue.get_chunk()
+    other.queue.claim_chunk(60.0, 1)
     trainer.queue.report_failure(Work(0, 0), "it cannot be read")
     assert "failed" not in scene.records()
     assert generation_of(scene) == Generation(0, 0)
@@ -364,7 +363,7 @@ def test_the_end_of_the_job_leaves_nothing_pending(scene: Stage) -> None:
         begin(scene, t, trainer.plan.start_steps[1])
     dead.ctx.step, trainer.ctx.step = last, last
     scene.etcd.put(scene.keys.slot(0), dead.id.encode(), dead.lease)
-    dead.queue.get_chunk()
+    dead.queue.claim_chunk(60.0, 1)
     shards_at(trainer, last + 1)
     until(lambda: trainer.comm.finished)
     trainer.queue.complete_job()

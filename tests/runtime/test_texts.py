@@ -96,7 +96,7 @@ def test_a_failure_of_any_text_is_recorded(etcd_server: EmbeddedEtcd, keys: Keys
         scene.etcd.put(keys.slot(0), trainer.id.encode(), trainer.lease)
         trainer.ctx.step, trainer.ctx.slot = 0, 0
         trainer.queue.enqueue_pass()
-        work = trainer.queue.get_chunk()
+        work = trainer.queue.claim_chunk(60.0, 1)
         reason = trainer.tell_failure("step 0 of slot 0", ValueError(text), step=0)
         trainer.queue.report_failure(Work(0, 0), reason)
         record = scene.etcd.get(failed_key(keys.queue(0), work.chunk))

@@ -279,7 +279,6 @@ class TrainerActor(Actor):
                 total_steps=setup.plan.total_steps,
                 run="run",
                 secret="secret",
-                refresh=setup.refresh,
                 retry_interval=2.0,
             ),
             generation=self.store.generation.number,
@@ -409,7 +408,7 @@ class TrainerActor(Actor):
             return
         located = self.job.setup.plan.locate(work.step, work.slot)
         if located is None:
-            self.wait(lambda: self.machine.ready, self.close)
+            self.wait(self.all_reached, self.close)
             return
         key = located.pass_index, located.chunk
         if key not in self.claims:
@@ -418,9 +417,12 @@ class TrainerActor(Actor):
                 return
             self.claims[key] = self.store.discarded.get(key, NEVER)
         if located.batch >= self.claims[key]:
-            self.wait(lambda: self.machine.ready, self.close)
+            self.wait(self.all_reached, self.close)
         else:
             self.receive_bucket(list(self.keys), located.samples)
+
+    def all_reached(self) -> bool:
+        return self.machine.reached() == self.job.setup.shards
 
     def wait(self, condition: Callable[[], bool], then: Callable[[], None]) -> None:
         """What a waiting thread does. Polls: simulated time costs nothing."""
@@ -442,7 +444,7 @@ class TrainerActor(Actor):
         frame, step = self.machine.frame(*key), self.machine.current.step
         if frame is not None:
             self.tensors[key] = frame
-            self.feed(Copied(*key, step))
+            self.feed(Copied(*key, step, key in self.job.setup.refresh))
         self.job.check_parameters(key, step, self.tensors[key], self.machine.generation)
         self.later(0.0005, lambda: self.receive_bucket(left[1:], samples))
 
@@ -477,6 +479,6 @@ class TrainerActor(Actor):
         self.later(self.world.rng.uniform(0, 0.004) * self.speed, lambda: self.push(left[1:], gradients, samples, work))
 
     def close(self) -> None:
-        self.feed(Closed())
+        self.feed(Closed(self.job.setup.shards))
         self.release()
         self.later(0, self.begin)

@@ -16,7 +16,7 @@ class InsertQueue:
     With `ft`, the queue in etcd records the progress: block `pass` makes the pass's records, the step claims chunks
     and completes those that every shard has applied (`etcd_get_chunk`, `etcd_complete_chunk`: in sync mode behind the
     receives, which wait for the step before; in async mode behind the sends), and the daemons of trainers and
-    coordinator return overdue ones to todo. Without, the step computes what the plan says (`get_chunk`).
+    coordinator return stale ones to todo. Without, the step computes what the plan says (`get_chunk`).
     """
 
     name: ClassVar[str] = "insert-queue"
@@ -32,7 +32,9 @@ class InsertQueue:
         chunk = job.trainer.fresh("chunk")
         job.trainer.variables[chunk] = Variable(chunk, Type("chunk"), Kind.TEMP, {}, job.trainer)
         head = [
-            Operator("etcd_get_chunk" if self.ft else "get_chunk", (), {}, (chunk,)),
+            Operator("etcd_get_chunk", (), {"timeout": self.chunk_timeout, "max_failures": self.max_failures}, (chunk,))
+            if self.ft
+            else Operator("get_chunk", (), {}, (chunk,)),
             Operator("read_chunk", (Ref(chunk),), {"columns": columns}, columns),
             Operator("seed_rng", (Ref(chunk),)),
         ]
@@ -45,7 +47,5 @@ class InsertQueue:
             order_blocks(job.trainer, "pass")
             for program in (job.trainer, job.coordinator):
                 if program is not None:
-                    program.block("daemon").append_op(
-                        "etcd_enqueue_timeout", timeout=self.chunk_timeout, max_failures=self.max_failures
-                    )
+                    program.block("daemon").append_op("etcd_enqueue_timeout", timeout=self.chunk_timeout)
         return job

@@ -5,12 +5,13 @@ from __future__ import annotations
 import functools
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
+from graphft.ops.context import ServeOptions
 from graphft.runtime.checkpoint.async_writer import AsyncCommits, AsyncSaver, meta_of, shard_store
 from graphft.runtime.coordination.records import Generation
 from graphft.runtime.etcd import Session, Store
@@ -98,9 +99,9 @@ class BatchPserver(Pserver):
         if self.age(self.view.shard_commits.get(self.index)) >= seconds and now - self._asked >= seconds:
             self._asked, self._due = now, True
 
-    def serve(self, options: Mapping[str, Any]) -> None:
+    def serve(self, options: ServeOptions) -> None:
         self.options = options
-        self.commits.ensure_generation(resume=self.config.ft)
+        self.commits.ensure_generation(resume=False)  # where one was to be gone on with, load_check_point did
         self._make_machine()
         self.progress.begin("serving")
         while not self.over():
@@ -111,14 +112,14 @@ class BatchPserver(Pserver):
         self.buffers.publish(self.generation.step)
         self.machine = AsyncShard(
             AsyncOptions(
-                self.index,
+                o.shard,
                 tuple(self.buffers.buckets),
                 self.config.plan.batches.tolist(),
                 self.config.plan.passes,
                 self.job.run_id,
                 self.secret,
-                o["checkpoint_every"],
-                o["max_staleness"],
+                o.checkpoint_every,
+                o.max_staleness,
                 self._compensates,
                 self.max_peers,
             ),
@@ -155,8 +156,7 @@ class BatchPserver(Pserver):
             )
 
     def follow(self) -> None:
-        view = self.view
-        generation = view.shard_generations.get(self.index)
+        generation = self.seen.shard_generations.get(self.index)
         self.overtake(generation)
         if generation is not None and generation.number > self.machine.generation:
             log.info(
@@ -172,7 +172,7 @@ class BatchPserver(Pserver):
         super().follow()
         if self._due:
             self._due = False
-            self.run_block(self.options["checkpoint_block"])
+            self.run_block(self.options.checkpoint_block)
         self._finish()
 
     # -- the end ------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ class BatchPserver(Pserver):
         all_done = view.pass_ is not None and view.pass_.pass_index >= plan.passes
         if (all_done or self.machine.version >= plan.total_steps) and not self._final:
             if self._whole_passes() == plan.passes:
-                self.run_block(self.options["checkpoint_block"])
+                self.run_block(self.options.checkpoint_block)
             elif all_done:
                 self.retry_while_leased(functools.partial(self.requeue.run, self.machine.ledger))
         ends = [c.passes >= plan.passes for c in view.shard_commits.values()]
@@ -226,6 +226,6 @@ class BatchPserver(Pserver):
         self.buffers.reduce([Contribution(0, effect.samples, effect.payloads)])
         if self._compensates:
             self.buffers.back_up(effect.base)
-        if self.options["reduce_block"]:
-            self.run_block(self.options["reduce_block"])
+        if self.options.reduce_block:
+            self.run_block(self.options.reduce_block)
         self.run_optimizer(self.machine.version, effect.kept)

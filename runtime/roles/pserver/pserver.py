@@ -10,7 +10,7 @@ import contextlib
 import time
 import uuid
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +19,7 @@ import torch
 
 from graphft.errors import GraphftError
 from graphft.ir import Kind
+from graphft.ops.context import ServeOptions
 from graphft.runtime.checkpoint.commit import Commits
 from graphft.runtime.checkpoint.store import MANIFEST, Ages, CheckpointStore, DamagedCheckpoint, StorageUnavailable
 from graphft.runtime.checkpoint.writer import Saver
@@ -107,7 +108,7 @@ class Pserver(Role):
         self.restarted = False
         self.counters: Counter[str] = Counter()
         self.machine: Any = None
-        self.options: Mapping[str, Any] = {}
+        self.options: ServeOptions
         self.effects: dict[type, Callable[[Any], None]] = {
             Reply: self._reply,
             Count: self.count,
@@ -165,7 +166,7 @@ class Pserver(Role):
     def save_check_point(self, names: Sequence[str], keep: int) -> None:
         raise NotImplementedError
 
-    def serve(self, options: Mapping[str, Any]) -> None:
+    def serve(self, options: ServeOptions) -> None:
         raise NotImplementedError
 
     def notify_checkpoint(self, seconds: float) -> None:
@@ -319,9 +320,9 @@ class Pserver(Role):
 
         Copies of the versions in `keep` stay.
         """
-        if self.options["schedule_block"]:
-            self.run_block(self.options["schedule_block"])
-        for block in self.options["optimize_blocks"]:
+        if self.options.schedule_block:
+            self.run_block(self.options.schedule_block)
+        for block in self.options.optimize_blocks:
             self.run_block(block)
         self.buffers.publish(version, keep)
         self._rounds = [*self._rounds[-50:], time.monotonic()]
@@ -342,8 +343,8 @@ class Pserver(Role):
         log.debug("%s: %s", effect.name, effect.reason)
 
     def _checkpoint(self, effect: TakeCheckpoint) -> None:
-        if self.options["checkpoint_block"]:
-            self.run_block(self.options["checkpoint_block"])
+        if self.options.checkpoint_block:
+            self.run_block(self.options.checkpoint_block)
 
     def story(self) -> list[str]:
         return self.machine.story.of() if self.machine is not None else []

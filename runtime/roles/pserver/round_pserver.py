@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
+from graphft.ops.context import ServeOptions
 from graphft.runtime.coordination.records import Asked, Barred, Generation
 from graphft.runtime.etcd import EtcdError, Session, Store, create_is, delete_op, put_op
 from graphft.runtime.protocol.events import Count, Received
@@ -51,7 +52,7 @@ class RoundPserver(Pserver):
     def __init__(self, job: Job, job_dir: Path, etcd: Store, index: int, session: Session | None = None) -> None:
         super().__init__(job, job_dir, etcd, index, session)
         self.norms: PartialSumsExchange | None = None
-        self.idle, self._look_at = IdleSlots(self.config.chunk_timeout), 0.0
+        self.idle, self._look_at = IdleSlots(math.inf), 0.0
         self._snapshots: dict[int, dict[str, torch.Tensor]] = {}
         self._asked: Asked | None = None
         """The checkpoint that the machine was asked for last."""
@@ -94,24 +95,24 @@ class RoundPserver(Pserver):
         self._snapshots = {s: v for s, v in self._snapshots.items() if s == self.commits_step()} | {step: values}
         self.saver.submit(self.machine.generation, step, values, keep)
 
-    def serve(self, options: Mapping[str, Any]) -> None:
-        self.options = options
-        self.commits.ensure_generation(resume=self.config.ft)
+    def serve(self, options: ServeOptions) -> None:
+        self.options, self.idle = options, IdleSlots(options.idle_timeout)
+        self.commits.ensure_generation(resume=False)  # where one was to be gone on with, load_check_point did
         self.buffers.publish(self.generation.step)
         self.machine = SyncShard(
             SyncOptions(
-                self.index,
-                options["shards"],
-                options["slots"],
+                options.shard,
+                options.shards,
+                options.slots,
                 tuple(self.buffers.buckets),
-                options["total_steps"],
+                options.total_steps,
                 self.job.run_id,
                 self.secret,
-                options["checkpoint_every"],
+                options.checkpoint_every,
                 self._exchanges(),
-                options["recovery"] and self.restarted,
-                options["recovery_timeout"],
-                options["on_barrier_timeout"],
+                options.recovery and self.restarted,
+                options.recovery_timeout,
+                options.on_barrier_timeout,
                 max_peers=self.max_peers,
             ),
             incarnation=self.id,
@@ -155,14 +156,14 @@ class RoundPserver(Pserver):
             if time.monotonic() - self._awaited[1] < seconds:
                 return
         step = machine.version + 2 + math.ceil(NOTICE_SECONDS * self.rate)
-        if step < self.config.total_steps:
+        if step < self.options.total_steps:
             self.commits.ask(Asked(generation.number, step), asked)
 
     # -- slots that nothing comes of ----------------------------------------------------------------------------
 
     def serve_once(self) -> None:
         super().serve_once()
-        if self.config.ft:
+        if self.options.idle_timeout:
             self._look_for_idle_slots()
 
     def step(self, event: Any) -> None:
@@ -212,7 +213,7 @@ class RoundPserver(Pserver):
 
     def follow(self) -> None:
         super().follow()
-        generation, asked = self.view.generation, self.view.asked
+        generation, asked = self.seen.generation, self.seen.asked
         self.overtake(generation)
         if generation is not None and generation.number > self.machine.generation:
             self._go_back(generation)
@@ -269,8 +270,8 @@ class RoundPserver(Pserver):
             self.norms.fill(self.ctx.scope, effect.partials)
         else:
             self.buffers.reduce(effect.contributions)
-        if self.options["reduce_block"] and self.norms is None:
-            self.run_block(self.options["reduce_block"])
+        if self.options.reduce_block and self.norms is None:
+            self.run_block(self.options.reduce_block)
         self.run_optimizer(effect.step + 1)
         self.step(RoundApplied(effect.generation, effect.step))
 

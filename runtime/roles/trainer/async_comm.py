@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from graphft import registry
 from graphft.errors import GraphftError
 from graphft.ops.context import NoData, WorkChanged
 from graphft.runtime.protocol.async_events import (
@@ -36,10 +37,12 @@ class AsyncComm(Comm):
 
     def __init__(self, trainer: ChunkTrainer) -> None:
         super().__init__(trainer)
-        self.patience = max(self.patience, trainer.config.push_timeout)
-        buckets, refresh = buckets_of(trainer)
+        barrier = trainer.program.find_op("send_barrier")
+        assert barrier is not None
+        self.push_timeout: float = registry.attr(barrier, "push_timeout")
+        self.patience = max(self.patience, self.push_timeout)
         self.machine = AsyncTrainer(
-            AsyncTrainerOptions(trainer.id, buckets, trainer.job.run_id, trainer.secret, refresh)
+            AsyncTrainerOptions(trainer.id, buckets_of(trainer), trainer.job.run_id, trainer.secret)
         )
         self.pumped = time.monotonic()
         """When the main thread looked after the shards last."""
@@ -58,7 +61,7 @@ class AsyncComm(Comm):
 
     def await_ledgers(self, key: ChunkKey) -> None:
         """Waits until the shards have told what they have of a chunk; not longer than for any other answer."""
-        end = time.monotonic() + self.trainer.config.push_timeout
+        end = time.monotonic() + self.push_timeout
         self.take_in(0)
         while not self.machine.known(key) and time.monotonic() < end:
             if self.trainer.stops:
@@ -95,10 +98,13 @@ class AsyncComm(Comm):
         frame = self.machine.frame(shard, bucket)
         if frame is not None:
             unpack(frame, tensors, slices)
-            self.do(Loaded(shard, bucket))
+            self.do(Loaded(shard, bucket, refresh))
 
-    def end_pull(self) -> None:
-        """The receives have waited for what was answered."""
+    def end_pull(self, shards: int) -> None:
+        while self.machine.answered() < shards:
+            if self.trainer.stops:
+                raise WorkChanged
+            self.pump(POLL_SECONDS)
 
     def push(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices) -> None:
         if not self.machine.lacks(shard):
@@ -111,10 +117,10 @@ class AsyncComm(Comm):
             self.trainer.counters["stuck"] += 1  # a shard that takes no data; the barrier gives it its time
             self.reconnect(shard, self.machine.connections[shard].incarnation)
 
-    def end_push(self, push_timeout: float, max_skipped: int) -> None:
+    def end_push(self, shards: int, push_timeout: float, max_skipped: int) -> None:
         self.do(CloseBatch(push_timeout, max_skipped))
         end = time.monotonic() + push_timeout
-        while not self.machine.settled:
+        while self.machine.settled() < shards:
             if self.trainer.stops and time.monotonic() > end:
                 raise WorkChanged
             self.pump(POLL_SECONDS)

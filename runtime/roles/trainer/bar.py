@@ -35,7 +35,7 @@ class Bar:
     def __init__(self, trainer: Trainer) -> None:
         self.trainer, self.key = trainer, trainer.keys.barred(trainer.id)
         self._told: Barred | None = None
-        self._since, self._back_off = 0.0, trainer.config.chunk_timeout / 2
+        self._since, self._back_off = 0.0, trainer.claim_timeout / 2
         self.silent: tuple[str, ...] = ()
         """Shards that do not answer, with their addresses; for people."""
 
@@ -58,7 +58,7 @@ class Bar:
         trainer, view = self.trainer, self.trainer.view
         silent, record = trainer.comm.silent(), view.barred.get(trainer.id)
         self.silent = tuple(f"shard {s} at {view.pservers[s].address}" for s in silent if s in view.pservers)
-        if not trainer.config.ft or trainer.id not in view.trainers:
+        if not trainer.leased or trainer.id not in view.trainers:
             return
         if record is not None and record.by != trainer.id:
             self._serve(record, bool(silent))
@@ -72,7 +72,7 @@ class Bar:
         """Barred by another process: for a while, and until the main thread gets on."""
         now = time.monotonic()
         if self._told is None:
-            self._since, self._back_off = now, min(2 * self._back_off, MAX_BACK_OFF * self.trainer.config.chunk_timeout)
+            self._since, self._back_off = now, min(2 * self._back_off, MAX_BACK_OFF * self.trainer.claim_timeout)
             log.warning("no work for this trainer for %.0f s: %s", self._back_off, record.reason)
         over = now - self._since > self._back_off and self.trainer.progress.fresh(self._since)
         if over and not silent:

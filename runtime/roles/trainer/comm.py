@@ -146,11 +146,10 @@ class Comm:
                 self.pump(0)
 
 
-def buckets_of(trainer: Trainer) -> tuple[tuple[tuple[int, ...], ...], frozenset[tuple[int, int]]]:
-    """The buckets of each shard, and those (shard, bucket) that are refreshed, as block step receives them."""
+def buckets_of(trainer: Trainer) -> tuple[tuple[int, ...], ...]:
+    """The buckets of each shard, as block step receives them."""
     recvs = [op for op in trainer.program.blocks["step"].ops if op.type == "recv"]
     buckets: list[list[int]] = [[] for _ in range(trainer.config.pservers)]
     for op in recvs:
         buckets[op.attrs["shard"]].append(op.attrs["bucket"])
-    refresh = frozenset((op.attrs["shard"], op.attrs["bucket"]) for op in recvs if op.attrs.get("refresh"))
-    return tuple(tuple(sorted(b)) for b in buckets), refresh
+    return tuple(tuple(sorted(b)) for b in buckets)

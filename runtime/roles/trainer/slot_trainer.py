@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from graphft import registry
 from graphft.errors import GraphftError
 from graphft.ops.context import NoData, WorkChanged
 from graphft.runtime.coordination.view import JobView
@@ -35,7 +37,9 @@ class SlotTrainer(Trainer):
         """When a slot was lost last, by the clock of `progress`."""
         self._computing: Work | None = None
         """What block step computes now."""
-        if not job.config.ft and not 0 <= index < job.config.trainers:
+        self._claims = job.trainer_program().find_op("etcd_claim_slots") is not None
+        """Whether its program claims slots, or works on that of its index for good."""
+        if not self._claims and not 0 <= index < job.config.trainers:
             raise GraphftError(
                 f"there is no trainer {index}: without fault tolerance each of the job's "
                 f"{job.config.trainers} has an index",
@@ -72,9 +76,7 @@ class SlotTrainer(Trainer):
             loss = self.compute()
             self.record(work.step, work.slot, located.samples if located is not None else 0, loss)
         except NoData:
-            if self.comm.await_ready():
-                self.queue.complete_chunks()
-                self.lowered(self.program.blocks["step"], start=self._barrier)(self.ctx, self.ctx.scope)
+            self._contribute_nothing()
         except WorkChanged:
             pass
         except GraphftError as error:
@@ -86,6 +88,15 @@ class SlotTrainer(Trainer):
         finally:
             self._computing = None
             self.work_record.mark(Phase.IDLE)
+
+    def _contribute_nothing(self) -> None:
+        """The slot has no data at this step: an empty contribution is a barrier without sends."""
+        ops = self.program.blocks["step"].ops
+        barrier = next(i for i, op in enumerate(ops) if op.type == "send_barrier")
+        with suppress(WorkChanged):
+            self.comm.await_shards(registry.attr(ops[barrier], "shards"))
+            self.queue.complete_chunks()
+            self.lowered(self.program.blocks["step"], start=barrier)(self.ctx, self.ctx.scope)
 
     def report_hung(self, what: str) -> None:
         """A batch that is never done is one that cannot be computed: its failures are counted in the same way."""
@@ -99,11 +110,6 @@ class SlotTrainer(Trainer):
     @property
     def interrupted(self) -> bool:
         return self.leaving or self.view.over or self.comm.machine is None or self.comm.machine.work_changed
-
-    @property
-    def _barrier(self) -> int:
-        """Where block step goes on when a slot has no data: an empty contribution is a barrier without sends."""
-        return next(i for i, op in enumerate(self.program.blocks["step"].ops) if op.type == "send_barrier")
 
     def _read_ahead(self, work: Work) -> None:
         """Schedules what comes next: this trainer's other slots at this step, and all of them at the next."""
@@ -138,8 +144,8 @@ class SlotTrainer(Trainer):
             rollback.append(Rollback(new.number, new.step))
         # By claim, not by holder: a slot that was lost and claimed again between two looks begins anew.
         mine_before, mine = self._mine(before), self._mine(after)
-        if not self.config.ft and before.generation is None:
-            mine = {(self.index, 0)}  # for good: without fault tolerance nobody takes it over
+        if not self._claims and before.generation is None:
+            mine = {(self.index, 0)}  # for good: no process takes it over
         lost = [SlotLost(*slot) for slot in sorted(mine_before - mine)]
         if lost:
             self._lost_at = time.monotonic()

@@ -122,7 +122,7 @@ class StepTrial:
     def _run(self, observe: Observe | None) -> tuple[list[Tensor], list[Tensor]]:
         """(what the step begins with, what it gives)."""
         self._batch = self._batch or self.trainer.prefetcher.get(self.key)
-        fetch = () if self.trainer.config.local else (self.loss,)
+        fetch = () if self.program.find_op("local_steps") is not None else (self.loss,)
         initial: list[Tensor] = []
         results: list[Tensor] = []
         for size in self._sizes():
@@ -183,7 +183,10 @@ class _Ports:
 
     # -- QueuePort, MembersPort, DataPort -----------------------------------------------------------------------
 
-    def get_chunk(self) -> ChunkWork:
+    def claim_chunk(self, timeout: float, max_failures: int) -> ChunkWork:
+        return self.trial.work()
+
+    def planned_chunk(self) -> ChunkWork:
         return self.trial.work()
 
     def complete_chunks(self) -> None:
@@ -210,7 +213,7 @@ class _Ports:
         slices = [(program.variables[ref.name].kind, program.values[ref.name].reshape(-1)) for ref in op.args]
         return torch.cat([_moved(value, generator) if kind is Kind.PARAM else value for kind, value in slices])
 
-    def end_pull(self) -> None:
+    def end_pull(self, shards: int) -> None:
         """Nothing is awaited."""
 
     def push(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices) -> None:
@@ -218,7 +221,7 @@ class _Ports:
         flat = self.pushed[shard, bucket] = torch.empty(layout.numel, dtype=layout.dtype)
         pack(flat, tensors, layout)
 
-    def end_push(self, push_timeout: float, max_skipped: int) -> None:
+    def end_push(self, shards: int, push_timeout: float, max_skipped: int) -> None:
         """Nothing is awaited."""
 
     # -- LocalPort ----------------------------------------------------------------------------------------------

@@ -37,9 +37,8 @@ class SyncComm(Comm):
         super().__init__(trainer)
         self._lowest, self._waited, self._looked = 0, 0.0, time.monotonic()
         self._stall = STALL_SECONDS
-        buckets, refresh = buckets_of(trainer)
         self._options = TrainerOptions(
-            trainer.id, buckets, trainer.config.total_steps, trainer.job.run_id, trainer.secret, refresh
+            trainer.id, buckets_of(trainer), trainer.config.total_steps, trainer.job.run_id, trainer.secret
         )
 
     @property
@@ -69,14 +68,14 @@ class SyncComm(Comm):
         if self.machine is not None:
             self._watch_progress()
 
-    def await_ready(self) -> bool:
-        """Before an empty contribution: waits until every shard has reached the step. False: the work changed."""
-        assert self.machine is not None
-        while not self.machine.ready:
-            if self.machine.work_changed or self.trainer.leaving:
-                return False
+    def await_shards(self, count: int) -> None:
+        """Waits until `count` shards have reached the step. Raises WorkChanged."""
+        machine = self.machine
+        assert machine is not None
+        while machine.reached() < count:
+            if machine.work_changed or self.trainer.leaving:
+                raise WorkChanged
             self.pump(POLL_SECONDS)
-        return True
 
     def control(self, event: Any) -> None:
         if isinstance(event, Rollback) and self.machine is None:
@@ -132,10 +131,10 @@ class SyncComm(Comm):
         frame = machine.frame(shard, bucket)
         if frame is not None:
             unpack(frame, tensors, slices)
-            self.do(Copied(shard, bucket, self.trainer.ctx.step))
+            self.do(Copied(shard, bucket, self.trainer.ctx.step, refresh))
 
-    def end_pull(self) -> None:
-        """The receives have waited for everything: each bucket is of this step's version."""
+    def end_pull(self, shards: int) -> None:
+        self.await_shards(shards)
 
     def push(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices) -> None:
         machine = self.machine
@@ -149,5 +148,5 @@ class SyncComm(Comm):
             self.reconnect(shard, machine.connections[shard].incarnation)
             raise WorkChanged from error  # once the shard is met again, the step is done again
 
-    def end_push(self, push_timeout: float, max_skipped: int) -> None:
-        self.do(Closed())
+    def end_push(self, shards: int, push_timeout: float, max_skipped: int) -> None:
+        self.do(Closed(shards))

@@ -6,6 +6,7 @@ What sync and async trainers share: data, metrics, status, leaving. Their loops 
 from __future__ import annotations
 
 import functools
+import math
 import signal
 import threading
 import time
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
+from graphft import registry
 from graphft.errors import describe
 from graphft.ops.context import ChunkWork
 from graphft.runtime.coordination.records import TrainerStatus
@@ -140,6 +142,12 @@ class Trainer(Role):
         if self.work_record.phase != Phase.PROVING:
             self.work_record.mark(Phase.IDLE)
         self.work_record.ahead(None)
+
+    @property
+    def claim_timeout(self) -> float:
+        """Seconds within which a claim must be renewed; infinite if nothing is claimed."""
+        op = self.program.find_op("etcd_get_chunk")
+        return float(registry.attr(op, "timeout")) if op is not None else math.inf
 
     @contextmanager
     def waiting(self) -> Iterator[None]:

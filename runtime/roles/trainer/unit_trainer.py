@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from graphft import registry
 from graphft.ops.context import ChunkWork, WorkChanged
 from graphft.runtime.etcd import Store
 from graphft.runtime.queue.units import batches_of
@@ -24,6 +25,9 @@ class UnitTrainer(ChunkTrainer):
         self._unit: ChunkWork | None = None
         self._batch: ChunkWork | None = None
         self._unit_loss = 0.0
+        op = self.program.find_op("local_steps")
+        assert op is not None
+        self._count: int = registry.attr(op, "count")
         batches = self.config.data.batches(self.config.batch_size, self.config.drop_last)
         self._batches = self.config.passes * sum(batches)
 
@@ -71,4 +75,4 @@ class UnitTrainer(ChunkTrainer):
 
     def read_ahead(self, pass_index: int, chunk: int, unit: int) -> None:
         """The first batch of a unit; the others follow while it is computed."""
-        super().read_ahead(pass_index, chunk, unit * self.config.local_steps)
+        super().read_ahead(pass_index, chunk, unit * self._count)
