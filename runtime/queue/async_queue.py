@@ -29,7 +29,7 @@ from graphft.runtime.protocol.async_events import ChunkKey
 from graphft.runtime.protocol.chunk_queue import Todo
 from graphft.runtime.queue.failed_batch import fail_batch
 from graphft.runtime.queue.stale_claims import StaleClaims
-from graphft.runtime.queue.transactions import Passes, commit, give_back, renew, tell_poison
+from graphft.runtime.queue.transactions import Passes, commit, give_back, renew, tell_poison, terms_of
 
 if TYPE_CHECKING:
     from graphft.runtime.roles.trainer.chunk_trainer import ChunkTrainer
@@ -74,7 +74,8 @@ class AsyncQueue:
     def __init__(self, trainer: ChunkTrainer) -> None:
         self.trainer, self.plan = trainer, trainer.config.plan
         self.claims: dict[ChunkKey, Claim] = {}
-        self.records = Claims(trainer, self) if trainer.program.find_op("etcd_get_chunk") is not None else None
+        op = trainer.program.find_op("etcd_get_chunk")
+        self.records = Claims(trainer, self, terms_of(op)) if op is not None else None
         self.source: Source = self.records or StaticAssignment(trainer)
 
     # -- QueuePort ----------------------------------------------------------------------------------------------
@@ -191,13 +192,12 @@ class StaticAssignment:
 class Claims:
     """Chunks claimed from etcd's records."""
 
-    def __init__(self, trainer: ChunkTrainer, queue_: AsyncQueue) -> None:
+    def __init__(self, trainer: ChunkTrainer, queue_: AsyncQueue, terms: tuple[float, int]) -> None:
         self.trainer, self.etcd, self.keys, self.queue = trainer, trainer.etcd, trainer.keys, queue_
         self.config, self.plan = trainer.config, trainer.config.plan
         self.passes = Passes(trainer)
         self.stale_claims = StaleClaims(trainer.etcd, trainer.keys, trainer.events)
-        self.terms = (0.0, 0)
-        """Of the claims to come: their time-out, and how many failures are too many."""
+        self.terms = terms
         self._random = random.Random(trainer.id)
         self._marker: KV | None = None
         self._open: list[str] = []

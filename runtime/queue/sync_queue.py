@@ -32,7 +32,7 @@ from graphft.runtime.queue.background_tasks import BackgroundTasks
 from graphft.runtime.queue.failed_batch import fail_batch
 from graphft.runtime.queue.finished_passes import FinishedPasses
 from graphft.runtime.queue.stale_claims import StaleClaims
-from graphft.runtime.queue.transactions import Passes, commit, give_back, renew, tell_poison
+from graphft.runtime.queue.transactions import Passes, commit, give_back, renew, tell_poison, terms_of
 
 if TYPE_CHECKING:
     from graphft.runtime.protocol.sync_events import Work
@@ -67,9 +67,9 @@ class SyncQueue:
 
     def __init__(self, trainer: SlotTrainer) -> None:
         self.trainer, self.keys, self.plan = trainer, trainer.keys, trainer.config.plan
-        self.records = trainer.program.find_op("etcd_get_chunk") is not None
-        self._terms = (0.0, 0)
-        """Of the claims to come: their time-out, and how many failures are too many."""
+        op = trainer.program.find_op("etcd_get_chunk")
+        self.records = op is not None
+        self._terms = terms_of(op)
         self.claims: dict[tuple[int, int], Claim] = {}
         """By pass and chunk. A slot's next chunk is claimed before the last batch of the one before is applied."""
         self._begun: dict[tuple[int, int], tuple[int, Future[None]]] = {}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import functools
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from graphft import registry
+from graphft.ir import Operator
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.records import PassRecord, decode_pass
 from graphft.runtime.etcd import KV, absent, create_is, delete_op, get_op, mod_is, put_op, value_is
@@ -35,6 +38,11 @@ def commit(store: Store, changes: Sequence[Change], lease: int = 0, also: Iterab
     made = [create_is(c.key, c.revision) if c.target == "create" else mod_is(c.key, c.revision) for c in compares]
     claims = [p.key for change in changes if change.outcome == "claimed" for p in change.puts if p.leased]
     return store.txn([*made, *also], ops, token=claims[0] if claims else None)
+
+
+def terms_of(op: Operator | None) -> tuple[float, int]:
+    """The terms of claims that an op `etcd_get_chunk` makes: their time-out, and how many failures are too many."""
+    return (registry.attr(op, "timeout"), registry.attr(op, "max_failures")) if op is not None else (math.inf, 0)
 
 
 def give_back(store: Store, prefix: str, fences: Mapping[int, int], make: Callable[[int, KV], Change]) -> list[Change]:

@@ -57,8 +57,8 @@ def test_a_trainer_claims_when_every_registered_shard_has_welcomed_it(scene: Sta
 def test_a_trainer_whose_main_thread_is_stuck_claims_nothing(scene: Stage) -> None:
     """Pitfall 33: its daemon thread would take the slot back that it lost for this."""
     trainer = scene.trainer(0)
-    trainer.progress.usual = 1.0
     trainer.progress.begin("computing")
+    trainer.progress.limit = 1.0
     trainer.progress.last = time.monotonic() - 2.0
     assert claims(trainer) == set()
     trainer.progress.beat()
