@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphft import registry
+from graphft.errors import GraphftError
 from graphft.ops.context import ChunkWork, WorkChanged
 from graphft.runtime.etcd import Store
 from graphft.runtime.queue.units import batches_of
@@ -57,7 +58,12 @@ class UnitTrainer(ChunkTrainer):
         self._work, self.batch_samples, self._unit_loss = unit, unit.samples, losses / unit.samples
 
     def local_batch(self, unit: ChunkWork) -> ChunkWork:
-        assert self._batch is not None
+        if self._batch is None or unit != self._unit:
+            raise GraphftError(
+                "block local runs outside of its unit",
+                rule="local-block",
+                help="let local_steps run it, with the chunk that the step got",
+            )
         return self._batch
 
     def _done(self) -> int:
