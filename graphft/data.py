@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphft.data_fingerprint import array_digest, dataset_fingerprint
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, UsageError
 from graphft.ir import Type
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ class DataSpec:
             chunks = tuple(ChunkInfo(i, *map(int, c)) for i, c in enumerate(data["chunks"]))
             return DataSpec(str(data["kind"]), types, chunks, dict(data["source"]))
         except (KeyError, TypeError, ValueError, AttributeError) as e:
-            raise GraphftError(
+            raise UsageError(
                 f"this is no description of data: {e!r}",
                 rule="data",
                 help="describe the data with graphft.arrays, dataset or files",

@@ -18,7 +18,7 @@ import numpy as np
 
 from graphft.data import ChunkInfo, DataSpec, check_chunk_size, check_columns, split, torch_dtype
 from graphft.data_stamps import HashedFile, Stamp, footer_of, settle, stamp_of
-from graphft.errors import GraphftError, describe
+from graphft.errors import GraphftError, UsageError, describe
 from graphft.ir import Type
 
 FORMATS = ("parquet", "csv", "jsonl", "npy")
@@ -115,7 +115,7 @@ def open_url(url: str, options: Mapping[str, Any]) -> Iterator[tuple[IO[bytes], 
                 f"{url} needs a package that is not installed", rule="missing-package", help=str(e)
             ) from e
         except (OSError, KeyError, ValueError) as e:
-            raise GraphftError(
+            raise UsageError(
                 f"cannot open {url}: {describe(e)}",
                 rule="missing-file",
                 help="check the URL, and that this machine may read it",
@@ -127,7 +127,7 @@ def _listed(urls: str | Sequence[str]) -> list[str]:
     """URLs; plain paths become absolute, as the roles may run in other folders."""
     found = [urls] if isinstance(urls, str) else list(urls)
     if not found:
-        raise GraphftError("no files are given", rule="missing-file", help="give at least one URL")
+        raise UsageError("no files are given", rule="missing-file", help="give at least one URL")
     return [u if "://" in u else os.path.abspath(u) for u in found]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from graphft.data_reference import Reference, named
 from graphft.data_seeding import seeded, states
-from graphft.errors import GraphftError, describe
+from graphft.errors import GraphftError, UsageError, describe
 from graphft.ir import Type
 
 PROBE_SEED = 1
@@ -30,7 +30,7 @@ def inspect_dataset(reference: Reference, columns: Sequence[str]) -> tuple[int, 
     except (GraphftError, KeyboardInterrupt):
         raise
     except BaseException as e:
-        raise GraphftError(
+        raise UsageError(
             f"reading record 0 of the dataset of {reference} failed: {describe(e)}",
             rule="dataset",
             help="its items must be what torch's default_collate takes",

@@ -15,7 +15,7 @@ from types import ModuleType
 from typing import Any
 
 from graphft.data_seeding import CONSTRUCTION_SEED, seeded
-from graphft.errors import GraphftError, describe
+from graphft.errors import GraphftError, UsageError, describe
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,19 +66,19 @@ class Reference:
             for part in self.name.split("."):
                 found = getattr(found, part)
         except SystemExit as e:
-            raise GraphftError(
+            raise UsageError(
                 f"{self.file or self.module} ended the process while it was imported ({describe(e)})",
                 rule="dataset-reference",
                 help="end scripts behind `if __name__ == '__main__':` only",
             ) from e
         except (ImportError, OSError, AttributeError) as e:
-            raise GraphftError(
+            raise UsageError(
                 f"no dataset at {self}: {e}",
                 rule="dataset-reference",
                 help="give module:function or file.py:function, of a function at the top level",
             ) from e
         if not callable(found):
-            raise GraphftError(
+            raise UsageError(
                 f"{self} is no function",
                 rule="dataset-reference",
                 help="name the function (or class) that returns the dataset, not the dataset",
@@ -97,11 +97,11 @@ class Reference:
         except KeyboardInterrupt:
             raise
         except BaseException as e:  # SystemExit, too: user code must not end a process as if it were done
-            raise GraphftError(
+            raise UsageError(
                 f"{self} failed: {describe(e)}", rule="dataset", help=f"it is called with {self.args or 'no arguments'}"
             ) from e
         if not (hasattr(made, "__len__") and hasattr(made, "__getitem__")):
-            raise GraphftError(
+            raise UsageError(
                 f"{self} returned a {type(made).__name__}, which is no map-style dataset",
                 rule="dataset",
                 help="return an object with __len__ and __getitem__",
@@ -112,7 +112,7 @@ class Reference:
 def _from_text(text: str, args: dict[str, Any]) -> Reference:
     where, colon, name = text.rpartition(":")
     if not colon or not name:
-        raise GraphftError(
+        raise UsageError(
             f"{text!r} is no reference to a function",
             rule="dataset-reference",
             help="write module:function or path/to/file.py:function",
@@ -127,7 +127,7 @@ def _from_object(make: Callable[..., Any], args: dict[str, Any]) -> Reference:
     name, module = getattr(make, "__qualname__", "<"), sys.modules.get(getattr(make, "__module__", ""))
     file = getattr(module, "__file__", None)
     if "<" in name or module is None or file is None:
-        raise GraphftError(
+        raise UsageError(
             f"{make!r} cannot be found again by another process",
             rule="dataset-reference",
             help="define it at the top level of a module or script: no lambda, no inner function",

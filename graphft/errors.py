@@ -13,7 +13,7 @@ place (program, block, op index) and prints the lines around it, in the style of
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     from graphft.ir import Block
@@ -65,6 +65,9 @@ def describe(error: BaseException) -> str:
 class GraphftError(Exception):
     """Base of graphft's errors. `rule` is a stable identifier, `help` the remedy."""
 
+    exit_status: ClassVar[int] = 1
+    """Of a process that ends with it: a failure; what starts the process may try again."""
+
     def __init__(self, message: str, *, rule: str = "", help: str = "") -> None:
         self.message, self.rule, self.help = message, rule, help
         super().__init__(self.render())
@@ -72,6 +75,12 @@ class GraphftError(Exception):
     def render(self) -> str:
         head = f"error[{self.rule}]: {self.message}" if self.rule else self.message
         return head + (f"\nhelp: {self.help}" if self.help else "")
+
+
+class UsageError(GraphftError):
+    """What starting the process again cannot mend: options, a folder, an address, data, or the machine are wrong."""
+
+    exit_status = 2
 
 
 class ProgramError(GraphftError):

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, UsageError
 from graphft.runtime.chaos.command import add_parser as add_chaos
 from graphft.runtime.process.environment import role_environment
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PARENT, die_with_parent
@@ -138,7 +138,7 @@ def _launch(options: argparse.Namespace) -> int:
             launch_directory(record, Path(options.job), chosen)
         return EXIT_OK
     if not Path(options.script).is_file():
-        raise GraphftError(f"there is no script {options.script}", rule="missing-file", help="check the path")
+        raise UsageError(f"there is no script {options.script}", rule="missing-file", help="check the path")
     os.environ["GRAPHFT_LAUNCH"] = json.dumps(asdict(chosen))
     sys.argv = [options.script, *options.args]
     sys.path.insert(0, str(Path(options.script).resolve().parent))
@@ -258,7 +258,7 @@ def _locate(options: argparse.Namespace) -> tuple[str, str, Path | None]:
 def _show(options: argparse.Namespace) -> int:
     path = Path(options.path)
     if not path.exists():
-        raise GraphftError(
+        raise UsageError(
             f"there is no {path}", rule="missing-file", help="give the folder of a job, or one that Program.save wrote"
         )
     if not (path / "job.json").exists():
@@ -272,7 +272,7 @@ def _show(options: argparse.Namespace) -> int:
     stages = job.passes if options.passes else [Stage("", job.programs)]
     role = options.role
     if role is not None and role not in job.programs.by_name():
-        raise GraphftError(
+        raise UsageError(
             f"the job has no program {role}", rule="role", help=f"it has {', '.join(job.programs.by_name())}"
         )
     for stage in stages:

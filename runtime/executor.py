@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from graphft.errors import GraphftError, ProgramError
+from graphft.errors import ProgramError, UsageError
 from graphft.ir import Block, Operator, Program, Variable
 from graphft.ops.context import Context
 from graphft.runtime.execute.input_checks import check_feed, needed_inputs
@@ -94,7 +94,7 @@ class Executor:
         from graphft.transpiler import Job
 
         if role not in ROLES:
-            raise GraphftError(f"there is no role {role!r}", rule="role", help=f"roles are {', '.join(ROLES)}")
+            raise UsageError(f"there is no role {role!r}", rule="role", help=f"roles are {', '.join(ROLES)}")
         return run_role(Job.load(job_dir), Path(job_dir), RoleSpec(role, index, str(job_dir), etcd))
 
     def scope(self, program: Program) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from graphft.diagnostics import VerificationError
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, UsageError
 from graphft.ir import Program
 from graphft.printer import format_block
 from graphft.storage import load_program, save_program
@@ -247,7 +247,7 @@ def _holds(folder: Path, job: Job) -> bool:
         if not changed:
             return True
         what = f"holds another job, which differs in {', '.join(changed)}"
-    raise GraphftError(
+    raise UsageError(
         f"cannot save a job to {folder}: it {what}",
         rule="job-directory",
         help="choose another folder, or delete this one",

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, UsageError
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.fingerprint import Fingerprint
 
@@ -35,7 +35,7 @@ def read_record(folder: Path) -> JobRecord:
         record = json.loads((folder / "job.json").read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         what = "is no job's folder: it has no job.json" if folder.is_dir() else "is no folder"
-        raise GraphftError(
+        raise UsageError(
             f"cannot load a job: {folder} {what}",
             rule="job-directory",
             help="give the folder that Job.save or graphft launch wrote",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from graphft.errors import GraphftError
+from graphft.errors import UsageError
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import RunRecord
 from graphft.runtime.etcd import FencedStore, LeaseLost, absent, put_op
@@ -71,7 +71,7 @@ def check_job(etcd: Store, keys: Keys, job: Job | JobRecord, job_dir: Path | Non
         )
     found = msgspec.json.decode(kv.value, type=RunRecord)
     if found.run != job.run_id:
-        raise GraphftError(
+        raise UsageError(
             f"etcd has another run named {keys.job}: {describe_run(found)}; this one is {job.run_id}"
             f"{_difference(found, run_record(job))}",
             rule="foreign-job",
@@ -80,7 +80,7 @@ def check_job(etcd: Store, keys: Keys, job: Job | JobRecord, job_dir: Path | Non
         )
 
     if job_dir is not None and _is_copy(found, Path(job_dir)):
-        raise GraphftError(
+        raise UsageError(
             f"{job_dir} is a copy of {found.folder}, where run {found.run} was begun: its processes would write their "
             "checkpoints to two places",
             rule="foreign-job",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, UsageError
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Registration, RunRecord
 from graphft.runtime.coordination.run_record import describe_run
@@ -127,7 +127,7 @@ def _spec_of(keys: Keys, kvs: Sequence[KV]) -> RunRecord | None:
 
 
 def _in_the_way(keys: Keys, spec: RunRecord, why: str, help: str) -> GraphftError:
-    return GraphftError(
+    return UsageError(
         f"etcd has another run named {keys.job} ({describe_run(spec)}), and {why}", rule="foreign-job", help=help
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import IO, Any
 
 from graphft.data_stamps import Stamp, checksum_of, footer_of
-from graphft.errors import GraphftError
+from graphft.errors import UsageError
 
 CHANGED = "data-changed"
 """Of errors that neither reading again nor leaving a chunk out can mend."""
@@ -40,7 +40,7 @@ class DescribedFiles:
             return  # unknown: the job was saved by an older graphft
         what = _difference(described, found, file)
         if what:
-            raise GraphftError(f"{url} was changed: it {what} when the job was described", rule=CHANGED, help=_HELP)
+            raise UsageError(f"{url} was changed: it {what} when the job was described", rule=CHANGED, help=_HELP)
         file.seek(0)
         self._found[url] = found
 
@@ -54,7 +54,7 @@ def check_unchanged(url: str, file: IO[bytes], before: Stamp) -> None:
         return
     found = Stamp(now.st_size, f"mtime {now.st_mtime_ns}")
     if (found.size, found.mark) != (before.size, before.mark):
-        raise GraphftError(f"{url} was changed while it was read", rule=CHANGED, help=_HELP)
+        raise UsageError(f"{url} was changed while it was read", rule=CHANGED, help=_HELP)
 
 
 def _difference(described: Stamp, found: Stamp, file: IO[bytes]) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from graphft.data import ChunkInfo, DataSpec
 from graphft.data_files import csv_header, npy_header, open_url, urls_of
-from graphft.errors import GraphftError
+from graphft.errors import UsageError
 from graphft.runtime.data.changes import CHANGED, DescribedFiles, check_unchanged
 
 
@@ -50,7 +50,7 @@ class ChunkFiles:
             columns = self._fields(info)
         for name, array in columns.items():
             if len(array) != info.records:
-                raise GraphftError(
+                raise UsageError(
                     f"column {name} has {len(array)} records, {info.records} when described",
                     rule="data",
                     help="the file was changed: describe the data and the job again",
@@ -96,7 +96,7 @@ class ChunkFiles:
         rows = [row for row in csv.reader(text) if row and not (len(row) == 1 and row[0].isspace())]
         short = next((r for r in rows if len(r) < len(header)), None)
         if short is not None:
-            raise GraphftError(f"a record has {len(short)} fields, the header {len(header)}: {short}", rule="data")
+            raise UsageError(f"a record has {len(short)} fields, the header {len(header)}: {short}", rule="data")
         return {n: [row[p] or None for row in rows] for n, p in zip(names, places, strict=True)}
 
     def _jsonl(self, f: IO[bytes], url: str, info: ChunkInfo, names: list[str]) -> dict[str, Sequence[Any]]:
@@ -109,7 +109,7 @@ class ChunkFiles:
             shape, fortran, dtype = npy_header(f, url)
             wanted = (self._source["rows"][info.file], *self._spec.record_shape(column))
             if (shape, dtype.name) != (wanted, self._spec.types[column].dtype) or (fortran and len(shape) > 1):
-                raise GraphftError(
+                raise UsageError(
                     f"{url} was changed: it holds {dtype.name}{list(shape)}{' in Fortran order' if fortran else ''}, "
                     f"{self._spec.types[column].dtype}{list(wanted)} when the job was described",
                     rule=CHANGED,
@@ -128,7 +128,7 @@ def _numbers(values: Iterable[Any], dtype: str, field: str) -> np.ndarray:
     if not (isinstance(values, np.ndarray) and values.dtype.kind in "iufb"):
         values = [None if v is None or v != v else v for v in values]
         if None in values and not floating:
-            raise GraphftError(
+            raise UsageError(
                 f"field {field} is empty in record {values.index(None)} of the chunk",
                 rule="data",
                 help=f"{dtype} has no NaN: give the column a floating dtype, or fill the field",
@@ -139,11 +139,11 @@ def _numbers(values: Iterable[Any], dtype: str, field: str) -> np.ndarray:
         with np.errstate(invalid="ignore"):
             result = numbers.astype(target)
     except (TypeError, ValueError) as e:
-        raise GraphftError(
+        raise UsageError(
             f"field {field} is not a number everywhere: {e}", rule="data", help="encode it as numbers first"
         ) from e
     if not floating and not np.array_equal(result, numbers):
-        raise GraphftError(
+        raise UsageError(
             f"field {field} has values that are no {dtype}",
             rule="data",
             help="give the column a larger or floating dtype, or fill what is missing",

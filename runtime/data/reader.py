@@ -18,7 +18,7 @@ from graphft.data import FOLDER, ChunkInfo, DataSpec
 from graphft.data_fingerprint import array_digest, dataset_fingerprint
 from graphft.data_reference import Reference, named
 from graphft.data_seeding import seeded
-from graphft.errors import GraphftError, describe
+from graphft.errors import GraphftError, UsageError, describe
 from graphft.plan import mix, record_order
 from graphft.runtime.data.changes import CHANGED
 from graphft.runtime.data.forks import forks_end_here
@@ -47,7 +47,7 @@ def open_reader(spec: DataSpec, root: str | os.PathLike[str], seed: int, cached_
         return DatasetReader(spec, seed, cached_chunks)
     if spec.kind == "files":
         return FileReader(spec, seed, cached_chunks)
-    raise GraphftError(f"unknown kind of data: {spec.kind!r}", rule="data", help="kinds are arrays, dataset and files")
+    raise UsageError(f"unknown kind of data: {spec.kind!r}", rule="data", help="kinds are arrays, dataset and files")
 
 
 class Reader(ABC):
@@ -72,11 +72,11 @@ class Reader(ABC):
         `ahead`: on another thread than the one that uses the batch; raises NeedsCallingThread for one that needs that.
         """
         if not 0 <= chunk < len(self.spec.chunks):
-            raise GraphftError(f"there is no chunk {chunk}: the data has {len(self.spec.chunks)}", rule="data")
+            raise UsageError(f"there is no chunk {chunk}: the data has {len(self.spec.chunks)}", rule="data")
         info = self.spec.chunks[chunk]
         start = batch_index * batch_size
         if batch_size < 1 or not 0 <= start < info.records:
-            raise GraphftError(
+            raise UsageError(
                 f"chunk {chunk} of {info.records} records has no batch {batch_index} of {batch_size}", rule="data"
             )
         try:
@@ -151,21 +151,21 @@ class ArrayReader(Reader):
         try:
             array: np.ndarray = np.load(file, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as e:
-            raise GraphftError(
+            raise UsageError(
                 f"cannot read column {column} from {file}: {e}",
                 rule="missing-file",
                 help="give the job's folder; DataSpec.store writes the arrays into it",
             ) from e
         shape, dtype = (self.spec.records, *self.spec.record_shape(column)), self.spec.types[column].dtype
         if array.shape != shape or str(array.dtype) != dtype:
-            raise GraphftError(
+            raise UsageError(
                 f"{file} holds {array.dtype}{list(array.shape)}, the job expects {dtype}{list(shape)}",
                 rule=CHANGED,
                 help="the file was changed: describe the data and the job again",
             )
         described = self.spec.fingerprint().get(column)
         if described is not None and array.nbytes <= CHECKED_BYTES and array_digest(array) != described:
-            raise GraphftError(
+            raise UsageError(
                 f"{file} has other contents than when the job was saved",
                 rule=CHANGED,
                 help="the file was changed: describe the data and the job again",
@@ -222,7 +222,7 @@ class DatasetReader(Reader):
         self._trusted = bool(spec.source.get("trusted", False))
         code = dataset_fingerprint(reference.file, reference.module, reference.args, spec.records)["code"]
         if code != spec.fingerprint().get("code", code):
-            raise GraphftError(
+            raise UsageError(
                 f"the source of the dataset, {reference.file or reference.module}, was changed since "
                 "the job was described",
                 rule=CHANGED,
@@ -230,7 +230,7 @@ class DatasetReader(Reader):
             )
         self._settings = process_settings()
         if len(self._dataset) != spec.records:
-            raise GraphftError(
+            raise UsageError(
                 f"the dataset of {reference} has {len(self._dataset)} records, the job expects {spec.records}",
                 rule="data",
                 help="describe the data and the job again",
@@ -285,7 +285,7 @@ class DatasetReader(Reader):
 def _check_same(before: Mapping[str, object], now: Mapping[str, object], what: str, better: str = "") -> None:
     """Raises GraphftError[settings-changed] if user code has changed what all of this process computes with."""
     if changed := [f"{n}: {before[n]} -> {now[n]}" for n in now if now[n] != before[n]]:
-        raise GraphftError(
+        raise UsageError(
             f"{what} changed settings: {', '.join(changed)}",
             rule=SETTINGS_CHANGED,
             help=f"{better}set them back before it returns",

@@ -16,7 +16,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphft.runtime.etcd.errors import EtcdError
+from graphft.runtime.etcd.errors import EtcdError, EtcdUsageError
 
 Version = tuple[int, int, int]
 RULE = "graphft takes 3.4.21 and later 3.4, or 3.5.6 and later"
@@ -85,7 +85,7 @@ def fetch_etcd(dest: Path) -> EtcdBinary:
     """Unpack Debian's or Ubuntu's package `etcd-server` into `dest`, without root. `EtcdError` when that fails."""
     dest = Path(dest).resolve()
     if not (shutil.which("apt-get") and shutil.which("dpkg")):
-        raise EtcdError("etcd cannot be fetched: this machine has no apt-get", rule="etcd-missing", help=HELP)
+        raise EtcdUsageError("etcd cannot be fetched: this machine has no apt-get", rule="etcd-missing", help=HELP)
     with tempfile.TemporaryDirectory(prefix="graphft-etcd-") as scratch:
         package = _download(Path(scratch))
         dest.mkdir(parents=True, exist_ok=True)
@@ -95,7 +95,7 @@ def fetch_etcd(dest: Path) -> EtcdBinary:
     if version is None or not trusted(version):
         path.unlink(missing_ok=True)
         found = _text(version) if version else "does not run here"
-        raise EtcdError(f"the distribution's etcd ({found}) is of no use; {RULE}", rule="etcd-version", help=HELP)
+        raise EtcdUsageError(f"the distribution's etcd ({found}) is of no use; {RULE}", rule="etcd-version", help=HELP)
     return EtcdBinary(path, version)
 
 
@@ -120,9 +120,9 @@ def provide_etcd(dest: Path) -> EtcdBinary:
 def _chosen(path: Path) -> EtcdBinary:
     version = version_of(path)
     if version is None:
-        raise EtcdError(f"ETCD_BIN={path} is not a working etcd", rule="etcd-missing", help=HELP)
+        raise EtcdUsageError(f"ETCD_BIN={path} is not a working etcd", rule="etcd-missing", help=HELP)
     if not trusted(version):
-        raise EtcdError(
+        raise EtcdUsageError(
             f"ETCD_BIN={path} is etcd {_text(version)}, which may lose data; {RULE}", rule="etcd-version", help=HELP
         )
     return EtcdBinary(path, version)
@@ -148,7 +148,7 @@ def _from_distro() -> EtcdBinary | None:
 
 def _missing(seen: list[str]) -> EtcdBinary:
     why = f" ({'; '.join(seen)})" if seen else ""
-    raise EtcdError(f"no usable etcd was found{why}; {RULE}", rule="etcd-missing", help=HELP)
+    raise EtcdUsageError(f"no usable etcd was found{why}; {RULE}", rule="etcd-missing", help=HELP)
 
 
 def _download(folder: Path) -> Path:
@@ -169,13 +169,13 @@ def _run(command: list[str], folder: Path) -> None:
         subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=COMMAND_TIMEOUT, check=True)
     except subprocess.CalledProcessError as e:
         said = (e.stderr or e.stdout).strip().splitlines()
-        raise EtcdError(
+        raise EtcdUsageError(
             f"{' '.join(command[:2])} failed: {said[-1] if said else f'status {e.returncode}'}",
             rule="etcd-missing",
             help=HELP,
         ) from None
     except (OSError, subprocess.TimeoutExpired) as e:
-        raise EtcdError(f"{' '.join(command[:2])} failed: {e}", rule="etcd-missing", help=HELP) from None
+        raise EtcdUsageError(f"{' '.join(command[:2])} failed: {e}", rule="etcd-missing", help=HELP) from None
 
 
 def _text(version: Version) -> str:

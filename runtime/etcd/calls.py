@@ -28,6 +28,7 @@ from graphft.runtime.etcd.errors import (
     EtcdError,
     EtcdFull,
     EtcdUnreachable,
+    EtcdUsageError,
     LeaseLost,
 )
 from graphft.runtime.etcd.shim import etcdrpc
@@ -59,7 +60,7 @@ class Calls:
         deadline: float,
     ) -> None:
         if isinstance(endpoints, str) or not endpoints:
-            raise EtcdError(
+            raise EtcdUsageError(
                 f"etcd endpoints must be a list of host:port, got {endpoints!r}",
                 rule="etcd-endpoint",
                 help='pass e.g. ["127.0.0.1:2379"]',
@@ -175,7 +176,7 @@ class Calls:
         if code is Code.UNAUTHENTICATED:  # with a new login, too: a member that has not heard of it yet
             return EtcdBusy(said, rule="etcd-login", help="if it lasts: see the users and tokens of this etcd")
         if code is Code.PERMISSION_DENIED:
-            return EtcdError(said, rule="etcd-denied", help="check user and password, and the user's role in etcd")
+            return EtcdUsageError(said, rule="etcd-denied", help="check user and password, and the user's role in etcd")
         if code is Code.RESOURCE_EXHAUSTED:
             return self._exhausted(said, request)
         if code is Code.INVALID_ARGUMENT:

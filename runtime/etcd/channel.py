@@ -18,7 +18,7 @@ from typing import Any
 
 import grpc
 
-from graphft.runtime.etcd.errors import EtcdError, EtcdUnreachable
+from graphft.runtime.etcd.errors import EtcdUnreachable, EtcdUsageError
 
 DEFAULT_PORT = 2379
 ENDPOINT = re.compile(r"(?:(?P<scheme>https?)://)?(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^\[\]:/]+))(?::(?P<port>\d+))?/?")
@@ -55,7 +55,7 @@ def parse_endpoint(text: str) -> Endpoint:
     match = ENDPOINT.fullmatch(text.strip())
     port = int(match["port"] or DEFAULT_PORT) if match else 0
     if match is None or not 0 < port < 65536:
-        raise EtcdError(
+        raise EtcdUsageError(
             f"{text!r} is not an etcd endpoint",
             rule="etcd-endpoint",
             help="write host:port, http://host:port or https://host:port (an IPv6 address in brackets)",
@@ -73,7 +73,7 @@ def target_of(endpoints: Sequence[Endpoint]) -> str:
         if all(family in addresses for addresses in found):
             hosts = (Endpoint(a[family], e.port) for a, e in zip(found, endpoints, strict=True))
             return f"{scheme}:" + ",".join(map(str, hosts))
-    raise EtcdError(
+    raise EtcdUsageError(
         f"the endpoints {', '.join(map(str, endpoints))} have no address family in common",
         rule="etcd-endpoint",
         help="give all of them as IPv4 addresses, or all as IPv6",
@@ -89,13 +89,15 @@ def open_channel(
     if not secure:
         return grpc.insecure_channel(target_of(endpoints), options)
     if any(e.secure is False for e in endpoints):
-        raise EtcdError(
+        raise EtcdUsageError(
             "some endpoints say http://, but others https:// or a certificate is given",
             rule="etcd-endpoint",
             help="use the same scheme for all endpoints",
         )
     if bool(cert_key) != bool(cert_cert):
-        raise EtcdError("a client certificate needs both cert_cert and cert_key", rule="etcd-tls", help="give both")
+        raise EtcdUsageError(
+            "a client certificate needs both cert_cert and cert_key", rule="etcd-tls", help="give both"
+        )
     credentials = grpc.ssl_channel_credentials(_read(ca_cert), _read(cert_key), _read(cert_cert))
     # The target is a list of addresses; the certificate is checked against the first endpoint's name.
     options.append(("grpc.ssl_target_name_override", endpoints[0].host))
@@ -131,6 +133,6 @@ def _read(path: str | None) -> bytes | None:
     try:
         return Path(path).read_bytes()
     except OSError as e:
-        raise EtcdError(
+        raise EtcdUsageError(
             f"the certificate file {path} cannot be read: {e.strerror}", rule="etcd-tls", help="check its path"
         ) from e

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, UsageError
+from graphft.runtime.process.role_process import EXIT_LEASE_LOST
 
 
 class EtcdError(GraphftError):
@@ -12,8 +13,14 @@ class EtcdError(GraphftError):
     """
 
 
+class EtcdUsageError(EtcdError, UsageError):
+    """Nothing but another configuration helps: endpoints, login, certificates, or the installed etcd are wrong."""
+
+
 class TransientEtcdError(EtcdError):
     """What may pass: the same request may succeed later, so that a caller that looks before it changes repeats it."""
+
+    exit_status = EXIT_LEASE_LOST
 
 
 class EtcdUnreachable(TransientEtcdError):
@@ -29,6 +36,8 @@ class Ambiguous(TransientEtcdError):
 
 class LeaseLost(EtcdError):
     """The lease has expired, was revoked, or can no longer be known to be alive. What it protected is gone."""
+
+    exit_status = EXIT_LEASE_LOST
 
 
 class CompactedError(EtcdError):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from graphft.errors import GraphftError
+from graphft.errors import UsageError
 from graphft.runtime.etcd.errors import LeaseLost
 from graphft.runtime.etcd.model import (
     KV,
@@ -77,7 +77,7 @@ class FencedStore:
                 help="start the process again",
             )
         if found.value != self.value:
-            raise GraphftError(
+            raise UsageError(
                 f"{self.key} is {found.value.decode(errors='replace')!r} now, this process is of run "
                 f"{self.value.decode()!r}: another run has taken its place",
                 rule="foreign-job",

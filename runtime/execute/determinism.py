@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from graphft.errors import GraphftError, describe
+from graphft.errors import UsageError, describe
 
 if TYPE_CHECKING:
     from graphft.transpiler import JobConfig
@@ -63,7 +63,7 @@ def enforce(config: JobConfig) -> None:
         return
     text = "this process would not give the bits of the others: " + "; ".join(differences)
     if config.exact:
-        raise GraphftError(
+        raise UsageError(
             text,
             rule="exactness",
             help="use the same torch build (and ATEN_CPU_CAPABILITY) everywhere, or exact=False (for a "
@@ -77,7 +77,7 @@ def find_device(device: str) -> None:
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise GraphftError(
+        raise UsageError(
             f"the job computes on {device}, which {socket.gethostname()} does not have, or this torch "
             f"({torch.__version__}) does not support: {describe(error).splitlines()[0]}",
             rule="device",

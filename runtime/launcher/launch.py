@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, UsageError
 from graphft.runtime.coordination.connect import connect, is_complete, write_endpoints
 from graphft.runtime.coordination.embedded_etcd import start_etcd
 from graphft.runtime.coordination.keys import Keys
@@ -111,7 +111,7 @@ def choose_directory(job: Job, wanted: str = "") -> Path:
     if wanted:
         other = _other_than(job, Path(wanted))
         if other:
-            raise GraphftError(
+            raise UsageError(
                 f"{wanted} holds {other}", rule="job-directory", help="choose another directory, or delete this one"
             )
         return Path(wanted)

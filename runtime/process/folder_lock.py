@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
-from graphft.errors import GraphftError
+from graphft.errors import UsageError
 
 _FILE = "launcher.lock"
 
@@ -27,7 +27,7 @@ def locked(job_dir: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
-            raise GraphftError(
+            raise UsageError(
                 f"the job in {job_dir} is being run by {holder}",
                 rule="job-running",
                 help=f"wait for its end, or stop it; `graphft status --job {job_dir}` shows where it is",

@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
+from graphft.errors import GraphftError, UsageError
+
 EXIT_OK = 0
-EXIT_FAILED = 1
-EXIT_USAGE = 2
+EXIT_FAILED = GraphftError.exit_status
+EXIT_USAGE = UsageError.exit_status
 EXIT_LEASE_LOST = 75
 """The process could not rely on its lease any more and fenced itself, or etcd did not answer it at all (EX_TEMPFAIL):
 start it again. It is no failure of its own, so a job outlives an etcd that is away for long."""

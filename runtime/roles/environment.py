@@ -17,14 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphft import registry
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, UsageError
 from graphft.runtime.coordination.connect import JobEnded, connect_from, connect_when_back, is_complete, write_endpoints
 from graphft.runtime.coordination.embedded_etcd import start_etcd
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, LeaseLost, Store, TransientEtcdError
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, Store
 from graphft.runtime.process.folder_lock import locked
 from graphft.runtime.process.interrupts import look_out
-from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK, EXIT_USAGE
+from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK
 from graphft.runtime.process.structs import prepare_structs
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def role_of_environment(env: Mapping[str, str], pservers: int) -> RoleSpec | Non
     if env.get("GRAPHFT_ROLE"):
         kind = env["GRAPHFT_ROLE"]
         if kind not in ROLES:
-            raise GraphftError(f"GRAPHFT_ROLE is {kind!r}", rule="role", help=f"it is one of {', '.join(ROLES)}")
+            raise UsageError(f"GRAPHFT_ROLE is {kind!r}", rule="role", help=f"it is one of {', '.join(ROLES)}")
         return RoleSpec(kind, _integer(env, "GRAPHFT_INDEX", -1), job_dir, etcd)
     if env.get("RANK") and env.get("WORLD_SIZE") and not env.get("GRAPHFT_LAUNCH"):
         rank, world = _integer(env, "RANK", 0), _integer(env, "WORLD_SIZE", 1)
@@ -75,7 +75,7 @@ def role_of_environment(env: Mapping[str, str], pservers: int) -> RoleSpec | Non
                 help=f"start at least {pservers + 1} processes",
             )
         if not 0 <= rank < world:
-            raise GraphftError(
+            raise UsageError(
                 f"RANK is {rank}, expected 0 to {world - 1} (WORLD_SIZE is {world})",
                 rule="environment",
                 help="start the processes with torchrun, which numbers them",
@@ -91,7 +91,7 @@ def _integer(env: Mapping[str, str], name: str, default: int) -> int:
     try:
         return int(env.get(name) or default)
     except ValueError:
-        raise GraphftError(
+        raise UsageError(
             f"{name} is {env[name]!r}, expected a number", rule="environment", help=f"correct or unset {name}"
         ) from None
 
@@ -123,7 +123,7 @@ def _check_same(saved: JobRecord, job: Job, job_dir: Path) -> None:
     changed = differences(saved.fingerprint, job.fingerprint, saved.config, job.config)
     only_values = dataclasses.replace(job.fingerprint, values=saved.fingerprint.values) == saved.fingerprint
     if changed and not (only_values and job.fingerprint.unseeded and saved.fingerprint.unseeded):
-        raise GraphftError(
+        raise UsageError(
             f"{job_dir} holds another job than this script's, which differs in {', '.join(changed)}",
             rule="job-directory",
             help="set GRAPHFT_JOB_DIR to a new folder; a script that draws initial values seeds "
@@ -158,45 +158,14 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec) -> int:
         if isinstance(error, EtcdError) and is_complete(job_dir):
             log.info("the job is complete, and its etcd has ended: %s", error.message)
             return EXIT_OK
-        if isinstance(error, LeaseLost | TransientEtcdError):
-            log.error("%s", error)
-            return EXIT_LEASE_LOST
-        log.error("%s", error, exc_info=error.__cause__)
-        return EXIT_USAGE if error.rule in USAGE_RULES else EXIT_FAILED
+        away = error.exit_status == EXIT_LEASE_LOST  # what etcd's client raised tells nothing more
+        log.error("%s", error, exc_info=None if away else error.__cause__)
+        return error.exit_status
     except KeyboardInterrupt:
         raise
     except BaseException:  # SystemExit, too, whoever raised it: this role is not done
         log.exception("%s failed", spec.kind)
         return EXIT_FAILED
-
-
-USAGE_RULES = frozenset(
-    {
-        "address",
-        "bind",
-        "data",
-        "data-changed",
-        "dataset",
-        "dataset-reference",
-        "device",
-        "environment",
-        "etcd-denied",
-        "etcd-endpoint",
-        "etcd-missing",
-        "etcd-tls",
-        "etcd-version",
-        "exactness",
-        "foreign-job",
-        "job-directory",
-        "job-running",
-        "missing-file",
-        "out-of-reach",
-        "port-in-use",
-        "role",
-        "settings-changed",
-    }
-)
-"""Errors that starting the process again cannot mend."""
 
 
 def _run(job: Job, job_dir: Path, spec: RoleSpec) -> None:
@@ -256,7 +225,7 @@ def _trainer_class(job: Job) -> type[Trainer]:
 def _pserver_class(program: Program) -> type[Pserver]:
     serve = program.find_op("listen_and_serv")
     if serve is None:
-        raise GraphftError(
+        raise UsageError(
             f"program '{program.name}' does not serve",
             rule="job-directory",
             help="a pserver's program has listen_and_serv in block serve: transpile the job again",

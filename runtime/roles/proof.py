@@ -20,7 +20,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from graphft.errors import GraphftError
+from graphft.errors import UsageError
 from graphft.ir import Block
 from graphft.registry import writes_of
 from graphft.runtime.etcd import KV, mod_is, put_op
@@ -108,7 +108,7 @@ def prove(role: Role, key: str, trial: Trial) -> None:
             log.info("this process gives the same bits, though it differs in %s", differing)
         return
     text = _difference(proof, inputs, trial)
-    error = GraphftError(
+    error = UsageError(
         f"this {role.kind} computes other bits than {proof.by} of {trial.what}: {text}",
         rule="exactness",
         help=_OTHER_DATA if proof.inputs != inputs else _OTHER_BITS,

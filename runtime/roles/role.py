@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from graphft import registry
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, UsageError
 from graphft.ir import Block, Program
 from graphft.ops.context import Context
 from graphft.runtime.coordination.connect import JobEnded, is_complete
@@ -262,7 +262,7 @@ class Role:
     def _check_reach(self, me: Registration) -> None:
         """Raises GraphftError[out-of-reach]. Whichever of two processes looks later sees both."""
         if why := out_of_reach(me, read_view(self.keys, self.etcd.range(self.keys.control).kvs)):
-            raise GraphftError(
+            raise UsageError(
                 why,
                 rule="out-of-reach",
                 help="give all roles etcd's address in the network that they share (not 127.0.0.1), or "
@@ -324,7 +324,7 @@ class Role:
         if view.state == "failed":
             raise GraphftError(f"job {self.keys.job} failed", rule="job-failed", help="see its events: graphft status")
         if view.run not in ("", self.job.run_id):
-            raise GraphftError(
+            raise UsageError(
                 f"job {self.keys.job} is run {view.run} now, this process is of run {self.job.run_id}",
                 rule="foreign-job",
                 help="give runs that use one etcd at the same time different names",

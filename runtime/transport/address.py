@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from graphft.errors import GraphftError
+from graphft.errors import UsageError
 
 WILDCARDS = ("0.0.0.0", "::", "*", "")
 """Hosts that mean "every interface": good to listen on, no address for anybody else."""
@@ -30,7 +30,7 @@ def split_endpoint(address: str) -> tuple[str, int]:
             return parts.hostname, parts.port
     except ValueError:
         pass
-    raise GraphftError(
+    raise UsageError(
         f"'{address}' is no address of a shard: expected tcp://HOST:PORT",
         rule="address",
         help="IPv6 hosts stand in brackets: tcp://[::1]:5555",

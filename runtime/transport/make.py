@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import msgspec
 
-from graphft.errors import GraphftError
+from graphft.errors import UsageError
 from graphft.runtime.transport.faults import Faults, FaultyClient, FaultyServer
 from graphft.runtime.transport.login import Login
 from graphft.runtime.transport.port import ClientTransport, Limits, ServerTransport
@@ -42,7 +42,7 @@ def faults_of(role: str, environ: Mapping[str, str]) -> Faults | None:
     try:
         faults = msgspec.json.decode(text, type=Faults)
     except msgspec.DecodeError as error:
-        raise GraphftError(
+        raise UsageError(
             f"{VARIABLE} is {text!r}: {error}",
             rule="environment",
             help='give JSON such as {"seed": 1, "drop": 0.001}, or unset it',

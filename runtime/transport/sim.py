@@ -14,7 +14,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, UsageError
 from graphft.runtime.protocol.messages import Message, encode
 from graphft.runtime.transport.address import WILDCARDS, endpoint, split_endpoint
 from graphft.runtime.transport.faults import Faults, FaultSchedule
@@ -197,7 +197,7 @@ class SimServer:
         host = "127.0.0.1" if host in WILDCARDS else host
         address = endpoint(host, port or 49152 + next(self._network.numbers))
         if address in self._network.servers:
-            raise GraphftError(
+            raise UsageError(
                 f"cannot listen on {address}: the port is in use",
                 rule="port-in-use",
                 help="choose another port, or 0 for any free one",

@@ -17,7 +17,7 @@ from collections import Counter, deque
 
 import zmq
 
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, UsageError
 from graphft.runtime.protocol.messages import Message
 from graphft.runtime.transport.address import split_endpoint
 from graphft.runtime.transport.login import Login
@@ -66,7 +66,7 @@ class ZmqClient:
                 socket.connect(address)
             except zmq.ZMQError as e:
                 socket.close()
-                raise GraphftError(
+                raise UsageError(
                     f"'{address}' is no address of a shard: {e.strerror}",
                     rule="address",
                     help="see what the pserver registered in etcd; GRAPHFT_HOST sets its host",

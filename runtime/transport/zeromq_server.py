@@ -10,7 +10,7 @@ from collections import Counter
 
 import zmq
 
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, UsageError
 from graphft.runtime.protocol.messages import Message
 from graphft.runtime.transport.address import WILDCARDS, endpoint
 from graphft.runtime.transport.login import Gate, Login
@@ -100,12 +100,12 @@ class ZmqServer:
 
 def _bind_error(e: zmq.ZMQError, wanted: str) -> GraphftError:
     if e.errno == errno.EADDRINUSE:
-        return GraphftError(
+        return UsageError(
             f"cannot listen on {wanted}: the port is in use",
             rule="port-in-use",
             help="choose another port, or 0 for any free one; `ss -ltnp` shows who holds it",
         )
-    return GraphftError(
+    return UsageError(
         f"cannot listen on {wanted}: {e.strerror}",
         rule="bind",
         help="use an address of this machine (set GRAPHFT_HOST for what others are told)",

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 import torch
 
-from graphft.errors import GraphftError
+from graphft.errors import UsageError
 from graphft.ir import Kind
 from graphft.ops.context import ServeOptions
 from graphft.runtime.checkpoint.commit import Commits
@@ -90,7 +90,7 @@ class Pserver(Role):
 
     def __init__(self, job: Job, job_dir: Path, etcd: Store, index: int, session: Session | None = None) -> None:
         if not 0 <= index < job.config.pservers:
-            raise GraphftError(
+            raise UsageError(
                 f"there is no pserver {index}: the job has {job.config.pservers}",
                 rule="role",
                 help=f"indices are 0 to {job.config.pservers - 1}",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, UsageError
 from graphft.runtime.protocol.events import Count, Tick
 from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Parameters, Push
 from graphft.runtime.protocol.sync_events import Fail, FromShard, Pushed, Send, ShardDown, ShardUp
@@ -112,7 +112,7 @@ class Comm:
                 self.trainer.counters[effect.name] += 1
                 log.debug("%s: %s", effect.name, effect.reason)
             elif isinstance(effect, Fail):
-                raise GraphftError(
+                raise UsageError(
                     effect.reason, rule="foreign-job", help="start all roles from one job directory, with one etcd"
                 )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphft import registry
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, UsageError
 from graphft.ops.context import NoData, WorkChanged
 from graphft.runtime.coordination.view import JobView
 from graphft.runtime.etcd import Store, absent, create_is, delete_op, put_op, value_is
@@ -40,7 +40,7 @@ class SlotTrainer(Trainer):
         self._claims = job.trainer_program().find_op("etcd_claim_slots") is not None
         """Whether its program claims slots, or works on that of its index for good."""
         if not self._claims and not 0 <= index < job.config.trainers:
-            raise GraphftError(
+            raise UsageError(
                 f"there is no trainer {index}: without fault tolerance each of the job's "
                 f"{job.config.trainers} has an index",
                 rule="role",
