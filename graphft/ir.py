@@ -108,6 +108,14 @@ class Operator:
         """Names of the variables read, in order, each once."""
         return tuple(dict.fromkeys(r.name for r in refs((*self.args, *self.attrs.values()))))
 
+    def operand(self, slot: str) -> Ref:
+        """The operand in this slot of the op's definition; of a variadic slot, the first one."""
+        return self.operands(slot)[0]
+
+    def operands(self, slot: str) -> tuple[Ref, ...]:
+        """The operands in this slot: one, or for a variadic slot all that are left."""
+        return tuple(refs(registry.in_slot(self, slot)))
+
     @property
     def writes(self) -> tuple[str, ...]:
         """Names of the results (not of operands written in place: see `registry.writes_of`)."""

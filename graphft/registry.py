@@ -197,6 +197,13 @@ def given_attrs(op: Operator) -> dict[str, Any]:
     return {k: v for k, v in op.attrs.items() if k not in defaults or not same(v, defaults[k])}
 
 
+def in_slot(op: Operator, name: str) -> tuple[Any, ...]:
+    """The operands in this slot of the op's definition."""
+    slots = require(op).slots
+    at = next(i for i, slot in enumerate(slots) if slot.name == name)
+    return op.args[at:] if slots[at].variadic else op.args[at : at + 1]
+
+
 def attr(op: Operator, name: str) -> Any:
     """The value of an attribute: the given one, or its default."""
     if name in op.attrs:
@@ -308,6 +315,7 @@ __all__ = [
     "family",
     "get",
     "given_attrs",
+    "in_slot",
     "infer",
     "op",
     "own_ops",

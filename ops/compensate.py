@@ -15,11 +15,12 @@ _EPS = 1e-7
 
 def _check(operator: Operator, block: Block) -> None:
     """Everything has the gradient's type; the mean square is there if, and only if, it is used."""
+    gradient = operator.operand("grad")
     types = {ref: block.program.variables[ref.name].type for ref in operator.args}
     for ref, type in types.items():
-        if type != types[operator.args[0]]:
+        if type != types[gradient]:
             raise ProgramError(
-                f"dc_asgd: {ref} is {type}, but the gradient {operator.args[0]} is {types[operator.args[0]]}",
+                f"dc_asgd: {ref} is {type}, but the gradient {gradient} is {types[gradient]}",
                 block=block,
                 rule="optimizer-operand",
                 help="give the parameter of this gradient, and its backup",

@@ -35,14 +35,15 @@ def _check(operator: Operator, block: Block) -> None:
     param, grad, lr = types[:3]
     if grad != param:
         raise ProgramError(
-            f"{operator.type}: parameter {operator.args[0]} is {param}, but its gradient {operator.args[1]} is {grad}",
+            f"{operator.type}: parameter {operator.operand('param')} is {param}, "
+            f"but its gradient {operator.operand('grad')} is {grad}",
             block=block,
             rule="optimizer-operand",
             help="give the gradient of this parameter, with its shape and dtype",
         )
     if lr.shape != () or not lr.dtype.startswith("float"):
         raise ProgramError(
-            f"{operator.type}: the learning rate {operator.args[2]} must be float64[], got {lr}",
+            f"{operator.type}: the learning rate {operator.operand('lr')} must be float64[], got {lr}",
             block=block,
             rule="optimizer-operand",
             help="reduce it to a 0-dim float64 tensor",

@@ -39,13 +39,13 @@ class Optimization:
     def state_of(self, parameter: Variable) -> list[Variable]:
         """The optimizer state of a parameter."""
         assert parameter.program is not None
-        return [parameter.program.variables[r.name] for r in self.updates[parameter.name].args[3:]]
+        return [parameter.program.variables[r.name] for r in state_operands(self.updates[parameter.name])]
 
 
 def find_optimization(block: Block) -> Optimization:
     """Raises ProgramError when a parameter has no optimizer op, or one that no shard could run by itself."""
     updates = _updates(block)
-    gradients = {op.args[1].name for op in updates.values()}
+    gradients = {op.operand("grad").name for op in updates.values()}
     norms = [op for op in block.ops if op.type == NORM_OP and gradients.issuperset(op.reads)]
     if len(norms) > 1:
         raise ProgramError(
@@ -59,11 +59,17 @@ def find_optimization(block: Block) -> Optimization:
     before: dict[str, list[Operator]] = {}
     after: dict[str, list[Operator]] = {}
     for i, op in enumerate(block.ops):
-        if op.type in CLIP_OPS and op.args[0].name in gradients:
-            (before if i < norm_at else after).setdefault(op.args[0].name, []).append(op)
+        if op.type in CLIP_OPS and op.operand("grad").name in gradients:
+            (before if i < norm_at else after).setdefault(op.operand("grad").name, []).append(op)
     found = Optimization(updates, norms[0] if norms else None, before, after, _schedule(block, updates))
     _check_alone(block, found)
     return found
+
+
+def state_operands(update: Operator) -> tuple[Ref, ...]:
+    """The state that an optimizer op evolves beside the parameter: every operand behind the learning rate."""
+    given = ("param", "grad", "lr")
+    return tuple(r for s in registry.require(update).slots if s.name not in given for r in update.operands(s.name))
 
 
 def scalar_state(state: Variable, parameter: Variable) -> bool:
@@ -75,7 +81,7 @@ def _updates(block: Block) -> dict[str, Operator]:
     updates: dict[str, Operator] = {}
     for i, op in enumerate(block.ops):
         if op.type in OPTIMIZER_OPS:
-            name = op.args[0].name
+            name = op.operand("param").name
             if name in updates:
                 raise ProgramError(
                     f"%{name} is updated twice in a step",
@@ -106,8 +112,8 @@ def _updates(block: Block) -> dict[str, Operator]:
 
 def _schedule(block: Block, updates: dict[str, Operator]) -> list[Operator]:
     """The ops that the learning rates, and state of no parameter, come from."""
-    own = {r.name for op in updates.values() for r in op.args[3:]}
-    needed = {op.args[2].name for op in updates.values()}
+    own = {r.name for op in updates.values() for r in state_operands(op)}
+    needed = {op.operand("lr").name for op in updates.values()}
     needed |= {v.name for v in block.program.of_kind(Kind.STATE) if v.name not in own}
     taken: set[int] = set()
     while True:

@@ -22,7 +22,7 @@ def received_buckets(program: Program) -> dict[tuple[int, int], tuple[int, torch
     sizes = {}
     for op in program.blocks["step"].ops:
         if op.type == "recv":
-            dtype = getattr(torch, program.variables[op.args[0].name].dtype)
+            dtype = getattr(torch, program.variables[op.operand("tensors").name].dtype)
             elements = sum(end - start for start, end in op.attrs["slices"])
             sizes[op.attrs["shard"], op.attrs["bucket"]] = elements * dtype.itemsize, dtype
     return sizes

@@ -68,7 +68,8 @@ def _trainer(source: Program) -> Program:
     trainer = source.clone("trainer")
     trainer.attrs["role"] = "trainer"
     for op in find_optimization(trainer.blocks["step"]).updates.values():
-        if op.args[1].name != grad_name(op.args[0].name):
-            trainer.variables[op.args[0].name].attrs["grad"] = op.args[1]
+        parameter, gradient = op.operand("param").name, op.operand("grad")
+        if gradient.name != grad_name(parameter):
+            trainer.variables[parameter].attrs["grad"] = gradient
     trainer.values = {n: v for n, v in trainer.values.items() if trainer.variables[n].kind not in EVOLVING}
     return trainer

@@ -76,7 +76,7 @@ class SplitOptimizer:
             return
         block = program.block("reduce")
         for s in own:
-            gradient = found.updates[s.variable].args[1].name
+            gradient = found.updates[s.variable].operand("grad").name
             for op in found.before_norm.get(gradient, ()):
                 block.ops.append(with_operands(op, {gradient: grad_name(s.name)}))
         partials = block.append_op(norm.type, *(Ref(grad_name(s.name)) for s in own), unit=unit, outputs=norm.outputs)
@@ -92,7 +92,7 @@ class SplitOptimizer:
             block.append_op("assign", Ref(s.name), Ref(grad_name(s.name)))
             return
         update, variable = found.updates[s.variable], source.variables[s.variable]
-        gradient = update.args[1].name
+        gradient = update.operand("grad").name
         names = {s.variable: s.name, gradient: grad_name(s.name)}
         names |= {v.name: _state_name(v, s) for v in found.state_of(variable)}
         if found.norm is not None and self.sync:
@@ -110,8 +110,8 @@ def _trainer(source: Program, found: Optimization) -> Program:
     step, moved = trainer.blocks["step"], {id(op) for op in found.ops}
     step.ops = [mine for mine, op in zip(step.ops, source.blocks["step"].ops, strict=True) if id(op) not in moved]
     for name, op in found.updates.items():
-        if op.args[1].name != grad_name(name):
-            trainer.variables[name].attrs["grad"] = op.args[1]
+        if op.operand("grad").name != grad_name(name):
+            trainer.variables[name].attrs["grad"] = op.operand("grad")
     _prune(trainer)
     trainer.values = {
         n: v for n, v in trainer.values.items() if n in trainer.variables and trainer.variables[n].kind not in EVOLVING
@@ -163,7 +163,7 @@ def _norm_slices(source: Program, found: Optimization) -> list[Slice]:
     """The slices that the global norm is taken of, in canonical order."""
     norm = found.norm
     assert norm is not None
-    parameter = {op.args[1].name: name for name, op in found.updates.items()}
+    parameter = {op.operand("grad").name: name for name, op in found.updates.items()}
     return [s for name in norm.reads for s in slices_of(source.variables[parameter[name]])]
 
 
