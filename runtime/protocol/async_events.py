@@ -1,4 +1,4 @@
-"""Events and effects of an async trainer's machine. See trainer_async for what a driver does with them.
+"""Events and effects of an async trainer's machine. See async_trainer for what a driver does with them.
 
 It shares `ShardUp`, `ShardDown`, `FromShard`, `Pushed`, `Send` and `Fail` with sync trainers, `Tick` and `Count` with
 all machines.

@@ -1,4 +1,4 @@
-"""Events and effects of the machines of sync mode. See shard_sync and trainer_sync for what a driver does with them."""
+"""Events and effects of the machines of sync mode. See sync_shard and sync_trainer for what a driver does with them."""
 
 from __future__ import annotations
 
@@ -256,17 +256,10 @@ class Send:
 
 
 @dataclass(frozen=True, slots=True)
-class Wake:
-    """The answer to one of the trainer's questions may have changed."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Fail:
     """This trainer cannot take part in the job."""
 
     reason: str
 
 
-TrainerEffect = Send | Wake | Fail | Count
+TrainerEffect = Send | Fail | Count

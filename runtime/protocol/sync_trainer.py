@@ -9,20 +9,20 @@ Events may come from any thread, under the driver's one lock; effects are carrie
     FromShard(shard, message, frame)                  # whatever arrives
     SlotGained(slot) / SlotLost(slot), Rollback(generation, step), Tick()
 
-- `Send(shard, message, payload)`: send it. `Wake`: notify whoever waits for one of the questions below to change.
+- `Send(shard, message, payload)`: send it.
 - `Fail`: the job cannot go on (a foreign job, a fault in the protocol). `Count`: count it, log the reason.
 
 The thread that computes, for one (step, slot) after the other:
 
     effects = trainer.step(Begin(), now)              # asks for the buckets that are missing
-    work = trainer.current                            # Work(step, slot), or None: wait for Wake, begin again
+    work = trainer.current                            # Work(step, slot), or None: wait for an event, begin again
     recv of (shard, bucket):
         wait until trainer.has(shard, bucket), or trainer.work_changed (then abandon: raise WorkChanged, begin again)
         frame = trainer.frame(shard, bucket)          # None: the tensors hold this version already
-        copy it into the tensors; trainer.step(Copied(shard, bucket, work.step), now)
+        copy it into the tensors; trainer.step(Copied(shard, bucket, work.step, keep), now)
     send of (shard, bucket):  trainer.step(Pushed(shard, bucket, samples, frame), now)
-    send_barrier:             trainer.step(Closed(), now)
-    without data:             wait until trainer.ready or trainer.work_changed; trainer.step(Closed(), now)
+    send_barrier:             trainer.step(Closed(shards), now)
+    without data:             wait until trainer.reached() is `shards`, or trainer.work_changed; then Closed(shards)
 
 Between Begin and Closed a generation may end: what is pushed then goes nowhere, and the work is not counted as done.
 Abandoning work, and doing it twice, is always safe. What arrives on a connection before the last ShardUp should not be
@@ -55,7 +55,6 @@ from graphft.runtime.protocol.sync_events import (
     SlotLost,
     TrainerEffect,
     TrainerOptions,
-    Wake,
     Work,
 )
 from graphft.runtime.protocol.trainer_state import BucketCache, Current, ShardConnection, SlotState
@@ -160,13 +159,14 @@ class SyncTrainer:
         connection.up, connection.introduced = True, False
         connection.expect(event.incarnation)
         self._tell(f"shard {event.shard} is up: {event.incarnation}", event.shard)
-        return [self._hello(event.shard), Wake(f"shard {event.shard} is up")]
+        return [self._hello(event.shard)]
 
     def _shard_down(self, event: ShardDown) -> list[TrainerEffect]:
         connection = self.connections[event.shard]
         connection.up = connection.introduced = False
         self.silence.heard(event.shard)
-        return [Wake(self._tell(f"shard {event.shard} is down", event.shard))]
+        self._tell(f"shard {event.shard} is down", event.shard)
+        return []
 
     def _from_shard(self, event: FromShard) -> list[TrainerEffect]:
         self.silence.heard(event.shard)
@@ -206,7 +206,7 @@ class SyncTrainer:
         for state in self.slots.values():
             state.confirm.discard(shard)
         self._tell(where, shard)
-        return [*effects, *self._versions_changed(), *self._ask_missing(), Wake(where)]
+        return [*effects, *self._versions_changed(), *self._ask_missing()]
 
     def _meet(self, shard: int, message: Welcome) -> list[TrainerEffect]:
         """A connection begins: what was sent on the one before may be lost. The shard has all steps below its version;
@@ -245,7 +245,7 @@ class SyncTrainer:
             for key in [k for k in self.pending if k[0] == shard and k[2] < message.version - 1]:
                 del self.pending[key]
             effects += self._versions_changed()
-        return [*effects, Wake(reason)]
+        return effects
 
     def _bucket(self, shard: int, message: Parameters, payload: Any) -> list[TrainerEffect]:
         connection, key = self.connections[shard], (shard, message.bucket)
@@ -257,7 +257,7 @@ class SyncTrainer:
         lowest = self.lowest()
         if lowest is None or message.version >= lowest:
             self.caches[key].put(message.version, payload)
-        return [*self._versions_changed(), Wake(where)]
+        return self._versions_changed()
 
     # -- events: membership -------------------------------------------------------------------------------------------
 
@@ -274,12 +274,13 @@ class SyncTrainer:
         if held is None or held.claim > event.claim:
             return []  # it was claimed again since
         del self.slots[event.slot]
-        return [Wake(self._tell(f"lost slot {event.slot}"))]
+        self._tell(f"lost slot {event.slot}")
+        return []
 
     def _rollback(self, event: Rollback) -> list[TrainerEffect]:
         if event.generation <= self.generation:
             return [self._count("old-rollback", f"generation {event.generation} is not newer than {self.generation}")]
-        reason = self._tell(f"generation {event.generation} begins at step {event.step}")
+        self._tell(f"generation {event.generation} begins at step {event.step}")
         self.generation, self.behind, self._current = event.generation, False, None
         self.pending.clear()
         for cache in self.caches.values():
@@ -288,7 +289,7 @@ class SyncTrainer:
             state.next = 0
         for connection in self.connections:
             connection.introduced = False
-        return [*[self._hello(s) for s, connection in enumerate(self.connections) if connection.up], Wake(reason)]
+        return [self._hello(s) for s, connection in enumerate(self.connections) if connection.up]
 
     def _tick(self, event: Tick) -> list[TrainerEffect]:
         self.silence.look(self._now)
@@ -428,7 +429,7 @@ class SyncTrainer:
 
     def _fall_behind(self, reason: str) -> list[TrainerEffect]:
         self.behind = True
-        return [self._count("behind", f"{reason}; this trainer is in {self.generation}"), Wake(reason)]
+        return [self._count("behind", f"{reason}; this trainer is in {self.generation}")]
 
     def _count(self, name: str, reason: str, *shards: int) -> Count:
         return Count(name, self._tell(reason, *shards))

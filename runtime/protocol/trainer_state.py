@@ -1,4 +1,4 @@
-"""What a sync trainer knows of each shard, each slot and each bucket. See trainer_sync."""
+"""What a sync trainer knows of each shard, each slot and each bucket. See sync_trainer."""
 
 from __future__ import annotations
 

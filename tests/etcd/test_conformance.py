@@ -39,7 +39,7 @@ from graphft.runtime.etcd import (
 
 @pytest.fixture(params=["real", "simulated", "fenced"])
 def store(request: pytest.FixtureRequest) -> Iterator[Store]:
-    """`fenced`: the real one, as processes of a run use it. The fence itself: tests/runtime/test_earlier_run.py."""
+    """`fenced`: the real one, as processes of a run use it. The fence itself: tests/runtime/test_stale_run.py."""
     if request.param == "simulated":
         yield SimEtcd()
         return

@@ -37,7 +37,7 @@ from graphft.runtime.protocol.sync_events import (
 )
 from tests.protocol.fuzz import SEEDS, check_sent, messages
 from tests.protocol.rigs import Rig, ShardRig, of
-from tests.protocol.test_shard_async import AsyncRig
+from tests.protocol.test_async_shard import AsyncRig
 
 FAULTS = st.sampled_from(["", "", "", "wrong size"])
 PEERS = st.sampled_from(["a", "b", "shard-1", "stranger"])

@@ -29,7 +29,7 @@ from graphft.runtime.protocol.sync_events import (
 from graphft.runtime.protocol.trainer_state import FRAMES, RETIRED
 from tests.protocol.fuzz import SEEDS, check_sent, messages
 from tests.protocol.rigs import TrainerRig, of
-from tests.protocol.test_trainer_async import Rig as AsyncTrainerRig
+from tests.protocol.test_async_trainer import Rig as AsyncTrainerRig
 
 FAULTS = st.sampled_from([""] * 9 + ["wrong size"])
 SHARDS = st.integers(0, 1)

@@ -22,7 +22,7 @@ from graphft.runtime.protocol.sync_events import (
     RoundSkipped,
 )
 from tests.protocol.rigs import ShardRig, of
-from tests.protocol.test_shard_async import AsyncRig
+from tests.protocol.test_async_shard import AsyncRig
 
 SLOTS, STEPS = 2, 5
 PEERS = st.sampled_from("ab")

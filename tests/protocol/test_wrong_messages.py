@@ -28,8 +28,8 @@ from graphft.runtime.protocol.peers import Peers
 from graphft.runtime.protocol.story import LONGEST, Story
 from graphft.runtime.protocol.sync_events import Fail, FromShard, SendShard
 from tests.protocol.rigs import ShardRig, TrainerRig, codes, counted, of
-from tests.protocol.test_shard_async import AsyncRig
-from tests.protocol.test_trainer_async import Rig as AsyncTrainerRig
+from tests.protocol.test_async_shard import AsyncRig
+from tests.protocol.test_async_trainer import Rig as AsyncTrainerRig
 
 HUGE = 2**63 - 1
 

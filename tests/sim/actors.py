@@ -42,7 +42,6 @@ from graphft.runtime.protocol.sync_events import (
     Started,
     SyncOptions,
     TrainerOptions,
-    Wake,
 )
 from graphft.runtime.protocol.sync_shard import SyncShard
 from graphft.runtime.protocol.sync_trainer import SyncTrainer
@@ -383,13 +382,16 @@ class TrainerActor(Actor):
     def receive(self, shard: int, message: Any, payload: Any) -> None:
         self.do(lambda: self.feed(FromShard(shard, message, payload)))
 
+    def feed(self, event: Any) -> None:
+        """A trainer without work looks again after whatever it hears: each event may answer another question."""
+        super().feed(event)
+        if self.idle and not isinstance(event, Begin | Tick):
+            self.idle = False
+            self.later(0, self.begin)
+
     def commit(self, effect: Any) -> None:
         if isinstance(effect, Send):
             self.job.to_shard(self.name, effect.shard, self.name, effect.message, effect.payload)
-        elif isinstance(effect, Wake):
-            if self.idle:
-                self.idle = False
-                self.later(0, self.begin)
         elif isinstance(effect, Fail):
             self.world.fail(f"{self.name} gave up: {effect.reason}")
         else:

@@ -50,7 +50,7 @@ class World:
 
 @dataclass
 class Generation:
-    generation: int = 0
+    number: int = 0
     step: int = 0
 
 

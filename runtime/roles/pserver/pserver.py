@@ -1,7 +1,7 @@
 """A pserver: one shard of what evolves. Runs its program's blocks around the shard's state machine.
 
-What sync and async shards share: memory, socket, checkpoints, the job's end. Their loops are in pserver_sync and
-pserver_async.
+What sync and async shards share: buffers, socket, checkpoints, the job's end. Their loops are in round_pserver and
+batch_pserver.
 """
 
 from __future__ import annotations

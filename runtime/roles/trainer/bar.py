@@ -5,7 +5,7 @@
 A trainer writes it itself while a shard that is registered does not answer it, and deletes it when all do. Who takes a
 slot or a chunk from a trainer for lack of progress writes it as well, in the same transaction; then the trainer deletes
 it after a while, if its main thread gets on. The others divide the work among those without a record
-(`protocol/slots.py`); a trainer whose peers are all barred, too, goes on as if none were.
+(`protocol/slot_assignment.py`); a trainer whose peers are all barred, too, goes on as if none were.
 """
 
 from __future__ import annotations

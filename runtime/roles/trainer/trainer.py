@@ -1,6 +1,6 @@
 """A trainer: computes gradients. Stateless: what evolves lives on the pservers, so it may die at any time.
 
-What sync and async trainers share: data, metrics, status, leaving. Their loops are in trainer_sync and trainer_async.
+What sync and async trainers share: data, metrics, status, leaving. Their loops are in slot_trainer and chunk_trainer.
 """
 
 from __future__ import annotations
