@@ -1,4 +1,4 @@
-"""What may import what, and what a wheel holds. See docs/design.md, "Layout"."""
+"""What may import what, and what a wheel holds. See docs/architecture.md."""
 
 from __future__ import annotations
 

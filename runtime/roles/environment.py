@@ -26,6 +26,7 @@ from graphft.runtime.process.folder_lock import locked
 from graphft.runtime.process.interrupts import look_out
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK
 from graphft.runtime.process.structs import prepare_structs
+from graphft.runtime.roles.logs import follow, log_as
 
 if TYPE_CHECKING:
     from graphft.ir import Program
@@ -135,7 +136,7 @@ def _check_same(saved: JobRecord, job: Job, job_dir: Path) -> None:
 
 def run_role(job: Job, job_dir: Path, spec: RoleSpec) -> int:
     """Runs one role to its end; logs to stderr. Returns the exit status (see runtime/process/role_process.py)."""
-    _log_as(spec)
+    log_as(_name_of(spec))
     explain_on_signal()
     look_out()
     prepare_structs()
@@ -182,6 +183,7 @@ def _run(job: Job, job_dir: Path, spec: RoleSpec) -> None:
     put_job(etcd, keys, job, job_dir)
     role = _make_role(job, job_dir, spec, etcd)
     if role is not None:
+        follow(role)
         _tell_story_on_signal(role)
         role.run()
 
@@ -262,10 +264,5 @@ def _await_others(job: Job, embedded: EmbeddedEtcd) -> None:
             time.sleep(0.1)
 
 
-def _log_as(spec: RoleSpec) -> None:
-    level = logging.DEBUG if _integer(os.environ, "GRAPHFT_DEBUG", 0) >= 1 else logging.INFO
-    name = f"{spec.kind} {spec.index}" if spec.index >= 0 else f"{spec.kind} {socket.gethostname()}:{os.getpid()}"
-    logging.basicConfig(
-        level=logging.INFO, format=f"%(asctime)s.%(msecs)03d [{name}] %(message)s", datefmt="%H:%M:%S", force=True
-    )
-    log.setLevel(level)
+def _name_of(spec: RoleSpec) -> str:
+    return f"{spec.kind} {spec.index}" if spec.index >= 0 else f"{spec.kind} {socket.gethostname()}:{os.getpid()}"

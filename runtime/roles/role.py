@@ -31,6 +31,7 @@ from graphft.runtime.execute.lowering import Lowered, lower
 from graphft.runtime.process.identity import identify
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK
 from graphft.runtime.process.structs import prepare_structs
+from graphft.runtime.roles.logs import BLOCKS
 from graphft.runtime.roles.progress import Progress, stacks
 from graphft.runtime.roles.reach import out_of_reach
 from graphft.runtime.transport.address import network_identity
@@ -108,7 +109,16 @@ class Role:
         if name not in self.program.blocks:
             return ()
         self.progress.beat()
-        return self.lowered(self.program.blocks[name], fetch)(self.ctx, self.ctx.scope)
+        began = time.perf_counter()
+        results = self.lowered(self.program.blocks[name], fetch)(self.ctx, self.ctx.scope)
+        if log.isEnabledFor(BLOCKS):
+            log.log(BLOCKS, "block %s took %.2f ms", name, 1000 * (time.perf_counter() - began))
+        return results
+
+    @property
+    def at_step(self) -> int | None:
+        """The step (a shard: the version) that this process is at, for its log lines; None before it has begun."""
+        return None
 
     # -- the lease ----------------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from graphft.runtime.etcd.channel import parse_endpoint
 from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, TakeCheckpoint, Tick
 from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Parameters, Push
 from graphft.runtime.roles.limits import pserver_limits
+from graphft.runtime.roles.logs import tell_event
 from graphft.runtime.roles.pserver.shard_buffers import ShardBuffers, frame_fault
 from graphft.runtime.roles.pserver.shard_proof import prove_shard
 from graphft.runtime.roles.role import Role, log
@@ -273,7 +274,9 @@ class Pserver(Role):
 
     def step(self, event: Any) -> None:
         """Has the machine take in an event, and carries out what it decides."""
-        for effect in self.machine.step(event, time.monotonic()):
+        effects = self.machine.step(event, time.monotonic())
+        tell_event(event, effects)
+        for effect in effects:
             self.effects[type(effect)](effect)
 
     def serve_once(self) -> None:
@@ -345,6 +348,10 @@ class Pserver(Role):
     def _checkpoint(self, effect: TakeCheckpoint) -> None:
         if self.options.checkpoint_block:
             self.run_block(self.options.checkpoint_block)
+
+    @property
+    def at_step(self) -> int | None:
+        return self.machine.version if self.machine is not None else None
 
     def story(self) -> list[str]:
         return self.machine.story.of() if self.machine is not None else []

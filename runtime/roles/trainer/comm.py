@@ -14,6 +14,7 @@ from graphft.runtime.protocol.events import Count, Tick
 from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Parameters, Push
 from graphft.runtime.protocol.sync_events import Fail, FromShard, Pushed, Send, ShardDown, ShardUp
 from graphft.runtime.roles.limits import received_buckets
+from graphft.runtime.roles.logs import tell_event
 from graphft.runtime.roles.role import log
 from graphft.runtime.transport.buffers import BucketBuffers, BucketLayout, fault_of
 
@@ -102,7 +103,9 @@ class Comm:
         self.do(event)
 
     def do(self, event: Any) -> None:
-        for effect in self.machine.step(event, time.monotonic()):
+        effects = self.machine.step(event, time.monotonic())
+        tell_event(event, effects)
+        for effect in effects:
             if isinstance(effect, Send):
                 message = effect.message
                 sent = self.transport.send(effect.shard, message, effect.payload)

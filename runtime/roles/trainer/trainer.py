@@ -272,6 +272,10 @@ class Trainer(Role):
         row = {"step": step, "slot": slot, "loss": self.loss, "samples": samples, "at": round(time.time(), 4)}
         self._metrics.write(row)
 
+    @property
+    def at_step(self) -> int | None:
+        return self.ctx.step if self.pass_index >= 0 else None
+
     def story(self) -> list[str]:
         return self.comm.machine.story.of() if self.comm.machine is not None else []
 

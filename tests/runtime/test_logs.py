@@ -1,0 +1,53 @@
+"""Log lines tell who and at which step; GRAPHFT_DEBUG tells how much."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from graphft.errors import UsageError
+from graphft.runtime.roles.logs import BLOCKS, COUNTS, EVENTS, follow, log, log_as, tell_event
+
+
+class Role:
+    at_step: int | None = None
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    root, level = logging.getLogger(), log.level
+    before = list(root.handlers), root.level
+    yield
+    root.handlers[:], root.level = before
+    log.setLevel(level)
+
+
+def test_a_line_tells_the_step_once_there_is_one(capsys: pytest.CaptureFixture[str]) -> None:
+    role = Role()
+    log_as("trainer 1", {})
+    log.info("begins")
+    follow(role)
+    log.info("is here")
+    role.at_step = 1042
+    log.info("took over slot 2")
+    lines = [re.sub(r"^[\d:.]+ ", "", line) for line in capsys.readouterr().err.splitlines()]
+    assert lines == ["[trainer 1] begins", "[trainer 1] is here", "[trainer 1 step 1042] took over slot 2"]
+
+
+@pytest.mark.parametrize(("level", "said"), [("", 0), ("0", 0), ("1", 1), ("2", 2), ("3", 3)])
+def test_each_level_says_more(level: str, said: int, capsys: pytest.CaptureFixture[str]) -> None:
+    log_as("pserver 0", {"GRAPHFT_DEBUG": level})
+    log.log(COUNTS, "a push is refused")
+    log.log(BLOCKS, "block step took 3 ms")
+    tell_event("Tick()", ["Send()", "Count()"])
+    assert len(capsys.readouterr().err.splitlines()) == said
+    assert log.isEnabledFor(EVENTS) == (said == 3)
+
+
+@pytest.mark.parametrize("text", ["much", "4", "-1", "1.5"])
+def test_another_level_is_an_error(text: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(f"GRAPHFT_DEBUG is {text!r}, expected 0 to 3")):
+        log_as("trainer 0", {"GRAPHFT_DEBUG": text})
