@@ -224,8 +224,9 @@ class AsyncTrainer:
 
     def _welcome(self, shard: int, message: Welcome, payload: Any) -> Effects:
         connection = self.connections[shard]
-        if message.incarnation != connection.incarnation:
-            return [Count("late", f"a welcome of {message.incarnation}, shard {shard} is {connection.incarnation}")]
+        if message.incarnation != connection.incarnation or not connection.up:
+            here = connection.incarnation if connection.up else "down"
+            return [Count("late", f"a welcome of {message.incarnation}, shard {shard} is {here}")]
         connection.introduced = True
         if message.generation != connection.generation:
             self._tell(f"shard {shard} is in generation {message.generation}, at version {message.version}", shard)
@@ -401,6 +402,28 @@ class AsyncTrainer:
 
     def _tell(self, text: str, shard: int) -> str:
         return self.story.tell(text, f"shard {shard}")
+
+    def check_invariants(self) -> None:
+        """Raises IllegalTransition when the state contradicts itself. For tests, after each event."""
+        shards, caches = range(len(self.connections)), [b for c in self.connections for b in c.caches.values()]
+        facts = {
+            "introduced shards are up": all(c.up or not c.introduced for c in self.connections),
+            "what the tensors hold has come": all(b.loaded <= b.have for b in caches),
+            "a bucket that came stays": all(b.ever or (b.have, b.frame) == (-1, None) for b in caches),
+            "a chunk lacks batches of its own only": all(
+                lacks <= set(range(held.batches)) for held in self.held.values() for lacks in held.lacks
+            ),
+            "a shard that was not heard may lack everything": all(
+                held.unknown <= set(shards) for held in self.held.values()
+            ),
+            "only batches of held chunks are skipped": all(
+                key in self.held for c in self.connections for key, _ in c.skipped
+            ),
+            "only shards are passed over": self.current is None or self.current.passed <= set(shards),
+        }
+        for fact, holds in facts.items():
+            if not holds:
+                self.story.illegal(f"broken invariant of trainer {self.options.trainer}: {fact}")
 
     _EVENTS: ClassVar[dict[type, Callable[[AsyncTrainer, Any], Effects]]] = {
         ShardUp: _up,

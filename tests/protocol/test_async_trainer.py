@@ -28,20 +28,17 @@ from graphft.runtime.protocol.messages import Ledger as LedgerAnswer
 from graphft.runtime.protocol.retained_versions import LIMIT
 from graphft.runtime.protocol.story import IllegalTransition
 from graphft.runtime.protocol.sync_events import Fail, FromShard, Pushed, Send, ShardDown, ShardUp
+from tests.protocol import rigs
 
 KEY = (0, 7)
 BUCKETS = ((0, 1), (0,))
 
 
-class Rig:
+class Rig(rigs.Rig):
     """A trainer with two shards, of two buckets and one."""
 
     def __init__(self, **options: Any) -> None:
-        self.now = 0.0
-        self.machine = AsyncTrainer(AsyncTrainerOptions("t", BUCKETS, "j", "p", **options))
-
-    def feed(self, *events: Any) -> list[Any]:
-        return [e for event in events for e in self.machine.step(event, self.now)]
+        super().__init__(AsyncTrainer(AsyncTrainerOptions("t", BUCKETS, "j", "p", **options)))
 
     def get(self, shard: int, message: Any, payload: Any = None) -> list[Any]:
         return self.feed(FromShard(shard, message, payload))
@@ -87,6 +84,15 @@ def sent(effects: list[Any], kind: type) -> list[tuple[int, Any]]:
 
 def counts(effects: list[Any]) -> list[str]:
     return [e.name for e in effects if isinstance(e, Count)]
+
+
+def test_a_welcome_of_a_connection_that_is_gone_is_late() -> None:
+    rig = Rig().ready()
+    rig.feed(ShardDown(0))
+    (late,) = rig.get(0, Welcome(0, "i", 0, 0))
+    assert late.name == "late"
+    assert not rig.machine.connections[0].introduced
+    assert rig.meet(0) == []
 
 
 def test_it_meets_a_shard_and_asks_for_its_buckets() -> None:
@@ -344,6 +350,7 @@ class Place:
                 self.wires[t, effect.shard].append((True, effect.message, effect.payload))
             if isinstance(effect, Count) and effect.name == "skipped":
                 self.skips += 1
+        self.trainers[t].check_invariants()
 
     def connect(self, t: int, s: int) -> None:
         self.wires[t, s] = []

@@ -49,6 +49,15 @@ def test_each_pass(number: int) -> None:
     assert_golden(str(stage.programs), f"pass_{number}_{stage.after.replace('-', '_')}")
 
 
+@pytest.mark.parametrize(
+    ("mode", "after"), [("dc_asgd", "compensate-delay"), ("geo_sgd", "keep-optimizer"), ("geo_sgd", "local-steps")]
+)
+def test_each_pass_of_a_mode(mode: str, after: str) -> None:
+    job = regression(trainers=2, pservers=2, sync=False, mode=mode, local_steps=2 if mode == "geo_sgd" else 1)
+    (stage,) = (s for s in job.passes if s.after == after)
+    assert_golden(str(stage.programs), f"pass_{after.replace('-', '_')}")
+
+
 JOBS = {
     "linear_s1": lambda: regression(),
     "linear_s3_ft": lambda: regression(trainers=4, pservers=3, ft=True, on_trainer_loss="wait", checkpoint_every=7),
