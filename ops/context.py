@@ -95,6 +95,10 @@ class QueuePort(Protocol):
     def complete_chunks(self) -> None:
         """Completes the chunks whose last batch every shard has applied."""
 
+
+class ClaimsPort(Protocol):
+    """Claims of chunks: the own ones, and those that others have left."""
+
     def requeue_stale(self, timeout: float) -> None:
         """Returns chunks to todo whose claims were not renewed for `timeout` seconds; renews the own ones."""
 
@@ -176,6 +180,7 @@ class Context:
     session: SessionPort | None = None
     members: MembersPort | None = None
     queue: QueuePort | None = None
+    claims: ClaimsPort | None = None
     comm: CommPort | None = None
     data: DataPort | None = None
     local: LocalPort | None = None

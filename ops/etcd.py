@@ -98,8 +98,8 @@ def etcd_enqueue_timeout(ctx: Context, *, timeout: float = 60.0) -> None:
 
     What a dead process had claimed is free as soon as its lease ends: etcd deletes the claim with it.
     """
-    assert ctx.queue is not None
-    ctx.queue.requeue_stale(timeout)
+    assert ctx.claims is not None
+    ctx.claims.requeue_stale(timeout)
 
 
 @op("get_chunk", infer=[Type("chunk")], effect=True)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from pathlib import Path
 
 import msgspec
 
 from graphft.errors import GraphftError
+from graphft.ir import Program
 from graphft.runtime.coordination.run_record import put_job, run_record
+from graphft.runtime.etcd import Store
 from graphft.runtime.queue.stale_claims import StaleClaims
 from graphft.runtime.roles.role import Role
-
-if TYPE_CHECKING:
-    from graphft.ops.context import QueuePort
+from graphft.transpiler import Job
 
 
 class Coordinator(Role):
@@ -20,11 +20,12 @@ class Coordinator(Role):
 
     kind = "coordinator"
 
-    def run(self) -> None:
-        self._stale_claims = StaleClaims(self.etcd, self.keys, self.events)
-        self.ctx.coordinator = self
-        self.ctx.queue = cast("QueuePort", self)  # its program asks for requeue_stale only
+    def __init__(self, job: Job, job_dir: Path, program: Program, etcd: Store, index: int) -> None:
+        super().__init__(job, job_dir, program, etcd, index)
+        self.ctx.coordinator, self.ctx.claims = JobKeeper(self), OthersClaims(self)
         self.open_session()
+
+    def run(self) -> None:
         try:
             self.run_block("init")
             self.start_daemon()
@@ -32,23 +33,39 @@ class Coordinator(Role):
         finally:
             self.close()
 
-    def put_job(self, pservers: int) -> None:
-        put_job(self.etcd, self.keys, self.job, self.job_dir)
-        self.etcd.put(self.keys.ps_desired, str(pservers).encode())
-
-    def await_job(self) -> None:
-        self.progress.begin("waiting for the job's end")
-        while not self.view.over:
-            self.progress.beat()
-            self.watcher.wait(lambda kvs: self.keys.state in kvs and kvs[self.keys.state].value != b"running", 5.0)
-            self.check_lease()
-        if self.view.state == "failed":
-            raise GraphftError(f"job {self.keys.job} failed", rule="job-failed", help="see its events: graphft status")
-
-    def requeue_stale(self, timeout: float) -> None:
-        record = self.view.pass_
-        if record is not None:
-            self._stale_claims.look(record.pass_index, timeout)
-
     def status(self) -> msgspec.Struct:
         return run_record(self.job)
+
+
+class JobKeeper:
+    """The CoordinatorPort."""
+
+    def __init__(self, role: Role) -> None:
+        self.role = role
+
+    def put_job(self, pservers: int) -> None:
+        role = self.role
+        put_job(role.etcd, role.keys, role.job, role.job_dir)
+        role.etcd.put(role.keys.ps_desired, str(pservers).encode())
+
+    def await_job(self) -> None:
+        role = self.role
+        role.progress.begin("waiting for the job's end")
+        while not role.view.over:
+            role.progress.beat()
+            role.watcher.wait(lambda kvs: role.keys.state in kvs and kvs[role.keys.state].value != b"running", 5.0)
+            role.check_lease()
+        if role.view.state == "failed":
+            raise GraphftError(f"job {role.keys.job} failed", rule="job-failed", help="see its events: graphft status")
+
+
+class OthersClaims:
+    """The ClaimsPort of a process that claims nothing itself."""
+
+    def __init__(self, role: Role) -> None:
+        self.role, self._stale_claims = role, StaleClaims(role.etcd, role.keys, role.events)
+
+    def requeue_stale(self, timeout: float) -> None:
+        record = self.role.view.pass_
+        if record is not None:
+            self._stale_claims.look(record.pass_index, timeout)

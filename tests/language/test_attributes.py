@@ -107,7 +107,7 @@ def seen(definition: OpDef, attrs: dict[str, Any]) -> str:
     return repr([calls, [v.tolist() if isinstance(v, Tensor) else v for v in values]])
 
 
-PORTS = ("session", "members", "queue", "comm", "data", "local", "server", "coordinator")
+PORTS = ("session", "members", "queue", "claims", "comm", "data", "local", "server", "coordinator")
 CASES = [pytest.param(d, a, id=f"{d.name}-{a.name}") for d in OWN for a in d.attrs]
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 import uuid
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -109,6 +109,8 @@ class Pserver(Role):
         self.restarted = False
         self.counters: Counter[str] = Counter()
         self.machine: Any = None
+        self._events: deque[Any] = deque()
+        """What the machine is to take in; the first is at work."""
         self.options: ServeOptions
         self.effects: dict[type, Callable[[Any], None]] = {
             Reply: self._reply,
@@ -273,11 +275,22 @@ class Pserver(Role):
     # -- the loop -----------------------------------------------------------------------------------------------
 
     def step(self, event: Any) -> None:
-        """Has the machine take in an event, and carries out what it decides."""
-        effects = self.machine.step(event, time.monotonic())
-        tell_event(event, effects)
-        for effect in effects:
-            self.effects[type(effect)](effect)
+        """Has the machine take in an event, and carries out what it decides.
+
+        An event that comes of an effect waits until the effects before it are carried out, all of them.
+        """
+        self._events.append(event)
+        if len(self._events) > 1:
+            return
+        try:
+            while self._events:
+                effects = self.machine.step(self._events[0], time.monotonic())
+                tell_event(self._events[0], effects)
+                for effect in effects:
+                    self.effects[type(effect)](effect)
+                self._events.popleft()
+        finally:
+            self._events.clear()
 
     def serve_once(self) -> None:
         self.fence_if_lost()

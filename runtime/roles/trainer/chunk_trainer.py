@@ -35,7 +35,7 @@ class ChunkTrainer(Trainer):
         super().__init__(job, job_dir, etcd, index)
         self.comm = AsyncComm(self)
         self.queue = AsyncQueue(self)
-        self.ctx.comm, self.ctx.queue = self.comm, self.queue
+        self.ctx.comm, self.ctx.queue, self.ctx.claims = self.comm, self.queue, self.queue
         self._work: ChunkWork | None = None
         self._places: dict[int, dict[int, int]] = {}
 

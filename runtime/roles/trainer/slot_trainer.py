@@ -49,7 +49,7 @@ class SlotTrainer(Trainer):
         super().__init__(job, job_dir, etcd, index)
         self.comm = SyncComm(self)
         self.queue = SyncQueue(self)
-        self.ctx.comm, self.ctx.queue = self.comm, self.queue
+        self.ctx.comm, self.ctx.queue, self.ctx.claims = self.comm, self.queue, self.queue
 
     # -- the loop -----------------------------------------------------------------------------------------------
 
