@@ -14,7 +14,7 @@ What it must not do is to make a process that does not work look alive. It renew
 
 * lives (the child ends with it: by the kernel's signal, by the end of a pipe, or when it sees that its parent is gone),
 * is not stopped (SIGSTOP, a debugger): such a role loses its lease, as without a keeper,
-* has a main thread that is within its limit (see `roles/progress.py`),
+* has a main thread that is within its limit (see `process/progress.py`),
 * has no daemon thread that hangs: then the main thread goes round and round while no renewal of its own is answered.
 
 It never revives a lease: after the deadline, or when the role has closed it or takes it for lost, the keeper ends. A

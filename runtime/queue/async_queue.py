@@ -16,12 +16,14 @@ import logging
 import random
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import msgspec
 
+from graphft.ir import Operator
 from graphft.ops.context import ChunkWork, EndOfPass, NoData
 from graphft.plan import chunk_batch_seed
+from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import PassRecord, decode_generation, decode_pass
 from graphft.runtime.etcd import KV, Compare, get_op, mod_is, range_op
 from graphft.runtime.protocol import chunk_queue
@@ -30,9 +32,6 @@ from graphft.runtime.protocol.chunk_queue import Todo
 from graphft.runtime.queue.failed_batch import fail_batch
 from graphft.runtime.queue.stale_claims import StaleClaims
 from graphft.runtime.queue.transactions import Passes, commit, give_back, renew, tell_poison, terms_of
-
-if TYPE_CHECKING:
-    from graphft.runtime.roles.trainer.chunk_trainer import ChunkTrainer
 
 log = logging.getLogger("graphft")
 
@@ -68,15 +67,41 @@ class Source(Protocol):
         """Completes wholly applied chunks; returns those that are settled, by whomever."""
 
 
-class AsyncQueue:
-    """The QueuePort of an async trainer. Used by the main thread; `requeue_stale` by the daemon thread."""
+class Ledgers(Protocol):
+    """What the queue asks of the trainer's side of the data plane: what the shards have of the chunks at hand."""
 
-    def __init__(self, trainer: ChunkTrainer) -> None:
-        self.trainer, self.plan = trainer, trainer.config.plan
+    def took(self, key: ChunkKey, batches: int) -> None: ...
+    def dropped(self, key: ChunkKey) -> None: ...
+    def await_ledgers(self, key: ChunkKey) -> None: ...
+    def whole(self, key: ChunkKey) -> bool: ...
+    def progress(self, key: ChunkKey) -> int: ...
+    def next_batch(self, key: ChunkKey, last: int) -> int | None: ...
+    def generations(self) -> list[int]: ...
+
+
+class Computing(Protocol):
+    """What the queue asks of the trainer that computes."""
+
+    pass_index: int
+
+    def read_ahead(self, pass_index: int, chunk: int, batch: int) -> None:
+        """Begins to make a batch that will be wanted."""
+
+    def alive_since(self, then: float) -> bool:
+        """Whether it has made progress after this time of the monotonic clock."""
+
+
+class AsyncQueue:
+    """The QueuePort and the ClaimsPort of an async trainer: the main thread's, and the daemon thread's.
+
+    `op`: its program's `etcd_get_chunk`; None: it works on its share of the plan.
+    """
+
+    def __init__(self, member: Member, op: Operator | None, ledgers: Ledgers, work: Computing) -> None:
+        self.member, self.plan, self.ledgers, self.work = member, member.config.plan, ledgers, work
         self.claims: dict[ChunkKey, Claim] = {}
-        op = trainer.program.find_op("etcd_get_chunk")
-        self.records = Claims(trainer, self, terms_of(op)) if op is not None else None
-        self.source: Source = self.records or StaticAssignment(trainer)
+        self.records = Claims(self, terms_of(op)) if op is not None else None
+        self.source: Source = self.records or StaticAssignment(member)
 
     # -- QueuePort ----------------------------------------------------------------------------------------------
 
@@ -93,7 +118,7 @@ class AsyncQueue:
                 raise NoData  # what is left waits for a shard
             for claim in self.source.take():
                 self.claims[claim.key] = claim
-                self.trainer.comm.took(claim.key, claim.batches)
+                self.ledgers.took(claim.key, claim.batches)
             work = self._next()
         if work is None:
             raise NoData
@@ -101,17 +126,17 @@ class AsyncQueue:
         return work
 
     def complete_chunks(self) -> None:
-        if all(self.trainer.comm.whole(key) for key in self.claims):  # those claimed together, together
+        if all(self.ledgers.whole(key) for key in self.claims):  # those claimed together, together
             self._complete_whole()
 
     def _complete_whole(self) -> None:
-        whole = [c for c in self.claims.values() if self.trainer.comm.whole(c.key)]
+        whole = [c for c in self.claims.values() if self.ledgers.whole(c.key)]
         for claim in self.source.complete(whole) if whole else ():
             self._drop(claim)
 
     def enqueue_pass(self) -> None:
         assert self.records is not None
-        self.records.enqueue(self.trainer.pass_index)
+        self.records.enqueue(self.work.pass_index)
 
     def requeue_stale(self, timeout: float) -> None:
         assert self.records is not None
@@ -141,40 +166,40 @@ class AsyncQueue:
     def _next(self) -> ChunkWork | None:
         """The next batch that a shard lacks, of the chunk that was taken first."""
         for claim in self.claims.values():
-            self.trainer.comm.await_ledgers(claim.key)
-            batch = self.trainer.comm.next_batch(claim.key, claim.last)
+            self.ledgers.await_ledgers(claim.key)
+            batch = self.ledgers.next_batch(claim.key, claim.last)
             if batch is not None:
                 self._note(claim)
                 claim.last = batch
                 (pass_index, chunk), size = claim.key, self.plan.batch_size
-                seed = chunk_batch_seed(self.trainer.config.seed, pass_index, chunk, batch)
+                seed = chunk_batch_seed(self.member.config.seed, pass_index, chunk, batch)
                 samples = min(size, self.plan.records[chunk] - batch * size)
                 return ChunkWork(pass_index, chunk, batch, samples, seed, claim.attempt, claim.revision)
         return None
 
     def _note(self, claim: Claim) -> None:
         """Progress that holders before made, and did not live to tell, is told at once: nothing is held against it."""
-        claim.progress = self.trainer.comm.progress(claim.key)
+        claim.progress = self.ledgers.progress(claim.key)
         if claim.last < 0 and claim.attempt > 1 and claim.progress:
             claim.renewed = float("-inf")
 
     def _read_ahead(self, work: ChunkWork) -> None:
         claim = self.claims[work.pass_index, work.chunk]
         if work.batch + 1 < claim.batches:
-            self.trainer.read_ahead(*claim.key, work.batch + 1)
+            self.work.read_ahead(*claim.key, work.batch + 1)
         for other in list(self.claims.values())[1:2]:
-            self.trainer.read_ahead(*other.key, 0)
+            self.work.read_ahead(*other.key, 0)
 
     def _drop(self, claim: Claim) -> None:
         del self.claims[claim.key]
-        self.trainer.comm.dropped(claim.key)
+        self.ledgers.dropped(claim.key)
 
 
 class StaticAssignment:
     """Without fault tolerance: trainer i of T works on chunks i, i + T, ... of each pass's order, pass by pass."""
 
-    def __init__(self, trainer: ChunkTrainer) -> None:
-        plan, index, trainers = trainer.config.plan, trainer.index, trainer.config.trainers
+    def __init__(self, member: Member) -> None:
+        plan, index, trainers = member.config.plan, member.index, member.config.trainers
         self._left = (
             Claim((p, c.chunk), c.batches) for p in range(plan.passes) for c in plan.chunks_of(p)[index::trainers]
         )
@@ -192,13 +217,14 @@ class StaticAssignment:
 class Claims:
     """Chunks claimed from etcd's records."""
 
-    def __init__(self, trainer: ChunkTrainer, queue_: AsyncQueue, terms: tuple[float, int]) -> None:
-        self.trainer, self.etcd, self.keys, self.queue = trainer, trainer.etcd, trainer.keys, queue_
-        self.config, self.plan = trainer.config, trainer.config.plan
-        self.passes = Passes(trainer)
-        self.stale_claims = StaleClaims(trainer.etcd, trainer.keys, trainer.events)
+    def __init__(self, queue_: AsyncQueue, terms: tuple[float, int]) -> None:
+        self.queue, self.member, self.work = queue_, queue_.member, queue_.work
+        self.etcd, self.keys, self.config = self.member.etcd, self.member.keys, self.member.config
+        self.plan = self.config.plan
+        self.passes = Passes(self.member)
+        self.stale_claims = StaleClaims(self.etcd, self.keys, self.member.events)
         self.terms = terms
-        self._random = random.Random(trainer.id)
+        self._random = random.Random(self.member.id)
         self._marker: KV | None = None
         self._open: list[str] = []
         """Beginnings of the chunk numbers that may have todo records, in this trainer's order."""
@@ -215,16 +241,14 @@ class Claims:
 
         The last pass's stays, for whoever asks for the status of a job that is complete.
         """
-        saved = [c.passes for c in self.trainer.view.shard_commits.values()]
+        saved = [c.passes for c in self.member.view.shard_commits.values()]
         for index in range(min(*saved, self.plan.passes - 1) if len(saved) == self.config.pservers else 0):
-            self.trainer.retry_while_leased(
-                functools.partial(self.etcd.delete_prefix, f"{self.keys.queue(index)}done/")
-            )
+            self.member.retry_while_leased(functools.partial(self.etcd.delete_prefix, f"{self.keys.queue(index)}done/"))
 
     # -- taking chunks ------------------------------------------------------------------------------------------
 
     def take(self) -> list[Claim]:
-        return self.trainer.retry_while_leased(self._take)
+        return self.member.retry_while_leased(self._take)
 
     def _take(self) -> list[Claim]:
         while True:
@@ -237,9 +261,9 @@ class Claims:
             marker = self.etcd.get(self.keys.pass_)
             if marker != self._marker:
                 self._begin(marker)
-                if _pass(marker) != self.trainer.pass_index:
+                if _pass(marker) != self.work.pass_index:
                     raise EndOfPass
-            elif self._open or self.trainer.pass_index >= self.plan.passes:
+            elif self._open or self.work.pass_index >= self.plan.passes:
                 raise NoData  # others hold what is left
             else:
                 raise EndOfPass
@@ -247,7 +271,7 @@ class Claims:
     def next_pass(self) -> int:
         """The pass to go on with at the end of the trainer's own: the recorded one, or if it is that, the next."""
         recorded = _pass(self._marker)
-        return recorded + 1 if recorded == self.trainer.pass_index else recorded
+        return recorded + 1 if recorded == self.work.pass_index else recorded
 
     def _begin(self, marker: KV | None) -> None:
         """The pass is another, or chunks were put back: every range is to be looked at (again)."""
@@ -283,7 +307,7 @@ class Claims:
         while count < len(free) and batches < CLAIM_BATCHES:
             batches += int(self.plan.batches[free[count]])
             count += 1
-        share = len(free) * len(self._open) // max(1, len(self.trainer.view.trainers))
+        share = len(free) * len(self._open) // max(1, len(self.member.view.trainers))
         return max(1, min(count, share))
 
     def _claim(self, index: int, records: list[KV]) -> list[Claim]:
@@ -293,7 +317,7 @@ class Claims:
                 prefix,
                 chunk_queue.chunk_of(kv.key),
                 kv,
-                trainer=self.trainer.id,
+                trainer=self.member.id,
                 now=now,
                 progress=msgspec.json.decode(kv.value, type=Todo).progress,
                 timeout=timeout,
@@ -302,14 +326,14 @@ class Claims:
             )
             for kv in records
         ]
-        result = commit(self.etcd, changes, self.trainer.lease)
+        result = commit(self.etcd, changes, self.member.lease)
         if not result.ok:
             return []  # somebody else was faster with one of them
         claims = []
         for kv, change in zip(records, changes, strict=True):
             chunk = chunk_queue.chunk_of(kv.key)
             if change.outcome == "failed":
-                tell_poison(self.trainer.events, index, chunk, change)
+                tell_poison(self.member.events, index, chunk, change)
                 continue
             attempt = msgspec.json.decode(kv.value, type=Todo).attempt + 1
             claims.append(
@@ -320,12 +344,12 @@ class Claims:
     # -- what becomes of them -----------------------------------------------------------------------------------
 
     def complete(self, claims: list[Claim]) -> list[Claim]:
-        if self.trainer.retry_while_leased(functools.partial(self._complete, claims)):
+        if self.member.retry_while_leased(functools.partial(self._complete, claims)):
             return claims
         return [
             c
             for c in claims
-            if self.trainer.retry_while_leased(functools.partial(self._complete, [c])) or not self._mine(c)
+            if self.member.retry_while_leased(functools.partial(self._complete, [c])) or not self._mine(c)
         ]
 
     def _complete(self, claims: list[Claim]) -> bool:
@@ -340,7 +364,7 @@ class Claims:
         ).ok
 
     def _mine(self, claim: Claim) -> bool:
-        pending = self.trainer.retry_while_leased(
+        pending = self.member.retry_while_leased(
             functools.partial(self.etcd.get, chunk_queue.pending_key(self.keys.queue(claim.key[0]), claim.key[1]))
         )
         if pending is not None and pending.create_revision == claim.revision:
@@ -350,8 +374,8 @@ class Claims:
 
     def _generations(self) -> list[Compare] | None:
         """That each shard is in the generation whose acknowledgements this trainer has; None if one is known not to."""
-        known, fences = self.trainer.watcher.snapshot(), []
-        for shard, generation in enumerate(self.trainer.comm.generations()):
+        known, fences = self.member.watcher.snapshot(), []
+        for shard, generation in enumerate(self.queue.ledgers.generations()):
             kv = known.get(self.keys.of_shard(shard).generation)
             record = decode_generation(kv)
             if kv is None or record is None or record.number != generation:
@@ -361,7 +385,7 @@ class Claims:
 
     def release(self, claim: Claim) -> None:
         prefix, chunk = self.keys.queue(claim.key[0]), claim.key[1]
-        self.trainer.retry_while_leased(
+        self.member.retry_while_leased(
             lambda: give_back(
                 self.etcd,
                 prefix,
@@ -374,9 +398,9 @@ class Claims:
         make = functools.partial(
             fail_batch, self.etcd, self.keys, *claim.key, claim.last, claim=claim.revision, reason=reason
         )
-        change = self.trainer.retry_while_leased(make)
+        change = self.member.retry_while_leased(make)
         if change is not None and change.outcome == "failed":
-            tell_poison(self.trainer.events, *claim.key, change)
+            tell_poison(self.member.events, *claim.key, change)
 
     # -- the daemon thread --------------------------------------------------------------------------------------
 
@@ -384,7 +408,7 @@ class Claims:
         """Renews the own claims while batches are computed, and takes away what others have not renewed."""
         now = time.monotonic()
         for claim in list(self.queue.claims.values()):
-            if now - claim.renewed > timeout / 4 and self.trainer.alive_since(claim.renewed):
+            if now - claim.renewed > timeout / 4 and self.work.alive_since(claim.renewed):
                 claim.renewed = now
                 renew(
                     self.etcd,
@@ -393,9 +417,9 @@ class Claims:
                     claim.revision,
                     progress=claim.progress,
                     timeout=timeout,
-                    lease=self.trainer.lease,
+                    lease=self.member.lease,
                 )
-        index = _pass(self.trainer.watcher.snapshot().get(self.keys.pass_))
+        index = _pass(self.member.watcher.snapshot().get(self.keys.pass_))
         if 0 <= index < self.plan.passes:
             self.stale_claims.look(index, timeout, {claim.revision for claim in list(self.queue.claims.values())})
 

@@ -8,15 +8,13 @@ the trainer that begins the next one, and at the job's end by every trainer.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
+from graphft.runtime.coordination.member import Member
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.chunk_queue import Change
 from graphft.runtime.queue.background_tasks import BackgroundTasks
 from graphft.runtime.queue.transactions import commit
-
-if TYPE_CHECKING:
-    from graphft.runtime.roles.trainer.slot_trainer import SlotTrainer
 
 CHANGES = 24
 """A transaction of etcd has at most 128 operations."""
@@ -25,8 +23,9 @@ CHANGES = 24
 class FinishedPasses:
     """Used by the trainer's main thread; what need not be awaited is left to `background`."""
 
-    def __init__(self, trainer: SlotTrainer, background: BackgroundTasks) -> None:
-        self.trainer, self.keys, self.plan = trainer, trainer.keys, trainer.config.plan
+    def __init__(self, member: Member, lowest: Callable[[], int], background: BackgroundTasks) -> None:
+        """`lowest`: gives the lowest version among the shards."""
+        self.member, self.keys, self.plan, self.lowest = member, member.keys, member.config.plan, lowest
         self._background = background
         self._kept = 0
         """The first pass whose records this process has not deleted."""
@@ -37,7 +36,7 @@ class FinishedPasses:
         These complete it themselves. If one of them dies before it does, the next pass that begins closes it.
         """
         for old in range(max(self._kept, index - 2), index):
-            if self.trainer.comm.lowest() >= self.plan.start_steps[old + 1]:
+            if self.lowest() >= self.plan.start_steps[old + 1]:
                 self._close(old, pending=False)
 
     def close_all(self) -> None:
@@ -48,30 +47,30 @@ class FinishedPasses:
     def forget_before(self, index: int) -> None:
         """Deletes the records of passes before the last two, but of none that the job may go back to: they say what is
         poison."""
-        committed = self.trainer.view.committed
+        committed = self.member.view.committed
         saved = self.plan.pass_of(committed.step) if committed is not None else 0
         old, self._kept = self._kept, max(self._kept, min(index - 1, saved))
         for gone in range(old, self._kept):
             self._background.run(
                 functools.partial(
-                    self.trainer.retry_while_leased, functools.partial(self._delete, self.keys.queue(gone))
+                    self.member.retry_while_leased, functools.partial(self._delete, self.keys.queue(gone))
                 )
             )
 
     def _delete(self, prefix: str) -> None:
-        self.trainer.etcd.delete_prefix(prefix)
+        self.member.etcd.delete_prefix(prefix)
 
     def _close(self, index: int, pending: bool) -> None:
         """Looks again after each try: a record that a holder changed meanwhile is judged by what it says now."""
         while changes := self._changes(index, pending):
             for some in (changes[i : i + CHANGES] for i in range(0, len(changes), CHANGES)):
-                if not commit(self.trainer.etcd, some).ok:  # their holders complete some of them, at this moment
+                if not commit(self.member.etcd, some).ok:  # their holders complete some of them, at this moment
                     for change in some:
-                        commit(self.trainer.etcd, [change])
+                        commit(self.member.etcd, [change])
 
     def _changes(self, index: int, pending: bool) -> list[Change]:
         """What is to be recorded as done; with `pending`, also what a trainer has claimed."""
-        prefix, etcd = self.keys.queue(index), self.trainer.etcd
+        prefix, etcd = self.keys.queue(index), self.member.etcd
         if not etcd.count(f"{prefix}todo/"):
             return []
         records = {kv.key: kv for kv in etcd.range(prefix).kvs}

@@ -19,12 +19,14 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from graphft.ops.context import ChunkWork, NoData, WorkChanged
+from graphft.ir import Operator
+from graphft.ops.context import ChunkWork, Context, NoData, WorkChanged
 from graphft.plan import Located, batch_seed
+from graphft.runtime.coordination.member import Member
 from graphft.runtime.etcd import KV, get_op, value_is
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.chunk_queue import Change
@@ -36,7 +38,6 @@ from graphft.runtime.queue.transactions import Passes, commit, give_back, renew,
 
 if TYPE_CHECKING:
     from graphft.runtime.protocol.sync_events import Work
-    from graphft.runtime.roles.trainer.slot_trainer import SlotTrainer
 
 
 log = logging.getLogger("graphft")
@@ -62,12 +63,38 @@ class Claim:
     touched: float
 
 
-class SyncQueue:
-    """The QueuePort of a sync trainer. `records`: whether its program claims chunks, or only follows the plan."""
+class Shards(Protocol):
+    """What the queue asks of the trainer's side of the data plane."""
 
-    def __init__(self, trainer: SlotTrainer) -> None:
-        self.trainer, self.keys, self.plan = trainer, trainer.keys, trainer.config.plan
-        op = trainer.program.find_op("etcd_get_chunk")
+    def lowest(self) -> int:
+        """The lowest version among the shards; -1 while that is not known."""
+
+    def slots(self) -> list[int]:
+        """The slots that this trainer holds."""
+
+
+class Pace(Protocol):
+    """What the queue asks of the trainer that computes."""
+
+    pass_index: int
+
+    @property
+    def pace(self) -> float:
+        """Batches per second of late."""
+
+    def busy_since(self, then: float) -> bool:
+        """Whether a step was computed after this time of the monotonic clock."""
+
+
+class SyncQueue:
+    """The QueuePort and the ClaimsPort of a sync trainer.
+
+    `op`: its program's `etcd_get_chunk`; None: it only follows the plan. `ctx`: tells which (step, slot) is computed.
+    """
+
+    def __init__(self, member: Member, op: Operator | None, ctx: Context, shards: Shards, work: Pace) -> None:
+        self.member, self.keys, self.plan = member, member.keys, member.config.plan
+        self.ctx, self.shards, self.pace = ctx, shards, work
         self.records = op is not None
         self._terms = terms_of(op)
         self.claims: dict[tuple[int, int], Claim] = {}
@@ -78,9 +105,9 @@ class SyncQueue:
         self._discarded: dict[tuple[int, int], int] = {}
         """(pass, chunk) -> the batch from which on it is left out: what came before stays exact over rollbacks. What
         is known of it in this generation: only a new one adds to it."""
-        self._passes = Passes(trainer)
-        self._finished = FinishedPasses(trainer, self._background)
-        self._stale_claims = StaleClaims(trainer.etcd, trainer.keys, trainer.events)
+        self._passes = Passes(member)
+        self._finished = FinishedPasses(member, shards.lowest, self._background)
+        self._stale_claims = StaleClaims(member.etcd, member.keys, member.events)
         self._closed = False
 
     # -- QueuePort ----------------------------------------------------------------------------------------------
@@ -90,7 +117,7 @@ class SyncQueue:
         located = self._located()
         if self._left_out(located):
             raise NoData
-        slot = self.trainer.ctx.slot
+        slot = self.ctx.slot
         revision = self._claim(slot, located)
         self._claim_ahead(slot, located)
         return self._work(located, revision)
@@ -99,13 +126,13 @@ class SyncQueue:
         return self._work(self._located())
 
     def _located(self) -> Located:
-        located = self.plan.locate(self.trainer.ctx.step, self.trainer.ctx.slot)
+        located = self.plan.locate(self.ctx.step, self.ctx.slot)
         if located is None:
             raise NoData
         return located
 
     def _work(self, located: Located, claim: int = 0) -> ChunkWork:
-        seed = batch_seed(self.trainer.config.seed, self.trainer.ctx.step, self.trainer.ctx.slot)
+        seed = batch_seed(self.member.config.seed, self.ctx.step, self.ctx.slot)
         return ChunkWork(located.pass_index, located.chunk, located.batch, located.samples, seed, claim=claim)
 
     def complete_chunks(self) -> None:
@@ -113,13 +140,13 @@ class SyncQueue:
         if not self.records:
             return
         self._background.check()
-        lowest, claims = self.trainer.comm.lowest(), list(self.claims.items())
+        lowest, claims = self.shards.lowest(), list(self.claims.items())
         unfinished = {claim.revision for _, claim in claims if claim.last_step >= lowest}
         self._leave_completing([claim for _, claim in claims if claim.revision not in unfinished])
 
     def enqueue_pass(self) -> None:
         """Makes the pass's todo records, then `/<job>/pass`, which makes them count. One trainer at a time tries."""
-        index = self.plan.pass_of(self.trainer.ctx.step)
+        index = self.plan.pass_of(self.ctx.step)
         made = self._passes.enqueue(
             index,
             lambda now: now is None or now.pass_index != index,
@@ -127,29 +154,27 @@ class SyncQueue:
         )
         if made:
             self._finished.forget_before(index)
-        failed = self.trainer.retry_while_leased(
-            lambda: self.trainer.etcd.range(f"{self.keys.queue(index)}failed/")
-        ).kvs
+        failed = self.member.retry_while_leased(lambda: self.member.etcd.range(f"{self.keys.queue(index)}failed/")).kvs
         self._discarded |= {(index, chunk_queue.chunk_of(kv.key)): _failed(kv).progress for kv in failed}
 
     def requeue_stale(self, timeout: float) -> None:
         """Renews the own claims while steps are computed, and takes away what others have not renewed."""
         now = time.monotonic()
         for claim in list(self.claims.values()):
-            if now - claim.touched > timeout / 4 and self.trainer.busy_since(claim.touched):
+            if now - claim.touched > timeout / 4 and self.pace.busy_since(claim.touched):
                 claim.touched = now
-                progress = max(0, self.trainer.comm.lowest() - claim.first_step)
+                progress = max(0, self.shards.lowest() - claim.first_step)
                 renew(
-                    self.trainer.etcd,
+                    self.member.etcd,
                     self.keys.queue(claim.pass_index),
                     claim.chunk,
                     claim.revision,
                     progress=progress,
                     timeout=timeout,
-                    lease=self.trainer.lease,
+                    lease=self.member.lease,
                 )
         held = {claim.revision for claim in list(self.claims.values())}
-        self._stale_claims.look(max(self.trainer.pass_index, 0), timeout, held)
+        self._stale_claims.look(max(self.pace.pass_index, 0), timeout, held)
 
     def expects(self, located: Located) -> bool:
         """Whether a batch will be computed here, as far as known: one that is left out is not even read ahead."""
@@ -161,7 +186,7 @@ class SyncQueue:
         """Gives the slot's chunks back; its next holder goes on inside them. Those that are applied, it completes: the
         next holder goes on behind them."""
         self._await_claims(slot)
-        lowest = self.trainer.comm.lowest()
+        lowest = self.shards.lowest()
         self._complete_applied(slot)
         held = [claim for claim in list(self.claims.values()) if claim.slot == slot]
         for pass_index in {claim.pass_index for claim in held}:
@@ -212,9 +237,9 @@ class SyncQueue:
         claim = self.claims.get((pass_index, chunk))
         if claim is None:
             return
-        change = self.trainer.retry_while_leased(functools.partial(self._fail, claim, batch, reason))
+        change = self.member.retry_while_leased(functools.partial(self._fail, claim, batch, reason))
         if change is not None and change.outcome == "failed":
-            tell_poison(self.trainer.events, claim.pass_index, claim.chunk, change)
+            tell_poison(self.member.events, claim.pass_index, claim.chunk, change)
 
     def complete_job(self) -> None:
         """The last step is applied: every chunk that is not poison is done. Once in a generation."""
@@ -229,7 +254,7 @@ class SyncQueue:
         """Leaves no record open. The job is over, or its last step is applied."""
         if self.records:
             self.settle()
-            self.trainer.retry_while_leased(self._finished.close_all)
+            self.member.retry_while_leased(self._finished.close_all)
 
     # -- transactions -------------------------------------------------------------------------------------------
 
@@ -267,7 +292,7 @@ class SyncQueue:
 
     def _begin_claims(self, slot: int, first: Located) -> None:
         """Begins to claim this chunk, if it is not known yet, and of those behind it what will be wanted soon."""
-        wanted = CLAIM_SECONDS * self.trainer.pace / max(1, len(self.trainer.comm.slots()))
+        wanted = CLAIM_SECONDS * self.pace.pace / max(1, len(self.shards.slots()))
         group: list[Located] = []
         located: Located | None = first
         batches = 0
@@ -278,7 +303,7 @@ class SyncQueue:
             located = self._following(slot, located)
         if group:
             make = functools.partial(self._make_claims, slot, group)
-            future = self._background.submit(functools.partial(self.trainer.retry_while_leased, make))
+            future = self._background.submit(functools.partial(self.member.retry_while_leased, make))
             self._begun |= {(one.pass_index, one.chunk): (slot, future) for one in group}
 
     def _join(self, key: tuple[int, int]) -> None:
@@ -298,13 +323,13 @@ class SyncQueue:
 
         A holder that vanished is not held against a chunk: no data is discarded for being preempted.
         """
-        etcd, me, slot_key = self.trainer.etcd, self.trainer.id.encode(), self.keys.slot(slot)
+        etcd, me, slot_key = self.member.etcd, self.member.id.encode(), self.keys.slot(slot)
         while True:
             wanted, left_over = self._read(group)
             if not wanted and not left_over:
                 return
             changes = left_over or [self._claim_of(slot, located, todo) for located, todo in wanted]
-            result = commit(etcd, changes, self.trainer.lease, [value_is(slot_key, me)])
+            result = commit(etcd, changes, self.member.lease, [value_is(slot_key, me)])
             if result.ok and not left_over:
                 for located, _ in wanted:
                     self.claims[located.pass_index, located.chunk] = self._made(slot, located, result.revision)
@@ -317,7 +342,7 @@ class SyncQueue:
         """Chunks that can be claimed, with their todo records; and what has to be done before others can."""
         prefix = self.keys.queue(group[0].pass_index)
         kinds = (chunk_queue.todo_key, chunk_queue.pending_key, chunk_queue.failed_key, chunk_queue.done_key)
-        read = self.trainer.etcd.txn([], [get_op(key(prefix, located.chunk)) for located in group for key in kinds])
+        read = self.member.etcd.txn([], [get_op(key(prefix, located.chunk)) for located in group for key in kinds])
         wanted, left_over = [], []
         for i, located in enumerate(group):
             todo, pending, failed, done = (read.kv(len(kinds) * i + j) for j in range(len(kinds)))
@@ -334,7 +359,7 @@ class SyncQueue:
     def _fail(self, claim: Claim, batch: int, reason: str) -> Change | None:
         """None: the claim is somebody else's by now."""
         return fail_batch(
-            self.trainer.etcd, self.keys, claim.pass_index, claim.chunk, batch, claim=claim.revision, reason=reason
+            self.member.etcd, self.keys, claim.pass_index, claim.chunk, batch, claim=claim.revision, reason=reason
         )
 
     def _claim_of(self, slot: int, located: Located, todo: KV) -> Change:
@@ -343,7 +368,7 @@ class SyncQueue:
             prefix,
             located.chunk,
             todo,
-            trainer=self.trainer.id,
+            trainer=self.member.id,
             slot=slot,
             start_step=located.chunk_start_step,
             now=time.time(),
@@ -359,7 +384,7 @@ class SyncQueue:
 
     def _complete_applied(self, slot: int) -> None:
         """Begins to complete this slot's chunks that every shard has applied."""
-        lowest = self.trainer.comm.lowest()
+        lowest = self.shards.lowest()
         self._leave_completing(
             [claim for claim in list(self.claims.values()) if claim.slot == slot and claim.last_step < lowest]
         )
@@ -368,7 +393,7 @@ class SyncQueue:
         for revision in {claim.revision for claim in claims}:
             group = [claim for claim in claims if claim.revision == revision]
             self._background.run(
-                functools.partial(self.trainer.retry_while_leased, functools.partial(self._complete, group))
+                functools.partial(self.member.retry_while_leased, functools.partial(self._complete, group))
             )
         for claim in claims:
             del self.claims[claim.pass_index, claim.chunk]
@@ -376,18 +401,18 @@ class SyncQueue:
     def _complete(self, claims: list[Claim]) -> None:
         prefix = self.keys.queue(claims[0].pass_index)
         changes = [chunk_queue.complete(prefix, claim.chunk, claim.revision) for claim in claims]
-        if commit(self.trainer.etcd, changes).ok:
+        if commit(self.member.etcd, changes).ok:
             return
         for claim, change in zip(claims, changes, strict=True):
-            if not commit(self.trainer.etcd, [change]).ok:
+            if not commit(self.member.etcd, [change]).ok:
                 log.info("chunk %d is not ours to complete any more", claim.chunk)
 
     def _give_back(self, claims: Mapping[int, Claim], make: Callable[[str, Claim, KV], Change]) -> list[Change]:
         """`claims`: of one pass, by chunk."""
         prefix = self.keys.queue(next(iter(claims.values())).pass_index)
         fences = {chunk: claim.revision for chunk, claim in claims.items()}
-        return self.trainer.retry_while_leased(
-            lambda: give_back(self.trainer.etcd, prefix, fences, lambda chunk, todo: make(prefix, claims[chunk], todo))
+        return self.member.retry_while_leased(
+            lambda: give_back(self.member.etcd, prefix, fences, lambda chunk, todo: make(prefix, claims[chunk], todo))
         )
 
 

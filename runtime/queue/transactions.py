@@ -6,21 +6,18 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from graphft import registry
 from graphft.ir import Operator
 from graphft.runtime.coordination.event_log import Events
+from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import PassRecord, decode_pass
 from graphft.runtime.etcd import KV, absent, create_is, delete_op, get_op, mod_is, put_op, value_is
 from graphft.runtime.etcd.model import Compare, Op, Store, TxnResult
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.chunk_queue import Change
-
-if TYPE_CHECKING:
-    from graphft.runtime.roles.role import Role
 
 WAIT_SECONDS = 0.2
 
@@ -94,8 +91,8 @@ def tell_poison(events: Events, pass_index: int, chunk: int, change: Change) -> 
 class Passes:
     """Makes the records of passes. Whoever crashes half-way: a pass's records count only when `/<job>/pass` says so."""
 
-    def __init__(self, role: Role) -> None:
-        self.role, self.keys, self.plan = role, role.keys, role.config.plan
+    def __init__(self, member: Member) -> None:
+        self.member, self.keys, self.plan = member, member.keys, member.config.plan
 
     def enqueue(self, index: int, due: Callable[[PassRecord | None], bool], before: Callable[[], None]) -> bool:
         """Makes pass `index` the one that is worked on, as long as it is `due` after what is recorded now.
@@ -103,18 +100,18 @@ class Passes:
         One trainer at a time tries: `before` is called by it, then the missing records are made, and `/<job>/pass`.
         Returns whether it was this process. `index` may be the number of passes: nothing is left to be done then.
         """
-        return self.role.retry_while_leased(functools.partial(self._enqueue, index, due, before))
+        return self.member.retry_while_leased(functools.partial(self._enqueue, index, due, before))
 
     def _enqueue(self, index: int, due: Callable[[PassRecord | None], bool], before: Callable[[], None]) -> bool:
-        etcd, lock, me = self.role.etcd, f"{self.keys.queues}enqueuer", self.role.id.encode()
+        etcd, lock, me = self.member.etcd, f"{self.keys.queues}enqueuer", self.member.id.encode()
         while True:
             kv = etcd.get(self.keys.pass_)
             if not due(decode_pass(kv)):
                 return False
             if not self._lock(lock, me):
-                self.role.watcher.wait(functools.partial(self._moved, kv), WAIT_SECONDS)
-                self.role.check_lease()
-                self.role.progress.beat()
+                self.member.watcher.wait(functools.partial(self._moved, kv), WAIT_SECONDS)
+                self.member.check_lease()
+                self.member.progress.beat()
                 continue
             made = False
             try:
@@ -127,7 +124,7 @@ class Passes:
                     etcd.txn([value_is(lock, me)], [delete_op(lock)])
 
     def _poison(self, index: int) -> dict[int, chunk_queue.Failed]:
-        kvs = self.role.etcd.range(f"{self.keys.queue(index)}failed/").kvs if index >= 0 else ()
+        kvs = self.member.etcd.range(f"{self.keys.queue(index)}failed/").kvs if index >= 0 else ()
         return {chunk_queue.chunk_of(kv.key): msgspec.json.decode(kv.value, type=chunk_queue.Failed) for kv in kvs}
 
     def _moved(self, before: KV | None, kvs: Mapping[str, KV]) -> bool:
@@ -135,7 +132,7 @@ class Passes:
 
     def _lock(self, lock: str, me: bytes) -> bool:
         """Whether the lock is this process's; also if it is since an earlier try, whose end etcd did not answer."""
-        result = self.role.etcd.txn([absent(lock)], [put_op(lock, me, self.role.lease)], [get_op(lock)], token=lock)
+        result = self.member.etcd.txn([absent(lock)], [put_op(lock, me, self.member.lease)], [get_op(lock)], token=lock)
         if result.ok:
             return True
         holder = result.kv(0)
@@ -146,7 +143,7 @@ class Passes:
 
         The last write, in a pass of some chunks the only one, makes the pass count, and gives the lock back.
         """
-        etcd, prefix, key = self.role.etcd, self.keys.queue(index), self.keys.pass_
+        etcd, prefix, key = self.member.etcd, self.keys.queue(index), self.keys.pass_
         revision = marker.mod_revision if marker is not None else 0
         chunks = [c for c in range(len(self.plan.records)) if self.plan.batches[c]] if index < self.plan.passes else []
         fence, changes = chunk_queue.Compare(key, "mod", revision), list[Change]()
@@ -160,4 +157,4 @@ class Passes:
         record = PassRecord(index, len(chunks), self.plan.start_steps[index])
         put = chunk_queue.Put(key, msgspec.json.encode(record))
         begin = Change("enqueued", f"pass {index} begins", (fence,), (put,), (lock,))
-        return commit(etcd, [*changes[-1:], begin], also=[value_is(lock, self.role.id.encode())]).ok
+        return commit(etcd, [*changes[-1:], begin], also=[value_is(lock, self.member.id.encode())]).ok

@@ -5,37 +5,27 @@ from __future__ import annotations
 import logging
 import math
 import os
-import socket
 import threading
 import time
-import uuid
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from graphft import registry
-from graphft.errors import GraphftError, UsageError
+from graphft.errors import GraphftError
 from graphft.ir import Block, Program
 from graphft.ops.context import Context
-from graphft.runtime.coordination.connect import JobEnded, is_complete
-from graphft.runtime.coordination.event_log import Events
-from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Registration
-from graphft.runtime.coordination.run_record import fenced, read_secret
-from graphft.runtime.coordination.view import JobView, read_view
-from graphft.runtime.etcd import KV, LeaseLost, Session, Store, TransientEtcdError, Watch, absent, put_op, value_is
+from graphft.runtime.coordination.connect import is_complete
+from graphft.runtime.coordination.member import Member
+from graphft.runtime.coordination.view import JobView
+from graphft.runtime.etcd import LeaseLost, Session, Store, TransientEtcdError
 from graphft.runtime.etcd.lease_keeper import LATE
 from graphft.runtime.execute.lowering import Lowered, lower
-from graphft.runtime.process.identity import identify
+from graphft.runtime.process.progress import Progress, stacks
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK
 from graphft.runtime.process.structs import prepare_structs
 from graphft.runtime.roles.logs import BLOCKS
-from graphft.runtime.roles.progress import Progress, stacks
-from graphft.runtime.roles.reach import out_of_reach
-from graphft.runtime.transport.address import network_identity
-from graphft.runtime.transport.login import Login
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
@@ -48,11 +38,7 @@ REPORT_SECONDS = 0.4
 T = TypeVar("T")
 
 
-def _over(kvs: Mapping[str, KV], keys: Keys) -> bool:
-    return keys.state in kvs and kvs[keys.state].value != b"running"
-
-
-class Role:
+class Role(Member):
     """One process of a job. Subclasses give the ports of their context and run their blocks.
 
     `wake` is called (from any thread) when the view changed.
@@ -64,25 +50,15 @@ class Role:
         self, job: Job, job_dir: Path, program: Program, etcd: Store, index: int, session: Session | None = None
     ) -> None:
         prepare_structs()  # before the first thread of this role
-        self.job, self.job_dir, self.program, self.index = job, Path(job_dir), program, index
-        self.config = job.config
-        self.keys = Keys(self.config.name)
-        self.etcd = fenced(etcd, self.keys, job)
-        self.secret = read_secret(etcd, self.keys)
-        self.id = f"{index}-{uuid.uuid4().hex[:8]}"
-        self.address = ""
-        self.events = Events(self.etcd, self.keys, f"{self.kind} {index}")
-        self.session = session
+        self.program, self.job_dir = program, Path(job_dir)
         keep = program.find_op("etcd_keep_alive")
         self.leased = keep is not None
         """Whether this process has a lease, which what it claims hangs on: its program keeps one alive."""
-        self.progress = Progress(registry.attr(keep, "progress_timeout") if keep is not None else math.inf)
-        """Marked by the main thread; the daemon thread ends a process that does not get on."""
-        self.changed = threading.Event()
-        self._view: tuple[int, JobView] = (-1, JobView())
+        # Marked by the main thread; the daemon thread ends a process that does not get on.
+        progress = Progress(registry.attr(keep, "progress_timeout") if keep is not None else math.inf)
+        super().__init__(self.kind, index, etcd, job, progress, session)
         self.seen = JobView()
         """The view as op `etcd_state_watch` took it in last: what the main thread acts on."""
-        self.watcher = Watch(etcd, self.keys.control, lambda _: self._notify())
         self.ctx = Context(device=self.config.device, session=self, members=self)
         self._lowered: dict[tuple[str, int], Lowered] = {}
         self._stop_daemon = threading.Event()
@@ -98,11 +74,6 @@ class Role:
         if key not in self._lowered:
             self._lowered[key] = lower(block, fetch=fetch, start=start, device=self.config.device)
         return self._lowered[key]
-
-    @property
-    def login(self) -> Login:
-        """What this process shows to others of its run, and asks of them."""
-        return Login(self.job.run_id, self.secret)
 
     def run_block(self, name: str, fetch: tuple[str, ...] = ()) -> tuple[Any, ...]:
         """Runs a block of the program once, if it has it."""
@@ -204,13 +175,6 @@ class Role:
         except LeaseLost as error:
             self._fence(error)
 
-    def _notify(self) -> None:
-        self.changed.set()
-        self.wake()
-
-    def wake(self) -> None:
-        """Interrupts whatever the main thread waits for. Called from other threads."""
-
     # -- SessionPort --------------------------------------------------------------------------------------------
 
     def keep_alive(self, progress_timeout: float) -> None:
@@ -235,80 +199,6 @@ class Role:
             )
         self._kept = renewals
 
-    @property
-    def lease(self) -> int:
-        """The lease that this process's keys hang on; 0 without fault tolerance."""
-        return self.session.lease if self.session is not None else 0
-
-    def check_lease(self) -> None:
-        """Raises LeaseLost unless the lease is certain to live."""
-        if self.session is not None:
-            self.session.check()
-
-    def register(self, *, role: str, index: int, lease: bool) -> None:
-        """Claims this process's key; waits while a live process holds it. Raises JobEnded when the job is over."""
-        key = self.keys.pserver(index) if role == "pserver" else self.keys.trainer(self.id)
-        record = Registration(self.id, self.address, os.getpid(), socket.gethostname(), network_identity(), identify())
-        self.watcher.wait(
-            lambda kvs: not out_of_reach(record, read_view(self.keys, kvs.values())), self.config.lease_ttl + 1.0
-        )  # what is in the way may be dead
-        put = put_op(key, msgspec.json.encode(record), self.lease if lease else 0)
-        told = False
-        while not self.etcd.txn([absent(key), value_is(self.keys.state, b"running")], [put], token=key).ok:
-            state = self.etcd.get(self.keys.state)
-            if state is not None and state.value == b"failed":
-                raise GraphftError(f"job {self.keys.job} failed", rule="job-failed", help="see its events")
-            if state is not None and state.value != b"running":
-                raise JobEnded(f"job {self.keys.job} is complete", rule="job-complete")
-            if not told:
-                log.info("%s is held by a live process, waiting for it to go", key)
-                told = True
-            self.watcher.wait(lambda kvs: key not in kvs or _over(kvs, self.keys), WAIT_NOTICE_SECONDS)
-            self.check_lease()
-        self._check_reach(record)
-        reached = f": others reach this process at {self.address}" if self.address else ""
-        log.info("registered as %s%s", self.id, reached)
-
-    def _check_reach(self, me: Registration) -> None:
-        """Raises GraphftError[out-of-reach]. Whichever of two processes looks later sees both."""
-        if why := out_of_reach(me, read_view(self.keys, self.etcd.range(self.keys.control).kvs)):
-            raise UsageError(
-                why,
-                rule="out-of-reach",
-                help="give all roles etcd's address in the network that they share (not 127.0.0.1), or "
-                "set GRAPHFT_HOST where pservers run",
-            )
-
-    def retry_while_leased(self, call: Callable[[], T]) -> T:
-        """`call()`, again while etcd does not answer or is full, for as long as this process may believe in its lease.
-
-        For calls that look before they change: repeating them is safe. What etcd refuses for good (too large, not
-        allowed, malformed) is raised at once.
-        """
-        pause = RETRY_SECONDS
-        while True:
-            try:
-                return call()
-            except TransientEtcdError as error:
-                self.check_lease()
-                self.progress.beat()  # a wait for etcd, which the lease limits
-                log.warning("etcd: %s; trying again", error.message)
-                time.sleep(pause)
-                pause = min(2 * pause, MAX_RETRY_SECONDS)
-
-    def wait_pservers(self, count: int, timeout: float) -> None:
-        """Returns when they are there, or when the job is over, whose pservers may be gone already."""
-        prefix = self.keys.pservers
-        here = self.watcher.wait(
-            lambda kvs: sum(k.startswith(prefix) for k in kvs) >= count or _over(kvs, self.keys), timeout
-        )
-        if here is None:
-            raise GraphftError(
-                f"waited {timeout:.0f} s for {count} pservers, {len(self.view.pservers)} are there",
-                rule="wait-pservers",
-                help="start the missing ones; `graphft status` shows who is alive",
-            )
-
     def report_status(self, last: bool = False) -> None:
         """Writes what this process does, some times a second: the daemon also wakes for whatever changes in etcd."""
         now = time.monotonic()
@@ -325,30 +215,6 @@ class Role:
 
     def status(self) -> msgspec.Struct:
         raise NotImplementedError
-
-    # -- MembersPort --------------------------------------------------------------------------------------------
-
-    def over(self) -> bool:
-        """Whether the job is. Raises GraphftError when it failed, or another run has taken its place."""
-        view = self.view
-        if view.state == "failed":
-            raise GraphftError(f"job {self.keys.job} failed", rule="job-failed", help="see its events: graphft status")
-        if view.run not in ("", self.job.run_id):
-            raise UsageError(
-                f"job {self.keys.job} is run {view.run} now, this process is of run {self.job.run_id}",
-                rule="foreign-job",
-                help="give runs that use one etcd at the same time different names",
-            )
-        return view.over
-
-    @property
-    def view(self) -> JobView:
-        """The job as it is watched now; read anew only when something changed. From any thread."""
-        revision, (known, view) = self.watcher.revision, self._view
-        if revision != known:
-            view = read_view(self.keys, self.watcher.snapshot().values())
-            self._view = (revision, view)
-        return view
 
     def watch(self) -> None:
         """Takes in the view, for the main thread to act on. Called on the daemon thread."""
@@ -368,7 +234,4 @@ class Role:
         self.changed.set()
         if self._daemon is not None:
             self._daemon.join()
-        self.watcher.close()
-        if self.session is not None:
-            self.session.close()
-        self.etcd.close()
+        super().close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 
-from graphft.runtime.roles.progress import LOOK_SECONDS, Progress, where
+from graphft.runtime.process.progress import LOOK_SECONDS, Progress, where
 
 
 class Clock:

@@ -34,7 +34,7 @@ class ChunkTrainer(Trainer):
     def __init__(self, job: Job, job_dir: Path, etcd: Store, index: int) -> None:
         super().__init__(job, job_dir, etcd, index)
         self.comm = AsyncComm(self)
-        self.queue = AsyncQueue(self)
+        self.queue = AsyncQueue(self, self.program.find_op("etcd_get_chunk"), self.comm, self)
         self.ctx.comm, self.ctx.queue, self.ctx.claims = self.comm, self.queue, self.queue
         self._work: ChunkWork | None = None
         self._places: dict[int, dict[int, int]] = {}

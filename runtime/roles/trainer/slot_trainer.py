@@ -48,7 +48,7 @@ class SlotTrainer(Trainer):
             )
         super().__init__(job, job_dir, etcd, index)
         self.comm = SyncComm(self)
-        self.queue = SyncQueue(self)
+        self.queue = SyncQueue(self, self.program.find_op("etcd_get_chunk"), self.ctx, self.comm, self)
         self.ctx.comm, self.ctx.queue, self.ctx.claims = self.comm, self.queue, self.queue
 
     # -- the loop -----------------------------------------------------------------------------------------------

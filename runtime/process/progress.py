@@ -19,8 +19,10 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from graphft.runtime.etcd.lease_keeper import LeasePage
+if TYPE_CHECKING:
+    from graphft.runtime.etcd.lease_keeper import LeasePage
 
 LOOK_SECONDS = 2.0
 """One look counts at most so many seconds: while a whole process was stopped, its main thread was not stuck."""
