@@ -185,7 +185,7 @@ def test_rooms_import_what_is_below_them() -> None:
     for number, room in enumerate(ROOMS):
         above = [f"graphft.runtime.{other}" for other in ROOMS[number + 1 :]]
         for path in sources(f"runtime/{room}"):
-            used = imports(path, at_run_time=True)
+            used = imports(path)  # those for the type checker as well
             upwards += [f"{name_of(path)}:{line} imports {module}" for line, module in used if within(module, *above)]
     assert not upwards
 

@@ -19,16 +19,21 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from graphft.runtime.etcd.lease_keeper import LeasePage
+from typing import Protocol
 
 LOOK_SECONDS = 2.0
 """One look counts at most so many seconds: while a whole process was stopped, its main thread was not stuck."""
 
 FRESH_SECONDS, FRESH_PART = 1.0, 0.25
 """A mark is fresh for so long, or for this part of the limit."""
+
+
+class Page(Protocol):
+    """Memory that is shared with the lease's keeper, see `etcd/lease_keeper.py`."""
+
+    beat: float
+    beats: float
+    limit: float
 
 
 class Progress:
@@ -40,7 +45,7 @@ class Progress:
 
     def __init__(self, usual: float = math.inf, clock: Callable[[], float] = time.monotonic) -> None:
         self.usual, self._clock = usual, clock
-        self._page: LeasePage | None = None
+        self._page: Page | None = None
         self.limit, self.doing = math.inf, "starting"
         self.thread = threading.main_thread()
         """Whose marks these are: the thread that begins."""
@@ -79,7 +84,7 @@ class Progress:
 
     # -- the lease's keeper -------------------------------------------------------------------------------------
 
-    def share(self, page: LeasePage) -> None:
+    def share(self, page: Page) -> None:
         """From now on the marks and the limit are in this page, too: the keeper renews no lease of a process that
         hangs. `clock` must be CLOCK_MONOTONIC then."""
         self._page = page
