@@ -290,7 +290,7 @@ class Emitter:
 
 
 def prune(ops: Sequence[Operator], wanted: set[str]) -> list[Operator]:
-    """`ops` without those that only make what nobody reads; results that nobody reads are None in what is left."""
+    """`ops` without those whose results are not read; single results that are not read are None in what is left."""
     live = set(wanted)
     kept = []
     for op in reversed(ops):

@@ -1,7 +1,7 @@
 """The verifier: a list of named rules, shared ones, ones per role, and ones across the programs of a job.
 
-A rule is a generator of `Diagnostic`s; a test breaks each. The shared rules stand in `graphft.rules`. Whoever makes a
-role's program adds that role's rules beside it:
+A rule is a generator of `Diagnostic`s; a test breaks each. The shared rules stand in `graphft.rules`. The
+package that makes a role's program adds that role's rules:
 
     @rule("barrier-count", "a trainer's barriers wait for every shard", role="trainer")
     def _barriers(program: Program, options: Options) -> Iterator[Diagnostic]:

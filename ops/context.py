@@ -71,7 +71,7 @@ class MembersPort(Protocol):
     """The watched view of the job: who lives, who holds which slot, which generation it is."""
 
     def watch(self) -> None:
-        """Takes in what changed since the last call, and wakes whoever waits for it."""
+        """Takes in what changed since the last call, and wakes what waits for it."""
 
     def claim_slots(self, slots: int, policy: str) -> None:
         """Claims free slots up to this trainer's share."""
@@ -84,7 +84,7 @@ class QueuePort(Protocol):
     """The chunk queue."""
 
     def enqueue_pass(self) -> None:
-        """Makes the current pass's records, unless somebody has; exactly once, whoever crashes half-way."""
+        """Makes the current pass's records, unless they are there; exactly once, also after a crash half-way."""
 
     def claim_chunk(self, timeout: float, max_failures: int) -> ChunkWork:
         """The batch to compute now, its chunk claimed. Raises EndOfPass, NoData or WorkChanged."""

@@ -38,7 +38,7 @@ def read_chunk(ctx: Context, chunk: ChunkWork, *, columns: tuple[str, ...]) -> S
 
 @op("seed_rng", effect=True)
 def seed_rng(ctx: Context, chunk: ChunkWork) -> None:
-    """Seeds torch's generator for this batch, so that whoever computes it draws the same numbers."""
+    """Seeds torch's generator for this batch, so that any trainer that computes it draws the same numbers."""
     if ctx.device == "cpu":  # torch.manual_seed does this, and notes a stack trace for each kind of device not in use
         torch.default_generator.manual_seed(chunk.seed)
     else:

@@ -94,7 +94,7 @@ def etcd_complete_chunk(ctx: Context) -> None:
 
 @op("etcd_enqueue_timeout", effect=True)
 def etcd_enqueue_timeout(ctx: Context, *, timeout: float = 60.0) -> None:
-    """Puts chunks back to todo whose claims nobody renewed for `timeout` seconds, and renews this process's own.
+    """Puts chunks back to todo whose claims were not renewed for `timeout` seconds, and renews this process's own.
 
     What a dead process had claimed is free as soon as its lease ends: etcd deletes the claim with it.
     """

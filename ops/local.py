@@ -70,7 +70,7 @@ def batch_number(ctx: Context, batch: ChunkWork) -> Tensor:
     """How many batches of the job were done before this one: the step that a schedule is a function of.
 
     Those that were applied when the unit's parameters were received, as the newest of the shards' versions tells, and
-    those before it in the unit. So a schedule follows the whole job, whoever joins or is started again.
+    those before it in the unit. So a schedule follows the whole job, also when trainers join or are started again.
     """
     return torch.tensor(batch.number, dtype=torch.int64, device=ctx.device)
 

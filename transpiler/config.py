@@ -90,7 +90,7 @@ class JobConfig:
     lease_ttl: int = 10
     """Whole seconds; a process whose lease ended is dead to the others."""
     push_timeout: float = 10.0
-    """Async: a shard that has not answered for so long is skipped for this batch, which is made good later."""
+    """Async: a shard that has not answered for this time is skipped for this batch, which is made good later."""
     max_skipped: int = 16
     """Async: a shard that was skipped for so many batches of a trainer's chunks is waited for; -1: never."""
     daemon_interval: float = 0.5

@@ -40,7 +40,7 @@ def read_record(folder: Path) -> JobRecord:
             rule="job-directory",
             help="give the folder that Job.save or graphft launch wrote",
         ) from None
-    except OSError as error:  # it is there, or may be: whoever takes it for nothing starts over
+    except OSError as error:  # it is there, or may be: taking it for nothing would start over
         raise GraphftError(
             f"{folder / 'job.json'} cannot be read: {error}",
             rule="storage",

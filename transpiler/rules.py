@@ -228,7 +228,7 @@ def _barrier_count(programs: Jobs) -> Found:
             yield _bad("barrier-count", f"a step has {count} {type} ops, expected 1")
 
 
-@job_rule("slot-count", "whoever counts slots (logical trainers) counts the same")
+@job_rule("slot-count", "every count of slots (logical trainers) is the same")
 def _slot_count(programs: Jobs) -> Found:
     counted = [
         (block, i, op) for p in programs.values() for block, i, op in _ops(p, "listen_and_serv", "etcd_claim_slots")

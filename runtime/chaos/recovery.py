@@ -17,7 +17,7 @@ The same holds for an async shard's batches."""
 class Recovery:
     """One fault, and the seconds until the next step after it was complete on every shard; None while it is not.
 
-    `alone`: the job had recovered from the fault before, whoever had died was back, and it recovered from this one
+    `alone`: the job had recovered from the fault before, all that had died were back, and it recovered from this one
     before the next; so the seconds tell of this one only. `gone`: incarnations of shards that it killed. Steps complete
     before `since` prove nothing.
     """

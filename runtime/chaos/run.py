@@ -26,12 +26,12 @@ from graphft.runtime.process.role_process import EXIT_OK, describe_exit
 from graphft.transpiler import Job
 
 START_SECONDS = 60.0
-"""A job that was launched just now may take so long before it counts as hanging at all."""
+"""For how long a job that was launched just now does not count as hanging."""
 COUNT_SECONDS = 0.5
 STORY_SECONDS = 2.0
 LOG_LINES = 60
 REPLACE_SECONDS = 5.0
-"""So long a fault waits for those that died to be replaced, at most."""
+"""For how long, at most, a fault waits until the processes that died are replaced."""
 NEARLY = 0.98
 """After this share of its steps a job suffers no more: a fault might find it over, and nothing to recover."""
 OVERDUE = 0.02
@@ -138,7 +138,7 @@ class Run:
         return self.host.whole and (self._all_there() or now >= self._fired_at + REPLACE_SECONDS)
 
     def _all_there(self) -> bool:
-        """Whether whoever died is back, so that the next fault finds the job as strong as the one before."""
+        """Whether all processes that died are back: each fault finds the job as strong as the one before."""
         return len(self.host.trainers()) >= self._trainers and len(self.host.pservers()) >= self.job.config.pservers
 
     def _count(self, etcd: Etcd) -> None:
@@ -197,7 +197,7 @@ class Run:
     def _fire(self, fault: Fault) -> None:
         alone, at = not self.recoveries.open and self.host.whole and self._all_there(), time.monotonic()
         done = self._do(fault)
-        if done is None:  # nobody is there whom it could befall: later
+        if done is None:  # no process is there that it could befall: later
             self.left.insert(0, replace(fault, after=None))
             return
         self._fired_at, (kind, what, gone) = at, done
@@ -208,8 +208,8 @@ class Run:
         self._tell(f"! step {recovery.version:>5}  {kind}: {what}{'' if recovery.alone else ' (during a recovery)'}")
 
     def _do(self, fault: Fault) -> tuple[str, str, frozenset[str]] | None:
-        """Carries a fault out. Returns what was done: kind and text, and which shards' processes it killed. None: there
-        is nobody to suffer it now."""
+        """Carries a fault out. Returns what was done: kind and text, and which shards' processes it killed. None:
+        there is no process for it now."""
         verb, _, whom = fault.kind.partition("-")
         if fault.kind == "kill-job":
             self.host.kill_all()

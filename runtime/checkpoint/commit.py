@@ -242,8 +242,8 @@ class Commits:
         `known`: etcd's generation, and the step that is committed. Newer is a higher generation (then etcd was
         restored from a backup), or a later step of the same one (then etcd was restored, or a process ended between
         writing the manifest and committing it). That it was perhaps never committed does no harm: a manifest is
-        written only when all parts of one generation are there, so each shard's state is that of this step, whoever
-        computed it. In async mode the state and the ledger of what is in it are one file. What was begun in an older
+        written only when all parts of one generation are there, so each shard's state is that of this step, in any
+        history. In async mode the state and the ledger of what is in it are one file. What was begun in an older
         generation than etcd's stays void: chunks may have been declared poison since.
         """
         whole = [m for m in self.store.manifests() if m.run == self.run]

@@ -90,7 +90,7 @@ class PendingSnapshots:
             self._changed.notify_all()
 
     def pause(self, seconds: float) -> bool:
-        """Waits so long; returns at once, and True, when this queue is closed."""
+        """Waits for that time; returns at once, and True, when this queue is closed."""
         with self._changed:
             return self._changed.wait_for(lambda: self._closed, seconds)
 

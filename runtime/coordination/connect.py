@@ -17,9 +17,9 @@ from graphft.runtime.etcd.open import open_etcd
 log = logging.getLogger("graphft")
 
 ANSWER_SECONDS = 5.0
-"""So long etcd may take to answer for the first time, ..."""
+"""For how long etcd may not answer at first, ..."""
 WAIT_SECONDS = 60.0
-"""... and so long whoever starts it with the job, to leave its endpoints in the job's folder. A role waits as long for
+"""... and for how long a launcher may take to leave its endpoints in the job's folder. A role waits as long for
 an etcd that does not answer."""
 TELL_SECONDS = 2.0
 """A wait for it that is longer than this is told."""
@@ -76,8 +76,8 @@ class JobEnded(GraphftError):
 
 
 def connect_from(job_dir: Path, wait: float | None = None) -> Etcd:
-    """A client of the etcd that whoever started it left in the folder. Waits for it; what an earlier run left there
-    may be followed by something newer. Raises JobEnded for whoever comes too late."""
+    """A client of the etcd whose endpoints its starter left in the folder. Waits for it; what an earlier run left
+    there may be followed by something newer. Raises JobEnded when the job is complete already."""
     begun, told = time.monotonic(), False
     end = begun + (WAIT_SECONDS if wait is None else wait)
     while True:
@@ -87,7 +87,7 @@ def connect_from(job_dir: Path, wait: float | None = None) -> Etcd:
                 "waiting for etcd: %s",
                 f"{endpoints}, which {job_dir / _FILE} names, does not answer"
                 if endpoints
-                else f"no --etcd was given, and nobody has left its address in {job_dir / _FILE} so far",
+                else f"no --etcd was given, and its address is not in {job_dir / _FILE} so far",
             )
             told = True
         try:

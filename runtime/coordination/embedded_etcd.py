@@ -1,4 +1,4 @@
-"""The etcd that a job without endpoints brings along: its data lie in the job's folder, and nobody else uses it."""
+"""The etcd that a job without endpoints brings along: its data lie in the job's folder, and only this job uses it."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from graphft.runtime.protocol.chunk_queue import Change
 
 
 def go_back(keys: Keys, current_kv: KV | None, committed_kv: KV | None, reason: str) -> Change:
-    """What raises the generation, for whoever is no shard: everyone returns to the newest committed checkpoint.
+    """The change that raises the generation, for processes that are no shard: all return to the newest checkpoint.
 
     It becomes part of the transaction that makes going back necessary. If the checkpoint is damaged, the shards find
     out when they read it.

@@ -15,7 +15,7 @@ class Keys:
     """The keys of one job.
 
     What every process watches is under `/<job>/`; what is large or changes all the time (queue, status, events)
-    lies beside it, so that nobody's watch carries it.
+    lies beside it, so that no watch carries it.
     """
 
     job: str
@@ -81,7 +81,7 @@ class Keys:
         return f"{self.index_claims}{index}"
 
     def started(self, index: int) -> str:
-        """Present once shard `index` has served: whoever claims it later is a restart."""
+        """Present once shard `index` has served: a process that claims it later is a restart."""
         return f"/{self.job}/started/{index}"
 
     @property

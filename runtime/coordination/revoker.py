@@ -1,4 +1,4 @@
-"""Ending the leases of processes that are known to be dead, so that nobody waits for them to expire."""
+"""Ending the leases of processes that are known to be dead, so that no process waits for them to expire."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graphft.runtime.process.identity import UNKNOWN, Identity
 log = logging.getLogger("graphft")
 
 ETCD_SECONDS = 2.0
-"""So long etcd may keep this process from looking after its children."""
+"""For how long etcd may keep this process from looking after its children."""
 LATE_SECONDS, LATE_EVERY_SECONDS = 0.5, 1.0
 """The same, for what could not be done at once and is tried again; and how often."""
 

@@ -150,7 +150,7 @@ def _abandoned(spec: RunRecord) -> bool:
 
 
 def revoke_dead(etcd: Store, keys: Keys) -> None:
-    """Ends the leases of processes that are seen to be dead from here: nobody has to wait for them.
+    """Ends the leases of processes that are seen to be dead from here, so that no process waits for them.
 
     Those of a launcher that was just killed may be dying still; so it looks for a moment.
     """

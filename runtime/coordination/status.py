@@ -70,7 +70,7 @@ def list_jobs(etcd: Store) -> list[str]:
 def read_status(etcd: Store, keys: Keys, deadline: float | None = None, *, brief: bool = False) -> JobStatus:
     """One look, in a few reads of at most `deadline` seconds each; what it counts is of the pass that it tells.
 
-    `brief`: without the queue's counts and the events, for whoever looks all the time and shows it to nobody.
+    `brief`: without the queue's counts and the events, for a reader that looks all the time and shows nothing.
     Raises GraphftError when etcd knows no such job, EtcdUnreachable when it does not answer.
     """
     while True:

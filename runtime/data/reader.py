@@ -1,4 +1,4 @@
-"""Batches of a described data set: whoever reads (pass, chunk, batch), wherever and whenever, gets the same bits."""
+"""Batches of a described data set: (pass, chunk, batch) gives the same bits in every process, at any time."""
 
 from __future__ import annotations
 

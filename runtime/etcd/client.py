@@ -6,7 +6,7 @@
 | --- | --- | --- | --- |
 | get, range, count, status, members | yes | nothing was read | never raised |
 | put, delete, delete_prefix, compact | yes | no try was answered: perhaps applied | never raised |
-| lease_grant | yes, with the same id | perhaps a lease that nobody uses; it expires | never raised |
+| lease_grant | yes, with the same id | perhaps an unused lease; it expires | never raised |
 | lease_keepalive_once, lease_revoke | yes | unknown; own deadlines decide | never raised |
 | txn without token or verify | no | it was never sent | sent, outcome unknown |
 | txn with token or verify | yes, looks first | it was never sent | sent, and no later try was answered |

@@ -14,7 +14,7 @@ from graphft.runtime.etcd import lease_keeper
 from graphft.runtime.etcd.lease_keeper import LeasePage, steady_clock
 
 FROZEN = 2.0
-"""Of the TTL: a keeper that has not looked for so long is replaced."""
+"""Of the TTL: a keeper that has not looked for that time is replaced."""
 AGAIN = 1.0
 """Of the TTL: the least time between two starts."""
 REAP_SECONDS = 1.0

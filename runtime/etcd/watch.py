@@ -109,7 +109,7 @@ class Watch:
                 pause = FIRST_PAUSE if self._connected else min(2 * pause, LAST_PAUSE)
                 self._connected = False
                 self._await_etcd(pause)
-        except BaseException as e:  # shown to whoever looks at the view; a dead thread must not go unnoticed
+        except BaseException as e:  # raised to the next reader of the view; a dead thread must not go unnoticed
             with self._changed:
                 self._failure = e
                 self._changed.notify_all()

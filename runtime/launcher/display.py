@@ -123,7 +123,7 @@ class Display:
             self._live.stop()
         if status is not None:
             self._new_events(status)
-            if status.state != "complete":  # its roles have left: no loss, and nobody to count
+            if status.state != "complete":  # its roles have left: no loss, and no one to count
                 self._line(status)
 
     def _line(self, status: JobStatus) -> None:

@@ -13,7 +13,7 @@ log = logging.getLogger("graphft")
 
 TRIES = 5
 STOPPED_SECONDS, SILENT_SECONDS = 5.0, 60.0
-"""So long it may answer nothing: stopped by a signal, while the leases of those who wait still live; and running."""
+"""For how long it may answer nothing: stopped by a signal, while the waiting roles' leases still live; and running."""
 
 
 class EtcdKeeper:

@@ -37,11 +37,11 @@ from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK, die_with_
 SUPPORTED = sys.platform.startswith("linux")
 _PR_SET_NAME, _PR_SET_CHILD_SUBREAPER = 15, 36
 MADE_SECONDS = 10.0
-"""So long a signal waits for a role that is being made."""
+"""For how long a signal waits for a role that is being made."""
 IDLE_SECONDS, ANSWER_SECONDS = 5.0, 120.0
-"""So long an order may wait while the fork server gets nothing done (uses no time of a core), and at all."""
+"""For how long an order may wait while the fork server uses no time of a core, and at all."""
 END_SECONDS = 5.0
-"""So long the end of a process that was killed is waited for: only the kernel can keep it from ending."""
+"""For how long the end of a killed process is waited for: only the kernel can keep it from ending."""
 
 
 class Forked:

@@ -44,7 +44,7 @@ log = logging.getLogger("graphft")
 STATUS_EVERY_SECONDS = 0.5
 EXIT_GRACE_SECONDS = 30.0
 LOOK_SECONDS = 1.0
-"""So long one read of the display may keep this process from looking after its children, and after etcd."""
+"""For how long one read of the display may keep this process from looking after its children and etcd."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +346,7 @@ def _supervise(
             continue
         if seen is not status and seen.state == "running":
             supervisor.replace_frozen(_registered(seen))
-            if embedded is not None:  # nobody elsewhere can reach it
+            if embedded is not None:  # no process elsewhere can reach it
                 supervisor.expect_trainers(bool(seen.trainers or seen.loading))
         status = seen
         supervisor.take_progress(status.step, sum(shard.get("applied", 0) for shard in status.pservers.values()))

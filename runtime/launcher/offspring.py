@@ -1,7 +1,7 @@
 """What roles start by themselves (a lease keeper; whatever user code starts), and leave to the launcher when they die.
 
-The launcher adopts them, for it is a subreaper: whoever has ended must be collected, or it keeps its process id until
-the launcher ends, and a long job has many preemptions; and who lives must end, for it works for nobody any more, and
+The launcher adopts them, for it is a subreaper. One that has ended must be collected, or it keeps its process id until
+the launcher ends, and a long job has many preemptions. One that lives must end, for it works for no role any more, and
 holds what it has inherited (connections, a GPU).
 """
 

@@ -35,23 +35,23 @@ log = logging.getLogger("graphft")
 BACKOFF_SECONDS = 0.25
 BACKOFF_LIMIT = 10.0
 STANDBY_AFTER_SECONDS = 5.0
-"""A fork server that died is replaced so long after it was missed: whoever needs the machine now comes first."""
+"""For how long a fork server that died is not replaced: processes that need the machine now come first."""
 QUICK_FAILURE_SECONDS = 30.0
 """Failures after less than this are in a row: each doubles the delay before the next start."""
 CANNOT_START_SECONDS, AT_WORK_SECONDS = 30.0, 10.0
 """A trainer that cannot start (a source file half saved, a machine that gives other bits) is no end of a job in which
-another one has been at work for so long; it is tried again later."""
+another one has been at work for that time; it is tried again later."""
 QUICK_PREEMPTION_SECONDS = 5.0
 """So are preemptions: a process that is killed whenever it starts (out of memory, say) must not burn the machine."""
 MEASURE_SECONDS = 1.0
 FOLDER_SECONDS = 2.0
 """Between two attempts to start a process whose folder cannot be written."""
 ALONE_SECONDS = 5.0
-"""So long a job may be without trainers when all those of the launcher have left."""
+"""For how long a job may be without trainers when all those of the launcher have left."""
 KILLED_SECONDS = 5.0
-"""So long the end of a process is waited for after SIGKILL."""
+"""For how long the end of a process is waited for after SIGKILL."""
 FROZEN_SECONDS, STUCK_SECONDS = 5.0, 30.0
-"""A stopped child is replaced so long after its lease has ended; one that runs gets time to end by itself."""
+"""From the end of its lease until a stopped child is replaced; one that runs gets time to end by itself."""
 
 
 @dataclass(slots=True)
@@ -195,7 +195,7 @@ class Supervisor:
                     process.kill()
 
     def expect_trainers(self, others: bool) -> None:
-        """Ends a job that nobody can complete: all trainers of this launcher are done, and nobody started more.
+        """Ends a job that cannot complete: all trainers of this launcher are done, and no others were started.
 
         `others`: whether any trainer is registered or loads its data.
         """

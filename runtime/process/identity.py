@@ -52,7 +52,7 @@ UNKNOWN = Identity()
 
 
 def identify(pid: int | None = None) -> Identity:
-    """The identity of this process, or of a child of it. What cannot be found out is nobody's."""
+    """The identity of this process, or of a child of it. UNKNOWN if it cannot be found out."""
     pid = os.getpid() if pid is None else pid
     machine, namespaces = _place()
     started = _started(pid)

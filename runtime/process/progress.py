@@ -25,7 +25,7 @@ LOOK_SECONDS = 2.0
 """One look counts at most so many seconds: while a whole process was stopped, its main thread was not stuck."""
 
 FRESH_SECONDS, FRESH_PART = 1.0, 0.25
-"""A mark is fresh for so long, or for this part of the limit."""
+"""For how long a mark is fresh: seconds, or this part of the limit."""
 
 
 class Page(Protocol):

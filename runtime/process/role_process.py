@@ -43,7 +43,7 @@ def was_preempted(status: int) -> bool:
 
 
 def manner(status: int) -> Literal["asked", "killed", "crashed"]:
-    """How a process ended that had not said why: as a scheduler asks it to, by SIGKILL, or as nobody would have it."""
+    """How a process ended that had not said why: as a scheduler asks it to, by SIGKILL, or by a crash."""
     if status == -signal.SIGKILL:
         return "killed"
     return "asked" if was_preempted(status) else "crashed"

@@ -2,7 +2,7 @@
 
 A process that is killed (out of memory, a segmentation fault) says nothing. Its launcher reads here which batch it was
 reading or computing, and whether it left in order. The file is mapped, so that a note costs no system call, and what
-was noted is there after SIGKILL. Whoever starts begins a new file: it looks into the one of the process before.
+was noted is there after SIGKILL. A process that starts begins a new file: it looks into the one of the process before.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ class AsyncOptions:
 class ApplyBatch:
     """Apply this gradient now. `staleness`: versions applied since the parameters that it was computed from.
 
-    `base`: the version of these parameters, whose copy is kept; -1: it is not, or nobody compensates. `kept`: the
+    `base`: the version of these parameters, whose copy is kept; -1: it is not, or nothing is compensated. `kept`: the
     versions, besides the newest, whose copies are needed when this is applied.
     """
 

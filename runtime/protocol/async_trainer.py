@@ -57,7 +57,7 @@ from graphft.runtime.protocol.sync_events import Fail, FromShard, Pushed, Send, 
 
 NEVER = float("-inf")
 PROBE_SECONDS = 1.0
-"""A shard that answers nothing for so long is greeted again, whatever is open."""
+"""A shard that answers nothing for this time is greeted again, whatever question is open."""
 Effects = list[AsyncTrainerEffect]
 
 

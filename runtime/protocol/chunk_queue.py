@@ -219,7 +219,7 @@ def _own(prefix: str, chunk: int, fence: int, todo: Record) -> tuple[Compare, ..
 
 
 def displace(prefix: str, chunk: int, pending: Record) -> Change:
-    """Takes a claim away from whoever holds it. He who does so knows that it is not his to hold any more."""
+    """Takes a claim away from its holder. The caller knows that the holder has lost the right to it."""
     return Change(
         "expired",
         f"chunk {chunk} was left claimed",
@@ -292,7 +292,7 @@ def requeue(prefix: str, chunk: int, done: Record | None, progress: int) -> Chan
 
 
 def claimable(todo: Iterable[int], pending: Iterable[int]) -> list[int]:
-    """Chunks that nobody holds, ascending."""
+    """Chunks that no trainer holds, ascending."""
     return sorted(set(todo) - set(pending))
 
 
@@ -301,8 +301,8 @@ def enqueue(
 ) -> list[Change]:
     """The todo records of a pass; of chunks that failed in the pass before (`poison`), failed records.
 
-    `fence` holds as long as the pass has not begun (its record is written last): then nobody has claimed anything, and
-    whoever repeats this after a crash half-way changes nothing that is in use.
+    `fence` holds as long as the pass has not begun (its record is written last): then nothing is claimed, and
+    repeating this after a crash half-way changes nothing that is in use.
     """
     poison = poison or {}
     puts = [

@@ -17,7 +17,7 @@ KILLS = 3
 
 @dataclass(frozen=True, slots=True)
 class Died:
-    """A process has ended without a word. `how`: it was asked to, SIGKILL, or anything else that nobody sends. `at`:
+    """A process has ended without a word. `how`: it was asked to, SIGKILL, or what no scheduler sends. `at`:
     where user code ran in it, (pass, chunk, batch) each; empty for a pserver, and for a process that waited for others.
     """
 

@@ -52,7 +52,7 @@ class IdleSlots:
         return sorted(slot for slot in missing if self._waited.get(holders.get(slot, ("", 0)), 0.0) > self.timeout)
 
     def _others_wait(self, missing: Collection[int], holders: Mapping[int, Holder]) -> bool:
-        """Somebody has contributed and waits; or one trainer holds every slot, and there is nobody to see it."""
+        """A trainer has contributed and waits; or one trainer holds every slot, and there is no other to see it."""
         late = {holders[slot][0] for slot in missing if slot in holders}
         given = {trainer for slot, (trainer, _) in holders.items() if slot not in missing}
         return bool(given - late) or len({trainer for trainer, _ in holders.values()}) == 1

@@ -1,7 +1,7 @@
 """Who holds which slot: what one trainer should claim and release, from what it sees.
 
 Every live trainer runs this on its own, perhaps stale, view. Claims are compare-and-swaps in etcd, so two claims of one
-slot are settled there; whoever loses just looks again.
+slot are settled there; the one that loses looks again.
 
     todo = assign(slots=V, live=view.trainers, holders=view.slots, me=my_id, policy="takeover")
     for slot in todo.claim: ...      # put /<job>/slots/<slot> = me under my lease, if absent
@@ -74,7 +74,7 @@ def assign(
 
 
 def _claims(held: Mapping[str, int], free: int, me: str, floor: int, ceiling: int) -> int:
-    """How many free slots are `me`'s to claim: up to the floor; above it only what nobody lacks."""
+    """How many free slots are `me`'s to claim: up to the floor; above it only what no other trainer lacks."""
     lacking = {t: max(0, floor - n) for t, n in held.items()}
     if lacking[me]:
         return min(lacking[me], free)

@@ -176,7 +176,7 @@ class SyncShard:
         self.recovering, self._deadline = False, None
         self._asked_rollback = float("-inf")
         refused: list[ShardEffect] = [e for peer in left for e in self._refuse(peer, "stale-generation", reason)]
-        welcomed = [self._welcome(peer) for peer in sorted(self.peers)]  # unasked: nobody has to poll for it
+        welcomed = [self._welcome(peer) for peer in sorted(self.peers)]  # unasked: no trainer has to poll for it
         return [*refused, *welcomed, *([Finished(self.version)] if self.finished else [])]
 
     def _checkpoint_at(self, event: CheckpointAt) -> list[ShardEffect]:

@@ -237,9 +237,9 @@ class Claims:
             log.info("pass %d begins", index) if index < self.plan.passes else log.info("all passes are done")
 
     def _forget_old(self) -> None:
-        """Deletes what is done in passes that every shard's checkpoint holds: nobody will ever put it back.
+        """Deletes what is done in passes that every shard's checkpoint holds: no shard will ever requeue it.
 
-        The last pass's stays, for whoever asks for the status of a job that is complete.
+        The last pass's stays, for the status of a job that is complete.
         """
         saved = [c.passes for c in self.member.view.shard_commits.values()]
         for index in range(min(*saved, self.plan.passes - 1) if len(saved) == self.config.pservers else 0):

@@ -40,7 +40,7 @@ class FinishedPasses:
                 self._close(old, pending=False)
 
     def close_all(self) -> None:
-        """The job's last step is applied: every chunk that is not poison is done, whoever has claimed it."""
+        """The job's last step is applied: every chunk that is not poison is done, also one that is claimed."""
         for index in range(max(self._kept, self.plan.passes - 2), self.plan.passes):
             self._close(index, pending=True)
 

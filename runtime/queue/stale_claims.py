@@ -20,7 +20,7 @@ from graphft.runtime.protocol.chunk_queue import Pending, Put
 from graphft.runtime.queue.transactions import commit
 
 LOOKS = 20
-"""Looks per time-out: nobody is late by much more, and etcd is not asked all the time."""
+"""Looks per time-out: few enough that etcd is not asked all the time."""
 
 
 class StaleClaims:
@@ -35,7 +35,7 @@ class StaleClaims:
         self._next = 0.0
 
     def look(self, pass_index: int, timeout: float, held: Collection[int] = ()) -> None:
-        """Takes away what nobody renewed for `timeout` seconds.
+        """Takes away what was not renewed for `timeout` seconds.
 
         `held`: revisions of the own claims, which stay. What else bears the own name is a claim whose answer was lost.
         """

@@ -89,7 +89,7 @@ def tell_poison(events: Events, pass_index: int, chunk: int, change: Change) -> 
 
 
 class Passes:
-    """Makes the records of passes. Whoever crashes half-way: a pass's records count only when `/<job>/pass` says so."""
+    """Makes the records of passes. A crash half-way does no harm: they count only when `/<job>/pass` says so."""
 
     def __init__(self, member: Member) -> None:
         self.member, self.keys, self.plan = member, member.keys, member.config.plan
@@ -139,7 +139,7 @@ class Passes:
         return holder is not None and holder.value == me
 
     def _make_records(self, index: int, marker: KV | None, lock: str) -> bool:
-        """Writes what is missing of the pass. Every write compares the marker: whoever is late changes nothing.
+        """Writes what is missing of the pass. Every write compares the marker: a late process changes nothing.
 
         The last write, in a pass of some chunks the only one, makes the pass count, and gives the lock back.
         """

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 ROLES = ("trainer", "pserver", "coordinator")
 LEAVE_SECONDS = 10.0
-"""So long the process that embeds etcd keeps it for others that have not left yet."""
+"""For how long the process that embeds etcd keeps it for others that have not left yet."""
 
 log = logging.getLogger("graphft")
 
@@ -164,7 +164,7 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec) -> int:
         return error.exit_status
     except KeyboardInterrupt:
         raise
-    except BaseException:  # SystemExit, too, whoever raised it: this role is not done
+    except BaseException:  # SystemExit, too, from anywhere: this role is not done
         log.exception("%s failed", spec.kind)
         return EXIT_FAILED
 

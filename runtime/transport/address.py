@@ -59,8 +59,8 @@ def network_identity() -> str:
 def advertise_host(toward: Sequence[str] = (), environ: Mapping[str, str] = os.environ) -> str:
     """The host under which the job's other processes reach this one.
 
-    $GRAPHFT_HOST; else the address of the interface that leads to the first of the hosts `toward` (etcd's: whoever
-    takes part can reach them) that is not this machine's loopback. 127.0.0.1 where there is none, so that a job whose
+    $GRAPHFT_HOST; else the address of the interface that leads to the first of the hosts `toward` (etcd's: every
+    process can reach them) that is not this machine's loopback. 127.0.0.1 where there is none, so that a job whose
     etcd is on loopback can be reached on this machine only. Nothing is sent.
     """
     host = environ.get("GRAPHFT_HOST", "")

@@ -63,7 +63,7 @@ class SimNetwork:
                 return
             else:
                 raise GraphftError(
-                    "waiting for ever for what nobody sends",
+                    "waiting for ever for what is never sent",
                     rule="sim-deadlock",
                     help="the simulated roles wait for each other; give the wait a time-out",
                 )

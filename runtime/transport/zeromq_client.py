@@ -155,7 +155,7 @@ class ZmqClient:
                 socket.close(linger=0)
             self._links.clear()
         self._waker.wake()
-        with self._receiving:  # nobody waits any more
+        with self._receiving:  # no thread waits any more
             self._waker.close()
         self._context.term()
 

@@ -65,7 +65,7 @@ class BatchPserver(Pserver):
     def load_check_point(self) -> None:
         """Goes on from this shard's own newest checkpoint; a restart raises its own generation first.
 
-        Only then, so that nobody completes a chunk any more with what the shard before acknowledged, are the chunks
+        Only then, so that no trainer completes a chunk with what the shard before acknowledged, are the chunks
         put back to todo that are done, but not here.
         """
         self.when_storage_answers(self.join_generation)

@@ -216,7 +216,7 @@ class Pserver(Role):
     def when_storage_answers(self, call: Callable[[], T]) -> T:
         """`call()`, again while the checkpoints' storage cannot be used. It is safe to repeat.
 
-        An unreadable checkpoint is no damaged one: nobody goes back to an older one for it.
+        An unreadable checkpoint is no damaged one: it is no reason to go back to an older one.
         """
         told, pause, began = float("-inf"), STORAGE_SECONDS, time.monotonic()
         while True:

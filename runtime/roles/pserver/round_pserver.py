@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from graphft.transpiler import Job
 
 NOTICE_SECONDS = 1.0
-"""So long it may take until every shard has heard of a checkpoint that is asked for."""
+"""For how long a shard may not have heard of a checkpoint that is asked for."""
 
 
 class RoundPserver(Pserver):
@@ -265,7 +265,7 @@ class RoundPserver(Pserver):
         self.step(PartialsReady(effect.generation, effect.step, payload))
 
     def _apply(self, effect: ApplyRound) -> None:
-        """One round's optimization; the published copy of the version before stays for whoever must recompute."""
+        """One round's optimization; the published copy of the version before stays for trainers that must recompute."""
         if self.norms is not None:
             self.norms.fill(self.ctx.scope, effect.partials)
         else:

@@ -25,7 +25,7 @@ class Metrics:
         try:
             if self._file is None:
                 self.path.parent.mkdir(exist_ok=True)
-                self._file = self.path.open("ab", buffering=0)  # whoever reads it meanwhile finds whole rows
+                self._file = self.path.open("ab", buffering=0)  # a reader finds whole rows meanwhile
             line = b"\n" + line if self._torn else line  # what is left of a row is a line of its own
             self._torn = self._file.write(line) != len(line)
             error = "the disk is full" if self._torn else ""

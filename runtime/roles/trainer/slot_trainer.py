@@ -159,7 +159,7 @@ class SlotTrainer(Trainer):
     def claim_slots(self, slots: int, policy: str) -> None:
         view = self.view
         if view.over or self.leaving or self.comm.finished:
-            return  # whoever leaves now was through with its slots
+            return  # a trainer that leaves now was through with its slots
         if not self.storage.may_claim():
             return  # it could not compute them
         if self.watcher.revision < self._claimed_at:

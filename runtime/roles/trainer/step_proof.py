@@ -4,8 +4,8 @@ Not on the initial values themselves: where many are zero (a head, an adapter), 
 
 The batch is read as any other, so it may fail, hang, or end the process. An error is told, and the trainer goes on
 without proof; of a process that ended in the middle a record stays, and when that has happened some times in a row,
-and nobody has computed the batch yet, the others go on without proof, too, and say so. The queue then finds out what
-is wrong with the batch, and leaves it out.
+and no trainer has computed the batch yet, the others go on without proof, too, and say so. The queue then finds out
+what is wrong with the batch, and leaves it out.
 """
 
 from __future__ import annotations

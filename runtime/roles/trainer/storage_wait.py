@@ -32,7 +32,7 @@ TELL_SECONDS = 15.0
 """Between two log lines of one wait."""
 POLL_SECONDS = 0.25
 BACK_OFF_SECONDS = 10.0
-"""For so long a trainer whose work was taken while it waited claims no slot: another one's storage may work."""
+"""For how long a trainer whose work was taken while it waited claims no slot: another one's storage may work."""
 
 
 class StorageWait:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from graphft.runtime.roles.trainer.slot_trainer import SlotTrainer
 
 STALL_SECONDS = 5.0
-"""A wait without any progress for so long meets the shards again: what was sent may have been lost on the way."""
+"""After a wait without progress for this time the shards are met again: what was sent may have been lost."""
 LOOK_SECONDS = 1.0
 """Of the time between two looks, at most so much was a wait: the main thread may have computed for longer, or have been
 without the interpreter's lock."""

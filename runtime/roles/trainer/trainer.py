@@ -166,7 +166,7 @@ class Trainer(Role):
         """Gives back what this trainer holds. The job is over, or this trainer was asked to go."""
 
     def _leave(self) -> None:
-        """On a signal, which may have interrupted whoever holds the transport's lock: it takes none itself."""
+        """On a signal, which may have interrupted code that holds the transport's lock: it takes none itself."""
         self.leaving = True
 
     def wake(self) -> None:

@@ -48,7 +48,7 @@ class UnitTrainer(ChunkTrainer):
         fetch, losses = (str(self.program.attrs["loss"]),), 0.0
         for work, following in zip(works, [*works[1:], None], strict=True):
             if work is not works[0] and self.stops:
-                raise WorkChanged  # nothing of the unit was pushed: whoever takes the chunk computes it
+                raise WorkChanged  # nothing of the unit was pushed: the next holder of the chunk computes it
             self._batch = work
             if following is not None:
                 super().read_ahead(unit.pass_index, unit.chunk, following.batch)
