@@ -16,7 +16,7 @@ import psutil
 import pytest
 import torch
 
-pytest_plugins = ["fixtures_etcd"]
+pytest_plugins = ["tests.support.etcd_servers"]
 
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("default", deadline=None, max_examples=50)

@@ -10,11 +10,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from zoo import embedding, mlp, tied
 
 import graphft
 from graphft.errors import GraphftError
 from graphft.ir import Kind, Type
+from tests.support.zoo import embedding, mlp, tied
 
 Forward = Callable[["Model", Tensor], Tensor]
 

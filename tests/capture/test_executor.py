@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from zoo import convnet, mlp
 
 import graphft
 from graphft.errors import ProgramError
 from graphft.ir import Kind, Program, Type
+from tests.support.zoo import convnet, mlp
 
 
 @pytest.fixture(scope="module")

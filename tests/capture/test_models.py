@@ -8,12 +8,12 @@ import importlib.util
 import pytest
 import torch
 from torch import Tensor
-from zoo import CASES, HUGGING_FACE, Case
 
 import graphft
 from graphft.ir import Kind, Program
 from graphft.parser import parse
 from graphft.verify import verify
+from tests.support.zoo import CASES, HUGGING_FACE, Case
 
 SIZES = (5, 2, 8)
 # Where the trace records torch's own decomposition of the RNN (all time steps of the input projection at once),

@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from zoo import convnet, tied
 
 import graphft
 from graphft.errors import GraphftError
+from tests.support.zoo import convnet, tied
 
 
 @pytest.mark.parametrize("make", [tied, convnet])

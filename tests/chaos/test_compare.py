@@ -7,10 +7,10 @@ import math
 from pathlib import Path
 
 import torch
-from programs_by_hand import linear
 
 import graphft
 from graphft.runtime.chaos.compare import Chunks, differences, last_loss
+from tests.support.programs_by_hand import linear
 
 
 def test_identical_bits() -> None:

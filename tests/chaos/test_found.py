@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from programs_by_hand import linear
 
 import graphft
 from graphft.runtime.chaos.run import ChaosOptions, Run
 from graphft.runtime.chaos.schedule import Fault
 from graphft.runtime.roles.trainer.slot_trainer import SlotTrainer
 from graphft.runtime.transport import ZmqClient
+from tests.support.programs_by_hand import linear
 
 
 def test_asking_a_trainer_to_leave_needs_no_lock_that_it_may_hold() -> None:

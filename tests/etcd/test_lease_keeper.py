@@ -16,7 +16,7 @@ import pytest
 
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, LeaseLost, Session
 from graphft.runtime.etcd.lease_keeper import END, RENEW, REST, ROUNDS, LeasePage, decide
-from tests.waiting import until
+from tests.support.waiting import until
 
 TTL = 3
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from inprocess import InProcess
 from safetensors.torch import load_file
-from zoo import CASES, HUGGING_FACE, Case
 
 import graphft
 from graphft.runtime.data import open_reader
 from tests.integration.plays import Act, assert_same_bits, at, kill, play
+from tests.support.inprocess import InProcess
+from tests.support.zoo import CASES, HUGGING_FACE, Case
 
 needs_transformers = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is not installed"

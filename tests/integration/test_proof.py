@@ -11,7 +11,7 @@ from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from tests.integration import training
 from tests.integration.plays import Program
 from tests.runtime.test_proof import bits
-from tests.waiting import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(300)
 OTHER = {"MKL_CBWR": "COMPATIBLE"}

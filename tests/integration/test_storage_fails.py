@@ -18,7 +18,6 @@ from graphft.runtime.chaos.compare import not_once
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.etcd import Etcd
 from graphft.transpiler import Job
-from tests.disks import small_file_system
 from tests.integration import training
 from tests.integration.plays import (
     Act,
@@ -33,6 +32,7 @@ from tests.integration.plays import (
     processes_of,
     whole_state,
 )
+from tests.support.disks import small_file_system
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.chaos]
 SECONDS = 120.0

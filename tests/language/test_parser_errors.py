@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 import pytest
-from golden_tools import assert_golden
 from hypothesis import given, settings
 
 from graphft.errors import GraphftError
 from graphft.ir import Program
 from graphft.parser import ParseError, parse
+from tests.support.golden import assert_golden
 
 HEAD = "program p\n"
 STEP = "program p\nblock step:\n"

@@ -6,13 +6,13 @@ import math
 
 import hypothesis.strategies as st
 import pytest
-from golden_tools import assert_golden
 from hypothesis import given
 
 from graphft.ir import Kind, Operator, Program, Ref, Sym, Type, same
 from graphft.parser import parse
 from graphft.printer import KEYWORDS, format_operator, format_program
 from graphft.registry import op
+from tests.support.golden import assert_golden
 
 
 @op("rt_defaults")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from golden_tools import assert_golden
 
 from graphft import verify as verifier
 from graphft.diagnostics import Diagnostic, Options, VerificationError, job_rule, rule
@@ -16,6 +15,7 @@ from graphft.ir import Block, Kind, Operator, Program, Ref, Sym, Type, Variable
 from graphft.parser import parse
 from graphft.registry import op
 from graphft.verify import check, verify, verify_job
+from tests.support.golden import assert_golden
 
 
 @op("ver_train", writes=("param",))

@@ -6,13 +6,13 @@ import random
 
 import networkx as nx
 import pytest
-from golden_tools import assert_golden
 
 from graphft.errors import ProgramError
 from graphft.ir import Block, Operator, Program
 from graphft.parser import parse
 from graphft.registry import op
 from graphft.views import critical_path, def_use, to_dot, to_mermaid, topological_order, unreachable
+from tests.support.golden import assert_golden
 
 
 @op("view_send", effect=True)

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from zoo import CASES
 
 import graphft
 from graphft.optim import Optimizer
+from tests.support.zoo import CASES
 
 STEPS = 20
 MODELS = ["mlp", "convnet", "transformer", "tied", "embedding"]

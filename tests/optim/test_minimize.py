@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from golden_tools import assert_golden
 from torch import nn
 
 import graphft
 from graphft import Block, GraphftError, Kind, Program, ProgramError, Type, Variable
 from graphft.parser import parse
+from tests.support.golden import assert_golden
 
 
 def linear(params: int = 1) -> Program:

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from programs_by_hand import linear
 
 import graphft
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import Etcd
 from graphft.transpiler import Job
+from tests.support.programs_by_hand import linear
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from programs_by_hand import linear
 
 import graphft
 from graphft.ops.context import EndOfPass, NoData
@@ -23,7 +22,8 @@ from graphft.runtime.queue.requeue import Requeue
 from graphft.transpiler import Job
 from graphft.transpiler.config import MAX_ASYNC_PSERVERS
 from tests.runtime.trainers import Stage, shards_at, stage
-from tests.waiting import until
+from tests.support.programs_by_hand import linear
+from tests.support.waiting import until
 
 CHUNKS, BATCHES = 4, 20
 """Chunks are so long that they are claimed one by one."""

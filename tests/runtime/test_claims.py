@@ -15,7 +15,7 @@ from graphft.runtime.coordination.records import Barred, Generation, Registratio
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.transpiler import Job
 from tests.runtime.trainers import Stage, shards_at, stage
-from tests.waiting import until
+from tests.support.waiting import until
 
 
 @pytest.fixture

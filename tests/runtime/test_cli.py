@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from programs_by_hand import linear
 
 from graphft.printer import format_program
 from graphft.runtime.cli import main
@@ -23,6 +22,7 @@ from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.launch import LaunchOptions
 from graphft.storage import save_program
 from graphft.transpiler import Job
+from tests.support.programs_by_hand import linear
 
 NOBODY = "127.0.0.1:1"
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from programs_by_hand import linear
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -23,6 +22,7 @@ from graphft.runtime.roles.pserver.batch_pserver import BatchPserver
 from graphft.runtime.transport.buffers import as_tensor, byte_view
 from graphft.runtime.transport.zeromq_client import ZmqClient
 from graphft.transpiler import Job
+from tests.support.programs_by_hand import linear
 
 PUSHES = "abbaaabcbbcabbbc"
 """Who pushes next. Each computes from the parameters that came with the answer to its own last push."""

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from programs_by_hand import linear
 
 import graphft
 from graphft.ops.context import WorkChanged
@@ -23,7 +22,8 @@ from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.sync_events import Rollback
 from graphft.transpiler import Job
 from tests.runtime.trainers import Stage, shards_at, stage
-from tests.waiting import until
+from tests.support.programs_by_hand import linear
+from tests.support.waiting import until
 
 LAST = 3
 DONE = {"done": {0}}

@@ -20,7 +20,7 @@ from graphft.runtime.launcher import fork_server as fork_server_module
 from graphft.runtime.launcher import supervisor as module
 from graphft.runtime.launcher.fork_server import SUPPORTED, Forked, ForkServer
 from graphft.runtime.launcher.supervisor import Supervisor
-from tests.waiting import until
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.skipif(not SUPPORTED, reason="Linux only")
 

@@ -15,7 +15,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import KV, EmbeddedEtcd, Etcd
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_LEASE_LOST
 from graphft.transpiler import Job
-from tests.waiting import until
+from tests.support.waiting import until
 
 TTL = 10
 """Seconds; the holder trusts it for 8."""

@@ -6,7 +6,6 @@ import time
 
 import pytest
 import torch
-from programs_by_hand import linear
 
 import graphft
 from graphft.optim import ClipByGlobalNorm
@@ -19,6 +18,7 @@ from graphft.runtime.transport import Limits, Login, Received, ZmqServer
 from graphft.runtime.transport.buffers import byte_view
 from graphft.transpiler import Job
 from graphft.transpiler.passes.split_optimizer import ALL_NORMS
+from tests.support.programs_by_hand import linear
 
 LOGIN = Login("a run", "its secret")
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from programs_by_hand import linear
 from safetensors.torch import load_file
 
 import graphft
@@ -22,6 +21,7 @@ from graphft.runtime.roles.pserver.round_pserver import RoundPserver
 from graphft.runtime.roles.trainer.chunk_trainer import ChunkTrainer
 from graphft.runtime.roles.trainer.slot_trainer import SlotTrainer
 from graphft.transpiler import Job
+from tests.support.programs_by_hand import linear
 
 
 class Roles:

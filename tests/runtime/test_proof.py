@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from programs_by_hand import linear
 
 import graphft
 from graphft.errors import GraphftError
@@ -27,6 +26,7 @@ from graphft.runtime.roles.trainer import step_proof
 from graphft.runtime.roles.trainer.step_proof import DEATHS, StepTrial, _moved, _Ports, prove_step
 from graphft.transpiler import Job
 from tests.runtime.trainers import Stage, stage
+from tests.support.programs_by_hand import linear
 
 ROOT = Path(__file__).parents[2]
 MODES: dict[str, dict[str, Any]] = {

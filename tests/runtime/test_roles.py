@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from programs_by_hand import linear
 
 import graphft
 from graphft.runtime.checkpoint.store import Manifest
@@ -29,7 +28,8 @@ from graphft.runtime.transport.login import Login
 from graphft.runtime.transport.zeromq_server import ZmqServer
 from graphft.transpiler import Job
 from tests.runtime.trainers import Stage, stage
-from tests.waiting import until
+from tests.support.programs_by_hand import linear
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")

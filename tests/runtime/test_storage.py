@@ -27,8 +27,8 @@ from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.launch import choose_directory, losses_of
 from graphft.runtime.roles.trainer.metrics import Metrics
 from graphft.transpiler import Job
-from tests.disks import small_file_system
-from tests.waiting import until
+from tests.support.disks import small_file_system
+from tests.support.waiting import until
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from programs_by_hand import linear
 
 import graphft
 from graphft.errors import GraphftError
@@ -20,7 +19,8 @@ from graphft.runtime.data import BatchKey
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.roles.trainer import storage_wait
 from tests.runtime.trainers import Stage, stage
-from tests.waiting import until
+from tests.support.programs_by_hand import linear
+from tests.support.waiting import until
 
 
 @pytest.fixture

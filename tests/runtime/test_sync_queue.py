@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 import torch
-from programs_by_hand import linear
 
 import graphft
 from graphft.ops.context import NoData, WorkChanged
@@ -20,7 +19,8 @@ from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable
 from graphft.runtime.protocol.sync_events import Work
 from graphft.transpiler import Job
 from tests.runtime.trainers import Stage, shards_at, stage
-from tests.waiting import until
+from tests.support.programs_by_hand import linear
+from tests.support.waiting import until
 
 CHUNKS = 250
 

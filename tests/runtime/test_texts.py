@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from programs_by_hand import linear
 
 import graphft
 from graphft.errors import TEXT_LIMIT, describe, plain, plain_text
@@ -23,6 +22,7 @@ from graphft.runtime.launcher.display import Display
 from graphft.runtime.protocol.chunk_queue import Failed, failed_key
 from graphft.runtime.protocol.sync_events import Work
 from tests.runtime.trainers import stage
+from tests.support.programs_by_hand import linear
 
 TEXTS = st.text(st.one_of(st.characters(), st.sampled_from("\ud800\udfff\0\x1b\n\t\U0001f600")))
 LONG = "begin " + "\N{PILE OF POO}\0" * (1 << 18) + " end"

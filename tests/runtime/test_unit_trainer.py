@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from programs_by_hand import linear
 
 import graphft
 from graphft.ops.context import ChunkWork, WorkChanged
@@ -21,6 +20,7 @@ from graphft.runtime.protocol.async_events import Loaded
 from graphft.runtime.protocol.messages import Parameters
 from graphft.runtime.protocol.sync_events import FromShard
 from tests.runtime.trainers import Stage, shards_at, stage
+from tests.support.programs_by_hand import linear
 
 CHUNK, BATCH, SEED = 22, 4, 3
 """Three chunks of 6 batches, the last of 2 records; in units of 4 and 2."""

@@ -23,7 +23,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Committed, decode_committed, decode_generation
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.transpiler import Job
-from tests.waiting import until
+from tests.support.waiting import until
 
 STEPS = 4
 

@@ -16,7 +16,7 @@ from graphft.runtime.roles.trainer.chunk_trainer import ChunkTrainer
 from graphft.runtime.roles.trainer.slot_trainer import SlotTrainer
 from graphft.runtime.roles.trainer.unit_trainer import UnitTrainer
 from graphft.transpiler import Job
-from tests.waiting import until
+from tests.support.waiting import until
 
 
 class Interposed:

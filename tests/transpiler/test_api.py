@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from programs_by_hand import linear
 
 import graphft
 from graphft.data import DataSpec
 from graphft.errors import GraphftError
 from graphft.ir import Kind, Program, Ref, Type
 from graphft.transpiler import Job
+from tests.support.programs_by_hand import linear
 
 DATA = graphft.arrays(chunk_size=8, x=torch.zeros(32, 200), y=torch.zeros(32, 1))
 

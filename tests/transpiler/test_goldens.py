@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from golden_tools import assert_golden
-from programs_by_hand import linear
-from zoo import CASES
 
 import graphft
 from graphft.ir import Program
 from graphft.parser import parse
 from graphft.transpiler import Job
+from tests.support.golden import assert_golden
+from tests.support.programs_by_hand import linear
+from tests.support.zoo import CASES
 
 SMALL = {"slice_unit": 64, "min_block": 64, "bucket_bytes": 1024}
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from programs_by_hand import linear
 
 import graphft
 from graphft.errors import GraphftError
 from graphft.transpiler import Job, JobConfig
 from graphft.transpiler.assemble import assemble, shard_values
+from tests.support.programs_by_hand import linear
 
 
 def job_of(**options: object) -> Job:

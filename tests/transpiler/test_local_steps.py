@@ -9,10 +9,7 @@ from collections.abc import Callable
 import networkx as nx
 import pytest
 import torch
-from inprocess import InProcess, Trainer
-from programs_by_hand import linear
 from torch import Tensor, nn
-from zoo import CASES, Case
 
 import graphft
 from graphft.errors import ProgramError
@@ -21,6 +18,9 @@ from graphft.ops.context import ChunkWork
 from graphft.plan import Located, chunk_batch_seed
 from graphft.runtime.queue.units import batches_of
 from graphft.transpiler import Job
+from tests.support.inprocess import InProcess, Trainer
+from tests.support.programs_by_hand import linear
+from tests.support.zoo import CASES, Case
 
 SMALL = {"slice_unit": 64, "min_block": 64, "bucket_bytes": 1024}
 BATCH, SEED, PASSES = 4, 5, 2

@@ -6,14 +6,14 @@ from collections.abc import Callable, Mapping
 
 import pytest
 import torch
-from inprocess import InProcess
 from torch import Tensor, nn
-from zoo import CASES, HUGGING_FACE, Case
 
 import graphft
 from graphft.ir import Kind, Program
 from graphft.plan import Located, batch_seed
 from graphft.transpiler import Job
+from tests.support.inprocess import InProcess
+from tests.support.zoo import CASES, HUGGING_FACE, Case
 
 SMALL = {"slice_unit": 64, "min_block": 64, "bucket_bytes": 1024}
 OPTIMIZERS: dict[str, Callable[[], object]] = {

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from programs_by_hand import linear
 
 import graphft
 from graphft.diagnostics import VerificationError
 from graphft.ir import Kind, Operator, Program, Ref, Type
 from graphft.transpiler import Job, Programs
 from graphft.verify import job_rules
+from tests.support.programs_by_hand import linear
 
 
 def transpiled(**options: object) -> Job:

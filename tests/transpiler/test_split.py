@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from inprocess import InProcess
-from programs_by_hand import linear
 
 import graphft
 from graphft.errors import ProgramError
 from graphft.ir import Kind, Program, Ref, Type
 from graphft.plan import Located
 from graphft.transpiler import Job
+from tests.support.inprocess import InProcess
+from tests.support.programs_by_hand import linear
 
 X, Y = torch.randn(32, 200, generator=torch.Generator().manual_seed(3)), torch.ones(32, 1)
 

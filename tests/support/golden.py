@@ -6,7 +6,7 @@ import difflib
 import os
 from pathlib import Path
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def assert_golden(text: str, name: str) -> None:
