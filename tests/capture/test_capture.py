@@ -238,7 +238,8 @@ def truth(self: Model, x: Tensor) -> Tensor:
 
 
 def numpy(self: Model, x: Tensor) -> Tensor:
-    return self.linear(x) + float(x.numpy().sum())
+    y = self.linear(x)
+    return y + float(x.numpy().sum())
 
 
 def mismatch(self: Model, x: Tensor) -> Tensor:

@@ -141,7 +141,7 @@ def port_methods() -> dict[str, list[str]]:
 def implementations() -> Iterator[tuple[Path, ast.FunctionDef]]:
     """Methods of classes of the runtime with the name and the parameters of a port's."""
     ports = port_methods()
-    for path in sorted([*(ROOT / "runtime" / "roles").rglob("*.py"), *(ROOT / "runtime" / "queue").glob("*.py")]):
+    for path in sorted((ROOT / "runtime").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.FunctionDef) and node.name in ports:
                 names = [a.arg for a in (*node.args.args, *node.args.kwonlyargs) if a.arg != "self"]
