@@ -30,23 +30,11 @@ from typing import Any, ClassVar
 from graphft.runtime.protocol.checks import async_problem
 from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, TakeCheckpoint, Tick
 from graphft.runtime.protocol.ledger import Ledger
-from graphft.runtime.protocol.messages import (
-    BatchAck,
-    BatchPush,
-    Hello,
-    LedgerQuery,
-    Parameters,
-    Pull,
-    Query,
-    Refused,
-    Welcome,
-    refusal_of_stranger,
-)
+from graphft.runtime.protocol.messages import BatchAck, BatchPush, LedgerQuery, Message, Parameters, Pull, Query
 from graphft.runtime.protocol.messages import Ledger as LedgerAnswer
-from graphft.runtime.protocol.peers import Peers
 from graphft.runtime.protocol.retained_versions import RetainedVersions
+from graphft.runtime.protocol.shard import Shard
 from graphft.runtime.protocol.staleness import Staleness
-from graphft.runtime.protocol.story import LONGEST, Story
 
 BatchKey = tuple[int, int, int]
 """(pass, chunk, batch)"""
@@ -102,8 +90,11 @@ class _Copy:
     payloads: dict[int, Any] = field(default_factory=dict)
 
 
-class AsyncShard:
-    """See the module's text. `step` is the only method that changes it."""
+class AsyncShard(Shard):
+    """See the module's text. `step` is the only method that changes it. `version` counts the batches applied."""
+
+    KIND = "an async shard"
+    options: AsyncOptions
 
     def __init__(
         self,
@@ -114,22 +105,18 @@ class AsyncShard:
         version: int = 0,
         ledger: Ledger | None = None,
     ) -> None:
-        self.options, self.incarnation, self.generation = options, incarnation, generation
-        self.version = version
-        """Number of batches applied."""
+        super().__init__(options, incarnation=incarnation, generation=generation, version=version)
         self.ledger = ledger if ledger is not None else Ledger()
-        self.peers = Peers(options.max_peers)
         self.copies: dict[tuple[BatchKey, str], _Copy] = {}
         """Half-arrived batches, by batch and peer: gradients of two trainers are never mixed."""
         self.retained = RetainedVersions()
         self.staleness = Staleness()
-        self.story = Story()
 
     def step(self, event: Any, now: float) -> list[AsyncEffect]:
         """Takes in one event; returns what is to be done, in order. Raises IllegalTransition."""
         self.story.now = now
         if isinstance(event, Received):
-            return self._received(event)
+            return self.received(event)
         if isinstance(event, PeerLeft):
             self._leave(event.peer)
             self.story.tell(f"{event.peer} has left", f"peer {event.peer}")
@@ -137,30 +124,15 @@ class AsyncShard:
             self.story.illegal(f"an async shard knows no event {event!r}")
         return []
 
-    def _received(self, event: Received) -> list[AsyncEffect]:
-        peer, message = event.peer, event.message
-        if isinstance(message, Hello):
-            return self._hello(peer, message)
-        if peer not in self.peers:
-            return self._refuse(peer, "unknown-peer", f"{peer} has not said hello to {self.incarnation}")
-        handler = self._MESSAGES.get(type(message))
-        if handler is None:
-            return self._refuse(peer, "malformed", f"{type(message).__name__} is not for an async shard")
-        if problem := event.fault or async_problem(self.options, message, event.payload):
-            return self._refuse(peer, "malformed", problem)
-        return handler(self, peer, message, event.payload)
+    def problem(self, message: Message, payload: Any) -> str:
+        return async_problem(self.options, message, payload)
 
-    def _hello(self, peer: str, message: Hello) -> list[AsyncEffect]:
-        if not message.admits(self.options.run, self.options.secret):
-            return self._refuse(peer, "denied", f"{peer} does not belong to this run")
-        self._drop_copies(peer)  # it begins anew: what it pushed before comes again, perhaps from other parameters
-        known = set(self.peers.names())
-        for other in self.peers.introduce(peer, message.peer):
-            self._drop_copies(other)
-        for name in known.difference(self.peers.names()):
+    def introduced(self, peer: str, forgotten: list[str], gone: set[str]) -> None:
+        """It begins anew: what it pushed before comes again, perhaps from other parameters."""
+        for one in (peer, *forgotten):
+            self._drop_copies(one)
+        for name in gone:
             self.retained.left(name)
-        self.story.tell(f"{peer} said hello", f"peer {peer}")
-        return [self._welcome(peer)]
 
     def _leave(self, peer: str) -> None:
         self._drop_copies(peer)
@@ -170,9 +142,6 @@ class AsyncShard:
 
     def _drop_copies(self, peer: str) -> None:
         self.copies = {key: copy for key, copy in self.copies.items() if key[1] != peer}
-
-    def _query(self, peer: str, message: Query, payload: Any) -> list[AsyncEffect]:
-        return [self._welcome(peer)]
 
     def _pull(self, peer: str, message: Pull, payload: Any) -> list[AsyncEffect]:
         return [self._bucket(peer, message.bucket)]
@@ -184,9 +153,9 @@ class AsyncShard:
     def _push(self, peer: str, message: BatchPush, payload: Any) -> list[AsyncEffect]:
         if message.generation != self.generation:
             code = "stale-generation" if message.generation < self.generation else "not-ready"
-            return self._refuse(peer, code, f"this is generation {self.generation}, not {message.generation}")
+            return self.refuse(peer, code, f"this is generation {self.generation}, not {message.generation}")
         if not -1 <= message.version <= self.version:
-            return self._refuse(peer, "malformed", f"a gradient of version {message.version}, this is {self.version}")
+            return self.refuse(peer, "malformed", f"a gradient of version {message.version}, this is {self.version}")
         key = (message.pass_index, message.chunk, message.batch)
         if self.ledger.has(*key):
             reason = self._tell(f"{_name(key)} from {peer} is applied already", key, peer)
@@ -200,7 +169,7 @@ class AsyncShard:
         if 0 <= self.options.max_staleness < staleness:
             self.copies.pop((key, peer), None)
             reason = self._tell(f"{_name(key)} from {peer} is {staleness} versions behind", key, peer)
-            return [*self._refuse(peer, "stale", reason), self._bucket(peer, message.bucket)]
+            return [*self.refuse(peer, "stale", reason), self._bucket(peer, message.bucket)]
         return self._keep(peer, key, message, payload)
 
     def _keep(self, peer: str, key: BatchKey, message: BatchPush, payload: Any) -> list[AsyncEffect]:
@@ -276,15 +245,6 @@ class AsyncShard:
             self.retained.sent(self.peers.name(peer), self.version)
         return Reply(peer, Parameters(self.generation, self.version, bucket), "current")
 
-    def _welcome(self, peer: str) -> Reply:
-        return Reply(peer, Welcome(self.options.shard, self.incarnation, self.generation, self.version))
-
-    def _refuse(self, peer: str, code: str, reason: str) -> list[AsyncEffect]:
-        self.story.tell(f"refused ({code}) {peer}: {reason}", f"peer {peer}")
-        known = peer in self.peers
-        refused = Refused(code, reason[:LONGEST], self.generation, self.version) if known else refusal_of_stranger(code)
-        return [Reply(peer, refused), Count(f"refused-{code}", f"{peer}: {reason}")]
-
     def _tell(self, text: str, key: BatchKey, peer: str) -> str:
         return self.story.tell(text, _name(key), f"peer {peer}")
 
@@ -304,8 +264,8 @@ class AsyncShard:
         if max(self.retained.all(), default=0) > self.version:
             self.story.illegal("somebody was sent a version that is not there yet")
 
-    _MESSAGES: ClassVar[dict[type, Callable[[AsyncShard, str, Any, Any], list[AsyncEffect]]]] = {
-        Query: _query,
+    MESSAGES: ClassVar[dict[type, Callable[[Any, str, Any, Any], list[Any]]]] = {
+        Query: Shard.query,
         Pull: _pull,
         LedgerQuery: _ledger_query,
         BatchPush: _push,

@@ -32,20 +32,17 @@ from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, So
 from graphft.runtime.protocol.messages import (
     Empty,
     Hello,
+    Message,
     Parameters,
     Partials,
     PartialsQuery,
     Pull,
     Push,
     Query,
-    Refused,
-    Welcome,
-    refusal_of_stranger,
 )
 from graphft.runtime.protocol.partial_sums import PartialSums
-from graphft.runtime.protocol.peers import Peers
 from graphft.runtime.protocol.round import Round
-from graphft.runtime.protocol.story import LONGEST, Story
+from graphft.runtime.protocol.shard import Shard
 from graphft.runtime.protocol.sync_events import (
     ApplyRound,
     CheckpointAt,
@@ -65,16 +62,16 @@ from graphft.runtime.protocol.sync_events import (
 Phase = Literal["collecting", "summing", "exchanging", "applying"]
 
 
-class SyncShard:
+class SyncShard(Shard):
     """See the module's text. `step` is the only method that changes it."""
 
+    KIND = "a sync shard"
+    options: SyncOptions
+
     def __init__(self, options: SyncOptions, *, incarnation: str, generation: int, version: int) -> None:
-        self.options, self.incarnation = options, incarnation
-        self.generation, self.version = generation, version
+        super().__init__(options, incarnation=incarnation, generation=generation, version=version)
         self.phase: Phase = "collecting"
         self.recovering = options.recovery
-        self.story = Story()
-        self.peers = Peers(options.max_peers)
         self.round = Round(version, options.slots, options.buckets)
         self.partial_sums = PartialSums(options.shard, options.shards)
         self.waiting: dict[tuple[str, int], None] = {}
@@ -108,18 +105,11 @@ class SyncShard:
         self._tell(f"started at version {self.version}" + (" in recovery mode" if self.recovering else ""))
         return [Finished(self.version)] if self.finished else []
 
-    def _received(self, event: Received) -> list[ShardEffect]:
-        peer, message = event.peer, event.message
-        if isinstance(message, Hello):
-            return self._hello(peer, message)
-        if peer not in self.peers:
-            return self._refuse(peer, "unknown-peer", f"{peer} has not said hello to {self.incarnation}")
-        handler = self._MESSAGES.get(type(message))
-        if handler is None:
-            return self._refuse(peer, "malformed", f"{type(message).__name__} is not for a sync shard")
-        if problem := event.fault or sync_problem(self.options, message, event.payload):
-            return self._refuse(peer, "malformed", problem)
-        return handler(self, peer, message, event.payload)
+    def problem(self, message: Message, payload: Any) -> str:
+        return sync_problem(self.options, message, payload)
+
+    def introduced(self, peer: str, forgotten: list[str], gone: set[str]) -> None:
+        self._forget(forgotten)
 
     def _peer_left(self, event: PeerLeft) -> list[ShardEffect]:
         self.peers.leave(event.peer)
@@ -134,7 +124,7 @@ class SyncShard:
 
     def _partials_ready(self, event: PartialsReady) -> list[ShardEffect]:
         if event.generation < self.generation:
-            return [self._count("stale-result", f"partial sums of step {event.step} are of an older generation")]
+            return [self.count("stale-result", f"partial sums of step {event.step} are of an older generation")]
         if self.phase != "summing" or event.step != self.version:
             self.story.illegal(
                 f"partial sums of step {event.step} in phase {self.phase} of step {self.version}",
@@ -151,7 +141,7 @@ class SyncShard:
 
     def _round_applied(self, event: RoundApplied) -> list[ShardEffect]:
         if event.generation < self.generation:
-            return [self._count("stale-result", f"step {event.step} was applied in an older generation")]
+            return [self.count("stale-result", f"step {event.step} was applied in an older generation")]
         if self.phase != "applying" or event.step != self.version:
             self.story.illegal(
                 f"step {event.step} applied in phase {self.phase} of step {self.version}",
@@ -162,7 +152,7 @@ class SyncShard:
 
     def _rollback(self, event: Rollback) -> list[ShardEffect]:
         if event.generation <= self.generation:
-            return [self._count("old-rollback", f"generation {event.generation} is not newer than {self.generation}")]
+            return [self.count("old-rollback", f"generation {event.generation} is not newer than {self.generation}")]
         left = list(dict.fromkeys([peer for peer, _ in self.waiting] + [peer for peer, _ in self.deferred]))
         reason = self._tell(
             f"back from version {self.version} to {event.step}, generation {event.generation}",
@@ -175,13 +165,13 @@ class SyncShard:
         self.waiting, self.deferred, self.checkpoints = {}, {}, set()
         self.recovering, self._deadline = False, None
         self._asked_rollback = float("-inf")
-        refused: list[ShardEffect] = [e for peer in left for e in self._refuse(peer, "stale-generation", reason)]
-        welcomed = [self._welcome(peer) for peer in sorted(self.peers)]  # unasked: no trainer has to poll for it
+        refused: list[ShardEffect] = [e for peer in left for e in self.refuse(peer, "stale-generation", reason)]
+        welcomed = [self.welcome(peer) for peer in sorted(self.peers)]  # unasked: no trainer has to poll for it
         return [*refused, *welcomed, *([Finished(self.version)] if self.finished else [])]
 
     def _checkpoint_at(self, event: CheckpointAt) -> list[ShardEffect]:
         if event.step <= self.version:
-            return [self._count("late-checkpoint", f"version {event.step} is over, at {self.version}")]
+            return [self.count("late-checkpoint", f"version {event.step} is over, at {self.version}")]
         self.checkpoints.add(event.step)
         return []
 
@@ -199,16 +189,6 @@ class SyncShard:
 
     # -- messages -----------------------------------------------------------------------------------------------------
 
-    def _hello(self, peer: str, message: Hello) -> list[ShardEffect]:
-        if not message.admits(self.options.run, self.options.secret):
-            return self._refuse(peer, "denied", f"{peer} does not belong to this run")
-        self._forget(self.peers.introduce(peer, message.peer))
-        self._tell(f"{peer} said hello", f"peer {peer}")
-        return [self._welcome(peer)]
-
-    def _query(self, peer: str, message: Query, payload: Any) -> list[ShardEffect]:
-        return [self._welcome(peer)]
-
     def _push(self, peer: str, message: Push, payload: Any) -> list[ShardEffect]:
         if refused := self._wrong_time(peer, message.generation, message.step):
             return refused
@@ -216,7 +196,7 @@ class SyncShard:
         if self._open(message.step):
             outcome, reason = self.round.keep(message.slot, message.bucket, message.samples, payload, peer)
             if outcome == "conflict":
-                return self._refuse(peer, "malformed", reason)
+                return self.refuse(peer, "malformed", reason)
             self._tell(reason, f"step {message.step}", f"slot {message.slot}", f"peer {peer}")
             if outcome == "duplicate":
                 effects.append(Count("duplicate-push", reason))
@@ -258,22 +238,22 @@ class SyncShard:
         if wanted > self.version:
             return self._behind(peer, f"{peer} asks for version {wanted}")
         reason = f"version {wanted} is not kept any more, this is {self.version}"
-        effects = self._refuse(peer, "gone", reason)
+        effects = self.refuse(peer, "gone", reason)
         return effects + (self._request_rollback(f"{peer} needs it: {reason}") if wanted == self.version - 1 else [])
 
     def _partials(self, peer: str, message: Partials, payload: Any) -> list[ShardEffect]:
         where = f"partial sums of step {message.step} from shard {message.shard}, generation {message.generation}"
         if (message.generation, message.step) != (self.generation, self.version):
-            return [self._count("other-partials", f"{where}: this is step {self.version} of {self.generation}")]
+            return [self.count("other-partials", f"{where}: this is step {self.version} of {self.generation}")]
         if not self.partial_sums.keep(message.shard, payload):
-            return [self._count("duplicate-partials", where)]
+            return [self.count("duplicate-partials", where)]
         self._tell(where, f"step {message.step}")
         return self._apply_if_exchanged()
 
     def _partials_query(self, peer: str, message: PartialsQuery, payload: Any) -> list[ShardEffect]:
         if message.generation != self.generation or message.step not in self.partial_sums.own:
             return [
-                self._count(
+                self.count(
                     "partials-not-ready",
                     f"shard {message.shard} asks for step {message.step} of generation {message.generation}",
                 )
@@ -353,15 +333,15 @@ class SyncShard:
         if self.options.on_barrier_timeout == "rollback":
             return self._request_rollback(reason)
         if len(missing) == self.options.slots:
-            return [self._count("barrier-timeout", f"{reason}: nothing is there, waiting on")]
-        left_out = [self._count("missing-contribution", f"slot {s} of step {self.version}: {reason}") for s in missing]
+            return [self.count("barrier-timeout", f"{reason}: nothing is there, waiting on")]
+        left_out = [self.count("missing-contribution", f"slot {s} of step {self.version}: {reason}") for s in missing]
         return [*left_out, *self._close(f"{reason}; proceeding with what is there")]
 
     def _behind(self, peer: str, what: str) -> list[ShardEffect]:
         if self.finished:
-            return self._refuse(peer, "complete", f"{what}, but the job ends with version {self.version}")
+            return self.refuse(peer, "complete", f"{what}, but the job ends with version {self.version}")
         reason = f"{what}, but this shard is at {self.version}: it has to catch up"
-        return [*self._refuse(peer, "future-step", reason), *self._request_rollback(reason)]
+        return [*self.refuse(peer, "future-step", reason), *self._request_rollback(reason)]
 
     def _request_rollback(self, reason: str) -> list[ShardEffect]:
         if self._now < self._asked_rollback + self.options.retry_interval:
@@ -382,16 +362,16 @@ class SyncShard:
 
     def _wrong_generation(self, peer: str, generation: int) -> list[ShardEffect]:
         if generation < self.generation:
-            return self._refuse(peer, "stale-generation", f"generation {generation} is over, this is {self.generation}")
+            return self.refuse(peer, "stale-generation", f"generation {generation} is over, this is {self.generation}")
         if generation > self.generation:
-            return self._refuse(peer, "not-ready", f"generation {generation} is not known here yet")
+            return self.refuse(peer, "not-ready", f"generation {generation} is not known here yet")
         return []
 
     def _open(self, step: int) -> bool:
         return step == self.version and self.phase == "collecting"
 
     def _late(self, peer: str, step: int, slot: int) -> Count:
-        return self._count(
+        return self.count(
             "late-push",
             f"slot {slot} of step {step} from {peer}, but that step is closed",
             f"step {step}",
@@ -408,23 +388,12 @@ class SyncShard:
     def _bucket(self, peer: str, bucket: int, source: Source, version: int) -> Reply:
         return Reply(peer, Parameters(self.generation, version, bucket), source)
 
-    def _welcome(self, peer: str) -> Reply:
-        return Reply(peer, Welcome(self.options.shard, self.incarnation, self.generation, self.version))
-
-    def _refuse(self, peer: str, code: str, reason: str) -> list[ShardEffect]:
-        known = peer in self.peers
-        refused = Refused(code, reason[:LONGEST], self.generation, self.version) if known else refusal_of_stranger(code)
-        return [Reply(peer, refused), self._count(f"refused-{code}", f"{peer}: {reason}", f"peer {peer}")]
-
     def _own_hello(self) -> Hello:
         return Hello(self.options.run, self.options.secret, f"shard-{self.options.shard}")
 
     def _send_partials(self, shard: int, step: int) -> list[ShardEffect]:
         message = Partials(self.generation, step, self.options.shard)
         return [SendShard(shard, self._own_hello()), SendShard(shard, message, self.partial_sums.own[step])]
-
-    def _count(self, name: str, reason: str, *entities: str) -> Count:
-        return Count(name, self._tell(reason, *entities))
 
     def _tell(self, text: str, *entities: str) -> str:
         return self.story.tell(text, *entities)
@@ -456,7 +425,7 @@ class SyncShard:
 
     _EVENTS: ClassVar[dict[type, Callable[[SyncShard, Any], list[ShardEffect]]]] = {
         Started: _started,
-        Received: _received,
+        Received: Shard.received,
         PeerLeft: _peer_left,
         PartialsReady: _partials_ready,
         RoundApplied: _round_applied,
@@ -464,8 +433,8 @@ class SyncShard:
         CheckpointAt: _checkpoint_at,
         Tick: _tick,
     }
-    _MESSAGES: ClassVar[dict[type, Callable[[SyncShard, str, Any, Any], list[ShardEffect]]]] = {
-        Query: _query,
+    MESSAGES: ClassVar[dict[type, Callable[[Any, str, Any, Any], list[Any]]]] = {
+        Query: Shard.query,
         Push: _push,
         Empty: _empty,
         Pull: _pull,

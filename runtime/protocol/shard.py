@@ -1,0 +1,72 @@
+"""What shards of both modes share: who may talk to them, and how a message is admitted, refused or answered."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from graphft.runtime.protocol.events import Count, Received, Reply
+from graphft.runtime.protocol.messages import Hello, Message, Query, Refused, Welcome, refusal_of_stranger
+from graphft.runtime.protocol.peers import Peers
+from graphft.runtime.protocol.story import LONGEST, Story
+
+
+class Shard:
+    """One shard's connections. A subclass has the rest of the state, and handlers of its messages.
+
+    `options` has at least `shard`, `run`, `secret` and `max_peers`. `version`: of the parameters, in the `generation`.
+    """
+
+    KIND: ClassVar[str]
+    MESSAGES: ClassVar[dict[type, Callable[[Any, str, Any, Any], list[Any]]]]
+    """By the type of a message: handler(self, peer, message, payload) -> effects."""
+
+    def __init__(self, options: Any, *, incarnation: str, generation: int, version: int) -> None:
+        self.options, self.incarnation, self.generation, self.version = options, incarnation, generation, version
+        self.peers = Peers(options.max_peers)
+        self.story = Story()
+
+    def problem(self, message: Message, payload: Any) -> str:
+        """What is wrong with a message whatever the state is; "" if nothing is."""
+        raise NotImplementedError
+
+    def introduced(self, peer: str, forgotten: list[str], gone: set[str]) -> None:
+        """A connection said hello. `forgotten`: connections that gave way to it; `gone`: names that have none now."""
+        raise NotImplementedError
+
+    def received(self, event: Received) -> list[Any]:
+        peer, message = event.peer, event.message
+        if isinstance(message, Hello):
+            return self._hello(peer, message)
+        if peer not in self.peers:
+            return self.refuse(peer, "unknown-peer", f"{peer} has not said hello to {self.incarnation}")
+        handler = self.MESSAGES.get(type(message))
+        if handler is None:
+            return self.refuse(peer, "malformed", f"{type(message).__name__} is not for {self.KIND}")
+        if problem := event.fault or self.problem(message, event.payload):
+            return self.refuse(peer, "malformed", problem)
+        return handler(self, peer, message, event.payload)
+
+    def _hello(self, peer: str, message: Hello) -> list[Any]:
+        if not message.admits(self.options.run, self.options.secret):
+            return self.refuse(peer, "denied", f"{peer} does not belong to this run")
+        known = self.peers.names()
+        forgotten = self.peers.introduce(peer, message.peer)
+        self.introduced(peer, forgotten, set(known - self.peers.names()))
+        self.story.tell(f"{peer} said hello", f"peer {peer}")
+        return [self.welcome(peer)]
+
+    def query(self, peer: str, message: Query, payload: Any) -> list[Any]:
+        return [self.welcome(peer)]
+
+    def welcome(self, peer: str) -> Reply:
+        return Reply(peer, Welcome(self.options.shard, self.incarnation, self.generation, self.version))
+
+    def refuse(self, peer: str, code: str, reason: str) -> list[Any]:
+        """Refuses a message. A stranger is told the code only."""
+        known = peer in self.peers
+        refused = Refused(code, reason[:LONGEST], self.generation, self.version) if known else refusal_of_stranger(code)
+        return [Reply(peer, refused), self.count(f"refused-{code}", f"{peer}: {reason}", f"peer {peer}")]
+
+    def count(self, name: str, reason: str, *entities: str) -> Count:
+        return Count(name, self.story.tell(reason, *entities))
