@@ -275,6 +275,20 @@ def _discard(
     )
 
 
+def discard_again(prefix: str, chunk: int, todo: Record, pending: Record | None, failed: Failed) -> Change:
+    """Makes a chunk poison in a later pass, too, whose records were made before it was poison."""
+    return Change(
+        "failed",
+        f"chunk {chunk} is left out in a later pass, too",
+        (
+            Compare(todo_key(prefix, chunk), "mod", todo.mod_revision),
+            Compare(pending_key(prefix, chunk), "mod", pending.mod_revision if pending is not None else 0),
+        ),
+        (Put(failed_key(prefix, chunk), msgspec.json.encode(failed)),),
+        (todo_key(prefix, chunk), pending_key(prefix, chunk)),
+    )
+
+
 def requeue(prefix: str, chunk: int, done: Record | None, progress: int) -> Change:
     """A shard that came back older lacks some of a chunk that is done (or whose records are gone): to do once more."""
     compares = (

@@ -6,7 +6,8 @@ import msgspec
 
 from graphft.runtime.coordination.generation import go_back
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.etcd import get_op
+from graphft.runtime.coordination.records import decode_pass
+from graphft.runtime.etcd import KV, get_op, mod_is
 from graphft.runtime.etcd.model import Store
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.chunk_queue import Change
@@ -29,6 +30,7 @@ def fail_batch(
         chunk_queue.pending_key(prefix, chunk),
         keys.generation,
         keys.committed,
+        keys.pass_,
     )
     while True:
         read = store.txn([], [get_op(key) for key in read_keys])
@@ -39,7 +41,24 @@ def fail_batch(
         change = chunk_queue.fail(
             prefix, chunk, claim, todo, progress=batch, reason=reason, max_failures=terms.max_failures
         )
-        poison = change.outcome == "failed" and terms.slot >= 0
-        back = [go_back(keys, read.kv(2), read.kv(3), change.reason)] if poison else []
-        if commit(store, [change, *back]).ok:
+        poison = change.outcome == "failed"
+        later = _later(store, keys, pass_index, chunk, read.kv(4), change) if poison else []
+        back = [go_back(keys, read.kv(2), read.kv(3), change.reason)] if poison and terms.slot >= 0 else []
+        marker = read.kv(4)
+        same = [mod_is(keys.pass_, marker.mod_revision)] if poison and marker is not None else []
+        if commit(store, [change, *later, *back], also=same).ok:
             return change
+
+
+def _later(store: Store, keys: Keys, pass_index: int, chunk: int, marker: KV | None, change: Change) -> list[Change]:
+    """The same for the pass that is worked on, if that is a later one: its records were made before this was known.
+
+    Of two slots, one may begin a pass while the other is at the last step of the one before.
+    """
+    record = decode_pass(marker)
+    if record is None or record.pass_index <= pass_index:
+        return []
+    prefix = keys.queue(record.pass_index)
+    read = store.txn([], [get_op(key(prefix, chunk)) for key in (chunk_queue.todo_key, chunk_queue.pending_key)])
+    todo, failed = read.kv(0), msgspec.json.decode(change.puts[0].value, type=chunk_queue.Failed)
+    return [chunk_queue.discard_again(prefix, chunk, todo, read.kv(1), failed)] if todo is not None else []

@@ -16,6 +16,7 @@ from graphft.ops.context import NoData, WorkChanged
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Committed, Generation, decode_generation
 from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable
+from graphft.runtime.protocol.chunk_queue import Pending, pending_key
 from graphft.runtime.protocol.sync_events import Work
 from graphft.transpiler import Job
 from tests.runtime.trainers import Stage, shards_at, stage
@@ -302,6 +303,24 @@ def test_a_new_generation_begins_where_a_chunk_is_discarded(scene: Stage, saved:
     assert f"chunk {chunk_at(scene)} failed 2 times in a row" in generation.reason
     with pytest.raises(NoData):
         trainer.queue.claim_chunk(60.0, 1)
+
+
+@pytest.mark.parametrize("claimed", [False, True])
+def test_a_chunk_is_discarded_in_a_pass_too_that_has_begun_already(scene: Stage, claimed: bool) -> None:
+    """The other slot may be a step ahead, and in the next pass: there the chunk would fail all over again."""
+    trainer, other = scene.trainer(0), scene.trainer(1)
+    begin(scene, trainer)
+    trainer.queue.claim_chunk(60.0, 1)
+    chunk, steps = chunk_at(scene), scene.job.config.plan.start_steps[1]
+    begin(scene, other, int(steps), 1)
+    if claimed:
+        scene.etcd.put(pending_key(scene.keys.queue(1), chunk), msgspec.json.encode(Pending("x", 1, 0, 1e12)))
+    trainer.queue.report_failure(Work(0, 0), "it cannot be read")
+    kinds = {
+        kv.key.split("/")[-2] for kv in scene.etcd.range(scene.keys.queue(1)).kvs if kv.key.endswith(f"{chunk:08d}")
+    }
+    assert kinds == {"failed"}
+    assert scene.etcd.count(f"{scene.keys.queue(1)}todo/") == CHUNKS - 1
 
 
 @pytest.mark.parametrize("record", ["generation", "committed"])
