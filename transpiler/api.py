@@ -14,7 +14,7 @@ import torch
 from graphft.data import DataSpec
 from graphft.errors import GraphftError, ProgramError
 from graphft.ir import Kind, Program
-from graphft.literals import names_in
+from graphft.literals import evaluate, names_in
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.job import Job
 from graphft.verify import verify
@@ -72,6 +72,7 @@ def transpile(
     _check_program(program)
     verify(program, require_values=True)
     _check_columns(program, config)
+    _check_batch_sizes(program, config)
     job = Job.make(program, config)
     job.verify()
     return job
@@ -131,6 +132,29 @@ def _check_columns(program: Program, config: JobConfig) -> None:
                 f"input %{v.name} is {wanted}, but the data's column is {given}",
                 rule="columns",
                 help="reshape the column, or declare the input with the data's shape",
+            )
+
+
+def _check_batch_sizes(program: Program, config: JobConfig) -> None:
+    """The program was captured for every number of samples that a batch of the data has."""
+    batch = {v.shape[0] for v in program.of_kind(Kind.INPUT) if v.shape and isinstance(v.shape[0], str)}
+    if len(batch) != 1:
+        return
+    (name,) = batch
+    sizes: dict[int, int] = {}
+    for chunk, info in enumerate(config.data.chunks):
+        whole, rest = divmod(info.records, config.batch_size)
+        for size in ([config.batch_size] if whole else []) + ([rest] if rest and not config.drop_last else []):
+            sizes.setdefault(size, chunk)
+    for condition, line in program.attrs.get("assume", ()):
+        wrong = [n for n in sorted(sizes) if names_in(condition) == {name} and not evaluate(condition, {name: n})]
+        if wrong:
+            raise GraphftError(
+                f"chunk {sizes[wrong[0]]} of the data has a batch of {wrong[0]} samples, but program '{program.name}' "
+                f"was captured for {condition} only ({line} decides on it)",
+                rule="batch-size",
+                help="drop_last=True leaves short last batches out; or choose another batch_size, or another "
+                "chunk_size of the data",
             )
 
 

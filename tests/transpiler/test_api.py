@@ -96,6 +96,22 @@ def test_columns(columns: dict[str, torch.Tensor], message: str) -> None:
     assert caught.value.rule == "columns"
 
 
+def test_a_batch_that_the_program_was_not_captured_for() -> None:
+    """Batch norm takes no batch of one sample: that would cost the chunk, at its last batch, and go on."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    program = graphft.build(
+        model, lambda model, x: model(x).square().mean(), {"x": ((None, 3), torch.float32)}, name="normed"
+    )
+    graphft.minimize(program, graphft.SGD(lr=0.1))
+    data = graphft.arrays(chunk_size=8, x=torch.zeros(17, 3))
+    with pytest.raises(
+        GraphftError, match=r"chunk 2 of the data has a batch of 1 samples, .*captured for batch != 1 only"
+    ):
+        transpile(program, data)
+    assert transpile(program, data, drop_last=True).config.total_steps == 4
+    assert transpile(program, graphft.arrays(chunk_size=8, x=torch.zeros(18, 3))).config.total_steps == 5
+
+
 def test_more_columns_than_inputs_are_fine() -> None:
     data = graphft.arrays(chunk_size=8, id=torch.arange(32), x=torch.zeros(32, 200), y=torch.zeros(32, 1))
     step = transpile(chunks=data).trainer_program().blocks["step"]
