@@ -228,7 +228,7 @@ class DatasetReader(Reader):
                 rule=CHANGED,
                 help="put it back as it was; or run the changed script again, which begins a run of its own",
             )
-        self._settings = process_settings()
+        self._settings = process_settings() | before  # a thread of its own begins with the same
         if len(self._dataset) != spec.records:
             raise UsageError(
                 f"the dataset of {reference} has {len(self._dataset)} records, the job expects {spec.records}",
@@ -240,9 +240,22 @@ class DatasetReader(Reader):
         self, info: ChunkInfo, order: np.ndarray, key: tuple[int, int, int, int], ahead: bool
     ) -> dict[str, torch.Tensor]:
         indices = [int(i) + info.start for i in order]
+        try:
+            return self._make(info, indices, key, ahead)
+        finally:  # also when it raised: else this process's bits would depend on who read what, and when
+            _check_same(
+                self._settings,
+                process_settings() | thread_settings(),
+                f"reading some of the records {min(indices)} to {max(indices)}",
+                "set them where the dataset's module is loaded, or in its __init__; or ",
+            )
+
+    def _make(
+        self, info: ChunkInfo, indices: list[int], key: tuple[int, int, int, int], ahead: bool
+    ) -> dict[str, torch.Tensor]:
         if not self.calling_thread:
             watch = DrawWatch(operators=not self._trusted)
-            batch = watch.read(lambda: self._collate(self._items(indices)))  # parts of items may be made when asked for
+            batch = watch.read(lambda: self._batch(indices))
             if batch is not None and not watch.drew:
                 return batch
             log.info(
@@ -254,20 +267,12 @@ class DatasetReader(Reader):
         if ahead:
             raise NeedsCallingThread
         with seeded(mix(*key)):
-            return self._collate(self._items(indices))
+            return self._batch(indices)
 
-    def _items(self, indices: list[int]) -> Sequence[Any]:
-        many, before = getattr(self._dataset, "__getitems__", None), thread_settings()
-        with forks_end_here():
-            items = many(indices) if many else [self._dataset[i] for i in indices]
-        # Else this process's bits would depend on who read what, and when.
-        _check_same(
-            self._settings | before,
-            process_settings() | thread_settings(),
-            f"reading some of the records {min(indices)} to {max(indices)}",
-            "set them where the dataset's module is loaded, or in its __init__; or ",
-        )
-        return items
+    def _batch(self, indices: list[int]) -> dict[str, torch.Tensor]:
+        many = getattr(self._dataset, "__getitems__", None)
+        with forks_end_here():  # parts of items may be made when asked for: that is user code, too
+            return self._collate(many(indices) if many else [self._dataset[i] for i in indices])
 
     def _collate(self, items: Sequence[Any]) -> dict[str, torch.Tensor]:
         batch: dict[str, torch.Tensor] = default_collate([named(item, self.spec.columns) for item in items])

@@ -104,6 +104,10 @@ def thread_settings() -> dict[str, object]:
     return {
         "torch.autocast": torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
         "torch.inference_mode": torch.is_inference_mode_enabled(),
+        "modes (torch.set_default_device, for one)": (
+            torch._C._len_torch_function_stack(),
+            torch._C._len_torch_dispatch_stack(),
+        ),
     }
 
 

@@ -84,6 +84,9 @@ class Inquest:
         )
         place = note.place if note.phase != Phase.IDLE or note.ahead is None else note.ahead
         parts = [f" while {verb} batch {place.batch} of chunk {place.chunk} in pass {place.pass_index}"]
+        if note.phase != Phase.IDLE and note.ahead is not None:
+            later = note.ahead
+            parts.append(f"and reading batch {later.batch} of chunk {later.chunk} in pass {later.pass_index} ahead")
         if verdict.in_a_row > 1:
             parts.append(f"the {verdict.in_a_row}. time in a row")
         if peak:

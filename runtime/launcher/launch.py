@@ -344,9 +344,9 @@ def _supervise(
             keeper.heard(seen is not status)
         if seen is None:
             continue
-        if seen is not status and seen.state == "running":
-            supervisor.replace_frozen(_registered(seen))
-            if embedded is not None:  # no process elsewhere can reach it
+        if seen is not status:
+            supervisor.replace_frozen(_registered(seen))  # also when it is complete: what is stopped never ends
+            if seen.state == "running" and embedded is not None:  # no process elsewhere can reach it
                 supervisor.expect_trainers(bool(seen.trainers or seen.loading))
         status = seen
         supervisor.take_progress(status.step, sum(shard.get("applied", 0) for shard in status.pservers.values()))

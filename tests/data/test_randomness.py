@@ -182,16 +182,38 @@ def round_as(mode: int) -> None:
     ctypes.CDLL(None if ctypes.util.find_library("m") is None else ctypes.util.find_library("m")).fesetround(mode)
 
 
-class Changing:
-    """Record 20 changes what the whole process computes with."""
+class Lazy(dict[str, Any]):
+    """An item whose values are made when they are asked for."""
 
-    def __init__(self, how: str) -> None:
-        self.how = how
+    def __init__(self, make: Any) -> None:
+        super().__init__(x=None)
+        self.make = make
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        self.make()
+        return torch.zeros(2)
+
+
+class Changing:
+    """Record 20 changes what the whole process computes with. `then`: it returns, raises, or is made later only."""
+
+    def __init__(self, how: str, then: str = "returns", draws: bool = False) -> None:
+        self.how, self.then, self.draws = how, then, draws
 
     def __len__(self) -> int:
         return 32
 
-    def __getitem__(self, i: int) -> tuple[torch.Tensor]:
+    def __getitem__(self, i: int) -> Any:
+        if self.draws:
+            torch.rand(1)
+        if self.then == "lazy":
+            return Lazy(lambda: self.change(i))
+        self.change(i)
+        if i == 20 and self.then == "raises":
+            raise OSError(5, "Input/output error")
+        return (torch.zeros(2),)
+
+    def change(self, i: int) -> None:
         if i == 20:
             {
                 "threads": change_threads,
@@ -200,9 +222,25 @@ class Changing:
                 "denormals": lambda: torch.set_flush_denormal(True),
                 "rounding": lambda: round_as(DOWNWARD),
                 "autocast": lambda: torch.set_autocast_enabled("cpu", True),
+                "device": lambda: torch.set_default_device("cpu"),
                 "dtype": lambda: torch.set_default_dtype(torch.float64),
             }[self.how]()
-        return (torch.zeros(2),)
+
+
+@pytest.mark.parametrize("draws", [False, True])
+@pytest.mark.parametrize("then", ["raises", "lazy"])
+def test_a_record_that_changes_settings_is_found_out_whatever_it_does_then(then: str, draws: bool) -> None:
+    """Pitfall 69: the read is made again, on what was changed; or the item's values are made later."""
+    data = dataset(
+        f"{__file__}:Changing", {"how": "autocast", "then": then, "draws": draws}, chunk_size=8, columns=("x",)
+    )
+    reader = open_reader(data, ".", 0)
+    try:
+        with pytest.raises(GraphftError, match=r"torch\.autocast: False -> torch\.bfloat16") as caught:
+            reader.batch(0, 2, 0, 8)
+        assert caught.value.rule == "settings-changed"
+    finally:
+        torch.set_autocast_enabled("cpu", False)
 
 
 @pytest.mark.parametrize(
@@ -214,6 +252,7 @@ class Changing:
         ("denormals", "set_flush_denormal: False -> True"),
         ("rounding", "rounding mode .* to nearest -> downward"),
         ("autocast", "torch.autocast: False -> torch.bfloat16"),
+        ("device", r"modes .*: \(0, 0\) -> \(1, 0\)"),
         ("dtype", "set_default_dtype: torch.float32 -> torch.float64"),
     ],
 )
@@ -229,6 +268,7 @@ def test_a_record_that_changes_settings_of_torch_is_refused(how: str, name: str)
         torch.set_num_threads(threads)
         torch.backends.mkldnn.enabled = onednn  # type: ignore[assignment]
         torch.set_default_dtype(dtype)
+        torch.set_default_device(None)
         torch.set_flush_denormal(False)
         torch.set_autocast_enabled("cpu", False)
         round_as(NEAREST)
