@@ -30,9 +30,9 @@ from pathlib import Path
 import workloads
 
 from graphft.runtime.coordination.connect import connect, read_endpoints
+from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import read_secret
-from graphft.runtime.coordination.view import JobView, read_view
 from graphft.runtime.etcd import EtcdError, Watch
 from graphft.runtime.protocol.messages import Hello, Query, Welcome
 from graphft.runtime.transport import Login, ZmqClient

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.chaos.command import add_parser as add_chaos
-from graphft.runtime.process.environment import role_environment
+from graphft.runtime.process.role_environment import role_environment
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PARENT, die_with_parent
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 
 from graphft.errors import GraphftError, plain_text
+from graphft.runtime.chaos.fault_schedule import Fault
 from graphft.runtime.chaos.probe import Probe
-from graphft.runtime.chaos.schedule import Fault
 from graphft.runtime.coordination.connect import connect_from, write_endpoints
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Registration

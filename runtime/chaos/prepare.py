@@ -12,9 +12,9 @@ from pathlib import Path
 
 from graphft.errors import GraphftError
 from graphft.runtime.chaos.compare import MODEL, differences, final_state, last_loss, not_once
+from graphft.runtime.chaos.fault_schedule import kinds_of, make_schedule, message_faults
 from graphft.runtime.chaos.report import Report
 from graphft.runtime.chaos.run import ChaosOptions, Run, Say
-from graphft.runtime.chaos.schedule import kinds_of, make_schedule, message_faults
 from graphft.runtime.transport.make import VARIABLE
 from graphft.transpiler import Job
 

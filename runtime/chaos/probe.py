@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import read_secret
-from graphft.runtime.coordination.view import JobView, read_view
 from graphft.runtime.etcd import Etcd, Watch
 from graphft.runtime.protocol.messages import Hello, Query, Refused, Welcome
 from graphft.runtime.transport import Login, ZmqClient

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from graphft.runtime.chaos.probe import Answer
-from graphft.runtime.coordination.view import JobView
+from graphft.runtime.coordination.job_view import JobView
 
 IN_FLIGHT = 2
 """In the same generation, the step that was nearly done when the fault came proves nothing: the one after it does.

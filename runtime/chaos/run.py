@@ -14,11 +14,11 @@ import psutil
 
 from graphft.errors import GraphftError
 from graphft.runtime.chaos.compare import count_chunks
+from graphft.runtime.chaos.fault_schedule import Fault
 from graphft.runtime.chaos.host import Host, send
 from graphft.runtime.chaos.probe import ASK_SECONDS
 from graphft.runtime.chaos.recovery import AsyncRecoveries, Recoveries, SyncRecoveries
 from graphft.runtime.chaos.report import Report
-from graphft.runtime.chaos.schedule import Fault
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError

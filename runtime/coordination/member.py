@@ -16,11 +16,11 @@ import msgspec
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.coordination.connect import JobEnded
 from graphft.runtime.coordination.event_log import Events
+from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.reach import out_of_reach
 from graphft.runtime.coordination.records import Registration
 from graphft.runtime.coordination.run_record import fenced, read_secret
-from graphft.runtime.coordination.view import JobView, read_view
 from graphft.runtime.etcd import KV, Session, Store, TransientEtcdError, Watch, absent, put_op, value_is
 from graphft.runtime.process.identity import identify
 from graphft.runtime.process.progress import Progress

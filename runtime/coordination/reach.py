@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.coordination.records import Registration
-from graphft.runtime.coordination.view import JobView
 from graphft.runtime.transport.address import is_loopback, split_endpoint
 
 

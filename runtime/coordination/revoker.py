@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import time
 
+from graphft.runtime.coordination.job_view import read_view
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.view import read_view
 from graphft.runtime.etcd import EtcdError, Store
 from graphft.runtime.process.identity import UNKNOWN, Identity
 

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from graphft.errors import GraphftError, UsageError
+from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Registration, RunRecord
 from graphft.runtime.coordination.run_record import describe_run
 from graphft.runtime.coordination.status import list_jobs
-from graphft.runtime.coordination.view import JobView, read_view
 from graphft.runtime.etcd.model import KV, Store, delete_prefix_op, mod_is, put_op, value_is
 from graphft.runtime.process.identity import file_namespace
 

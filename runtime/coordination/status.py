@@ -13,9 +13,9 @@ import msgspec
 
 from graphft.errors import GraphftError
 from graphft.runtime.coordination.event_log import read_events
+from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Event
-from graphft.runtime.coordination.view import JobView, read_view
 from graphft.runtime.etcd.model import KV, Store
 from graphft.runtime.process.identity import Identity
 

@@ -25,7 +25,7 @@ from graphft.runtime.data.forks import forks_end_here
 from graphft.runtime.data.formats import ChunkFiles
 from graphft.runtime.data.lru import LRU
 from graphft.runtime.data.randomness import DrawWatch, NeedsCallingThread
-from graphft.runtime.data.storage import is_of_storage, neighbours_of
+from graphft.runtime.data.storage_away import is_of_storage, neighbours_of
 from graphft.runtime.execute.determinism import SETTINGS_CHANGED, process_settings, thread_settings
 from graphft.runtime.process.interrupts import raised_by_user_code
 

@@ -29,9 +29,9 @@ from graphft.runtime.etcd import EmbeddedEtcd, EtcdError, Store
 from graphft.runtime.launcher.etcd_keeper import EtcdKeeper
 from graphft.runtime.launcher.fork_server import SUPPORTED, ForkServer
 from graphft.runtime.launcher.supervisor import Supervisor
-from graphft.runtime.process.environment import role_environment
 from graphft.runtime.process.folder_lock import locked
 from graphft.runtime.process.identity import Identity
+from graphft.runtime.process.role_environment import role_environment
 from graphft.runtime.process.role_process import EXIT_OK, EXIT_USAGE
 from graphft.runtime.process.structs import prepare_structs
 

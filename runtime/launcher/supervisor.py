@@ -18,9 +18,9 @@ import psutil
 from graphft.errors import plain_text
 from graphft.runtime.coordination.connect import is_complete
 from graphft.runtime.coordination.event_log import Events
+from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.revoker import ETCD_SECONDS, Revoker
-from graphft.runtime.coordination.view import JobView, read_view
 from graphft.runtime.etcd import EtcdError, Store
 from graphft.runtime.launcher.fork_server import Forked, ForkServer
 from graphft.runtime.launcher.inquest import Inquest

@@ -17,8 +17,8 @@ from graphft.errors import GraphftError
 from graphft.ir import Block, Program
 from graphft.ops.context import Context
 from graphft.runtime.coordination.connect import is_complete
+from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.coordination.member import Member
-from graphft.runtime.coordination.view import JobView
 from graphft.runtime.etcd import LeaseLost, Session, Store, TransientEtcdError
 from graphft.runtime.etcd.lease_keeper import LATE
 from graphft.runtime.execute.lowering import Lowered, lower

@@ -3,7 +3,7 @@
 `buffers` (torch), `sim` and `faults` are imported from their modules.
 """
 
-from graphft.runtime.process.environment import role_environment
+from graphft.runtime.process.role_environment import role_environment
 from graphft.runtime.transport.address import advertise_host
 from graphft.runtime.transport.login import Login
 from graphft.runtime.transport.make import make_client, make_server

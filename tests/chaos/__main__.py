@@ -17,11 +17,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from graphft.runtime.chaos.fault_schedule import CLUSTER_WEIGHTS, WEIGHTS
 from graphft.runtime.chaos.prepare import Prepared, prepare, run_chaos, save_script
 from graphft.runtime.chaos.recovery import Recovery
 from graphft.runtime.chaos.report import Report, counted, recovery_table, summaries
 from graphft.runtime.chaos.run import ChaosOptions
-from graphft.runtime.chaos.schedule import CLUSTER_WEIGHTS, WEIGHTS
 
 EXAMPLES = Path("examples")
 WIDTH = 120

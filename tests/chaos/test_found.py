@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import graphft
+from graphft.runtime.chaos.fault_schedule import Fault
 from graphft.runtime.chaos.run import ChaosOptions, Run
-from graphft.runtime.chaos.schedule import Fault
 from graphft.runtime.roles.trainer.slot_trainer import SlotTrainer
 from graphft.runtime.transport import ZmqClient
 from tests.support.programs_by_hand import linear

@@ -7,8 +7,8 @@ import pytest
 from graphft.runtime.chaos.probe import Answer
 from graphft.runtime.chaos.recovery import AsyncRecoveries, Recoveries, Recovery, SyncRecoveries
 from graphft.runtime.chaos.report import summaries
+from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.coordination.records import Generation
-from graphft.runtime.coordination.view import JobView
 
 
 class Job:

@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 
 from graphft.runtime.chaos.compare import Chunks
+from graphft.runtime.chaos.fault_schedule import Fault
 from graphft.runtime.chaos.prepare import Prepared, prepare, save_script
 from graphft.runtime.chaos.recovery import Recovery
 from graphft.runtime.chaos.report import Report
 from graphft.runtime.chaos.run import ChaosOptions, Run
-from graphft.runtime.chaos.schedule import Fault
 from graphft.runtime.cli import main
 from graphft.runtime.process.role_process import EXIT_OK, EXIT_USAGE
 from graphft.transpiler import Job

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from graphft.errors import GraphftError
-from graphft.runtime.chaos.schedule import CLUSTER_WEIGHTS, MESSAGES, WEIGHTS, kinds_of, make_schedule, message_faults
+from graphft.runtime.chaos.fault_schedule import (
+    CLUSTER_WEIGHTS,
+    MESSAGES,
+    WEIGHTS,
+    kinds_of,
+    make_schedule,
+    message_faults,
+)
 
 KINDS = tuple(WEIGHTS)
 

@@ -13,7 +13,7 @@ from graphft.data import dataset
 from graphft.data_files import files
 from graphft.errors import GraphftError
 from graphft.runtime.data import open_reader
-from graphft.runtime.data.storage import (
+from graphft.runtime.data.storage_away import (
     GOOD_NEIGHBOURS,
     LONGEST_PAUSE,
     WAIT_SECONDS,

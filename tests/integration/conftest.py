@@ -11,7 +11,7 @@ import pytest
 
 from graphft import ir
 from graphft.runtime.launcher import fork_server
-from graphft.runtime.process.environment import role_environment
+from graphft.runtime.process.role_environment import role_environment
 from tests.integration import training
 from tests.integration.nursery import Nursery
 from tests.integration.plays import Pace, Played, Program, await_gone, play

@@ -12,9 +12,9 @@ import zmq
 
 from graphft import ir
 from graphft.runtime.coordination.connect import read_endpoints
+from graphft.runtime.coordination.job_view import read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Registration
-from graphft.runtime.coordination.view import read_view
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.runtime.protocol.messages import (

@@ -9,8 +9,8 @@ import torch
 
 import graphft
 from graphft.optim import ClipByGlobalNorm
+from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.coordination.records import Registration
-from graphft.runtime.coordination.view import JobView
 from graphft.runtime.protocol.messages import Partials
 from graphft.runtime.roles.limits import pserver_limits
 from graphft.runtime.roles.pserver.norms import PartialSumsExchange

@@ -13,11 +13,11 @@ from rich.console import Console
 from graphft.errors import GraphftError
 from graphft.runtime.coordination import event_log as events_module
 from graphft.runtime.coordination.event_log import Events, read_events
+from graphft.runtime.coordination.job_view import read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Committed, Event, Generation, Registration, ShardStatus, TrainerStatus
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.coordination.status import JobStatus, list_jobs, read_status
-from graphft.runtime.coordination.view import read_view
 from graphft.runtime.etcd import Etcd, EtcdUnreachable
 from graphft.runtime.launcher.display import Display, format_event, format_line, render
 from graphft.transpiler import Job

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphft.errors import GraphftError
-from graphft.runtime.process.environment import role_environment
+from graphft.runtime.process.role_environment import role_environment
 from graphft.runtime.protocol.messages import Query
 from graphft.runtime.transport.buffers import BucketBuffers, BucketLayout, as_tensor, byte_view, pack, unpack
 from graphft.runtime.transport.sim import SimNetwork

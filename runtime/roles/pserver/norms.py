@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from graphft.ir import Block
-from graphft.runtime.coordination.view import JobView
+from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.protocol.messages import Message
 from graphft.runtime.transport import Limits, Login, make_client
 from graphft.runtime.transport.buffers import as_tensor

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.coordination.records import Barred
-from graphft.runtime.coordination.view import JobView
 from graphft.runtime.etcd import absent, delete_op, mod_is, put_op
 from graphft.runtime.protocol.slot_assignment import able
 from graphft.runtime.roles.role import log

@@ -20,9 +20,9 @@ import msgspec
 
 from graphft.errors import GraphftError
 from graphft.runtime.coordination.connect import is_complete
+from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import LoadingStatus
-from graphft.runtime.coordination.view import JobView
 from graphft.runtime.etcd import EtcdError, Store
 from graphft.runtime.process.identity import identify
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK, EXIT_USAGE

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from graphft import registry
 from graphft.errors import GraphftError, UsageError
 from graphft.ops.context import NoData, WorkChanged
-from graphft.runtime.coordination.view import JobView
+from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.etcd import Store, absent, create_is, delete_op, put_op, value_is
 from graphft.runtime.process.work_record import Phase
 from graphft.runtime.protocol.slot_assignment import Assignment, assign

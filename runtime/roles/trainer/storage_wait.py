@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from graphft.errors import GraphftError, describe
 from graphft.ops.context import WorkChanged
 from graphft.runtime.data import BatchKey, Reader
-from graphft.runtime.data.storage import START_SECONDS, WAIT_SECONDS, Patience, Verdict, is_of_storage
+from graphft.runtime.data.storage_away import START_SECONDS, WAIT_SECONDS, Patience, Verdict, is_of_storage
 
 if TYPE_CHECKING:
     import torch

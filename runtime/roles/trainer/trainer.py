@@ -23,8 +23,8 @@ import torch
 from graphft import registry
 from graphft.errors import describe
 from graphft.ops.context import ChunkWork
+from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.coordination.records import TrainerStatus
-from graphft.runtime.coordination.view import JobView
 from graphft.runtime.data import BatchKey, Prefetcher, Reader, open_reader
 from graphft.runtime.data.forks import forks_are_told_to_end
 from graphft.runtime.etcd import LeaseLost, Store, TransientEtcdError
