@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from graphft.runtime.protocol.events import Count
-from graphft.runtime.protocol.sync_events import Fail, Send
+from graphft.runtime.protocol.events import Count, Tick
+from graphft.runtime.protocol.sync_events import Fail, FromShard, Pushed, Send, ShardDown, ShardUp
 
 ChunkKey = tuple[int, int]
 """(pass, chunk)"""
@@ -69,3 +69,4 @@ class CloseBatch:
 
 
 AsyncTrainerEffect = Send | Fail | Count
+AsyncTrainerEvent = ShardUp | ShardDown | FromShard | Tick | Took | Dropped | BeginBatch | Loaded | Pushed | CloseBatch

@@ -79,6 +79,7 @@ class ApplyBatch:
 
 
 AsyncEffect = Reply | Count | TakeCheckpoint | ApplyBatch
+AsyncShardEvent = Received | PeerLeft | Tick
 
 
 @dataclass(slots=True)
@@ -112,7 +113,7 @@ class AsyncShard(Shard):
         self.retained = RetainedVersions()
         self.staleness = Staleness()
 
-    def step(self, event: Any, now: float) -> list[AsyncEffect]:
+    def step(self, event: AsyncShardEvent, now: float) -> list[AsyncEffect]:
         """Takes in one event; returns what is to be done, in order. Raises IllegalTransition."""
         self.story.now = now
         if isinstance(event, Received):

@@ -29,6 +29,7 @@ from typing import Any, ClassVar
 from graphft.errors import GraphftError
 from graphft.runtime.protocol.async_events import (
     AsyncTrainerEffect,
+    AsyncTrainerEvent,
     AsyncTrainerOptions,
     BeginBatch,
     ChunkKey,
@@ -124,7 +125,7 @@ class AsyncTrainer:
         self.silence = Silence(len(options.buckets))
         self._now = 0.0
 
-    def step(self, event: Any, now: float) -> Effects:
+    def step(self, event: AsyncTrainerEvent, now: float) -> Effects:
         """Takes in one event; returns what is to be done, in order. Raises IllegalTransition."""
         self._now = self.story.now = now
         handler = self._EVENTS.get(type(event))

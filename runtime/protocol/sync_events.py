@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from graphft.runtime.protocol.events import Count, Reply, TakeCheckpoint
+from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, TakeCheckpoint, Tick
 from graphft.runtime.protocol.messages import Message
 from graphft.runtime.protocol.round import Contribution
 
@@ -141,6 +141,8 @@ ShardEffect = (
     | Finished
 )
 
+ShardEvent = Started | Received | PeerLeft | PartialsReady | RoundApplied | Rollback | CheckpointAt | Tick
+
 
 # -- a trainer: options -----------------------------------------------------------------------------------------------
 
@@ -263,3 +265,6 @@ class Fail:
 
 
 TrainerEffect = Send | Fail | Count
+TrainerControl = ShardUp | ShardDown | SlotGained | SlotLost | Rollback
+"""What a trainer's daemon thread finds in etcd, for its main thread to take in."""
+TrainerEvent = TrainerControl | FromShard | Tick | Begin | Copied | Pushed | Closed

@@ -55,6 +55,7 @@ from graphft.runtime.protocol.sync_events import (
     RoundSkipped,
     SendShard,
     ShardEffect,
+    ShardEvent,
     Started,
     SyncOptions,
 )
@@ -85,7 +86,7 @@ class SyncShard(Shard):
         self._asked_partials = self._asked_rollback = float("-inf")
         self._now = 0.0
 
-    def step(self, event: Any, now: float) -> list[ShardEffect]:
+    def step(self, event: ShardEvent, now: float) -> list[ShardEffect]:
         """Takes in one event; returns what is to be done, in order. Raises IllegalTransition, changing nothing."""
         self._now = self.story.now = now
         handler = self._EVENTS.get(type(event))

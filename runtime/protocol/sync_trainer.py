@@ -54,6 +54,7 @@ from graphft.runtime.protocol.sync_events import (
     SlotGained,
     SlotLost,
     TrainerEffect,
+    TrainerEvent,
     TrainerOptions,
     Work,
 )
@@ -84,7 +85,7 @@ class SyncTrainer:
         self._pruned = -1
         self._now = 0.0
 
-    def step(self, event: Any, now: float) -> list[TrainerEffect]:
+    def step(self, event: TrainerEvent, now: float) -> list[TrainerEffect]:
         """Takes in one event; returns what is to be done, in order. Raises IllegalTransition."""
         self._now = self.story.now = now
         handler = self._EVENTS.get(type(event))

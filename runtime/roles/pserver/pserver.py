@@ -27,8 +27,10 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Committed, Generation, ShardStatus
 from graphft.runtime.etcd import EtcdError, Session, Store, absent, put_op
 from graphft.runtime.etcd.channel import parse_endpoint
+from graphft.runtime.protocol.async_shard import AsyncShardEvent
 from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, TakeCheckpoint, Tick
 from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Parameters, Push
+from graphft.runtime.protocol.sync_events import ShardEvent
 from graphft.runtime.roles.limits import pserver_limits
 from graphft.runtime.roles.logs import tell_event
 from graphft.runtime.roles.pserver.shard_buffers import ShardBuffers, frame_fault
@@ -109,7 +111,7 @@ class Pserver(Role):
         self.restarted = False
         self.counters: Counter[str] = Counter()
         self.machine: Any = None
-        self._events: deque[Any] = deque()
+        self._events: deque[ShardEvent | AsyncShardEvent] = deque()
         """What the machine is to take in; the first is at work."""
         self.options: ServeOptions
         self.effects: dict[type, Callable[[Any], None]] = {
@@ -274,7 +276,7 @@ class Pserver(Role):
 
     # -- the loop -----------------------------------------------------------------------------------------------
 
-    def step(self, event: Any) -> None:
+    def step(self, event: ShardEvent | AsyncShardEvent) -> None:
         """Has the machine take in an event, and carries out what it decides.
 
         An event that comes of an effect waits until the effects before it are carried out, all of them.

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -14,6 +14,7 @@ import torch
 from graphft.ops.context import ServeOptions
 from graphft.runtime.coordination.records import Asked, Barred, Generation
 from graphft.runtime.etcd import EtcdError, Session, Store, create_is, delete_op, put_op
+from graphft.runtime.protocol.async_shard import AsyncShardEvent
 from graphft.runtime.protocol.events import Count, Received
 from graphft.runtime.protocol.idle_slots import IdleSlots
 from graphft.runtime.protocol.messages import AnyMessage, Empty, Partials, Push
@@ -28,6 +29,7 @@ from graphft.runtime.protocol.sync_events import (
     RoundApplied,
     RoundSkipped,
     SendShard,
+    ShardEvent,
     Started,
     SyncOptions,
 )
@@ -166,7 +168,7 @@ class RoundPserver(Pserver):
         if self.options.idle_timeout:
             self._look_for_idle_slots()
 
-    def step(self, event: Any) -> None:
+    def step(self, event: ShardEvent | AsyncShardEvent) -> None:
         if isinstance(event, Received) and isinstance(event.message, Push | Empty):
             self.idle.heard(event.message.slot)
         super().step(event)

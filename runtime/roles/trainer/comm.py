@@ -10,9 +10,19 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from graphft.errors import GraphftError, UsageError
+from graphft.runtime.protocol.async_events import AsyncTrainerEvent
 from graphft.runtime.protocol.events import Count, Tick
 from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Parameters, Push
-from graphft.runtime.protocol.sync_events import Fail, FromShard, Pushed, Send, ShardDown, ShardUp
+from graphft.runtime.protocol.sync_events import (
+    Fail,
+    FromShard,
+    Pushed,
+    Send,
+    ShardDown,
+    ShardUp,
+    TrainerControl,
+    TrainerEvent,
+)
 from graphft.runtime.roles.limits import received_buckets
 from graphft.runtime.roles.logs import tell_event
 from graphft.runtime.roles.role import log
@@ -98,11 +108,11 @@ class Comm:
                 self.transport.disconnect(event.shard)
             self.control(event)
 
-    def control(self, event: Any) -> None:
+    def control(self, event: TrainerControl) -> None:
         """Takes in an event that the daemon thread found."""
         self.do(event)
 
-    def do(self, event: Any) -> None:
+    def do(self, event: TrainerEvent | AsyncTrainerEvent) -> None:
         effects = self.machine.step(event, time.monotonic())
         tell_event(event, effects)
         for effect in effects:

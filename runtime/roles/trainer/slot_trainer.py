@@ -6,7 +6,7 @@ import functools
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from graphft import registry
 from graphft.errors import GraphftError, UsageError
@@ -15,7 +15,7 @@ from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.etcd import Store, absent, create_is, delete_op, put_op, value_is
 from graphft.runtime.process.work_record import Phase
 from graphft.runtime.protocol.slot_assignment import Assignment, assign
-from graphft.runtime.protocol.sync_events import Rollback, SlotGained, SlotLost, Work
+from graphft.runtime.protocol.sync_events import Rollback, SlotGained, SlotLost, TrainerControl, Work
 from graphft.runtime.queue.sync_queue import SyncQueue
 from graphft.runtime.roles.role import log
 from graphft.runtime.roles.trainer.sync_comm import SyncComm
@@ -137,7 +137,7 @@ class SlotTrainer(Trainer):
     def ready(self, view: JobView) -> bool:
         return view.generation is not None  # the first pserver makes it; nothing can be done before
 
-    def changes(self, before: JobView, after: JobView) -> list[Any]:
+    def changes(self, before: JobView, after: JobView) -> list[TrainerControl]:
         old, new = before.generation, after.generation
         rollback = []
         if new is not None and new.number > (old.number if old is not None else -1):

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from graphft.errors import GraphftError
 from graphft.ops.context import WorkChanged
-from graphft.runtime.protocol.sync_events import Begin, Closed, Copied, Rollback, SlotLost, TrainerOptions, Work
+from graphft.runtime.protocol.sync_events import (
+    Begin,
+    Closed,
+    Copied,
+    Rollback,
+    SlotLost,
+    TrainerControl,
+    TrainerOptions,
+    Work,
+)
 from graphft.runtime.protocol.sync_trainer import SyncTrainer
 from graphft.runtime.roles.role import log
 from graphft.runtime.roles.trainer.comm import POLL_SECONDS, Comm, buckets_of
@@ -77,7 +86,7 @@ class SyncComm(Comm):
                 raise WorkChanged
             self.pump(POLL_SECONDS)
 
-    def control(self, event: Any) -> None:
+    def control(self, event: TrainerControl) -> None:
         if isinstance(event, Rollback) and self.machine is None:
             self.machine = SyncTrainer(self._options, generation=event.generation)
             return

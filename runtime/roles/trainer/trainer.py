@@ -30,7 +30,7 @@ from graphft.runtime.data.forks import forks_are_told_to_end
 from graphft.runtime.etcd import LeaseLost, Store, TransientEtcdError
 from graphft.runtime.execute.input_checks import check_dims
 from graphft.runtime.process.work_record import Phase, Place, WorkRecord, record_path
-from graphft.runtime.protocol.sync_events import ShardDown, ShardUp
+from graphft.runtime.protocol.sync_events import ShardDown, ShardUp, TrainerControl
 from graphft.runtime.roles.limits import trainer_limits
 from graphft.runtime.roles.role import Role
 from graphft.runtime.roles.trainer.bar import Bar
@@ -64,7 +64,7 @@ class Trainer(Role):
 
     def __init__(self, job: Job, job_dir: Path, etcd: Store, index: int) -> None:
         self.counters: Counter[str] = Counter()
-        self.control: deque[Any] = deque()
+        self.control: deque[TrainerControl] = deque()
         """Events that the daemon thread found, for the main thread to take in."""
         self._known = JobView()
         self._addresses: dict[str, str] = {}
@@ -247,9 +247,9 @@ class Trainer(Role):
         """Whether the job has begun, so that its events mean something."""
         return True
 
-    def changes(self, before: JobView, after: JobView) -> list[Any]:
+    def changes(self, before: JobView, after: JobView) -> list[TrainerControl]:
         """The protocol's events that lead from one view to the next."""
-        events: list[Any] = []
+        events: list[TrainerControl] = []
         for shard in sorted(before.pservers.keys() | after.pservers.keys()):
             was, now = before.pservers.get(shard), after.pservers.get(shard)
             if was is not None and (now is None or now.id != was.id):
