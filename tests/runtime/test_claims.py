@@ -64,6 +64,8 @@ def test_a_trainer_whose_main_thread_is_stuck_claims_nothing(scene: Stage) -> No
     trainer.progress.beat()
     assert claims(trainer) == set(range(trainer.config.trainers))
     lost = trainer.keys.slot(0)
+    sees(trainer, lost)
+    trainer.watch()  # it knows that it holds the slot, before it loses it
     scene.etcd.delete(lost)
     sees(trainer, lost, there=False)
     trainer.watch()
