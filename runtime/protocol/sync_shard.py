@@ -126,12 +126,7 @@ class SyncShard(Shard):
     def _partials_ready(self, event: PartialsReady) -> list[ShardEffect]:
         if event.generation < self.generation:
             return [self.count("stale-result", f"partial sums of step {event.step} are of an older generation")]
-        if self.phase != "summing" or event.step != self.version:
-            self.story.illegal(
-                f"partial sums of step {event.step} in phase {self.phase} of step {self.version}",
-                f"step {event.step}",
-                f"step {self.version}",
-            )
+        self._expect("summing", event.step, f"partial sums of step {event.step}")
         self.phase, self._asked_partials = "exchanging", self._now
         self.partial_sums.offer(event.step, event.payload)
         self._tell(f"own partial sums of step {event.step} are ready", f"step {event.step}")
@@ -143,13 +138,14 @@ class SyncShard(Shard):
     def _round_applied(self, event: RoundApplied) -> list[ShardEffect]:
         if event.generation < self.generation:
             return [self.count("stale-result", f"step {event.step} was applied in an older generation")]
-        if self.phase != "applying" or event.step != self.version:
-            self.story.illegal(
-                f"step {event.step} applied in phase {self.phase} of step {self.version}",
-                f"step {event.step}",
-                f"step {self.version}",
-            )
+        self._expect("applying", event.step, f"step {event.step} applied")
         return self._advance("previous", f"applied step {event.step}")
+
+    def _expect(self, phase: Phase, step: int, what: str) -> None:
+        """What the driver computed is of the phase and the step that this shard is in."""
+        if self.phase != phase or step != self.version:
+            where = f"in phase {self.phase} of step {self.version}"
+            self.story.illegal(f"{what} {where}", f"step {step}", f"step {self.version}")
 
     def _rollback(self, event: Rollback) -> list[ShardEffect]:
         if event.generation <= self.generation:
