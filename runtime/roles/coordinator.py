@@ -27,9 +27,9 @@ class Coordinator(Role):
 
     def run(self) -> None:
         try:
-            self.run_block("init")
+            self.blocks.run("init")
             self.start_daemon()
-            self.run_block("serve")
+            self.blocks.run("serve")
         finally:
             self.close()
 

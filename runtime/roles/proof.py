@@ -13,8 +13,9 @@ Such a process is refused, as starting it again does not help; with `exact=False
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import torch
@@ -23,14 +24,13 @@ from torch import Tensor
 from graphft.errors import UsageError
 from graphft.ir import Block
 from graphft.registry import writes_of
+from graphft.runtime.coordination.member import Member
 from graphft.runtime.etcd import KV, mod_is, put_op
 from graphft.runtime.execute.determinism import settings
 from graphft.runtime.execute.lowering import Observe, operands_text
-from graphft.runtime.roles.role import log
 from graphft.runtime.transport.buffers import byte_view
 
-if TYPE_CHECKING:
-    from graphft.runtime.roles.role import Role
+log = logging.getLogger("graphft")
 
 OP_BYTES = 4
 MAX_OPS = 1 << 15
@@ -90,18 +90,20 @@ class OpDigests:
         return stride, b"".join(self._found[i : i + OP_BYTES] for i in range(0, len(self._found), stride * OP_BYTES))
 
 
-def prove(role: Role, key: str, trial: Trial) -> None:
+def prove(member: Member, key: str, trial: Trial) -> None:
     """Runs the trial, and compares it with the one that is recorded under `key`, or records it.
 
     Raises GraphftError[exactness] when they differ and the job is exact.
     """
-    proof = _read(role, role.etcd.get(key))
+    proof = _read(member, member.etcd.get(key))
     digests = OpDigests() if proof is None else None
     inputs, result = trial.run(digests)
     if proof is None and digests is not None:
         stride, ops = digests.recorded()
-        mine = Proof(role.job.run_id, f"{role.kind} {role.id}", trial.what, inputs, result, stride, ops, settings())
-        proof = _record(role, key, mine)
+        mine = Proof(
+            member.job.run_id, f"{member.kind} {member.id}", trial.what, inputs, result, stride, ops, settings()
+        )
+        proof = _record(member, key, mine)
     assert proof is not None
     if (proof.inputs, proof.result) == (inputs, result):
         if differing := _settings_that_differ(proof):
@@ -109,12 +111,12 @@ def prove(role: Role, key: str, trial: Trial) -> None:
         return
     text = _difference(proof, inputs, trial)
     error = UsageError(
-        f"this {role.kind} computes other bits than {proof.by} of {trial.what}: {text}",
+        f"this {member.kind} computes other bits than {proof.by} of {trial.what}: {text}",
         rule="exactness",
         help=_OTHER_DATA if proof.inputs != inputs else _OTHER_BITS,
     )
-    if role.config.exact and role.config.device == "cpu":
-        role.events.emit("refused", error.message)
+    if member.config.exact and member.config.device == "cpu":
+        member.events.emit("refused", error.message)
         raise error
     log.warning("%s", error.message)
 
@@ -131,29 +133,29 @@ _OTHER_BITS = (
 )
 
 
-def is_recorded(role: Role, key: str) -> bool:
+def is_recorded(member: Member, key: str) -> bool:
     """Whether a process of this run has computed the trial to its end."""
-    return _read(role, role.etcd.get(key)) is not None
+    return _read(member, member.etcd.get(key)) is not None
 
 
-def _read(role: Role, kv: KV | None) -> Proof | None:
+def _read(member: Member, kv: KV | None) -> Proof | None:
     """What is recorded of this very run; None otherwise, also of a record of another version of graphft."""
     try:
         proof = msgspec.json.decode(kv.value, type=Proof) if kv is not None else None
     except msgspec.DecodeError:
         return None
-    return proof if proof is not None and proof.run == role.job.run_id else None
+    return proof if proof is not None and proof.run == member.job.run_id else None
 
 
-def _record(role: Role, key: str, mine: Proof) -> Proof:
+def _record(member: Member, key: str, mine: Proof) -> Proof:
     """Records it, unless somebody has meanwhile; returns what is recorded."""
     while True:
-        kv = role.etcd.get(key)
-        found = _read(role, kv)
+        kv = member.etcd.get(key)
+        found = _read(member, kv)
         if found is not None:
             return found
         same = mod_is(key, kv.mod_revision if kv is not None else 0)
-        if role.etcd.txn([same], [put_op(key, msgspec.json.encode(mine))], token=key).ok:
+        if member.etcd.txn([same], [put_op(key, msgspec.json.encode(mine))], token=key).ok:
             log.info("recorded what %s gives, for others to compare with", mine.what)
             return mine
 

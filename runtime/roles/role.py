@@ -8,34 +8,30 @@ import os
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from graphft import registry
 from graphft.errors import GraphftError
-from graphft.ir import Block, Program
+from graphft.ir import Program
 from graphft.ops.context import Context
 from graphft.runtime.coordination.connect import is_complete
 from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.etcd import LeaseLost, Session, Store, TransientEtcdError
 from graphft.runtime.etcd.lease_keeper import LATE
-from graphft.runtime.execute.lowering import Lowered, lower
 from graphft.runtime.process.progress import Progress, stacks
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK
 from graphft.runtime.process.structs import prepare_structs
-from graphft.runtime.roles.logs import BLOCKS
+from graphft.runtime.roles.blocks import Blocks
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
 
 log = logging.getLogger("graphft")
 
-WAIT_NOTICE_SECONDS = 5.0
-RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 1.0
 REPORT_SECONDS = 0.4
-T = TypeVar("T")
 
 
 class Role(Member):
@@ -60,31 +56,12 @@ class Role(Member):
         self.seen = JobView()
         """The view as op `etcd_state_watch` took it in last: what the main thread acts on."""
         self.ctx = Context(device=self.config.device, session=self, members=self)
-        self._lowered: dict[tuple[str, int], Lowered] = {}
+        self.blocks = Blocks(program, self.ctx, progress)
         self._stop_daemon = threading.Event()
         self._report_at = 0.0
         self._kept = 0
         """How many renewals by the lease's keeper were told."""
         self._daemon: threading.Thread | None = None
-
-    # -- blocks -------------------------------------------------------------------------------------------------
-
-    def lowered(self, block: Block, fetch: tuple[str, ...] = (), start: int = 0) -> Lowered:
-        key = (block.name, start)
-        if key not in self._lowered:
-            self._lowered[key] = lower(block, fetch=fetch, start=start, device=self.config.device)
-        return self._lowered[key]
-
-    def run_block(self, name: str, fetch: tuple[str, ...] = ()) -> tuple[Any, ...]:
-        """Runs a block of the program once, if it has it."""
-        if name not in self.program.blocks:
-            return ()
-        self.progress.beat()
-        began = time.perf_counter()
-        results = self.lowered(self.program.blocks[name], fetch)(self.ctx, self.ctx.scope)
-        if log.isEnabledFor(BLOCKS):
-            log.log(BLOCKS, "block %s took %.2f ms", name, 1000 * (time.perf_counter() - began))
-        return results
 
     @property
     def at_step(self) -> int | None:
@@ -114,7 +91,7 @@ class Role(Member):
 
     def _run_daemon(self) -> None:
         block = self.program.blocks["daemon"]
-        run = self.lowered(block)
+        run = self.blocks.lowered(block)
         while not self._stop_daemon.is_set():
             try:
                 run(self.ctx, self.ctx.scope)

@@ -21,9 +21,8 @@ from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.roles.proof import MAX_OPS, OP_BYTES, OpDigests, Proof
 from graphft.runtime.roles.pserver.batch_pserver import BatchPserver
 from graphft.runtime.roles.pserver.round_pserver import RoundPserver
-from graphft.runtime.roles.pserver.shard_proof import prove_shard
 from graphft.runtime.roles.trainer import step_proof
-from graphft.runtime.roles.trainer.step_proof import DEATHS, StepTrial, _moved, _Ports, prove_step
+from graphft.runtime.roles.trainer.step_proof import DEATHS, StepTrial, _moved, _Ports
 from graphft.transpiler import Job
 from tests.runtime.trainers import Stage, stage
 from tests.support.programs_by_hand import linear
@@ -92,12 +91,12 @@ def other_from(proof: Proof, op: int) -> dict[str, Any]:
 def test_the_first_trainer_records_and_the_next_compares(moded: Stage) -> None:
     """In every mode; with random numbers, metrics and the trainer's own scope as they were."""
     first, second = moded.trainer(0), moded.trainer(1)
-    prove_step(first)
+    first.prove()
     proof = recorded(moded)
     assert (proof.by, proof.what) == (f"trainer {first.id}", "batch 0 of chunk 0")
     assert set(proof.inputs) == {"values of column x", "values of column y", "initial values"}
     state, scope = torch.get_rng_state(), {n: v.clone() for n, v in second.ctx.scope.items()}
-    prove_step(second)
+    second.prove()
     assert torch.equal(state, torch.get_rng_state())
     assert scope.keys() == second.ctx.scope.keys()
     assert all(torch.equal(v.nan_to_num(), second.ctx.scope[n].nan_to_num()) for n, v in scope.items())
@@ -109,12 +108,12 @@ def test_the_first_trainer_records_and_the_next_compares(moded: Stage) -> None:
 
 def test_a_trainer_with_other_bits_is_refused_with_the_op_that_gives_them(scene: Stage) -> None:
     """Pitfall 59: lists of settings say nothing of what they leave out."""
-    prove_step(scene.trainer(0))
+    scene.trainer(0).prove()
     ops = scene.job.trainer_program().blocks["step"].ops
     wrong = next(i for i, op in enumerate(ops) if op.type == "aten.addmm")
     change(scene, **other_from(recorded(scene), wrong), settings={"MKL_CBWR": "COMPATIBLE"})
     with pytest.raises(GraphftError) as caught:
-        prove_step(scene.trainer(1))
+        scene.trainer(1).prove()
     assert caught.value.rule == "exactness"
     text = caught.value.message
     assert f"the first op that differs is op {wrong} of block step, aten.addmm; its operands are %b: float32[1]" in text
@@ -125,25 +124,25 @@ def test_a_trainer_with_other_bits_is_refused_with_the_op_that_gives_them(scene:
 def test_without_exact_it_is_only_warned(scene: Stage, caplog: pytest.LogCaptureFixture) -> None:
     job = scene.job
     scene.job = Job(job.source, job.config.replace(exact=False), job.programs, job.run_id)
-    prove_step(scene.trainer(0))
+    scene.trainer(0).prove()
     change(scene, result="other")
-    prove_step(scene.trainer(1))
+    scene.trainer(1).prove()
     assert "computes other bits than trainer 0-" in caplog.text
 
 
 def test_a_trainer_with_other_data_is_told_so(scene: Stage) -> None:
-    prove_step(scene.trainer(0))
+    scene.trainer(0).prove()
     other = job_of(scale=2.0)
     config = scene.job.config.replace(data=other.config.data)
     scene.job = Job(scene.job.source, config, scene.job.programs, scene.job.run_id)
     with pytest.raises(GraphftError, match="it is given other values of column x"):
-        prove_step(scene.trainer(1))
+        scene.trainer(1).prove()
 
 
 def test_a_record_of_another_run_is_replaced(scene: Stage) -> None:
-    prove_step(scene.trainer(0))
+    scene.trainer(0).prove()
     change(scene, run="another", result="other")
-    prove_step(scene.trainer(1))
+    scene.trainer(1).prove()
     assert recorded(scene).by.startswith("trainer 1-")
 
 
@@ -171,7 +170,7 @@ def test_a_batch_that_cannot_be_read_holds_no_trainer_up(
     scene.job = Job(scene.job.source, scene.job.config.replace(data=data), scene.job.programs, scene.job.run_id)
     trainer = scene.trainer(0)
     marker.touch()
-    prove_step(trainer)
+    trainer.prove()
     assert "goes on without proof" in caplog.text
     assert "storage is away" in caplog.text
     (told,) = [event.text for _, event in read_events(scene.etcd, scene.keys)]
@@ -186,11 +185,11 @@ def test_a_batch_that_ends_processes_is_given_up(scene: Stage) -> None:
     for dead, before in (("0-dead", b"0"), ("1-dead", b"0"), ("0-later", b"1"), ("1-later", b"1"), (living.id, b"2")):
         scene.etcd.put(tried + dead, before)
     scene.etcd.put(scene.keys.proof(f"trying/{living.id}"), b"")
-    prove_step(scene.trainer(1))
+    scene.trainer(1).prove()
     assert recorded(scene).by.startswith("trainer 1-"), "after two attempts"
     scene.etcd.delete(scene.keys.proof("trainer"))
     scene.etcd.put(tried + "0-last", b"2")
-    prove_step(scene.trainer(2))
+    scene.trainer(2).prove()
     assert scene.etcd.get(scene.keys.proof("trainer")) is None
     (told,) = [event.text for _, event in read_events(scene.etcd, scene.keys)]
     assert "trainer 2 goes on without proof: 3 times in a row, trainers ended" in told
@@ -198,12 +197,12 @@ def test_a_batch_that_ends_processes_is_given_up(scene: Stage) -> None:
 
 def test_what_somebody_has_computed_is_never_given_up(scene: Stage) -> None:
     """Found under attack: two trainers that were killed by others switched the proof off for good."""
-    prove_step(scene.trainer(0))
+    scene.trainer(0).prove()
     for n in range(DEATHS + 1):
         scene.etcd.put(scene.keys.proof(f"tried/{n}-dead"), str(n).encode())
     change(scene, result="other")
     with pytest.raises(GraphftError, match="computes other bits"):
-        prove_step(scene.trainer(1))
+        scene.trainer(1).prove()
 
 
 def test_an_interrupt_leaves_no_mark(scene: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -212,7 +211,7 @@ def test_an_interrupt_leaves_no_mark(scene: Stage, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(step_proof, "prove", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        prove_step(scene.trainer(0))
+        scene.trainer(0).prove()
     assert not scene.etcd.range(scene.keys.proof("")).kvs
 
 
@@ -247,7 +246,7 @@ def test_a_loss_of_one_record_proves_as_well(etcd_server: EmbeddedEtcd, keys: Ke
         chunks=graphft.arrays(chunk_size=9, x=torch.ones(9, 4), y=torch.zeros(9)),
     )
     with stage(etcd_server, keys, job, tmp_path) as scene:
-        prove_step(scene.trainer(0))
+        scene.trainer(0).prove()
         assert recorded(scene).ops
 
 
@@ -278,9 +277,9 @@ def test_zeros_prove_nothing_so_the_values_are_moved(etcd_server: EmbeddedEtcd, 
 def test_each_shard_has_a_record_of_its_own(moded: Stage) -> None:
     shard = pserver(moded)
     before = {n: v.clone() for n, v in shard.ctx.scope.items()}
-    prove_shard(shard)
-    prove_shard(pserver(moded))
-    prove_shard(pserver(moded, 1))
+    shard.prove()
+    pserver(moded).prove()
+    pserver(moded, 1).prove()
     assert recorded(moded, "pserver/0").by == f"pserver {shard.id}"
     assert recorded(moded, "pserver/0").result != recorded(moded, "pserver/1").result
     assert before.keys() == shard.ctx.scope.keys()
@@ -289,7 +288,7 @@ def test_each_shard_has_a_record_of_its_own(moded: Stage) -> None:
 
 def test_a_shard_with_other_bits_is_refused_with_the_op_that_gives_them(scene: Stage) -> None:
     """Pitfall 59: each op that the optimizer runs is compared, over all of its blocks."""
-    prove_shard(pserver(scene))
+    pserver(scene).prove()
     proof = recorded(scene, "pserver/0")
     change(scene, "pserver/0", **other_from(proof, len(proof.ops) // OP_BYTES - 1))
     with pytest.raises(
@@ -297,7 +296,7 @@ def test_a_shard_with_other_bits_is_refused_with_the_op_that_gives_them(scene: S
         match=r"of one step of the optimizer: the first op that differs is op \d+ of "
         r"block optimize\.\S+, adam; its operands are",
     ):
-        prove_shard(pserver(scene))
+        pserver(scene).prove()
 
 
 # -- digests ----------------------------------------------------------------------------------------------------------

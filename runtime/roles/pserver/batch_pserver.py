@@ -172,7 +172,7 @@ class BatchPserver(Pserver):
         super().follow()
         if self._due:
             self._due = False
-            self.run_block(self.options.checkpoint_block)
+            self.blocks.run(self.options.checkpoint_block)
         self._finish()
 
     # -- the end ------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ class BatchPserver(Pserver):
         all_done = view.pass_ is not None and view.pass_.pass_index >= plan.passes
         if (all_done or self.machine.version >= plan.total_steps) and not self._final:
             if self._whole_passes() == plan.passes:
-                self.run_block(self.options.checkpoint_block)
+                self.blocks.run(self.options.checkpoint_block)
             elif all_done:
                 self.retry_while_leased(functools.partial(self.requeue.run, self.machine.ledger))
         ends = [c.passes >= plan.passes for c in view.shard_commits.values()]
@@ -227,5 +227,5 @@ class BatchPserver(Pserver):
         if self._compensates:
             self.buffers.back_up(effect.base)
         if self.options.reduce_block:
-            self.run_block(self.options.reduce_block)
+            self.blocks.run(self.options.reduce_block)
         self.run_optimizer(self.machine.version, effect.kept)

@@ -144,9 +144,9 @@ class Pserver(Role):
         """From start to the end of the job."""
         self.start_daemon()
         try:
-            prove_shard(self)
-            self.run_block("init")
-            self.run_block("serve")
+            self.prove()
+            self.blocks.run("init")
+            self.blocks.run("serve")
         finally:
             self.saver.close()
             if self.session is None:  # no lease takes the report away: it is what the launcher reads at the end
@@ -154,6 +154,9 @@ class Pserver(Role):
                     self.report_status(last=True)
             self.close()
             self.transport.close()
+
+    def prove(self) -> None:
+        prove_shard(self, self.blocks)
 
     def wake(self) -> None:
         transport = getattr(self, "transport", None)  # the watch may call before the constructor is through
@@ -339,9 +342,9 @@ class Pserver(Role):
         Copies of the versions in `keep` stay.
         """
         if self.options.schedule_block:
-            self.run_block(self.options.schedule_block)
+            self.blocks.run(self.options.schedule_block)
         for block in self.options.optimize_blocks:
-            self.run_block(block)
+            self.blocks.run(block)
         self.buffers.publish(version, keep)
         self._rounds = [*self._rounds[-50:], time.monotonic()]
         self._applied += 1
@@ -362,7 +365,7 @@ class Pserver(Role):
 
     def _checkpoint(self, effect: TakeCheckpoint) -> None:
         if self.options.checkpoint_block:
-            self.run_block(self.options.checkpoint_block)
+            self.blocks.run(self.options.checkpoint_block)
 
     @property
     def at_step(self) -> int | None:

@@ -262,7 +262,7 @@ class RoundPserver(Pserver):
     def _compute_partials(self, effect: ComputePartials) -> None:
         assert self.norms is not None
         self.buffers.reduce(effect.contributions)
-        sums = self.run_block("reduce", fetch=(self.norms.partials,)) if self.norms.partials else ()
+        sums = self.blocks.run("reduce", fetch=(self.norms.partials,)) if self.norms.partials else ()
         payload = byte_view(sums[0]) if sums else None
         self.step(PartialsReady(effect.generation, effect.step, payload))
 
@@ -273,7 +273,7 @@ class RoundPserver(Pserver):
         else:
             self.buffers.reduce(effect.contributions)
         if self.options.reduce_block and self.norms is None:
-            self.run_block(self.options.reduce_block)
+            self.blocks.run(self.options.reduce_block)
         self.run_optimizer(effect.step + 1)
         self.step(RoundApplied(effect.generation, effect.step))
 

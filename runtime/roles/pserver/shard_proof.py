@@ -2,30 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from graphft.ir import Kind, Operator
 from graphft.ops.context import Context
+from graphft.runtime.coordination.member import Member
 from graphft.runtime.execute.lowering import Observe, lower
+from graphft.runtime.roles.blocks import Blocks
 from graphft.runtime.roles.proof import digest, prove, undisturbed
 from graphft.runtime.roles.pserver.norms import lay_out
 from graphft.runtime.roles.pserver.shard_buffers import Bucket, ShardBuffers
 from graphft.transpiler.passes.split_optimizer import ALL_NORMS
 
-if TYPE_CHECKING:
-    from graphft.runtime.roles.pserver.pserver import Pserver
 
-
-def prove_shard(pserver: Pserver) -> None:
+def prove_shard(member: Member, blocks: Blocks) -> None:
     """Compares what this shard's optimizer gives with what it gave in the shard's first process.
 
     Raises GraphftError[exactness].
     """
-    if not pserver.view.over:
-        with pserver.progress.within(pserver.progress.usual, "proving itself"):
-            prove(pserver, pserver.keys.proof(f"pserver/{pserver.index}"), ShardTrial(pserver))
+    if not member.view.over:
+        with member.progress.within(member.progress.usual, "proving itself"):
+            prove(member, member.keys.proof(f"pserver/{member.index}"), ShardTrial(member, blocks))
 
 
 class ShardTrial:
@@ -33,8 +32,9 @@ class ShardTrial:
 
     what = "one step of the optimizer"
 
-    def __init__(self, pserver: Pserver) -> None:
-        self.pserver, self.program = pserver, pserver.program
+    def __init__(self, member: Member, blocks: Blocks) -> None:
+        self.shard, self.config = member.index, member.config
+        self.blocks, self.program = blocks, blocks.program
 
     def run(self, observe: Observe | None = None) -> tuple[dict[str, str], str]:
         program = self.program
@@ -46,7 +46,7 @@ class ShardTrial:
         return inputs, digest(scope[name] for name in names)
 
     def _optimize(self, scope: dict[str, Any], observe: Observe | None) -> None:
-        ctx = Context(scope=scope, device=self.pserver.config.device)
+        ctx = Context(scope=scope, device=self.config.device)
         memory = self._memory(scope)
         memory.back_up(-1)
         serve = next(op.attrs for op in self.program.blocks["serve"].ops if op.type == "listen_and_serv")
@@ -60,7 +60,7 @@ class ShardTrial:
         for op in self.program.blocks["init"].ops:
             if op.type == "bucket":
                 memory.make_bucket(op.attrs["index"], _names(op), op.attrs.get("reduce", "weighted_mean"))
-        generator = torch.Generator().manual_seed(self.pserver.config.seed)
+        generator = torch.Generator().manual_seed(self.config.seed)
         for bucket in memory.buckets.values():
             _fill(bucket, generator)
         return memory
@@ -72,14 +72,14 @@ class ShardTrial:
             self._run(name, ctx, observe)
             return
         (sums,) = self._run(name, ctx, observe, fetch=(block.attrs["partials"].name,))
-        norms = lay_out(block.attrs["order"], {self.pserver.index: sums})
+        norms = lay_out(block.attrs["order"], {self.shard: sums})
         if norms is not None:
             ctx.scope[ALL_NORMS] = norms
 
     def _run(self, name: str, ctx: Context, observe: Observe | None, fetch: tuple[str, ...] = ()) -> tuple[Any, ...]:
         block = self.program.blocks[name]
         if observe is None:
-            return self.pserver.lowered(block, fetch)(ctx, ctx.scope)
+            return self.blocks.lowered(block, fetch)(ctx, ctx.scope)
         return lower(block, fetch=fetch, device=ctx.device, observe=observe)(ctx, ctx.scope)
 
 

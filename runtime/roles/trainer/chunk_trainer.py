@@ -61,7 +61,7 @@ class ChunkTrainer(Trainer):
             self._note(loss)
         except EndOfPass:
             self.pass_index = self.queue.next_pass()
-            self.run_block("pass")
+            self.blocks.run("pass")
         except NoData:
             self.comm.pump(IDLE_SECONDS)
         except WorkChanged:

@@ -70,7 +70,7 @@ class SlotTrainer(Trainer):
         try:
             if (pass_index := self.plan.pass_of(work.step)) != self.pass_index:
                 self.pass_index = pass_index
-                self.run_block("pass")
+                self.blocks.run("pass")
             self._read_ahead(work)
             located = self.plan.locate(work.step, work.slot)
             loss = self.compute()
@@ -96,7 +96,7 @@ class SlotTrainer(Trainer):
         with suppress(WorkChanged):
             self.comm.await_shards(registry.attr(ops[barrier], "shards"))
             self.queue.complete_chunks()
-            self.lowered(self.program.blocks["step"], start=barrier)(self.ctx, self.ctx.scope)
+            self.blocks.run("step", start=barrier)
 
     def report_hung(self, what: str) -> None:
         """A batch that is never done is one that cannot be computed: its failures are counted in the same way."""

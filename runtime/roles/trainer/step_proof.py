@@ -178,7 +178,7 @@ class _Ports:
     def run(self, name: str, fetch: tuple[str, ...]) -> tuple[Any, ...]:
         block = self.trial.program.blocks[name]
         if self._observe is None:
-            return self.trainer.lowered(block, fetch)(self.ctx, self.ctx.scope)
+            return self.trainer.blocks.lowered(block, fetch)(self.ctx, self.ctx.scope)
         return lower(block, fetch=fetch, device=self.ctx.device, observe=self._observe)(self.ctx, self.ctx.scope)
 
     # -- QueuePort, MembersPort, DataPort -----------------------------------------------------------------------

@@ -120,8 +120,8 @@ class Trainer(Role):
         """From start until the job is complete, or SIGTERM asks this trainer to leave."""
         self.start_daemon()
         try:
-            prove_step(self)
-            self.run_block("init")
+            self.prove()
+            self.blocks.run("init")
             self.watch()
             self.progress.begin("computing")
             while not self.leaving and not self.over():
@@ -137,6 +137,9 @@ class Trainer(Role):
             self.transport.close()
         if self.leaving:
             self.work_record.mark(Phase.LEFT)
+
+    def prove(self) -> None:
+        prove_step(self)
 
     def before_end(self) -> None:
         if self.work_record.phase != Phase.PROVING:
@@ -181,7 +184,7 @@ class Trainer(Role):
 
     def compute(self) -> Any:
         """Runs block step, and returns the loss."""
-        (loss,) = self.run_block("step", fetch=(str(self.program.attrs["loss"]),))
+        (loss,) = self.blocks.run("step", fetch=(str(self.program.attrs["loss"]),))
         return loss
 
     def tell_failure(self, what: str, error: Exception, **fields: Any) -> str:

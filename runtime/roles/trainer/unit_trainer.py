@@ -34,7 +34,7 @@ class UnitTrainer(ChunkTrainer):
 
     def compute(self) -> Any:
         """Runs block step, which runs block local; returns the mean loss of the unit's samples."""
-        self.run_block("step")
+        self.blocks.run("step")
         return self._unit_loss
 
     # -- LocalPort ----------------------------------------------------------------------------------------------
@@ -52,7 +52,7 @@ class UnitTrainer(ChunkTrainer):
             self._batch = work
             if following is not None:
                 super().read_ahead(unit.pass_index, unit.chunk, following.batch)
-            (loss,) = self.run_block(block, fetch)
+            (loss,) = self.blocks.run(block, fetch)
             losses += float(loss) * work.samples
             self.comm.pump(0)  # a long unit is no sign of death
         self._work, self.batch_samples, self._unit_loss = unit, unit.samples, losses / unit.samples
