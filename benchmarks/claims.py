@@ -49,9 +49,9 @@ def claim_all(trainer: ChunkTrainer, end: float) -> int:
         try:
             claims = records.take()
         except EndOfPass:
-            if trainer.pass_index >= 0:
+            if trainer.state.pass_index >= 0:
                 break
-            trainer.pass_index = 0
+            trainer.state.pass_index = 0
             continue
         except NoData:
             continue
@@ -78,15 +78,15 @@ def work(
     clients = [Etcd(endpoints) for _ in indices]
     trainers = [ChunkTrainer(job, Path(folder), etcd, i) for i, etcd in zip(indices, clients, strict=True)]
     for trainer in trainers:
-        trainer.register(role="trainer", index=trainer.index, lease=True)
-        assert trainer.session is not None
-        trainer.session.run_thread()
+        trainer.session.register(role="trainer", index=trainer.member.index, lease=True)
+        assert trainer.member.session is not None
+        trainer.member.session.run_thread()
     gate.wait()
     time.sleep(0.5)  # every view has every trainer
     end, counts = time.monotonic() + seconds, [0] * len(indices)
 
     def run(i: int) -> None:
-        counts[i] = claim_all(trainers[i], end) if kind == "claims" else bare(clients[i], trainers[i].id, end)
+        counts[i] = claim_all(trainers[i], end) if kind == "claims" else bare(clients[i], trainers[i].member.id, end)
 
     threads = [threading.Thread(target=run, args=(i,)) for i in range(len(indices))]
     started = time.monotonic()
@@ -123,7 +123,7 @@ def fresh_pass(etcd: Etcd, job: Job, folder: Path, endpoints: list[str]) -> floa
     # No shard is there: what a trainer has heard of them is generation -1, and so it is recorded.
     etcd.put(keys.of_shard(0).generation, msgspec.json.encode(Generation(number=-1)))
     trainer = ChunkTrainer(job, folder, Etcd(endpoints), 0)
-    trainer.pass_index = 0
+    trainer.state.pass_index = 0
     started = time.monotonic()
     trainer.queue.enqueue_pass()
     took = time.monotonic() - started

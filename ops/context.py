@@ -67,11 +67,15 @@ class SessionPort(Protocol):
         """Writes what this process has reached where displays read it."""
 
 
-class MembersPort(Protocol):
+class ViewPort(Protocol):
     """The watched view of the job: who lives, who holds which slot, which generation it is."""
 
     def watch(self) -> None:
         """Takes in what changed since the last call, and wakes what waits for it."""
+
+
+class SlotsPort(Protocol):
+    """The slots (logical trainers) of sync training."""
 
     def claim_slots(self, slots: int, policy: str) -> None:
         """Claims free slots up to this trainer's share."""
@@ -178,7 +182,8 @@ class Context:
     slot: int = 0
     device: str = "cpu"
     session: SessionPort | None = None
-    members: MembersPort | None = None
+    view: ViewPort | None = None
+    slots: SlotsPort | None = None
     queue: QueuePort | None = None
     claims: ClaimsPort | None = None
     comm: CommPort | None = None

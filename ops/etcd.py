@@ -45,24 +45,24 @@ def etcd_state_watch(ctx: Context) -> None:
     They say who lives, who holds which slot, the generation, the newest checkpoint, the job's state. What the main
     thread waits for is woken.
     """
-    assert ctx.members is not None
+    assert ctx.view is not None
     assert ctx.session is not None
-    ctx.members.watch()
+    ctx.view.watch()
     ctx.session.report_status()
 
 
 @op("etcd_claim_slots", effect=True)
 def etcd_claim_slots(ctx: Context, *, slots: int, on_trainer_loss: Literal["takeover", "wait"] = "takeover") -> None:
     """Claims free logical trainers up to a fair share (ceil(slots / live); at most one with "wait")."""
-    assert ctx.members is not None
-    ctx.members.claim_slots(slots, on_trainer_loss)
+    assert ctx.slots is not None
+    ctx.slots.claim_slots(slots, on_trainer_loss)
 
 
 @op("etcd_release_slots", effect=True)
 def etcd_release_slots(ctx: Context) -> None:
     """Hands slots above the fair share over to trainers that lack some. Stands at the end of a step: its boundary."""
-    assert ctx.members is not None
-    ctx.members.release_slots()
+    assert ctx.slots is not None
+    ctx.slots.release_slots()
 
 
 @op("etcd_enqueue_todo", effect=True)

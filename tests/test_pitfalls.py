@@ -129,7 +129,7 @@ ENDS = {
     "runtime/data/forks.py": "a fork of user code that leaves it",
     "runtime/launcher/launch.py": "a script that is one role",
     "runtime/process/role_process.py": "its parent is dead",
-    "runtime/roles/role.py": "its lease is lost, or it hangs",
+    "runtime/roles/process_end.py": "its lease is lost, or it hangs",
     "runtime/roles/trainer/loading.py": "its job is over while it loads",
     "runtime/launcher/fork_server.py": "the process between two forks",
 }

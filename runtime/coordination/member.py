@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
-import msgspec
-
 from graphft.errors import GraphftError, UsageError
-from graphft.runtime.coordination.connect import JobEnded
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.reach import out_of_reach
-from graphft.runtime.coordination.records import Registration
 from graphft.runtime.coordination.run_record import fenced, read_secret
-from graphft.runtime.etcd import KV, Session, Store, TransientEtcdError, Watch, absent, put_op, value_is
-from graphft.runtime.process.identity import identify
+from graphft.runtime.etcd import Session, Store, TransientEtcdError, Watch
 from graphft.runtime.process.progress import Progress
-from graphft.runtime.transport.address import network_identity
 from graphft.runtime.transport.login import Login
 
 if TYPE_CHECKING:
@@ -32,19 +23,19 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("graphft")
 
-WAIT_NOTICE_SECONDS = 5.0
 RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 1.0
 T = TypeVar("T")
 
 
-def _over(kvs: Mapping[str, KV], keys: Keys) -> bool:
-    return keys.state in kvs and kvs[keys.state].value != b"running"
+def _nothing() -> None:
+    """Nobody waits."""
 
 
 class Member:
     """One process of a job, as the others see it. Its methods may be called from any thread, but for `close`.
 
     `changed` is set, and `wake` called, whenever the view changed. `address`: where others reach it; "" if they do not.
+    `wake`: interrupts whatever the main thread waits for; a role sets it.
     """
 
     def __init__(
@@ -59,6 +50,7 @@ class Member:
         self.events = Events(self.etcd, self.keys, f"{kind} {index}")
         self.session, self.progress = session, progress
         self.changed = threading.Event()
+        self.wake: Callable[[], None] = _nothing
         self._view: tuple[int, JobView] = (-1, JobView())
         self.watcher = Watch(etcd, self.keys.control, lambda _: self._notify())
 
@@ -70,9 +62,6 @@ class Member:
     def _notify(self) -> None:
         self.changed.set()
         self.wake()
-
-    def wake(self) -> None:
-        """Interrupts whatever the main thread waits for. Called from other threads."""
 
     # -- the lease ----------------------------------------------------------------------------------------------
 
@@ -102,55 +91,6 @@ class Member:
                 log.warning("etcd: %s; trying again", error.message)
                 time.sleep(pause)
                 pause = min(2 * pause, MAX_RETRY_SECONDS)
-
-    # -- registration -------------------------------------------------------------------------------------------
-
-    def register(self, *, role: str, index: int, lease: bool) -> None:
-        """Claims this process's key; waits while a live process holds it. Raises JobEnded when the job is over."""
-        key = self.keys.pserver(index) if role == "pserver" else self.keys.trainer(self.id)
-        record = Registration(self.id, self.address, os.getpid(), socket.gethostname(), network_identity(), identify())
-        self.watcher.wait(
-            lambda kvs: not out_of_reach(record, read_view(self.keys, kvs.values())), self.config.lease_ttl + 1.0
-        )  # what is in the way may be dead
-        put = put_op(key, msgspec.json.encode(record), self.lease if lease else 0)
-        told = False
-        while not self.etcd.txn([absent(key), value_is(self.keys.state, b"running")], [put], token=key).ok:
-            state = self.etcd.get(self.keys.state)
-            if state is not None and state.value == b"failed":
-                raise GraphftError(f"job {self.keys.job} failed", rule="job-failed", help="see its events")
-            if state is not None and state.value != b"running":
-                raise JobEnded(f"job {self.keys.job} is complete", rule="job-complete")
-            if not told:
-                log.info("%s is held by a live process, waiting for it to go", key)
-                told = True
-            self.watcher.wait(lambda kvs: key not in kvs or _over(kvs, self.keys), WAIT_NOTICE_SECONDS)
-            self.check_lease()
-        self._check_reach(record)
-        reached = f": others reach this process at {self.address}" if self.address else ""
-        log.info("registered as %s%s", self.id, reached)
-
-    def _check_reach(self, me: Registration) -> None:
-        """Raises GraphftError[out-of-reach]. Whichever of two processes looks later sees both."""
-        if why := out_of_reach(me, read_view(self.keys, self.etcd.range(self.keys.control).kvs)):
-            raise UsageError(
-                why,
-                rule="out-of-reach",
-                help="give all roles etcd's address in the network that they share (not 127.0.0.1), or "
-                "set GRAPHFT_HOST where pservers run",
-            )
-
-    def wait_pservers(self, count: int, timeout: float) -> None:
-        """Returns when they are there, or when the job is over, whose pservers may be gone already."""
-        prefix = self.keys.pservers
-        here = self.watcher.wait(
-            lambda kvs: sum(k.startswith(prefix) for k in kvs) >= count or _over(kvs, self.keys), timeout
-        )
-        if here is None:
-            raise GraphftError(
-                f"waited {timeout:.0f} s for {count} pservers, {len(self.view.pservers)} are there",
-                rule="wait-pservers",
-                help="start the missing ones; `graphft status` shows who is alive",
-            )
 
     # -- the view -----------------------------------------------------------------------------------------------
 

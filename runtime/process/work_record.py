@@ -12,6 +12,7 @@ import mmap
 import os
 import socket
 import struct
+from collections.abc import Iterator
 from enum import IntEnum
 from pathlib import Path
 from typing import NamedTuple
@@ -106,6 +107,15 @@ class WorkRecord:
         """Notes another phase, and returns the one before."""
         before, self._file[_PHASE] = self.phase, phase
         return before
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While the process waits for others: its death then tells nothing of its batch."""
+        before = self.mark(Phase.IDLE)
+        try:
+            yield
+        finally:
+            self.mark(before)
 
     def ahead(self, place: Place | None) -> None:
         """The other thread reads this batch ahead; None: it does not any more."""

@@ -15,13 +15,14 @@ import functools
 import logging
 import random
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
 from graphft.ir import Operator
-from graphft.ops.context import ChunkWork, EndOfPass, NoData
+from graphft.ops.context import ChunkWork, ClaimsPort, EndOfPass, NoData, QueuePort
 from graphft.plan import chunk_batch_seed
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import PassRecord, decode_generation, decode_pass
@@ -30,6 +31,7 @@ from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.async_events import ChunkKey
 from graphft.runtime.protocol.chunk_queue import Todo
 from graphft.runtime.queue.failed_batch import fail_batch
+from graphft.runtime.queue.pace import Pace
 from graphft.runtime.queue.stale_claims import StaleClaims
 from graphft.runtime.queue.transactions import Passes, commit, give_back, renew, tell_poison, terms_of
 
@@ -79,28 +81,25 @@ class Ledgers(Protocol):
     def generations(self) -> list[int]: ...
 
 
-class Computing(Protocol):
-    """What the queue asks of the trainer that computes."""
-
-    pass_index: int
-
-    def read_ahead(self, pass_index: int, chunk: int, batch: int) -> None:
-        """Begins to make a batch that will be wanted."""
-
-    def alive_since(self, then: float) -> bool:
-        """Whether it has made progress after this time of the monotonic clock."""
-
-
-class AsyncQueue:
+class AsyncQueue(QueuePort, ClaimsPort):
     """The QueuePort and the ClaimsPort of an async trainer: the main thread's, and the daemon thread's.
 
-    `op`: its program's `etcd_get_chunk`; None: it works on its share of the plan.
+    `op`: its program's `etcd_get_chunk`; None: it works on its share of the plan. `read_ahead` begins to make a batch
+    that will be wanted, given as (pass_index, chunk, batch).
     """
 
-    def __init__(self, member: Member, op: Operator | None, ledgers: Ledgers, work: Computing) -> None:
-        self.member, self.plan, self.ledgers, self.work = member, member.config.plan, ledgers, work
+    def __init__(
+        self,
+        member: Member,
+        op: Operator | None,
+        ledgers: Ledgers,
+        pace: Pace,
+        read_ahead: Callable[[int, int, int], None],
+    ) -> None:
+        self.member, self.plan, self.ledgers, self.pace = member, member.config.plan, ledgers, pace
+        self.read_ahead = read_ahead
         self.claims: dict[ChunkKey, Claim] = {}
-        self.records = Claims(self, terms_of(op)) if op is not None else None
+        self.records = Claims(member, ledgers, pace, terms_of(op)) if op is not None else None
         self.source: Source = self.records or StaticAssignment(member)
 
     # -- QueuePort ----------------------------------------------------------------------------------------------
@@ -136,11 +135,11 @@ class AsyncQueue:
 
     def enqueue_pass(self) -> None:
         assert self.records is not None
-        self.records.enqueue(self.work.pass_index)
+        self.records.enqueue(self.pace.pass_index)
 
     def requeue_stale(self, timeout: float) -> None:
         assert self.records is not None
-        self.records.renew(timeout)
+        self.records.renew(timeout, self.claims)
 
     # -- for the trainer ----------------------------------------------------------------------------------------
 
@@ -186,9 +185,9 @@ class AsyncQueue:
     def _read_ahead(self, work: ChunkWork) -> None:
         claim = self.claims[work.pass_index, work.chunk]
         if work.batch + 1 < claim.batches:
-            self.work.read_ahead(*claim.key, work.batch + 1)
+            self.read_ahead(*claim.key, work.batch + 1)
         for other in list(self.claims.values())[1:2]:
-            self.work.read_ahead(*other.key, 0)
+            self.read_ahead(*other.key, 0)
 
     def _drop(self, claim: Claim) -> None:
         del self.claims[claim.key]
@@ -217,8 +216,8 @@ class StaticAssignment:
 class Claims:
     """Chunks claimed from etcd's records."""
 
-    def __init__(self, queue_: AsyncQueue, terms: tuple[float, int]) -> None:
-        self.queue, self.member, self.work = queue_, queue_.member, queue_.work
+    def __init__(self, member: Member, ledgers: Ledgers, pace: Pace, terms: tuple[float, int]) -> None:
+        self.member, self.ledgers, self.pace = member, ledgers, pace
         self.etcd, self.keys, self.config = self.member.etcd, self.member.keys, self.member.config
         self.plan = self.config.plan
         self.passes = Passes(self.member)
@@ -261,9 +260,9 @@ class Claims:
             marker = self.etcd.get(self.keys.pass_)
             if marker != self._marker:
                 self._begin(marker)
-                if _pass(marker) != self.work.pass_index:
+                if _pass(marker) != self.pace.pass_index:
                     raise EndOfPass
-            elif self._open or self.work.pass_index >= self.plan.passes:
+            elif self._open or self.pace.pass_index >= self.plan.passes:
                 raise NoData  # others hold what is left
             else:
                 raise EndOfPass
@@ -271,7 +270,7 @@ class Claims:
     def next_pass(self) -> int:
         """The pass to go on with at the end of the trainer's own: the recorded one, or if it is that, the next."""
         recorded = _pass(self._marker)
-        return recorded + 1 if recorded == self.work.pass_index else recorded
+        return recorded + 1 if recorded == self.pace.pass_index else recorded
 
     def _begin(self, marker: KV | None) -> None:
         """The pass is another, or chunks were put back: every range is to be looked at (again)."""
@@ -375,7 +374,7 @@ class Claims:
     def _generations(self) -> list[Compare] | None:
         """That each shard is in the generation whose acknowledgements this trainer has; None if one is known not to."""
         known, fences = self.member.watcher.snapshot(), []
-        for shard, generation in enumerate(self.queue.ledgers.generations()):
+        for shard, generation in enumerate(self.ledgers.generations()):
             kv = known.get(self.keys.of_shard(shard).generation)
             record = decode_generation(kv)
             if kv is None or record is None or record.number != generation:
@@ -404,11 +403,11 @@ class Claims:
 
     # -- the daemon thread --------------------------------------------------------------------------------------
 
-    def renew(self, timeout: float) -> None:
+    def renew(self, timeout: float, mine: Mapping[ChunkKey, Claim]) -> None:
         """Renews the own claims while batches are computed, and takes away what others have not renewed."""
         now = time.monotonic()
-        for claim in list(self.queue.claims.values()):
-            if now - claim.renewed > timeout / 4 and self.work.alive_since(claim.renewed):
+        for claim in list(mine.values()):
+            if now - claim.renewed > timeout / 4 and self.pace.alive_since(claim.renewed):
                 claim.renewed = now
                 renew(
                     self.etcd,
@@ -421,7 +420,7 @@ class Claims:
                 )
         index = _pass(self.member.watcher.snapshot().get(self.keys.pass_))
         if 0 <= index < self.plan.passes:
-            self.stale_claims.look(index, timeout, {claim.revision for claim in list(self.queue.claims.values())})
+            self.stale_claims.look(index, timeout, {claim.revision for claim in list(mine.values())})
 
 
 def _pass(marker: KV | None) -> int:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from graphft.ir import Operator
-from graphft.ops.context import ChunkWork, Context, NoData, WorkChanged
+from graphft.ops.context import ChunkWork, ClaimsPort, Context, NoData, QueuePort, WorkChanged
 from graphft.plan import Located, batch_seed
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.etcd import KV, get_op, value_is
@@ -33,6 +33,7 @@ from graphft.runtime.protocol.chunk_queue import Change
 from graphft.runtime.queue.background_tasks import BackgroundTasks
 from graphft.runtime.queue.failed_batch import fail_batch
 from graphft.runtime.queue.finished_passes import FinishedPasses
+from graphft.runtime.queue.pace import Pace
 from graphft.runtime.queue.stale_claims import StaleClaims
 from graphft.runtime.queue.transactions import Passes, commit, give_back, renew, tell_poison, terms_of
 
@@ -73,28 +74,15 @@ class Shards(Protocol):
         """The slots that this trainer holds."""
 
 
-class Pace(Protocol):
-    """What the queue asks of the trainer that computes."""
-
-    pass_index: int
-
-    @property
-    def pace(self) -> float:
-        """Batches per second of late."""
-
-    def busy_since(self, then: float) -> bool:
-        """Whether a step was computed after this time of the monotonic clock."""
-
-
-class SyncQueue:
+class SyncQueue(QueuePort, ClaimsPort):
     """The QueuePort and the ClaimsPort of a sync trainer.
 
     `op`: its program's `etcd_get_chunk`; None: it only follows the plan. `ctx`: tells which (step, slot) is computed.
     """
 
-    def __init__(self, member: Member, op: Operator | None, ctx: Context, shards: Shards, work: Pace) -> None:
+    def __init__(self, member: Member, op: Operator | None, ctx: Context, shards: Shards, pace: Pace) -> None:
         self.member, self.keys, self.plan = member, member.keys, member.config.plan
-        self.ctx, self.shards, self.pace = ctx, shards, work
+        self.ctx, self.shards, self.pace = ctx, shards, pace
         self.records = op is not None
         self._terms = terms_of(op)
         self.claims: dict[tuple[int, int], Claim] = {}

@@ -8,10 +8,13 @@ import msgspec
 
 from graphft.errors import GraphftError
 from graphft.ir import Program
+from graphft.ops.context import ClaimsPort, CoordinatorPort
+from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.run_record import put_job, run_record
 from graphft.runtime.etcd import Store
 from graphft.runtime.queue.stale_claims import StaleClaims
 from graphft.runtime.roles.role import Role
+from graphft.runtime.roles.seen_view import SeenView
 from graphft.transpiler import Job
 
 
@@ -22,7 +25,8 @@ class Coordinator(Role):
 
     def __init__(self, job: Job, job_dir: Path, program: Program, etcd: Store, index: int) -> None:
         super().__init__(job, job_dir, program, etcd, index)
-        self.ctx.coordinator, self.ctx.claims = JobKeeper(self), OthersClaims(self)
+        self.ctx.view, self.ctx.claims = SeenView(self.member), OthersClaims(self.member)
+        self.ctx.coordinator = JobKeeper(self.member, self.job_dir)
         self.open_session()
 
     def run(self) -> None:
@@ -37,35 +41,37 @@ class Coordinator(Role):
         return run_record(self.job)
 
 
-class JobKeeper:
-    """The CoordinatorPort."""
+class JobKeeper(CoordinatorPort):
+    """Writes the job's record, and waits for its end."""
 
-    def __init__(self, role: Role) -> None:
-        self.role = role
+    def __init__(self, member: Member, job_dir: Path) -> None:
+        self.member, self.job_dir = member, job_dir
 
     def put_job(self, pservers: int) -> None:
-        role = self.role
-        put_job(role.etcd, role.keys, role.job, role.job_dir)
-        role.etcd.put(role.keys.ps_desired, str(pservers).encode())
+        member = self.member
+        put_job(member.etcd, member.keys, member.job, self.job_dir)
+        member.etcd.put(member.keys.ps_desired, str(pservers).encode())
 
     def await_job(self) -> None:
-        role = self.role
-        role.progress.begin("waiting for the job's end")
-        while not role.view.over:
-            role.progress.beat()
-            role.watcher.wait(lambda kvs: role.keys.state in kvs and kvs[role.keys.state].value != b"running", 5.0)
-            role.check_lease()
-        if role.view.state == "failed":
-            raise GraphftError(f"job {role.keys.job} failed", rule="job-failed", help="see its events: graphft status")
+        member, state = self.member, self.member.keys.state
+        member.progress.begin("waiting for the job's end")
+        while not member.view.over:
+            member.progress.beat()
+            member.watcher.wait(lambda kvs: state in kvs and kvs[state].value != b"running", 5.0)
+            member.check_lease()
+        if member.view.state == "failed":
+            raise GraphftError(
+                f"job {member.keys.job} failed", rule="job-failed", help="see its events: graphft status"
+            )
 
 
-class OthersClaims:
-    """The ClaimsPort of a process that claims nothing itself."""
+class OthersClaims(ClaimsPort):
+    """Of a process that claims nothing itself."""
 
-    def __init__(self, role: Role) -> None:
-        self.role, self._stale_claims = role, StaleClaims(role.etcd, role.keys, role.events)
+    def __init__(self, member: Member) -> None:
+        self.member, self._stale_claims = member, StaleClaims(member.etcd, member.keys, member.events)
 
     def requeue_stale(self, timeout: float) -> None:
-        record = self.role.view.pass_
+        record = self.member.view.pass_
         if record is not None:
             self._stale_claims.look(record.pass_index, timeout)

@@ -199,7 +199,7 @@ def _make_role(job: Job, job_dir: Path, spec: RoleSpec, etcd: Store) -> Pserver 
         any_index = claims or not job.config.sync or job.config.trainers == 1
         return _trainer_class(job)(job, job_dir, etcd, max(spec.index, 0) if any_index else spec.index)
     from graphft.runtime.coordination.run_record import fenced
-    from graphft.runtime.roles.pserver.pserver import claim_index
+    from graphft.runtime.roles.pserver.index_claim import claim_index
 
     program = job.pserver_program(0)
     make = _pserver_class(program)

@@ -12,6 +12,7 @@ import graphft
 from graphft.runtime.chaos.fault_schedule import Fault
 from graphft.runtime.chaos.run import ChaosOptions, Run
 from graphft.runtime.roles.trainer.slot_trainer import SlotTrainer
+from graphft.runtime.roles.trainer.state import TrainerState
 from graphft.runtime.transport import ZmqClient
 from tests.support.programs_by_hand import linear
 
@@ -20,7 +21,7 @@ def test_asking_a_trainer_to_leave_needs_no_lock_that_it_may_hold() -> None:
     """SIGTERM came while the main thread was sending: its handler waited for the lock that the thread held, and the
     trainer kept its slots, and the job, until its lease had ended."""
     trainer = SlotTrainer.__new__(SlotTrainer)
-    trainer.transport, trainer.leaving = ZmqClient("t"), False
+    trainer.transport, trainer.state = ZmqClient("t"), TrainerState()
 
     def asked() -> None:
         with trainer.transport._lock:
@@ -30,7 +31,7 @@ def test_asking_a_trainer_to_leave_needs_no_lock_that_it_may_hold() -> None:
     thread.start()
     thread.join(5)
     assert not thread.is_alive()
-    assert trainer.leaving
+    assert trainer.state.leaving
     trainer.transport.close()
 
 

@@ -107,7 +107,7 @@ def seen(definition: OpDef, attrs: dict[str, Any]) -> str:
     return repr([calls, [v.tolist() if isinstance(v, Tensor) else v for v in values]])
 
 
-PORTS = ("session", "members", "queue", "claims", "comm", "data", "local", "server", "coordinator")
+PORTS = ("session", "view", "slots", "queue", "claims", "comm", "data", "local", "server", "coordinator")
 CASES = [pytest.param(d, a, id=f"{d.name}-{a.name}") for d in OWN for a in d.attrs]
 
 
@@ -122,7 +122,7 @@ def test_a_kernel_sees_its_attribute(definition: OpDef, attr: Attr) -> None:
 UNUSED = {
     ("sync_comm.py", "end_push", "push_timeout"): "of async programs: a sync step waits for every shard",
     ("sync_comm.py", "end_push", "max_skipped"): "of async programs: a sync step waits for every shard",
-    ("step_proof.py", "", ""): "a dry run of one step: nothing is claimed, pulled or awaited",
+    ("step_trial.py", "", ""): "a dry run of one step: nothing is claimed, pulled or awaited",
 }
 """(file, method, parameter) that a port may leave alone, and why."""
 

@@ -65,7 +65,7 @@ def begin(scene: Stage, index: int) -> Any:
     shards_at(trainer, 0)
     with pytest.raises(EndOfPass):
         trainer.queue.source.take()
-    trainer.pass_index = trainer.queue.next_pass()
+    trainer.state.pass_index = trainer.queue.next_pass()
     trainer.queue.enqueue_pass()
     return trainer
 
@@ -113,7 +113,7 @@ def test_a_pass_is_over_when_its_last_pending_chunk_is_discarded(scene: Stage) -
 def test_a_zombie_completes_nothing_of_its_successors(scene: Stage) -> None:
     zombie, successor = begin(scene, 0), begin(scene, 1)
     claims = take(zombie, CHUNKS)
-    scene.etcd.lease_revoke(zombie.lease)
+    scene.etcd.lease_revoke(zombie.member.lease)
     again = {c.key: c for c in take(successor, CHUNKS)}
     assert zombie.queue.source.complete(claims) == claims, "it is rid of them"
     assert scene.records() == {"todo": set(range(CHUNKS)), "pending": set(range(CHUNKS))}
@@ -125,15 +125,15 @@ def test_what_a_shard_forgot_meanwhile_is_not_done(scene: Stage) -> None:
     """It acknowledged all batches in a generation that is over: it came back older, and has to say what it lacks."""
     trainer = begin(scene, 0)
     claims = take(trainer, 1)
-    trainer.etcd.store.before_txn = lambda: raise_generation(scene, 1, 1)  # at the last moment
+    trainer.member.etcd.store.before_txn = lambda: raise_generation(scene, 1, 1)  # at the last moment
     assert trainer.queue.source.complete(claims) == []
-    assert trainer.etcd.store.before_txn is None
-    until(lambda: trainer.view.shard_generations[1].number == 1)
+    assert trainer.member.etcd.store.before_txn is None
+    until(lambda: trainer.member.view.shard_generations[1].number == 1)
     assert trainer.queue.source.complete(claims) == []
     assert "done" not in scene.records()
     shards_at(trainer, 0, generation=1)
     raise_generation(scene, 0, 1)
-    until(lambda: trainer.view.shard_generations[0].number == 1)
+    until(lambda: trainer.member.view.shard_generations[0].number == 1)
     assert trainer.queue.source.complete(claims) == claims
     assert scene.records()["done"] == {claims[0].key[1]}
 
@@ -146,12 +146,12 @@ def test_a_claim_that_etcd_did_not_answer_is_no_claim(scene: Stage, applied: boo
     def fail() -> None:
         raise Ambiguous("no answer") if applied else EtcdUnreachable("away")
 
-    setattr(trainer.etcd.store, "after_txn" if applied else "before_txn", fail)
+    setattr(trainer.member.etcd.store, "after_txn" if applied else "before_txn", fail)
     (claim,) = trainer.queue.source.take()
     pending = scene.records()["pending"]
     assert claim.key[1] in pending
     assert len(pending) == 1 + applied
-    scene.etcd.lease_revoke(trainer.lease)
+    scene.etcd.lease_revoke(trainer.member.lease)
     assert {c.key[1] for c in take(other, CHUNKS)} == set(range(CHUNKS))
 
 
@@ -179,7 +179,7 @@ def test_a_claim_that_its_own_trainer_does_not_know_of_is_taken_away(scene: Stag
     def fail() -> None:
         raise Ambiguous("no answer")
 
-    trainer.etcd.store.after_txn = fail
+    trainer.member.etcd.store.after_txn = fail
     (held,) = take(trainer, 1)
     (lost,) = scene.records()["pending"] - {held.key[1]}
     until(lambda: trainer.queue.requeue_stale(0.2) or scene.records()["pending"] == {held.key[1]})

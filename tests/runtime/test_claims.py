@@ -27,19 +27,21 @@ def scene(etcd_server: EmbeddedEtcd, keys: Keys, job: Job, tmp_path: Path) -> It
 
 def claims(trainer: Any) -> set[int]:
     """The slots that the trainer holds in etcd after its daemon thread has looked once."""
-    until(lambda: trainer.watcher.revision >= trainer.etcd.get(trainer.keys.generation).mod_revision)
-    seen = trainer.etcd.range(trainer.keys.control).revision
-    until(lambda: trainer.watcher.revision >= seen or not trainer.watcher.snapshot())
-    trainer.claim_slots(trainer.config.trainers, "takeover")
+    until(
+        lambda: trainer.member.watcher.revision >= trainer.member.etcd.get(trainer.member.keys.generation).mod_revision
+    )
+    seen = trainer.member.etcd.range(trainer.member.keys.control).revision
+    until(lambda: trainer.member.watcher.revision >= seen or not trainer.member.watcher.snapshot())
+    trainer.slots.claim_slots(trainer.config.trainers, "takeover")
     return {
-        int(kv.key.removeprefix(trainer.keys.slots))
-        for kv in trainer.etcd.range(trainer.keys.slots).kvs
-        if kv.value.decode() == trainer.id
+        int(kv.key.removeprefix(trainer.member.keys.slots))
+        for kv in trainer.member.etcd.range(trainer.member.keys.slots).kvs
+        if kv.value.decode() == trainer.member.id
     }
 
 
 def sees(trainer: Any, key: str, there: bool = True) -> None:
-    until(lambda: (key in trainer.watcher.snapshot()) == there)
+    until(lambda: (key in trainer.member.watcher.snapshot()) == there)
 
 
 def test_a_trainer_claims_when_every_registered_shard_has_welcomed_it(scene: Stage) -> None:
@@ -57,36 +59,38 @@ def test_a_trainer_claims_when_every_registered_shard_has_welcomed_it(scene: Sta
 def test_a_trainer_whose_main_thread_is_stuck_claims_nothing(scene: Stage) -> None:
     """Pitfall 33: its daemon thread would take the slot back that it lost for this."""
     trainer = scene.trainer(0)
-    trainer.progress.begin("computing")
-    trainer.progress.limit = 1.0
-    trainer.progress.last = time.monotonic() - 2.0
+    trainer.member.progress.begin("computing")
+    trainer.member.progress.limit = 1.0
+    trainer.member.progress.last = time.monotonic() - 2.0
     assert claims(trainer) == set()
-    trainer.progress.beat()
+    trainer.member.progress.beat()
     assert claims(trainer) == set(range(trainer.config.trainers))
-    lost = trainer.keys.slot(0)
+    lost = trainer.member.keys.slot(0)
     sees(trainer, lost)
-    trainer.watch()  # it knows that it holds the slot, before it loses it
+    trainer.view.take_in()  # it knows that it holds the slot, before it loses it
     scene.etcd.delete(lost)
     sees(trainer, lost, there=False)
-    trainer.watch()
+    trainer.view.take_in()
     assert 0 not in claims(trainer), "no mark since it was lost"
-    trainer.progress.beat()
+    trainer.member.progress.beat()
     assert 0 in claims(trainer)
 
 
 def test_a_trainer_that_is_barred_leaves_the_slots_to_others(scene: Stage) -> None:
     """Pitfall 34: unless all are."""
     trainer, other = scene.trainer(0), scene.trainer(1)
-    until(lambda: len(trainer.view.trainers) == 2 == len(other.view.trainers))
-    key = scene.keys.barred(trainer.id)
-    scene.etcd.put(key, msgspec.json.encode(Barred("a test says so", "a test")), trainer.lease)
+    until(lambda: len(trainer.member.view.trainers) == 2 == len(other.member.view.trainers))
+    key = scene.keys.barred(trainer.member.id)
+    scene.etcd.put(key, msgspec.json.encode(Barred("a test says so", "a test")), trainer.member.lease)
     for one in (trainer, other):
         sees(one, key)
     assert claims(trainer) == set()
     assert trainer.bar.sidelined()
     assert claims(other) == set(range(other.config.trainers)), "all of them are its share"
-    scene.etcd.put(scene.keys.barred(other.id), msgspec.json.encode(Barred("the same", "a test")), other.lease)
-    sees(other, scene.keys.barred(other.id))
+    scene.etcd.put(
+        scene.keys.barred(other.member.id), msgspec.json.encode(Barred("the same", "a test")), other.member.lease
+    )
+    sees(other, scene.keys.barred(other.member.id))
     assert not other.bar.sidelined()
 
 
@@ -94,19 +98,19 @@ def test_a_slot_that_is_given_away_and_claimed_again_between_two_looks(scene: St
     """Pitfall 35: the trainer held it in etcd, and worked on it no more."""
     trainer = scene.trainer(0)
     shards_at(trainer, 0)
-    trainer.watch()
+    trainer.view.take_in()
     held = claims(trainer)
-    until(lambda: trainer.view.slots.keys() == held)
-    trainer.watch()
+    until(lambda: trainer.member.view.slots.keys() == held)
+    trainer.view.take_in()
     trainer.comm.take_in(0)
-    assert trainer.comm.slots() == sorted(held)
-    watched = trainer.watcher.snapshot()[scene.keys.slot(0)].create_revision
-    trainer._hand_over(0)
-    assert 0 not in trainer.comm.slots(), "at once"
-    trainer.progress.beat()
-    scene.etcd.put(scene.keys.slot(0), trainer.id.encode(), trainer.lease)
-    until(lambda: trainer.view.claims.get(0, 0) > watched)
-    trainer.watch()
+    assert trainer.shards.slots() == sorted(held)
+    watched = trainer.member.watcher.snapshot()[scene.keys.slot(0)].create_revision
+    trainer.slots.hand_over(0)
+    assert 0 not in trainer.shards.slots(), "at once"
+    trainer.member.progress.beat()
+    scene.etcd.put(scene.keys.slot(0), trainer.member.id.encode(), trainer.member.lease)
+    until(lambda: trainer.member.view.claims.get(0, 0) > watched)
+    trainer.view.take_in()
     trainer.comm.take_in(0)
-    assert trainer.comm.slots() == sorted(held)
-    assert trainer.comm.claim_of(0) == trainer.view.claims[0]
+    assert trainer.shards.slots() == sorted(held)
+    assert trainer.shards.claim_of(0) == trainer.member.view.claims[0]

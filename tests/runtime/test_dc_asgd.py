@@ -33,9 +33,9 @@ class Trainer:
     """Pushes gradients that the test makes up to one shard, of one bucket; it keeps what the shard sends."""
 
     def __init__(self, name: str, shard: BatchPserver) -> None:
-        self.job, self.client = shard.job, ZmqClient(name, login=shard.login)
-        self.client.connect(0, shard.address)
-        self.client.send(0, Hello(self.job.run_id, shard.secret, name))
+        self.job, self.client = shard.job, ZmqClient(name, login=shard.member.login)
+        self.client.connect(0, shard.member.address)
+        self.client.send(0, Hello(self.job.run_id, shard.member.secret, name))
         self._get(Welcome)
         self.client.send(0, Pull(0, -1, 0))
         self.version, self.values = self._bucket()
@@ -145,7 +145,7 @@ def check(shards: Shards, gradients: list[list[Tensor]], **options: float) -> No
     flat = {f"{n}@slice{i}": part for n in ("w", "b") for i, part in enumerate(trained[n].reshape(-1).split(128))}
     flat |= {n: v.reshape(-1) for n, v in trained.items()}
     for role, given in zip(shards.roles, gradients, strict=True):
-        names = role.buffers.buckets[0].names
+        names = role.server.buffers.buckets[0].names
         values = [role.program.values[n] for n in names]
         split = [list(g.split([v.numel() for v in values])) for g in given]
         wanted = reference(values, split, **options)
@@ -153,8 +153,8 @@ def check(shards: Shards, gradients: list[list[Tensor]], **options: float) -> No
         for name, value in zip(names, wanted, strict=True):
             torch.testing.assert_close(flat[name], value, rtol=1e-5, atol=1e-6)
         assert (torch.cat(wanted) - torch.cat(plain)).abs().max() > 1e-3
-        assert role.counters["uncompensated"] == 0
-        assert role.machine.staleness.max == 7, "c, at first"
+        assert role.server.counters["uncompensated"] == 0
+        assert role.server.machine.staleness.max == 7, "c, at first"
 
 
 def test_two_shards_compensate_with_what_each_trainer_had(run: Callable[..., Any]) -> None:

@@ -44,7 +44,7 @@ def scene(etcd_server: EmbeddedEtcd, keys: Keys, short_job: Job, tmp_path: Path)
 
 def work_at(scene: Stage, trainer: Any, step: int) -> None:
     """The trainer holds slot 0, and begins its batch of this step."""
-    scene.etcd.put(scene.keys.slot(0), trainer.id.encode(), trainer.lease)
+    scene.etcd.put(scene.keys.slot(0), trainer.member.id.encode(), trainer.member.lease)
     shards_at(trainer, step)
     enter(trainer, step)
     trainer.queue.claim_chunk(60.0, 1)
@@ -53,12 +53,12 @@ def work_at(scene: Stage, trainer: Any, step: int) -> None:
 def enter(trainer: Any, step: int) -> None:
     trainer.ctx.step, trainer.ctx.slot = step, 0
     trainer.queue.enqueue_pass()
-    trainer.pass_index = trainer.plan.pass_of(step)
+    trainer.state.pass_index = trainer.plan.pass_of(step)
 
 
 def finish(trainer: Any) -> None:
-    shards_at(trainer, LAST + 1, trainer.comm.machine.generation if trainer.comm.machine else 0)
-    until(lambda: trainer.comm.finished)
+    shards_at(trainer, LAST + 1, trainer.shards.machine.generation if trainer.shards.machine else 0)
+    until(lambda: trainer.shards.finished)
     trainer.queue.complete_job()
 
 
@@ -98,7 +98,7 @@ def test_what_a_dead_trainer_left_in_the_pass_before_is_closed_at_the_end(scene:
     work_at(scene, holder, 1)
     shards_at(other, 2)
     enter(other, 2)
-    scene.etcd.lease_revoke(holder.lease)
+    scene.etcd.lease_revoke(holder.member.lease)
     assert scene.records(0) == {"todo": {0}}
     finish(other)
     assert (scene.records(0), scene.records(1)) == (DONE, DONE)
@@ -108,7 +108,7 @@ def test_whoever_lost_the_slot_puts_nothing_back(scene: Stage) -> None:
     """Pitfall 58: a late claim of a chunk that is done by now opens it no more."""
     late, other = scene.trainer(0), scene.trainer(1)
     work_at(scene, late, 0)
-    scene.etcd.put(scene.keys.slot(0), other.id.encode(), other.lease)
+    scene.etcd.put(scene.keys.slot(0), other.member.id.encode(), other.member.lease)
     late.queue.claims.clear()
     scene.etcd.delete(chunk_queue.todo_key(scene.keys.queue(0), 0))
     scene.etcd.delete(chunk_queue.pending_key(scene.keys.queue(0), 0))
@@ -131,9 +131,9 @@ def test_a_record_that_changes_while_the_job_is_closed_is_looked_at_again(scene:
 
     def twice() -> None:
         renew()
-        trainer.etcd.before_txn = renew
+        trainer.member.etcd.before_txn = renew
 
     enter(trainer, LAST)
-    trainer.etcd.before_txn = twice
+    trainer.member.etcd.before_txn = twice
     finish(trainer)
     assert scene.records(1) == DONE

@@ -29,11 +29,11 @@ lock = Lock(Session(Etcd(endpoints), 5).run_thread(), prefix + "lock")
 lock.acquire()
 roles = [make(job, sys.argv[1], Etcd(endpoints), 0) for make in (RoundPserver, SlotTrainer)]
 for role in roles:
-    role.register(role=role.kind, index=0, lease=True)
+    role.session.register(role=role.kind, index=0, lease=True)
     role.start_daemon()
 roles[1].transport.connect(0, "tcp://127.0.0.1:9")  # nobody is there
 roles[1].transport.send(0, Hello("j", "p", "t"))
-roles[1].read_ahead(0, 0, 0)
+roles[1].data.read_ahead(0, 0, 0)
 print("through", flush=True)
 """
 

@@ -22,7 +22,7 @@ TTL = 10
 PSERVERS = """
 import os, sys, threading
 from graphft.runtime.roles.environment import RoleSpec, run_role
-from graphft.runtime.roles.pserver.round_pserver import RoundPserver
+from graphft.runtime.roles.seen_view import SeenView
 from graphft.transpiler import Job
 
 def hangs(self):
@@ -32,7 +32,7 @@ def dies(self):
     raise RuntimeError("out of order")
 
 def run(kind, endpoints):
-    RoundPserver.watch = {"hangs": hangs, "dies": dies}.get(kind, RoundPserver.watch)
+    SeenView.watch = {"hangs": hangs, "dies": dies}.get(kind, SeenView.watch)
     return run_role(Job.load(kind), kind, RoleSpec("pserver", 0, etcd=endpoints))
 
 kinds = {}

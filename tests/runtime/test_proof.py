@@ -22,7 +22,8 @@ from graphft.runtime.roles.proof import MAX_OPS, OP_BYTES, OpDigests, Proof
 from graphft.runtime.roles.pserver.batch_pserver import BatchPserver
 from graphft.runtime.roles.pserver.round_pserver import RoundPserver
 from graphft.runtime.roles.trainer import step_proof
-from graphft.runtime.roles.trainer.step_proof import DEATHS, StepTrial, _moved, _Ports
+from graphft.runtime.roles.trainer.step_proof import DEATHS
+from graphft.runtime.roles.trainer.step_trial import StepTrial, TrialComm, moved
 from graphft.transpiler import Job
 from tests.runtime.trainers import Stage, stage
 from tests.support.programs_by_hand import linear
@@ -63,7 +64,7 @@ def pserver(scene: Stage, index: int = 0) -> Any:
     made = kind(scene.job, scene.folder, Etcd(scene.server.endpoints), index)
     scene.stack.callback(made.transport.close)
     scene.stack.callback(made.close)
-    scene.stack.callback(made.saver.close)
+    scene.stack.callback(made.server.saver.close)
     return made
 
 
@@ -93,7 +94,7 @@ def test_the_first_trainer_records_and_the_next_compares(moded: Stage) -> None:
     first, second = moded.trainer(0), moded.trainer(1)
     first.prove()
     proof = recorded(moded)
-    assert (proof.by, proof.what) == (f"trainer {first.id}", "batch 0 of chunk 0")
+    assert (proof.by, proof.what) == (f"trainer {first.member.id}", "batch 0 of chunk 0")
     assert set(proof.inputs) == {"values of column x", "values of column y", "initial values"}
     state, scope = torch.get_rng_state(), {n: v.clone() for n, v in second.ctx.scope.items()}
     second.prove()
@@ -101,7 +102,7 @@ def test_the_first_trainer_records_and_the_next_compares(moded: Stage) -> None:
     assert scope.keys() == second.ctx.scope.keys()
     assert all(torch.equal(v.nan_to_num(), second.ctx.scope[n].nan_to_num()) for n, v in scope.items())
     assert recorded(moded) == proof
-    assert second.loss is None
+    assert second.state.loss is None
     assert not list(moded.folder.glob("metrics/*"))
     assert {kv.key for kv in moded.etcd.range(moded.keys.proof("")).kvs} == {moded.keys.proof("trainer")}
 
@@ -182,9 +183,15 @@ def test_a_batch_that_ends_processes_is_given_up(scene: Stage) -> None:
     """What ended in the middle left a mark, though its lease is gone. Who is still at it is not counted, and those that
     ended together (a machine was preempted) count as one."""
     tried, living = scene.keys.proof("tried/"), scene.trainer(0)
-    for dead, before in (("0-dead", b"0"), ("1-dead", b"0"), ("0-later", b"1"), ("1-later", b"1"), (living.id, b"2")):
+    for dead, before in (
+        ("0-dead", b"0"),
+        ("1-dead", b"0"),
+        ("0-later", b"1"),
+        ("1-later", b"1"),
+        (living.member.id, b"2"),
+    ):
         scene.etcd.put(tried + dead, before)
-    scene.etcd.put(scene.keys.proof(f"trying/{living.id}"), b"")
+    scene.etcd.put(scene.keys.proof(f"trying/{living.member.id}"), b"")
     scene.trainer(1).prove()
     assert recorded(scene).by.startswith("trainer 1-"), "after two attempts"
     scene.etcd.delete(scene.keys.proof("trainer"))
@@ -225,7 +232,10 @@ def test_the_shortest_batch_is_tried_as_well(
     config = job.config.replace(data=data, drop_last=drop_last)
     with stage(etcd_server, keys, Job(job.source, config, job.programs, job.run_id), tmp_path) as scene:
         seen: list[Any] = []
-        StepTrial(scene.trainer(0)).run(lambda block, index, values: seen.append(values.get("x")))
+        trainer = scene.trainer(0)
+        StepTrial(trainer.member, trainer.blocks, trainer.prefetcher).run(
+            lambda block, index, values: seen.append(values.get("x"))
+        )
         assert list(dict.fromkeys(len(x) for x in seen if x is not None)) == sizes
 
 
@@ -257,18 +267,18 @@ def test_zeros_prove_nothing_so_the_values_are_moved(etcd_server: EmbeddedEtcd, 
     for program in [*shards, job.trainer_program()]:
         program.values.update({n: torch.zeros_like(v) for n, v in program.values.items() if v.is_floating_point()})
     with stage(etcd_server, keys, job, tmp_path) as scene:
-        ports = _Ports(StepTrial(scene.trainer(0)), None)
+        comm = TrialComm(scene.trainer(0).job)
         values = torch.cat(
             [
-                ports._initial(op.attrs["shard"], op.attrs["bucket"])
+                comm.values_of(op.attrs["shard"], op.attrs["bucket"])
                 for op in job.trainer_program().blocks["step"].ops
                 if op.type == "recv"
             ]
         )
-        again = _Ports(StepTrial(scene.trainer(1)), None)._initial(0, 0)
+        again = TrialComm(scene.trainer(1).job).values_of(0, 0)
     assert (values != 0).float().mean() > 0.9
     assert torch.equal(values[: len(again)], again), "the same for all"
-    assert _moved(torch.arange(3), torch.Generator()).tolist() == [0, 1, 2]
+    assert moved(torch.arange(3), torch.Generator()).tolist() == [0, 1, 2]
 
 
 # -- shards -----------------------------------------------------------------------------------------------------------
@@ -280,7 +290,7 @@ def test_each_shard_has_a_record_of_its_own(moded: Stage) -> None:
     shard.prove()
     pserver(moded).prove()
     pserver(moded, 1).prove()
-    assert recorded(moded, "pserver/0").by == f"pserver {shard.id}"
+    assert recorded(moded, "pserver/0").by == f"pserver {shard.member.id}"
     assert recorded(moded, "pserver/0").result != recorded(moded, "pserver/1").result
     assert before.keys() == shard.ctx.scope.keys()
     assert all(torch.equal(v, shard.ctx.scope[n]) for n, v in before.items())

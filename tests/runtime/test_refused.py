@@ -20,10 +20,10 @@ def test_a_refusal_for_good_is_not_repeated(etcd_server: EmbeddedEtcd, keys: Key
 
         def record() -> int:
             tries.append(1)
-            return int(trainer.etcd.put(key, bytes(2_000_000)))
+            return int(trainer.member.etcd.put(key, bytes(2_000_000)))
 
         with pytest.raises(EtcdError, match=key) as caught:
-            trainer.retry_while_leased(record)
+            trainer.member.retry_while_leased(record)
         assert caught.value.rule == "etcd-request"
         assert len(tries) == 1
 
@@ -35,7 +35,7 @@ def test_a_refusal_for_now_is_tried_again(etcd_server: EmbeddedEtcd, keys: Keys,
         def record() -> int:
             if refusals:
                 raise refusals.pop()
-            return int(trainer.etcd.put(f"{keys.queue(0)}todo/000003", b""))
+            return int(trainer.member.etcd.put(f"{keys.queue(0)}todo/000003", b""))
 
-        assert trainer.retry_while_leased(record) > 0
+        assert trainer.member.retry_while_leased(record) > 0
         assert not refusals

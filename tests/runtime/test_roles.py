@@ -50,24 +50,25 @@ def make(scene: Stage, spec: RoleSpec) -> Any:
     assert role is not None
     scene.stack.callback(role.transport.close)
     scene.stack.callback(role.close)
-    scene.stack.callback(role.saver.close if role.kind == "pserver" else role.prefetcher.close)
+    scene.stack.callback(role.server.saver.close if role.kind == "pserver" else role.prefetcher.close)
     return role
 
 
 def test_a_sync_shard_forgets_a_trainer_that_is_gone(scene: Stage) -> None:
     """All of its connections; of trainers that are there, none."""
-    shard, trainers = make(scene, RoleSpec("pserver", 0)), [scene.trainer(0), scene.trainer(1)]
+    role, trainers = make(scene, RoleSpec("pserver", 0)), [scene.trainer(0), scene.trainer(1)]
+    member, shard = role.member, role.server
     shard.machine = SyncShard(
-        SyncOptions(0, 3, 1, (0,), 8, shard.keys.job, shard.job.hash), incarnation=shard.id, generation=0, version=0
+        SyncOptions(0, 3, 1, (0,), 8, member.keys.job, role.job.hash), incarnation=member.id, generation=0, version=0
     )
-    gone, stays = (t.id for t in trainers)
-    until(lambda: {gone, stays} <= shard.view.trainers.keys())
+    gone, stays = (t.member.id for t in trainers)
+    until(lambda: {gone, stays} <= member.view.trainers.keys())
     shard.follow()
     for peer in (f"{gone}#1", f"{gone}#2", f"{stays}#1", "shard-1#1"):
-        shard.step(Received(peer, Hello(shard.keys.job, shard.job.hash, peer.rsplit("#")[0]), None))
+        shard.step(Received(peer, Hello(member.keys.job, role.job.hash, peer.rsplit("#")[0]), None))
         shard.step(Received(peer, Pull(0, 1, 0), None))
     scene.etcd.delete(scene.keys.trainer(gone))
-    until(lambda: gone not in shard.view.trainers)
+    until(lambda: gone not in member.view.trainers)
     shard.follow()
     assert set(shard.machine.peers) == {f"{stays}#1", "shard-1#1"}
     assert [peer for peer, _ in shard.machine.waiting] == [f"{stays}#1", "shard-1#1"]
@@ -79,9 +80,9 @@ def test_a_sync_shard_forgets_a_trainer_that_is_gone(scene: Stage) -> None:
 def test_pserver_0_is_pserver_0(scene: Stage) -> None:
     """Asked for by its index it waits for its own place; only without an index a process takes any that is free."""
     first = make(scene, RoleSpec("pserver", 0))
-    first.register(role="pserver", index=0, lease=True)
+    first.session.register(role="pserver", index=0, lease=True)
     again, any_ = make(scene, RoleSpec("pserver", 0)), make(scene, RoleSpec("pserver"))
-    assert [(r.kind, r.index, r.program.attrs["index"]) for r in (first, again, any_)] == [
+    assert [(r.kind, r.member.index, r.program.attrs["index"]) for r in (first, again, any_)] == [
         ("pserver", 0, 0),
         ("pserver", 0, 0),
         ("pserver", 1, 1),
@@ -90,7 +91,7 @@ def test_pserver_0_is_pserver_0(scene: Stage) -> None:
 
 def test_trainer_0_is_no_pserver(scene: Stage) -> None:
     trainer = make(scene, RoleSpec("trainer", 0))
-    assert (trainer.kind, trainer.index, trainer.program.attrs["role"]) == ("trainer", 0, "trainer")
+    assert (trainer.kind, trainer.member.index, trainer.program.attrs["role"]) == ("trainer", 0, "trainer")
 
 
 def test_the_launcher_tells_pserver_0_from_trainer_0(scene: Stage) -> None:
@@ -112,10 +113,10 @@ def test_the_number_of_pservers_outlives_them(scene: Stage) -> None:
     before = {kv.key for kv in scene.etcd.range(scene.keys.control).kvs}
     pservers = [make(scene, RoleSpec("pserver", index)) for index in range(2)]
     for pserver in pservers:
-        pserver.register(role="pserver", index=pserver.index, lease=True)
-        pserver.generation, _ = pserver.commits.begin()
+        pserver.session.register(role="pserver", index=pserver.member.index, lease=True)
+        pserver.server.commits.begin()
     for pserver in pservers:
-        scene.etcd.lease_revoke(pserver.lease)
+        scene.etcd.lease_revoke(pserver.member.lease)
     left = {kv.key: kv for kv in scene.etcd.range(scene.keys.control).kvs}
     assert left[scene.keys.ps_desired].value == b"3"
     assert before <= left.keys()
@@ -152,7 +153,7 @@ def test_a_shard_that_is_away_shifts_no_other(scene: Stage) -> None:
 
     def meet(greeted: list[int]) -> None:
         def met() -> bool:
-            trainer.watch()
+            trainer.view.take_in()
             trainer.comm.take_in(0)
             return [shard.greeted() for shard in shards] == greeted
 
@@ -160,25 +161,25 @@ def test_a_shard_that_is_away_shifts_no_other(scene: Stage) -> None:
 
     meet([1, 1, 1])
     scene.etcd.delete(shards[1].key)
-    until(lambda: 1 not in trainer.view.pservers)
-    trainer.watch()
+    until(lambda: 1 not in trainer.member.view.pservers)
+    trainer.view.take_in()
     trainer.comm.take_in(0)
-    assert [connection.up for connection in trainer.comm.machine.connections] == [True, False, True]
+    assert [connection.up for connection in trainer.shards.machine.connections] == [True, False, True]
     shards[1] = Shard(scene, 1)
     meet([1, 1, 1])
-    assert [connection.up for connection in trainer.comm.machine.connections] == [True, True, True]
+    assert [connection.up for connection in trainer.shards.machine.connections] == [True, True, True]
 
 
 def test_a_shard_that_finds_an_older_checkpoint_than_was_committed_says_so(scene: Stage) -> None:
     """Found under attack: a file system that had been unmounted for a while came back, 400 steps behind."""
-    shard = make(scene, RoleSpec("pserver", 0))
-    commits, store = shard.commits, shard.store
+    recovery = make(scene, RoleSpec("pserver", 0)).server.recovery
+    commits, store = recovery.commits, recovery.commits.store
     commits.begin()
     parts = [store.write_part(0, 200, i, 3, {"w": torch.zeros(2)}) for i in range(3)]
     store.write_manifest(Manifest(0, 200, commits.run, tuple(parts)))
     scene.etcd.put(scene.keys.committed, msgspec.json.encode(Committed(0, 600, "step-00000600.g0")))
-    shard.join_generation()
-    assert (shard.generation.number, shard.generation.step) == (1, 200)
+    recovery.join()
+    assert (recovery.generation.number, recovery.generation.step) == (1, 200)
     (told,) = [event for _, event in read_events(scene.etcd, scene.keys) if event.kind == "damaged-checkpoint"]
     assert "the checkpoint of step 600, which was committed, is not in" in told.text
     assert "going back to step 200" in told.text

@@ -33,8 +33,8 @@ def test_a_main_thread_that_was_away_has_not_waited(
         for _ in range(2):
             time.sleep(0.7)
             trainer.comm.pump(0)
-            assert trainer.counters["stalls"] == 0, "it has looked once since"
+            assert trainer.state.counters["stalls"] == 0, "it has looked once since"
         for _ in range(8):
             time.sleep(0.1)
             trainer.comm.pump(0)
-        assert trainer.counters["stalls"] == 1
+        assert trainer.state.counters["stalls"] == 1

@@ -66,8 +66,8 @@ def test_an_outage_that_lasts(scene: Stage, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_trainer_that_is_asked_to_leave_waits_no_longer(scene: Stage) -> None:
     """Neither does one whose work has changed. It claims nothing for a while: another trainer's storage may work."""
     trainer: Any = scene.trainer(0)
-    trainer.progress.begin("computing")
-    usual = trainer.progress.limit
+    trainer.member.progress.begin("computing")
+    usual = trainer.member.progress.limit
     assert usual < storage_wait.WAIT_SECONDS
     (scene.folder / "in").rename(scene.folder / "away")
 
@@ -76,9 +76,9 @@ def test_a_trainer_that_is_asked_to_leave_waits_no_longer(scene: Stage) -> None:
     def leave() -> None:
         try:
             until(lambda: "waiting for storage: cannot open" in trainer.status().waiting)
-            seen.append((trainer.alive_since(time.monotonic() - 10), trainer.progress.limit))
+            seen.append((trainer.state.alive_since(time.monotonic() - 10), trainer.member.progress.limit))
         finally:
-            trainer.leaving = True
+            trainer.state.leaving = True
 
     thread = threading.Thread(target=leave)
     thread.start()
@@ -86,6 +86,6 @@ def test_a_trainer_that_is_asked_to_leave_waits_no_longer(scene: Stage) -> None:
         trainer.storage.batch(BatchKey(0, 1, 0, 2))
     thread.join()
     assert seen == [(False, storage_wait.WAIT_SECONDS)], "no claim is renewed, and the process does not count as hung"
-    assert trainer.progress.limit == usual
+    assert trainer.member.progress.limit == usual
     assert trainer.status().waiting == ""
     assert not trainer.storage.may_claim()

@@ -48,10 +48,10 @@ def generation_of(scene: Stage) -> Generation | None:
 
 def begin(scene: Stage, trainer: Any, step: int = 0, slot: int = 0) -> None:
     """The trainer holds the slot, whoever did before, and begins the step's pass."""
-    scene.etcd.put(scene.keys.slot(slot), trainer.id.encode(), trainer.lease)
+    scene.etcd.put(scene.keys.slot(slot), trainer.member.id.encode(), trainer.member.lease)
     trainer.ctx.step, trainer.ctx.slot = step, slot
     trainer.queue.enqueue_pass()
-    trainer.pass_index = trainer.plan.pass_of(step)
+    trainer.state.pass_index = trainer.plan.pass_of(step)
 
 
 def chunk_at(scene: Stage, step: int = 0, slot: int = 0) -> int:
@@ -114,10 +114,10 @@ def test_the_next_chunk_is_claimed_before_it_is_begun(scene: Stage) -> None:
     trainer.queue.claim_chunk(60.0, 1)
     until(lambda: scene.records()["pending"] == {chunk_at(scene), chunk_at(scene, 2)})
     until(lambda: len(trainer.queue.claims) == 2)
-    trainer.etcd.store.before_txn = lambda: pytest.fail("a transaction on the step's way")
+    trainer.member.etcd.store.before_txn = lambda: pytest.fail("a transaction on the step's way")
     trainer.ctx.step = 2
     trainer.queue.claim_chunk(60.0, 1)
-    trainer.etcd.store.before_txn = None
+    trainer.member.etcd.store.before_txn = None
     trainer.queue.release(0)
     assert "pending" not in scene.records()
 
@@ -125,19 +125,19 @@ def test_the_next_chunk_is_claimed_before_it_is_begun(scene: Stage) -> None:
 def test_at_a_high_pace_chunks_are_claimed_and_completed_together(scene: Stage) -> None:
     """As many as last a second; on the way through them etcd is not asked. What is left at the end is given back."""
     trainer = scene.trainer(0)
-    trainer._times.extend([(0.0, 1), (0.2, 1), (0.4, 1)])  # five batches per second: three chunks of two
+    trainer.state.times.extend([(0.0, 1), (0.2, 1), (0.4, 1)])  # five batches per second: three chunks of two
     begin(scene, trainer)
     trainer.queue.claim_chunk(60.0, 1)
     chunks = [chunk_at(scene, step) for step in (0, 2, 4)]
     assert scene.records()["pending"] == set(chunks)
     assert {claim.revision for claim in trainer.queue.claims.values()} == {trainer.queue.claim_chunk(60.0, 1).claim}
-    trainer.etcd.store.before_txn = lambda: pytest.fail("a transaction on the way")
+    trainer.member.etcd.store.before_txn = lambda: pytest.fail("a transaction on the way")
     for step in (1, 2, 3, 4):
         shards_at(trainer, step)
         trainer.ctx.step = step
         assert trainer.queue.claim_chunk(60.0, 1).chunk == chunks[step // 2]
         complete(trainer)
-    trainer.etcd.store.before_txn = None
+    trainer.member.etcd.store.before_txn = None
     trainer.ctx.step = 5
     trainer.queue.claim_chunk(60.0, 1)
     until(lambda: len(scene.records()["pending"]) == 6)
@@ -152,7 +152,7 @@ def test_at_a_high_pace_chunks_are_claimed_and_completed_together(scene: Stage) 
 
 def test_of_chunks_that_are_completed_together_one_may_be_lost(scene: Stage) -> None:
     trainer = scene.trainer(0)
-    trainer._times.extend([(0.0, 1), (0.2, 1), (0.4, 1)])
+    trainer.state.times.extend([(0.0, 1), (0.2, 1), (0.4, 1)])
     begin(scene, trainer)
     trainer.queue.claim_chunk(60.0, 1)
     first, lost, last = (chunk_at(scene, step) for step in (0, 2, 4))
@@ -172,7 +172,7 @@ def test_a_slot_that_was_lost_is_claimed_for_anew(scene: Stage) -> None:
     trainer.queue.lost(0)
     other.queue.claim_chunk(60.0, 1)
     other.queue.report_failure(Work(0, 0), "it cannot be read")
-    scene.etcd.put(scene.keys.slot(0), trainer.id.encode(), trainer.lease)
+    scene.etcd.put(scene.keys.slot(0), trainer.member.id.encode(), trainer.member.lease)
     with pytest.raises(NoData):
         trainer.queue.claim_chunk(60.0, 1)
 
@@ -211,7 +211,7 @@ def test_a_claim_that_etcd_did_not_answer_is_made_once(scene: Stage, applied: bo
         seen.append((dict(trainer.queue.claims), scene.records().get("pending")))
         raise Ambiguous("no answer") if applied else EtcdUnreachable("away")
 
-    setattr(trainer.etcd.store, "after_txn" if applied else "before_txn", fail)
+    setattr(trainer.member.etcd.store, "after_txn" if applied else "before_txn", fail)
     trainer.queue.claim_chunk(60.0, 1)
     chunk = chunk_at(scene)
     assert seen == [({}, {chunk} if applied else None)]
@@ -227,7 +227,7 @@ def test_a_claim_without_progress_is_taken_away_by_anybody(scene: Stage) -> None
     begin(scene, stuck)
     stuck.queue.claim_chunk(60.0, 1)
     looking = scene.trainer(1)
-    looking.pass_index = 0
+    looking.state.pass_index = 0
     looking.queue.requeue_stale(0.2)
     assert scene.records()["pending"] == {chunk_at(scene)}
     time.sleep(0.3)
@@ -241,7 +241,7 @@ def test_a_claim_goes_with_its_trainer(scene: Stage) -> None:
     trainer = scene.trainer(0)
     begin(scene, trainer)
     trainer.queue.claim_chunk(60.0, 1)
-    scene.etcd.lease_revoke(trainer.lease)
+    scene.etcd.lease_revoke(trainer.member.lease)
     assert "pending" not in scene.records()
     assert len(scene.records()["todo"]) == CHUNKS
 
@@ -252,7 +252,7 @@ def test_a_late_enqueuer_changes_nothing_of_its_successors(scene: Stage) -> None
     before = []
 
     def stop() -> None:  # behind the transaction that took the lock
-        late.etcd.store.before_txn = others_go_on
+        late.member.etcd.store.before_txn = others_go_on
 
     def others_go_on() -> None:
         scene.etcd.delete(f"{scene.keys.queues}enqueuer")
@@ -262,7 +262,7 @@ def test_a_late_enqueuer_changes_nothing_of_its_successors(scene: Stage) -> None
         complete(successor)
         before.append((scene.records(), scene.etcd.get(scene.keys.pass_)))
 
-    late.etcd.store.after_txn = stop
+    late.member.etcd.store.after_txn = stop
     late.ctx.step, late.ctx.slot = 0, 0
     late.queue.enqueue_pass()
     assert before == [(scene.records(), scene.etcd.get(scene.keys.pass_))]
@@ -335,7 +335,7 @@ def test_a_chunk_is_discarded_together_with_the_generation(scene: Stage, record:
         assert "failed" not in scene.records()
         scene.etcd.put(getattr(scene.keys, record), msgspec.json.encode(value))
 
-    trainer.etcd.store.before_txn = change
+    trainer.member.etcd.store.before_txn = change
     trainer.queue.report_failure(Work(0, 0), "it cannot be read")
     assert scene.records()["failed"] == {chunk_at(scene)}
     generation = generation_of(scene)
@@ -356,7 +356,7 @@ def test_what_is_poison_is_known_in_every_pass_that_the_job_may_go_back_to(scene
         begin(scene, trainer, starts[index])
     assert chunk_at(scene) in scene.records(0)["failed"], "nothing is saved yet"
     scene.etcd.put(scene.keys.committed, msgspec.json.encode(Committed(0, starts[1], "step.g0")))
-    until(lambda: trainer.view.committed is not None)
+    until(lambda: trainer.member.view.committed is not None)
     shards_at(trainer, starts[3])
     begin(scene, trainer, starts[3])
     trainer.queue.settle()
@@ -381,9 +381,9 @@ def test_the_end_of_the_job_leaves_nothing_pending(scene: Stage) -> None:
     for t in (dead, trainer):
         begin(scene, t, trainer.plan.start_steps[1])
     dead.ctx.step, trainer.ctx.step = last, last
-    scene.etcd.put(scene.keys.slot(0), dead.id.encode(), dead.lease)
+    scene.etcd.put(scene.keys.slot(0), dead.member.id.encode(), dead.member.lease)
     dead.queue.claim_chunk(60.0, 1)
     shards_at(trainer, last + 1)
-    until(lambda: trainer.comm.finished)
+    until(lambda: trainer.shards.finished)
     trainer.queue.complete_job()
     assert scene.records(1) == {"done": set(range(CHUNKS))}

@@ -93,7 +93,7 @@ def test_a_failure_of_any_text_is_recorded(etcd_server: EmbeddedEtcd, keys: Keys
     with stage(etcd_server, keys, job, tmp_path) as scene:
         scene.etcd.put(keys.generation, msgspec.json.encode(Generation(0, 0)))
         trainer = scene.trainer(0)
-        scene.etcd.put(keys.slot(0), trainer.id.encode(), trainer.lease)
+        scene.etcd.put(keys.slot(0), trainer.member.id.encode(), trainer.member.lease)
         trainer.ctx.step, trainer.ctx.slot = 0, 0
         trainer.queue.enqueue_pass()
         work = trainer.queue.claim_chunk(60.0, 1)

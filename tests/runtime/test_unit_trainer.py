@@ -74,24 +74,24 @@ def test_a_unit_is_begun_once_and_computed_batch_by_batch(scene: Stage) -> None:
     (x4, e4), (x5, e5) = error_of(trainer, 4), error_of(trainer, 5)
     assert (len(x4), len(x5)) == (4, 2)
     then = time.monotonic()
-    trainer.run_unit(UNIT, "local", 4)
-    current = trainer.comm.machine.current
+    trainer.units.run_unit(UNIT, "local", 4)
+    current = trainer.shards.machine.current
     assert (current.key, current.batch) == ((1, 2), 1), "what is pushed is the unit"
-    assert trainer.batch_samples == 6
-    assert trainer.alive_since(then), "a long unit is no sign of death"
-    last = trainer.local_batch(UNIT)
+    assert trainer.state.batch_samples == 6
+    assert trainer.state.alive_since(then), "a long unit is no sign of death"
+    last = trainer.units.local_batch(UNIT)
     assert (last.batch, last.samples, last.seed) == (5, 2, chunk_batch_seed(SEED, 1, 2, 5))
     scope, values = trainer.ctx.scope, scene.job.source.values
     if scene.job.config.mode == "half_async":
         together, errors = torch.cat([x4, x5]), torch.cat([e4, e5])
-        assert trainer._unit_loss == pytest.approx(float(errors.square().mean()), rel=1e-5)
+        assert trainer.units.loss == pytest.approx(float(errors.square().mean()), rel=1e-5)
         torch.testing.assert_close(scope["w@MEAN"], together.T @ errors * 2 / 6, rtol=1e-4, atol=1e-5)
         assert torch.equal(scope["w"], values["w"])
     else:
         w = values["w"] - 0.1 * (x4.T @ e4 * 2 / 4)
         b = values["b"] - 0.1 * 2 * e4.mean()
         after = x5 @ w + b - (x5 @ values["w"] + values["b"] - e5)
-        assert trainer._unit_loss == pytest.approx(
+        assert trainer.units.loss == pytest.approx(
             float(e4.square().mean()) * 4 / 6 + float(after.square().mean()) * 2 / 6, rel=1e-5
         )
         torch.testing.assert_close(scope["w"], w - 0.1 * 0.9 * (x5.T @ after * 2 / 2), rtol=1e-4, atol=1e-5)
@@ -100,29 +100,29 @@ def test_a_unit_is_begun_once_and_computed_batch_by_batch(scene: Stage) -> None:
 def test_the_schedule_follows_what_the_shards_have_applied(scene: Stage) -> None:
     """36 batches in 12 units: a version is 3 batches, on average."""
     trainer = begun(scene)
-    trainer.run_unit(UNIT, "local", 4)
-    assert trainer.local_batch(UNIT).number == 1
+    trainer.units.run_unit(UNIT, "local", 4)
+    assert trainer.units.local_batch(UNIT).number == 1
     for shard, version in ((0, 4), (1, 7)):
-        for bucket in trainer.comm.machine.connections[shard].caches:
+        for bucket in trainer.shards.machine.connections[shard].caches:
             trainer.comm.do(FromShard(shard, Parameters(0, version, bucket), b""))
             trainer.comm.do(Loaded(shard, bucket))
-    trainer.run_unit(UNIT, "local", 4)
-    assert trainer.local_batch(UNIT).number == 7 * 3 + 1, "the newest: one that comes back older is no step back"
+    trainer.units.run_unit(UNIT, "local", 4)
+    assert trainer.units.local_batch(UNIT).number == 7 * 3 + 1, "the newest: one that comes back older is no step back"
 
 
 def test_who_is_to_leave_does_so_after_the_batch_at_hand(scene: Stage) -> None:
     trainer = begun(scene)
-    trainer.leaving = True
+    trainer.state.leaving = True
     with pytest.raises(WorkChanged):
-        trainer.run_unit(UNIT, "local", 4)
-    assert trainer.local_batch(UNIT).batch == 4, "the first of two"
+        trainer.units.run_unit(UNIT, "local", 4)
+    assert trainer.units.local_batch(UNIT).batch == 4, "the first of two"
 
 
 def test_an_error_tells_the_batch(scene: Stage) -> None:
     trainer = begun(scene)
     trainer.ctx.scope["w"] = torch.zeros(7, 1)
     with pytest.raises(graphft.ProgramError, match=r"aten\.addmm failed") as caught:
-        trainer.run_unit(UNIT, "local", 4)
+        trainer.units.run_unit(UNIT, "local", 4)
     trainer._report(caught.value)
     (event,) = [e for _, e in read_events(scene.etcd, scene.keys)]
     assert "batch 4 of chunk 2 in pass 1 failed: RuntimeError" in event.text

@@ -63,8 +63,8 @@ class Stage:
         self.stack.callback(trainer.transport.close)
         self.stack.callback(trainer.close)
         self.stack.callback(trainer.prefetcher.close)
-        trainer.register(role="trainer", index=index, lease=True)
-        until(lambda: trainer.id in trainer.view.trainers)
+        trainer.session.register(role="trainer", index=index, lease=True)
+        until(lambda: trainer.member.id in trainer.member.view.trainers)
         return trainer
 
     def records(self, pass_index: int = 0) -> dict[str, set[int]]:
@@ -85,7 +85,7 @@ def stage(server: EmbeddedEtcd, keys: Keys, job: Job, folder: Path) -> Iterator[
 def shards_at(trainer: Any, version: int, generation: int = 0) -> None:
     """The trainer hears from all of its shards that they are at this version."""
     comm = trainer.comm
-    if comm.machine is None:
+    if trainer.shards.machine is None:
         comm.control(Rollback(generation, 0))
     for shard in range(trainer.config.pservers):
         comm.do(ShardUp(shard, f"incarnation {shard}"))

@@ -106,7 +106,7 @@ class Trainer(Role):
     """Computes one (step, slot) at a time; its pushes lie in `pushed`, by shard and bucket."""
 
     def __init__(self, job: Job, shards: Sequence[Shard], batches: Batches) -> None:
-        super().__init__(job.trainer_program(), comm=self, queue=self, data=self, members=self, local=self)
+        super().__init__(job.trainer_program(), comm=self, queue=self, data=self, slots=self, local=self)
         self.job, self.shards, self.batches = job, shards, batches
         self.pushed: dict[int, dict[int, Tensor]] = {}
         self.work: Located | None = None

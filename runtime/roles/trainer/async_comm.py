@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from graphft import registry
-from graphft.errors import GraphftError
-from graphft.ops.context import NoData, WorkChanged
+from graphft.ir import Program
+from graphft.ops.context import ChunkWork, CommPort, NoData, Slices, WorkChanged
 from graphft.runtime.protocol.async_events import (
     AsyncTrainerOptions,
     BeginBatch,
@@ -21,37 +21,42 @@ from graphft.runtime.protocol.async_events import (
     Took,
 )
 from graphft.runtime.protocol.async_trainer import AsyncTrainer
-from graphft.runtime.roles.trainer.comm import POLL_SECONDS, Comm, buckets_of
+from graphft.runtime.queue.async_queue import Ledgers
+from graphft.runtime.roles.trainer.bar import Bar
+from graphft.runtime.roles.trainer.shard_link import POLL_SECONDS, ShardLink, buckets_of
 from graphft.runtime.transport.buffers import unpack
 
-if TYPE_CHECKING:
-    from graphft.ops.context import Slices
-    from graphft.runtime.roles.trainer.chunk_trainer import ChunkTrainer
+
+def push_timeout_of(program: Program) -> float:
+    """Seconds that a shard has to apply a batch."""
+    barrier = program.find_op("send_barrier")
+    assert barrier is not None
+    return float(registry.attr(barrier, "push_timeout"))
 
 
-class AsyncComm(Comm):
+@dataclass(eq=False)
+class AsyncComm(ShardLink, CommPort, Ledgers):
     """The CommPort of an async trainer, and what its queue wants to know of the shards."""
 
-    trainer: ChunkTrainer
-    machine: AsyncTrainer
+    bar: Bar
 
-    def __init__(self, trainer: ChunkTrainer) -> None:
-        super().__init__(trainer)
-        barrier = trainer.program.find_op("send_barrier")
-        assert barrier is not None
-        self.push_timeout: float = registry.attr(barrier, "push_timeout")
-        self.patience = max(self.patience, self.push_timeout)
-        self.machine = AsyncTrainer(
-            AsyncTrainerOptions(trainer.id, buckets_of(trainer), trainer.job.run_id, trainer.secret)
-        )
-        self.pumped = time.monotonic()
-        """When the main thread looked after the shards last."""
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._answer_seconds = push_timeout_of(self.program)
+        me, buckets = self.member, buckets_of(self.program, self.member.config.pservers)
+        self.machine = AsyncTrainer(AsyncTrainerOptions(me.id, buckets, me.job.run_id, me.secret))
+        self.shards.machine = self.machine
 
-    def pump(self, seconds: float) -> None:
-        super().pump(seconds)
-        self.pumped = time.monotonic()
+    @property
+    def interrupted(self) -> bool:
+        """Whether this trainer is to end, or to give its work away, and hence waits for nothing that may take long."""
+        return self.state.leaving or self.member.view.over or self.bar.sidelined()
 
-    # -- for the queue ------------------------------------------------------------------------------------------
+    def begin(self, work: ChunkWork) -> None:
+        """The sends that follow are of this batch, or unit."""
+        self.do(BeginBatch((work.pass_index, work.chunk), work.batch))
+
+    # -- Ledgers ------------------------------------------------------------------------------------------------
 
     def took(self, key: ChunkKey, batches: int) -> None:
         self.do(Took(key, batches))
@@ -61,10 +66,10 @@ class AsyncComm(Comm):
 
     def await_ledgers(self, key: ChunkKey) -> None:
         """Waits until the shards have told what they have of a chunk; not longer than for any other answer."""
-        end = time.monotonic() + self.push_timeout
+        end = time.monotonic() + self._answer_seconds
         self.take_in(0)
         while not self.machine.known(key) and time.monotonic() < end:
-            if self.trainer.stops:
+            if self.interrupted:
                 raise NoData
             self.pump(POLL_SECONDS)
 
@@ -80,19 +85,12 @@ class AsyncComm(Comm):
     def generations(self) -> list[int]:
         return self.machine.generations()
 
-    def newest(self) -> int:
-        return self.machine.newest()
-
-    def begin(self, key: ChunkKey, batch: int) -> None:
-        """The batch that the following transfers belong to."""
-        self.do(BeginBatch(key, batch))
-
     # -- CommPort -----------------------------------------------------------------------------------------------
 
     def pull(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices, refresh: bool) -> None:
         self.take_in(0)
         while not self.machine.has(shard, bucket):
-            if self.trainer.stops:
+            if self.interrupted:
                 raise WorkChanged
             self.pump(POLL_SECONDS)
         frame = self.machine.frame(shard, bucket)
@@ -102,25 +100,18 @@ class AsyncComm(Comm):
 
     def end_pull(self, shards: int) -> None:
         while self.machine.answered() < shards:
-            if self.trainer.stops:
+            if self.interrupted:
                 raise WorkChanged
             self.pump(POLL_SECONDS)
 
     def push(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices) -> None:
-        if not self.machine.lacks(shard):
-            return
-        try:
-            super().push(shard, bucket, tensors, slices)
-        except GraphftError as error:
-            if error.rule != "buffer-in-use":
-                raise
-            self.trainer.counters["stuck"] += 1  # a shard that takes no data; the barrier gives it its time
-            self.reconnect(shard, self.machine.connections[shard].incarnation)
+        if self.machine.lacks(shard):
+            self.send(shard, bucket, tensors, slices)  # if it takes no data, the barrier gives it its time
 
     def end_push(self, shards: int, push_timeout: float, max_skipped: int) -> None:
         self.do(CloseBatch(push_timeout, max_skipped))
         end = time.monotonic() + push_timeout
         while self.machine.settled() < shards:
-            if self.trainer.stops and time.monotonic() > end:
+            if self.interrupted and time.monotonic() > end:
                 raise WorkChanged
             self.pump(POLL_SECONDS)

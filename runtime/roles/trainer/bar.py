@@ -10,19 +10,19 @@ it after a while, if its main thread gets on. The others divide the work among t
 
 from __future__ import annotations
 
+import logging
 import time
-from typing import TYPE_CHECKING
 
 import msgspec
 
 from graphft.runtime.coordination.job_view import JobView
+from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Barred
 from graphft.runtime.etcd import absent, delete_op, mod_is, put_op
 from graphft.runtime.protocol.slot_assignment import able
-from graphft.runtime.roles.role import log
+from graphft.runtime.roles.trainer.known_shards import KnownShards
 
-if TYPE_CHECKING:
-    from graphft.runtime.roles.trainer.trainer import Trainer
+log = logging.getLogger("graphft")
 
 MAX_BACK_OFF = 16
 """What was taken for lack of progress may be claimed again after `chunk_timeout`, the next time after twice that, up to
@@ -30,37 +30,41 @@ so many times that."""
 
 
 class Bar:
-    """One trainer's own record. `update` is called by the daemon thread; the questions by any."""
+    """One trainer's own record. `update` is called by the daemon thread; the questions by any.
 
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer, self.key = trainer, trainer.keys.barred(trainer.id)
+    `claim_timeout`: seconds within which a claim must be renewed; infinite if nothing is claimed.
+    """
+
+    def __init__(self, member: Member, shards: KnownShards, claim_timeout: float) -> None:
+        self.member, self.shards, self.key = member, shards, member.keys.barred(member.id)
         self._told: Barred | None = None
-        self._since, self._back_off = 0.0, trainer.claim_timeout / 2
+        self._claim_timeout = claim_timeout
+        self._since, self._back_off = 0.0, claim_timeout / 2
         self.silent: tuple[str, ...] = ()
         """Shards that do not answer, with their addresses; for people."""
 
     def applies(self, view: JobView) -> bool:
         """Whether this trainer is barred now. Its own record is void from the moment on at which all shards answer."""
-        record = view.barred.get(self.trainer.id)
-        return record is not None and (record.by != self.trainer.id or bool(self.trainer.comm.silent()))
+        record = view.barred.get(self.member.id)
+        return record is not None and (record.by != self.member.id or bool(self.shards.silent()))
 
     def others(self, view: JobView) -> set[str]:
         """Ids of all trainers that are barred."""
-        return set(view.barred) - (set() if self.applies(view) else {self.trainer.id})
+        return set(view.barred) - (set() if self.applies(view) else {self.member.id})
 
     def sidelined(self) -> bool:
         """Whether this trainer is to hold nothing, as others can have it."""
-        view = self.trainer.view
-        return bool(view.barred) and self.trainer.id not in able(view.trainers, self.others(view))
+        view = self.member.view
+        return bool(view.barred) and self.member.id not in able(view.trainers, self.others(view))
 
     def update(self) -> None:
         """Writes or deletes the record as it should be."""
-        trainer, view = self.trainer, self.trainer.view
-        silent, record = trainer.comm.silent(), view.barred.get(trainer.id)
+        member, view = self.member, self.member.view
+        silent, record = self.shards.silent(), view.barred.get(member.id)
         self.silent = tuple(f"shard {s} at {view.pservers[s].address}" for s in silent if s in view.pservers)
-        if not trainer.leased or trainer.id not in view.trainers:
+        if not member.lease or member.id not in view.trainers:
             return
-        if record is not None and record.by != trainer.id:
+        if record is not None and record.by != member.id:
             self._serve(record, bool(silent))
         elif record is None and self.silent:
             self._write(f"it cannot reach {', '.join(self.silent)}")
@@ -72,21 +76,18 @@ class Bar:
         """Barred by another process: for a while, and until the main thread gets on."""
         now = time.monotonic()
         if self._told is None:
-            self._since, self._back_off = now, min(2 * self._back_off, MAX_BACK_OFF * self.trainer.claim_timeout)
+            self._since, self._back_off = now, min(2 * self._back_off, MAX_BACK_OFF * self._claim_timeout)
             log.warning("no work for this trainer for %.0f s: %s", self._back_off, record.reason)
-        over = now - self._since > self._back_off and self.trainer.progress.fresh(self._since)
+        over = now - self._since > self._back_off and self.member.progress.fresh(self._since)
         if over and not silent:
             self._delete()
 
     def _write(self, reason: str) -> None:
-        value = msgspec.json.encode(Barred(reason, self.trainer.id))
-        etcd = self.trainer.etcd
-        if etcd.txn([absent(self.key)], [put_op(self.key, value, self.trainer.lease)], token=self.key).ok:
-            self.trainer.events.emit(
-                "barred", f"trainer {self.trainer.index} gets no work: {reason}", trainer=self.trainer.id
-            )
+        member, value = self.member, msgspec.json.encode(Barred(reason, self.member.id))
+        if member.etcd.txn([absent(self.key)], [put_op(self.key, value, member.lease)], token=self.key).ok:
+            member.events.emit("barred", f"trainer {member.index} gets no work: {reason}", trainer=member.id)
 
     def _delete(self) -> bool:
         """Whether it was there as seen."""
-        kv = self.trainer.watcher.snapshot().get(self.key)
-        return kv is not None and self.trainer.etcd.txn([mod_is(kv.key, kv.mod_revision)], [delete_op(kv.key)]).ok
+        kv = self.member.watcher.snapshot().get(self.key)
+        return kv is not None and self.member.etcd.txn([mod_is(kv.key, kv.mod_revision)], [delete_op(kv.key)]).ok

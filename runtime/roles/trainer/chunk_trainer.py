@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from graphft.errors import GraphftError
-from graphft.ops.context import ChunkWork, EndOfPass, NoData, WorkChanged
+from graphft.ops.context import EndOfPass, NoData, WorkChanged
 from graphft.runtime.data import CHANGED
 from graphft.runtime.etcd import LeaseLost, Store
 from graphft.runtime.execute.determinism import SETTINGS_CHANGED
 from graphft.runtime.process.work_record import Phase
 from graphft.runtime.queue.async_queue import AsyncQueue
-from graphft.runtime.roles.trainer.async_comm import AsyncComm
-from graphft.runtime.roles.trainer.storage_wait import AWAY
+from graphft.runtime.queue.transactions import terms_of
+from graphft.runtime.roles.trainer.async_comm import AsyncComm, push_timeout_of
+from graphft.runtime.roles.trainer.bar import Bar
+from graphft.runtime.roles.trainer.batches import Batches
+from graphft.runtime.roles.trainer.known_shards import KnownShards
+from graphft.runtime.roles.trainer.storage_wait import AWAY, StorageWait
 from graphft.runtime.roles.trainer.trainer import IDLE_SECONDS, Trainer
+from graphft.runtime.roles.trainer.view import TrainerView
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
@@ -29,29 +31,38 @@ NOT_OF_THE_CHUNK = (CHANGED, SETTINGS_CHANGED, AWAY)
 class ChunkTrainer(Trainer):
     """An async trainer's process. `ctx.step` counts the batches that it has computed."""
 
-    comm: AsyncComm
-
     def __init__(self, job: Job, job_dir: Path, etcd: Store, index: int) -> None:
         super().__init__(job, job_dir, etcd, index)
-        self.comm = AsyncComm(self)
-        self.queue = AsyncQueue(self, self.program.find_op("etcd_get_chunk"), self.comm, self)
-        self.ctx.comm, self.ctx.queue, self.ctx.claims = self.comm, self.queue, self.queue
-        self._work: ChunkWork | None = None
-        self._places: dict[int, dict[int, int]] = {}
+        member, state, program, ctx = self.member, self.state, self.program, self.ctx
+        op = program.find_op("etcd_get_chunk")
+        self.shards = shards = KnownShards(push_timeout_of(program))
+        self.bar = bar = Bar(member, shards, terms_of(op)[0])
+        self.view = TrainerView(member, state, bar)
+        self.comm = comm = AsyncComm(member, self.transport, state, self.work_record, shards, program, bar)
+        self.storage = StorageWait(member, state, comm, self.prefetcher, self.reader)
+        self.data = self.make_data()
+        self.queue = AsyncQueue(member, op, comm, state, self.data.read_ahead)
+        ctx.view, ctx.comm, ctx.data, ctx.queue, ctx.claims = self.view, comm, self.data, self.queue, self.queue
+        self.end.on_hung.append(self._report_hung)
+        self._first_steps: dict[int, dict[int, int]] = {}
+        """Of the pass at hand, each chunk's first step in the plan."""
 
-    @property
-    def stops(self) -> bool:
-        """Whether this trainer is to end, or to give its work away, and hence waits for nothing that may take long."""
-        return self.leaving or self.view.over or self.bar.sidelined()
-
-    @property
-    def interrupted(self) -> bool:
-        return self.stops
+    def make_data(self) -> Batches:
+        """The DataPort: each batch is pushed by itself."""
+        return Batches(
+            self.program,
+            self.config.batch_size,
+            self.state,
+            self.work_record,
+            self.prefetcher,
+            self.storage,
+            begin=self.comm.begin,
+        )
 
     # -- the loop -----------------------------------------------------------------------------------------------
 
     def work(self) -> None:
-        self._work = None
+        self.state.work = None
         if self.bar.sidelined():
             self.queue.release_all()
             self.comm.pump(IDLE_SECONDS)
@@ -60,7 +71,7 @@ class ChunkTrainer(Trainer):
             loss = self.compute()
             self._note(loss)
         except EndOfPass:
-            self.pass_index = self.queue.next_pass()
+            self.state.pass_index = self.queue.next_pass()
             self.blocks.run("pass")
         except NoData:
             self.comm.pump(IDLE_SECONDS)
@@ -74,18 +85,16 @@ class ChunkTrainer(Trainer):
         finally:
             self.work_record.mark(Phase.IDLE)
 
-    def leave(self) -> None:
-        self.queue.release_all()
-
-    def report_hung(self, what: str) -> None:
-        """A batch that is never done is one that cannot be computed: its failures are counted in the same way."""
-        super().report_hung(what)
-        work = self.prefetcher.reading or self._work
-        if work is not None:
-            self.queue.report_failure((work.pass_index, work.chunk), what)
+    def _note(self, loss: Any) -> None:
+        work = self.state.work
+        assert work is not None
+        self.ctx.step += 1
+        if work.pass_index not in self._first_steps:
+            self._first_steps = {work.pass_index: {c.chunk: c.first_step for c in self.plan.chunks_of(work.pass_index)}}
+        self.record(self._first_steps[work.pass_index][work.chunk] + work.batch, 0, work.samples, loss)
 
     def _report(self, error: Exception) -> None:
-        work = self._work
+        work = self.state.work
         if work is not None and not (isinstance(error, GraphftError) and error.rule in NOT_OF_THE_CHUNK):
             text = self.tell_failure(
                 f"batch {work.batch} of chunk {work.chunk} in pass {work.pass_index}",
@@ -95,25 +104,13 @@ class ChunkTrainer(Trainer):
             )
             self.queue.report_failure((work.pass_index, work.chunk), text)
 
-    # -- data and metrics ---------------------------------------------------------------------------------------
+    # -- the end ------------------------------------------------------------------------------------------------
 
-    def batch(self, work: ChunkWork, columns: Sequence[str]) -> list[torch.Tensor]:
-        self._work = work
-        self.begin(work)
-        return super().batch(work, columns)
+    def _report_hung(self, what: str) -> None:
+        """A batch that is never done is one that cannot be computed: its failures are counted in the same way."""
+        work = self.prefetcher.reading or self.state.work
+        if work is not None:
+            self.queue.report_failure((work.pass_index, work.chunk), what)
 
-    def begin(self, work: ChunkWork) -> None:
-        """The sends that follow are of this batch."""
-        self.comm.begin((work.pass_index, work.chunk), work.batch)
-
-    def alive_since(self, then: float) -> bool:
-        """Whether the main thread has computed a batch, or looked after the shards, since then."""
-        return self.busy_since(then) or (self.comm.pumped > then and not self.storage.waiting)
-
-    def _note(self, loss: Any) -> None:
-        work = self._work
-        assert work is not None
-        self.ctx.step += 1
-        if work.pass_index not in self._places:
-            self._places = {work.pass_index: {c.chunk: c.first_step for c in self.plan.chunks_of(work.pass_index)}}
-        self.record(self._places[work.pass_index][work.chunk] + work.batch, 0, work.samples, loss)
+    def leave(self) -> None:
+        self.queue.release_all()

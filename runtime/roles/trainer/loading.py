@@ -20,10 +20,9 @@ import msgspec
 
 from graphft.errors import GraphftError
 from graphft.runtime.coordination.connect import is_complete
-from graphft.runtime.coordination.job_view import JobView
-from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import LoadingStatus
-from graphft.runtime.etcd import EtcdError, Store
+from graphft.runtime.etcd import EtcdError
 from graphft.runtime.process.identity import identify
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 
@@ -36,22 +35,11 @@ REPORT_TTL = 60
 
 
 class Loading:
-    """`with Loading(...): load()`. `state` is the job's and `asked` tells whether this process is to leave."""
+    """`with Loading(...): load()`. `asked` tells whether this process is to leave."""
 
-    def __init__(
-        self,
-        etcd: Store,
-        keys: Keys,
-        job_dir: Path,
-        who: tuple[str, str],
-        what: str,
-        view: Callable[[], JobView],
-        asked: Callable[[], bool],
-    ) -> None:
-        self.etcd, self.keys, self.job_dir = etcd, keys, job_dir
-        self.role, self.id = who
-        self._report = LoadingStatus(self.role, what, time.time(), os.getpid(), socket.gethostname(), identify())
-        self._view, self._asked = view, asked
+    def __init__(self, member: Member, job_dir: Path, what: str, asked: Callable[[], bool]) -> None:
+        self.member, self.job_dir, self._asked = member, job_dir, asked
+        self._report = LoadingStatus(member.kind, what, time.time(), os.getpid(), socket.gethostname(), identify())
         self._lease = 0
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._run, name="loading", daemon=True)
@@ -88,7 +76,7 @@ class Loading:
         if self._asked():
             log.info("was asked to leave while it loads %s", self._report.what)
             return EXIT_OK
-        state = self._view().state
+        state = self.member.view.state
         if state in ("complete", "failed") or is_complete(self.job_dir):
             log.info("the job is over: no need to load %s", self._report.what)
             return EXIT_FAILED if state == "failed" else EXIT_OK
@@ -96,20 +84,21 @@ class Loading:
 
     def _tell(self) -> None:
         """Writes the report; a lease that ended meanwhile is granted anew."""
+        etcd, key = self.member.etcd, self.member.keys.loading(self.member.kind, self.member.id)
         try:
             if self._lease:
-                self.etcd.lease_keepalive_once(self._lease, deadline=1.0)
+                etcd.lease_keepalive_once(self._lease, deadline=1.0)
                 return
         except EtcdError:
             self._lease = 0
-        lease, _ = self.etcd.lease_grant(REPORT_TTL, deadline=1.0)
-        self.etcd.put(self.keys.loading(self.role, self.id), msgspec.json.encode(self._report), lease, deadline=1.0)
+        lease, _ = etcd.lease_grant(REPORT_TTL, deadline=1.0)
+        etcd.put(key, msgspec.json.encode(self._report), lease, deadline=1.0)
         self._lease = lease
 
     def _withdraw(self) -> None:
         if self._lease:
             with contextlib.suppress(EtcdError):  # it ends by itself then
-                self.etcd.lease_revoke(self._lease, deadline=1.0)
+                self.member.etcd.lease_revoke(self._lease, deadline=1.0)
 
     def _end(self, status: int) -> None:
         """At once: the main thread is in code that need not come back soon."""

@@ -10,17 +10,19 @@ import contextlib
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from graphft.errors import GraphftError, describe
 from graphft.ops.context import WorkChanged
-from graphft.runtime.data import BatchKey, Reader
+from graphft.runtime.coordination.member import Member
+from graphft.runtime.data import BatchKey, Prefetcher, Reader
 from graphft.runtime.data.storage_away import START_SECONDS, WAIT_SECONDS, Patience, Verdict, is_of_storage
+from graphft.runtime.roles.trainer.shard_link import ShardLink
+from graphft.runtime.roles.trainer.state import TrainerState
 
 if TYPE_CHECKING:
     import torch
-
-    from graphft.runtime.roles.trainer.trainer import Trainer
 
 log = logging.getLogger("graphft")
 
@@ -35,12 +37,17 @@ BACK_OFF_SECONDS = 10.0
 """For how long a trainer whose work was taken while it waited claims no slot: another one's storage may work."""
 
 
+@dataclass(eq=False)
 class StorageWait:
-    """Reads batches for a trainer. `waiting`: what is waited for, for status; "" if nothing is."""
+    """Reads batches, and looks after the shards while it waits. `state.waiting` says what it waits for."""
 
-    def __init__(self, trainer: Trainer, reader: Reader) -> None:
-        self.trainer, self.reader = trainer, reader
-        self.waiting = ""
+    member: Member
+    state: TrainerState
+    link: ShardLink
+    prefetcher: Prefetcher
+    reader: Reader
+
+    def __post_init__(self) -> None:
         self._no_claims_before = 0.0
         self._told_at = 0.0
 
@@ -51,7 +58,7 @@ class StorageWait:
         """
         try:
             with self._long("reading files") if self.reader.spec.kind == "files" else contextlib.nullcontext():
-                return self.trainer.prefetcher.get(key)
+                return self.prefetcher.get(key)
         except GraphftError as error:
             if not is_of_storage(error):
                 raise
@@ -60,11 +67,11 @@ class StorageWait:
 
     def _long(self, doing: str) -> contextlib.AbstractContextManager[None]:
         """Clients of storage have time-outs of their own, and may take minutes to give up."""
-        return self.trainer.progress.within(WAIT_SECONDS, doing)
+        return self.member.progress.within(WAIT_SECONDS, doing)
 
     def may_claim(self) -> bool:
         """Whether storage is there, as far as this trainer knows. From any thread."""
-        return not self.waiting and time.monotonic() >= self._no_claims_before
+        return not self.state.waiting and time.monotonic() >= self._no_claims_before
 
     def _again(self, key: BatchKey, error: GraphftError) -> dict[str, torch.Tensor]:
         patience = Patience(time.monotonic(), WAIT_SECONDS)
@@ -82,11 +89,11 @@ class StorageWait:
             self._no_claims_before = time.monotonic() + BACK_OFF_SECONDS
             raise
         finally:
-            if self.waiting:
-                self.waiting = ""
-                self.trainer.events.emit(
+            if self.state.waiting:
+                self.state.waiting = ""
+                self.member.events.emit(
                     "storage-waited",
-                    f"trainer {self.trainer.index} waited for storage for {time.monotonic() - patience.began:.1f} s",
+                    f"trainer {self.member.index} waited for storage for {time.monotonic() - patience.began:.1f} s",
                     chunk=key.chunk,
                 )
 
@@ -109,20 +116,20 @@ class StorageWait:
     def _tell(self, error: GraphftError, neighbour: bool | None) -> None:
         cause = describe(error.__cause__ or error)
         text = f"waiting for storage: {cause}"
-        if not self.waiting:
-            self.trainer.events.emit("storage-wait", f"trainer {self.trainer.index} is {text}", neighbour=neighbour)
+        if not self.state.waiting:
+            self.member.events.emit("storage-wait", f"trainer {self.member.index} is {text}", neighbour=neighbour)
             self._told_at = time.monotonic()
         elif time.monotonic() - self._told_at > TELL_SECONDS:
             self._told_at = time.monotonic()
             log.warning("%s", text)
-        self.waiting = text
+        self.state.waiting = text
 
     def _pause(self, seconds: float) -> None:
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
-            if self.trainer.interrupted:
+            if self.link.interrupted:
                 raise WorkChanged
-            self.trainer.comm.pump(min(left, POLL_SECONDS))
+            self.link.pump(min(left, POLL_SECONDS))
 
 
 def open_when_there(make: Callable[[], Reader]) -> Reader:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from graphft.errors import GraphftError
-from graphft.ops.context import WorkChanged
+from graphft.ops.context import CommPort, Context, Slices, WorkChanged
 from graphft.runtime.protocol.sync_events import (
     Begin,
     Closed,
@@ -21,13 +21,12 @@ from graphft.runtime.protocol.sync_events import (
     Work,
 )
 from graphft.runtime.protocol.sync_trainer import SyncTrainer
-from graphft.runtime.roles.role import log
-from graphft.runtime.roles.trainer.comm import POLL_SECONDS, Comm, buckets_of
+from graphft.runtime.queue.sync_queue import SyncQueue
+from graphft.runtime.roles.trainer.known_shards import SyncShards
+from graphft.runtime.roles.trainer.shard_link import POLL_SECONDS, ShardLink, buckets_of
 from graphft.runtime.transport.buffers import unpack
 
-if TYPE_CHECKING:
-    from graphft.ops.context import Slices
-    from graphft.runtime.roles.trainer.slot_trainer import SlotTrainer
+log = logging.getLogger("graphft")
 
 STALL_SECONDS = 5.0
 """After a wait without progress for this time the shards are met again: what was sent may have been lost."""
@@ -36,126 +35,109 @@ LOOK_SECONDS = 1.0
 without the interpreter's lock."""
 
 
-class SyncComm(Comm):
-    """The CommPort of a sync trainer."""
+@dataclass(eq=False)
+class SyncComm(ShardLink, CommPort):
+    """The CommPort of a sync trainer. `queue` is told when a slot is lost, and when the job goes back."""
 
-    trainer: SlotTrainer
-    machine: SyncTrainer | None
+    shards: SyncShards
+    ctx: Context
+    queue: SyncQueue
 
-    def __init__(self, trainer: SlotTrainer) -> None:
-        super().__init__(trainer)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self._lowest, self._waited, self._looked = 0, 0.0, time.monotonic()
         self._stall = STALL_SECONDS
-        self._options = TrainerOptions(
-            trainer.id, buckets_of(trainer), trainer.config.total_steps, trainer.job.run_id, trainer.secret
-        )
+        me, config = self.member, self.member.config
+        buckets = buckets_of(self.program, config.pservers)
+        self._options = TrainerOptions(me.id, buckets, config.total_steps, me.job.run_id, me.secret)
+
+    @property
+    def interrupted(self) -> bool:
+        return self.state.leaving or self.member.view.over or self.shards.work_changed
 
     @property
     def started(self) -> bool:
         """Whether this trainer has taken part in a step."""
-        return self.trainer.ctx.step > 0
-
-    def slots(self) -> list[int]:
-        return sorted(self.machine.slots) if self.machine is not None else []
-
-    def claim_of(self, slot: int) -> int:
-        """The revision of the claim that a held slot is this trainer's by."""
-        return self.machine.slots[slot].claim if self.machine is not None else 0
+        return self.ctx.step > 0
 
     # -- events in ----------------------------------------------------------------------------------------------
 
     def begin(self) -> Work | None:
         """The next work, begun; None when there is nothing to do now."""
         self.take_in(0)
-        if self.machine is None:
+        if self.shards.machine is None:
             return None
         self.do(Begin())
-        return self.machine.current
+        return self.shards.machine.current
 
     def pump(self, seconds: float) -> None:
         super().pump(seconds)
-        if self.machine is not None:
-            self._watch_progress()
+        if self.shards.machine is not None:
+            self._watch_progress(self.shards.machine)
 
     def await_shards(self, count: int) -> None:
         """Waits until `count` shards have reached the step. Raises WorkChanged."""
-        machine = self.machine
-        assert machine is not None
+        machine = self._machine()
         while machine.reached() < count:
-            if machine.work_changed or self.trainer.leaving:
+            if machine.work_changed or self.state.leaving:
                 raise WorkChanged
             self.pump(POLL_SECONDS)
 
+    def _machine(self) -> SyncTrainer:
+        assert self.shards.machine is not None
+        return self.shards.machine
+
     def control(self, event: TrainerControl) -> None:
-        if isinstance(event, Rollback) and self.machine is None:
-            self.machine = SyncTrainer(self._options, generation=event.generation)
+        shards = self.shards
+        if isinstance(event, Rollback) and shards.machine is None:
+            shards.machine = SyncTrainer(self._options, generation=event.generation)
             return
         if isinstance(event, Rollback):
-            self.trainer.queue.rolled_back()
+            self.queue.rolled_back()
             log.info("generation %d: back to step %d", event.generation, event.step)
-        if isinstance(event, SlotLost) and event.slot in self.slots() and self.claim_of(event.slot) <= event.claim:
-            self.trainer.queue.lost(event.slot)
-        if self.machine is not None:  # the job's first generation comes before everything else
+        if isinstance(event, SlotLost) and event.slot in shards.slots() and shards.claim_of(event.slot) <= event.claim:
+            self.queue.lost(event.slot)
+        if shards.machine is not None:  # the job's first generation comes before everything else
             self.do(event)
 
-    def _watch_progress(self) -> None:
+    def _watch_progress(self, machine: SyncTrainer) -> None:
         """After a stall, meets the slowest shards again: contributions that were lost are then made again."""
-        assert self.machine is not None
-        lowest, now = self.machine.lowest(), time.monotonic()
+        lowest, now = machine.lowest(), time.monotonic()
         self._waited, self._looked = self._waited + min(now - self._looked, LOOK_SECONDS), now
-        if lowest is None or not self.machine.slots or lowest != self._lowest:
+        if lowest is None or not machine.slots or lowest != self._lowest:
             if lowest is not None:
                 self._lowest, self._waited, self._stall = lowest, 0.0, STALL_SECONDS
             return
-        if self._waited < self._stall or self.machine.finished:
+        if self._waited < self._stall or machine.finished:
             return
         self._waited, self._stall = 0.0, min(2 * self._stall, 60.0)
-        self.trainer.counters["stalls"] += 1
-        log.debug("the story so far:\n%s", "\n".join(self.machine.story.of()[-40:]))
-        for shard, connection in enumerate(self.machine.connections):
+        self.state.counters["stalls"] += 1
+        log.debug("the story so far:\n%s", "\n".join(machine.story.of()[-40:]))
+        for shard, connection in enumerate(machine.connections):
             if connection.introduced and connection.version == lowest:
                 log.info("no progress at version %d; asking shard %d whether it has all of ours", lowest, shard)
-                self.reconnect(shard, connection.incarnation)
-
-    @property
-    def finished(self) -> bool:
-        """Whether every shard has the job's last version."""
-        return self.machine is not None and self.machine.finished
-
-    def lowest(self) -> int:
-        """The lowest version among the shards; -1 while that is not known."""
-        lowest = self.machine.lowest() if self.machine is not None else None
-        return -1 if lowest is None else lowest
+                self.reconnect(shard)
 
     # -- CommPort -----------------------------------------------------------------------------------------------
 
     def pull(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices, refresh: bool) -> None:
-        machine = self.machine
-        assert machine is not None
+        machine = self._machine()
         self.take_in(0)
         while not machine.has(shard, bucket) or machine.work_changed:
-            if machine.work_changed or self.trainer.leaving:
+            if machine.work_changed or self.state.leaving:
                 raise WorkChanged
             self.pump(POLL_SECONDS)
         frame = machine.frame(shard, bucket)
         if frame is not None:
             unpack(frame, tensors, slices)
-            self.do(Copied(shard, bucket, self.trainer.ctx.step, refresh))
+            self.do(Copied(shard, bucket, self.ctx.step, refresh))
 
     def end_pull(self, shards: int) -> None:
         self.await_shards(shards)
 
     def push(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices) -> None:
-        machine = self.machine
-        assert machine is not None
-        try:
-            super().push(shard, bucket, tensors, slices)
-        except GraphftError as error:
-            if error.rule != "buffer-in-use":
-                raise
-            self.trainer.counters["stuck"] += 1
-            self.reconnect(shard, machine.connections[shard].incarnation)
-            raise WorkChanged from error  # once the shard is met again, the step is done again
+        if not self.send(shard, bucket, tensors, slices):
+            raise WorkChanged  # once the shard is met again, the step is done again
 
     def end_push(self, shards: int, push_timeout: float, max_skipped: int) -> None:
         self.do(Closed(shards))

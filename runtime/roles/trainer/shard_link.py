@@ -1,15 +1,19 @@
-"""A trainer's side of the data plane, as far as sync and async mode share it: the protocol's state machine between the
-block's ops and ZeroMQ."""
+"""A trainer's connections to its shards: the protocol's state machine between the block's ops and ZeroMQ."""
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from graphft.errors import GraphftError, UsageError
+from graphft.ir import Program
+from graphft.runtime.coordination.member import Member
+from graphft.runtime.process.work_record import WorkRecord
 from graphft.runtime.protocol.async_events import AsyncTrainerEvent
 from graphft.runtime.protocol.events import Count, Tick
 from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Parameters, Push
@@ -25,72 +29,65 @@ from graphft.runtime.protocol.sync_events import (
 )
 from graphft.runtime.roles.limits import received_buckets
 from graphft.runtime.roles.logs import tell_event
-from graphft.runtime.roles.role import log
+from graphft.runtime.roles.trainer.known_shards import KnownShards
+from graphft.runtime.roles.trainer.state import TrainerState
+from graphft.runtime.transport import ClientTransport
 from graphft.runtime.transport.buffers import BucketBuffers, BucketLayout, fault_of
 
 if TYPE_CHECKING:
     from graphft.ops.context import Slices
-    from graphft.runtime.coordination.records import Registration
-    from graphft.runtime.roles.trainer.trainer import Trainer
+
+log = logging.getLogger("graphft")
 
 POLL_SECONDS = 0.25
 BUFFER_SECONDS = 60.0
-SILENT_SECONDS = 5.0
 
 
-class Comm:
-    """Used by the trainer's main thread only; what other threads see comes through `trainer.control`, in order.
+@dataclass(eq=False)
+class ShardLink:
+    """Used by the trainer's main thread only; what other threads see comes through `state.control`, in order."""
 
-    `machine` has `step(event, now) -> effects`; None until the job has begun.
-    """
+    member: Member
+    transport: ClientTransport
+    state: TrainerState
+    work_record: WorkRecord
+    shards: KnownShards
+    program: Program
 
-    patience = SILENT_SECONDS
-    """Seconds for which a shard may leave a question open."""
-
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer, self.transport = trainer, trainer.transport
-        self.machine: Any = None
-        self._sizes = received_buckets(trainer.program)
+    def __post_init__(self) -> None:
+        self._sizes = received_buckets(self.program)
         self._buffers: dict[tuple[int, int], BucketBuffers] = {}
         self._addresses: dict[int, str] = {}
         self._met = 0
 
-    def silent(self) -> tuple[int, ...]:
-        """Shards that have answered nothing for a while though they were asked. From any thread."""
-        return self.machine.silence.over(self.patience) if self.machine is not None else ()
+    @property
+    def interrupted(self) -> bool:
+        """Whether the work at hand is to be left: this trainer is to go, the job is over, or the work has changed."""
+        raise NotImplementedError
 
-    def meets(self, pservers: Mapping[int, Registration]) -> bool:
-        """Whether each of these shards has welcomed this trainer. From any thread."""
-        if self.machine is None:
-            return not pservers
-        connections = self.machine.connections
-        return all(
-            connections[s].introduced and connections[s].incarnation == record.id for s, record in pservers.items()
-        )
-
-    # -- events in, effects out ---------------------------------------------------------------------------------
+    # -- events in ----------------------------------------------------------------------------------------------
 
     def pump(self, seconds: float) -> None:
         """Takes in what has arrived; waits up to `seconds` for something."""
-        with self.trainer.waiting():
+        with self.work_record.waiting():
             self.take_in(seconds)
-        if self.machine is not None:
+        if self.shards.machine is not None:
             self.do(Tick())
+        self.state.pumped = time.monotonic()
 
     def take_in(self, seconds: float) -> None:
-        self.trainer.check_lease()
-        self.trainer.progress.beat()
-        self._control()
+        self.member.check_lease()
+        self.member.progress.beat()
+        self._take_in_control()
         reply = self.transport.receive(seconds)
         while reply is not None:
-            if self.machine is not None:
+            if self.shards.machine is not None:
                 self.do(FromShard(*reply, self._fault(*reply)))
             reply = self.transport.receive(0)
-        self._control()
-        met = sum(connection.introduced for connection in self.machine.connections) if self.machine is not None else 0
-        if met != self._met:
+        self._take_in_control()
+        if (met := self.shards.met()) != self._met:
             self._met = met
-            self.trainer.changed.set()  # the daemon thread claims slots for a trainer that has met all shards
+            self.member.changed.set()  # the daemon thread claims slots for a trainer that has met all shards
 
     def _fault(self, shard: int, message: AnyMessage, frame: memoryview | None) -> str:
         """What is wrong with the frame of a bucket, before anything looks into it."""
@@ -98,22 +95,36 @@ class Comm:
             return fault_of(frame, *self._sizes[shard, message.bucket])
         return ""
 
-    def _control(self) -> None:
-        while self.trainer.control:
-            event = self.trainer.control.popleft()
+    def _take_in_control(self) -> None:
+        while self.state.control:
+            event = self.state.control.popleft()
             if isinstance(event, ShardUp):
-                self._addresses[event.shard] = self.trainer.view_address(event)
+                self._addresses[event.shard] = self.address_of(event)
                 self.transport.connect(event.shard, self._addresses[event.shard])
             elif isinstance(event, ShardDown):
                 self.transport.disconnect(event.shard)
             self.control(event)
 
+    def address_of(self, up: ShardUp) -> str:
+        """Where a shard that came up is reached."""
+        return self.state.addresses[up.incarnation]
+
     def control(self, event: TrainerControl) -> None:
         """Takes in an event that the daemon thread found."""
         self.do(event)
 
+    def reconnect(self, shard: int) -> None:
+        """Meets a shard anew: what was sent may have been lost on the way."""
+        incarnation = self.shards.machine.connections[shard].incarnation
+        self.transport.connect(shard, self._addresses[shard])
+        self.do(ShardDown(shard))
+        self.do(ShardUp(shard, incarnation))
+
+    # -- effects out --------------------------------------------------------------------------------------------
+
     def do(self, event: TrainerEvent | AsyncTrainerEvent) -> None:
-        effects = self.machine.step(event, time.monotonic())
+        """Has the machine take in an event, and carries out what it decides."""
+        effects = self.shards.machine.step(event, time.monotonic())
         tell_event(event, effects)
         for effect in effects:
             if isinstance(effect, Send):
@@ -122,27 +133,29 @@ class Comm:
                 if isinstance(message, (Push, BatchPush)):
                     self._buffers[effect.shard, message.bucket].pin(sent)
             elif isinstance(effect, Count):
-                self.trainer.counters[effect.name] += 1
+                self.state.counters[effect.name] += 1
                 log.debug("%s: %s", effect.name, effect.reason)
             elif isinstance(effect, Fail):
                 raise UsageError(
                     effect.reason, rule="foreign-job", help="start all roles from one job directory, with one etcd"
                 )
 
-    def reconnect(self, shard: int, incarnation: str) -> None:
-        """Meets a shard anew: what was sent may have been lost on the way."""
-        self.transport.connect(shard, self._addresses[shard])
-        self.do(ShardDown(shard))
-        self.do(ShardUp(shard, incarnation))
-
-    # -- CommPort -----------------------------------------------------------------------------------------------
-
-    def push(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices) -> None:
+    def send(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices) -> bool:
+        """Packs a bucket of gradients and hands it to the machine, which sends it. A shard that takes no data is waited
+        for, and met anew at last; False: then."""
         key = (shard, bucket)
         if key not in self._buffers:
             self._buffers[key] = BucketBuffers(BucketLayout.of(tensors, slices))
-        frame = self._pack(self._buffers[key], tensors)
-        self.do(Pushed(shard, bucket, self.trainer.batch_samples, frame))
+        try:
+            frame = self._pack(self._buffers[key], tensors)
+        except GraphftError as error:
+            if error.rule != "buffer-in-use":
+                raise
+            self.state.counters["stuck"] += 1
+            self.reconnect(shard)
+            return False
+        self.do(Pushed(shard, bucket, self.state.batch_samples, frame))
+        return True
 
     def _pack(self, buffers: BucketBuffers, tensors: Sequence[Tensor]) -> memoryview:
         """The bucket's frame. A shard that takes no data is waited for as for any answer: it may be gone meanwhile.
@@ -159,10 +172,10 @@ class Comm:
                 self.pump(0)
 
 
-def buckets_of(trainer: Trainer) -> tuple[tuple[int, ...], ...]:
+def buckets_of(program: Program, shards: int) -> tuple[tuple[int, ...], ...]:
     """The buckets of each shard, as block step receives them."""
-    recvs = [op for op in trainer.program.blocks["step"].ops if op.type == "recv"]
-    buckets: list[list[int]] = [[] for _ in range(trainer.config.pservers)]
+    recvs = [op for op in program.blocks["step"].ops if op.type == "recv"]
+    buckets: list[list[int]] = [[] for _ in range(shards)]
     for op in recvs:
         buckets[op.attrs["shard"]].append(op.attrs["bucket"])
     return tuple(tuple(sorted(b)) for b in buckets)

@@ -1,0 +1,22 @@
+"""What a queue asks of the trainer that computes."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Pace(Protocol):
+    """How a trainer gets on. From any thread."""
+
+    pass_index: int
+    """The pass that it works on; -1 before its first."""
+
+    @property
+    def pace(self) -> float:
+        """Batches per second of late."""
+
+    def busy_since(self, then: float) -> bool:
+        """Whether a batch was computed after this time of the monotonic clock."""
+
+    def alive_since(self, then: float) -> bool:
+        """The same, or whether the main thread has looked after the shards since then."""

@@ -1,0 +1,215 @@
+"""What an async shard serves: it applies every batch once, when it comes, and keeps checkpoints of its own."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from graphft.ops.context import ServeOptions
+from graphft.runtime.checkpoint.async_writer import AsyncCommits, meta_of
+from graphft.runtime.coordination.records import Generation
+from graphft.runtime.protocol.async_shard import ApplyBatch, AsyncOptions, AsyncShard
+from graphft.runtime.protocol.ledger import Ledger
+from graphft.runtime.protocol.round import Contribution
+from graphft.runtime.protocol.staleness import Staleness
+from graphft.runtime.queue.requeue import Requeue
+from graphft.runtime.roles.pserver.shard_server import ShardServer
+
+log = logging.getLogger("graphft")
+
+
+@dataclass(eq=False)
+class BatchServer(ShardServer):
+    """The ServerPort of an async shard."""
+
+    commits: AsyncCommits
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.machine: AsyncShard
+        self.ledger = Ledger()
+        self.requeue = Requeue(self.member.etcd, self.member.keys, self.config.plan)
+        self.effects |= {ApplyBatch: self._apply}
+        self._compensates = any(op.type == "dc_asgd" for b in self.blocks.program.blocks.values() for op in b.ops)
+        self._passes = 0
+        """So many passes, from the first on, are wholly applied."""
+        self._final = False
+        """Whether the last checkpoint was taken."""
+        self._asked, self._due = float("-inf"), False
+        """When a checkpoint was asked for because of the last one's age, and whether that is still to be taken."""
+
+    # -- ServerPort ---------------------------------------------------------------------------------------------
+
+    def load_check_point(self) -> None:
+        """Goes on from this shard's own newest checkpoint; a restart raises its own generation first.
+
+        Only then, so that no trainer completes a chunk with what the shard before acknowledged, are the chunks
+        put back to todo that are done, but not here.
+        """
+        self.recovery.when_storage_answers(self.recovery.join)
+        if self.recovery.restarted:
+            self.member.events.emit(
+                "restarted",
+                f"pserver {self.member.index} is back at version {self.recovery.generation.step}, "
+                f"its generation {self.recovery.generation.number}",
+                step=self.recovery.generation.step,
+            )
+        self._go_back()
+
+    def save_check_point(self, names: Sequence[str], keep: int) -> None:
+        """Clones the values, with the ledger of this moment; the saver writes and commits them meanwhile."""
+        machine, passes = self.machine, self._whole_passes()
+        if passes == self.config.plan.passes and not self._final:
+            self._tell_staleness()
+        self._final = passes == self.config.plan.passes
+        self.saver.submit(
+            machine.generation,
+            machine.version,
+            self.buffers.clone(names),
+            keep,
+            json.dumps(machine.ledger.export()),
+            meta_of(passes),
+        )
+
+    def notify_checkpoint(self, seconds: float) -> None:
+        """Has the main thread take a checkpoint when the newest is too old; again, if that is not committed then."""
+        now = time.monotonic()
+        age = self.recovery.age(self.member.view.shard_commits.get(self.member.index))
+        if age >= seconds and now - self._asked >= seconds:
+            self._asked, self._due = now, True
+
+    def serve(self, options: ServeOptions) -> None:
+        self.options = options
+        self.commits.ensure_generation(resume=False)  # where one was to be gone on with, load_check_point did
+        self._make_machine()
+        self.member.progress.begin("serving")
+        while not self.over():
+            self.serve_once()
+
+    def _make_machine(self) -> None:
+        o = self.options
+        self.buffers.publish(self.recovery.generation.step)
+        self.machine = AsyncShard(
+            AsyncOptions(
+                o.shard,
+                tuple(self.buffers.buckets),
+                self.config.plan.batches.tolist(),
+                self.config.plan.passes,
+                self.member.job.run_id,
+                self.member.secret,
+                o.checkpoint_every,
+                o.max_staleness,
+                self._compensates,
+                self.max_peers,
+            ),
+            incarnation=self.member.id,
+            generation=self.recovery.generation.number,
+            version=self.recovery.generation.step,
+            ledger=self.ledger,
+        )
+
+    def status(self) -> msgspec.Struct:
+        found = self.machine.staleness if self.machine else Staleness()
+        return msgspec.structs.replace(
+            super().status(), staleness=found.counts, staleness_mean=found.mean, staleness_max=found.max
+        )
+
+    # -- going back ---------------------------------------------------------------------------------------------
+
+    def restore(self, generation: Generation) -> None:
+        manifest = self.commits.manifest_of(generation)
+        if manifest is None:
+            values, ledger = self.initial_values(), ""
+        else:
+            values, ledger = self.commits.store.read_part(manifest, self.member.index)
+        self.buffers.restore(values)
+        self.ledger = Ledger.load(json.loads(ledger or "{}"))
+
+    def _go_back(self) -> None:
+        self.recovery.load()
+        self._passes, self._final = 0, False
+        count = self.member.retry_while_leased(functools.partial(self.requeue.run, self.ledger))
+        if count:
+            self.member.events.emit(
+                "put-back",
+                f"{count} chunks are to do again: pserver {self.member.index} lacks some of each",
+                chunks=count,
+            )
+
+    def follow(self) -> None:
+        generation = self.view.seen.shard_generations.get(self.member.index)
+        self.recovery.overtake(self.machine.generation, generation)
+        if generation is not None and generation.number > self.machine.generation:
+            log.info(
+                "generation %d: back from version %d to %d (%s)",
+                generation.number,
+                self.machine.version,
+                generation.step,
+                generation.reason,
+            )
+            self.recovery.generation = generation
+            self._go_back()
+            self._make_machine()
+        super().follow()
+        if self._due:
+            self._due = False
+            self.blocks.run(self.options.checkpoint_block)
+        self._finish()
+
+    # -- the end ------------------------------------------------------------------------------------------------
+
+    def _whole_passes(self) -> int:
+        """How many passes are wholly applied here, but for what is poison."""
+        while self._passes < self.config.plan.passes and self._whole(self._passes):
+            self._passes += 1
+        return self._passes
+
+    def _whole(self, index: int) -> bool:
+        if self.machine.ledger.count(index) == len(self.requeue.chunks):
+            return True
+        recorded = self.member.view.pass_
+        if recorded is None or recorded.pass_index <= index:
+            return False  # it is not over: no need to look closer
+        failed = self.member.retry_while_leased(functools.partial(self.requeue.failed, index))
+        return failed.issuperset(self.requeue.lacking(self.machine.ledger, index))
+
+    def _finish(self) -> None:
+        """When all is applied here: the last checkpoint. The first shard then commits all shards' as the job's."""
+        view, plan = self.member.view, self.config.plan
+        all_done = view.pass_ is not None and view.pass_.pass_index >= plan.passes
+        if (all_done or self.machine.version >= plan.total_steps) and not self._final:
+            if self._whole_passes() == plan.passes:
+                self.blocks.run(self.options.checkpoint_block)
+            elif all_done:
+                self.member.retry_while_leased(functools.partial(self.requeue.run, self.machine.ledger))
+        ends = [c.passes >= plan.passes for c in view.shard_commits.values()]
+        if self.member.index == 0 and view.committed is None and len(ends) == self.config.pservers and all(ends):
+            commit = functools.partial(self.commits.commit_job, self.job_dir, plan.total_steps)
+            self.recovery.when_storage_answers(functools.partial(self.member.retry_while_leased, commit))
+
+    def _tell_staleness(self) -> None:
+        found = self.machine.staleness
+        batches = sum(found.counts)
+        text = (
+            f"pserver {self.member.index} has applied all batches: the {batches} since it started were "
+            f"{found.mean:.2f} versions behind, at most {found.max}"
+        )
+        self.member.events.emit(
+            "applied", text, batches=batches, staleness=found.counts, staleness_mean=found.mean, staleness_max=found.max
+        )
+
+    # -- effects ------------------------------------------------------------------------------------------------
+
+    def _apply(self, effect: ApplyBatch) -> None:
+        self.buffers.reduce([Contribution(0, effect.samples, effect.payloads)])
+        if self._compensates:
+            self.buffers.back_up(effect.base)
+        if self.options.reduce_block:
+            self.blocks.run(self.options.reduce_block)
+        self.run_optimizer(self.machine.version, effect.kept)

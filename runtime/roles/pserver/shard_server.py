@@ -1,0 +1,200 @@
+"""A shard's services, as far as sync and async mode share them: the state machine between the socket and the blocks.
+
+What is served in which mode is in round_server and batch_server.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from graphft.ir import Kind
+from graphft.ops.context import ServeOptions, ServerPort
+from graphft.runtime.checkpoint.commit import Commits
+from graphft.runtime.checkpoint.writer import Saver
+from graphft.runtime.coordination.member import Member
+from graphft.runtime.coordination.records import Generation, ShardStatus
+from graphft.runtime.protocol.async_shard import AsyncShardEvent
+from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, TakeCheckpoint, Tick
+from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Parameters, Push
+from graphft.runtime.protocol.sync_events import ShardEvent
+from graphft.runtime.roles.blocks import Blocks
+from graphft.runtime.roles.logs import tell_event
+from graphft.runtime.roles.process_end import ProcessEnd
+from graphft.runtime.roles.pserver.recovery import Recovery
+from graphft.runtime.roles.pserver.shard_buffers import ShardBuffers, frame_fault
+from graphft.runtime.roles.seen_view import SeenView
+from graphft.runtime.transport import ServerTransport
+
+log = logging.getLogger("graphft")
+
+POLL_SECONDS = 0.25
+SPARE_PEERS = 64
+"""Trainers that stand by, probes, and those that are gone, but whose leases have not ended."""
+
+
+@dataclass(eq=False)
+class ShardServer(ServerPort):
+    """Used by the shard's main thread, which owns buffers, socket and machine; `saver` writes files beside it.
+
+    Subclasses make the machine in `serve`, and give what carries its effects out in `effects`.
+    """
+
+    member: Member
+    blocks: Blocks
+    end: ProcessEnd
+    view: SeenView
+    transport: ServerTransport
+    commits: Commits
+    saver: Saver
+    job_dir: Path
+
+    def __post_init__(self) -> None:
+        member, blocks = self.member, self.blocks
+        self.config = member.config
+        self.options: ServeOptions
+        self.machine: Any = None
+        self.buffers = ShardBuffers(blocks.ctx.scope)
+        self.recovery = Recovery(member, self.end, self.commits, self.job_dir, self.restore)
+        self.counters: Counter[str] = Counter()
+        self.effects: dict[type, Callable[[Any], None]] = {
+            Reply: self._reply,
+            Count: self.count,
+            TakeCheckpoint: self._checkpoint,
+        }
+        self._events: deque[ShardEvent | AsyncShardEvent] = deque()
+        """What the machine is to take in; the first is at work."""
+        self._trainers: frozenset[str] = frozenset()
+        self._rounds: list[float] = []
+        self._applied = 0
+
+    def make_bucket(self, index: int, names: Sequence[str], reduce: str) -> None:
+        self.buffers.make_bucket(index, names, reduce)
+
+    def restore(self, generation: Generation) -> None:
+        """Takes on the state that this generation began at. Raises DamagedCheckpoint, StorageUnavailable."""
+        raise NotImplementedError
+
+    def initial_values(self) -> dict[str, torch.Tensor]:
+        """What this shard's variables are before the first step."""
+        program = self.blocks.program
+        return {v.name: program.values[v.name] for v in program.of_kind(Kind.PARAM, Kind.BUFFER, Kind.STATE)}
+
+    # -- the loop -----------------------------------------------------------------------------------------------
+
+    def step(self, event: ShardEvent | AsyncShardEvent) -> None:
+        """Has the machine take in an event, and carries out what it decides.
+
+        An event that comes of an effect waits until the effects before it are carried out, all of them.
+        """
+        self._events.append(event)
+        if len(self._events) > 1:
+            return
+        try:
+            while self._events:
+                effects = self.machine.step(self._events[0], time.monotonic())
+                tell_event(self._events[0], effects)
+                for effect in effects:
+                    self.effects[type(effect)](effect)
+                self._events.popleft()
+        finally:
+            self._events.clear()
+
+    def serve_once(self) -> None:
+        self.end.check_lease()
+        self.member.progress.beat()
+        for peer, message, frame in self.transport.poll(POLL_SECONDS):
+            self.step(Received(peer.decode("latin-1"), message, frame, self.fault(message, frame)))
+        self.follow()
+        self.step(Tick())
+
+    def fault(self, message: AnyMessage, frame: memoryview | None) -> str:
+        """What is wrong with a message's frame, before anything looks into it; "" if nothing is."""
+        if isinstance(message, (Push, BatchPush)):
+            return frame_fault(self.buffers.buckets.get(message.bucket), frame)
+        return ""
+
+    def follow(self) -> None:
+        """Takes in what changed in etcd."""
+        self._forget(frozenset(self.member.view.trainers))
+
+    def _forget(self, trainers: frozenset[str]) -> None:
+        """Drops what the machine keeps of trainers that are gone. A peer is one connection of a trainer."""
+        gone, self._trainers = self._trainers - trainers, trainers
+        for peer in [p for p in self.machine.peers if self.machine.peers.name(p) in gone] if gone else ():
+            self.step(PeerLeft(peer))
+
+    @property
+    def max_peers(self) -> int:
+        """Names of peers that the machine knows at once: many more than a job has."""
+        return SPARE_PEERS + 4 * (self.config.trainers + self.config.pservers)
+
+    def over(self) -> bool:
+        """Whether the job is. Shard 0 ends it: once the last step is committed, it exports the model."""
+        self.saver.check()
+        if self.member.over():
+            return True
+        committed = self.member.view.committed
+        if committed is not None and committed.step >= self.config.total_steps and self.member.index == 0:
+            self.saver.finish(committed)
+        return False
+
+    # -- effects ------------------------------------------------------------------------------------------------
+
+    def run_optimizer(self, version: int, keep: Collection[int] = ()) -> None:
+        """Applies the gradients that lie in the buckets' sums, and publishes the values as `version`.
+
+        Copies of the versions in `keep` stay.
+        """
+        if self.options.schedule_block:
+            self.blocks.run(self.options.schedule_block)
+        for block in self.options.optimize_blocks:
+            self.blocks.run(block)
+        self.buffers.publish(version, keep)
+        self._rounds = [*self._rounds[-50:], time.monotonic()]
+        self._applied += 1
+
+    def _reply(self, effect: Reply) -> None:
+        peer, message = effect.peer.encode("latin-1"), effect.message
+        if isinstance(message, Parameters):
+            frame = self.buffers.frame(message.bucket, message.version)
+            self.buffers.pin(message.bucket, message.version, self.transport.send(peer, message, frame))
+        else:
+            self.transport.send(peer, message)
+
+    def count(self, effect: Count) -> None:
+        self.counters[effect.name] += 1
+        log.debug("%s: %s", effect.name, effect.reason)
+
+    def _checkpoint(self, effect: TakeCheckpoint) -> None:
+        if self.options.checkpoint_block:
+            self.blocks.run(self.options.checkpoint_block)
+
+    # -- for people ---------------------------------------------------------------------------------------------
+
+    def story(self) -> list[str]:
+        return self.machine.story.of() if self.machine is not None else []
+
+    @property
+    def rate(self) -> float:
+        """Rounds per second of late."""
+        rounds = self._rounds
+        return (len(rounds) - 1) / (rounds[-1] - rounds[0]) if len(rounds) > 1 else 0.0
+
+    def status(self) -> msgspec.Struct:
+        machine = self.machine
+        return ShardStatus(
+            machine.version if machine else 0,
+            machine.generation if machine else 0,
+            self.rate,
+            self._applied,
+            {**self.counters, **self.saver.counters, **self.transport.counters},
+        )

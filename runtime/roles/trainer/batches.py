@@ -1,0 +1,58 @@
+"""The batches that a trainer computes: read, noted in its work record, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from graphft.ir import Program
+from graphft.ops.context import ChunkWork, DataPort
+from graphft.runtime.data import BatchKey, Prefetcher
+from graphft.runtime.execute.input_checks import check_dims
+from graphft.runtime.process.work_record import Phase, Place, WorkRecord
+from graphft.runtime.roles.trainer.state import TrainerState
+from graphft.runtime.roles.trainer.storage_wait import StorageWait
+
+
+@dataclass(eq=False)
+class Batches(DataPort):
+    """The DataPort of a trainer.
+
+    `begin`: told of each batch before it is read. `count`: batches of a unit of local accumulation; 1 without.
+    """
+
+    program: Program
+    batch_size: int
+    state: TrainerState
+    work_record: WorkRecord
+    prefetcher: Prefetcher
+    storage: StorageWait
+    begin: Callable[[ChunkWork], object] = id
+    count: int = 1
+
+    def batch(self, work: ChunkWork, columns: Sequence[str]) -> list[torch.Tensor]:
+        self.state.work, self.state.batch_samples = work, work.samples
+        self.begin(work)
+        counted = self.state.unit or work  # the queue counts units, where there are some
+        place = Place(counted.pass_index, counted.chunk, counted.batch)
+        self.work_record.begin(Phase.READING, place, counted.claim)
+        batch = self.storage.batch(self._key(work.pass_index, work.chunk, work.batch))
+        if "assume" in self.program.attrs:
+            check_dims(self.program, {c: batch[c] for c in columns})
+        self.work_record.begin(Phase.COMPUTING, place, counted.claim)
+        return [batch[c] for c in columns]
+
+    def read_ahead(self, pass_index: int, chunk: int, batch: int) -> None:
+        """Begins to make a batch that will be wanted; of a unit, its first one."""
+        self.schedule(pass_index, chunk, batch * self.count)
+
+    def schedule(self, pass_index: int, chunk: int, batch: int) -> None:
+        """The same, of a batch of the chunk. Not after a process that died at work: then it is known what this one is
+        at, should it die, too."""
+        if not self.state.careful:
+            self.prefetcher.schedule(self._key(pass_index, chunk, batch))
+
+    def _key(self, pass_index: int, chunk: int, batch: int) -> BatchKey:
+        return BatchKey(pass_index, chunk, batch, self.batch_size)
