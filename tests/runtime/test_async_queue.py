@@ -17,7 +17,7 @@ from graphft.runtime.coordination.records import Generation
 from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable
 from graphft.runtime.etcd.model import MAX_TXN_OPS
 from graphft.runtime.protocol.ledger import Ledger
-from graphft.runtime.queue import async_queue
+from graphft.runtime.queue import chunk_claims
 from graphft.runtime.queue.requeue import Requeue
 from graphft.transpiler import Job
 from graphft.transpiler.config import MAX_ASYNC_PSERVERS
@@ -188,4 +188,4 @@ def test_a_claim_that_its_own_trainer_does_not_know_of_is_taken_away(scene: Stag
 
 
 def test_as_many_shards_as_a_job_may_have_fit_into_the_transaction_that_completes_chunks() -> None:
-    assert async_queue.CLAIM_BATCHES + MAX_ASYNC_PSERVERS <= MAX_TXN_OPS
+    assert chunk_claims.CLAIM_BATCHES + MAX_ASYNC_PSERVERS <= MAX_TXN_OPS
