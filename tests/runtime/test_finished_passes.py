@@ -131,9 +131,9 @@ def test_a_record_that_changes_while_the_job_is_closed_is_looked_at_again(scene:
 
     def twice() -> None:
         renew()
-        trainer.member.etcd.before_txn = renew
+        trainer.member.etcd.store.before_txn = renew
 
     enter(trainer, LAST)
-    trainer.member.etcd.before_txn = twice
+    trainer.member.etcd.store.before_txn = twice
     finish(trainer)
     assert scene.records(1) == DONE
