@@ -49,7 +49,7 @@ def prepare(source: Path, work: Path, patience: float, undisturbed: int = 0) -> 
     """Copies the job of `source` into `work`/chaos; runs it undisturbed in `work`/reference, unless `source` is a
     complete run itself. An async job has no such reference: it is run `undisturbed` times, for its losses."""
     job = Job.load(source)
-    if not job.config.ft:
+    if job.trainer_program().find_op("etcd_keep_alive") is None:
         raise GraphftError(
             "this job was made without fault tolerance",
             rule="chaos-ft",
