@@ -1,0 +1,141 @@
+"""Ports of a trainer by themselves: no process, no etcd, no sockets behind them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import graphft
+from graphft.ops.context import ChunkWork
+from graphft.runtime.coordination.job_view import JobView
+from graphft.runtime.coordination.records import Generation, Registration
+from graphft.runtime.data import BatchKey
+from graphft.runtime.process.work_record import Phase, WorkRecord
+from graphft.runtime.protocol.sync_events import Rollback, ShardDown, ShardUp, SlotGained, SlotLost
+from graphft.runtime.roles.trainer.batches import Batches
+from graphft.runtime.roles.trainer.state import TrainerState
+from graphft.runtime.roles.trainer.view import SyncTrainerView, TrainerView
+
+GENERATION = Generation(0, 0)
+
+
+def shard(life: str) -> Registration:
+    return Registration(life, f"tcp://{life}", 1, "host")
+
+
+class Watched:
+    """A member, and the bar, as far as a view needs them."""
+
+    def __init__(self) -> None:
+        self.id, self.index, self.view = "0-me", 0, JobView()
+        self.woken = self.updates = 0
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    def update(self) -> None:
+        self.updates += 1
+
+
+def events(port: TrainerView, watched: Watched, view: JobView) -> list[Any]:
+    """What the main thread is to take in after the next look."""
+    watched.view = view
+    port.watch()
+    found = list(port.state.control)
+    port.state.control.clear()
+    return found
+
+
+def test_shards_that_come_and_go_become_events() -> None:
+    watched: Any = Watched()
+    port = TrainerView(watched, TrainerState(), watched)
+    assert events(port, watched, JobView({0: shard("a"), 2: shard("c")})) == [ShardUp(0, "a"), ShardUp(2, "c")]
+    assert events(port, watched, JobView({0: shard("b"), 2: shard("c")})) == [ShardDown(0), ShardUp(0, "b")]
+    assert events(port, watched, JobView({0: shard("b")})) == [ShardDown(2)]
+    assert events(port, watched, JobView({0: shard("b")})) == []
+    assert port.state.addresses == {life: f"tcp://{life}" for life in "abc"}, "an event may be older than the view"
+    assert (watched.woken, watched.updates) == (4, 4)
+
+
+def test_a_sync_trainer_is_told_of_generations_and_of_its_slots() -> None:
+    watched: Any = Watched()
+    port = SyncTrainerView(watched, TrainerState(), watched, claims=True)
+    assert events(port, watched, JobView({0: shard("a")})) == []
+    assert watched.woken == 0, "no pserver has begun the job"
+    begun = JobView({0: shard("a")}, slots={0: "0-me", 1: "1-other"}, claims={0: 5, 1: 6}, generation=GENERATION)
+    assert events(port, watched, begun) == [Rollback(0, 0), ShardUp(0, "a"), SlotGained(0, 5)]
+    assert port.state.lost_at == float("-inf")
+    again = JobView({0: shard("a")}, slots={0: "0-me"}, claims={0: 9}, generation=Generation(1, 4))
+    assert events(port, watched, again) == [Rollback(1, 4), SlotLost(0, 5), SlotGained(0, 9)]
+    assert port.state.lost_at > 0
+
+
+def test_without_claims_a_trainer_has_the_slot_of_its_index_for_good() -> None:
+    watched: Any = Watched()
+    port = SyncTrainerView(watched, TrainerState(), watched, claims=False)
+    assert events(port, watched, JobView(generation=GENERATION)) == [Rollback(0, 0), SlotGained(0, 0)]
+    assert events(port, watched, JobView({0: shard("a")}, generation=GENERATION)) == [ShardUp(0, "a")]
+
+
+class Read:
+    """Prefetcher and storage: what was scheduled, and what was read."""
+
+    def __init__(self, record: WorkRecord) -> None:
+        self.record = record
+        self.scheduled: list[BatchKey] = []
+        self.phases: list[Phase] = []
+
+    def schedule(self, key: BatchKey) -> None:
+        self.scheduled.append(key)
+
+    def batch(self, key: BatchKey) -> dict[str, torch.Tensor]:
+        self.phases.append(self.record.phase)
+        return {"x": torch.full((key.batch_size,), key.batch_index), "y": torch.zeros(1)}
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> WorkRecord:
+    return WorkRecord(tmp_path / "record")
+
+
+def test_a_batch_is_noted_while_it_is_read_and_computed(record: WorkRecord) -> None:
+    read, state, told = Read(record), TrainerState(), list[ChunkWork]()
+    source: Any = read
+    port = Batches(graphft.Program("p"), 4, state, record, source, source, begin=told.append)
+    work = ChunkWork(1, 2, 3, samples=4, seed=0)
+    (x,) = port.batch(work, ["x"])
+    assert x.tolist() == [3, 3, 3, 3]
+    assert (read.phases, record.phase) == ([Phase.READING], Phase.COMPUTING)
+    assert (told, state.work, state.batch_samples) == ([work], work, 4)
+
+
+def test_of_a_unit_the_first_batch_is_read_ahead(record: WorkRecord) -> None:
+    read, state = Read(record), TrainerState(careful=1)
+    source: Any = read
+    port = Batches(graphft.Program("p"), 4, state, record, source, source, count=5)
+    port.read_ahead(0, 1, 2)
+    assert not read.scheduled, "the process before died at work"
+    state.computed(4, 0.5)
+    port.read_ahead(0, 1, 2)
+    port.schedule(0, 1, 11)
+    assert read.scheduled == [BatchKey(0, 1, 10, 4), BatchKey(0, 1, 11, 4)]
+
+
+def test_a_pace_is_that_of_the_last_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now=100.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr("graphft.runtime.roles.trainer.state.time", clock)
+    state = TrainerState()
+    assert (state.pace, state.rate) == (0.0, 0.0)
+    for clock.now in (101.0, 101.5, 102.0):
+        state.computed(8, 0.25)
+    assert (state.pace, state.rate, state.samples, state.loss) == (2.0, 16.0, 24, 0.25)
+    assert state.busy_since(101.9)
+    assert not state.busy_since(102.0)
+    state.pumped = 103.0
+    assert state.alive_since(102.5)
+    state.waiting = "for storage"
+    assert not state.alive_since(102.5), "it renews no claim then"
