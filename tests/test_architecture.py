@@ -190,6 +190,42 @@ def test_rooms_import_what_is_below_them() -> None:
     assert not upwards
 
 
+def classes(*folders: str) -> dict[str, ast.ClassDef]:
+    nodes = [node for path in sources(*folders) for node in ast.parse(path.read_text()).body]
+    return {node.name: node for node in nodes if isinstance(node, ast.ClassDef)}
+
+
+def methods(node: ast.ClassDef) -> set[str]:
+    return {inner.name for inner in node.body if isinstance(inner, ast.FunctionDef)}
+
+
+def test_ports_are_explicit() -> None:
+    """`ctx.comm.push` leads to a class that says it is a CommPort, and has all of its methods."""
+    ports = {name: methods(node) for name, node in classes("ops").items() if name.endswith("Port")}
+    known = classes("runtime/queue", "runtime/roles")
+    bases = {name: {ast.unparse(base) for base in node.bases} for name, node in known.items()}
+    graph = networkx.DiGraph((name, base) for name in bases for base in bases[name])
+    found, lacking = set(), []
+    for name in known:
+        above = networkx.descendants(graph, name) if name in graph else set()
+        own = set().union(*(methods(known[n]) for n in above | {name} if n in known))
+        abstract = any(name in others for others in bases.values())
+        for port in above & ports.keys():
+            found.add(port)
+            lacking += [f"{name} lacks {method} of {port}" for method in ports[port] - own if not abstract]
+    assert found == ports.keys()
+    assert not lacking
+
+
+def test_nothing_refers_back_to_its_role() -> None:
+    """What a port needs is handed to it; it does not reach into the process that made it."""
+    back = re.compile(r"\bself\.(role|trainer|pserver|coordinator)\b|\bcast\(")
+    found = [
+        f"{name_of(path)}: {match[0]}" for path in sources("runtime/roles") for match in back.finditer(path.read_text())
+    ]
+    assert not found
+
+
 def test_packages_are_imported_under_their_full_names() -> None:
     paths = sources(*FOLDERS, "tests", "examples")
     assert not violations(paths, "ops", "transpiler", "runtime")

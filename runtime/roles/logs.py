@@ -35,10 +35,10 @@ class _Where(logging.Filter):
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        self.name_, self.role = name, None  # type: str, Stepper | None
+        self.name_, self.stepper = name, None  # type: str, Stepper | None
 
     def filter(self, record: logging.LogRecord) -> bool:
-        step = self.role.at_step if self.role is not None else None
+        step = self.stepper.at_step if self.stepper is not None else None
         record.where = self.name_ if step is None else f"{self.name_} step {step}"
         return True
 
@@ -57,7 +57,7 @@ def follow(role: Stepper) -> None:
     for handler in logging.getLogger().handlers:
         for found in handler.filters:
             if isinstance(found, _Where):
-                found.role = role
+                found.stepper = role
 
 
 def tell_event(event: object, effects: Sequence[object]) -> None:
