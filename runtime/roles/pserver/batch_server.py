@@ -24,7 +24,7 @@ from graphft.runtime.roles.pserver.shard_server import ShardServer
 log = logging.getLogger("graphft")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class BatchServer(ShardServer):
     """The ServerPort of an async shard."""
 

@@ -43,7 +43,7 @@ NOTICE_SECONDS = 1.0
 """For how long a shard may not have heard of a checkpoint that is asked for."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class RoundServer(ShardServer):
     """The ServerPort of a sync shard. `limits`: of its connections to other shards."""
 

@@ -41,7 +41,7 @@ SPARE_PEERS = 64
 """Trainers that stand by, probes, and those that are gone, but whose leases have not ended."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ShardServer(ServerPort):
     """Used by the shard's main thread, which owns buffers, socket and machine; `saver` writes files beside it.
 

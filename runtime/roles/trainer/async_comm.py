@@ -34,7 +34,7 @@ def push_timeout_of(program: Program) -> float:
     return float(registry.attr(barrier, "push_timeout"))
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class AsyncComm(ShardLink, CommPort, Ledgers):
     """The CommPort of an async trainer, and what its queue wants to know of the shards."""
 

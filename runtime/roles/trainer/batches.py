@@ -16,7 +16,7 @@ from graphft.runtime.roles.trainer.state import TrainerState
 from graphft.runtime.roles.trainer.storage_wait import StorageWait
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Batches(DataPort):
     """The DataPort of a trainer.
 

@@ -43,7 +43,7 @@ POLL_SECONDS = 0.25
 BUFFER_SECONDS = 60.0
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class ShardLink:
     """Used by the trainer's main thread only; what other threads see comes through `state.control`, in order."""
 

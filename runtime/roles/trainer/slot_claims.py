@@ -22,7 +22,7 @@ from graphft.runtime.roles.trainer.view import SyncTrainerView
 log = logging.getLogger("graphft")
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class SlotClaims(SlotsPort):
     """The SlotsPort of a sync trainer: the daemon thread claims, the main thread hands over."""
 

@@ -37,7 +37,7 @@ BACK_OFF_SECONDS = 10.0
 """For how long a trainer whose work was taken while it waited claims no slot: another one's storage may work."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class StorageWait:
     """Reads batches, and looks after the shards while it waits. `state.waiting` says what it waits for."""
 

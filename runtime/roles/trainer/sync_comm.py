@@ -35,7 +35,7 @@ LOOK_SECONDS = 1.0
 without the interpreter's lock."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class SyncComm(ShardLink, CommPort):
     """The CommPort of a sync trainer. `queue` is told when a slot is lost, and when the job goes back."""
 
