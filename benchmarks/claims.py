@@ -24,6 +24,7 @@ import graphft
 from graphft.ops.context import EndOfPass, NoData
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Generation
+from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, absent, mod_is, put_op
 from graphft.runtime.roles.trainer.chunk_trainer import ChunkTrainer
 from graphft.transpiler import Job
@@ -120,6 +121,7 @@ def fresh_pass(etcd: Etcd, job: Job, folder: Path, endpoints: list[str]) -> floa
     keys = Keys(job.config.name)
     for prefix in (f"/{keys.job}", "/bare/"):
         etcd.delete_prefix(prefix)
+    put_job(etcd, keys, job)
     # No shard is there: what a trainer has heard of them is generation -1, and so it is recorded.
     etcd.put(keys.of_shard(0).generation, msgspec.json.encode(Generation(number=-1)))
     trainer = ChunkTrainer(job, folder, Etcd(endpoints), 0)
