@@ -21,7 +21,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.reach import out_of_reach
 from graphft.runtime.coordination.records import Registration
 from graphft.runtime.coordination.run_record import fenced, read_secret
-from graphft.runtime.etcd import KV, Session, Store, TransientEtcdError, Watch, absent, put_op, value_is
+from graphft.runtime.etcd import KV, LeaseLost, Session, Store, TransientEtcdError, Watch, absent, put_op, value_is
 from graphft.runtime.process.identity import identify
 from graphft.runtime.process.progress import Progress
 from graphft.runtime.transport.address import network_identity
@@ -58,6 +58,7 @@ class Member:
         self.address = ""
         self.events = Events(self.etcd, self.keys, f"{kind} {index}")
         self.session, self.progress = session, progress
+        self._registered = ""
         self.changed = threading.Event()
         self._view: tuple[int, JobView] = (-1, JobView())
         self.watcher = Watch(etcd, self.keys.control, lambda _: self._notify())
@@ -126,8 +127,19 @@ class Member:
             self.watcher.wait(lambda kvs: key not in kvs or _over(kvs, self.keys), WAIT_NOTICE_SECONDS)
             self.check_lease()
         self._check_reach(record)
+        self._registered = key
         reached = f": others reach this process at {self.address}" if self.address else ""
         log.info("registered as %s%s", self.id, reached)
+
+    def check_registered(self) -> None:
+        """Raises LeaseLost if this process's registration is gone, though its lease is not: etcd was restored from a
+        backup of the time between the two, and nobody would find this process any more."""
+        if self._registered and self.lease and self.id not in self.view.leases:
+            kv = self.etcd.get(self._registered)  # the view may be behind
+            if kv is None or kv.lease != self.lease:
+                raise LeaseLost(
+                    f"{self._registered} is gone: etcd was restored from a backup", rule="etcd-lease", help="start anew"
+                )
 
     def _check_reach(self, me: Registration) -> None:
         """Raises GraphftError[out-of-reach]. Whichever of two processes looks later sees both."""

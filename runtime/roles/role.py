@@ -188,6 +188,7 @@ class Role(Member):
         if self.session is not None:
             self.session.tick()
             self.session.keep(self.etcd.urls)
+            self.check_registered()
             self._tell_kept(int(self.session.page.kept))
 
     def _tell_kept(self, renewals: int) -> None:
