@@ -58,7 +58,7 @@ class BatchPserver(Pserver):
         )
 
     def make_saver(self) -> AsyncSaver:
-        return AsyncSaver(self.commits, self.events, self.job, self.job_dir)
+        return AsyncSaver(self.commits, self.events, self.job, self.job_dir, self.close_records)
 
     # -- ServerPort ---------------------------------------------------------------------------------------------
 
@@ -189,8 +189,9 @@ class BatchPserver(Pserver):
         recorded = self.view.pass_
         if recorded is None or recorded.pass_index <= index:
             return False  # it is not over: no need to look closer
-        failed = self.retry_while_leased(functools.partial(self.requeue.failed, index))
-        return failed.issuperset(self.requeue.lacking(self.machine.ledger, index))
+        ledger = self.machine.ledger
+        left_out = self.retry_while_leased(functools.partial(self.requeue.left_out, ledger, index))
+        return left_out.issuperset(self.requeue.lacking(ledger, index))
 
     def _finish(self) -> None:
         """When all is applied here: the last checkpoint. The first shard then commits all shards' as the job's."""

@@ -31,6 +31,7 @@ from graphft.runtime.protocol.async_shard import AsyncShardEvent
 from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, TakeCheckpoint, Tick
 from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Parameters, Push
 from graphft.runtime.protocol.sync_events import ShardEvent
+from graphft.runtime.queue.finished_passes import close_passes
 from graphft.runtime.roles.limits import pserver_limits
 from graphft.runtime.roles.logs import tell_event
 from graphft.runtime.roles.pserver.shard_buffers import ShardBuffers, frame_fault
@@ -138,7 +139,10 @@ class Pserver(Role):
         return Commits(self.etcd, self.keys, store, self.index, self.config.pservers, self.job.run_id, self.id)
 
     def make_saver(self) -> Saver:
-        return Saver(self.commits, self.events, self.job, self.job_dir)
+        return Saver(self.commits, self.events, self.job, self.job_dir, self.close_records)
+
+    def close_records(self) -> None:
+        close_passes(self.etcd, self.keys, self.config.plan)
 
     def run(self) -> None:
         """From start to the end of the job."""

@@ -44,12 +44,6 @@ class AsyncComm(Comm):
         self.machine = AsyncTrainer(
             AsyncTrainerOptions(trainer.id, buckets_of(trainer), trainer.job.run_id, trainer.secret)
         )
-        self.pumped = time.monotonic()
-        """When the main thread looked after the shards last."""
-
-    def pump(self, seconds: float) -> None:
-        super().pump(seconds)
-        self.pumped = time.monotonic()
 
     # -- for the queue ------------------------------------------------------------------------------------------
 

@@ -106,10 +106,6 @@ class ChunkTrainer(Trainer):
         """The sends that follow are of this batch."""
         self.comm.begin((work.pass_index, work.chunk), work.batch)
 
-    def alive_since(self, then: float) -> bool:
-        """Whether the main thread has computed a batch, or looked after the shards, since then."""
-        return self.busy_since(then) or (self.comm.pumped > then and not self.storage.waiting)
-
     def _note(self, loss: Any) -> None:
         work = self._work
         assert work is not None

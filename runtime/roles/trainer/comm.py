@@ -54,6 +54,8 @@ class Comm:
         self._buffers: dict[tuple[int, int], BucketBuffers] = {}
         self._addresses: dict[int, str] = {}
         self._met = 0
+        self.pumped = time.monotonic()
+        """When the main thread looked after the shards last."""
 
     def silent(self) -> tuple[int, ...]:
         """Shards that have answered nothing for a while though they were asked. From any thread."""
@@ -76,6 +78,7 @@ class Comm:
             self.take_in(seconds)
         if self.machine is not None:
             self.do(Tick())
+        self.pumped = time.monotonic()
 
     def take_in(self, seconds: float) -> None:
         self.trainer.check_lease()

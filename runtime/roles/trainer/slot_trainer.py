@@ -57,7 +57,7 @@ class SlotTrainer(Trainer):
         work = self.comm.begin()
         if work is None:
             if self.comm.finished:
-                self.queue.complete_job()
+                self.queue.forget_claims()
             if self.bar.sidelined():
                 self.release_slots()
             self.comm.pump(IDLE_SECONDS)
@@ -124,8 +124,6 @@ class SlotTrainer(Trainer):
         if not self.view.over:
             for slot in self.comm.slots():
                 self._hand_over(slot)
-        elif self.view.state == "complete":
-            self.queue.close_passes()  # a trainer that was late, or has died, may have left something open
         self.queue.settle()
 
     def close(self) -> None:

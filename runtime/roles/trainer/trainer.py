@@ -224,9 +224,10 @@ class Trainer(Role):
         times = self._times
         return (len(times) - 1) / (times[-1][0] - times[0][0]) if len(times) > 1 else 0.0
 
-    def busy_since(self, then: float) -> bool:
-        """Whether a step was computed after this time of the monotonic clock."""
-        return bool(self._times) and self._times[-1][0] > then
+    def alive_since(self, then: float) -> bool:
+        """Whether the main thread has computed a batch, or waited for shards that answer, since then."""
+        computed = bool(self._times) and self._times[-1][0] > then
+        return computed or (self.comm.pumped > then and not self.storage.waiting and not self.comm.silent())
 
     # -- what is watched ----------------------------------------------------------------------------------------
 
