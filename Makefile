@@ -7,7 +7,7 @@ MAKEFLAGS += --no-print-directory
 PYTHON ?= python3
 # Tests run side by side in this many processes, those of one file in one of them, in the order of the folders.
 WORKERS ?= 2
-# Simulated schedules: make sim SEEDS=100000
+# Simulated jobs of each mode: make sim SEEDS=100000
 SEEDS ?= 1000
 # Options of `make chaos`.
 ARGS ?=
@@ -73,8 +73,9 @@ converge: setup  ## sync, async and its modes side by side, with the tables of d
 chaos: setup  ## 490 random faults on ten jobs, sync and async (half an hour; fewer: ARGS="--only sync --share 0.5")
 	@$(PY) -m tests.chaos $(ARGS)
 
-sim: setup  ## the protocol under simulated time, many seeds
-	@$(PY) -m tests.sim --seeds $(SEEDS)
+sim: setup  ## real roles in a simulated world: SEEDS sync jobs, and as many async ones
+	@$(PY) -m tests.sim --mode sync --seeds $(SEEDS)
+	@$(PY) -m tests.sim --mode async --seeds $(SEEDS)
 
 docs: setup  ## regenerate docs/ops.md from the op definitions
 	@$(PY) -m graphft.opdocs

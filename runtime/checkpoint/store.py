@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError
-from graphft.fileio import fsync, write_atomically
+from graphft.fileio import write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,14 +113,11 @@ class CheckpointStore:
 
         name = f"{directory_name(generation, step)}/shard-{shard}-of-{shards}.safetensors"
         written = write_tensors(self.root / name, tensors, {"ledger": ledger})
-        # The step's folder may have been made by another process, or by a try that failed: its entry must last, too.
-        fsync(self.root)
         return Part(shard, name, written.sha256, written.bytes)
 
     def write_manifest(self, manifest: Manifest) -> None:
         data = json.dumps(manifest.to_json(), indent=1, sort_keys=True).encode()
         write_atomically(self.root / manifest.directory / MANIFEST, data)
-        fsync(self.root)
 
     def read_manifest(self, directory: str) -> Manifest:
         """Raises DamagedCheckpoint when the manifest is missing or no manifest, or names a file that is not there.

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,8 +39,12 @@ class Saver:
     ends the thread, and `check` raises it in the shard's loop.
     """
 
-    def __init__(self, commits: Commits, events: Events, job: Job, job_dir: Path) -> None:
+    def __init__(
+        self, commits: Commits, events: Events, job: Job, job_dir: Path, close_records: Callable[[], None]
+    ) -> None:
+        """`close_records`: what is to be done in etcd before the job is called complete. It may be repeated."""
         self.commits, self.events, self.job, self.job_dir = commits, events, job, job_dir
+        self._close_records = close_records
         self.counters: Counter[str] = Counter()
         self._pending = PendingSnapshots()
         self._failure: BaseException | None = None
@@ -193,6 +197,7 @@ class Saver:
             return
         model = self.job_dir / "model.safetensors"
         write_tensors(model, assemble(self.job.trainer_program(), shards))
+        self._close_records()
         state = commits.keys.state
         if commits.etcd.txn([value_is(state, b"running")], [put_op(state, b"complete")], token=state).ok:
             self.events.emit("complete", f"the model is in {model}", path=str(model))

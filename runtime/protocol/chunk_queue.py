@@ -289,11 +289,14 @@ def discard_again(prefix: str, chunk: int, todo: Record, pending: Record | None,
     )
 
 
-def requeue(prefix: str, chunk: int, done: Record | None, progress: int) -> Change:
-    """A shard that came back older lacks some of a chunk that is done (or whose records are gone): to do once more."""
+def requeue(prefix: str, chunk: int, done: Record | None, progress: int, failed: Record | None = None) -> Change:
+    """A shard that came back older lacks some of a chunk that is done (or whose records are gone): to do once more.
+
+    `failed`: it is poison, and the shard lacks some of what comes before the batch that failed.
+    """
     compares = (
         Compare(todo_key(prefix, chunk), "mod", 0),
-        Compare(failed_key(prefix, chunk), "mod", 0),
+        Compare(failed_key(prefix, chunk), "mod", failed.mod_revision if failed is not None else 0),
         Compare(done_key(prefix, chunk), "mod", done.mod_revision if done is not None else 0),
     )
     return Change(
@@ -301,7 +304,7 @@ def requeue(prefix: str, chunk: int, done: Record | None, progress: int) -> Chan
         f"chunk {chunk} is to be done again: a shard has {progress} batches of it",
         compares,
         (Put(todo_key(prefix, chunk), msgspec.json.encode(Todo(progress=progress))),),
-        (done_key(prefix, chunk),),
+        (done_key(prefix, chunk), failed_key(prefix, chunk)),
     )
 
 

@@ -1,8 +1,9 @@
 """The records of passes that the job is through with: closed, so that none stays open, and at last deleted.
 
 A chunk is done when its holder says so. Its holder may die, or lose the slot, between the last batch's application and
-that; and who takes the slot goes on behind the chunk. So when a pass is over, what its plan has is recorded as done by
-the trainer that begins the next one, and at the job's end by every trainer.
+that; and who takes the slot goes on behind the chunk. So when a pass of a sync job is over, what its plan has is
+recorded as done by the trainer that begins the next one. At the end of any job, the first shard does it for all passes,
+before it says that the job is complete: then all shards have applied all that is not poison, and trainers may be gone.
 """
 
 from __future__ import annotations
@@ -10,7 +11,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 
+from graphft.plan import Plan
+from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.member import Member
+from graphft.runtime.etcd.model import Store
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.chunk_queue import Change
 from graphft.runtime.queue.background_tasks import BackgroundTasks
@@ -37,12 +41,7 @@ class FinishedPasses:
         """
         for old in range(max(self._kept, index - 2), index):
             if self.lowest() >= self.plan.start_steps[old + 1]:
-                self._close(old, pending=False)
-
-    def close_all(self) -> None:
-        """The job's last step is applied: every chunk that is not poison is done, also one that is claimed."""
-        for index in range(max(self._kept, self.plan.passes - 2), self.plan.passes):
-            self._close(index, pending=True)
+                _close(self.member.etcd, self.keys, self.plan, old, pending=False)
 
     def forget_before(self, index: int) -> None:
         """Deletes the records of passes before the last two, but of none that the job may go back to: they say what is
@@ -60,24 +59,31 @@ class FinishedPasses:
     def _delete(self, prefix: str) -> None:
         self.member.etcd.delete_prefix(prefix)
 
-    def _close(self, index: int, pending: bool) -> None:
-        """Looks again after each try: a record that a holder changed meanwhile is judged by what it says now."""
-        while changes := self._changes(index, pending):
-            for some in (changes[i : i + CHANGES] for i in range(0, len(changes), CHANGES)):
-                if not commit(self.member.etcd, some).ok:  # their holders complete some of them, at this moment
-                    for change in some:
-                        commit(self.member.etcd, [change])
 
-    def _changes(self, index: int, pending: bool) -> list[Change]:
-        """What is to be recorded as done; with `pending`, also what a trainer has claimed."""
-        prefix, etcd = self.keys.queue(index), self.member.etcd
-        if not etcd.count(f"{prefix}todo/"):
-            return []
-        records = {kv.key: kv for kv in etcd.range(prefix).kvs}
-        chunks = [
-            planned
-            for planned in self.plan.chunks_of(index)
-            if chunk_queue.todo_key(prefix, planned.chunk) in records
-            and (pending or chunk_queue.pending_key(prefix, planned.chunk) not in records)
-        ]
-        return chunk_queue.rewind(prefix, chunks, self.plan.start_steps[index + 1], records)
+def close_passes(etcd: Store, keys: Keys, plan: Plan) -> None:
+    """The job's last step is applied: every chunk that is not poison is done, also one that is claimed."""
+    for index in range(plan.passes):
+        _close(etcd, keys, plan, index, pending=True)
+
+
+def _close(etcd: Store, keys: Keys, plan: Plan, index: int, pending: bool) -> None:
+    """Looks again after each try: a record that a holder changed meanwhile is judged by what it says now."""
+    while changes := _changes(etcd, keys.queue(index), plan, index, pending):
+        for some in (changes[i : i + CHANGES] for i in range(0, len(changes), CHANGES)):
+            if not commit(etcd, some).ok:  # their holders complete some of them, at this moment
+                for change in some:
+                    commit(etcd, [change])
+
+
+def _changes(etcd: Store, prefix: str, plan: Plan, index: int, pending: bool) -> list[Change]:
+    """What is to be recorded as done; with `pending`, also what a trainer has claimed."""
+    if not etcd.count(f"{prefix}todo/"):
+        return []
+    records = {kv.key: kv for kv in etcd.range(prefix).kvs}
+    chunks = [
+        planned
+        for planned in plan.chunks_of(index)
+        if chunk_queue.todo_key(prefix, planned.chunk) in records
+        and (pending or chunk_queue.pending_key(prefix, planned.chunk) not in records)
+    ]
+    return chunk_queue.rewind(prefix, chunks, plan.start_steps[index + 1], records)

@@ -15,8 +15,5 @@ class Pace(Protocol):
     def pace(self) -> float:
         """Batches per second of late."""
 
-    def busy_since(self, then: float) -> bool:
-        """Whether a batch was computed after this time of the monotonic clock."""
-
     def alive_since(self, then: float) -> bool:
-        """The same, or whether the main thread has looked after the shards since then."""
+        """Whether it has computed, or waited for others as it should, after this time of the monotonic clock."""

@@ -25,13 +25,22 @@ class Requeue:
         """Chunks of a pass that are not wholly applied according to `ledger`."""
         return ledger.lacking(pass_index, self.chunks)
 
-    def failed(self, pass_index: int) -> set[int]:
-        """Chunks of a pass that are poison."""
-        records = self.etcd.range(f"{self.keys.queue(pass_index)}failed/", keys_only=True).kvs
-        return {chunk_queue.chunk_of(kv.key) for kv in records}
+    def left_out(self, ledger: Ledger, pass_index: int) -> set[int]:
+        """Chunks of a pass that are poison, and of which `ledger` has what comes before the batch that failed."""
+        failed = self._failed(pass_index)
+        return {chunk for chunk, kv in failed.items() if self._has_beginning(ledger, pass_index, chunk, kv)}
+
+    def _failed(self, pass_index: int) -> dict[int, KV]:
+        records = self.etcd.range(f"{self.keys.queue(pass_index)}failed/").kvs
+        return {chunk_queue.chunk_of(kv.key): kv for kv in records}
+
+    def _has_beginning(self, ledger: Ledger, pass_index: int, chunk: int, failed: KV) -> bool:
+        first = msgspec.json.decode(failed.value, type=chunk_queue.Failed).progress
+        return all(ledger.has(pass_index, chunk, batch) for batch in range(first))
 
     def run(self, ledger: Ledger) -> int:
-        """Puts every chunk back to todo that is done (or forgotten), but not in `ledger`; returns how many.
+        """Puts every chunk back to todo that is done (or forgotten), but not in `ledger`; returns how many. So it does
+        with one that is poison, if `ledger` lacks some of what comes before the batch that failed.
 
         Then `/<job>/pass` is written, as the lowest pass that has such a chunk: trainers that found nothing to do look
         again, and one that went on to the next pass meanwhile is overruled. What is todo or pending already stays as
@@ -41,7 +50,7 @@ class Requeue:
         recorded = decode_pass(self.etcd.get(self.keys.pass_))
         for index in range(min(recorded.pass_index + 1, self.plan.passes) if recorded is not None else 0):
             lacking = self.lacking(ledger, index)
-            left = set(lacking) - self.failed(index) if lacking else set()
+            left = set(lacking) - self.left_out(ledger, index) if lacking else set()
             if left:
                 count += self._put_back(ledger, index, left)
                 lowest = min(lowest, index)
@@ -53,14 +62,15 @@ class Requeue:
         prefix = self.keys.queue(index)
         done = {chunk_queue.chunk_of(kv.key): kv for kv in self.etcd.range(f"{prefix}done/", keys_only=True).kvs}
         todo = {chunk_queue.chunk_of(kv.key) for kv in self.etcd.range(f"{prefix}todo/", keys_only=True).kvs}
+        failed = self._failed(index)
         return sum(
-            self._put_back_chunk(prefix, chunk, done.get(chunk), ledger.progress(index, chunk))
+            self._put_back_chunk(prefix, chunk, done.get(chunk), ledger.progress(index, chunk), failed.get(chunk))
             for chunk in sorted(lacking - todo)
         )
 
-    def _put_back_chunk(self, prefix: str, chunk: int, done: KV | None, progress: int) -> bool:
+    def _put_back_chunk(self, prefix: str, chunk: int, done: KV | None, progress: int, failed: KV | None) -> bool:
         """Whether it was this call that did it. What is done may be forgotten, or put back by others, meanwhile."""
-        while not commit(self.etcd, [chunk_queue.requeue(prefix, chunk, done, progress)]).ok:
+        while not commit(self.etcd, [chunk_queue.requeue(prefix, chunk, done, progress, failed)]).ok:
             read = self.etcd.txn(
                 [],
                 [

@@ -96,7 +96,6 @@ class SyncQueue(QueuePort, ClaimsPort):
         self._passes = Passes(member)
         self._finished = FinishedPasses(member, shards.lowest, self._background)
         self._stale_claims = StaleClaims(member.etcd, member.keys, member.events)
-        self._closed = False
 
     # -- QueuePort ----------------------------------------------------------------------------------------------
 
@@ -146,10 +145,11 @@ class SyncQueue(QueuePort, ClaimsPort):
         self._discarded |= {(index, chunk_queue.chunk_of(kv.key)): _failed(kv).progress for kv in failed}
 
     def requeue_stale(self, timeout: float) -> None:
-        """Renews the own claims while steps are computed, and takes away what others have not renewed."""
+        """Renews the own claims while steps are computed, or others are waited for, and takes away what others have not
+        renewed."""
         now = time.monotonic()
         for claim in list(self.claims.values()):
-            if now - claim.touched > timeout / 4 and self.pace.busy_since(claim.touched):
+            if now - claim.touched > timeout / 4 and self.pace.alive_since(claim.touched):
                 claim.touched = now
                 progress = max(0, self.shards.lowest() - claim.first_step)
                 renew(
@@ -194,7 +194,6 @@ class SyncQueue(QueuePort, ClaimsPort):
         for slot in {claim.slot for claim in list(self.claims.values())} | {slot for slot, _ in self._begun.values()}:
             self.release(slot)
         self._discarded.clear()
-        self._closed = False  # what was done at the end may be to do again
 
     def lost(self, slot: int) -> None:
         """The slot is somebody else's: what was claimed for it is theirs to claim, but for what is applied already."""
@@ -229,20 +228,11 @@ class SyncQueue(QueuePort, ClaimsPort):
         if change is not None and change.outcome == "failed":
             tell_poison(self.member.events, claim.pass_index, claim.chunk, change)
 
-    def complete_job(self) -> None:
-        """The last step is applied: every chunk that is not poison is done. Once in a generation."""
+    def forget_claims(self) -> None:
+        """The last step is applied: what is claimed still, the first shard completes."""
         for slot in {slot for slot, _ in self._begun.values()}:
             self._await_claims(slot)
         self.claims.clear()
-        if self.records and not self._closed:
-            self._closed = True
-            self.close_passes()
-
-    def close_passes(self) -> None:
-        """Leaves no record open. The job is over, or its last step is applied."""
-        if self.records:
-            self.settle()
-            self.member.retry_while_leased(self._finished.close_all)
 
     # -- transactions -------------------------------------------------------------------------------------------
 

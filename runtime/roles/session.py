@@ -18,7 +18,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.reach import out_of_reach
 from graphft.runtime.coordination.records import Registration
-from graphft.runtime.etcd import KV, absent, put_op, value_is
+from graphft.runtime.etcd import KV, LeaseLost, absent, put_op, value_is
 from graphft.runtime.etcd.lease_keeper import LATE
 from graphft.runtime.process.identity import identify
 from graphft.runtime.roles.process_end import ProcessEnd
@@ -40,6 +40,7 @@ class MemberSession(SessionPort):
     def __init__(self, member: Member, end: ProcessEnd, status: Callable[[], msgspec.Struct]) -> None:
         self.member, self.end, self.status = member, end, status
         self._report_at = 0.0
+        self._registered = ""
         self._kept = 0
         """How many renewals by the lease's keeper were told."""
 
@@ -69,8 +70,20 @@ class MemberSession(SessionPort):
             member.watcher.wait(lambda kvs: key not in kvs or _over(kvs, keys), WAIT_NOTICE_SECONDS)
             member.check_lease()
         self._check_reach(record)
+        self._registered = key
         reached = f": others reach this process at {member.address}" if member.address else ""
         log.info("registered as %s%s", member.id, reached)
+
+    def check_registered(self) -> None:
+        """Raises LeaseLost if this process's registration is gone, though its lease is not: etcd was restored from a
+        backup of the time between the two, and nobody would find this process any more."""
+        member = self.member
+        if self._registered and member.lease and member.id not in member.view.leases:
+            kv = member.etcd.get(self._registered)  # the view may be behind
+            if kv is None or kv.lease != member.lease:
+                raise LeaseLost(
+                    f"{self._registered} is gone: etcd was restored from a backup", rule="etcd-lease", help="start anew"
+                )
 
     def _check_reach(self, me: Registration) -> None:
         """Raises GraphftError[out-of-reach]. Whichever of two processes looks later sees both."""
@@ -110,6 +123,7 @@ class MemberSession(SessionPort):
         if lease is not None:
             lease.tick()
             lease.keep(self.member.etcd.urls)
+            self.check_registered()
             self._tell_kept(int(lease.page.kept))
 
     def _tell_kept(self, renewals: int) -> None:

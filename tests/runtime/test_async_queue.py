@@ -18,6 +18,7 @@ from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable
 from graphft.runtime.etcd.model import MAX_TXN_OPS
 from graphft.runtime.protocol.ledger import Ledger
 from graphft.runtime.queue import chunk_claims
+from graphft.runtime.queue.finished_passes import close_passes
 from graphft.runtime.queue.requeue import Requeue
 from graphft.transpiler import Job
 from graphft.transpiler.config import MAX_ASYNC_PSERVERS
@@ -170,6 +171,51 @@ def test_what_a_shard_lacks_is_put_back_and_seen_by_those_that_were_through(scen
     (claim,) = take(trainer, 1)
     assert claim.key == (0, 2)
     assert requeue.run(saved) == 0, "it is being done"
+
+
+def test_poison_is_opened_for_a_shard_that_lacks_what_comes_before_it(scene: Stage) -> None:
+    """Pitfall 84: its batches up to the one that failed were applied, and the shard came back without them."""
+    trainer = begin(scene, 0)
+    *rest, last = take(trainer, CHUNKS)
+    trainer.queue.source.complete(rest)
+    last.last = 2  # the batch that was tried
+    trainer.queue.report_failure(last.key, "it cannot be read")
+    assert scene.records()["failed"] == {last.key[1]}
+    requeue, ledger = Requeue(scene.etcd, scene.keys, scene.job.config.plan), Ledger()
+    for claim in rest:
+        for batch in range(BATCHES):
+            ledger.add(*claim.key, batch, BATCHES)
+    assert requeue.left_out(ledger, 0) == set()
+    assert requeue.run(ledger) == 1
+    assert scene.records() == {"todo": {last.key[1]}, "done": {c.key[1] for c in rest}}
+    (again,) = take(trainer, 1)
+    assert again.key == last.key
+
+
+def test_poison_stays_closed_for_a_shard_that_has_what_comes_before_it(scene: Stage) -> None:
+    trainer = begin(scene, 0)
+    *rest, last = take(trainer, CHUNKS)
+    trainer.queue.source.complete(rest)
+    last.last = 1
+    trainer.queue.report_failure(last.key, "it cannot be read")
+    requeue, ledger = Requeue(scene.etcd, scene.keys, scene.job.config.plan), Ledger()
+    for claim in rest:
+        for batch in range(BATCHES):
+            ledger.add(*claim.key, batch, BATCHES)
+    ledger.add(*last.key, 0, BATCHES)
+    assert requeue.left_out(ledger, 0) == {last.key[1]}
+    assert requeue.run(ledger) == 0
+    assert "todo" not in scene.records()
+
+
+def test_the_end_of_the_job_leaves_nothing_open(scene: Stage) -> None:
+    """Pitfall 83: a trainer that was killed, or left, before it had completed what every shard had applied."""
+    dead, other = begin(scene, 0), begin(scene, 1)
+    take(dead, 1)
+    scene.etcd.lease_revoke(dead.member.lease)
+    take(other, 1)
+    close_passes(scene.etcd, scene.keys, scene.job.config.plan)
+    assert scene.records() == {"done": set(range(CHUNKS))}
 
 
 def test_a_claim_that_its_own_trainer_does_not_know_of_is_taken_away(scene: Stage) -> None:

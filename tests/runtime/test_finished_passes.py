@@ -20,6 +20,7 @@ from graphft.runtime.coordination.records import Generation
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.sync_events import Rollback
+from graphft.runtime.queue.finished_passes import close_passes
 from graphft.transpiler import Job
 from tests.runtime.trainers import Stage, shards_at, stage
 from tests.support.programs_by_hand import linear
@@ -57,9 +58,11 @@ def enter(trainer: Any, step: int) -> None:
 
 
 def finish(trainer: Any) -> None:
+    """All shards have applied the last step; the first one closes what is open."""
     shards_at(trainer, LAST + 1, trainer.shards.machine.generation if trainer.shards.machine else 0)
     until(lambda: trainer.shards.finished)
-    trainer.queue.complete_job()
+    trainer.queue.forget_claims()
+    close_passes(trainer.member.etcd, trainer.member.keys, trainer.plan)
 
 
 def test_what_is_done_again_after_the_end_is_closed_again(scene: Stage) -> None:

@@ -133,8 +133,9 @@ def test_a_pace_is_that_of_the_last_batches(monkeypatch: pytest.MonkeyPatch) -> 
     for clock.now in (101.0, 101.5, 102.0):
         state.computed(8, 0.25)
     assert (state.pace, state.rate, state.samples, state.loss) == (2.0, 16.0, 24, 0.25)
-    assert state.busy_since(101.9)
-    assert not state.busy_since(102.0)
+    assert state.alive_since(101.9)
+    state.pumped = 102.0
+    assert not state.alive_since(102.0)
     state.pumped = 103.0
     assert state.alive_since(102.5)
     state.waiting = "for storage"

@@ -54,7 +54,7 @@ def one_shard(job: Job, etcd: Etcd, keys: Keys, folder: Path, store: CheckpointS
     commits = Commits(etcd, keys, store or CheckpointStore(folder / "checkpoints"), 0, 1, job.hash, "p0")
     commits.ensure_generation()
     etcd.put(keys.state, b"running")
-    return Saver(commits, Events(etcd, keys, "pserver 0"), job, folder)
+    return Saver(commits, Events(etcd, keys, "pserver 0"), job, folder, lambda: None)
 
 
 def kinds(etcd: Etcd, keys: Keys) -> list[str]:

@@ -18,6 +18,7 @@ from graphft.runtime.coordination.records import Committed, Generation, decode_g
 from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable
 from graphft.runtime.protocol.chunk_queue import Pending, pending_key
 from graphft.runtime.protocol.sync_events import Work
+from graphft.runtime.queue.finished_passes import close_passes
 from graphft.transpiler import Job
 from tests.runtime.trainers import Stage, shards_at, stage
 from tests.support.programs_by_hand import linear
@@ -385,5 +386,5 @@ def test_the_end_of_the_job_leaves_nothing_pending(scene: Stage) -> None:
     dead.queue.claim_chunk(60.0, 1)
     shards_at(trainer, last + 1)
     until(lambda: trainer.shards.finished)
-    trainer.queue.complete_job()
+    close_passes(trainer.member.etcd, scene.keys, trainer.plan)
     assert scene.records(1) == {"done": set(range(CHUNKS))}

@@ -118,3 +118,15 @@ def test_a_dtype_that_the_format_lacks(tmp_path: Path) -> None:
     with pytest.raises(GraphftError, match="complex128"):
         write_tensors(tmp_path / "file", {"z": torch.zeros(1, dtype=torch.complex128)})
     assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_that_is_there_is_made_to_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pitfall 81: the process that made it may have ended before it had fsynced the folder above."""
+    (tmp_path / "job" / "checkpoints").mkdir(parents=True)
+    synced: list[Path] = []
+    monkeypatch.setattr(fileio, "fsync", synced.append)
+    fileio.make_folder(tmp_path / "job" / "checkpoints" / "step")
+    assert synced == [tmp_path / "job", tmp_path / "job" / "checkpoints"]
+    synced.clear()
+    fileio.make_folder(tmp_path / "job" / "checkpoints" / "step")
+    assert synced == [tmp_path / "job" / "checkpoints"]

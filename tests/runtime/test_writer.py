@@ -42,7 +42,7 @@ class Savers:
         self.commits = [Commits(etcd, keys, store, i, 2, job.hash, f"p{i}") for i in range(2)]
         self.commits[0].ensure_generation()
         etcd.put(keys.state, b"running")
-        self.all = [Saver(c, Events(etcd, keys, f"pserver {c.shard}"), job, folder) for c in self.commits]
+        self.all = [Saver(c, Events(etcd, keys, f"pserver {c.shard}"), job, folder, lambda: None) for c in self.commits]
 
     def submit(self, step: int, generation: int = 0, keep: int = 2) -> None:
         for shard, saver in enumerate(self.all):
@@ -138,6 +138,15 @@ def test_the_model_is_written_once_and_completes_the_job(savers: Savers, job: Jo
     model = load_file(savers.folder / "model.safetensors")
     assert model.keys() == {"w", "b"}
     assert all(torch.equal(model[n], job.source.values[n]) for n in model)
+
+
+def test_records_are_closed_before_the_job_is_called_complete(savers: Savers) -> None:
+    """Pitfall 83: who looks at a complete job finds nothing open."""
+    states = []
+    savers.all[0]._close_records = lambda: states.append(savers.state)
+    savers.all[0].finish(savers.commit(4))
+    until(lambda: savers.state == b"complete")
+    assert states == [b"running"]
 
 
 def test_a_job_that_failed_meanwhile_is_not_complete(savers: Savers) -> None:

@@ -1,291 +1,259 @@
-"""One simulated sync job under faults, compared with the undisturbed run at every round."""
+"""One simulated job: its processes, what starts them again, and what must hold at the end."""
 
 from __future__ import annotations
 
-import random
+import logging
+import traceback
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from typing import Any
 
-from graphft.plan import Plan
-from graphft.runtime.protocol.round import Contribution
-from graphft.runtime.protocol.sync_events import ApplyRound
-from tests.sim.actors import NEVER, Key, Setup, ShardActor, TrainerActor, gradient, initial, partial_sum, updated
-from tests.sim.world import ChunkKey, Network, SimulationFailed, Store, World
+from graphft.errors import GraphftError
+from graphft.runtime.coordination.connect import JobEnded
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.run_record import put_job
+from graphft.runtime.data import Reader, open_reader
+from graphft.runtime.etcd import EtcdError
+from graphft.runtime.etcd.sim import SimEtcd
+from graphft.runtime.process.role_process import EXIT_LEASE_LOST, EXIT_OK
+from graphft.runtime.roles.environment import RoleSpec, _make_role
+from graphft.runtime.transport.faults import Faults
+from graphft.tensor_file import read_tensors
+from tests.sim.disk import Disk, SimPath
+from tests.sim.etcd import Client, Way
+from tests.sim.machines import watched
+from tests.sim.network import WorldNetwork
+from tests.sim.substitutes import substituted
+from tests.sim.threads import SimTime
+from tests.sim.variants import Variant, make_job
+from tests.sim.world import Died, Process, SimulationFailed, World
+
+LIMIT = 900.0
+"""Seconds of simulated time that a job may take, its faults included."""
+LEAVE = 60.0
+"""For how long a process may live on when its job is over."""
+FOLDER = "/shared/job"
 
 
-@dataclass
-class Reference:
-    """The undisturbed run: the parameters of every version, and (per shard and step) what is contributed."""
+class Simulation:
+    """`begin` starts the processes; `run` goes on until they have all ended, and checks what they left."""
 
-    versions: list[dict[Key, str]]
-    given: dict[tuple[int, int], tuple[Contribution, ...]]
-
-
-def first_reference(setup: Setup) -> Reference:
-    keys = [(s, b) for s, bs in enumerate(setup.buckets) for b in bs]
-    return reference(setup, {}, 0, Reference([{key: initial(key) for key in keys}], {}))
-
-
-def reference(setup: Setup, discarded: Mapping[ChunkKey, int], start: int, before: Reference) -> Reference:
-    """What it is from step `start` on, without what is `discarded`."""
-    keys = [(s, b) for s, bs in enumerate(setup.buckets) for b in bs]
-    versions = before.versions[: start + 1]
-    given = dict(before.given)
-    for step in range(start, setup.plan.total_steps):
-        old = versions[-1]
-        located = {
-            slot: at
-            for slot in range(setup.plan.slots)
-            if (at := setup.plan.locate(step, slot)) is not None
-            and at.batch < discarded.get((at.pass_index, at.chunk), NEVER)
-        }
-        for shard, buckets in enumerate(setup.buckets):
-            given[shard, step] = tuple(
-                Contribution(slot, at.samples, {b: gradient(step, slot, (shard, b), old) for b in buckets})
-                for slot, at in located.items()
-            )
-        if not located:
-            versions.append(dict(old))
-            continue
-        partials = tuple(partial_sum(step, s, given[s, step]) for s in range(setup.shards)) if setup.reduce else ()
-        versions.append({key: updated(key, old[key], step, given[key[0], step], partials) for key in keys})
-    return Reference(versions, given)
-
-
-@dataclass(frozen=True)
-class Faults:
-    """What happens, and until when; then everything must end well."""
-
-    until: float
-    mean_interval: float
-    kinds: tuple[str, ...] = ("shard", "trainer", "join", "pause", "pause-shard", "cut")
-
-
-class SimJob:
-    """Builds the job of a seed, lets faults happen, and runs it to its end."""
-
-    def __init__(self, seed: int, faults: bool = True, flaky: float = 0.0) -> None:
-        """`flaky`: the share of the batches that cannot be computed now and then, until they are discarded."""
-        self.seed = seed
+    def __init__(
+        self,
+        seed: int,
+        variant: Variant,
+        faults: Faults | None = None,
+        latency: float = 1e-3,
+        pace: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self.seed, self.variant, self.job = seed, variant, make_job(variant)
         self.world = World(seed)
-        rng = random.Random(seed * 7919 + 1)
-        self.setup = replace(_setup(rng), flaky=flaky)
-        self.references = {0: first_reference(self.setup)}
-        """By the generation that it holds from."""
-        self.store = Store(self.world, self.setup.shards)
-        self.network = Network(self.world, duplicates=rng.choice((0.0, 0.05)), reorder=rng.random() < 0.3)
-        self.faults = Faults(rng.uniform(1, 12) if faults else 0.0, rng.uniform(0.1, 2.0))
-        self.names = 0
-        self.applied: Counter[tuple[int, int, int]] = Counter()
+        self.disk = Disk(self.world)
+        self.network = WorldNetwork(self.world, faults or Faults(), latency)
         self.counts: Counter[str] = Counter()
-        self.processes: list[Any] = []
-        for index in range(self.setup.shards):
-            self.start_shard(index, 0)
-        for _ in range(rng.randint(1, self.setup.plan.slots + 1)):
-            self.start_trainer()
-        self.world.after(rng.uniform(0, 1), self.fault)
-
-    def describe(self) -> str:
-        s = self.setup
-        return (
-            f"seed {self.seed}: {s.plan.total_steps} steps, {s.plan.slots} slots, buckets {s.buckets}, checkpoint "
-            f"every {s.checkpoint_every}, reduce {s.reduce}, refresh {sorted(s.refresh)}, policy {s.policy}, "
-            f"flaky {s.flaky}, "
-            f"faults until {self.faults.until:.1f} s, every {self.faults.mean_interval:.1f} s"
+        self.restarts = True
+        """Whether a process that ends before its job does is started again at once; else `started` has to."""
+        self.absent: list[RoleSpec] = []
+        """Those that wait to be started again."""
+        self.roles: dict[Process, RoleSpec] = {}
+        self._looked, self._over = -1, False
+        self._substitutes = substituted(
+            self.world, self.disk, self.network, pace, watched(self.applied) | {open_reader: self.open_reader}
         )
+        self.rounds: dict[tuple[int, int], tuple[tuple[int, int], ...]] = {}
+        """By generation and step, what the first shard to do so applied."""
+        self._log = _Story(self.world)
 
-    def run(self, limit: float = 400.0) -> SimJob:
-        try:
-            self.world.run(self.complete, limit)
-            self.check_result()
-        except Exception as error:
-            story = "\n".join(self.world.lines)
-            raise SimulationFailed(
-                f"{error}\n{story}\n{type(error).__name__}: {str(error).splitlines()[0]}\n"
-                f"{self.describe()}\n{self.state()}"
-            ) from error
-        for process in self.processes:
-            self.counts += process.counts
+    # -- life -------------------------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Simulation:
+        self._substitutes.__enter__()
+        self.store = SimEtcd(SimTime(self.world).monotonic)
+        self.way = Way(self.world, self.store)
+        self.keys = Keys(self.job.config.name)
+        self.folder = SimPath(FOLDER)
+        for path in reversed([self.folder, *self.folder.parents][:-1]):
+            path.mkdir()
+        (self.folder / "job.json").write_bytes(b"{}")
+        self.disk.root.lasting_names = dict(self.disk.root.names)
+        self._log.__enter__()
         return self
 
+    def __exit__(self, *exc: object) -> None:
+        for process in self.world.processes:
+            process.alive = False
+        for process in self.world.processes:
+            process.unwind()
+        self._log.__exit__()
+        self._substitutes.__exit__(*exc)
+
+    @property
+    def trainers(self) -> int:
+        """The job's logical trainers (slots)."""
+        return int(dict(self.variant.options)["trainers"])
+
+    def begin_all(self) -> None:
+        """Starts the job, and what is to happen to it."""
+        self.begin(self.trainers)
+
+    def begin(self, trainers: int) -> None:
+        for index in range(self.job.config.pservers):
+            self.start(RoleSpec("pserver", index))
+        for index in range(trainers):
+            self.start(RoleSpec("trainer", index))
+
+    def start(self, spec: RoleSpec) -> Process:
+        number = sum(1 for other in self.roles.values() if other == spec)
+        name = f"{spec.kind} {spec.index}" + (f" ({number + 1})" if number else "")
+        self.world.tell(name, "starts")
+        process = Process(self.world, name, lambda: self._role(spec), self._ended)
+        self.roles[process] = spec
+        self.started(process)
+        return process
+
+    def started(self, process: Process) -> None:
+        """For faults: a process begins."""
+
+    def _role(self, spec: RoleSpec) -> int:
+        """As `run_role`, without logs and signals."""
+        process = self.world.process
+        try:
+            etcd: Any = Client(self.way, process)
+            put_job(etcd, self.keys, self.job)
+            role = _make_role(self.job, self.folder, spec, etcd)  # type: ignore[arg-type]
+            if role is not None:
+                role.run()
+            return EXIT_OK
+        except JobEnded:
+            return EXIT_OK
+        except GraphftError as error:
+            if isinstance(error, EtcdError) and self.complete:
+                return EXIT_OK
+            self.world.tell(process.name, "%s", (error,))
+            return error.exit_status
+
+    def _ended(self, process: Process, status: int | None) -> None:
+        """What the launcher does: it starts a process again whose job is not over."""
+        spec = self.roles[process]
+        self.counts["killed" if status is None else f"status {status}"] += 1
+        if status not in (None, EXIT_OK, EXIT_LEASE_LOST):
+            self.unexpected(process, status)
+        if self.world.random.random() < 0.5:
+            self.world.after(self.world.random.uniform(0.01, 0.2), lambda: self._revoke(process))
+        if self.over and status is not None:
+            return
+        if self.restarts:
+            self.world.after(self.world.random.uniform(0.05, 1.0), lambda: self.start(spec))
+        else:
+            self.absent.append(spec)
+
+    def unexpected(self, process: Process, status: int | None) -> None:
+        """A process has failed: by an error of its own, no fault of the world's."""
+        raise SimulationFailed(f"{process.name} ended with status {status}")
+
+    def _revoke(self, process: Process) -> None:
+        """A launcher that sees its child dead ends that one's lease."""
+        for kv in self.store.range(f"/{self.keys.job}/").kvs:
+            if kv.lease and f'"pid":{process.pid}' in kv.value.decode("latin-1"):
+                self.store.lease_revoke(kv.lease)
+                return
+
+    def living(self) -> list[Process]:
+        return [process for process in self.world.processes if process.alive]
+
+    # -- what is watched --------------------------------------------------------------------------------------------
+
+    def applied(self, generation: int, step: int, shard: int, contributions: tuple[tuple[int, int], ...]) -> None:
+        first = self.rounds.setdefault((generation, step), contributions)
+        if contributions != first:
+            raise SimulationFailed(
+                f"shard {shard} applies {contributions} at step {step} of generation {generation}, another {first}"
+            )
+
+    def open_reader(self, *arguments: Any, **options: Any) -> Reader:
+        """For faults: reads the job's data."""
+        return open_reader(*arguments, **options)
+
+    # -- the end ----------------------------------------------------------------------------------------------------
+
+    @property
     def state(self) -> str:
-        shards = [
-            f"{p.name}: version {p.machine.version} of {p.machine.generation}, {p.machine.phase}, missing "
-            f"{p.machine.round.missing()}"
-            for p in self.store.pservers.values()
-        ]
-        trainers = [
-            f"{t.name}: {t.machine.current} next {t.machine.next_work()} slots {t.machine.slots} "
-            f"pending {sorted(t.machine.pending)}"
-            for t in self.store.trainers.values()
-        ]
-        return "\n".join([*shards, *trainers])
+        kv = self.store.get(self.keys.state)
+        return kv.value.decode() if kv is not None else ""
 
+    @property
+    def over(self) -> bool:
+        if self.store.revision != self._looked:  # asked for at every event
+            self._looked, self._over = self.store.revision, self.state not in ("", "running")
+        return self._over
+
+    @property
     def complete(self) -> bool:
-        return self.store.committed == self.setup.plan.total_steps
+        return (self.folder / "model.safetensors").exists()
 
-    # -- promises ---------------------------------------------------------------------------------------------------
+    def run(self) -> Simulation:
+        try:
+            self.world.run(lambda: self.over, LIMIT)
+            self.restarts = False
+            self.world.run(lambda: not self.living(), self.world.now + LEAVE)
+            self.check()
+        except SimulationFailed as failure:
+            raise self._explained(failure) from None
+        except Exception as error:
+            raise self._explained(error) from error
+        return self
 
-    def check_result(self) -> None:
-        final = {
-            (s, b): v for s, state in self.store.checkpoints[self.store.committed].items() for b, v in state.items()
-        }
-        if final != self.reference_of(self.store.generation.number).versions[-1]:
-            self.world.fail("the final parameters differ from the undisturbed run's")
-
-    def reference_of(self, generation: int) -> Reference:
-        return self.references[max(g for g in self.references if g <= generation)]
-
-    def discard(self) -> None:
-        """Something was discarded: from the generation that begins with it on, no shard counts it any more."""
-        generation = self.store.generation
-        self.references[generation.number] = reference(
-            self.setup, self.store.discarded, generation.step, self.reference_of(generation.number - 1)
+    def _explained(self, error: Exception) -> SimulationFailed:
+        story = "\n".join([*self.world.lines(), *self.waits()])
+        living = "; ".join(f"{p.name}{' (stopped)' if p.frozen else ''}" for p in self.living())
+        return SimulationFailed(
+            f"{story}\n{type(error).__name__}: {error}\nseed {self.seed}, at {self.world.now:.3f} s: {self.variant}\n"
+            f"state {self.state!r}, living: {living}"
         )
 
-    def is_flaky(self, step: int, slot: int) -> bool:
-        return random.Random(f"{self.seed} {step} {slot}").random() < self.setup.flaky
+    def waits(self) -> list[str]:
+        """Where each thread of the living processes is."""
+        return [
+            f"{process.name}, {task.name}:\n" + "".join(traceback.format_stack(task.greenlet.gr_frame)[-9:-2])
+            for process in self.living()
+            for task in process.tasks
+            if task.greenlet.gr_frame is not None
+        ]
 
-    def check_parameters(self, key: Key, version: int, value: str, generation: int) -> None:
-        if value != self.reference_of(generation).versions[version][key]:
-            self.world.fail(f"bucket {key} at version {version} is not that of the undisturbed run")
+    def check(self) -> None:
+        if self.state != "complete":
+            raise SimulationFailed(f"the job is {self.state!r}")
+        for index in range(self.job.config.passes):
+            prefix = self.keys.queue(index)
+            for kind in ("todo", "pending"):
+                left = self.store.range(f"{prefix}{kind}/").kvs
+                if left:
+                    raise SimulationFailed(f"pass {index} has chunks that are {kind}: {[kv.key for kv in left]}")
 
-    def check_round(self, shard: int, effect: ApplyRound) -> None:
-        expected = self.reference_of(effect.generation).given[shard, effect.step]
-        if effect.contributions != expected:
-            self.world.fail(f"shard {shard} applies {effect.contributions} at step {effect.step}, not {expected}")
-        self.applied[effect.generation, shard, effect.step] += 1
-
-    # -- processes and messages -------------------------------------------------------------------------------------
-
-    def start_shard(self, index: int, incarnation: int) -> None:
-        self.processes.append(ShardActor(self, index, incarnation))
-
-    def start_trainer(self) -> None:
-        self.names += 1
-        self.processes.append(TrainerActor(self, f"trainer-{self.names}", self.world.rng.choice((1, 1, 4))))
-
-    def to_shard(self, sender: str, shard: int, peer: str, message: Any, payload: Any) -> None:
-        def deliver() -> None:
-            target = self.store.pservers.get(shard)
-            if target is not None and target.alive:
-                target.receive(peer, message, payload)
-
-        if not self.network.blocked((sender, shard), message):
-            self.network.send((sender, shard), "out", deliver)
-
-    def to_trainer(self, shard: int, peer: str, message: Any, payload: Any) -> None:
-        def deliver() -> None:
-            target = self.store.trainers.get(peer) or next((p for p in self.processes if p.name == peer), None)
-            if target is not None and target.alive and shard in target.connected:
-                target.receive(shard, message, payload)
-
-        if not self.network.blocked((peer, shard), message):
-            self.network.send((peer, shard), "back", deliver)
-
-    def cut_shard(self, shard: int) -> None:
-        for process in self.processes:
-            self.network.cut((process.name, shard))
-            if isinstance(process, TrainerActor) and process.alive and self.world.rng.random() < 0.7:
-                process.later(self.world.rng.uniform(0.001, 0.05), lambda p=process: _notice(p, shard))
-
-    # -- faults -----------------------------------------------------------------------------------------------------
-
-    def fault(self) -> None:
-        if self.world.now > self.faults.until:
-            if not self.store.trainers:
-                self.start_trainer()
-            self.world.after(1.0, self.fault)  # somebody has to do the work
-            return
-        kind = self.world.rng.choice(self.faults.kinds)
-        self.world.trace("fault", kind)
-        getattr(self, "fault_" + kind.replace("-", "_"))()
-        self.world.after(self.world.rng.expovariate(1 / self.faults.mean_interval), self.fault)
-
-    def fault_shard(self) -> None:
-        index = self.world.rng.randrange(self.setup.shards)
-        shard = self.store.pservers[index]
-        if shard.alive:
-            shard.crash()
-            incarnation = int(shard.name.rsplit(".", 1)[1]) + 1
-            self.world.after(self.world.rng.uniform(0.05, 2), lambda: self.start_shard(index, incarnation))
-
-    def fault_trainer(self) -> None:
-        trainer = self._some_trainer()
-        if trainer:
-            trainer.leave("crashes")
-            self.world.after(self.world.rng.choice((0.01, 2.0)), lambda: self.store.expire(trainer.name))
-            self.world.after(self.world.rng.uniform(0.1, 2), self.start_trainer)
-
-    def fault_join(self) -> None:
-        if len(self.store.trainers) < 6:
-            self.start_trainer()
-
-    def fault_pause(self) -> None:
-        """A trainer stops for a while; when it is away longer than its lease, it comes back as a zombie."""
-        trainer = self._some_trainer()
-        if trainer:
-            seconds = self.world.rng.uniform(0.1, 4)
-            trainer.pause(seconds)
-            if seconds > 2:
-                self.world.after(2, lambda: self.store.expire(trainer.name))
-
-    def fault_pause_shard(self) -> None:
-        self.world.rng.choice(list(self.store.pservers.values())).pause(self.world.rng.uniform(0.1, 2))
-
-    def fault_cut(self) -> None:
-        trainer = self._some_trainer()
-        if trainer:
-            index = self.world.rng.randrange(self.setup.shards)
-            trainer.do(lambda: trainer.disconnect(index, comes_back=True))
-
-    def block(self, *kinds: type) -> None:
-        """From now on no message (of these kinds) passes between one trainer that holds a slot and one shard; the
-        store is still there for both."""
-        holders = [t for _, t in sorted(self.store.trainers.items()) if t.name in self.store.slots.values()]
-        if not holders:
-            self.world.after(0.1, lambda: self.block(*kinds))
-            return
-        trainer = self.world.rng.choice(holders)
-        link = trainer.name, self.world.rng.randrange(self.setup.shards)
-        self.world.trace("fault", f"nothing passes between {link}")
-        self.network.blocked = lambda at, message: at == link and isinstance(message, kinds or object)
-        if not kinds:
-            trainer.do(lambda: trainer.disconnect(link[1], comes_back=True))
-
-    def _some_trainer(self) -> TrainerActor | None:
-        alive = [t for _, t in sorted(self.store.trainers.items()) if t.alive]
-        return self.world.rng.choice(alive) if alive else None
+    def model(self) -> dict[str, Any]:
+        return read_tensors(self.folder / "model.safetensors")[0]  # type: ignore[arg-type]
 
 
-def _notice(trainer: TrainerActor, shard: int) -> None:
-    connected = trainer.connected.get(shard)
-    if connected is not None and not connected.alive:
-        trainer.disconnect(shard, comes_back=False)
+class _Story(logging.Handler):
+    """What roles log becomes part of the story."""
 
+    def __init__(self, world: World) -> None:
+        super().__init__(logging.INFO)
+        self._world = world
+        self._logger = logging.getLogger("graphft")
 
-def _setup(rng: random.Random) -> Setup:
-    slots = rng.randint(1, 4)
-    chunks = rng.randint(1, 8)
-    plan = Plan(
-        [rng.randint(0, 40) for _ in range(chunks)] + [5],
-        slots=slots,
-        batch_size=rng.choice((4, 8)),
-        seed=rng.randint(0, 99),
-        passes=rng.randint(1, 3),
-    )
-    buckets, first = [], 0
-    for _ in range(rng.randint(1, 3)):
-        count = rng.randint(1, 2)
-        buckets.append(tuple(range(first, first + count)))
-        first += count * rng.randint(0, 1)
-    keys = [(s, b) for s, bs in enumerate(buckets) for b in bs]
-    return Setup(
-        plan,
-        tuple(buckets),
-        rng.choice((0, 1, 3, 5)),
-        rng.random() < 0.5,
-        frozenset(k for k in keys if rng.random() < 0.2),
-    )
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._world.current is not None:
+            self._world.tell(self._world.process.name, str(record.msg), record.args or ())
+            if record.exc_info and not isinstance(record.exc_info[1], Died):
+                text = "".join(traceback.format_exception(record.exc_info[1]))
+                self._world.tell(self._world.process.name, "%s", (text,))
+
+    def __enter__(self) -> None:
+        self._before = self._logger.handlers[:], self._logger.level, self._logger.propagate
+        self._logger.handlers[:], self._logger.propagate = [self], False
+        self._logger.setLevel(logging.INFO)
+
+    def __exit__(self, *exc: object) -> None:
+        self._logger.handlers[:], self._logger.propagate = self._before[0], self._before[2]
+        self._logger.setLevel(self._before[1])

@@ -1,196 +1,229 @@
-"""A simulated world: one clock, one random generator, a store with watches, and a network that loses, repeats and
-reorders. Everything that happens is a function of the seed."""
+"""A simulated machine room: one clock, one random generator, and processes whose threads are greenlets.
+
+One greenlet runs at a time, and gives way only where a thread could block: at a wait, a sleep, a call of etcd, a
+message, a file. What it does in between takes no time. So everything that happens is a function of the seed.
+"""
 
 from __future__ import annotations
 
 import heapq
 import itertools
+import math
 import random
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-ChunkKey = tuple[int, int]
-"""(pass, chunk)"""
-MAX_FAILURES = 2
+import greenlet
+import torch
+
+MAX_SWITCHES = 400_000
+"""Of one seed: a simulation that needs more goes round in circles."""
+JITTER = 2e-5
+"""Seconds: what is woken runs after a random part of it, so that the order of threads is not always the same."""
 
 
 class SimulationFailed(AssertionError):
-    """A promise was broken; the message ends with the newest lines of the trace."""
+    """A promise was broken; the message ends with the newest lines of the story."""
+
+
+class Died(greenlet.GreenletExit):
+    """This simulated process is dead: nothing that it does has an effect any more."""
 
 
 class World:
-    """Time in seconds. `trace` holds the newest lines of what happened."""
+    """Time in seconds. `story`: (time, who, text, values) of what happened, the newest last."""
 
-    def __init__(self, seed: int, trace: int = 4000) -> None:
-        self.rng = random.Random(seed)
+    def __init__(self, seed: int, lines: int = 6000) -> None:
+        self.random = random.Random(seed)
         self.now = 0.0
-        self.lines: deque[str] = deque(maxlen=trace)
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self.current: Task | None = None
+        self.processes: list[Process] = []
+        self.story: deque[tuple[float, str, str, Any]] = deque(maxlen=lines)
+        self._hub = greenlet.getcurrent()
+        self._events: list[tuple[float, int, Callable[[], object]]] = []
         self._order = itertools.count()
+        self._switches = 0
 
-    def after(self, delay: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._queue, (self.now + delay, next(self._order), action))
+    # -- time -------------------------------------------------------------------------------------------------------
 
-    def trace(self, who: str, text: str) -> None:
-        self.lines.append(f"{self.now:8.3f} {who}: {text}")
+    def at(self, time: float, event: Callable[[], object]) -> None:
+        """`event()` at that time, by no process."""
+        heapq.heappush(self._events, (max(time, self.now), next(self._order), event))
 
-    def run(self, until: Callable[[], bool], limit: float) -> None:
-        """Runs until `until()`; fails when it does not come true within `limit` seconds of simulated time."""
-        while not until():
-            if not self._queue or self._queue[0][0] > limit:
-                self.fail(f"nothing ended within {limit:.0f} s")
-            self.now, _, action = heapq.heappop(self._queue)
-            action()
+    def after(self, seconds: float, event: Callable[[], object]) -> None:
+        self.at(self.now + seconds, event)
 
-    def fail(self, what: str) -> None:
-        raise SimulationFailed(what)
+    def run(self, done: Callable[[], bool], limit: float) -> None:
+        """Until `done()`; fails when that does not come true before the time `limit`."""
+        while not done():
+            if not self._events or self._events[0][0] > limit:
+                raise SimulationFailed(f"nothing ended before {limit:.0f} s")
+            time, _, event = heapq.heappop(self._events)
+            self.now = max(self.now, time)
+            event()
 
+    def tell(self, who: str, text: str, values: Any = ()) -> None:
+        self.story.append((self.now, who, text, values))
 
-@dataclass
-class Generation:
-    number: int = 0
-    step: int = 0
+    def lines(self) -> list[str]:
+        return [f"{time:9.4f} {who}: {text % values if values else text}" for time, who, text, values in self.story]
 
+    # -- tasks ------------------------------------------------------------------------------------------------------
 
-@dataclass
-class Store:
-    """What etcd and the checkpoint folder hold. Changes are atomic; everyone hears of them a little later."""
+    @property
+    def process(self) -> Process:
+        """Whose code runs now."""
+        assert self.current is not None
+        return self.current.process
 
-    world: World
-    shards: int
-    generation: Generation = field(default_factory=Generation)
-    committed: int = 0
-    """Step of the newest committed checkpoint."""
-    checkpoints: dict[int, dict[int, Any]] = field(default_factory=dict)
-    parts: dict[tuple[int, int], dict[int, Any]] = field(default_factory=dict)
-    pservers: dict[int, Any] = field(default_factory=dict)
-    trainers: dict[str, Any] = field(default_factory=dict)
-    slots: dict[int, str] = field(default_factory=dict)
-    claims: dict[int, int] = field(default_factory=dict)
-    """By slot, the revision of its claim."""
-    barred: dict[str, str] = field(default_factory=dict)
-    """Trainers that work should not go to, and who says so."""
-    revision: int = 0
-    bars: int = 0
-    """How often one was barred."""
-    watchers: dict[str, Callable[[], None]] = field(default_factory=dict)
-    rollbacks: int = 0
-    holders: dict[ChunkKey, str] = field(default_factory=dict)
-    """Who claimed a chunk last."""
-    failures: dict[ChunkKey, tuple[int, int]] = field(default_factory=dict)
-    """The batch of a chunk that failed last, and how often in a row."""
-    discarded: dict[ChunkKey, int] = field(default_factory=dict)
-    """Poison: the batch from which on a chunk is left out."""
+    def check(self) -> None:
+        """Raises Died in a thread of a dead process."""
+        if self.current is not None and not self.current.process.alive:
+            raise Died
 
-    def changed(self) -> None:
-        """Lets every watcher look again, each after a delay of its own."""
-        for name in list(self.watchers):
-            self.world.after(self.world.rng.uniform(0.001, 0.1), lambda n=name: self.watchers.get(n, _nothing)())
+    def park(self, until: float = math.inf) -> None:
+        """The running thread waits to be woken, or for that time."""
+        self.check()
+        task = self.current
+        assert task is not None, "only a process's thread can wait"
+        task.turn += 1
+        turn = task.turn
+        if until < math.inf:
+            self.at(until, lambda: self._resume(task, turn))
+        self._hub.switch()
+        self.check()
 
-    def write_part(self, generation: int, step: int, shard: int, state: Any) -> None:
-        """A shard's part of a checkpoint; committed with the last one, if the generation is still the same."""
-        parts = self.parts.setdefault((generation, step), {})
-        parts[shard] = state
-        if len(parts) == self.shards and generation == self.generation.number and step > self.committed:
-            self.committed, self.checkpoints[step] = step, dict(parts)
-            self.world.trace("store", f"checkpoint {step} is committed in generation {generation}")
-            self.changed()
+    def sleep(self, seconds: float) -> None:
+        end = self.now + seconds
+        self.park(end)
+        while self.now < end:
+            self.park(end)
 
-    def roll_back(self, generation: int) -> None:
-        if self.generation.number == generation:
-            self.rollbacks += 1
-            self.generation = Generation(generation + 1, self.committed)
-            self.world.trace("store", f"generation {generation + 1} begins at step {self.committed}")
-            self.changed()
+    def wake(self, task: Task) -> None:
+        """Lets a parked thread look again."""
+        turn = task.turn
+        self.after(self.random.uniform(0, JITTER), lambda: self._resume(task, turn))
 
-    def claim(self, slot: int, trainer: str) -> bool:
-        if slot in self.slots or trainer not in self.trainers:
-            return False
-        self.revision += 1
-        self.slots[slot], self.claims[slot] = trainer, self.revision
-        self.changed()
-        return True
+    def _resume(self, task: Task, turn: int) -> None:
+        if task.turn != turn or not task.process.alive:
+            return  # it has run since
+        if task.process.frozen:
+            task.process.held.append((task, turn))
+            return
+        self._switches += 1
+        if self._switches > MAX_SWITCHES:
+            raise SimulationFailed(f"going round in circles: {task.process.name}, {task.name}")
+        task.turn += 1
+        self.switch_to(task)
 
-    def take(self, slot: int, claim: int, by: str) -> None:
-        """Takes a slot away from its holder, who is barred."""
-        if slot in self.slots and self.claims[slot] == claim:
-            trainer = self.slots.pop(slot)
-            self.bar(trainer, by)
-            self.world.trace(by, f"takes slot {slot} from {trainer}")
-            self.changed()
+    def switch_to(self, task: Task) -> None:
+        """torch keeps for each thread whether gradients are recorded; greenlets are one thread to it."""
+        before, self.current = self.current, task
+        mode = torch.is_grad_enabled()
+        torch.set_grad_enabled(task.records_gradients)
+        try:
+            task.greenlet.switch()
+        finally:
+            task.records_gradients = torch.is_grad_enabled()
+            torch.set_grad_enabled(mode)
+            self.current = before
 
-    def bar(self, trainer: str, by: str) -> None:
-        if trainer in self.trainers and trainer not in self.barred:
-            self.barred[trainer] = by
-            self.bars += 1
-            self.world.trace(by, f"bars {trainer}")
-            self.changed()
-
-    def unbar(self, trainer: str) -> None:
-        if self.barred.pop(trainer, None) is not None:
-            self.changed()
-
-    def release(self, slot: int, trainer: str) -> None:
-        if self.slots.get(slot) == trainer:
-            del self.slots[slot]
-            self.changed()
-
-    def claim_chunk(self, key: ChunkKey, slot: int, trainer: str) -> bool:
-        """Whether it is the trainer's now: only the slot's holder gets it."""
-        if self.slots.get(slot) != trainer:
-            return False
-        self.holders[key] = trainer
-        return True
-
-    def report_failure(self, key: ChunkKey, batch: int, trainer: str) -> bool:
-        """Whether that makes the chunk poison. Then a new generation begins, at the same moment."""
-        if self.holders.get(key) != trainer:
-            return False
-        before = self.failures.get(key, (batch, 0))
-        self.failures[key] = batch, (before[1] if before[0] == batch else 0) + 1
-        if self.failures[key][1] < MAX_FAILURES:
-            return False
-        self.discarded[key] = batch
-        self.world.trace("store", f"chunk {key} is discarded from batch {batch} on")
-        self.roll_back(self.generation.number)
-        return True
-
-    def expire(self, trainer: str) -> None:
-        """The trainer's lease ends: its registration and its slots go."""
-        if self.trainers.pop(trainer, None) is not None:
-            self.slots = {v: t for v, t in self.slots.items() if t != trainer}
-            self.barred.pop(trainer, None)
-            self.world.trace("store", f"{trainer}'s lease ended")
-            self.changed()
+    def effect(self, what: str) -> None:
+        """The running process is about to change something outside of it: it may die here."""
+        if self.current is not None:
+            process = self.current.process
+            self.check()
+            process.effects += 1
+            if process.effects == process.dies_at:
+                self.tell(process.name, "dies before effect %d, %s", (process.effects, what))
+                process.kill()
+                raise Died
 
 
-def _nothing() -> None:
-    pass
+class Task:
+    """A thread of a process."""
+
+    def __init__(self, process: Process, name: str, run: Callable[[], object]) -> None:
+        self.process, self.name = process, name
+        self.turn = 0
+        """Counts its waits: a wake-up of an earlier one is void."""
+        self.thread: Any = None
+        self.records_gradients = True
+        self._run = run
+        self.greenlet = greenlet.greenlet(self._body, process.world._hub)
+        process.tasks.append(self)
+        world = process.world
+        world.after(world.random.uniform(0, JITTER), lambda: world._resume(self, 0))
+
+    def _body(self) -> None:
+        try:
+            self._run()
+        finally:
+            self.process.tasks.remove(self)
 
 
-class Network:
-    """Delivers messages between connected ends. Those in flight on a connection that breaks are lost."""
+class Process:
+    """`main` runs on its first thread, and returns the exit status. `ended`: called with the status, None if killed."""
 
-    def __init__(self, world: World, duplicates: float, reorder: bool) -> None:
-        self.world, self.duplicates, self.reorder = world, duplicates, reorder
-        self.blocked: Callable[[Any, Any], bool] = lambda link, message: False
-        """Which messages of which links never arrive."""
-        self._reconnects: dict[Any, int] = {}
-        self._clear: dict[Any, float] = {}
+    def __init__(
+        self, world: World, name: str, main: Callable[[], int], ended: Callable[[Process, int | None], object]
+    ) -> None:
+        self.world, self.name, self._ended = world, name, ended
+        self.pid = 1000 + len(world.processes)
+        world.processes.append(self)
+        self.alive, self.frozen = True, False
+        self.held: list[tuple[Task, int]] = []
+        self.tasks: list[Task] = []
+        self.at_end: list[Callable[[], object]] = []
+        """What the kernel does when the process ends: its sockets close."""
+        self.effects, self.dies_at = 0, 0
+        self.skew = 0.0
+        """Seconds that its clock on the wall is ahead."""
+        self.handlers: dict[int, Callable[..., object]] = {}
+        """Of signals."""
+        self.main = Task(self, "main", lambda: self.exit(main()))
 
-    def send(self, link: Any, way: str, deliver: Callable[[], None]) -> None:
-        """Delivers over `link` in direction `way`: in order, unless this network reorders."""
-        rng, reconnects = self.world.rng, self._reconnects.get(link, 0)
-        for _ in range(2 if rng.random() < self.duplicates else 1):
-            at = self.world.now + rng.uniform(0.0005, 0.02) + (rng.random() < 0.02) * rng.uniform(0, 0.3)
-            if not self.reorder:
-                at = max(at, self._clear.get((link, way), 0.0))
-                self._clear[link, way] = at
-            self.world.after(
-                at - self.world.now, lambda: deliver() if self._reconnects.get(link, 0) == reconnects else None
-            )
+    def exit(self, status: int | None) -> None:
+        """Ends it now, whatever its threads are at. None: it was killed."""
+        if not self.alive:
+            return
+        self.alive = False
+        self.world.tell(self.name, "ends with status %s" if status is not None else "is killed%.0s", (status,))
+        self.world.after(0, lambda: self._bury(status))
 
-    def cut(self, link: Any) -> None:
-        self._reconnects[link] = self._reconnects.get(link, 0) + 1
+    def kill(self) -> None:
+        self.exit(None)
+
+    def _bury(self, status: int | None) -> None:
+        for close in self.at_end:
+            close()
+        self.unwind()
+        self._ended(self, status)
+
+    def unwind(self) -> None:
+        """Takes down what is left of its threads; it must be dead."""
+        mode = torch.is_grad_enabled()
+        for task in list(self.tasks):
+            self.world.current = task
+            task.greenlet.throw(Died)
+            self.world.current = None
+        torch.set_grad_enabled(mode)
+
+    def freeze(self, seconds: float) -> None:
+        """As SIGSTOP and, later, SIGCONT."""
+        if self.alive and not self.frozen:
+            self.frozen = True
+            self.world.tell(self.name, "is stopped for %.1f s", (seconds,))
+            self.world.after(seconds, self._thaw)
+
+    def _thaw(self) -> None:
+        self.frozen = False
+        held, self.held = self.held, []
+        for task, turn in held:
+            self.world._resume(task, turn)
+
+    def signal(self, number: int) -> None:
+        """Its handler runs at once: it may only note what was asked for."""
+        if self.alive and number in self.handlers:
+            self.handlers[number](number, None)

@@ -23,5 +23,5 @@ class BatchPserver(Pserver):
             self.job.run_id,
             member.id,
         )
-        saver = AsyncSaver(commits, member.events, self.job, self.job_dir)
+        saver = AsyncSaver(commits, member.events, self.job, self.job_dir, self.close_records)
         return BatchServer(member, self.blocks, self.end, self.view, self.transport, commits, saver, self.job_dir)

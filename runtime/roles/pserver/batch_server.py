@@ -176,8 +176,9 @@ class BatchServer(ShardServer):
         recorded = self.member.view.pass_
         if recorded is None or recorded.pass_index <= index:
             return False  # it is not over: no need to look closer
-        failed = self.member.retry_while_leased(functools.partial(self.requeue.failed, index))
-        return failed.issuperset(self.requeue.lacking(self.machine.ledger, index))
+        ledger = self.machine.ledger
+        left_out = self.member.retry_while_leased(functools.partial(self.requeue.left_out, ledger, index))
+        return left_out.issuperset(self.requeue.lacking(ledger, index))
 
     def _finish(self) -> None:
         """When all is applied here: the last checkpoint. The first shard then commits all shards' as the job's."""

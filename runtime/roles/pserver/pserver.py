@@ -12,6 +12,7 @@ import msgspec
 from graphft.errors import UsageError
 from graphft.runtime.etcd import EtcdError, Session, Store
 from graphft.runtime.etcd.channel import parse_endpoint
+from graphft.runtime.queue.finished_passes import close_passes
 from graphft.runtime.roles.limits import pserver_limits
 from graphft.runtime.roles.pserver.shard_proof import prove_shard
 from graphft.runtime.roles.pserver.shard_server import ShardServer
@@ -55,6 +56,10 @@ class Pserver(Role):
 
     def make_port(self) -> ShardServer:
         raise NotImplementedError
+
+    def close_records(self) -> None:
+        """At the job's end: leaves no record of the queue open."""
+        close_passes(self.member.etcd, self.member.keys, self.config.plan)
 
     def run(self) -> None:
         """From start to the end of the job."""

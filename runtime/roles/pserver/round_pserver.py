@@ -18,7 +18,7 @@ class RoundPserver(Pserver):
         member, config = self.member, self.config
         store = CheckpointStore(self.job_dir / "checkpoints")
         commits = Commits(member.etcd, member.keys, store, member.index, config.pservers, self.job.run_id, member.id)
-        saver = Saver(commits, member.events, self.job, self.job_dir)
+        saver = Saver(commits, member.events, self.job, self.job_dir, self.close_records)
         return RoundServer(
             member, self.blocks, self.end, self.view, self.transport, commits, saver, self.job_dir, self.limits
         )

@@ -73,7 +73,8 @@ class ShardLink:
             self.take_in(seconds)
         if self.shards.machine is not None:
             self.do(Tick())
-        self.state.pumped = time.monotonic()
+        if not self.shards.silent():
+            self.state.pumped = time.monotonic()
 
     def take_in(self, seconds: float) -> None:
         self.member.check_lease()

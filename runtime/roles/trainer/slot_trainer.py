@@ -63,7 +63,7 @@ class SlotTrainer(Trainer):
         work = self.comm.begin()
         if work is None:
             if self.shards.finished:
-                self.queue.complete_job()
+                self.queue.forget_claims()
             if self.bar.sidelined():
                 self.slots.release_slots()
             self.comm.pump(IDLE_SECONDS)
@@ -128,8 +128,6 @@ class SlotTrainer(Trainer):
         if not view.over:
             for slot in self.shards.slots():
                 self.slots.hand_over(slot)
-        elif view.state == "complete":
-            self.queue.close_passes()  # a trainer that was late, or has died, may have left something open
         self.queue.settle()
 
     def close(self) -> None:

@@ -39,7 +39,7 @@ class TrainerState(Pace):
     waiting: str = ""
     """What is waited for, in words, while storage is away."""
     pumped: float = field(default_factory=lambda: time.monotonic())
-    """When the main thread looked after the shards last."""
+    """When the main thread looked after the shards last, and all that were asked had answered."""
     samples: int = 0
     loss: float | None = None
     times: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=RATE_WINDOW))
@@ -64,8 +64,6 @@ class TrainerState(Pace):
         times = list(self.times)
         return sum(n for _, n in times[1:]) / (times[-1][0] - times[0][0]) if len(times) > 1 else 0.0
 
-    def busy_since(self, then: float) -> bool:
-        return bool(self.times) and self.times[-1][0] > then
-
     def alive_since(self, then: float) -> bool:
-        return self.busy_since(then) or (self.pumped > then and not self.waiting)
+        computed = bool(self.times) and self.times[-1][0] > then
+        return computed or (self.pumped > then and not self.waiting)

@@ -1,0 +1,251 @@
+"""A process's client of the simulated etcd: late answers, lost ones, and times at which etcd is not there.
+
+`SimEtcd` is the store, and passes the conformance tests of the real one. This is the way to it: what a call may end in
+is what `Etcd` promises (see the table there), and a watch's stream ends when the way does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from graphft.runtime.etcd import Ambiguous, EtcdUnreachable
+from graphft.runtime.etcd.errors import StreamEnded
+from graphft.runtime.etcd.model import (
+    KV,
+    Compare,
+    Op,
+    RangeResult,
+    TxnResult,
+    Verify,
+    WatchBatch,
+    check_txn,
+    delete_op,
+    delete_prefix_op,
+    get_op,
+    put_op,
+    verify_by_token,
+)
+from graphft.runtime.etcd.sim import SimEtcd, SimStream
+from tests.sim.world import Process, World
+
+T = TypeVar("T")
+TIMEOUT, DEADLINE = 1.0, 10.0
+"""Seconds: of one try, and of one call."""
+FIRST_PAUSE, LAST_PAUSE = 0.02, 0.25
+
+
+class Unanswered(Exception):
+    """One try of a call: it was carried out, or not."""
+
+
+class Way:
+    """The way between processes and etcd. `lossy`: the share of the tries that is lost, half of them after they were
+    carried out. `away`: processes that do not reach etcd now; None among them: no process does."""
+
+    def __init__(self, world: World, store: SimEtcd) -> None:
+        self.world, self.store = world, store
+        self.lossy, self.latency, self.lag = 0.0, 0.003, 0.02
+        self.away: list[Process | None] = []
+        self.streams: list[Stream] = []
+
+    def stands(self, process: Process) -> bool:
+        return None not in self.away and process not in self.away
+
+    def backup(self) -> Callable[[], None]:
+        """What puts etcd back to what it holds now. Leases begin anew then, as after a restart."""
+        store = self.store
+        kvs, leases, history = dict(store._kvs), dict(store._leases), list(store._history)
+        keys = {lease: set(found.keys) for lease, found in leases.items()}
+        revision, compacted, last = store.revision, store._compacted, store._last_lease
+
+        def restore() -> None:
+            self.world.tell("etcd", "is put back from revision %d to %d", (store.revision, revision))
+            store._kvs, store._leases, store._history = dict(kvs), dict(leases), list(history)
+            for lease, found in leases.items():
+                found.keys, found.ends = set(keys[lease]), self.world.now + found.ttl
+                self.world.after(found.ttl, store.expire)
+            store.revision, store._compacted = revision, compacted
+            store._last_lease = max(last, store._last_lease)
+            self.cut(None, 0.5)
+
+        return restore
+
+    def cut(self, process: Process | None, seconds: float) -> None:
+        """Takes the way away for a while. None: etcd itself ends, and comes back."""
+        self.away.append(process)
+        self.world.tell("etcd", "out of reach of %s for %.1f s", (process.name if process else "all", seconds))
+        for stream in [s for s in self.streams if process in (None, s.process)]:
+            stream.end()
+        self.world.after(seconds, lambda: self.away.remove(process))
+
+
+class Client:
+    """The `Store` of one process."""
+
+    endpoints: tuple[str, ...] = ()
+    urls: tuple[str, ...] = ()
+
+    def __init__(self, way: Way, process: Process) -> None:
+        self._way, self._process, self._world, self._store = way, process, way.world, way.store
+
+    def close(self) -> None:
+        """It has nothing of its own."""
+
+    # -- tries ------------------------------------------------------------------------------------------------------
+
+    def _try(self, what: str, call: Callable[[], T], timeout: float) -> T:
+        """One try. Raises Unanswered; what etcd refuses."""
+        world, way, end = self._world, self._way, self._world.now + timeout
+        world.effect(what)
+        if not way.stands(self._process):
+            world.sleep(min(timeout, world.random.choice((0.001, timeout))))  # refused, or silence
+            raise Unanswered
+        world.sleep(min(timeout, world.random.uniform(0, way.latency)))
+        fate = world.random.random() if way.lossy else 1.0
+        if fate < way.lossy / 2 or not way.stands(self._process):
+            world.sleep(max(0.0, end - world.now))
+            raise Unanswered
+        result = call()
+        world.effect(f"the answer of {what}")
+        if fate < way.lossy:
+            world.sleep(max(0.0, end - world.now))
+            raise Unanswered
+        world.sleep(min(max(0.0, end - world.now), world.random.uniform(0, way.latency)))
+        return result
+
+    def _repeat(self, what: str, call: Callable[[], T], deadline: float | None) -> T:
+        end, pause = self._world.now + (DEADLINE if deadline is None else deadline), FIRST_PAUSE
+        while True:
+            try:
+                return self._try(what, call, max(0.01, min(TIMEOUT, end - self._world.now)))
+            except Unanswered:
+                if end - self._world.now <= pause:
+                    raise EtcdUnreachable(f"no answer to {what}", rule="etcd-unreachable") from None
+            self._world.sleep(pause)
+            pause = min(2 * pause, LAST_PAUSE)
+
+    # -- Store ------------------------------------------------------------------------------------------------------
+
+    def ping(self, deadline: float = 3.0) -> None:
+        self._repeat("ping", self._store.ping, deadline)
+
+    def get(self, key: str, *, deadline: float | None = None) -> KV | None:
+        return self._repeat(f"get {key}", lambda: self._store.get(key), deadline)
+
+    def range(
+        self, prefix: str, *, limit: int = 0, keys_only: bool = False, deadline: float | None = None
+    ) -> RangeResult:
+        return self._repeat(
+            f"range {prefix}", lambda: self._store.range(prefix, limit=limit, keys_only=keys_only), deadline
+        )
+
+    def count(self, prefix: str, *, deadline: float | None = None) -> int:
+        return len(self.range(prefix, deadline=deadline).kvs)
+
+    def put(self, key: str, value: bytes, lease: int = 0, *, deadline: float | None = None) -> int:
+        return self._repeat(f"put {key}", lambda: self._store.txn([], [put_op(key, value, lease)]).revision, deadline)
+
+    def delete(self, key: str, *, deadline: float | None = None) -> int:
+        return self._deleted(f"delete {key}", delete_op(key), deadline)
+
+    def delete_prefix(self, prefix: str, *, deadline: float | None = None) -> int:
+        return self._deleted(f"delete {prefix}*", delete_prefix_op(prefix), deadline)
+
+    def _deleted(self, what: str, op: Op, deadline: float | None) -> int:
+        count = self._repeat(what, lambda: self._store.txn([], [op]), deadline).responses[0]
+        return count if isinstance(count, int) else 0
+
+    def txn(
+        self,
+        compare: Sequence[Compare],
+        success: Sequence[Op],
+        failure: Sequence[Op] = (),
+        *,
+        token: str | None = None,
+        verify: Verify | None = None,
+        deadline: float | None = None,
+    ) -> TxnResult:
+        check_txn(compare, success, failure)
+        if token is not None:
+            failure, verify = (*failure, get_op(token)), verify_by_token(token, success)
+        end = self._world.now + (DEADLINE if deadline is None else deadline)
+        if not self._way.stands(self._process):
+            self.ping(max(0.01, end - self._world.now))
+        what = "txn " + " ".join(f"{op.kind} {op.key}" for op in success)
+        result, tries = self._txn(what, lambda: self._store.txn(compare, success, failure), verify is not None, end)
+        if result.ok:
+            return result
+        applied = verify(result) if verify is not None and tries > 1 else None
+        if applied is not None:
+            return TxnResult(True, applied)
+        return TxnResult(False, result.revision, result.responses[:-1]) if token is not None else result
+
+    def _txn(self, what: str, call: Callable[[], TxnResult], again: bool, end: float) -> tuple[TxnResult, int]:
+        pause, tries = FIRST_PAUSE, 0
+        while True:
+            tries += 1
+            left = max(0.01, end - self._world.now)
+            try:
+                return self._try(what, call, min(left, TIMEOUT) if again else left), tries
+            except Unanswered:
+                if not again or self._world.now + pause >= end:
+                    raise Ambiguous(f"no answer to {what}", rule="etcd-ambiguous") from None
+            self._world.sleep(pause)
+            pause = min(2 * pause, LAST_PAUSE)
+
+    def lease_grant(self, ttl: int, *, deadline: float | None = None) -> tuple[int, int]:
+        lease, granted = self._repeat("grant a lease", lambda: self._store.lease_grant(ttl), deadline)
+        self._ends(granted)
+        return lease, granted
+
+    def lease_keepalive_once(self, lease: int, *, deadline: float | None = None) -> int:
+        ttl = self._repeat(f"renew lease {lease}", lambda: self._store.lease_keepalive_once(lease), deadline)
+        self._ends(ttl)
+        return ttl
+
+    def _ends(self, ttl: float) -> None:
+        """etcd ends a lease by itself, also when nobody calls it."""
+        self._world.after(ttl, self._store.expire)
+
+    def lease_revoke(self, lease: int, *, deadline: float | None = None) -> bool:
+        return self._repeat(f"revoke lease {lease}", lambda: self._store.lease_revoke(lease), deadline)
+
+    def compact(self, revision: int, *, deadline: float | None = None) -> None:
+        self._repeat("compact", lambda: self._store.compact(revision), deadline)
+
+    def watch(self, prefix: str, start_revision: int) -> Stream:
+        return Stream(self._way, self._process, self._store.watch(prefix, start_revision))
+
+
+class Stream:
+    """A `WatchStream` that lags, and ends when its process does not reach etcd any more."""
+
+    def __init__(self, way: Way, process: Process, inner: SimStream) -> None:
+        self._way, self.process, self._inner = way, process, inner
+        self._broken = False
+        way.streams.append(self)
+
+    def cancel(self) -> None:
+        self._inner.cancel()
+
+    def end(self) -> None:
+        self._broken = True
+        self._inner.cancel()
+
+    def __iter__(self) -> Iterator[WatchBatch]:
+        world: Any = self._way.world
+        try:
+            if not self._way.stands(self.process):
+                world.sleep(0.001)
+                self._broken = True
+            for batch in self._inner:
+                world.sleep(world.random.uniform(0, self._way.lag))
+                if self._broken:
+                    break
+                yield batch
+            if self._broken:
+                raise StreamEnded("the way to etcd is gone", rule="etcd-watch")
+        finally:
+            if self in self._way.streams:
+                self._way.streams.remove(self)

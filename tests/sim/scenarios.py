@@ -1,0 +1,118 @@
+"""What can be simulated, by name; and how a seed of it is run."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping
+
+from graphft.runtime.protocol.messages import Empty, Push
+from graphft.runtime.roles.environment import RoleSpec
+from tests.sim.compare import ComparedSimulation, undisturbed
+from tests.sim.faults import FaultySimulation
+from tests.sim.variants import VARIANTS, Variant, async_variant, sync_variant
+from tests.sim.world import SimulationFailed
+
+LATE_SECONDS, SOON_SECONDS = 100.0, 30.0
+TROUBLE = ("barred", "overdue", "idle-slot", "rollback", "restarted", "takeover", "put-back", "hung")
+"""Kinds of events that an undisturbed job does not know."""
+
+
+class BadBatches(FaultySimulation):
+    """Some batches cannot be read, among all the other faults."""
+
+    bad = 0.2
+
+
+class Calm(ComparedSimulation):
+    """Nothing happens; then nothing is repeated, either."""
+
+    def __init__(self, seed: int, variant: Variant) -> None:
+        self.pick = random.Random(seed)
+        super().__init__(seed, variant, pace=lambda: self.pick.uniform(0, 0.01))
+
+    def begin_all(self) -> None:
+        self.begin(self.trainers)
+
+    def check(self) -> None:
+        super().check()
+        told = [kv.value.decode() for kv in self.store.range(self.keys.events).kvs]
+        trouble = [text for text in told if any(f'"kind":"{kind}"' in text for kind in TROUBLE)]
+        if trouble or self.counts["status 75"]:
+            raise SimulationFailed(f"something was done twice: {trouble or self.counts}")
+
+
+class CutOff(Calm):
+    """From some time on nothing passes between one trainer and one shard (or no contributions do), though both reach
+    etcd: pitfall 34. Sync jobs; a spare trainer is there."""
+
+    def begin_all(self) -> None:
+        self.begin(self.trainers + 1)
+        if self.pick.random() < 0.5:
+            self.network.blocked_kinds = (Push, Empty)
+        self.world.after(self.pick.uniform(0.1, 0.4), self.block)
+
+    def block(self) -> None:
+        if self.over:
+            return
+        holders = {kv.value.decode() for kv in self.store.range(self.keys.slots).kvs}
+        links = sorted(
+            (link.client.identity, link.address) for link in self.network.links if link.client.identity in holders
+        )
+        if not links:
+            self.world.after(0.05, self.block)
+            return
+        self.network.blocked.append(self.pick.choice(links))
+        self.counts["blocked"] += 1
+        self.world.tell("fault", "nothing passes between %s and %s", self.network.blocked[0])
+
+    def check(self) -> None:
+        ComparedSimulation.check(self)
+
+
+class LateTrainer(Calm):
+    """`on_trainer_loss="wait"`: the last trainer comes when the others have waited for longer than `chunk_timeout`; the
+    job must go on at once then."""
+
+    def begin_all(self) -> None:
+        self.begin(self.trainers - 1)
+        self.world.at(LATE_SECONDS, lambda: self.start(RoleSpec("trainer", self.trainers - 1)))
+
+    def check(self) -> None:
+        super().check()
+        if self.world.now > LATE_SECONDS + SOON_SECONDS:
+            raise SimulationFailed("the job did not go on when its last trainer was there")
+
+
+SCENARIOS: Mapping[str, type[ComparedSimulation]] = {
+    "faults": FaultySimulation,
+    "bad-batches": BadBatches,
+    "calm": Calm,
+    "cut-off": CutOff,
+    "late-trainer": LateTrainer,
+}
+
+
+def variant_of(scenario: str, mode: str, seed: int) -> Variant:
+    """The job of a seed."""
+    pick = random.Random(seed)
+    while True:
+        variant = (sync_variant if mode == "sync" else async_variant)(pick.randrange(VARIANTS))
+        options = dict(variant.options)
+        waits = options.get("on_trainer_loss") == "wait"
+        if scenario == "late-trainer" and not (waits and options["trainers"] > 1):
+            continue
+        if scenario == "cut-off" and waits:
+            continue
+        return variant
+
+
+def simulate(scenario: str, mode: str, seed: int) -> tuple[Counter[str], list[str]]:
+    """What happened in that seed: counted, and its story. Raises SimulationFailed."""
+    variant = variant_of(scenario, mode, seed)
+    if variant.sync:
+        undisturbed(variant)
+    with SCENARIOS[scenario](seed, variant) as simulation:
+        simulation.begin_all()
+        simulation.run()
+        return simulation.counts, simulation.world.lines()

@@ -1,0 +1,168 @@
+"""The jobs that are simulated: small ones, each different from the others in what matters to the protocol.
+
+A sync job's result must be that of the undisturbed run, bit by bit; so its model is one in which everything matters:
+order, version and repetition. An async job applies batches in any order; so its loss is linear and adds up integers:
+the model holds, for each record and each parameter, how often it was applied.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import graphft
+from graphft.data import ChunkInfo, DataSpec
+from graphft.ir import Program
+from graphft.transpiler import Job
+
+RECORDS = 128
+"""At most so many in an async job: a parameter has an element for each."""
+VARIANTS = 48
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One job, and how many trainers are started for it."""
+
+    number: int
+    options: tuple[tuple[str, Any], ...]
+    chunks: tuple[int, ...]
+    """Records of each."""
+    batch: int
+
+    @property
+    def sync(self) -> bool:
+        return bool(dict(self.options)["sync"])
+
+    def __str__(self) -> str:
+        options = ", ".join(f"{name}={value}" for name, value in self.options)
+        chunks = ", ".join(map(str, self.chunks))
+        return f"job {self.number}: chunks of {chunks} records, batches of {self.batch}, {options}"
+
+
+@functools.cache
+def sync_variant(number: int) -> Variant:
+    pick = random.Random(number)
+    slots = pick.randint(1, 3)
+    return Variant(
+        number,
+        (
+            ("sync", True),
+            ("trainers", slots),
+            ("pservers", pick.randint(1, 3)),
+            ("passes", pick.randint(1, 2)),
+            ("checkpoint_every", pick.choice((0, 1, 2, 4))),
+            ("checkpoint_seconds", pick.choice((0.0, 3.0))),
+            ("clip", pick.random() < 0.4),
+            ("optimizer", pick.choice(("SGD", "Adam"))),
+            ("on_trainer_loss", pick.choice(("takeover", "takeover", "wait"))),
+        ),
+        tuple(pick.randint(1, 16) for _ in range(pick.randint(slots, slots + 3))),
+        4,
+    )
+
+
+@functools.cache
+def async_variant(number: int) -> Variant:
+    pick = random.Random(1000 + number)
+    mode = pick.choice(("async", "async", "half_async", "geo_sgd"))
+    # Half-async: units of two whole batches, the mean of which adds up exactly.
+    unit = 8 if mode == "half_async" else 4
+    chunks = tuple(unit * pick.randint(1, 4) for _ in range(pick.randint(2, 4)))
+    return Variant(
+        number,
+        (
+            ("sync", False),
+            ("mode", mode),
+            ("trainers", pick.choice((1, 2, 4)) if mode == "geo_sgd" else pick.randint(1, 3)),
+            ("pservers", pick.randint(1, 3)),
+            ("passes", pick.randint(1, 2)),
+            ("checkpoint_every", pick.choice((1, 2, 4))),
+            ("checkpoint_seconds", pick.choice((0.0, 3.0))),
+            (
+                "local_steps",
+                min(pick.choice((1, 2)) if mode == "geo_sgd" else 2, max(chunks) // 4) if mode != "async" else 1,
+            ),
+            ("max_staleness", pick.choice((-1, -1, 2))),
+        ),
+        chunks,
+        4,
+    )
+
+
+@functools.cache
+def make_job(variant: Variant) -> Job:
+    options = dict(variant.options)
+    clip, optimizer = options.pop("clip", False), options.pop("optimizer", "")
+    return graphft.transpile(
+        _curved(optimizer, clip) if variant.sync else _counting(),
+        chunks=_in_chunks(graphft.arrays(**_columns(variant)), variant.chunks),
+        batch_size=variant.batch,
+        ft=True,
+        name="sim",
+        seed=variant.number,
+        slice_unit=64,
+        min_block=64,
+        lease_ttl=5,
+        chunk_timeout=30.0,
+        recovery_timeout=4.0,
+        push_timeout=4.0,
+        keep_checkpoints=2,
+        **options,
+    )
+
+
+def _in_chunks(data: DataSpec, records: Sequence[int]) -> DataSpec:
+    """The same data, in chunks of so many records."""
+    ends = itertools.accumulate(records)
+    chunks = (ChunkInfo(i, n, end - n) for i, (n, end) in enumerate(zip(records, ends, strict=True)))
+    return replace(data, chunks=tuple(chunks))
+
+
+def _columns(variant: Variant) -> dict[str, Tensor]:
+    records = sum(variant.chunks)
+    if not variant.sync:
+        return {"x": torch.eye(RECORDS)[:records]}
+    torch.manual_seed(1)
+    return {"x": torch.randn(records, 8), "y": torch.randn(records, 4)}
+
+
+@functools.cache
+def _curved(optimizer: str, clip: bool) -> Program:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+    program = graphft.build(model, lambda m, x, y: nn.functional.mse_loss(m(x), y), {"x": (None, 8), "y": (None, 4)})
+    made = graphft.SGD(lr=0.1, momentum=0.9) if optimizer == "SGD" else graphft.Adam(lr=0.02)
+    graphft.minimize(program, made, graphft.ClipByGlobalNorm(0.5) if clip else None)
+    return program
+
+
+class Counters(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        for i in range(3):
+            setattr(self, f"count{i}", nn.Parameter(torch.zeros(RECORDS)))
+
+
+@functools.cache
+def _counting() -> Program:
+    def loss(model: nn.Module, x: Tensor) -> Tensor:
+        return sum((x @ getattr(model, f"count{i}")).sum() for i in range(3))  # type: ignore[return-value]
+
+    program = graphft.build(Counters(), loss, {"x": (None, RECORDS)})
+    graphft.minimize(program, graphft.SGD(lr=1.0))
+    return program
+
+
+def expected_count(variant: Variant) -> float:
+    """What an async job's counter of each record is at the end: minus the sum of what each batch was worth."""
+    options = dict(variant.options)
+    share = {"async": 1.0, "half_async": 0.5, "geo_sgd": 1 / options["trainers"]}[options["mode"]]
+    return -share * options["passes"]
