@@ -6,6 +6,7 @@ at the next call, or by `expire`. Ids count up. Watches replay the history by re
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -156,8 +157,9 @@ class SimEtcd:
             self._expire()
             if revision <= self._compacted:
                 raise CompactedError("the watched revision has been compacted", self._compacted)
-            events = (e for e in self._history if e.kv.mod_revision >= revision and e.kv.key.startswith(prefix))
-            return WatchBatch(self.revision, tuple(events))
+            new = itertools.takewhile(lambda e: e.kv.mod_revision >= revision, reversed(self._history))
+            events = [e for e in new if e.kv.key.startswith(prefix)]
+            return WatchBatch(self.revision, tuple(reversed(events)))
 
     def await_change(self, revision: int, stop: threading.Event) -> None:
         """Block until the store is beyond `revision`, or `stop` is set and `wake` called."""
