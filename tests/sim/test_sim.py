@@ -23,22 +23,21 @@ def simulate(*options: str | int) -> str:
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("first", [0, 1000])
-def test_disturbed_runs_equal_the_undisturbed_one(mode: str, first: int) -> None:
+def test_disturbed_runs_equal_the_undisturbed_one(mode: str) -> None:
     """Pitfalls 1, 3, 4, 7, 8, 22, 81, 82, 83: whatever is killed, stopped, cut off, lost or repeated."""
-    simulate("--mode", mode, "--first", first, "--seeds", 40, "--workers", 1)
+    simulate("--mode", mode, "--seeds", 30, "--workers", 1)
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_shards_agree_on_what_is_discarded(mode: str) -> None:
     """Pitfall 84: batches that cannot be read, among all other faults: what is left out is left out everywhere."""
-    told = simulate("--mode", mode, "--scenario", "bad-batches", "--first", 20, "--seeds", 15, "--workers", 1)
+    told = simulate("--mode", mode, "--scenario", "bad-batches", "--first", 20, "--seeds", 8, "--workers", 1)
     assert "'discarded': " in told
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_run_without_faults_repeats_nothing(mode: str) -> None:
-    simulate("--mode", mode, "--scenario", "calm", "--seeds", 15, "--workers", 1)
+    simulate("--mode", mode, "--scenario", "calm", "--seeds", 5, "--workers", 1)
 
 
 def test_a_trainer_cut_off_from_a_shard_does_not_stop_the_job() -> None:
@@ -46,13 +45,13 @@ def test_a_trainer_cut_off_from_a_shard_does_not_stop_the_job() -> None:
 
     Either nothing passes between the two, or contributions alone are lost: the trainer believes that all is well.
     """
-    told = simulate("--scenario", "cut-off", "--seeds", 15, "--workers", 1)
+    told = simulate("--scenario", "cut-off", "--seeds", 8, "--workers", 1)
     assert "'blocked': " in told
 
 
 def test_a_late_trainer_finds_the_others_ready() -> None:
     """Pitfall 85: those that waited for it were taken for stuck: they lost their slots, and were barred for minutes."""
-    simulate("--scenario", "late-trainer", "--seeds", 8, "--workers", 1)
+    simulate("--scenario", "late-trainer", "--seeds", 3, "--workers", 1)
 
 
 def test_a_seed_replays_exactly() -> None:
