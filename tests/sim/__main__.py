@@ -7,60 +7,80 @@ python -m tests.sim --mode async --seed 17                    # one again, with 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import multiprocessing
 import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
 
 COMMAND = "python -m tests.sim"
 SHOW_SECONDS = 10.0
-Task = tuple[str, str, int]
-"""Scenario, mode, seed."""
-Found = tuple[int, Counter[str], str]
-"""A seed, what was counted in it, and what was wrong ("": nothing)."""
+
+
+class Task(NamedTuple):
+    scenario: str
+    mode: str
+    seed: int
+
+
+class Found(NamedTuple):
+    """`wrong`: the end of the story of a seed that failed; "" of one that did not. `digest`: of its story."""
+
+    task: Task
+    counts: Counter[str]
+    wrong: str
+    digest: str
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog=COMMAND, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--mode", choices=("sync", "async"), default="sync")
-    parser.add_argument("--scenario", default="faults", help="what happens: see tests/sim/scenarios.py")
-    parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run")
+    parser.add_argument("--scenario", nargs="+", default=["faults"], help="NAME or NAME=SEEDS, see scenarios.py")
+    parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run of each scenario")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes (default: one for each core)")
     parser.add_argument("--seed", type=int, help="run this one, and print its story")
     parser.add_argument("--keep-going", action="store_true", help="name every seed that fails, and go on")
+    parser.add_argument("--twice", action="store_true", help="run each seed twice, and compare their stories")
     options = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # sets of names are in the same order in every process then
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "tests.sim", *sys.argv[1:]])
     if options.seed is not None:
-        return replay((options.scenario, options.mode, options.seed))
-    return run_many(options)
+        return replay(Task(options.scenario[0], options.mode, options.seed))
+    _prepare()
+    with multiprocessing.Pool(options.workers) as pool:
+        return max(run_many(pool, scenario, options) for scenario in options.scenario)
 
 
-def run_many(options: argparse.Namespace) -> int:
+def run_many(pool: multiprocessing.pool.Pool, scenario: str, options: argparse.Namespace) -> int:
     began = shown = time.monotonic()
     counts: Counter[str] = Counter()
+    scenario, _, count = scenario.partition("=")
+    name = f"--scenario {scenario} --mode {options.mode}"
+    seeds = range(options.first, options.first + int(count or options.seeds))
+    tasks = [Task(scenario, options.mode, seed) for seed in seeds] * (2 if options.twice else 1)
+    digests: dict[Task, str] = {}
     failed = 0
-    name = f"--scenario {options.scenario} --mode {options.mode}"
-    tasks = [(options.scenario, options.mode, options.first + i) for i in range(options.seeds)]
-    with multiprocessing.Pool(options.workers, initializer=_one_thread) as pool:
-        for done, (seed, counted, wrong) in enumerate(pool.imap_unordered(_run, tasks, chunksize=5)):
-            if wrong:
-                failed += 1
-                print(
-                    "\n".join(wrong.splitlines()[-3:]), f"replay: {COMMAND} {name} --seed {seed}", sep="\n", flush=True
-                )
-                if not options.keep_going:
-                    return 1
-            counts += counted
-            if time.monotonic() - shown > SHOW_SECONDS:
-                shown = time.monotonic()
-                print(f"{done}/{len(tasks)} seeds", file=sys.stderr, flush=True)
-    rate = len(tasks) / (time.monotonic() - began)
-    good = f"{len(tasks) - failed} of {len(tasks)} seeds as they should be"
-    print(f"{name}: {good}, {rate:.1f} a second; {dict(sorted(counts.items()))}")
+    for done, found in enumerate(pool.imap_unordered(_run, tasks, chunksize=5)):
+        differs = digests.setdefault(found.task, found.digest) != found.digest
+        wrong = found.wrong or ("its story is another one in another process" if differs else "")
+        if wrong:
+            failed += 1
+            print(*wrong.splitlines()[-3:], f"replay: {COMMAND} {name} --seed {found.task.seed}", sep="\n", flush=True)
+            if not options.keep_going:
+                break
+        counts += found.counts
+        if time.monotonic() - shown > SHOW_SECONDS:
+            shown = time.monotonic()
+            print(f"{done}/{len(tasks)} seeds", file=sys.stderr, flush=True)
+    else:
+        rate = len(tasks) / (time.monotonic() - began)
+        good = f"{len(tasks) - failed} of {len(tasks)} seeds as they should be"
+        print(f"{name}: {good}, {rate:.1f} a second; {dict(sorted(counts.items()))}", flush=True)
     return 1 if failed else 0
 
 
@@ -68,7 +88,7 @@ def replay(task: Task) -> int:
     from tests.sim.scenarios import simulate
     from tests.sim.world import SimulationFailed
 
-    _one_thread()
+    _prepare()
     try:
         counts, story = simulate(*task)
     except SimulationFailed as failure:
@@ -78,8 +98,11 @@ def replay(task: Task) -> int:
     return 0
 
 
-def _one_thread() -> None:
+def _prepare() -> None:
+    """Imports what every worker needs, before they are forked; the bits are those of one thread."""
     import torch
+
+    import tests.sim.scenarios  # noqa: F401
 
     torch.set_num_threads(1)
 
@@ -89,9 +112,14 @@ def _run(task: Task) -> Found:
     from tests.sim.world import SimulationFailed
 
     try:
-        return task[2], simulate(*task)[0], ""
+        counts, story = simulate(*task)
     except SimulationFailed as failure:
-        return task[2], Counter(), str(failure)
+        return Found(task, Counter(), str(failure), _digest(str(failure).splitlines()))
+    return Found(task, counts, "", _digest(story))
+
+
+def _digest(story: Sequence[str]) -> str:
+    return hashlib.blake2b("\n".join(story).encode(), digest_size=16).hexdigest()
 
 
 if __name__ == "__main__":
