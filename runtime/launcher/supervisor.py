@@ -46,8 +46,9 @@ QUICK_PREEMPTION_SECONDS = 5.0
 MEASURE_SECONDS = 1.0
 FOLDER_SECONDS = 2.0
 """Between two attempts to start a process whose folder cannot be written."""
-ALONE_SECONDS = 5.0
-"""For how long a job may be without trainers when all those of the launcher have left."""
+ALONE_SECONDS, AWAY_SECONDS = 5.0, 60.0
+"""For how long a job may be without trainers when all those of the launcher have left; and when others have worked for
+it since, which may have died all at once, and be on their way back."""
 KILLED_SECONDS = 5.0
 """For how long the end of a process is waited for after SIGKILL."""
 FROZEN_SECONDS, STUCK_SECONDS = 5.0, 30.0
@@ -126,6 +127,8 @@ class Supervisor:
         self._measured_at = 0.0
         self._folder_there = False
         self._alone_since: float | None = None
+        self._others_seen = False
+        """Whether trainers that others had started were there when all of this launcher's had left."""
         self._exits: queue.Queue[tuple[Child, subprocess.Popen[bytes] | Forked, int]] = queue.Queue()
 
     @property
@@ -200,11 +203,13 @@ class Supervisor:
         `others`: whether any trainer is registered or loads its data.
         """
         mine = [c for c in self.children.values() if c.role == "trainer"]
-        if others or not mine or not all(c.done for c in mine):
+        left = bool(mine) and all(c.done for c in mine)
+        if others or not left:
             self._alone_since = None
+            self._others_seen = left
             return
         self._alone_since = time.monotonic() if self._alone_since is None else self._alone_since
-        if time.monotonic() - self._alone_since > ALONE_SECONDS:
+        if time.monotonic() - self._alone_since > (AWAY_SECONDS if self._others_seen else ALONE_SECONDS):
             self.report.failed = self.report.failed or "no trainer is left, and the job is not complete"
 
     @property
