@@ -118,6 +118,11 @@ class Progress:
         return max(0.0, self.limit - self._idle)
 
 
+def rate(amount: float, seconds: float) -> float:
+    """Per second; 0 when no time has passed, by a coarse clock."""
+    return amount / seconds if seconds > 0 else 0.0
+
+
 def where(thread: threading.Thread, depth: int | None = None) -> str:
     """Where a thread is now: its innermost `depth` calls as text, the innermost one last; "" if it has ended."""
     frame = sys._current_frames().get(thread.ident or 0)

@@ -63,7 +63,7 @@ Effects = list[AsyncTrainerEffect]
 
 
 @dataclass(slots=True)
-class _BucketCache:
+class _NewestBucket:
     """One bucket: the newest version that came (`have`), the one that the tensors hold (`loaded`), and the version
     that is waited for (`wanted`). Versions count in the shard's present generation; -1: none of it yet."""
 
@@ -78,7 +78,7 @@ class _BucketCache:
 class _ShardConnection:
     """A shard. `introduced`: it welcomed this trainer on the present connection."""
 
-    caches: dict[int, _BucketCache]
+    caches: dict[int, _NewestBucket]
     up: bool = False
     introduced: bool = False
     incarnation: str = ""
@@ -119,7 +119,7 @@ class AsyncTrainer:
                 raise GraphftError(f"shard {shard} holds no bucket", rule="empty-shard", help="use fewer pservers")
         self.options = options
         self.story = Story()
-        self.connections = [_ShardConnection({b: _BucketCache() for b in buckets}) for buckets in options.buckets]
+        self.connections = [_ShardConnection({b: _NewestBucket() for b in buckets}) for buckets in options.buckets]
         self.held: dict[ChunkKey, _Held] = {}
         self.current: _Current | None = None
         self.silence = Silence(len(options.buckets))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 
-from graphft.runtime.process.progress import LOOK_SECONDS, Progress, where
+from graphft.runtime.process.progress import LOOK_SECONDS, Progress, rate, where
 
 
 class Clock:
@@ -68,3 +68,8 @@ def test_where_a_thread_is() -> None:
     stop.set()
     thread.join()
     assert where(thread) == ""
+
+
+def test_a_rate_by_a_coarse_clock() -> None:
+    assert rate(3, 1.5) == 2.0
+    assert rate(3, 0.0) == 0.0

@@ -22,6 +22,7 @@ from graphft.runtime.checkpoint.commit import Commits
 from graphft.runtime.checkpoint.writer import Saver
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Generation, ShardStatus
+from graphft.runtime.process.progress import rate
 from graphft.runtime.protocol.async_shard import AsyncShardEvent
 from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, TakeCheckpoint, Tick
 from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Parameters, Push
@@ -187,7 +188,7 @@ class ShardServer(ServerPort):
     def rate(self) -> float:
         """Rounds per second of late."""
         rounds = self._rounds
-        return (len(rounds) - 1) / (rounds[-1] - rounds[0]) if len(rounds) > 1 else 0.0
+        return rate(len(rounds) - 1, rounds[-1] - rounds[0]) if rounds else 0.0
 
     def status(self) -> msgspec.Struct:
         machine = self.machine

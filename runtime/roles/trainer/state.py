@@ -7,6 +7,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 
 from graphft.ops.context import ChunkWork
+from graphft.runtime.process.progress import rate
 from graphft.runtime.protocol.sync_events import TrainerControl
 from graphft.runtime.queue.pace import Pace
 
@@ -56,13 +57,13 @@ class TrainerState(Pace):
     @property
     def pace(self) -> float:
         times = list(self.times)
-        return (len(times) - 1) / (times[-1][0] - times[0][0]) if len(times) > 1 else 0.0
+        return rate(len(times) - 1, times[-1][0] - times[0][0]) if times else 0.0
 
     @property
     def rate(self) -> float:
         """Samples per second of late."""
         times = list(self.times)
-        return sum(n for _, n in times[1:]) / (times[-1][0] - times[0][0]) if len(times) > 1 else 0.0
+        return rate(sum(n for _, n in times[1:]), times[-1][0] - times[0][0]) if times else 0.0
 
     def alive_since(self, then: float) -> bool:
         computed = bool(self.times) and self.times[-1][0] > then
