@@ -52,9 +52,7 @@ class Simulation:
         self.network = WorldNetwork(self.world, faults or Faults(), latency)
         self.counts: Counter[str] = Counter()
         self.restarts = True
-        """Whether a process that ends before its job does is started again at once; else `started` has to."""
-        self.absent: list[RoleSpec] = []
-        """Those that wait to be started again."""
+        """Whether a process that ends is started again: until the job is over."""
         self.roles: dict[Process, RoleSpec] = {}
         self._looked, self._over = -1, False
         self._substitutes = substituted(
@@ -144,8 +142,6 @@ class Simulation:
             return
         if self.restarts:
             self.world.after(self.world.random.uniform(0.05, 1.0), lambda: self.start(spec))
-        else:
-            self.absent.append(spec)
 
     def unexpected(self, process: Process, status: int | None) -> None:
         """A process has failed: by an error of its own, no fault of the world's."""

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from tests.sim.world import Process, Task, World
+from tests.sim.world import Task, World
 
 TICK = 1e-8
 BEGAN = 1_700_000_000.0
@@ -317,6 +317,3 @@ class SimThreadPool:
                     return
                 future, call = self._calls.popleft()
             future.run(call)
-
-
-__all__ = ["BEGAN", "Process", "SimThreadPool", "SimThreading", "SimTime"]
