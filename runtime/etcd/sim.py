@@ -41,7 +41,8 @@ class SimEtcd:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._streams: dict[SimStream, None] = {}
         self._kvs: dict[str, KV] = {}
         self._leases: dict[int, _Lease] = {}
         self._last_lease = 0
@@ -65,18 +66,18 @@ class SimEtcd:
 
     def expire(self) -> None:
         """End the leases that have run out by now, and wake the watches."""
-        with self._changed:
+        with self._lock:
             self._expire()
 
     def get(self, key: str, *, deadline: float | None = None) -> KV | None:
-        with self._changed:
+        with self._lock:
             self._expire()
             return self._kvs.get(key)
 
     def range(
         self, prefix: str, *, limit: int = 0, keys_only: bool = False, deadline: float | None = None
     ) -> RangeResult:
-        with self._changed:
+        with self._lock:
             self._expire()
             return self._range(prefix, limit, keys_only)
 
@@ -91,7 +92,7 @@ class SimEtcd:
 
     def delete_prefix(self, prefix: str, *, deadline: float | None = None) -> int:
         whole = delete_prefix_op(prefix)
-        with self._changed:
+        with self._lock:
             return self._delete_all([kv.key for kv in self._range(whole.key, 0, True).kvs])
 
     def txn(
@@ -107,7 +108,7 @@ class SimEtcd:
         check_txn(compare, success, failure)
         if token is not None:
             verify_by_token(token, success)  # refuses what `Etcd` would; here every call is answered
-        with self._changed:
+        with self._lock:
             self._expire()
             ok = all(self._holds(c) for c in compare)
             branch = success if ok else failure
@@ -121,14 +122,14 @@ class SimEtcd:
             return TxnResult(ok, self.revision, tuple(dated))
 
     def lease_grant(self, ttl: int, *, deadline: float | None = None) -> tuple[int, int]:
-        with self._changed:
+        with self._lock:
             self._expire()
             self._last_lease += 1
             self._leases[self._last_lease] = _Lease(ttl, self._clock() + ttl)
             return self._last_lease, ttl
 
     def lease_keepalive_once(self, lease: int, *, deadline: float | None = None) -> int:
-        with self._changed:
+        with self._lock:
             self._expire()
             found = self._leases.get(lease)
             if found is None:
@@ -137,12 +138,12 @@ class SimEtcd:
             return found.ttl
 
     def lease_revoke(self, lease: int, *, deadline: float | None = None) -> bool:
-        with self._changed:
+        with self._lock:
             self._expire()
             return self._end_lease(lease)
 
     def compact(self, revision: int, *, deadline: float | None = None) -> None:
-        with self._changed:
+        with self._lock:
             if not self._compacted < revision <= self.revision:
                 raise CompactedError(f"revision {revision} is compacted already, or lies ahead", self._compacted)
             self._history = [e for e in self._history if e.kv.mod_revision > revision]
@@ -153,22 +154,13 @@ class SimEtcd:
 
     def events_since(self, prefix: str, revision: int) -> WatchBatch:
         """The events of `prefix` from `revision` on; `CompactedError` when some of them are forgotten."""
-        with self._changed:
+        with self._lock:
             self._expire()
             if revision <= self._compacted:
                 raise CompactedError("the watched revision has been compacted", self._compacted)
             new = itertools.takewhile(lambda e: e.kv.mod_revision >= revision, reversed(self._history))
             events = [e for e in new if e.kv.key.startswith(prefix)]
             return WatchBatch(self.revision, tuple(reversed(events)))
-
-    def await_change(self, revision: int, stop: threading.Event) -> None:
-        """Block until the store is beyond `revision`, or `stop` is set and `wake` called."""
-        with self._changed:
-            self._changed.wait_for(lambda: stop.is_set() or self.revision > revision)
-
-    def wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
 
     def _range(self, prefix: str, limit: int, keys_only: bool) -> RangeResult:
         keys = sorted(key for key in self._kvs if key.startswith(prefix))
@@ -217,10 +209,12 @@ class SimEtcd:
     def _commit(self, before: int) -> None:
         if len(self._history) > before:
             self.revision += 1
-            self._changed.notify_all()
+            keys = [event.kv.key for event in self._history[before:]]
+            for stream in list(self._streams):
+                stream.tell(keys)
 
     def _delete_all(self, keys: Sequence[str]) -> int:
-        with self._changed:
+        with self._lock:
             self._expire()
             before = len(self._history)
             deleted = sum(self._apply(Op("delete", key)) == 1 for key in keys)
@@ -248,7 +242,8 @@ class SimStream:
 
     def __init__(self, store: SimEtcd, prefix: str, start_revision: int) -> None:
         self._store, self._prefix, self._next = store, prefix, start_revision
-        self._cancelled = threading.Event()
+        self._changed = threading.Condition(store._lock)
+        self._cancelled = False
 
     def poll(self) -> WatchBatch:
         """What has happened since the last poll; perhaps no events."""
@@ -256,17 +251,32 @@ class SimStream:
         self._next = max(self._next, batch.revision + 1)
         return batch
 
+    def tell(self, keys: Sequence[str]) -> None:
+        """These have changed; the store's lock is held."""
+        if any(key.startswith(self._prefix) for key in keys):
+            self._changed.notify_all()
+
     def cancel(self) -> None:
-        self._cancelled.set()
-        self._store.wake()
+        with self._changed:
+            self._cancelled = True
+            self._changed.notify_all()
 
     def __iter__(self) -> Iterator[WatchBatch]:
         yield WatchBatch(self._store.revision)
-        while not self._cancelled.is_set():
-            batch = self.poll()
-            if batch.events:
-                yield batch
-            self._store.await_change(batch.revision, self._cancelled)
+        self._store._streams[self] = None
+        try:
+            while not self._cancelled:
+                batch = self.poll()
+                if batch.events:
+                    yield batch
+                self._await_change(batch.revision)
+        finally:
+            del self._store._streams[self]
+
+    def _await_change(self, revision: int) -> None:
+        """Returns when a key of the prefix has changed, perhaps also when others have."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._cancelled or self._store.revision > revision)
 
 
 def _compare(actual: int | bytes, op: str, operand: int | bytes) -> bool:

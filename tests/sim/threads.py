@@ -60,7 +60,8 @@ class _Waiters:
                 self._tasks.remove(task)
 
     def wake(self, count: int) -> None:
-        for _ in range(min(count, len(self._tasks))):
+        while self._tasks and count:
+            count -= 1
             self.world.wake(self._tasks.popleft())
 
 

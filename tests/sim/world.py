@@ -103,7 +103,7 @@ class World:
     def wake(self, task: Task) -> None:
         """Lets a parked thread look again."""
         turn = task.turn
-        self.after(self.random.uniform(0, JITTER), lambda: self._resume(task, turn))
+        self.after(JITTER * self.random.random(), lambda: self._resume(task, turn))
 
     def _resume(self, task: Task, turn: int) -> None:
         if task.turn != turn or not task.process.alive:
@@ -121,12 +121,14 @@ class World:
         """torch keeps for each thread whether gradients are recorded; greenlets are one thread to it."""
         before, self.current = self.current, task
         mode = torch.is_grad_enabled()
-        torch.set_grad_enabled(task.records_gradients)
+        if task.records_gradients != mode:
+            torch._C._set_grad_enabled(task.records_gradients)
         try:
             task.greenlet.switch()
         finally:
             task.records_gradients = torch.is_grad_enabled()
-            torch.set_grad_enabled(mode)
+            if task.records_gradients != mode:
+                torch._C._set_grad_enabled(mode)
             self.current = before
 
     def effect(self, what: str) -> None:
