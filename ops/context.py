@@ -152,6 +152,11 @@ class ServeOptions:
     max_staleness: int
     idle_timeout: float
 
+    @property
+    def update_blocks(self) -> tuple[str, ...]:
+        """What applies the gradients: the learning rate's schedule, if there is one, and the optimizers."""
+        return (*((self.schedule_block,) if self.schedule_block else ()), *self.optimize_blocks)
+
 
 class ServerPort(Protocol):
     """A pserver's own services."""

@@ -186,8 +186,11 @@ def test_rooms_import_what_is_below_them() -> None:
         above = [f"graphft.runtime.{other}" for other in ROOMS[number + 1 :]]
         for path in sources(f"runtime/{room}"):
             used = imports(path)  # those for the type checker as well
-            upwards += [f"{name_of(path)}:{line} imports {module}" for line, module in used if within(module, *above)]
-    assert not upwards
+            lines = {
+                line: module for line, module in used if within(module, *above)
+            }  # a line imports more than one name
+            upwards += [f"{name_of(path)}:{line} imports {module}" for line, module in lines.items()]
+    assert not upwards, "a room imports what is above it: see the rooms' order in docs/architecture.md"
 
 
 def classes(*folders: str) -> dict[str, ast.ClassDef]:

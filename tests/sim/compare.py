@@ -31,7 +31,8 @@ class ComparedSimulation(Simulation):
                 records = sum(self.variant.chunks)
                 wrong = not bool((value[:records] == count).all() and (value[records:] == 0).all())
             if wrong:
-                raise SimulationFailed(f"%{name} is not what the undisturbed job gives: {value.tolist()}")
+                found = value.flatten().tolist() if expected is None else _different(value, expected[name])
+                raise SimulationFailed(f"%{name} is not what the undisturbed job gives: {found}")
 
     def check_discarded(self) -> None:
         """Shards agree on what was left out: sync shards by their rounds, see `applied`; async ones by their counts of
@@ -41,6 +42,12 @@ class ComparedSimulation(Simulation):
         first, *others = self.model().values() if not self.variant.sync else (0,)
         if any(not torch.equal(first, other) for other in others):
             raise SimulationFailed(f"shards have applied different batches: {self.model()}")
+
+
+def _different(value: torch.Tensor, expected: torch.Tensor) -> str:
+    places = (value != expected).nonzero()
+    worst = float((value - expected).abs().max())
+    return f"{len(places)} of {value.numel()} elements, by {worst:.2g} at most; the first is {places[0].tolist()}"
 
 
 @functools.cache

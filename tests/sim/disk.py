@@ -79,19 +79,19 @@ class Disk:
     def _forget(self, node: Node) -> None:
         random = self.world.random
         if not node.folder:
-            lasting = node.lasting or b""
-            node.data = bytearray(
-                random.choice((lasting, lasting, bytes(node.data[: random.randint(0, len(node.data))])))
-            )
+            lasts = len(node.lasting or b"")
+            kept = random.choice((lasts, lasts, random.randint(lasts, len(node.data))))
+            del node.data[kept:]
+            node.lasting = bytes(node.data)
             return
         for name in sorted(node.names.keys() | node.lasting_names.keys()):
             now, before = node.names.get(name), node.lasting_names.get(name)
-            kept = random.choice((now, before)) if now is not before else now
-            if kept is None:
+            left = random.choice((now, before)) if now is not before else now
+            if left is None:
                 node.names.pop(name, None)
             else:
-                node.names[name] = kept
-                self._forget(kept)
+                node.names[name] = left
+                self._forget(left)
         node.lasting_names = dict(node.names)
 
     # -- as os and shutil know it -----------------------------------------------------------------------------------

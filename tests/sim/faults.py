@@ -112,8 +112,8 @@ class FaultySimulation(ComparedSimulation):
             return
         (kind,) = self.pick.choices(list(KINDS), list(KINDS.values()))
         self.counts[kind] += 1
-        self.world.tell("fault", "%s", (kind,))
-        getattr(self, "fault_" + kind.replace("-", "_"))()
+        what = getattr(self, "fault_" + kind.replace("-", "_"))()
+        self.world.tell("fault", "%s%s", (kind, f": {what}" if what else ""))
         self.world.after(self.pick.expovariate(1 / self.interval), self.fault)
 
     def some(self, kind: str = "") -> Process | None:
@@ -131,6 +131,8 @@ class FaultySimulation(ComparedSimulation):
     def fault_lose_power(self) -> None:
         self.fault_kill_all()
         self.world.after(0, self.disk.lose_power)
+        if not self.restored:  # a backup may name a checkpoint that newer ones have replaced
+            self.world.after(0, self.check_committed)
 
     def fault_stop(self) -> None:
         if process := self.some():
@@ -151,24 +153,31 @@ class FaultySimulation(ComparedSimulation):
     def fault_end_etcd(self) -> None:
         self.way.cut(None, self.pick.uniform(0.1, 1.6 * TTL))
 
-    def fault_cut(self) -> None:
-        if self.network.servers:
-            self.network.cut(self.pick.choice(sorted(self.network.servers)))
+    def fault_cut(self) -> str:
+        if not self.network.servers:
+            return ""
+        server = self.pick.choice(sorted(self.network.servers))
+        self.network.cut(server)
+        return f"all connections of {server}"
 
-    def fault_block(self) -> None:
+    def fault_block(self) -> str:
         clients = sorted({(link.client.identity, link.address) for link in self.network.links})
-        if clients:
-            pair = self.pick.choice(clients)
-            self.network.blocked.append(pair)
-            self.world.after(self.pick.uniform(0.5, 15.0), lambda: self.network.blocked.remove(pair))
+        if not clients:
+            return ""
+        pair, seconds = self.pick.choice(clients), self.pick.uniform(0.5, 15.0)
+        self.network.blocked.append(pair)
+        self.world.after(seconds, lambda: self.network.blocked.remove(pair))
+        return f"nothing passes between {' and '.join(pair)} for {seconds:.1f} s"
 
-    def fault_disk(self) -> None:
+    def fault_disk(self) -> str:
         """It is full, or fails, for a while."""
         number, share = self.pick.choice((errno.ENOSPC, errno.EIO)), self.pick.choice((0.3, 1.0))
-        end = self.world.now + self.pick.uniform(0.1, 5.0)
+        seconds = self.pick.uniform(0.1, 5.0)
+        end = self.world.now + seconds
 
         def trouble() -> OSError | None:
             here = self.world.current is not None and self.world.now < end and self.pick.random() < share
             return OSError(number, "the disk has trouble") if here else None
 
         self.disk.trouble = trouble
+        return f"{errno.errorcode[number]} in {share:.0%} of its calls for {seconds:.1f} s"

@@ -9,7 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from graphft.errors import GraphftError
+from graphft.runtime.checkpoint.async_writer import FOLDER, shard_store
+from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.coordination.connect import JobEnded
+from graphft.runtime.coordination.job_view import read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.data import Reader, open_reader
@@ -32,7 +35,7 @@ LIMIT = 900.0
 """Seconds of simulated time that a job may take, its faults included."""
 LEAVE = 60.0
 """For how long a process may live on when its job is over."""
-FOLDER = "/shared/job"
+JOB_FOLDER = "/shared/job"
 
 
 class Simulation:
@@ -69,7 +72,7 @@ class Simulation:
         self.store = SimEtcd(SimTime(self.world).monotonic)
         self.way = Way(self.world, self.store)
         self.keys = Keys(self.job.config.name)
-        self.folder = SimPath(FOLDER)
+        self.folder = SimPath(JOB_FOLDER)
         for path in reversed([self.folder, *self.folder.parents][:-1]):
             path.mkdir()
         (self.folder / "job.json").write_bytes(b"{}")
@@ -160,6 +163,7 @@ class Simulation:
     # -- what is watched --------------------------------------------------------------------------------------------
 
     def applied(self, generation: int, step: int, shard: int, contributions: tuple[tuple[int, int], ...]) -> None:
+        self.world.tell(f"shard {shard}", "applies step %d of generation %d", (step, generation))
         first = self.rounds.setdefault((generation, step), contributions)
         if contributions != first:
             raise SimulationFailed(
@@ -169,6 +173,21 @@ class Simulation:
     def open_reader(self, *arguments: Any, **options: Any) -> Reader:
         """For faults: reads the job's data."""
         return open_reader(*arguments, **options)
+
+    def check_committed(self) -> None:
+        """What etcd calls a checkpoint lies on the disk, whole."""
+        view = read_view(self.keys, self.store.range(self.keys.control).kvs)
+        commits = {shard_store(self.folder, shard): c for shard, c in view.shard_commits.items()}
+        if view.committed is not None:
+            commits[CheckpointStore(self.folder / FOLDER)] = view.committed
+        for store, committed in commits.items():
+            self.counts["checkpoints checked"] += 1
+            try:
+                manifest = store.read_manifest(committed.checkpoint)
+                for part in manifest.parts:
+                    store.read_part(manifest, part.shard)
+            except GraphftError as error:
+                raise SimulationFailed(f"the committed checkpoint {committed.checkpoint} is lost: {error}") from error
 
     # -- the end ----------------------------------------------------------------------------------------------------
 
@@ -239,7 +258,7 @@ class _Story(logging.Handler):
         self._logger = logging.getLogger("graphft")
 
     def emit(self, record: logging.LogRecord) -> None:
-        if self._world.current is not None:
+        if self._world.current is not None and self._world.process.alive:
             self._world.tell(self._world.process.name, str(record.msg), record.args or ())
             if record.exc_info and not isinstance(record.exc_info[1], Died):
                 text = "".join(traceback.format_exception(record.exc_info[1]))

@@ -221,6 +221,8 @@ class Process:
 
     def _thaw(self) -> None:
         self.frozen = False
+        if self.alive:
+            self.world.tell(self.name, "goes on")
         held, self.held = self.held, []
         for task, turn in held:
             self.world._resume(task, turn)

@@ -213,4 +213,7 @@ class BatchServer(ShardServer):
             self.buffers.back_up(effect.base)
         if self.options.reduce_block:
             self.blocks.run(self.options.reduce_block)
-        self.run_optimizer(self.machine.version, effect.kept)
+        for block in self.options.update_blocks:
+            self.blocks.run(block)
+        self.buffers.publish(self.machine.version, effect.kept)
+        self.note_update()

@@ -230,7 +230,10 @@ class RoundServer(ShardServer):
             self.buffers.reduce(effect.contributions)
         if self.options.reduce_block and self.norms is None:
             self.blocks.run(self.options.reduce_block)
-        self.run_optimizer(effect.step + 1)
+        for block in self.options.update_blocks:
+            self.blocks.run(block)
+        self.buffers.publish(effect.step + 1)
+        self.note_update()
         self.step(RoundApplied(effect.generation, effect.step))
 
     def _skipped(self, effect: RoundSkipped) -> None:

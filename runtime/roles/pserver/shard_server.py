@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,16 +150,8 @@ class ShardServer(ServerPort):
 
     # -- effects ------------------------------------------------------------------------------------------------
 
-    def run_optimizer(self, version: int, keep: Collection[int] = ()) -> None:
-        """Applies the gradients that lie in the buckets' sums, and publishes the values as `version`.
-
-        Copies of the versions in `keep` stay.
-        """
-        if self.options.schedule_block:
-            self.blocks.run(self.options.schedule_block)
-        for block in self.options.optimize_blocks:
-            self.blocks.run(block)
-        self.buffers.publish(version, keep)
+    def note_update(self) -> None:
+        """Gradients were applied: for the rate that displays show."""
         self._rounds = [*self._rounds[-50:], time.monotonic()]
         self._applied += 1
 
