@@ -29,7 +29,8 @@ def wait_pservers(ctx: Context, *, count: int, timeout: float = 600.0) -> None:
 
 @op("etcd_keep_alive", effect=True)
 def etcd_keep_alive(ctx: Context, *, progress_timeout: float = 54.0) -> None:
-    """Renews the process's lease, as long as its main thread makes progress: a mark every `progress_timeout` seconds.
+    """Renews the process's lease, as long as its main thread makes progress: a mark every `progress_timeout` seconds,
+    which is nine tenths of the job's `chunk_timeout`.
 
     A process whose main thread hangs ends itself. A lease that cannot be relied on any more ends it, too ("lease
     lost").
@@ -87,7 +88,11 @@ def etcd_get_chunk(ctx: Context, *, timeout: float = 60.0, max_failures: int = 3
 
 @op("etcd_complete_chunk", effect=True)
 def etcd_complete_chunk(ctx: Context) -> None:
-    """Completes (pending -> done) this trainer's chunks whose last batch every shard has applied."""
+    """Completes (pending -> done) this trainer's chunks whose last batch every shard has applied.
+
+    Sync: it stands behind the receives, which wait for the step before: what is completed are chunks of steps before
+    this one.
+    """
     assert ctx.queue is not None
     ctx.queue.complete_chunks()
 
@@ -96,7 +101,8 @@ def etcd_complete_chunk(ctx: Context) -> None:
 def etcd_enqueue_timeout(ctx: Context, *, timeout: float = 60.0) -> None:
     """Puts chunks back to todo whose claims were not renewed for `timeout` seconds, and renews this process's own.
 
-    What a dead process had claimed is free as soon as its lease ends: etcd deletes the claim with it.
+    `timeout` is the job's `chunk_timeout`, as in `etcd_get_chunk`. What a dead process had claimed is free as soon as its
+    lease ends: etcd deletes the claim with it.
     """
     assert ctx.claims is not None
     ctx.claims.requeue_stale(timeout)

@@ -34,7 +34,7 @@ REPLACE_SECONDS = 5.0
 """For how long, at most, a fault waits until the processes that died are replaced."""
 NEARLY = 0.98
 """After this share of its steps a job suffers no more: a fault might find it over, and nothing to recover."""
-OVERDUE = 0.02
+LATE_SHARE = 0.02
 """A fault that is late by this share of the steps waits for nothing but that the job goes on: else a fast one is over
 before it has suffered what it was to suffer."""
 SPARE_TRAINERS = 2
@@ -133,7 +133,7 @@ class Run:
             return now >= self._fired_at + fault.after
         if self.recoveries.open or self.recoveries.low < max(fault.step, 1):
             return False
-        if self.recoveries.low >= fault.step + OVERDUE * self.job.config.total_steps:
+        if self.recoveries.low >= fault.step + LATE_SHARE * self.job.config.total_steps:
             return True
         return self.host.whole and (self._all_there() or now >= self._fired_at + REPLACE_SECONDS)
 

@@ -58,7 +58,7 @@ class PendingSnapshots:
             self._changed.notify_all()
             return self._thin_out()
 
-    def put_back(self, work: Work) -> list[Snapshot]:
+    def restore(self, work: Work) -> list[Snapshot]:
         """What was taken could not be written now. Returns what was given up."""
         with self._changed:
             if isinstance(work, Committed):

@@ -117,7 +117,7 @@ class Saver:
         """Queues the work again after a pause (in seconds): something newer may be worth more by then."""
         self.counters["checkpoint-retries"] += 1
         if not self._pending.pause(pause):
-            self._give_up(self._pending.put_back(work))
+            self._give_up(self._pending.restore(work))
 
     def _give_up(self, snapshots: list[Snapshot]) -> None:
         for snapshot in snapshots:

@@ -6,15 +6,16 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from graphft.errors import GraphftError, UsageError
+from graphft.ops.context import WorkChanged
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import fenced, read_secret
-from graphft.runtime.etcd import Session, Store, TransientEtcdError, Watch
+from graphft.runtime.etcd import KV, Session, Store, TransientEtcdError, Watch
 from graphft.runtime.process.progress import Progress
 from graphft.runtime.transport.login import Login
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("graphft")
 
 RETRY_SECONDS, MAX_RETRY_SECONDS = 0.1, 1.0
+LOOK_SECONDS = 0.5
+"""A process that waits for others looks so often whether it was asked to go."""
 T = TypeVar("T")
 
 
@@ -35,7 +38,8 @@ class Member:
     """One process of a job, as the others see it. Its methods may be called from any thread, but for `close`.
 
     `changed` is set, and `wake` called, whenever the view changed. `address`: where others reach it; "" if they do not.
-    `wake`: interrupts whatever the main thread waits for; a role sets it.
+    `wake`: interrupts whatever the main thread waits for; a role sets it. `leaving`: whether this process was asked to
+    go; it looks at that while it waits for others.
     """
 
     def __init__(
@@ -51,6 +55,7 @@ class Member:
         self.session, self.progress = session, progress
         self.changed = threading.Event()
         self.wake: Callable[[], None] = _nothing
+        self.leaving: Callable[[], bool] = bool
         self._view: tuple[int, JobView] = (-1, JobView())
         self.watcher = Watch(etcd, self.keys.control, lambda _: self._notify())
 
@@ -91,6 +96,17 @@ class Member:
                 log.warning("etcd: %s; trying again", error.message)
                 time.sleep(pause)
                 pause = min(2 * pause, MAX_RETRY_SECONDS)
+
+    def await_view(self, ready: Callable[[Mapping[str, KV]], bool], seconds: float) -> bool:
+        """Whether the watched records are `ready` within this time. Raises WorkChanged when this process was asked to
+        go: a signal's handler wakes no thread."""
+        end = time.monotonic() + seconds
+        while (left := end - time.monotonic()) > 0:
+            if self.watcher.wait(ready, min(left, LOOK_SECONDS)):
+                return True
+            if self.leaving():
+                raise WorkChanged
+        return False
 
     # -- the view -----------------------------------------------------------------------------------------------
 

@@ -46,7 +46,7 @@ _DENORMAL, _ONE, _SMALL = 1e-310, 1.0, 2.0**-60
 def enforce(config: JobConfig) -> None:
     """Sets this process's threads and oneDNN's vector units as the job says, and compares what cannot be set any more.
 
-    Before anything is computed. Raises GraphftError[exactness] where this machine differs, or warns with `exact=False`.
+    Before anything is computed. Raises GraphftError[determinism] where this machine differs; `exact=False`: warns.
     """
     torch.set_num_threads(config.threads)
     os.environ.pop("DNNL_" + ONEDNN_ISA.partition("_")[2], None)  # its older name
@@ -65,7 +65,7 @@ def enforce(config: JobConfig) -> None:
     if config.exact:
         raise UsageError(
             text,
-            rule="exactness",
+            rule="determinism",
             help="use the same torch build (and ATEN_CPU_CAPABILITY) everywhere, or exact=False (for a "
             'run that has begun: "exact": false in the job.json of its folder)',
         )

@@ -34,7 +34,7 @@ log = logging.getLogger("graphft")
 
 BACKOFF_SECONDS = 0.25
 BACKOFF_LIMIT = 10.0
-STANDBY_AFTER_SECONDS = 5.0
+FORK_SERVER_AFTER_SECONDS = 5.0
 """For how long a fork server that died is not replaced: processes that need the machine now come first."""
 QUICK_FAILURE_SECONDS = 30.0
 """Failures after less than this are in a row: each doubles the delay before the next start."""
@@ -117,7 +117,7 @@ class Supervisor:
         self.environment, self.max_restarts, self.restart = environment, max_restarts, restart
         self.children: dict[tuple[str, int], Child] = {}
         self._fork_server = fork_server
-        self._next_standby: float | None = None
+        self._next_fork_server: float | None = None
         self.events = Events(etcd, keys, "launcher")
         self.report = Report()
         self._progress = self._applied = 0
@@ -173,9 +173,9 @@ class Supervisor:
         self._revoker.step()
         self._measure()
         if self._fork_server is not None and self._fork_server.stuck:
-            self._drop_standby("does not answer, killing it")
-        if self._next_standby is not None and time.monotonic() >= self._next_standby:
-            self._next_standby = None
+            self._drop_fork_server("does not answer, killing it")
+        if self._next_fork_server is not None and time.monotonic() >= self._next_fork_server:
+            self._next_fork_server = None
             self._fork_server = ForkServer(self.job_dir, self.environment)
 
     def replace_frozen(self, registered: Collection[Identity]) -> None:
@@ -294,16 +294,16 @@ class Supervisor:
         try:
             return self._fork_server.fork(child.role, child.index, self.endpoints, log_file)
         except OSError:
-            self._drop_standby("is dead")
+            self._drop_fork_server("is dead")
             return None
 
-    def _drop_standby(self, why: str) -> None:
+    def _drop_fork_server(self, why: str) -> None:
         """Ends the fork server: roles are started from nothing until there is another one, a little later."""
         assert self._fork_server is not None
         log.warning("the fork server %s; see %s", why, self.job_dir / "logs" / "fork-server.log")
         self._fork_server.close()
         self._fork_server = None
-        self._next_standby = time.monotonic() + STANDBY_AFTER_SECONDS
+        self._next_fork_server = time.monotonic() + FORK_SERVER_AFTER_SECONDS
 
     def _measure(self) -> None:
         """Notes how much memory the children use, and what they have started: of one that is dead, neither can be

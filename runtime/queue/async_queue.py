@@ -116,10 +116,15 @@ class AsyncQueue(QueuePort, ClaimsPort):
                 self.records.release(claim)
             self._drop(claim)
 
-    def report_failure(self, key: ChunkKey, reason: str) -> None:
-        """A batch of this chunk cannot be computed."""
-        if self.records is not None and key in self.claims:
-            self.records.fail(self.claims[key], reason)
+    def report_failure(self, key: ChunkKey, reason: str, batch: int | None = None) -> None:
+        """This batch of a claimed chunk (None: the one that was begun last) cannot be computed. From any thread."""
+        claim = self.claims.get(key)
+        if self.records is not None and claim is not None:
+            self.records.fail(claim, claim.last if batch is None else batch, reason)
+
+    def drop(self, key: ChunkKey) -> None:
+        """The chunk is not this trainer's any more, if it was."""
+        if key in self.claims:
             self._drop(self.claims[key])
 
     def _next(self) -> ChunkWork | None:

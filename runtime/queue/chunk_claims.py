@@ -235,9 +235,9 @@ class Claims:
             )
         )
 
-    def fail(self, claim: Claim, reason: str) -> None:
+    def fail(self, claim: Claim, batch: int, reason: str) -> None:
         make = functools.partial(
-            fail_batch, self.etcd, self.keys, *claim.key, claim.last, claim=claim.revision, reason=reason
+            fail_batch, self.etcd, self.keys, *claim.key, batch, claim=claim.revision, reason=reason
         )
         change = self.member.retry_while_leased(make)
         if change is not None and change.outcome == "failed":

@@ -52,23 +52,23 @@ class Requeue:
             lacking = self.lacking(ledger, index)
             left = set(lacking) - self.left_out(ledger, index) if lacking else set()
             if left:
-                count += self._put_back(ledger, index, left)
+                count += self._requeue(ledger, index, left)
                 lowest = min(lowest, index)
         if recorded is not None and (count or lowest < recorded.pass_index):
             self._lower(lowest)
         return count
 
-    def _put_back(self, ledger: Ledger, index: int, lacking: set[int]) -> int:
+    def _requeue(self, ledger: Ledger, index: int, lacking: set[int]) -> int:
         prefix = self.keys.queue(index)
         done = {chunk_queue.chunk_of(kv.key): kv for kv in self.etcd.range(f"{prefix}done/", keys_only=True).kvs}
         todo = {chunk_queue.chunk_of(kv.key) for kv in self.etcd.range(f"{prefix}todo/", keys_only=True).kvs}
         failed = self._failed(index)
         return sum(
-            self._put_back_chunk(prefix, chunk, done.get(chunk), ledger.progress(index, chunk), failed.get(chunk))
+            self._requeue_chunk(prefix, chunk, done.get(chunk), ledger.progress(index, chunk), failed.get(chunk))
             for chunk in sorted(lacking - todo)
         )
 
-    def _put_back_chunk(self, prefix: str, chunk: int, done: KV | None, progress: int, failed: KV | None) -> bool:
+    def _requeue_chunk(self, prefix: str, chunk: int, done: KV | None, progress: int, failed: KV | None) -> bool:
         """Whether it was this call that did it. What is done may be forgotten, or put back by others, meanwhile."""
         while not commit(self.etcd, [chunk_queue.requeue(prefix, chunk, done, progress, failed)]).ok:
             read = self.etcd.txn(

@@ -69,7 +69,7 @@ class StaleClaims:
         if commit(self.etcd, [change], kv.lease, also).ok:
             what = f"slot {pending.slot}" if pending.slot >= 0 else f"chunk {chunk}"
             self.events.emit(
-                "overdue",
+                "stale-claim",
                 f"{what} was taken from trainer {pending.trainer}: no progress for {age:.0f} s",
                 chunk=chunk,
                 slot=pending.slot,

@@ -109,7 +109,7 @@ class Passes:
             if not due(decode_pass(kv)):
                 return False
             if not self._lock(lock, me):
-                self.member.watcher.wait(functools.partial(self._moved, kv), WAIT_SECONDS)
+                self.member.await_view(functools.partial(self._moved, kv), WAIT_SECONDS)
                 self.member.check_lease()
                 self.member.progress.beat()
                 continue

@@ -196,7 +196,7 @@ def _make_role(job: Job, job_dir: Path, spec: RoleSpec, etcd: Store) -> Pserver 
         return Coordinator(job, job_dir, job.coordinator_program(), etcd, max(spec.index, 0))
     if spec.kind == "trainer":
         claims = job.trainer_program().find_op("etcd_get_chunk") is not None
-        any_index = claims or not job.config.sync or job.config.trainers == 1
+        any_index = claims or job.config.trainers == 1
         return _trainer_class(job)(job, job_dir, etcd, max(spec.index, 0) if any_index else spec.index)
     from graphft.runtime.coordination.run_record import fenced
     from graphft.runtime.roles.pserver.index_claim import claim_index

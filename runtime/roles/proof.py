@@ -93,7 +93,7 @@ class OpDigests:
 def prove(member: Member, key: str, trial: Trial) -> None:
     """Runs the trial, and compares it with the one that is recorded under `key`, or records it.
 
-    Raises GraphftError[exactness] when they differ and the job is exact.
+    Raises GraphftError[determinism] when they differ and the job is exact.
     """
     proof = _read(member, member.etcd.get(key))
     digests = OpDigests() if proof is None else None
@@ -112,7 +112,7 @@ def prove(member: Member, key: str, trial: Trial) -> None:
     text = _difference(proof, inputs, trial)
     error = UsageError(
         f"this {member.kind} computes other bits than {proof.by} of {trial.what}: {text}",
-        rule="exactness",
+        rule="determinism",
         help=_OTHER_DATA if proof.inputs != inputs else _OTHER_BITS,
     )
     if member.config.exact and member.config.device == "cpu":

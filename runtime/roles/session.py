@@ -53,7 +53,7 @@ class MemberSession(SessionPort):
         record = Registration(
             member.id, member.address, os.getpid(), socket.gethostname(), network_identity(), identify()
         )
-        member.watcher.wait(
+        member.await_view(
             lambda kvs: not out_of_reach(record, read_view(keys, kvs.values())), member.config.lease_ttl + 1.0
         )  # what is in the way may be dead
         put = put_op(key, msgspec.json.encode(record), member.lease if lease else 0)
@@ -67,7 +67,7 @@ class MemberSession(SessionPort):
             if not told:
                 log.info("%s is held by a live process, waiting for it to go", key)
                 told = True
-            member.watcher.wait(lambda kvs: key not in kvs or _over(kvs, keys), WAIT_NOTICE_SECONDS)
+            member.await_view(lambda kvs: key not in kvs or _over(kvs, keys), WAIT_NOTICE_SECONDS)
             member.check_lease()
         self._check_reach(record)
         self._registered = key
@@ -99,10 +99,10 @@ class MemberSession(SessionPort):
     def wait_pservers(self, count: int, timeout: float) -> None:
         """Returns when they are there, or when the job is over, whose pservers may be gone already."""
         keys = self.member.keys
-        here = self.member.watcher.wait(
+        here = self.member.await_view(
             lambda kvs: sum(k.startswith(keys.pservers) for k in kvs) >= count or _over(kvs, keys), timeout
         )
-        if here is None:
+        if not here:
             raise GraphftError(
                 f"waited {timeout:.0f} s for {count} pservers, {len(self.member.view.pservers)} are there",
                 rule="wait-pservers",

@@ -34,7 +34,7 @@ def nursery() -> Iterator[Nursery]:
 
 @contextmanager
 def at_work(nursery: Nursery) -> Iterator[None]:
-    """Programs that are started come from there, and standbys of jobs that this process launches."""
+    """Programs that are started come from there, and fork_servers of jobs that this process launches."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fork_server, "spawn", nursery.spawn)
         patch.setattr(Program, "nursery", nursery, raising=False)

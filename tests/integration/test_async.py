@@ -105,7 +105,7 @@ def test_shards_come_back_alone_and_older(program: ir.Program, folder: Path, pac
     assert trained(played)
     kinds = played.events
     assert kinds.count("restarted") == 2
-    assert "put-back" in kinds
+    assert "requeued" in kinds
     versions = [s.pservers[0]["version"] for s in played.statuses if "version" in s.pservers.get(0, {})]
     assert versions == sorted(versions), "the other shard never goes back"
 

@@ -42,7 +42,7 @@ def test_a_trainer_that_would_give_other_bits_is_refused(folder: Path, etcd_serv
         until(lambda: etcd.get(Keys("proof").proof("trainer")), 60)
         wrong = Program(folder, "-m", "graphft", "start", "trainer", *where, **OTHER)
         assert wrong.wait() == 2, wrong.output
-        assert "error[exactness]: this trainer computes other bits than trainer 0-" in wrong.output
+        assert "error[determinism]: this trainer computes other bits than trainer 0-" in wrong.output
         assert "the first op that differs is op" in wrong.output
         assert "aten." in wrong.output
         assert "MKL_CBWR: not set there, COMPATIBLE here" in wrong.output

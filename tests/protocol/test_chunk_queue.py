@@ -170,7 +170,7 @@ def test_a_hand_over_is_no_failure(store: MiniStore) -> None:
     assert store.todo() == Todo(5, 0, 0, False)
 
 
-def test_an_overdue_claim_is_taken_away_unless_it_was_renewed(store: MiniStore) -> None:
+def test_a_stale_claim_is_taken_away_unless_it_was_renewed(store: MiniStore) -> None:
     """Pitfall 12: leases do not catch a trainer that lives, but is stuck."""
     _, fence = claim(store, now=0.0)
     seen = store.keys[chunk_queue.pending_key(P, 0)]

@@ -16,6 +16,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Generation
 from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable
 from graphft.runtime.etcd.model import MAX_TXN_OPS
+from graphft.runtime.protocol.chunk_queue import Failed, failed_key
 from graphft.runtime.protocol.ledger import Ledger
 from graphft.runtime.queue import chunk_claims
 from graphft.runtime.queue.finished_passes import close_passes
@@ -111,6 +112,16 @@ def test_a_pass_is_over_when_its_last_pending_chunk_is_discarded(scene: Stage) -
         other.queue.source.take()
 
 
+def test_a_batch_that_hangs_while_it_is_read_ahead_is_the_one_that_failed(scene: Stage) -> None:
+    """Its chunk is not begun: "no batch" and the chunk's first one were counted as two different failures."""
+    trainer = begin(scene, 0)
+    (claim,) = take(trainer, 1)
+    trainer.queue.report_failure(claim.key, "it hangs", 3)
+    kv = scene.etcd.get(failed_key(scene.keys.queue(0), claim.key[1]))
+    assert kv is not None
+    assert msgspec.json.decode(kv.value, type=Failed).progress == 3
+
+
 def test_a_zombie_completes_nothing_of_its_successors(scene: Stage) -> None:
     zombie, successor = begin(scene, 0), begin(scene, 1)
     claims = take(zombie, CHUNKS)
@@ -156,7 +167,7 @@ def test_a_claim_that_etcd_did_not_answer_is_no_claim(scene: Stage, applied: boo
     assert {c.key[1] for c in take(other, CHUNKS)} == set(range(CHUNKS))
 
 
-def test_what_a_shard_lacks_is_put_back_and_seen_by_those_that_were_through(scene: Stage) -> None:
+def test_what_a_shard_lacks_is_requeued_and_seen_by_those_that_were_through(scene: Stage) -> None:
     trainer = begin(scene, 0)
     trainer.queue.source.complete(take(trainer, CHUNKS))
     with pytest.raises(EndOfPass):

@@ -180,7 +180,7 @@ def test_a_role_refuses_a_folder_with_another_job(job: Job, saved: Path) -> None
     assert caught.value.rule == "job-directory"
 
 
-def test_exactness(job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_determinism_is_enforced(job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", used.append)
     with pytest.raises(GraphftError, match=r"the job computes on cuda:99, which .* does not have") as caught:
@@ -192,7 +192,7 @@ def test_exactness(job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pyte
     different = job.config.replace(torch_version="1.0", cpu_capability="ABACUS")
     with pytest.raises(GraphftError, match=r"torch: the job has 1\.0.*CPU capability: the job has ABACUS") as caught:
         enforce(different)
-    assert caught.value.rule == "exactness"
+    assert caught.value.rule == "determinism"
     enforce(different.replace(exact=False))
     assert "would not give the bits of the others" in caplog.text
     enforce(job.config.replace(torch_version="", cpu_capability=""))

@@ -104,7 +104,7 @@ def test_a_fork_server_that_dies_is_passed_over_and_replaced(
     saved: Path, etcd: Etcd, keys: Keys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that dies before it has made a role, and one that is found dead: the roles are started all the same."""
-    monkeypatch.setattr(module, "STANDBY_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(module, "FORK_SERVER_AFTER_SECONDS", 0.0)
     first = ForkServer(saved, ENVIRONMENT)
     supervisor = Supervisor(saved, keys, etcd, NOWHERE, ENVIRONMENT, fork_server=first)
     try:
@@ -122,10 +122,10 @@ def test_a_fork_server_that_dies_is_passed_over_and_replaced(
         assert second not in (None, first), "it has been replaced"
         assert second is not None
         assert second.process.poll() is None
-        assert standbys()
+        assert fork_servers()
     finally:
         supervisor.close()
-    assert not standbys(), "and the next one was ended"
+    assert not fork_servers(), "and the next one was ended"
 
 
 def test_a_stopped_fork_server_is_killed_and_its_orders_are_carried_out_without_it(
@@ -133,7 +133,7 @@ def test_a_stopped_fork_server_is_killed_and_its_orders_are_carried_out_without_
 ) -> None:
     """Pitfall 38: it is alive, so no order fails, and none is carried out. The first one may be half carried out."""
     monkeypatch.setattr(fork_server_module, "IDLE_SECONDS", 0.5)
-    monkeypatch.setattr(module, "STANDBY_AFTER_SECONDS", 60.0)
+    monkeypatch.setattr(module, "FORK_SERVER_AFTER_SECONDS", 60.0)
     first = ForkServer(saved, ENVIRONMENT)
     supervisor = Supervisor(saved, keys, etcd, SILENT, ENVIRONMENT, fork_server=first)
     try:
@@ -164,7 +164,7 @@ def test_what_a_killed_fork_server_has_not_told_of_is_killed_with_it(saved: Path
     assert role.wait(10) == -signal.SIGKILL
 
 
-def standbys() -> list[psutil.Process]:
+def fork_servers() -> list[psutil.Process]:
     return [
         p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE and "fork-server" in p.cmdline()
     ]

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import graphft
+from graphft.errors import UsageError
 from graphft.runtime.checkpoint.store import Manifest
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
@@ -30,6 +31,16 @@ from graphft.transpiler import Job
 from tests.runtime.trainers import Stage, stage
 from tests.support.programs_by_hand import linear
 from tests.support.waiting import until
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_without_fault_tolerance_each_trainer_has_an_index(sync: bool, tmp_path: Path) -> None:
+    """Two that took themselves for trainer 0 would leave the other's work undone, and wait for it for ever."""
+    data = graphft.arrays(chunk_size=8, x=torch.zeros(32, 200), y=torch.zeros(32, 1))
+    job = graphft.transpile(linear(), chunks=data, batch_size=4, trainers=2, sync=sync)
+    etcd: Any = None  # it is not asked
+    with pytest.raises(UsageError, match="there is no trainer -1"):
+        _make_role(job, tmp_path, RoleSpec("trainer"), etcd)
 
 
 @pytest.fixture(scope="module")

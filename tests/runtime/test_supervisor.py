@@ -193,14 +193,14 @@ def test_a_child_that_ran_for_a_while_is_not_delayed(
 
 
 def test_wrong_usage_is_given_up_at_once(supervise: Any, stubs: Stubs) -> None:
-    stubs.code = "import sys; sys.stderr.write('error[exactness]: torch differs\\n'); sys.exit(2)"
+    stubs.code = "import sys; sys.stderr.write('error[determinism]: torch differs\\n'); sys.exit(2)"
     supervisor = supervise()
     supervisor.add("pserver", 0)
     steps(supervisor, lambda: supervisor.report.failed)
     assert len(stubs.started) == 1
     headline = supervisor.report.failed.splitlines()[0]
-    assert headline == "pserver 0 cannot start (wrong usage): error[exactness]: torch differs"
-    assert supervisor.report.failed.endswith("error[exactness]: torch differs")
+    assert headline == "pserver 0 cannot start (wrong usage): error[determinism]: torch differs"
+    assert supervisor.report.failed.endswith("error[determinism]: torch differs")
 
 
 def test_a_trainer_that_cannot_start_is_tried_again_while_another_one_works(

@@ -137,7 +137,7 @@ class BatchServer(ShardServer):
         count = self.member.retry_while_leased(functools.partial(self.requeue.run, self.ledger))
         if count:
             self.member.events.emit(
-                "put-back",
+                "requeued",
                 f"{count} chunks are to do again: pserver {self.member.index} lacks some of each",
                 chunks=count,
             )

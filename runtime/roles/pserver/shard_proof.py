@@ -20,7 +20,7 @@ from graphft.transpiler.passes.split_optimizer import ALL_NORMS
 def prove_shard(member: Member, blocks: Blocks) -> None:
     """Compares what this shard's optimizer gives with what it gave in the shard's first process.
 
-    Raises GraphftError[exactness].
+    Raises GraphftError[determinism].
     """
     if not member.view.over:
         with member.progress.within(member.progress.usual, "proving itself"):

@@ -5,11 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphft.errors import GraphftError
 from graphft.ops.context import EndOfPass, NoData, WorkChanged
-from graphft.runtime.data import CHANGED
 from graphft.runtime.etcd import LeaseLost, Store
-from graphft.runtime.execute.determinism import SETTINGS_CHANGED
 from graphft.runtime.process.work_record import Phase
 from graphft.runtime.queue.async_queue import AsyncQueue
 from graphft.runtime.queue.transactions import terms_of
@@ -17,15 +14,12 @@ from graphft.runtime.roles.trainer.async_comm import AsyncComm, push_timeout_of
 from graphft.runtime.roles.trainer.bar import Bar
 from graphft.runtime.roles.trainer.batches import Batches
 from graphft.runtime.roles.trainer.known_shards import KnownShards
-from graphft.runtime.roles.trainer.storage_wait import AWAY, StorageWait
-from graphft.runtime.roles.trainer.trainer import IDLE_SECONDS, Trainer
+from graphft.runtime.roles.trainer.storage_wait import StorageWait
+from graphft.runtime.roles.trainer.trainer import IDLE_SECONDS, Trainer, blames_batch
 from graphft.runtime.roles.trainer.view import TrainerView
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
-
-NOT_OF_THE_CHUNK = (CHANGED, SETTINGS_CHANGED, AWAY)
-"""Rules of errors that say nothing against the chunk that was read."""
 
 
 class ChunkTrainer(Trainer):
@@ -95,7 +89,7 @@ class ChunkTrainer(Trainer):
 
     def _report(self, error: Exception) -> None:
         work = self.state.work
-        if work is not None and not (isinstance(error, GraphftError) and error.rule in NOT_OF_THE_CHUNK):
+        if work is not None and blames_batch(error):
             text = self.tell_failure(
                 f"batch {work.batch} of chunk {work.chunk} in pass {work.pass_index}",
                 error,
@@ -103,13 +97,17 @@ class ChunkTrainer(Trainer):
                 pass_index=work.pass_index,
             )
             self.queue.report_failure((work.pass_index, work.chunk), text)
+            self.queue.drop((work.pass_index, work.chunk))
 
     # -- the end ------------------------------------------------------------------------------------------------
 
     def _report_hung(self, what: str) -> None:
         """A batch that is never done is one that cannot be computed: its failures are counted in the same way."""
-        work = self.prefetcher.reading or self.state.work
-        if work is not None:
+        reading, work = self.prefetcher.reading, self.state.work
+        if reading is not None:  # perhaps read ahead, of a chunk that is not begun
+            batch = reading.batch_index // self.data.count
+            self.queue.report_failure((reading.pass_index, reading.chunk), what, batch)
+        elif work is not None:
             self.queue.report_failure((work.pass_index, work.chunk), what)
 
     def leave(self) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Program
+from graphft.ops.context import WorkChanged
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.process.work_record import WorkRecord
 from graphft.runtime.protocol.async_events import AsyncTrainerEvent
@@ -161,7 +162,7 @@ class ShardLink:
     def _pack(self, buffers: BucketBuffers, tensors: Sequence[Tensor]) -> memoryview:
         """The bucket's frame. A shard that takes no data is waited for as for any answer: it may be gone meanwhile.
 
-        Raises GraphftError (rule buffer-in-use) after BUFFER_SECONDS.
+        Raises GraphftError (rule buffer-in-use) after BUFFER_SECONDS, WorkChanged when this trainer was asked to leave.
         """
         end = time.monotonic() + BUFFER_SECONDS
         while True:
@@ -170,6 +171,8 @@ class ShardLink:
             except GraphftError as error:
                 if error.rule != "buffer-in-use" or time.monotonic() > end:
                     raise
+                if self.state.leaving:
+                    raise WorkChanged from None
                 self.pump(0)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphft import registry
-from graphft.errors import GraphftError, UsageError
+from graphft.errors import GraphftError
 from graphft.ops.context import NoData, WorkChanged
 from graphft.runtime.etcd import Store
 from graphft.runtime.process.work_record import Phase
@@ -20,7 +20,7 @@ from graphft.runtime.roles.trainer.known_shards import SyncShards
 from graphft.runtime.roles.trainer.slot_claims import SlotClaims
 from graphft.runtime.roles.trainer.storage_wait import StorageWait
 from graphft.runtime.roles.trainer.sync_comm import SyncComm
-from graphft.runtime.roles.trainer.trainer import IDLE_SECONDS, OF_THE_CHUNK, Trainer
+from graphft.runtime.roles.trainer.trainer import IDLE_SECONDS, Trainer, blames_batch
 from graphft.runtime.roles.trainer.view import SyncTrainerView
 
 if TYPE_CHECKING:
@@ -34,13 +34,6 @@ class SlotTrainer(Trainer):
 
     def __init__(self, job: Job, job_dir: Path, etcd: Store, index: int) -> None:
         claims = job.trainer_program().find_op("etcd_claim_slots") is not None
-        if not claims and not 0 <= index < job.config.trainers:
-            raise UsageError(
-                f"there is no trainer {index}: without fault tolerance each of the job's "
-                f"{job.config.trainers} has an index",
-                rule="role",
-                help=f"give --index or GRAPHFT_INDEX: 0 to {job.config.trainers - 1}",
-            )
         super().__init__(job, job_dir, etcd, index)
         self._computing: Work | None = None
         """What block step computes now."""
@@ -86,7 +79,7 @@ class SlotTrainer(Trainer):
         except WorkChanged:
             pass
         except GraphftError as error:
-            if error.rule not in OF_THE_CHUNK:
+            if not blames_batch(error):
                 raise
             text = self.tell_failure(f"step {work.step} of slot {work.slot}", error, step=work.step, slot=work.slot)
             self.queue.report_failure(work, text)

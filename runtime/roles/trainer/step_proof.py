@@ -34,7 +34,7 @@ def prove_step(
 ) -> None:
     """Compares what this trainer makes of the first batch with what the first trainer made of it.
 
-    Raises GraphftError[exactness].
+    Raises GraphftError[determinism].
     """
     key = member.keys.proof("trainer")
     if member.view.over or state.leaving or not (is_recorded(member, key) or _may_try(member)):

@@ -79,7 +79,7 @@ class SyncComm(ShardLink, CommPort):
         """Waits until `count` shards have reached the step. Raises WorkChanged."""
         machine = self._machine()
         while machine.reached() < count:
-            if machine.work_changed or self.state.leaving:
+            if self.interrupted:
                 raise WorkChanged
             self.pump(POLL_SECONDS)
 
@@ -124,7 +124,7 @@ class SyncComm(ShardLink, CommPort):
         machine = self._machine()
         self.take_in(0)
         while not machine.has(shard, bucket) or machine.work_changed:
-            if machine.work_changed or self.state.leaving:
+            if self.interrupted:
                 raise WorkChanged
             self.pump(POLL_SECONDS)
         frame = machine.frame(shard, bucket)

@@ -10,12 +10,14 @@ import signal
 import threading
 import time
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from graphft.errors import describe
+from graphft.errors import GraphftError, UsageError, describe
+from graphft.ops.context import WorkChanged
 from graphft.runtime.coordination.records import TrainerStatus
 from graphft.runtime.data import BatchKey, Prefetcher, Reader, open_reader
 from graphft.runtime.data.forks import forks_are_told_to_end
@@ -40,8 +42,24 @@ if TYPE_CHECKING:
 IDLE_SECONDS = 0.25
 CAREFUL_STEPS = 16
 """So many steps a trainer does not read ahead when the one before it has died at work."""
-OF_THE_CHUNK = frozenset({"op-failed", "read", "feed", "data"})
-"""Rules of errors that reading or computing a batch gives: failures of its chunk."""
+OF_THE_BATCH = frozenset({"op-failed", "read", "feed", "data"})
+"""Rules of errors that reading or computing a batch gives."""
+
+
+def blames_batch(error: Exception) -> bool:
+    """Whether an error of a step is one of its batch: user code's, or what reading and computing it gives."""
+    return not isinstance(error, GraphftError) or error.rule in OF_THE_BATCH
+
+
+def _check_index(job: Job, index: int) -> None:
+    """Without a queue in etcd, which work a trainer does follows from its index."""
+    trainers = job.config.trainers
+    if job.trainer_program().find_op("etcd_get_chunk") is None and not 0 <= index < trainers:
+        raise UsageError(
+            f"there is no trainer {index}: without fault tolerance each of the job's {trainers} has an index",
+            rule="role",
+            help=f"give --index or GRAPHFT_INDEX: 0 to {trainers - 1}",
+        )
 
 
 class Trainer(Role):
@@ -56,12 +74,13 @@ class Trainer(Role):
     view: TrainerView
 
     def __init__(self, job: Job, job_dir: Path, etcd: Store, index: int) -> None:
+        _check_index(job, index)
         super().__init__(job, job_dir, job.trainer_program(), etcd, index)
         self.state = TrainerState()
         self.transport = make_client(
             self.member.id, f"trainer {index}", trainer_limits(self.program), self.member.login
         )
-        self.member.wake = self.transport.wake
+        self.member.wake, self.member.leaving = self.transport.wake, lambda: self.state.leaving
         self.plan = self.config.plan
         self.work_record = WorkRecord(record_path(self.job_dir, index))
         self.state.careful = CAREFUL_STEPS * self.work_record.unfinished
@@ -106,7 +125,8 @@ class Trainer(Role):
         self.start_daemon()
         try:
             self.prove()
-            self.blocks.run("init")
+            with suppress(WorkChanged):  # it was asked to leave before it had begun
+                self.blocks.run("init")
             self.view.take_in()
             self.member.progress.begin("computing")
             while not self.state.leaving and not self.member.over():
