@@ -101,8 +101,8 @@ def etcd_complete_chunk(ctx: Context) -> None:
 def etcd_enqueue_timeout(ctx: Context, *, timeout: float = 60.0) -> None:
     """Puts chunks back to todo whose claims were not renewed for `timeout` seconds, and renews this process's own.
 
-    `timeout` is the job's `chunk_timeout`, as in `etcd_get_chunk`. What a dead process had claimed is free as soon as its
-    lease ends: etcd deletes the claim with it.
+    `timeout` is the job's `chunk_timeout`, as in `etcd_get_chunk`. What a dead process had claimed is free as soon as
+    its lease ends: etcd deletes the claim with it.
     """
     assert ctx.claims is not None
     ctx.claims.requeue_stale(timeout)
