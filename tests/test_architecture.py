@@ -229,6 +229,13 @@ def test_nothing_refers_back_to_its_role() -> None:
     assert not found
 
 
+def test_a_launcher_does_without_torch() -> None:
+    """It loads while a user waits: torch takes a second or two, and only roles compute."""
+    modules = "graphft.runtime.launcher.launch, graphft.runtime.launcher.display, graphft.runtime.cli"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
 def test_packages_are_imported_under_their_full_names() -> None:
     paths = sources(*FOLDERS, "tests", "examples")
     assert not violations(paths, "ops", "transpiler", "runtime")

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 from graphft.errors import GraphftError, UsageError
-from graphft.ops.context import WorkChanged
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
@@ -100,6 +99,8 @@ class Member:
     def await_view(self, ready: Callable[[Mapping[str, KV]], bool], seconds: float) -> bool:
         """Whether the watched records are `ready` within this time. Raises WorkChanged when this process was asked to
         go: a signal's handler wakes no thread."""
+        from graphft.ops.context import WorkChanged  # with torch, which a launcher does without
+
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             if self.watcher.wait(ready, min(left, LOOK_SECONDS)):
