@@ -9,7 +9,6 @@ import runpy
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,7 +40,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except GraphftError as error:
         print(error, file=sys.stderr)
         return EXIT_FAILED if error.rule == "job-failed" else EXIT_USAGE
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        if isinstance(error, SystemExit) and isinstance(error.code, int):  # of a launch, which has said all
+            return error.code
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `graphft show ... | head`
@@ -53,23 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="graphft", description="fault-tolerant training, in the graph")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    launch = commands.add_parser("launch", help="run a script (or a saved job) with all roles on this machine")
-    launch.add_argument("--trainers", type=int, help="trainers to start here (default: what the job says)")
-    launch.add_argument("--pservers", type=int, help="pservers to start here (default: what the job says)")
-    launch.add_argument("--etcd", default="", help="host:port[,host:port...] (default: start one)")
-    launch.add_argument("--job", default="", metavar="DIR", help="the job's folder (default: jobs/<name>)")
-    launch.add_argument(
-        "--max-restarts",
-        type=int,
-        default=3,
-        help="failures of a role without a step in between before giving up (default: 3)",
-    )
-    launch.add_argument("--no-fork-server", action="store_true", help="start each role from nothing, none as a fork")
-    launch.add_argument("--quiet", action="store_true", help="no progress display")
-    launch.add_argument("--save-only", action="store_true", help="save the script's job to --job DIR, and end there")
-    launch.add_argument("script", nargs="?", help="a Python script that calls job.run(); without one, --job is run")
-    launch.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
-    launch.set_defaults(command=_launch)
+    _add_launch(commands.add_parser("launch", help="run a script (or a saved job) with all roles on this machine"))
 
     start = commands.add_parser("start", help="run one role of a saved job in this process")
     start.add_argument("role", choices=("trainer", "pserver", "coordinator"))
@@ -113,36 +98,55 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _launch(options: argparse.Namespace) -> int:
-    from graphft.runtime.launcher.launch import LaunchOptions, launch_directory
-
-    chosen = LaunchOptions(
-        options.trainers,
-        options.pservers,
-        options.etcd,
-        options.job,
-        options.max_restarts,
-        options.quiet,
-        not options.no_fork_server,
-        options.save_only,
+def _add_launch(launch: argparse.ArgumentParser) -> None:
+    """Each option is named like its field of LaunchOptions; what is not given is None, and the script's to say."""
+    launch.add_argument("--trainers", type=int, help="trainers to start here (default: what the job says)")
+    launch.add_argument("--pservers", type=int, help="pservers to start here (default: what the job says)")
+    launch.add_argument("--etcd", help="host:port[,host:port...] (default: start one)")
+    launch.add_argument("--job", dest="job_dir", metavar="DIR", help="the job's folder (default: jobs/<name>)")
+    launch.add_argument(
+        "--max-restarts", type=int, help="failures of a role without a step in between before giving up (default: 3)"
     )
-    if options.script is None:
-        if not options.job:
-            raise GraphftError("nothing to launch", rule="usage", help="give a script, or --job DIR of a saved job")
-        from graphft.transpiler import read_record
+    switches = {
+        "fork_server": ("--no-fork-server", "start each role from nothing, none as a fork"),
+        "quiet": ("--quiet", "no progress display"),
+        "save_only": ("--save-only", "save the script's job to --job DIR, and end there"),
+        "resume": ("--resume", "go on with an unfinished run of the same job; an error if there is none"),
+        "fresh": ("--fresh", "begin a new run in a new folder, also if there is an unfinished one"),
+        "wait": ("--no-wait", "an error, when another launcher runs the job (default: wait for its end)"),
+    }
+    for name, (flag, help) in switches.items():
+        launch.add_argument(flag, dest=name, action="store_const", const=not flag.startswith("--no-"), help=help)
+    launch.add_argument("script", nargs="?", help="a Python script that calls job.run(); without one, --job is run")
+    launch.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
+    launch.set_defaults(command=_launch)
 
-        record, model = read_record(Path(options.job)), Path(options.job) / MODEL
-        if model.exists():
-            print(f"{options.job} is complete: {model}")
-        else:
-            launch_directory(record, Path(options.job), chosen)
+
+def _launch(options: argparse.Namespace) -> int:
+    from graphft.runtime.launcher import launch
+    from graphft.runtime.launcher.options import CALLED, COMMAND_LINE, LaunchOptions
+
+    fields = LaunchOptions.__dataclass_fields__
+    given = {name: value for name in fields if (value := getattr(options, name)) is not None}
+    chosen = LaunchOptions(**given)
+    if options.script is None:
+        if not chosen.job_dir:
+            raise UsageError("nothing to launch", rule="usage", help="give a script, or --job DIR of a saved job")
+        launch.launch_saved(Path(chosen.job_dir), chosen)
         return EXIT_OK
     if not Path(options.script).is_file():
         raise UsageError(f"there is no script {options.script}", rule="missing-file", help="check the path")
-    os.environ["GRAPHFT_LAUNCH"] = json.dumps(asdict(chosen))
+    os.environ[COMMAND_LINE] = json.dumps(given)
     sys.argv = [options.script, *options.args]
     sys.path.insert(0, str(Path(options.script).resolve().parent))
+    os.environ.pop(CALLED, None)
     runpy.run_path(options.script, run_name="__main__")
+    if CALLED not in os.environ:
+        raise UsageError(
+            f"{options.script} ended and never called job.run(): nothing was run",
+            rule="nothing-run",
+            help="call run() on what graphft.transpile returns, below `if __name__ == '__main__':`",
+        )
     return EXIT_OK
 
 

@@ -19,7 +19,7 @@ from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import Etcd
-from graphft.runtime.launcher.launch import LaunchOptions
+from graphft.runtime.launcher.options import LaunchOptions
 from graphft.storage import save_program
 from graphft.transpiler import Job
 from tests.support.programs_by_hand import linear
@@ -38,6 +38,8 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     assert main([str(a) for a in arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""
+    if "launch" in arguments:  # which says first what is run
+        err = err.removeprefix(f"new run in {arguments[-1]}\n")
     assert err.startswith("error[")
     assert "help: " in err
     return err
@@ -263,13 +265,23 @@ def test_launch_runs_the_script_with_its_arguments(
     monkeypatch.setenv("GRAPHFT_LAUNCH", "")
     (tmp_path / "launched_helper.py").write_text("NAME = 'helped'\n")
     (tmp_path / "script.py").write_text(
-        "import sys, launched_helper\nfrom graphft.runtime.launcher.launch import LaunchOptions\n"
+        "import sys, launched_helper\nfrom graphft.runtime.launcher.options import LaunchOptions\n"
         "assert __name__ == '__main__'\nprint(launched_helper.NAME, sys.argv, LaunchOptions.from_environment())\n"
     )
     arguments = ["--trainers", "3", "--etcd", "h:1", "--job", "d", "--max-restarts", "7", "--quiet", "--no-fork-server"]
-    text = shown(capsys, "launch", *arguments, tmp_path / "script.py", "--trainers", "9", "x")
+    assert main(["launch", *arguments, str(tmp_path / "script.py"), "--trainers", "9", "x"]) == 2
+    text, err = capsys.readouterr()
     options = LaunchOptions(3, None, "h:1", "d", 7, quiet=True, fork_server=False)
     assert text == f"helped {[str(tmp_path / 'script.py'), '--trainers', '9', 'x']} {options}\n"
+    assert "script.py ended and never called job.run(): nothing was run" in err
+    assert json.loads(os.environ["GRAPHFT_LAUNCH"]).keys() == {
+        "trainers",
+        "etcd",
+        "job_dir",
+        "max_restarts",
+        "quiet",
+        "fork_server",
+    }, "what was not given is the script's to say"
 
 
 def test_start_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
