@@ -7,23 +7,20 @@ import json
 import os
 import runpy
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import graphft
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.chaos.command import add_parser as add_chaos
+from graphft.runtime.launcher.status_command import add_parser as add_status
 from graphft.runtime.process.role_environment import role_environment
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PARENT, die_with_parent
 
 if TYPE_CHECKING:
     from graphft.ir import Program
-    from graphft.runtime.etcd import Etcd
     from graphft.transpiler import Job
-
-MODEL = "model.safetensors"
-"""In a job's folder, when it is complete."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -52,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="graphft", description="fault-tolerant training, in the graph")
+    parser.add_argument("--version", action="version", version=f"graphft {graphft.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     _add_launch(commands.add_parser("launch", help="run a script (or a saved job) with all roles on this machine"))
@@ -67,12 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     fork_server.add_argument("--job", required=True)
     fork_server.set_defaults(command=_fork_server)
 
-    status = commands.add_parser("status", help="what a running job is doing")
-    status.add_argument("--job", default="", help="the job's name or folder (default: the only one)")
-    status.add_argument("--etcd", default="", help="host:port[,host:port...] (default: what the job's folder says)")
-    status.add_argument("--watch", action="store_true", help="stay and update")
-    status.add_argument("--json", action="store_true", help="print JSON")
-    status.set_defaults(command=_status)
+    add_status(commands)
 
     forget = commands.add_parser("forget", help="delete a dead run's records from an etcd that outlives jobs")
     forget.add_argument("name", help="the job's name")
@@ -164,39 +157,6 @@ def _fork_server(options: argparse.Namespace) -> int:
     return serve(Path(options.job))
 
 
-def _status(options: argparse.Namespace) -> int:
-    from rich.console import Console
-    from rich.live import Live
-
-    from graphft.runtime.coordination.keys import Keys
-    from graphft.runtime.coordination.status import list_jobs, read_status
-    from graphft.runtime.launcher.display import render
-
-    name, endpoints, folder = _locate(options)
-    with _connect(endpoints, folder) as etcd:
-        if not name:
-            names = list_jobs(etcd)
-            if len(names) != 1:
-                raise GraphftError(
-                    f"etcd knows {len(names)} jobs: {', '.join(names) or 'none'}",
-                    rule="unknown-job",
-                    help="name one with --job",
-                )
-            name = names[0]
-        keys = Keys(name)
-        if options.json:
-            print(read_status(etcd, keys).to_json())
-        elif options.watch:
-            with Live(render(read_status(etcd, keys)), refresh_per_second=4) as live:
-                while (status := read_status(etcd, keys)).state == "running":
-                    live.update(render(status))
-                    time.sleep(0.5)
-                live.update(render(status))
-        else:
-            Console(highlight=False, markup=False, emoji=False).print(render(read_status(etcd, keys)))
-    return EXIT_OK
-
-
 def _forget(options: argparse.Namespace) -> int:
     from graphft.runtime.coordination.connect import connect
     from graphft.runtime.coordination.keys import Keys
@@ -207,56 +167,6 @@ def _forget(options: argparse.Namespace) -> int:
         spec = forget_dead(etcd, Keys(options.name), options.force)
     print(f"forgotten: run {describe_run(spec)}; its folder stays, and can be gone on with from its checkpoints")
     return EXIT_OK
-
-
-def _connect(endpoints: str, folder: Path | None) -> Etcd:
-    """A client of the etcd that was named, or else of the one whose endpoints are in `folder`."""
-    from graphft.runtime.coordination.connect import connect
-    from graphft.runtime.etcd import EtcdUnreachable
-
-    try:
-        return connect(endpoints)
-    except EtcdUnreachable as error:
-        if folder is None:
-            raise
-        model = folder / MODEL
-        state, help = (
-            ("complete", f"the model is {model}")
-            if model.exists()
-            else ("not running", f"graphft launch --job {folder} goes on with it")
-        )
-        raise GraphftError(
-            f"the job in {folder} is {state}: its etcd at {endpoints} does not answer",
-            rule="etcd-unreachable",
-            help=help,
-        ) from error
-
-
-def _locate(options: argparse.Namespace) -> tuple[str, str, Path | None]:
-    """(job name, endpoints, folder that the endpoints are from) from --job, which is a name or a folder, and --etcd."""
-    from graphft.runtime.coordination.connect import read_endpoints
-
-    name, endpoints = options.job, options.etcd
-    folders = [f for f in (Path(name), Path("jobs") / name) if (f / "job.json").exists()] if name else []
-    if folders:
-        config = _load_job(folders[0]).config
-        name = config.name
-        endpoints = endpoints or read_endpoints(folders[0]) or ",".join(config.etcd_endpoints or ())
-    elif "/" in name or (name and not endpoints and Path(name).is_dir()):
-        _load_job(name)  # says what is wrong with the folder
-    if not endpoints and folders:
-        raise GraphftError(
-            f"the job in {folders[0]} is not running on this machine, or has just begun to",
-            rule="etcd-endpoints",
-            help="wait a moment; or give --etcd HOST:PORT",
-        )
-    if not endpoints:
-        raise GraphftError(
-            "no etcd endpoints",
-            rule="etcd-endpoints",
-            help="give --etcd HOST:PORT, or --job with the folder of a job launched on this machine",
-        )
-    return name, endpoints, folders[0] if folders and not options.etcd else None
 
 
 def _show(options: argparse.Namespace) -> int:
