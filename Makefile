@@ -77,8 +77,9 @@ sim: setup  ## real roles in a simulated world: SEEDS sync jobs, and as many asy
 	@$(PY) -m tests.sim --mode sync --seeds $(SEEDS)
 	@$(PY) -m tests.sim --mode async --seeds $(SEEDS)
 
-docs: setup  ## regenerate docs/ops.md from the op definitions
+docs: setup  ## regenerate docs/ops.md and docs/options.md from the code
 	@$(PY) -m graphft.opdocs
+	@$(PY) -m graphft.runtime.option_docs
 
 clean:  ## remove what make made (virtual environment, etcd, job folders, caches)
 	rm -rf $(VENV) .etcd jobs out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
