@@ -45,7 +45,7 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt | $(PY)
 
 $(ETCD): | $(INSTALLED)
 	@echo "[setup 4/4] etcd in .etcd"
-	@$(PY) -m graphft.runtime.etcd.server --fetch .etcd
+	@$(PY) -m graphft etcd --install --to .etcd
 	@touch $@
 
 run: setup  ## the main job: 336,776 real flights, 2 trainers, 2 pservers, one trainer killed on the way

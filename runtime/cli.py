@@ -77,6 +77,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     forget.set_defaults(command=_forget)
 
+    etcd = commands.add_parser("etcd", help="which etcd is used where none is given; --install gets one")
+    etcd.add_argument("--install", action="store_true", help="get one, if there is none that keeps what it is told")
+    etcd.add_argument("--to", metavar="DIR", type=Path, help="where --install puts it (default: your cache)")
+    etcd.set_defaults(command=_etcd)
+
     show = commands.add_parser("show", help="print programs of a job, or a saved program")
     show.add_argument("path", help="a job's folder, or a program's")
     show.add_argument("--role", help="trainer, pserver0, pserver1, ..., coordinator (default: all)")
@@ -166,6 +171,17 @@ def _forget(options: argparse.Namespace) -> int:
     with connect(options.etcd) as etcd:
         spec = forget_dead(etcd, Keys(options.name), options.force)
     print(f"forgotten: run {describe_run(spec)}; its folder stays, and can be gone on with from its checkpoints")
+    return EXIT_OK
+
+
+def _etcd(options: argparse.Namespace) -> int:
+    from graphft.runtime.etcd.binary import cache_dir, find_etcd, version_text
+    from graphft.runtime.etcd.install import provide_etcd
+
+    if options.to is not None and not options.install:
+        raise UsageError("--to is for --install", rule="usage", help="give both, or neither")
+    binary = provide_etcd(options.to or cache_dir()) if options.install else find_etcd()
+    print(f"etcd {version_text(binary.version)}: {binary.path}")
     return EXIT_OK
 
 
