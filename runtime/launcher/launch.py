@@ -161,18 +161,30 @@ def _act_as_role(job: Job, overrides: Mapping[str, Any]) -> None:
 
     try:
         role = role_of_environment(os.environ, job.config.pservers)
-        if role is not None and overrides.get("fresh"):
-            raise UsageError(
-                "fresh cannot hold for a role: all roles of a run, and those started again, use one folder",
-                rule="option",
-                help="leave it out, and set GRAPHFT_JOB_DIR to a new folder for a new run",
-            )
-        status = run_as_role(job, role) if role is not None else None
+        if role is None:
+            return
+        _check_role_options(Path(role.job_dir or Path("jobs") / job.config.name), overrides)
+        status = run_as_role(job, role)
     except GraphftError as error:
         print(error, file=sys.stderr)
         status = EXIT_USAGE
-    if status is not None:
-        sys.exit(status)
+    sys.exit(status)
+
+
+def _check_role_options(job_dir: Path, overrides: Mapping[str, Any]) -> None:
+    """Raises UsageError when `resume` or `fresh` cannot hold: a role shares its folder with the run's other roles."""
+    if overrides.get("fresh"):
+        raise UsageError(
+            "fresh cannot hold for a role: all roles of a run, and those started again, use one folder",
+            rule="option",
+            help="leave it out, and set GRAPHFT_JOB_DIR to a new folder for a new run",
+        )
+    if overrides.get("resume") and not (job_dir / "job.json").exists():
+        raise UsageError(
+            f"there is nothing to resume: {job_dir} holds no job",
+            rule="nothing-to-resume",
+            help="set GRAPHFT_JOB_DIR to the run's folder, or leave resume out to begin one",
+        )
 
 
 def _check_counts(job: Job | JobRecord, options: LaunchOptions) -> None:
@@ -196,7 +208,7 @@ def launch_directory(
     waited: list[str] = []
 
     def wait(holder: str) -> None:
-        tell(f"{folder.path} is being run by {holder}; waiting (--no-wait ends instead)")
+        tell(f"{folder.path} is being run by {holder}; waiting (--no-wait or wait=False: an error)")
         waited.append(holder)
 
     with interruptible(reached.describe), ExitStack() as stack:

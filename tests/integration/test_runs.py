@@ -71,7 +71,7 @@ def test_a_second_launcher_in_a_folder_leaves_it_alone(folder: Path, pace: Pace)
     assert second.wait() == 1
     assert second.output.startswith(f"error[job-running]: the job in jobs/blobs is being run by {holder}\n")
     assert "Traceback" not in second.output
-    patient.says(f"jobs/blobs is being run by {holder}; waiting (--no-wait ends instead)")
+    patient.says(f"jobs/blobs is being run by {holder}; waiting (--no-wait or wait=False: an error)")
     pace.set(0)
     assert first.wait() == 0, first.output
     assert list((job_dir / "metrics").iterdir())

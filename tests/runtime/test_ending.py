@@ -15,6 +15,7 @@ import graphft
 from graphft.errors import GraphftError
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.launcher.ending import Interrupted, Reached, interruptible
+from graphft.runtime.process.folder_lock import locked
 from graphft.transpiler import Job
 
 
@@ -120,3 +121,17 @@ def test_a_dataset_of_a_notebook_is_refused_at_once(monkeypatch: pytest.MonkeyPa
     with pytest.raises(GraphftError, match="cannot be found again by another process") as caught:
         graphft.dataset(make)
     assert "notebook" in caught.value.help
+
+
+def test_a_launcher_that_waits_for_another_can_be_interrupted(tmp_path: Path) -> None:
+    with locked(tmp_path):
+        done = run(
+            "import os, signal, threading\n"
+            "from pathlib import Path\n"
+            "from graphft.runtime.launcher.ending import interruptible\n"
+            "from graphft.runtime.process.folder_lock import locked\n"
+            "later = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))\n"
+            f"with interruptible(lambda: 'interrupted'), locked(Path({str(tmp_path)!r}), lambda _: later.start()):\n"
+            "    print('it has the folder')\n"
+        )
+    assert (done.returncode, done.stdout, done.stderr) == (143, "", "interrupted\n")

@@ -282,3 +282,19 @@ def test_resume_and_fresh_exclude_each_other(job: Job) -> None:
     with pytest.raises(GraphftError, match="exclude each other"):
         run_job(job, resume=True, fresh=True)
     assert not Path("jobs").exists()
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [("fresh", "fresh cannot hold for a role"), ("resume", "there is nothing to resume: elsewhere holds no job")],
+)
+def test_a_role_says_what_cannot_hold(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], option: str, message: str
+) -> None:
+    monkeypatch.setenv("GRAPHFT_ROLE", "trainer")
+    monkeypatch.setenv("GRAPHFT_JOB_DIR", "elsewhere")
+    with pytest.raises(SystemExit) as ended:
+        run_job(job, **{option: True})
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not Path("elsewhere").exists()

@@ -6,6 +6,7 @@ import json
 import os
 import socket
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -16,6 +17,7 @@ from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import Etcd
+from graphft.runtime.launcher import status_command
 from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.process.folder_lock import holder_of, locked
 from graphft.transpiler import Job
@@ -139,6 +141,17 @@ def test_a_job_that_is_starting(capsys: pytest.CaptureFixture[str], saved: Path)
         text = shown(capsys, "status", "--job", saved)
         assert text == f"the job in {saved} is starting ({holder}), at step 0 of 4\n"
     assert holder_of(saved) == ""
+
+
+def test_watching_a_job_that_is_starting_stays(
+    capsys: pytest.CaptureFixture[str], saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it runs; or, as here, until its launcher has given up."""
+    monkeypatch.setattr(status_command, "WATCH_SECONDS", 0.05)
+    launcher = locked(saved)
+    launcher.__enter__()
+    Timer(1.0, launcher.__exit__, (None, None, None)).start()
+    assert "was saved and never begun" in shown(capsys, "status", "--job", saved, "--watch")
 
 
 def test_a_job_whose_etcd_is_elsewhere_and_does_not_answer_may_run(
