@@ -45,7 +45,7 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt | $(PY)
 
 $(ETCD): | $(INSTALLED)
 	@echo "[setup 4/4] etcd in .etcd"
-	@$(PY) -m graphft.runtime.etcd.server --fetch .etcd
+	@$(PY) -m graphft etcd --install --to .etcd
 	@touch $@
 
 run: setup  ## the main job: 336,776 real flights, 2 trainers, 2 pservers, one trainer killed on the way
@@ -77,8 +77,9 @@ sim: setup  ## real roles in a simulated world: SEEDS sync jobs, and as many asy
 	@$(PY) -m tests.sim --mode sync --seeds $(SEEDS)
 	@$(PY) -m tests.sim --mode async --seeds $(SEEDS)
 
-docs: setup  ## regenerate docs/ops.md from the op definitions
+docs: setup  ## regenerate docs/ops.md and docs/options.md from the code
 	@$(PY) -m graphft.opdocs
+	@$(PY) -m graphft.runtime.option_docs
 
 clean:  ## remove what make made (virtual environment, etcd, job folders, caches)
 	rm -rf $(VENV) .etcd jobs out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

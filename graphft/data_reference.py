@@ -17,6 +17,9 @@ from typing import Any
 from graphft.data_seeding import CONSTRUCTION_SEED, seeded
 from graphft.errors import GraphftError, UsageError, describe
 
+_PREFIX = "_graphft_"
+"""Of the names of modules that are loaded from a file."""
+
 
 @dataclass(frozen=True, slots=True)
 class Reference:
@@ -130,7 +133,8 @@ def _from_object(make: Callable[..., Any], args: dict[str, Any]) -> Reference:
         raise UsageError(
             f"{make!r} cannot be found again by another process",
             rule="dataset-reference",
-            help="define it at the top level of a module or script: no lambda, no inner function",
+            help="define it at the top level of a module or script: no lambda, no inner function, no cell of a "
+            "notebook (write the class into a .py file, and import it)",
         )
     file = os.path.abspath(file)
     if module.__name__ == "__main__" and not getattr(module, "__package__", None):
@@ -142,7 +146,7 @@ def _from_object(make: Callable[..., Any], args: dict[str, Any]) -> Reference:
 
 def _load(file: str) -> ModuleType:
     """The module that a file holds, loaded once, and not as `__main__`."""
-    name = f"_graphft_{Path(file).stem.replace('-', '_')}_{hashlib.sha256(file.encode()).hexdigest()[:8]}"
+    name = f"{_PREFIX}{Path(file).stem.replace('-', '_')}_{hashlib.sha256(file.encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]
     spec = importlib.util.spec_from_file_location(name, file)
@@ -155,6 +159,16 @@ def _load(file: str) -> ModuleType:
         del sys.modules[name]
         raise
     return module
+
+
+def being_imported() -> str:
+    """The script whose top level calls this, if it runs because it is imported for a dataset; "" else."""
+    frame = sys._getframe().f_back
+    while frame is not None:
+        if frame.f_code.co_name == "<module>" and str(frame.f_globals.get("__name__")).startswith(_PREFIX):
+            return str(frame.f_globals["__file__"])
+        frame = frame.f_back
+    return ""
 
 
 def named(item: Any, columns: Sequence[str]) -> dict[str, Any]:

@@ -7,24 +7,20 @@ import json
 import os
 import runpy
 import sys
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import graphft
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.chaos.command import add_parser as add_chaos
+from graphft.runtime.launcher.status_command import add_parser as add_status
 from graphft.runtime.process.role_environment import role_environment
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PARENT, die_with_parent
 
 if TYPE_CHECKING:
     from graphft.ir import Program
-    from graphft.runtime.etcd import Etcd
     from graphft.transpiler import Job
-
-MODEL = "model.safetensors"
-"""In a job's folder, when it is complete."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except GraphftError as error:
         print(error, file=sys.stderr)
         return EXIT_FAILED if error.rule == "job-failed" else EXIT_USAGE
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        if isinstance(error, SystemExit) and isinstance(error.code, int):  # of a launch, which has said all
+            return error.code
         print("interrupted", file=sys.stderr)
         return 130
     except BrokenPipeError:  # `graphft show ... | head`
@@ -51,25 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="graphft", description="fault-tolerant training, in the graph")
+    parser.add_argument("--version", action="version", version=f"graphft {graphft.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    launch = commands.add_parser("launch", help="run a script (or a saved job) with all roles on this machine")
-    launch.add_argument("--trainers", type=int, help="trainers to start here (default: what the job says)")
-    launch.add_argument("--pservers", type=int, help="pservers to start here (default: what the job says)")
-    launch.add_argument("--etcd", default="", help="host:port[,host:port...] (default: start one)")
-    launch.add_argument("--job", default="", metavar="DIR", help="the job's folder (default: jobs/<name>)")
-    launch.add_argument(
-        "--max-restarts",
-        type=int,
-        default=3,
-        help="failures of a role without a step in between before giving up (default: 3)",
-    )
-    launch.add_argument("--no-fork-server", action="store_true", help="start each role from nothing, none as a fork")
-    launch.add_argument("--quiet", action="store_true", help="no progress display")
-    launch.add_argument("--save-only", action="store_true", help="save the script's job to --job DIR, and end there")
-    launch.add_argument("script", nargs="?", help="a Python script that calls job.run(); without one, --job is run")
-    launch.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
-    launch.set_defaults(command=_launch)
+    _add_launch(commands.add_parser("launch", help="run a script (or a saved job) with all roles on this machine"))
 
     start = commands.add_parser("start", help="run one role of a saved job in this process")
     start.add_argument("role", choices=("trainer", "pserver", "coordinator"))
@@ -82,12 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     fork_server.add_argument("--job", required=True)
     fork_server.set_defaults(command=_fork_server)
 
-    status = commands.add_parser("status", help="what a running job is doing")
-    status.add_argument("--job", default="", help="the job's name or folder (default: the only one)")
-    status.add_argument("--etcd", default="", help="host:port[,host:port...] (default: what the job's folder says)")
-    status.add_argument("--watch", action="store_true", help="stay and update")
-    status.add_argument("--json", action="store_true", help="print JSON")
-    status.set_defaults(command=_status)
+    add_status(commands)
 
     forget = commands.add_parser("forget", help="delete a dead run's records from an etcd that outlives jobs")
     forget.add_argument("name", help="the job's name")
@@ -98,6 +76,11 @@ def _parser() -> argparse.ArgumentParser:
         help="also if processes of it are registered, and known to be dead: they would end with an error",
     )
     forget.set_defaults(command=_forget)
+
+    etcd = commands.add_parser("etcd", help="which etcd is used where none is given; --install gets one")
+    etcd.add_argument("--install", action="store_true", help="get one, if there is none that keeps what it is told")
+    etcd.add_argument("--to", metavar="DIR", type=Path, help="where --install puts it (default: your cache)")
+    etcd.set_defaults(command=_etcd)
 
     show = commands.add_parser("show", help="print programs of a job, or a saved program")
     show.add_argument("path", help="a job's folder, or a program's")
@@ -113,36 +96,55 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _launch(options: argparse.Namespace) -> int:
-    from graphft.runtime.launcher.launch import LaunchOptions, launch_directory
-
-    chosen = LaunchOptions(
-        options.trainers,
-        options.pservers,
-        options.etcd,
-        options.job,
-        options.max_restarts,
-        options.quiet,
-        not options.no_fork_server,
-        options.save_only,
+def _add_launch(launch: argparse.ArgumentParser) -> None:
+    """Each option is named like its field of LaunchOptions; what is not given is None, and the script's to say."""
+    launch.add_argument("--trainers", type=int, help="trainers to start here (default: what the job says)")
+    launch.add_argument("--pservers", type=int, help="pservers to start here (default: what the job says)")
+    launch.add_argument("--etcd", help="host:port[,host:port...] (default: start one)")
+    launch.add_argument("--job", dest="job_dir", metavar="DIR", help="the job's folder (default: jobs/<name>)")
+    launch.add_argument(
+        "--max-restarts", type=int, help="failures of a role without a step in between before giving up (default: 3)"
     )
-    if options.script is None:
-        if not options.job:
-            raise GraphftError("nothing to launch", rule="usage", help="give a script, or --job DIR of a saved job")
-        from graphft.transpiler import read_record
+    switches = {
+        "fork_server": ("--no-fork-server", "start each role from nothing, none as a fork"),
+        "quiet": ("--quiet", "no progress display"),
+        "save_only": ("--save-only", "save the script's job to --job DIR, and end there"),
+        "resume": ("--resume", "go on with an unfinished run of the same job; an error if there is none"),
+        "fresh": ("--fresh", "begin a new run in a new folder, also if there is an unfinished one"),
+        "wait": ("--no-wait", "an error, when another launcher runs the job (default: wait for its end)"),
+    }
+    for name, (flag, help) in switches.items():
+        launch.add_argument(flag, dest=name, action="store_const", const=not flag.startswith("--no-"), help=help)
+    launch.add_argument("script", nargs="?", help="a Python script that calls job.run(); without one, --job is run")
+    launch.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
+    launch.set_defaults(command=_launch)
 
-        record, model = read_record(Path(options.job)), Path(options.job) / MODEL
-        if model.exists():
-            print(f"{options.job} is complete: {model}")
-        else:
-            launch_directory(record, Path(options.job), chosen)
+
+def _launch(options: argparse.Namespace) -> int:
+    from graphft.runtime.launcher import launch
+    from graphft.runtime.launcher.options import CALLED, COMMAND_LINE, LaunchOptions
+
+    fields = LaunchOptions.__dataclass_fields__
+    given = {name: value for name in fields if (value := getattr(options, name)) is not None}
+    chosen = LaunchOptions(**given)
+    if options.script is None:
+        if not chosen.job_dir:
+            raise UsageError("nothing to launch", rule="usage", help="give a script, or --job DIR of a saved job")
+        launch.launch_saved(Path(chosen.job_dir), chosen)
         return EXIT_OK
     if not Path(options.script).is_file():
         raise UsageError(f"there is no script {options.script}", rule="missing-file", help="check the path")
-    os.environ["GRAPHFT_LAUNCH"] = json.dumps(asdict(chosen))
+    os.environ[COMMAND_LINE] = json.dumps(given)
     sys.argv = [options.script, *options.args]
     sys.path.insert(0, str(Path(options.script).resolve().parent))
+    os.environ.pop(CALLED, None)
     runpy.run_path(options.script, run_name="__main__")
+    if CALLED not in os.environ:
+        raise UsageError(
+            f"{options.script} ended and never called job.run(): nothing was run",
+            rule="nothing-run",
+            help="call run() on what graphft.transpile returns, below `if __name__ == '__main__':`",
+        )
     return EXIT_OK
 
 
@@ -160,39 +162,6 @@ def _fork_server(options: argparse.Namespace) -> int:
     return serve(Path(options.job))
 
 
-def _status(options: argparse.Namespace) -> int:
-    from rich.console import Console
-    from rich.live import Live
-
-    from graphft.runtime.coordination.keys import Keys
-    from graphft.runtime.coordination.status import list_jobs, read_status
-    from graphft.runtime.launcher.display import render
-
-    name, endpoints, folder = _locate(options)
-    with _connect(endpoints, folder) as etcd:
-        if not name:
-            names = list_jobs(etcd)
-            if len(names) != 1:
-                raise GraphftError(
-                    f"etcd knows {len(names)} jobs: {', '.join(names) or 'none'}",
-                    rule="unknown-job",
-                    help="name one with --job",
-                )
-            name = names[0]
-        keys = Keys(name)
-        if options.json:
-            print(read_status(etcd, keys).to_json())
-        elif options.watch:
-            with Live(render(read_status(etcd, keys)), refresh_per_second=4) as live:
-                while (status := read_status(etcd, keys)).state == "running":
-                    live.update(render(status))
-                    time.sleep(0.5)
-                live.update(render(status))
-        else:
-            Console(highlight=False, markup=False, emoji=False).print(render(read_status(etcd, keys)))
-    return EXIT_OK
-
-
 def _forget(options: argparse.Namespace) -> int:
     from graphft.runtime.coordination.connect import connect
     from graphft.runtime.coordination.keys import Keys
@@ -205,54 +174,15 @@ def _forget(options: argparse.Namespace) -> int:
     return EXIT_OK
 
 
-def _connect(endpoints: str, folder: Path | None) -> Etcd:
-    """A client of the etcd that was named, or else of the one whose endpoints are in `folder`."""
-    from graphft.runtime.coordination.connect import connect
-    from graphft.runtime.etcd import EtcdUnreachable
+def _etcd(options: argparse.Namespace) -> int:
+    from graphft.runtime.etcd.binary import cache_dir, find_etcd, version_text
+    from graphft.runtime.etcd.install import provide_etcd
 
-    try:
-        return connect(endpoints)
-    except EtcdUnreachable as error:
-        if folder is None:
-            raise
-        model = folder / MODEL
-        state, help = (
-            ("complete", f"the model is {model}")
-            if model.exists()
-            else ("not running", f"graphft launch --job {folder} goes on with it")
-        )
-        raise GraphftError(
-            f"the job in {folder} is {state}: its etcd at {endpoints} does not answer",
-            rule="etcd-unreachable",
-            help=help,
-        ) from error
-
-
-def _locate(options: argparse.Namespace) -> tuple[str, str, Path | None]:
-    """(job name, endpoints, folder that the endpoints are from) from --job, which is a name or a folder, and --etcd."""
-    from graphft.runtime.coordination.connect import read_endpoints
-
-    name, endpoints = options.job, options.etcd
-    folders = [f for f in (Path(name), Path("jobs") / name) if (f / "job.json").exists()] if name else []
-    if folders:
-        config = _load_job(folders[0]).config
-        name = config.name
-        endpoints = endpoints or read_endpoints(folders[0]) or ",".join(config.etcd_endpoints or ())
-    elif "/" in name or (name and not endpoints and Path(name).is_dir()):
-        _load_job(name)  # says what is wrong with the folder
-    if not endpoints and folders:
-        raise GraphftError(
-            f"the job in {folders[0]} is not running on this machine, or has just begun to",
-            rule="etcd-endpoints",
-            help="wait a moment; or give --etcd HOST:PORT",
-        )
-    if not endpoints:
-        raise GraphftError(
-            "no etcd endpoints",
-            rule="etcd-endpoints",
-            help="give --etcd HOST:PORT, or --job with the folder of a job launched on this machine",
-        )
-    return name, endpoints, folders[0] if folders and not options.etcd else None
+    if options.to is not None and not options.install:
+        raise UsageError("--to is for --install", rule="usage", help="give both, or neither")
+    binary = provide_etcd(options.to or cache_dir()) if options.install else find_etcd()
+    print(f"etcd {version_text(binary.version)}: {binary.path}")
+    return EXIT_OK
 
 
 def _show(options: argparse.Namespace) -> int:

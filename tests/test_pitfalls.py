@@ -125,7 +125,7 @@ def test_nothing_is_validated_by_assert() -> None:
 ENDS = {
     "graphft/__main__.py": "a command",
     "graphft/opdocs.py": "a command",
-    "runtime/etcd/server.py": "a command",
+    "runtime/option_docs.py": "a command",
     "runtime/data/forks.py": "a fork of user code that leaves it",
     "runtime/launcher/launch.py": "a script that is one role",
     "runtime/process/role_process.py": "its parent is dead",

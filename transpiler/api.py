@@ -20,7 +20,8 @@ from graphft.transpiler.job import Job
 from graphft.verify import verify
 
 _DERIVED = ("data", "torch_version", "cpu_capability", "onednn_isa")
-_OPTIONS = tuple(f.name for f in dataclasses.fields(JobConfig) if f.name not in _DERIVED)
+OPTIONS = tuple(f.name for f in dataclasses.fields(JobConfig) if f.name not in _DERIVED)
+"""What may be given to `transpile`, beside the data."""
 
 
 def transpile(
@@ -44,13 +45,13 @@ def transpile(
     Raises GraphftError for an option that is unknown or makes no sense, a program that is not minimized or not
     well-formed, and data that does not fit the program. `program` is not changed.
     """
-    unknown = [n for n in options if n not in _OPTIONS]
+    unknown = [n for n in options if n not in OPTIONS]
     if unknown:
-        near = difflib.get_close_matches(unknown[0], _OPTIONS, 2)
+        near = difflib.get_close_matches(unknown[0], OPTIONS, 2)
         raise GraphftError(
             f"transpile has no option {unknown[0]}",
             rule="option",
-            help=f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(_OPTIONS)}",
+            help=f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(OPTIONS)}",
         )
     if isinstance(etcd_endpoints, str):
         etcd_endpoints = etcd_endpoints.split(",")

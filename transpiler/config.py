@@ -52,12 +52,17 @@ class JobConfig:
     """The options of a job. The programs are a function of the source program and these; times are seconds."""
 
     name: str
+    """The job's name, in etcd and of its folder: 1 to 64 letters, digits, `_` and `-`. By default the program's."""
     data: DataSpec
+    """What to train on: `chunks=graphft.arrays(...)`, `dataset(...)` or `files(...)`."""
     batch_size: int
+    """Samples of a batch. A sync step applies `trainers` batches, an async one each by itself."""
     trainers: int = 1
     """Logical trainers (slots)."""
     pservers: int = 1
+    """Parameter servers; each holds its share of the parameters, and of the optimizer's state."""
     sync: bool = True
+    """Each step waits for the gradients of all slots, and its bits are exact; else see `mode`."""
     mode: Literal["async", "dc_asgd", "half_async", "geo_sgd"] = "async"
     """What a job that is not `sync` pushes and applies: each batch's gradient as it is, or delay-compensated; the mean
     gradient of `local_steps` batches; or by how much these moved the trainer's own copy of the parameters."""
@@ -69,22 +74,31 @@ class JobConfig:
     """Mode dc_asgd: dc_lambda is divided by the root of the mean square of the gradients, which decays by this factor
     per batch; 0: it is constant."""
     ft: bool = False
+    """Fault tolerance: the job survives whatever dies, and can be resumed. Without it, it ends at the first death."""
     passes: int = 1
     """Passes over the data."""
     seed: int = 0
+    """Of the order of chunks, and of the random numbers of every step. By default the program's."""
     drop_last: bool = False
     """Leave a chunk's last batch out when it is shorter than the others."""
     etcd_endpoints: tuple[str, ...] | None = None
-    """None: etcd is started with the job."""
+    """`host:port` of each member of an etcd that runs already. None: etcd is started with the job."""
     checkpoint_every: int = 50
     """Steps between checkpoints; 0: none for their number."""
     checkpoint_seconds: float = 30.0
     """A checkpoint is taken, too, when the newest committed one is so old; 0: never for its age."""
     keep_checkpoints: int = 3
+    """Checkpoints that are kept, the newest ones."""
     on_trainer_loss: Literal["takeover", "wait"] = "takeover"
+    """Sync: the other trainers take over a dead one's slots; or each keeps to one slot, and the step waits."""
     on_barrier_timeout: Literal["rollback", "proceed"] = "rollback"
+    """Sync: when the first step after a shard's restart does not come about in `recovery_timeout`, all go back to the
+    committed step; or the step is made of what is there, which is not exact."""
     recovery_timeout: float = 10.0
+    """Seconds for the first step after a shard's restart."""
     chunk_timeout: float = 60.0
+    """A process that makes no progress for so long loses its work to another one, and ends itself. Must be longer
+    than a batch takes."""
     max_failures: int = 3
     """Failures of a chunk in a row, without progress, that make it poison."""
     lease_ttl: int = 10
@@ -94,18 +108,25 @@ class JobConfig:
     max_skipped: int = 16
     """Async: a shard that was skipped for so many batches of a trainer's chunks is waited for; -1: never."""
     daemon_interval: float = 0.5
+    """Seconds between two runs of the daemon block: liveness, slots, timeouts."""
     slice_unit: int = 8192
+    """Elements, a multiple of 64: parameters are cut into slices at multiples of it."""
     min_block: int = 8192
     """Elements; a tensor is not cut into smaller slices to spread it over the shards."""
     bucket_bytes: int = 4 << 20
+    """About the size of a bucket: the slices that are sent together."""
     max_staleness: int = -1
     """Async: how many versions old the parameters of a gradient may be; -1: any."""
     exact: bool = True
     """A role refuses to run where it would not give the bits of the others."""
     threads: int = 1
+    """Of torch, in each role. The bits depend on it."""
     device: str = "cpu"
+    """Where the programs run: `cpu`, `cuda`, `cuda:1`. By default the program's."""
     torch_version: str = ""
+    """Of the torch that the job was transpiled with."""
     cpu_capability: str = ""
+    """Of the CPU, as that torch used it: `AVX2`, `AVX512` ..."""
     onednn_isa: str = ""
     """The most that oneDNN may use of the CPU (its ONEDNN_MAX_CPU_ISA); "": all of it."""
 

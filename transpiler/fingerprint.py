@@ -17,11 +17,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from graphft.ir import Program
-    from graphft.transpiler.config import JobConfig
 
 DIGEST_BYTES = 8
-LISTED = 3
-"""Differences of one kind that are named; of more, their number is told."""
 
 
 def new_run() -> str:
@@ -64,38 +61,3 @@ def _digest(tensor: Tensor) -> str:
     digest = hashlib.blake2b(f"{tensor.dtype}{list(tensor.shape)}".encode(), digest_size=DIGEST_BYTES)
     digest.update(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
     return digest.hexdigest()
-
-
-def differences(old: Fingerprint, new: Fingerprint, old_config: JobConfig, new_config: JobConfig) -> list[str]:
-    """How a job differs from an earlier one, in words; [] if it is the same."""
-    found = _options(old_config, new_config) if old.program != new.program else []
-    if old.program != new.program and not found:
-        found = ["the programs"]
-    return found + _named("data", old.data, new.data) + _named("initial value of", *_whole(old.values, new.values))
-
-
-def _options(old: JobConfig, new: JobConfig) -> list[str]:
-    before, after = old.hashed(), new.hashed()
-    return [
-        f"{k} {before.get(k)!r} -> {after.get(k)!r}" if k != "data" else "how the data is described"
-        for k in after
-        if before.get(k) != after.get(k)
-    ]
-
-
-def _whole(*values: Mapping[str, str]) -> list[dict[str, str]]:
-    """Digests by variable of the user's program: the slices of one count as one."""
-    merged: list[dict[str, str]] = []
-    for digests in values:
-        by_name: dict[str, str] = {}
-        for name in sorted(digests):
-            whole = name.split("@slice")[0]
-            by_name[whole] = by_name.get(whole, "") + digests[name]
-        merged.append(by_name)
-    return merged
-
-
-def _named(kind: str, old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    names = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
-    more = [f"{len(names) - LISTED} more"] if len(names) > LISTED else []
-    return [f"{kind} {', '.join([*names[:LISTED], *more])}"] if names else []

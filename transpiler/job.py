@@ -25,7 +25,8 @@ from graphft.printer import format_block
 from graphft.storage import load_program, save_program
 from graphft.transpiler import rules
 from graphft.transpiler.config import JobConfig
-from graphft.transpiler.fingerprint import Fingerprint, differences, drawn_without_seed, fingerprint_values, new_run
+from graphft.transpiler.differences import differences
+from graphft.transpiler.fingerprint import Fingerprint, drawn_without_seed, fingerprint_values, new_run
 from graphft.transpiler.passes import (
     CompensateDelay,
     InsertCheckpoints,
@@ -243,10 +244,10 @@ def _holds(folder: Path, job: Job) -> bool:
     except GraphftError:
         what = "is not empty, and holds no job"
     else:
-        changed = differences(found.fingerprint, job.fingerprint, found.config, job.config)
+        changed = differences(folder, found, job)
         if not changed:
             return True
-        what = f"holds another job, which differs in {', '.join(changed)}"
+        what = f"holds another job, which differs in: {', '.join(changed)}"
     raise UsageError(
         f"cannot save a job to {folder}: it {what}",
         rule="job-directory",

@@ -3,7 +3,7 @@
 Import from here. gRPC, and etcd3's messages, load on first use of `Etcd`'s module; gRPC does not survive a fork.
 """
 
-from graphft.runtime.etcd.binary import EtcdBinary, fetch_etcd, find_etcd
+from graphft.runtime.etcd.binary import EtcdBinary, find_etcd
 from graphft.runtime.etcd.client import Etcd, Member, Status
 from graphft.runtime.etcd.embedded import EmbeddedCluster, EmbeddedEtcd, free_ports
 from graphft.runtime.etcd.errors import (
@@ -83,7 +83,6 @@ __all__ = [
     "create_is",
     "delete_op",
     "delete_prefix_op",
-    "fetch_etcd",
     "find_etcd",
     "free_ports",
     "get_op",

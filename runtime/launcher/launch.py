@@ -6,13 +6,11 @@ import json
 import logging
 import os
 import shutil
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +24,14 @@ from graphft.runtime.coordination.run_record import fenced, put_job
 from graphft.runtime.coordination.stale_run import begin_anew, make_way, revoke_dead, tell_failed
 from graphft.runtime.coordination.status import JobStatus, read_status
 from graphft.runtime.etcd import EmbeddedEtcd, EtcdError, Store
+from graphft.runtime.launcher.ending import Reached, interruptible, without_traceback
 from graphft.runtime.launcher.etcd_keeper import EtcdKeeper
 from graphft.runtime.launcher.fork_server import SUPPORTED, ForkServer
+from graphft.runtime.launcher.job_folder import JobFolder, open_folder, saved_folder
+from graphft.runtime.launcher.options import CALLED, LaunchOptions, choose_options
+from graphft.runtime.launcher.process_counts import MissingProcesses, check_counts
 from graphft.runtime.launcher.supervisor import Supervisor
+from graphft.runtime.launcher.tell import tell
 from graphft.runtime.process.folder_lock import locked
 from graphft.runtime.process.identity import Identity
 from graphft.runtime.process.role_environment import role_environment
@@ -43,36 +46,10 @@ log = logging.getLogger("graphft")
 
 STATUS_EVERY_SECONDS = 0.5
 EXIT_GRACE_SECONDS = 30.0
+MODEL = "model.safetensors"
+"""In a job's folder, when it is complete."""
 LOOK_SECONDS = 1.0
 """For how long one read of the display may keep this process from looking after its children and etcd."""
-
-
-@dataclass(frozen=True, slots=True)
-class LaunchOptions:
-    """How many processes to start here, and where. None: what the job says."""
-
-    trainers: int | None = None
-    pservers: int | None = None
-    etcd: str = ""
-    job_dir: str = ""
-    max_restarts: int = 3
-    quiet: bool = False
-    fork_server: bool = True
-    """Make roles by forking a process that has loaded everything: each starts in a fraction of a second."""
-    save_only: bool = False
-    """Write the job's folder and end there, instead of running it."""
-
-    def __post_init__(self) -> None:
-        for name in ("trainers", "pservers", "max_restarts"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise GraphftError(f"{name} is {value}, expected 0 or more", rule="option", help=f"correct {name}")
-
-    @staticmethod
-    def from_environment() -> LaunchOptions:
-        """What `graphft launch` was called with; defaults when the script was started directly."""
-        data = json.loads(os.environ.get("GRAPHFT_LAUNCH", "{}"))
-        return LaunchOptions(**data)
 
 
 @dataclass(frozen=True)
@@ -103,52 +80,6 @@ def losses_of(job_dir: Path) -> list[tuple[int, int, float]]:
     return [(step, slot, loss) for (step, slot), loss in sorted(found.items())]
 
 
-def choose_directory(job: Job, wanted: str = "") -> Path:
-    """The job's folder: an unfinished run of this very job is resumed, anything else gets a new folder.
-
-    Raises GraphftError if `wanted` holds another job, or one that is complete, and when a folder cannot be read.
-    """
-    if wanted:
-        other = _other_than(job, Path(wanted))
-        if other:
-            raise UsageError(
-                f"{wanted} holds {other}", rule="job-directory", help="choose another directory, or delete this one"
-            )
-        return Path(wanted)
-    base, n = Path("jobs") / job.config.name, 1
-    path = base
-    while other := _other_than(job, path):
-        if not is_complete(path):
-            go_on = f" (to go on with it: graphft launch --job {path})" if (path / "job.json").exists() else ""
-            log.warning("%s holds %s; it stays as it is%s", path, other, go_on)
-        n += 1
-        path = base.with_name(f"{base.name}-{n}")
-    return path
-
-
-def _other_than(job: Job, path: Path) -> str:
-    """What a folder holds that keeps `job` from being run in it, in words; "" if nothing does."""
-    from graphft.transpiler import read_record
-    from graphft.transpiler.fingerprint import differences
-
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        return ""
-    try:
-        found = read_record(path)
-    except GraphftError as error:
-        if error.rule == "storage":  # it may be this very job, and is not to be begun anew elsewhere
-            raise
-        return f"something else ({error.message})"
-    changed = differences(found.fingerprint, job.fingerprint, found.config, job.config)
-    if changed:
-        unseeded = job.fingerprint.unseeded and found.fingerprint.unseeded
-        why = " (the script draws them without a seed: torch.manual_seed makes them the same each time)"
-        return f"another job, which differs in {', '.join(changed)}" + why * (
-            unseeded and changed[-1].startswith("initial value")
-        )
-    return "a job that is complete" if is_complete(path) else ""
-
-
 def run_job(
     job: Job,
     *,
@@ -160,140 +91,217 @@ def run_job(
 
     With GRAPHFT_ROLE (or torchrun's RANK) in the environment, this process is that one role instead, and exits
     with it. `overrides` are fields of `LaunchOptions`. `on_status` sees each status as the display does, the last
-    one too, with the supervisor, whose `add` and `signal` may be used. Raises GraphftError if the job fails.
+    one too, with the supervisor, whose `add` and `signal` may be used. Raises GraphftError if the job fails, and
+    Interrupted (a KeyboardInterrupt) on Ctrl-C and SIGTERM.
     """
-    from graphft.transpiler import Job
-
-    _act_as_role(job)
-    chosen = _chosen(job, options, overrides)
-    job_dir, new = _save(job, chosen.job_dir)
-    wanted, job = job, Job.load(job_dir)  # a run goes on as it began: its id is the folder's, so are its name and etcd
-    if wanted.config.exact != job.config.exact:
-        log.warning(
-            '%s goes on as it began, with exact=%s; to change that: "exact": %s in %s, on every host',
-            job_dir,
-            job.config.exact,
-            str(wanted.config.exact).lower(),
-            job_dir / "job.json",
-        )
-    if chosen.save_only:
-        print(f"saved to {job_dir}")
-        sys.exit(EXIT_OK)
+    os.environ[CALLED] = "1"
     try:
-        return launch_directory(job, job_dir, chosen, on_status)
+        _check_not_imported()
+        _act_as_role(job, overrides)
+        return _run_here(job, choose_options(options, overrides), on_status)
     except GraphftError as error:
-        if new and error.rule == "foreign-job":  # nothing was begun: no later script is to find an unfinished run here
-            shutil.rmtree(job_dir, ignore_errors=True)
+        without_traceback(error)
         raise
 
 
-def _save(job: Job, wanted: str) -> tuple[Path, bool]:
-    """The job's folder, and whether it was made for it now."""
-    while True:
-        path = choose_directory(job, wanted)
-        if (path / "job.json").exists():
-            return path, False
-        try:
-            job.save(path)
-            return path, True
-        except GraphftError as error:
-            if wanted or error.rule != "job-directory":
-                raise  # else another script, started at the same time, has just taken that folder
+def _run_here(job: Job, chosen: LaunchOptions, on_status: Callable[[Supervisor, JobStatus], None] | None) -> Result:
+    from graphft.transpiler import Job
+
+    _check_counts(job, chosen)
+    folder = open_folder(job, chosen.job_dir, resume=chosen.resume, fresh=chosen.fresh)
+    wanted, job = job, Job.load(folder.path)  # a run goes on as it began: its id is the folder's, so are name and etcd
+    if wanted.config.exact != job.config.exact:
+        log.warning(
+            '%s goes on as it began, with exact=%s; to change that: "exact": %s in %s, on every host',
+            folder.path,
+            job.config.exact,
+            str(wanted.config.exact).lower(),
+            folder.path / "job.json",
+        )
+    if chosen.save_only:
+        print(f"saved to {folder.path}")
+        sys.exit(EXIT_OK)
+    try:
+        return launch_directory(job, folder, chosen, on_status)
+    except GraphftError as error:
+        if folder.made and error.rule == "foreign-job":  # nothing was begun: no later script is to find a run here
+            shutil.rmtree(folder.path, ignore_errors=True)
+        raise
 
 
-def _act_as_role(job: Job) -> None:
+def launch_saved(path: Path, options: LaunchOptions) -> None:
+    """Runs the job in a folder to its end, without its script. Raises GraphftError if it cannot, or fails."""
+    from graphft.transpiler import read_record
+
+    record = read_record(path)
+    folder = saved_folder(path, resume=options.resume, fresh=options.fresh)
+    _check_counts(record, options)
+    if is_complete(path):
+        print(f"{path} is complete: {path / MODEL}")
+    else:
+        launch_directory(record, folder, options)
+
+
+def _check_not_imported() -> None:
+    """Raises UsageError when a script runs its job while it is imported for a Dataset that it defines."""
+    from graphft.data_reference import being_imported
+
+    file = being_imported()
+    if file:
+        raise UsageError(
+            f"{file} calls job.run() when it is imported, and every trainer imports it: for the Dataset in it",
+            rule="main-guard",
+            help="put what is to run once below `if __name__ == '__main__':`",
+        )
+
+
+def _act_as_role(job: Job, overrides: Mapping[str, Any]) -> None:
     """If the environment names a role, this process is that role, and ends with it."""
     from graphft.runtime.roles.environment import role_of_environment, run_as_role
 
     try:
         role = role_of_environment(os.environ, job.config.pservers)
-        status = run_as_role(job, role) if role is not None else None
+        if role is None:
+            return
+        _check_role_options(Path(role.job_dir or Path("jobs") / job.config.name), overrides)
+        status = run_as_role(job, role)
     except GraphftError as error:
         print(error, file=sys.stderr)
         status = EXIT_USAGE
-    if status is not None:
-        sys.exit(status)
+    sys.exit(status)
 
 
-def _chosen(job: Job, options: LaunchOptions | None, overrides: dict[str, Any]) -> LaunchOptions:
-    known = LaunchOptions.__dataclass_fields__
-    unknown = [name for name in overrides if name not in known]
-    if unknown:
-        raise GraphftError(f"run has no option {unknown[0]}", rule="option", help=f"it has {', '.join(known)}")
-    given = {name: value for name, value in overrides.items() if value is not None}
-    chosen = replace(options or LaunchOptions.from_environment(), **given)
-    return chosen if chosen.etcd else replace(chosen, etcd=",".join(job.config.etcd_endpoints or ()))
+def _check_role_options(job_dir: Path, overrides: Mapping[str, Any]) -> None:
+    """Raises UsageError when `resume` or `fresh` cannot hold: a role shares its folder with the run's other roles."""
+    if overrides.get("fresh"):
+        raise UsageError(
+            "fresh cannot hold for a role: all roles of a run, and those started again, use one folder",
+            rule="option",
+            help="leave it out, and set GRAPHFT_JOB_DIR to a new folder for a new run",
+        )
+    if overrides.get("resume") and not (job_dir / "job.json").exists():
+        raise UsageError(
+            f"there is nothing to resume: {job_dir} holds no job",
+            rule="nothing-to-resume",
+            help="set GRAPHFT_JOB_DIR to the run's folder, or leave resume out to begin one",
+        )
+
+
+def _check_counts(job: Job | JobRecord, options: LaunchOptions) -> None:
+    if not options.save_only:
+        check_counts(job.config, *options.counts(job.config), embedded=not options.endpoints(job.config))
 
 
 def launch_directory(
     job: Job | JobRecord,
-    job_dir: Path,
+    folder: JobFolder,
     options: LaunchOptions,
     on_status: Callable[[Supervisor, JobStatus], None] | None = None,
 ) -> Result:
-    """Starts etcd if needed and all roles of a saved job; returns when it is complete."""
+    """Says what is run, starts etcd if needed and all roles of a saved job; returns when it is complete.
+
+    If another launcher runs it, that one's end is waited for. Raises Interrupted on Ctrl-C and SIGTERM.
+    """
     prepare_structs()
+    begun_at = time.monotonic()
+    reached = Reached(folder.path, job.config)
+    waited: list[str] = []
+
+    def wait(holder: str) -> None:
+        tell(f"{folder.path} is being run by {holder}; waiting (--no-wait or wait=False: an error)")
+        waited.append(holder)
+
+    with interruptible(reached.describe), ExitStack() as stack:
+        if not (options.endpoints(job.config) and job.config.ft):  # files that only one launcher at a time may touch
+            stack.enter_context(locked(folder.path, wait if options.wait else None))
+            if waited and is_complete(folder.path):
+                tell(f"{folder.path} was completed by {waited[0]}")
+                seconds = time.monotonic() - begun_at
+                return Result(folder.path, folder.path / MODEL, job.config.total_steps, seconds)
+        tell(folder.describe(job.config))
+        return _launch(job, folder.path, options, on_status, reached, stack)
+
+
+def _launch(
+    job: Job | JobRecord,
+    job_dir: Path,
+    options: LaunchOptions,
+    on_status: Callable[[Supervisor, JobStatus], None] | None,
+    reached: Reached,
+    stack: ExitStack,
+) -> Result:
+    """Starts everything, and hands it to `stack`, which ends it: etcd, roles, display."""
     started = time.monotonic()
     keys = Keys(job.config.name)
-    with ExitStack() as stack:
-        endpoints = options.etcd or ",".join(job.config.etcd_endpoints or ())
-        embedded = None
-        if not job.config.ft:
-            _check_without_ft(job, options)
-        if not endpoints or not job.config.ft:  # there are files that only one launcher at a time may touch
-            stack.enter_context(locked(job_dir))
-        environment = role_environment() | {"OMP_NUM_THREADS": str(job.config.threads)}
-        fork_server = None
-        if not endpoints:
-            fork_server = _fork_server(job_dir, environment, options, stack)  # it loads while etcd starts
-            embedded = start_etcd(job, job_dir)
-            stack.callback(embedded.stop)
-            endpoints = ",".join(embedded.endpoints)
-        client = connect(endpoints)
-        stack.callback(client.close)
-        if embedded is None and job.config.ft:
-            revoke_dead(client, keys)
-        make_way(client, keys, job)
-        if embedded is None and options.pservers != 0 and not is_complete(job_dir):
-            begin_anew(client, keys, job, job_dir)
-        put_job(client, keys, job, job_dir)
-        etcd = fenced(client, keys, job)
-        write_endpoints(job_dir, endpoints)
-        fork_server = fork_server or _fork_server(job_dir, environment, options, stack)
-        supervisor = Supervisor(
-            job_dir, keys, etcd, endpoints, environment, options.max_restarts, job.config.ft, fork_server
+    supervisor, embedded = _start(job, job_dir, options, keys, stack)
+    trainers, pservers = options.counts(job.config)
+    for index in range(pservers):
+        supervisor.add("pserver", index)
+    for index in range(trainers):
+        supervisor.add("trainer", index)
+    display = None if options.quiet else _display()
+    if display is not None:
+        stack.callback(display.close)
+    missing = MissingProcesses(job_dir, supervisor.endpoints, trainers, pservers, tell)
+
+    def look(supervisor: Supervisor, status: JobStatus) -> None:
+        reached.status = status
+        missing.look(status)
+        if on_status is not None:
+            on_status(supervisor, status)
+
+    brief = display is None and on_status is None
+    status = _supervise(supervisor, supervisor.etcd, keys, display, look, embedded, brief)
+    if display is not None:
+        display.close(status)
+    if supervisor.report.failed and not job.config.ft:
+        tell_failed(supervisor.etcd, keys)
+    if supervisor.report.failed or status is None or status.state != "complete":
+        raise GraphftError(
+            f"job {keys.job} failed: {supervisor.report.failed or 'it did not complete'}",
+            rule="job-failed",
+            help=f"logs of all roles are in {job_dir / 'logs'}",
         )
-        stack.callback(supervisor.close)
-        _stop_on_signals(stack)
-        for index in range(options.pservers if options.pservers is not None else job.config.pservers):
-            supervisor.add("pserver", index)
-        for index in range(options.trainers if options.trainers is not None else job.config.trainers):
-            supervisor.add("trainer", index)
-        display = None if options.quiet else _display()
-        if display is not None:
-            stack.callback(display.close)
-        status = _supervise(supervisor, etcd, keys, display, on_status, embedded)
-        if display is not None:
-            display.close(status)
-        if supervisor.report.failed and not job.config.ft:
-            tell_failed(etcd, keys)
-        if supervisor.report.failed or status is None or status.state != "complete":
-            raise GraphftError(
-                f"job {keys.job} failed: {supervisor.report.failed or 'it did not complete'}",
-                rule="job-failed",
-                help=f"logs of all roles are in {job_dir / 'logs'}",
-            )
-        result = Result(
-            job_dir,
-            job_dir / "model.safetensors",
-            status.step,
-            time.monotonic() - started,
-            dict(supervisor.report.failures),
-            dict(supervisor.report.preemptions),
-        )
-        if display is not None:
-            display.console.print(_summary(result, status), soft_wrap=True)
-        return result
+    result = Result(
+        job_dir,
+        job_dir / MODEL,
+        status.step,
+        time.monotonic() - started,
+        dict(supervisor.report.failures),
+        dict(supervisor.report.preemptions),
+    )
+    if display is not None:
+        display.console.print(_summary(result, status), soft_wrap=True)
+    return result
+
+
+def _start(
+    job: Job | JobRecord, job_dir: Path, options: LaunchOptions, keys: Keys, stack: ExitStack
+) -> tuple[Supervisor, EmbeddedEtcd | None]:
+    """etcd (if it is this launcher's), the run's records, the fork server; a supervisor without processes so far."""
+    environment = role_environment() | {"OMP_NUM_THREADS": str(job.config.threads)}
+    endpoints, embedded, fork_server = options.endpoints(job.config), None, None
+    if not endpoints:
+        fork_server = _fork_server(job_dir, environment, options, stack)  # it loads while etcd starts
+        embedded = start_etcd(job, job_dir)
+        stack.callback(embedded.stop)
+        endpoints = ",".join(embedded.endpoints)
+    client = connect(endpoints)
+    stack.callback(client.close)
+    if embedded is None and job.config.ft:
+        revoke_dead(client, keys)
+    make_way(client, keys, job)
+    if embedded is None and options.pservers != 0 and not is_complete(job_dir):
+        begin_anew(client, keys, job, job_dir)
+    put_job(client, keys, job, job_dir)
+    etcd = fenced(client, keys, job)
+    write_endpoints(job_dir, endpoints)
+    fork_server = fork_server or _fork_server(job_dir, environment, options, stack)
+    supervisor = Supervisor(
+        job_dir, keys, etcd, endpoints, environment, options.max_restarts, job.config.ft, fork_server
+    )
+    stack.callback(supervisor.close)
+    return supervisor, embedded
 
 
 def _fork_server(
@@ -312,24 +320,16 @@ def _display() -> Display:
     return Display()
 
 
-def _check_without_ft(job: Job | JobRecord, options: LaunchOptions) -> None:
-    if job.config.sync and options.trainers not in (None, 0, job.config.trainers):
-        raise GraphftError(
-            f"{options.trainers} trainers cannot run a job of {job.config.trainers} without fault "
-            "tolerance: each computes its own part of every step",
-            rule="option",
-            help=f"start {job.config.trainers}, or use ft=True, where any number will do",
-        )
-
-
 def _supervise(
     supervisor: Supervisor,
     etcd: Store,
     keys: Keys,
     display: Display | None,
-    on_status: Callable[[Supervisor, JobStatus], None] | None,
+    on_status: Callable[[Supervisor, JobStatus], None],
     embedded: EmbeddedEtcd | None,
+    brief: bool,
 ) -> JobStatus | None:
+    """Looks after the processes until the job is over. Returns its last status; None if etcd never told one."""
     status, next_status, complete_at = None, 0.0, None
     keeper = EtcdKeeper(embedded) if embedded is not None else None
     while not supervisor.all_done and not supervisor.report.failed:
@@ -339,7 +339,7 @@ def _supervise(
         if time.monotonic() < next_status:
             continue
         next_status = time.monotonic() + STATUS_EVERY_SECONDS
-        seen = _look(etcd, keys, status, brief=display is None and on_status is None)
+        seen = _look(etcd, keys, status, brief)
         if keeper is not None:
             keeper.heard(seen is not status)
         if seen is None:
@@ -352,8 +352,7 @@ def _supervise(
         supervisor.take_progress(status.step, sum(shard.get("applied", 0) for shard in status.pservers.values()))
         if display is not None:
             display.show(status)
-        if on_status is not None:
-            on_status(supervisor, status)
+        on_status(supervisor, status)
         if status.state == "failed":
             supervisor.report.failed = supervisor.report.failed or "a role reported that the job cannot go on"
         if status.state == "complete":
@@ -361,7 +360,7 @@ def _supervise(
             if time.monotonic() - complete_at > EXIT_GRACE_SECONDS:
                 break
     last = _look(etcd, keys, status)
-    if on_status is not None and last is not None:
+    if last is not None:
         on_status(supervisor, last)
     return last
 
@@ -376,18 +375,6 @@ def _look(etcd: Store, keys: Keys, last: JobStatus | None, brief: bool = False) 
         return read_status(etcd, keys, deadline=LOOK_SECONDS, brief=brief)
     except EtcdError:
         return last  # etcd is away for a moment: the display waits, the job decides for itself
-
-
-def _stop_on_signals(stack: ExitStack) -> None:
-    """SIGTERM ends like Ctrl-C, so that children and etcd are stopped in order."""
-    if threading.current_thread() is not threading.main_thread():
-        return
-
-    def interrupt(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    stack.callback(signal.signal, signal.SIGTERM, before)
 
 
 def _summary(result: Result, status: JobStatus) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import fcntl
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from graphft.errors import UsageError
@@ -15,10 +15,11 @@ _FILE = "launcher.lock"
 
 
 @contextlib.contextmanager
-def locked(job_dir: Path) -> Iterator[None]:
+def locked(job_dir: Path, wait: Callable[[str], None] | None = None) -> Iterator[None]:
     """Holds the folder. The kernel lets go of it when this process ends, however that happens.
 
-    Raises GraphftError[job-running] while another process holds it.
+    While another process holds it: raises GraphftError[job-running]; or, given `wait`, calls that with who it is, and
+    waits for its end.
     """
     job_dir.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(job_dir / _FILE, os.O_RDWR | os.O_CREAT, 0o644)
@@ -26,14 +27,36 @@ def locked(job_dir: Path) -> Iterator[None]:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
-            raise UsageError(
-                f"the job in {job_dir} is being run by {holder}",
-                rule="job-running",
-                help=f"wait for its end, or stop it; `graphft status --job {job_dir}` shows where it is",
-            ) from None
+            holder = _text(descriptor)
+            if wait is None:
+                raise UsageError(
+                    f"the job in {job_dir} is being run by {holder}",
+                    rule="job-running",
+                    help=f"wait for its end, or stop it; `graphft status --job {job_dir}` shows where it is",
+                ) from None
+            wait(holder)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        os.pwrite(descriptor, f"pid {os.getpid()} on host {socket.gethostname()}\n".encode(), 0)
         yield
     finally:
         os.close(descriptor)
+
+
+def holder_of(job_dir: Path) -> str:
+    """ "pid 12 on host a": who holds the folder now; "" if nobody does."""
+    try:
+        descriptor = os.open(job_dir / _FILE, os.O_RDONLY)
+    except OSError:
+        return ""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)  # a launcher that begins now may find it held: it waits
+        return ""
+    except BlockingIOError:
+        return _text(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _text(descriptor: int) -> str:
+    return os.pread(descriptor, 200, 0).decode(errors="replace").strip() or "another process"

@@ -119,13 +119,13 @@ def run_as_role(job: Job, spec: RoleSpec) -> int:
 def _check_same(saved: JobRecord, job: Job, job_dir: Path) -> None:
     """Raises GraphftError if this script's job is not the one that was saved. Its processes may draw initial values
     without a seed, each its own: those of the first one count."""
-    from graphft.transpiler.fingerprint import differences
+    from graphft.transpiler.differences import differences
 
-    changed = differences(saved.fingerprint, job.fingerprint, saved.config, job.config)
+    changed = differences(job_dir, saved, job)
     only_values = dataclasses.replace(job.fingerprint, values=saved.fingerprint.values) == saved.fingerprint
     if changed and not (only_values and job.fingerprint.unseeded and saved.fingerprint.unseeded):
         raise UsageError(
-            f"{job_dir} holds another job than this script's, which differs in {', '.join(changed)}",
+            f"{job_dir} holds another job than this script's, which differs in: {', '.join(changed)}",
             rule="job-directory",
             help="set GRAPHFT_JOB_DIR to a new folder; a script that draws initial values seeds "
             "torch first (torch.manual_seed), so that all its processes draw the same",

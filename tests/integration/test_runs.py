@@ -65,12 +65,21 @@ def test_a_second_launcher_in_a_folder_leaves_it_alone(folder: Path, pace: Pace)
     first = Program(folder, SCRIPT, pace.file, options, GRAPHFT_LAUNCH='{"quiet": true}')
     job_dir = folder / "jobs" / "blobs"
     first.until(job_dir, lambda s: bool(s.trainers))
-    second = Program(folder, SCRIPT, pace.file, options, GRAPHFT_LAUNCH='{"quiet": true}')
+    second = Program(folder, SCRIPT, pace.file, options, GRAPHFT_LAUNCH='{"quiet": true, "wait": false}')
+    patient = Program(folder, SCRIPT, pace.file, options, GRAPHFT_LAUNCH='{"quiet": true}')
+    holder = f"pid {first.process.pid} on host {socket.gethostname()}"
     assert second.wait() == 1
-    assert f"the job in {Path('jobs/blobs')} is being run by pid {first.process.pid} on" in second.output
+    assert second.output.startswith(f"error[job-running]: the job in jobs/blobs is being run by {holder}\n")
+    assert "Traceback" not in second.output
+    patient.says(f"jobs/blobs is being run by {holder}; waiting (--no-wait or wait=False: an error)")
     pace.set(0)
     assert first.wait() == 0, first.output
     assert list((job_dir / "metrics").iterdir())
+    assert patient.wait() == 0, patient.output
+    assert f"jobs/blobs was completed by {holder}\n" in patient.output
+    losses = [program.output.splitlines()[-1] for program in (first, patient)]
+    assert losses[0] == losses[1], "the result of the run that was waited for"
+    assert not (folder / "jobs" / "blobs-2").exists()
 
 
 def test_a_corrected_script_does_not_go_on_with_the_old_run(folder: Path, pace: Pace) -> None:
@@ -83,10 +92,20 @@ def test_a_corrected_script_does_not_go_on_with_the_old_run(folder: Path, pace: 
     pace.set(0)
     mended = Program(folder, *arguments, json.dumps({**OPTIONS, "blobs": {"mislabeled": 444}}), **launch)
     assert mended.wait() == 0, mended.output
-    assert "jobs/blobs holds another job, which differs in" in mended.output
+    assert mended.output.startswith("jobs/blobs differs in: ")
+    assert "; new run in jobs/blobs-2\n" in mended.output
     assert (folder / "jobs" / "blobs-2" / "job.json").exists()
     again = Program(folder, *arguments, json.dumps(OPTIONS), **launch)
     assert again.wait() == 0, again.output
+    assert re.match(r"resuming jobs/blobs at step [12]0 of \d+ \(job unchanged\)\n", again.output), again.output
     assert (folder / "jobs" / "blobs" / "model.safetensors").exists()
     log = (folder / "jobs" / "blobs" / "logs" / "pserver-0.log").read_text()
     assert re.search("goes on from step [12]0", log), log
+
+
+def test_a_launch_that_finds_no_etcd_says_so_in_one_message(folder: Path, pace: Pace) -> None:
+    found = Program(folder, SCRIPT, pace.file, json.dumps(OPTIONS), ETCD_BIN="/nosuch/etcd")
+    assert found.wait() == 1
+    first, error, _help = found.output.splitlines()
+    assert first == "new run in jobs/blobs"
+    assert error == "error[etcd-missing]: ETCD_BIN=/nosuch/etcd is not a working etcd"

@@ -148,9 +148,27 @@ def test_a_launcher_that_is_told_to_end_leaves_nobody_in_an_etcd_of_others(
     launcher = Program(folder, *command)
     launcher.until(folder, at(1))
     launcher.process.terminate()
-    assert launcher.wait(20) == 130, launcher.output
-    assert "interrupted" in launcher.output
+    assert launcher.wait(20) == 143, launcher.output
+    assert re.search(r"^interrupted at step \d+ of \d+; run again to resume ", launcher.output, re.M), launcher.output
     assert "Traceback" not in launcher.output
     status = look(folder)
     assert status is not None
     assert (status.state, status.pservers, status.trainers, status.slots) == ("running", {}, {}, {})
+
+
+def test_what_a_launcher_leaves_to_others_is_named_until_they_come(
+    plain: graphft.Program, folder: Path, pace: Pace, etcd_server: EmbeddedEtcd
+) -> None:
+    """With an etcd that others reach. With its own etcd the launcher would wait for ever, and refuses at once."""
+    pace.set(0)
+    training.job(plain, pace=pace.file, trainers=1, pservers=2, passes=1, name="shared").save(folder)
+    launch = ["-m", "graphft", "launch", "--job", folder, "--quiet", "--pservers", "1"]
+    alone = Program(folder, *launch)
+    assert alone.wait() == 2
+    assert alone.output.startswith("error[option]: pservers is 1, but the job has 2, and this launcher brings its own")
+    etcd = etcd_server.endpoints[0]
+    one = Program(folder, *launch, "--etcd", etcd)
+    one.says(f"waiting for pserver 1, which this launcher does not start (elsewhere: graphft start ROLE --job {folder}")
+    other = Program(folder, "-m", "graphft", "start", "pserver", "--job", folder, "--etcd", etcd)
+    assert (one.wait(), other.wait()) == (0, 0), one.output + other.output
+    assert one.output.startswith(f"new run in {folder}\n")

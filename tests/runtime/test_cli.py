@@ -11,15 +11,14 @@ from pathlib import Path
 
 import pytest
 
+import graphft
 from graphft.printer import format_program
 from graphft.runtime.cli import main
 from graphft.runtime.coordination import connect as connect_module
-from graphft.runtime.coordination.connect import write_endpoints
-from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import Etcd
-from graphft.runtime.launcher.launch import LaunchOptions
+from graphft.runtime.launcher.options import LaunchOptions
 from graphft.storage import save_program
 from graphft.transpiler import Job
 from tests.support.programs_by_hand import linear
@@ -38,6 +37,8 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     assert main([str(a) for a in arguments]) == 2
     out, err = capsys.readouterr()
     assert out == ""
+    if "launch" in arguments:  # which says first what is run
+        err = err.removeprefix(f"new run in {arguments[-1]}\n")
     assert err.startswith("error[")
     assert "help: " in err
     return err
@@ -119,54 +120,13 @@ def test_output_into_a_closed_pipe(saved: Path) -> None:
     assert (done.returncode, done.stderr) == (1, b"")
 
 
-# -- status -----------------------------------------------------------------------------------------------------------
+# -- etcd -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def running(etcd: Etcd, keys: Keys, job: Job) -> Keys:
     put_job(etcd, keys, job)
-    Events(etcd, keys, "launcher").emit("died", "trainer 1 died (killed by SIGKILL), starting it again")
     return keys
-
-
-def test_status_by_name(capsys: pytest.CaptureFixture[str], etcd: Etcd, running: Keys) -> None:
-    endpoints = ",".join(etcd.endpoints)
-    data = json.loads(shown(capsys, "status", "--job", running.job, "--etcd", endpoints, "--json"))
-    assert (data["job"], data["state"], data["step"]) == (running.job, "running", 0)
-    assert data["events"][0]["kind"] == "died"
-    text = shown(capsys, "status", "--job", running.job, "--etcd", f"http://{NOBODY}, {endpoints}")
-    assert f"graphft job {running.job}: running" in text
-    assert "[launcher] trainer 1 died (killed by SIGKILL)" in text
-
-
-def test_status_by_folder(capsys: pytest.CaptureFixture[str], etcd: Etcd, job: Job, keys: Keys, tmp_path: Path) -> None:
-    named = Job.make(job.source, job.config.replace(name=keys.job))
-    for folder in (tmp_path / "somewhere", tmp_path / "jobs" / keys.job):
-        named.save(folder)
-        write_endpoints(folder, ",".join(etcd.endpoints))
-    put_job(etcd, keys, named)
-    for name in (str(tmp_path / "somewhere"), "somewhere", keys.job):
-        assert json.loads(shown(capsys, "status", "--job", name, "--json"))["job"] == keys.job
-
-
-def test_watching_ends_with_the_job(capsys: pytest.CaptureFixture[str], etcd: Etcd, running: Keys) -> None:
-    etcd.put(running.state, b"complete")
-    text = shown(capsys, "status", "--job", running.job, "--etcd", ",".join(etcd.endpoints), "--watch")
-    assert f"graphft job {running.job}: complete" in text
-
-
-def test_status_of_an_unknown_job(capsys: pytest.CaptureFixture[str], etcd: Etcd, running: Keys) -> None:
-    err = refused(capsys, "status", "--job", "nosuch", "--etcd", ",".join(etcd.endpoints))
-    assert "etcd knows no job named nosuch" in err
-    assert running.job in err
-
-
-def test_status_without_a_name(capsys: pytest.CaptureFixture[str], etcd: Etcd, running: Keys, job: Job) -> None:
-    other = Keys(f"{running.job}-2")
-    put_job(etcd, other, job)
-    err = refused(capsys, "status", "--etcd", ",".join(etcd.endpoints))
-    assert running.job in err
-    assert other.job in err
 
 
 def test_a_dead_run_is_forgotten_by_name(
@@ -175,18 +135,6 @@ def test_a_dead_run_is_forgotten_by_name(
     endpoints = ",".join(etcd.endpoints)
     assert f"forgotten: run {job.run_id}" in shown(capsys, "forget", running.job, "--etcd", endpoints)
     assert "etcd knows no job" in refused(capsys, "forget", running.job, "--etcd", endpoints)
-
-
-@pytest.mark.parametrize("name", ["/nosuch/folder", "./nosuch", "empty"])
-def test_status_of_a_folder_that_holds_no_job(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
-    (tmp_path / "empty").mkdir()
-    assert "cannot load a job" in refused(capsys, "status", "--job", name)
-
-
-def test_status_does_not_know_where_etcd_is(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
-    for job in ("", "name"):
-        assert "no etcd endpoints" in refused(capsys, "status", "--job", job)
-    assert "is not running on this machine" in refused(capsys, "status", "--job", str(saved))
 
 
 @pytest.mark.parametrize(
@@ -206,17 +154,6 @@ def test_etcd_that_cannot_be_reached(
     assert message in refused(capsys, "launch", "--etcd", endpoints, "--job", saved)
     assert time.monotonic() - started < 10
     assert sorted(p.name for p in saved.iterdir()) == ["data", "job.json", "programs", "source"], "nothing half-written"
-
-
-def test_a_job_whose_etcd_has_stopped(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
-    write_endpoints(saved, NOBODY)
-    err = refused(capsys, "status", "--job", saved)
-    assert "is not running" in err
-    assert f"graphft launch --job {saved} goes on with it" in err
-    (saved / "model.safetensors").touch()
-    assert f"is complete: its etcd at {NOBODY} does not answer\nhelp: the model is {saved}" in refused(
-        capsys, "status", "--job", saved
-    )
 
 
 def test_the_process_ends_too_and_prints_no_traceback() -> None:
@@ -263,13 +200,23 @@ def test_launch_runs_the_script_with_its_arguments(
     monkeypatch.setenv("GRAPHFT_LAUNCH", "")
     (tmp_path / "launched_helper.py").write_text("NAME = 'helped'\n")
     (tmp_path / "script.py").write_text(
-        "import sys, launched_helper\nfrom graphft.runtime.launcher.launch import LaunchOptions\n"
+        "import sys, launched_helper\nfrom graphft.runtime.launcher.options import LaunchOptions\n"
         "assert __name__ == '__main__'\nprint(launched_helper.NAME, sys.argv, LaunchOptions.from_environment())\n"
     )
     arguments = ["--trainers", "3", "--etcd", "h:1", "--job", "d", "--max-restarts", "7", "--quiet", "--no-fork-server"]
-    text = shown(capsys, "launch", *arguments, tmp_path / "script.py", "--trainers", "9", "x")
+    assert main(["launch", *arguments, str(tmp_path / "script.py"), "--trainers", "9", "x"]) == 2
+    text, err = capsys.readouterr()
     options = LaunchOptions(3, None, "h:1", "d", 7, quiet=True, fork_server=False)
     assert text == f"helped {[str(tmp_path / 'script.py'), '--trainers', '9', 'x']} {options}\n"
+    assert "script.py ended and never called job.run(): nothing was run" in err
+    assert json.loads(os.environ["GRAPHFT_LAUNCH"]).keys() == {
+        "trainers",
+        "etcd",
+        "job_dir",
+        "max_restarts",
+        "quiet",
+        "fork_server",
+    }, "what was not given is the script's to say"
 
 
 def test_start_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -300,3 +247,10 @@ def test_help_names_all_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended.value.code == 0
     text = capsys.readouterr().out
     assert all(f"    {command}" in text for command in ("launch", "start", "status", "show"))
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"graphft {graphft.__version__}\n"

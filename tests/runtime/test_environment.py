@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 
-import graphft
 from graphft.errors import GraphftError
 from graphft.runtime.coordination import connect as connect_module
 from graphft.runtime.coordination.connect import (
@@ -30,10 +29,11 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, EtcdUnreachable
 from graphft.runtime.execute.determinism import enforce, find_device
-from graphft.runtime.launcher.launch import LaunchOptions, Result, choose_directory, run_job
+from graphft.runtime.launcher.launch import Result, run_job
+from graphft.runtime.launcher.options import LaunchOptions
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_USAGE
 from graphft.runtime.roles.environment import RoleSpec, role_of_environment, run_as_role, run_role
-from graphft.transpiler import Job, read_record
+from graphft.transpiler import Job
 
 
 @pytest.fixture(autouse=True)
@@ -291,90 +291,6 @@ def test_options_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     assert LaunchOptions.from_environment() == LaunchOptions(trainers=3, quiet=True)
 
 
-def folder(path: str, job: Job | None = None, complete: bool = False) -> None:
-    if job is None:
-        Path(path).mkdir(parents=True)
-        (Path(path) / "file").touch()
-    else:
-        job.save(path)
-    if complete:
-        (Path(path) / "model.safetensors").touch()
-
-
-def test_a_default_folder_is_new_or_an_unfinished_run_of_the_same_job(job: Job) -> None:
-    name = job.config.name
-    assert choose_directory(job) == Path("jobs", name)
-    folder(f"jobs/{name}", Job.make(job.source, job.config.replace(seed=1)))
-    assert choose_directory(job) == Path("jobs", f"{name}-2")
-    folder(f"jobs/{name}-2", job, complete=True)
-    folder(f"jobs/{name}-3")
-    Path(f"jobs/{name}-4").write_text("a file")
-    assert choose_directory(job) == Path("jobs", f"{name}-5")
-    folder(f"jobs/{name}-5", job)
-    assert choose_directory(job) == Path("jobs", f"{name}-5"), "an unfinished run is gone on with"
-
-
-def test_scripts_that_start_at_once_take_folders_of_their_own(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A sweep: the folder that is chosen may be another's a moment later."""
-    name, save = job.config.name, Job.save
-
-    def be_late(this: Job, path: Any) -> None:
-        monkeypatch.setattr(Job, "save", save)
-        folder(str(path), Job.make(job.source, job.config.replace(seed=1)))
-        save(this, path)
-
-    monkeypatch.setattr(Job, "save", be_late)
-    with pytest.raises(SystemExit):
-        run_job(job, save_only=True)
-    assert read_record(Path(f"jobs/{name}-2")).run_id == job.run_id
-
-
-def test_an_option_that_is_none_is_not_given(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`job.run(job_dir=os.environ.get(...))` under `graphft launch --save-only --job DIR`."""
-    monkeypatch.setenv("GRAPHFT_LAUNCH", '{"job_dir": "wanted", "save_only": true}')
-    with pytest.raises(SystemExit):
-        run_job(job, job_dir=None)
-    assert Path("wanted/job.json").exists()
-
-
-def test_a_run_that_has_begun_does_not_change_its_exactness_in_silence(
-    job: Job, caplog: pytest.LogCaptureFixture
-) -> None:
-    job.save("begun")
-    for exact, said in ((True, ""), (False, 'goes on as it began, with exact=True; to change that: "exact": false')):
-        caplog.clear()
-        with pytest.raises(SystemExit):
-            run_job(Job.make(job.source, job.config.replace(exact=exact)), job_dir="begun", save_only=True)
-        assert caplog.text.count("goes on as it began") == bool(said)
-        assert said in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("other", "another job"),
-        ("complete", "a job that is complete"),
-        ("files", "something else"),
-        ("list", "something else"),
-    ],
-)
-def test_a_wanted_folder_that_is_taken(job: Job, content: str, message: str) -> None:
-    other = Job.make(job.source, job.config.replace(seed=1))
-    folder("wanted", {"other": other, "complete": job}.get(content), complete=content == "complete")
-    if content == "list":
-        Path("wanted/job.json").write_text("[]")
-    with pytest.raises(GraphftError, match=message):
-        choose_directory(job, "wanted")
-
-
-def test_a_wanted_folder_that_is_free(job: Job) -> None:
-    assert choose_directory(job, "wanted") == Path("wanted")
-    Path("wanted").mkdir()
-    assert choose_directory(job, "wanted") == Path("wanted")
-    folder("wanted", job)
-    assert choose_directory(job, "wanted") == Path("wanted")
-
-
 def test_losses_of_a_result(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [{"step": 1, "slot": 0, "loss": 0.5}, {"step": 0, "slot": 1, "loss": 0.75}]
     (tmp_path / "metrics").mkdir()
@@ -382,50 +298,3 @@ def test_losses_of_a_result(tmp_path: Path) -> None:
     (tmp_path / "metrics" / "trainer-0-a.jsonl").write_text(whole + '{"step": 2, "sl')
     (tmp_path / "metrics" / "trainer-0-b.jsonl").write_text(json.dumps(rows[0]) + "\n")
     assert Result(tmp_path, tmp_path, 2, 1.0).losses == [(0, 1, 0.75), (1, 0, 0.5)]
-
-
-def variant(job: Job, **changes: Any) -> Job:
-    """The job that the script makes when it is run again, `changes` being what was corrected: `data`, or the initial
-    values of variables by name."""
-    source = job.source.clone()
-    source.values = {**source.values, **{n: v for n, v in changes.items() if n != "data"}}
-    return Job.make(source, job.config.replace(data=changes.get("data", job.config.data)))
-
-
-def test_a_script_that_is_run_again_finds_its_run_and_a_corrected_one_does_not(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Pitfall 65: the same programs and options, but other data, initial values, frozen values or constants."""
-    program = frozen_linear()
-    x, y = torch.arange(160.0).reshape(8, 20), torch.zeros(8, 1)
-    job = graphft.transpile(program, chunks=graphft.arrays(chunk_size=8, x=x, y=y), batch_size=4, ft=True, name="lin")
-    path = choose_directory(job)
-    job.save(path)
-    run_id = Job.load(path).run_id
-    assert choose_directory(variant(job)) == path
-    assert Job.load(path).run_id == run_id == job.run_id != variant(job).run_id
-    corrected = {"data y": {"data": graphft.arrays(chunk_size=8, x=x, y=y + 1)}}
-    for name, value in program.values.items():
-        if value.numel() and value.is_floating_point():
-            corrected[f"initial value of {name}"] = {name: value + 1}
-    assert len(corrected) >= 3
-    for what, change in corrected.items():
-        other = variant(job, **change)
-        assert other.hash == job.hash, "programs and options are the same"
-        assert choose_directory(other) == Path("jobs/lin-2"), what
-        assert f"jobs/lin holds another job, which differs in {what}" in caplog.text
-        with pytest.raises(GraphftError, match=f"holds another job, which differs in {what}"):
-            other.save(path)
-        caplog.clear()
-
-
-def frozen_linear() -> graphft.Program:
-    model = torch.nn.Sequential(torch.nn.Linear(20, 4), torch.nn.Linear(4, 1))
-    model[0].requires_grad_(False)
-
-    def loss(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        return (model(x) + torch.tensor([0.5]) - y).square().mean()
-
-    program = graphft.build(model, loss, inputs={"x": (None, 20), "y": (None, 1)})
-    graphft.minimize(program, graphft.SGD(lr=0.1))
-    return program

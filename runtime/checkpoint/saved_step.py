@@ -1,0 +1,33 @@
+"""At which step a run that is not running would go on: read from its folder, without etcd and without torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from graphft.runtime.checkpoint.store import CheckpointStore, StorageUnavailable
+
+if TYPE_CHECKING:
+    from graphft.transpiler import JobConfig
+
+
+def saved_step(job_dir: Path, config: JobConfig) -> int | None:
+    """Step (async: batches) of the newest whole checkpoint in the folder; 0 if there is none.
+
+    Async, before the end: the lowest of the shards' own. None: the folder cannot be read now. A commit of which the
+    process died at once may be one checkpoint behind.
+    """
+    root = job_dir / "checkpoints"
+    try:
+        step = _newest(root)
+        if step == 0 and not config.sync:
+            step = min(_newest(root / f"shard-{shard}") for shard in range(config.pservers))
+    except StorageUnavailable:
+        return None
+    return step
+
+
+def _newest(root: Path) -> int:
+    """Step of the newest whole checkpoint of the latest generation that left one; 0 if there is none."""
+    found = CheckpointStore(root).manifests()
+    return max(((m.generation, m.step) for m in found), default=(0, 0))[1]

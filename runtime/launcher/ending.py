@@ -1,0 +1,94 @@
+"""How a launch ends that did not complete its job: interrupted, or with an error; each is one clear message."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from graphft.runtime.coordination.connect import is_complete
+from graphft.runtime.coordination.status import JobStatus
+from graphft.runtime.launcher.job_folder import begun, where
+from graphft.runtime.launcher.tell import tell
+
+if TYPE_CHECKING:
+    from graphft.transpiler import JobConfig
+
+
+class Interrupted(KeyboardInterrupt, SystemExit):
+    """Ctrl-C or SIGTERM has ended a launch, in order. A script that does not catch it ends without a traceback, with
+    the exit status of the signal: 130 or 143. To a script that catches KeyboardInterrupt it is one."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signum)
+        self.signum, self.code = signum, 128 + signum
+
+
+@dataclass(slots=True)
+class Reached:
+    """Where a launch is: what to say if it is interrupted."""
+
+    job_dir: Path
+    config: JobConfig
+    status: JobStatus | None = None
+    """The last one seen."""
+
+    def describe(self) -> str:
+        step = f" at step {self.status.step} of {self.config.total_steps}" if self.status is not None else ""
+        if is_complete(self.job_dir):
+            return f"interrupted{step}; {self.job_dir} is complete"
+        if not self.config.ft:
+            return f"interrupted{step}; without fault tolerance (ft=False) the next run begins anew"
+        at = f" {where(self.job_dir, self.config)}" if begun(self.job_dir) else ""
+        return f"interrupted{step}; run again to resume {self.job_dir}{at}"
+
+
+@contextlib.contextmanager
+def interruptible(last_words: Callable[[], str]) -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, so that children and etcd are stopped in order; then one line is told."""
+    try:
+        with _raised_by_sigterm():
+            yield
+    except KeyboardInterrupt as error:
+        tell(last_words())
+        raise Interrupted(error.signum if isinstance(error, Interrupted) else signal.SIGINT) from None
+
+
+@contextlib.contextmanager
+def _raised_by_sigterm() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise Interrupted(signum)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def without_traceback(error: BaseException) -> None:
+    """If the script does not catch this error, only its message is printed: where graphft found it is no help.
+
+    Not with GRAPHFT_DEBUG, and not where something else (a notebook, a debugger) shows errors.
+    """
+    if os.environ.get("GRAPHFT_DEBUG") or sys.excepthook is not sys.__excepthook__:
+        return
+
+    def show(kind: type[BaseException], found: BaseException, where: TracebackType | None) -> None:
+        if found is error:
+            tell(str(error))
+        else:
+            sys.__excepthook__(kind, found, where)
+
+    sys.excepthook = show

@@ -1,0 +1,129 @@
+"""What a job's folder tells of its run, whether its etcd answers or not; and which jobs there are on this machine."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from graphft.errors import GraphftError
+from graphft.runtime.checkpoint.saved_step import saved_step
+from graphft.runtime.coordination.connect import connect, is_complete, read_endpoints
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.status import JobStatus, read_status
+from graphft.runtime.launcher.job_folder import begun
+from graphft.runtime.process.folder_lock import holder_of
+from graphft.transpiler.record import JobRecord, read_record
+
+JOBS = Path("jobs")
+"""Where launchers put the folders of jobs."""
+ANSWER_SECONDS = 1.0
+"""For how long a job's etcd may take to answer."""
+State = Literal["complete", "running", "starting", "stopped", "not begun", "unknown", "unreadable"]
+"""unknown: its etcd is not the embedded one, and does not answer here."""
+
+
+@dataclass(frozen=True)
+class FolderStatus:
+    """One look at a job's folder. `at`: when it was completed, last worked on, or made (seconds since 1970)."""
+
+    folder: Path
+    name: str
+    state: State
+    step: int | None
+    steps: int
+    at: float
+    holder: str = ""
+    """Of a job that runs or starts: its launcher, where that holds the folder."""
+
+    def describe(self) -> str:
+        """On one line, with what to do about it."""
+        what = {
+            "complete": f"is complete: {self.steps} steps, model {self.folder / 'model.safetensors'}",
+            "running": f"is running, {self.where}",
+            "starting": f"is starting ({self.holder}), {self.where}",
+            "stopped": f"is not running; it stopped {self.where}: graphft launch --job {self.folder} goes on with it",
+            "not begun": f"was saved and never begun: graphft launch --job {self.folder}",
+            "unknown": f"may run elsewhere: its etcd does not answer; its newest checkpoint here is {self.where}",
+            "unreadable": "cannot be read",
+        }[self.state]
+        return f"the job in {self.folder} {what}"
+
+    @property
+    def where(self) -> str:
+        return f"at step {'?' if self.step is None else self.step} of {self.steps}"
+
+    def row(self) -> tuple[str, str, str, str]:
+        """Folder, state, step of steps, and when, for a table."""
+        step = "" if self.state == "unreadable" else f"{'?' if self.step is None else self.step} of {self.steps}"
+        return str(self.folder), self.state, step, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.at))
+
+    def to_json(self) -> dict[str, object]:
+        model = str(self.folder / "model.safetensors") if self.state == "complete" else None
+        return {
+            "job": self.name,
+            "folder": str(self.folder),
+            "state": self.state,
+            "step": self.step,
+            "total_steps": self.steps,
+            "at": self.at,
+            "launcher": self.holder,
+            "model": model,
+        }
+
+
+def list_folders() -> list[FolderStatus]:
+    """The jobs in ./jobs, the one that was worked on last at the end."""
+    folders = [p.parent for p in JOBS.glob("*/job.json")]
+    return sorted((look_at(folder) for folder in folders), key=lambda s: s.at)
+
+
+def look_at(folder: Path) -> FolderStatus:
+    """One look, without waiting for anything. Never raises GraphftError: a folder that is damaged is `unreadable`."""
+    try:
+        record = read_record(folder)
+    except GraphftError:
+        return FolderStatus(folder, folder.name, "unreadable", None, 0, _modified(folder))
+    name, steps = record.config.name, record.config.total_steps
+    if is_complete(folder):
+        return FolderStatus(folder, name, "complete", steps, steps, _modified(folder / "model.safetensors"))
+    holder, endpoints = holder_of(folder), read_endpoints(folder) or ",".join(record.config.etcd_endpoints or ())
+    live = _live(endpoints, record) if endpoints else None
+    if live is not None and (live.pservers or live.trainers or holder):
+        return FolderStatus(folder, name, "running", live.step, steps, time.time(), holder)
+    saved = saved_step(folder, record.config)
+    if holder:
+        return FolderStatus(folder, name, "starting", saved, steps, time.time(), holder)
+    if begun(folder):
+        known = live is not None or not endpoints or (folder / "etcd").is_dir()
+        return FolderStatus(folder, name, "stopped" if known else "unknown", saved, steps, _last_work(folder))
+    return FolderStatus(folder, name, "not begun", 0, steps, _modified(folder / "job.json"))
+
+
+def _live(endpoints: str, record: JobRecord) -> JobStatus | None:
+    """What the run's etcd tells, if it answers and knows this very run."""
+    try:
+        with connect(endpoints, wait=ANSWER_SECONDS) as etcd:
+            status = read_status(etcd, Keys(record.config.name), deadline=ANSWER_SECONDS, brief=True)
+    except GraphftError:
+        return None
+    return status if status.spec.get("run") == record.run_id else None
+
+
+def _last_work(folder: Path) -> float:
+    """When a process of the job last wrote something that stays."""
+    files = [folder / "job.json", *folder.glob("logs/*"), *folder.glob("metrics/*"), *folder.glob("checkpoints/*")]
+    return max(map(_modified, files))
+
+
+def _modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def folders_as_json(found: list[FolderStatus]) -> str:
+    return json.dumps([status.to_json() for status in found], indent=1)

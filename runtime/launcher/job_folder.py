@@ -1,0 +1,150 @@
+"""The folder that a run is in: an unfinished run of the same job is resumed, anything else gets a new folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from graphft.errors import GraphftError, UsageError
+from graphft.runtime.checkpoint.saved_step import saved_step
+from graphft.runtime.coordination.connect import is_complete
+
+if TYPE_CHECKING:
+    from graphft.transpiler import Job, JobConfig
+
+LISTED = 2
+"""Folders that are passed by and described; of more, the number of the others is told."""
+_TRACES = ("etcd.json", "etcd", "logs", "checkpoints")
+"""What a run that was begun has in its folder, beside what `Job.save` writes."""
+
+
+@dataclass(frozen=True)
+class JobFolder:
+    """A run's folder. `made`: for this launch. `passed`: folders that hold other runs, each with what it holds.
+
+    `job`: the script's job was compared with the folder's, and is the same.
+    """
+
+    path: Path
+    made: bool = False
+    passed: tuple[str, ...] = ()
+    job: bool = False
+
+    def describe(self, config: JobConfig) -> str:
+        """What is run here, on one line: the first one that a launcher prints."""
+        others = len(self.passed) - LISTED
+        parts = [*([f"{others} other folders are taken"] if others > 0 else []), *self.passed[-LISTED:]]
+        return "; ".join([*parts, self._here(config)])
+
+    def _here(self, config: JobConfig) -> str:
+        if not begun(self.path):
+            return f"new run in {self.path}"
+        same = " (job unchanged)" if self.job else ""
+        if not config.ft:
+            return f"beginning {self.path} anew{same}: without fault tolerance (ft=False) no run can be resumed"
+        return f"resuming {self.path} {where(self.path, config)}{same}"
+
+
+def begun(path: Path) -> bool:
+    """Whether a process of the run in this folder was ever started: the folder may only have been saved."""
+    return any((path / name).exists() for name in _TRACES)
+
+
+def where(path: Path, config: JobConfig) -> str:
+    """ "at step 100 of 2048": where the run in this folder goes on."""
+    step = saved_step(path, config)
+    return f"at step {'?' if step is None else step} of {config.total_steps}"
+
+
+def open_folder(job: Job, wanted: str = "", *, resume: bool = False, fresh: bool = False) -> JobFolder:
+    """The folder in which `job` is to be run, saved there if it was not. See `choose_directory`."""
+    while True:
+        path, passed = choose_directory(job, wanted, resume=resume, fresh=fresh)
+        if (path / "job.json").exists():
+            return JobFolder(path, False, passed, True)
+        try:
+            job.save(path)
+            return JobFolder(path, True, passed, True)
+        except GraphftError as error:
+            if wanted or error.rule != "job-directory":
+                raise  # else another script, started at the same time, has just taken that folder
+
+
+def choose_directory(
+    job: Job, wanted: str = "", *, resume: bool = False, fresh: bool = False
+) -> tuple[Path, tuple[str, ...]]:
+    """The folder for `job`, and what other folders hold that were looked at: jobs/<name>, jobs/<name>-2, ...
+
+    `wanted`: this folder and no other. `resume`: an unfinished run of this very job, or none. `fresh`: no such run.
+    Raises UsageError if that cannot be, with what differs; GraphftError when a folder cannot be read.
+    """
+    passed: list[str] = []
+    for path in [Path(wanted)] if wanted else _folders(job.config.name):
+        held = _obstacle(job, path) or _unfinished(job, path) * fresh
+        if not held:
+            break
+        passed.append(f"{path} {held}")
+    if wanted and passed:
+        raise UsageError(
+            f"{'cannot resume: ' if resume else ''}{passed[0]}",
+            rule="job-directory",
+            help="choose another directory, or delete this one",
+        )
+    if resume and not begun(path):
+        raise UsageError(
+            f"there is no unfinished run of this job to resume: {'; '.join([*passed, _nothing(path)])}",
+            rule="nothing-to-resume",
+            help="leave resume out to begin a run; what differs is to be as it was to go on with that run",
+        )
+    return path, tuple(passed)
+
+
+def saved_folder(path: Path, *, resume: bool, fresh: bool) -> JobFolder:
+    """A job that is launched from its folder, without its script. Raises UsageError if it cannot be run so."""
+    if fresh:
+        raise UsageError(
+            f"--fresh is for a script: {path} holds one run, and that is what is launched",
+            rule="option",
+            help="give the script, too" if begun(path) else "leave --fresh out: this run was never begun",
+        )
+    if resume and (is_complete(path) or not begun(path)):
+        why = f"{path} is complete" if is_complete(path) else _nothing(path)
+        raise UsageError(f"there is nothing to resume: {why}", rule="nothing-to-resume", help="leave --resume out")
+    return JobFolder(path)
+
+
+def _folders(name: str) -> Iterator[Path]:
+    yield Path("jobs", name)
+    yield from (Path("jobs", f"{name}-{n}") for n in count(2))
+
+
+def _nothing(path: Path) -> str:
+    return f"{path} was saved, but never begun" if (path / "job.json").exists() else f"{path} does not exist"
+
+
+def _unfinished(job: Job, path: Path) -> str:
+    """What `fresh` passes by; "" if nothing was begun here."""
+    return f"holds an unfinished run, {where(path, job.config)}" if begun(path) else ""
+
+
+def _obstacle(job: Job, path: Path) -> str:
+    """What a folder is or holds that keeps `job` from being run in it, in words; "" if nothing does."""
+    from graphft.transpiler import read_record
+    from graphft.transpiler.differences import differences
+
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return ""
+    try:
+        found = read_record(path)
+    except GraphftError as error:
+        if error.rule == "storage":  # it may be this very job, and is not to be begun anew elsewhere
+            raise
+        return f"holds something else ({error.message})"
+    changed = differences(path, found, job)
+    if changed:
+        left = begun(path) and not is_complete(path)
+        return f"differs in: {', '.join(changed)}" + f" (graphft launch --job {path} goes on with it)" * left
+    return "is complete" if is_complete(path) else ""

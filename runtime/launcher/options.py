@@ -1,0 +1,97 @@
+"""How a job is launched: what the script asks for, what the command line says, and which of them counts."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from graphft.errors import GraphftError, UsageError
+from graphft.runtime.launcher.tell import tell
+
+if TYPE_CHECKING:
+    from graphft.transpiler import JobConfig
+
+COMMAND_LINE = "GRAPHFT_LAUNCH"
+"""In the environment of a script that `graphft launch` runs: the options that were given, as JSON."""
+
+CALLED = "GRAPHFT_CALLED"
+"""Set in the environment as soon as the script calls `job.run()`: `graphft launch` looks whether it ever did."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchOptions:
+    """How many processes to start here, and where. None: what the job says."""
+
+    trainers: int | None = None
+    """Trainers to start here; those beyond the number of slots wait as spares."""
+    pservers: int | None = None
+    """Pservers to start here."""
+    etcd: str = ""
+    """`host:port[,host:port...]` of an etcd that runs; "": one is started, with its data in the folder."""
+    job_dir: str = ""
+    """The job's folder; "": `jobs/<name>`, or the first of `jobs/<name>-2` ... that is free or holds this job's run."""
+    max_restarts: int = 3
+    """Failures of one role in a row, without a step of the job in between, before the launcher gives up."""
+    quiet: bool = False
+    """No progress display. The line that says what is run, errors and what is lost are told all the same."""
+    fork_server: bool = True
+    """Make roles by forking a process that has loaded everything: each starts in a fraction of a second."""
+    save_only: bool = False
+    """Write the job's folder and end there, instead of running it."""
+    resume: bool = False
+    """Go on with an unfinished run of this very job; an error if there is none."""
+    fresh: bool = False
+    """Begin a new run in a new folder, also if there is an unfinished one of this very job."""
+    wait: bool = True
+    """While another launcher runs the job: wait for its end. False: an error."""
+
+    def __post_init__(self) -> None:
+        for name in ("trainers", "pservers", "max_restarts"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise GraphftError(f"{name} is {value}, expected 0 or more", rule="option", help=f"correct {name}")
+        if self.resume and self.fresh:
+            raise UsageError("resume and fresh exclude each other", rule="option", help="give one of them, or neither")
+
+    @staticmethod
+    def from_environment() -> LaunchOptions:
+        """What `graphft launch` was called with; defaults when the script was started directly."""
+        return LaunchOptions(**_of_command_line())
+
+    def counts(self, config: JobConfig) -> tuple[int, int]:
+        """Trainers and pservers to start here."""
+        return (
+            self.trainers if self.trainers is not None else config.trainers,
+            self.pservers if self.pservers is not None else config.pservers,
+        )
+
+    def endpoints(self, config: JobConfig) -> str:
+        """Those of etcd; "": the launcher starts one."""
+        return self.etcd or ",".join(config.etcd_endpoints or ())
+
+
+def choose_options(options: LaunchOptions | None, overrides: Mapping[str, Any]) -> LaunchOptions:
+    """What holds of the arguments of `job.run` and of the command line: that one counts where they differ, loudly.
+
+    `options` stand for the command line where they are given. Raises UsageError for an argument that is none.
+    """
+    known = LaunchOptions.__dataclass_fields__
+    unknown = [name for name in overrides if name not in known]
+    if unknown:
+        raise UsageError(f"run has no option {unknown[0]}", rule="option", help=f"it has {', '.join(known)}")
+    script = {name: value for name, value in overrides.items() if value is not None}
+    if options is not None:
+        return replace(options, **script)
+    command_line = _of_command_line()
+    for name in sorted(script.keys() & command_line.keys()):
+        if script[name] != command_line[name]:
+            tell(f"{name}={command_line[name]!r} of the command line counts, not {name}={script[name]!r} of the script")
+    return LaunchOptions(**{**script, **command_line})
+
+
+def _of_command_line() -> dict[str, Any]:
+    """The options that were given to `graphft launch`, and no others."""
+    return dict(json.loads(os.environ.get(COMMAND_LINE) or "{}"))

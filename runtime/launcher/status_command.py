@@ -1,0 +1,165 @@
+"""`graphft status`: one job, found by its name or folder, or all that there are in ./jobs or in an etcd."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from graphft.errors import GraphftError, UsageError
+from graphft.runtime.process.role_process import EXIT_OK
+
+if TYPE_CHECKING:
+    from graphft.runtime.coordination.keys import Keys
+    from graphft.runtime.etcd import Etcd
+
+WATCH_SECONDS = 0.5
+
+
+def add_parser(commands: Any) -> None:
+    status = commands.add_parser("status", help="what a job is doing; without --job, which jobs there are")
+    status.add_argument("--job", default="", help="the job's name or folder (default: list all in ./jobs)")
+    status.add_argument("--etcd", default="", help="host:port[,host:port...] (default: what the job's folder says)")
+    status.add_argument("--watch", action="store_true", help="stay and update")
+    status.add_argument("--json", action="store_true", help="print JSON")
+    status.set_defaults(command=show_status)
+
+
+def show_status(options: argparse.Namespace) -> int:
+    """Prints what was asked for. Raises GraphftError when there is no such job, or etcd does not answer."""
+    if options.etcd:
+        from graphft.runtime.coordination.connect import connect
+
+        with connect(options.etcd) as etcd:
+            _show_from_etcd(etcd, options)
+    elif not options.job:
+        _list_folders(options)
+    else:
+        _show_folder(_find(options.job), options)
+    return EXIT_OK
+
+
+def _show_from_etcd(etcd: Etcd, options: argparse.Namespace) -> None:
+    from graphft.runtime.coordination.keys import Keys
+    from graphft.runtime.coordination.status import list_jobs, read_status
+
+    if options.job:
+        return _show(etcd, Keys(_name_of(options.job)), options)
+    names = list_jobs(etcd)
+    if len(names) == 1:
+        return _show(etcd, Keys(names[0]), options)
+    if not names:
+        raise UsageError("etcd knows no job", rule="unknown-job", help="start one; or see whether --etcd is right")
+    _refuse_watch(options, names)
+    found = [read_status(etcd, Keys(name), brief=True) for name in names]
+    if options.json:
+        print(json.dumps([{"job": s.job, "state": s.state, "step": s.step} for s in found], indent=1))
+    else:
+        _table([(s.job, s.state, f"{s.step} of {s.spec['total_steps']}", s.spec.get("folder", "")) for s in found])
+    return None
+
+
+def _list_folders(options: argparse.Namespace) -> None:
+    from graphft.runtime.launcher.folder_status import JOBS, folders_as_json, list_folders
+
+    found = list_folders()
+    if not found:
+        raise UsageError(
+            f"there are no jobs in {JOBS.absolute()}",
+            rule="unknown-job",
+            help="give --job DIR for a job in another folder, or --etcd HOST:PORT for those that an etcd knows",
+        )
+    _refuse_watch(options, [str(status.folder) for status in found])
+    if options.json:
+        print(folders_as_json(found))
+    else:
+        _table([status.row() for status in found])
+
+
+def _show_folder(folder: Path, options: argparse.Namespace) -> None:
+    """The whole status of a job that runs; of one that does not, what its folder tells."""
+    from graphft.runtime.coordination.connect import connect, read_endpoints
+    from graphft.runtime.coordination.keys import Keys
+    from graphft.runtime.etcd import EtcdUnreachable
+    from graphft.runtime.launcher.folder_status import ANSWER_SECONDS, look_at
+    from graphft.runtime.process.folder_lock import holder_of
+    from graphft.transpiler import read_record
+
+    config = read_record(folder).config
+    while True:
+        endpoints = read_endpoints(folder) or ",".join(config.etcd_endpoints or ())
+        try:
+            if endpoints:
+                with connect(endpoints, wait=None if holder_of(folder) else ANSWER_SECONDS) as etcd:
+                    return _show(etcd, Keys(config.name), options)
+        except EtcdUnreachable:
+            pass
+        except GraphftError as error:
+            if error.rule != "unknown-job":  # it is about to begin there
+                raise
+        status = look_at(folder)
+        if not (options.watch and status.state == "starting"):
+            print(json.dumps(status.to_json(), indent=1) if options.json else status.describe())
+            return None
+        time.sleep(WATCH_SECONDS)
+
+
+def _show(etcd: Etcd, keys: Keys, options: argparse.Namespace) -> None:
+    from rich.console import Console
+    from rich.live import Live
+
+    from graphft.runtime.coordination.status import read_status
+    from graphft.runtime.launcher.display import render
+
+    if options.json:
+        print(read_status(etcd, keys).to_json())
+    elif options.watch:
+        with Live(render(read_status(etcd, keys)), refresh_per_second=4) as live:
+            while (status := read_status(etcd, keys)).state == "running":
+                live.update(render(status))
+                time.sleep(WATCH_SECONDS)
+            live.update(render(status))
+    else:
+        Console(highlight=False, markup=False, emoji=False).print(render(read_status(etcd, keys)))
+
+
+def _find(name: str) -> Path:
+    """The folder of a job that is given by its folder or its name. Raises UsageError if there is none."""
+    from graphft.runtime.launcher.folder_status import JOBS
+    from graphft.transpiler import read_record
+
+    for folder in (Path(name), JOBS / name):
+        if (folder / "job.json").exists():
+            return folder
+    if Path(name).exists() or "/" in name:
+        read_record(Path(name))  # says what is wrong with it
+    known = sorted(path.parent.name for path in JOBS.glob("*/job.json"))
+    raise UsageError(
+        f"there is no job {name}: neither {name} nor {JOBS / name} holds one",
+        rule="unknown-job",
+        help=f"jobs in {JOBS}: {', '.join(known) or 'none'}; for one that only an etcd knows: --etcd HOST:PORT",
+    )
+
+
+def _name_of(job: str) -> str:
+    """Of `--job`, beside `--etcd`: the name, or that of the job in the folder."""
+    from graphft.runtime.launcher.folder_status import JOBS
+    from graphft.transpiler import read_record
+
+    folder = next((f for f in (Path(job), JOBS / job) if (f / "job.json").exists()), None)
+    if folder is None and "/" not in job:
+        return job
+    return read_record(folder or Path(job)).config.name
+
+
+def _refuse_watch(options: argparse.Namespace, known: list[str]) -> None:
+    if options.watch:
+        raise UsageError("--watch is for one job", rule="usage", help=f"give --job, one of {', '.join(known)}")
+
+
+def _table(rows: list[tuple[str, str, str, str]]) -> None:
+    widths = [max(len(row[i]) for row in rows) for i in range(3)]
+    for row in rows:
+        print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]).rstrip())

@@ -1,0 +1,89 @@
+"""The reference of options: writes docs/options.md from the code. `python -m graphft.runtime.option_docs [PATH]`."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import sys
+import textwrap
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from graphft.runtime.launcher.options import LaunchOptions
+from graphft.transpiler.api import OPTIONS
+from graphft.transpiler.config import JobConfig
+
+_HEAD = """# Options
+
+Made from the code by `make docs`; do not edit. Times are seconds.
+
+## `graphft.transpile(program, ...)`
+
+What a job is. These options are saved with the job; a script with other ones makes another job.
+
+"""
+_RUN = """
+## `job.run(...)`
+
+How a job is launched on this machine; none of it changes the result. `graphft launch` has the same as `--trainers`,
+`--no-fork-server` ..., which count before what the script says ([running.md](running.md#everything-on-this-machine)).
+
+"""
+_TABLE = "| option | type | default | what for |\n| --- | --- | --- | --- |\n"
+_CALLED = {"data": "chunks"}
+"""Fields that are called otherwise where they are given."""
+
+
+def page() -> str:
+    """The whole page, in Markdown."""
+    job = [f for f in dataclasses.fields(JobConfig) if f.name in (*OPTIONS, "data")]
+    run = list(dataclasses.fields(LaunchOptions))
+    seen = "| `on_status` | function | none | sees each status as the display does, with the supervisor |\n"
+    return f"{_HEAD}{_TABLE}{_rows(JobConfig, job)}{_RUN}{_TABLE}{_rows(LaunchOptions, run)}{seen}"
+
+
+def _rows(options: type, fields: list[dataclasses.Field[Any]]) -> str:
+    texts = docstrings(options)
+    return "".join(
+        f"| `{_CALLED.get(f.name, f.name)}` | {_type(f)} | {_default(f)} | {_cell(texts[f.name])} |\n" for f in fields
+    )
+
+
+def docstrings(options: type) -> dict[str, str]:
+    """The text below each field of a dataclass, on one line. A field without one is left out."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(options))).body
+    found = {}
+    body = tree.body if isinstance(tree, ast.ClassDef) else []
+    for field, text in pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            found[ast.unparse(field.target)] = " ".join(str(text.value.value).split())
+    return found
+
+
+def _type(field: dataclasses.Field[Any]) -> str:
+    text = str(field.type).replace(" | None", " or none")
+    if text.startswith("Literal["):
+        return _cell(" or ".join(f"`{choice.strip()}`" for choice in text[len("Literal[") : -1].split(",")))
+    return _cell(text)
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default is dataclasses.MISSING:
+        return ""
+    return "none" if field.default is None else f"`{field.default!r}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def main(arguments: list[str]) -> int:
+    """Writes the page. Returns the exit status."""
+    Path(*arguments or ("docs/options.md",)).write_text(page(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,137 @@
+"""How a launch ends that does not complete: its words, its status, and what a script can catch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import graphft
+from graphft.errors import GraphftError
+from graphft.runtime.coordination.status import JobStatus
+from graphft.runtime.launcher.ending import Interrupted, Reached, interruptible
+from graphft.runtime.process.folder_lock import locked
+from graphft.transpiler import Job
+
+
+def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A script that uses graphft, and what it says."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **environment},
+    )
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_ends_in_order_with_one_line_and_its_status(name: str, status: int) -> None:
+    done = run(
+        "import os, signal\n"
+        "from graphft.runtime.launcher.ending import interruptible\n"
+        "with interruptible(lambda: 'interrupted at step 3'):\n"
+        "    try:\n"
+        f"        os.kill(os.getpid(), signal.{name})\n"
+        "        signal.pause()\n"
+        "    finally:\n"
+        "        print('etcd has ended')\n"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (status, "etcd has ended\n", "interrupted at step 3\n")
+
+
+def test_a_script_can_catch_it_as_a_keyboard_interrupt(capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(KeyboardInterrupt) as caught, interruptible(lambda: "interrupted"):
+        raise KeyboardInterrupt
+    assert isinstance(caught.value, Interrupted)
+    assert caught.value.code == 130
+    assert capsys.readouterr().err == "interrupted\n"
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(("debug", "traceback"), [("", False), ("1", True)])
+def test_an_error_of_a_launch_is_a_message_without_a_traceback(debug: str, traceback: bool) -> None:
+    done = run(
+        "from graphft.errors import UsageError\n"
+        "from graphft.runtime.launcher.ending import without_traceback\n"
+        "try:\n"
+        "    raise UsageError('no usable etcd was found', rule='etcd-missing', help='install it')\n"
+        "except UsageError as error:\n"
+        "    without_traceback(error)\n"
+        "    raise\n",
+        GRAPHFT_DEBUG=debug,
+    )
+    assert done.returncode == 1
+    assert done.stderr.endswith("error[etcd-missing]: no usable etcd was found\nhelp: install it\n")
+    assert ("Traceback" in done.stderr) == traceback
+
+
+def test_errors_of_the_script_keep_their_traceback() -> None:
+    done = run(
+        "from graphft.errors import UsageError\n"
+        "from graphft.runtime.launcher.ending import without_traceback\n"
+        "without_traceback(UsageError('caught by the script'))\n"
+        "raise ValueError('mine')\n"
+    )
+    assert "Traceback" in done.stderr
+    assert done.stderr.endswith("ValueError: mine\n")
+
+
+def test_the_last_words(job: Job, saved: Path) -> None:
+    reached = Reached(saved, job.config)
+    assert reached.describe() == f"interrupted; run again to resume {saved}"
+    (saved / "logs").mkdir()
+    reached.status = JobStatus("j", "running", {}, 0, 0, 3, None)
+    assert reached.describe() == f"interrupted at step 3 of 4; run again to resume {saved} at step 0 of 4"
+    plain = Reached(saved, job.config.replace(ft=False), reached.status)
+    assert plain.describe().startswith("interrupted at step 3 of 4; without fault tolerance (ft=False)")
+    (saved / "model.safetensors").touch()
+    assert reached.describe() == f"interrupted at step 3 of 4; {saved} is complete"
+
+
+def test_a_script_that_runs_its_job_when_it_is_imported_is_told_of_the_guard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trainers import a script for the Dataset in it: each would start a job of its own."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setenv("GRAPHFT_CALLED", "")
+    script = tmp_path / "unguarded.py"
+    script.write_text("from graphft.runtime.launcher.launch import run_job\n\nrun_job(None)\n\n\ndef make(): ...\n")
+    with pytest.raises(GraphftError, match=r"unguarded\.py calls job\.run\(\) when it is imported") as caught:
+        graphft.dataset(f"{script}:make")
+    assert caught.value.rule == "main-guard"
+    assert "if __name__ == '__main__':" in caught.value.help
+
+
+def test_a_dataset_of_a_notebook_is_refused_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its cells are functions of a module without a file."""
+
+    def make() -> list[int]:
+        return [1]
+
+    monkeypatch.setattr(make, "__qualname__", "make")
+    monkeypatch.setattr(make, "__module__", "notebook")
+    monkeypatch.setitem(sys.modules, "notebook", ModuleType("notebook"))
+    with pytest.raises(GraphftError, match="cannot be found again by another process") as caught:
+        graphft.dataset(make)
+    assert "notebook" in caught.value.help
+
+
+def test_a_launcher_that_waits_for_another_can_be_interrupted(tmp_path: Path) -> None:
+    with locked(tmp_path):
+        done = run(
+            "import os, signal, threading\n"
+            "from pathlib import Path\n"
+            "from graphft.runtime.launcher.ending import interruptible\n"
+            "from graphft.runtime.process.folder_lock import locked\n"
+            "later = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))\n"
+            f"with interruptible(lambda: 'interrupted'), locked(Path({str(tmp_path)!r}), lambda _: later.start()):\n"
+            "    print('it has the folder')\n"
+        )
+    assert (done.returncode, done.stdout, done.stderr) == (143, "", "interrupted\n")

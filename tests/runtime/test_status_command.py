@@ -1,0 +1,186 @@
+"""`graphft status`: of a job that runs, starts, stopped, is complete, or is not there; and of all that there are."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+from threading import Timer
+
+import pytest
+
+from graphft.runtime.cli import main
+from graphft.runtime.coordination import connect as connect_module
+from graphft.runtime.coordination.connect import write_endpoints
+from graphft.runtime.coordination.event_log import Events
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.run_record import put_job
+from graphft.runtime.etcd import Etcd
+from graphft.runtime.launcher import status_command
+from graphft.runtime.launcher.folder_status import look_at
+from graphft.runtime.process.folder_lock import holder_of, locked
+from graphft.transpiler import Job
+
+NOBODY = "127.0.0.1:1"
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(connect_module, "ANSWER_SECONDS", 0.3)
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    """What a command that must fail says, and that it says nothing else."""
+    assert main([str(a) for a in arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error[")
+    assert "help: " in err
+    return err
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    assert main([str(a) for a in arguments]) == 0
+    out, err = capsys.readouterr()
+    assert err == ""
+    return out
+
+
+# -- jobs that etcd knows ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def running(etcd: Etcd, keys: Keys, job: Job) -> Keys:
+    put_job(etcd, keys, job)
+    Events(etcd, keys, "launcher").emit("died", "trainer 1 died (killed by SIGKILL), starting it again")
+    return keys
+
+
+def test_status_by_name(capsys: pytest.CaptureFixture[str], etcd: Etcd, running: Keys) -> None:
+    endpoints = ",".join(etcd.endpoints)
+    data = json.loads(shown(capsys, "status", "--job", running.job, "--etcd", endpoints, "--json"))
+    assert (data["job"], data["state"], data["step"]) == (running.job, "running", 0)
+    assert data["events"][0]["kind"] == "died"
+    text = shown(capsys, "status", "--job", running.job, "--etcd", f"http://{NOBODY}, {endpoints}")
+    assert f"graphft job {running.job}: running" in text
+    assert "[launcher] trainer 1 died (killed by SIGKILL)" in text
+
+
+def test_status_by_folder(capsys: pytest.CaptureFixture[str], etcd: Etcd, job: Job, keys: Keys, tmp_path: Path) -> None:
+    named = Job.make(job.source, job.config.replace(name=keys.job))
+    for folder in (tmp_path / "somewhere", tmp_path / "jobs" / keys.job):
+        named.save(folder)
+        write_endpoints(folder, ",".join(etcd.endpoints))
+    put_job(etcd, keys, named)
+    for name in (str(tmp_path / "somewhere"), "somewhere", keys.job):
+        assert json.loads(shown(capsys, "status", "--job", name, "--json"))["job"] == keys.job
+
+
+def test_watching_ends_with_the_job(capsys: pytest.CaptureFixture[str], etcd: Etcd, running: Keys) -> None:
+    etcd.put(running.state, b"complete")
+    text = shown(capsys, "status", "--job", running.job, "--etcd", ",".join(etcd.endpoints), "--watch")
+    assert f"graphft job {running.job}: complete" in text
+
+
+def test_status_of_an_unknown_job(capsys: pytest.CaptureFixture[str], etcd: Etcd, running: Keys) -> None:
+    err = refused(capsys, "status", "--job", "nosuch", "--etcd", ",".join(etcd.endpoints))
+    assert "etcd knows no job named nosuch" in err
+    assert running.job in err
+
+
+def test_the_jobs_of_an_etcd(capsys: pytest.CaptureFixture[str], etcd: Etcd, running: Keys, job: Job) -> None:
+    other = Keys(f"{running.job}-2")
+    put_job(etcd, other, job)
+    endpoints = ",".join(etcd.endpoints)
+    rows = [line.split() for line in shown(capsys, "status", "--etcd", endpoints).splitlines()]
+    assert [running.job, "running", "0", "of", "4"] in rows
+    assert [other.job, "running", "0", "of", "4"] in rows
+    found = json.loads(shown(capsys, "status", "--etcd", endpoints, "--json"))
+    assert {"job": other.job, "state": "running", "step": 0} in found
+    assert other.job in refused(capsys, "status", "--etcd", endpoints, "--watch")
+
+
+# -- jobs of this machine ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["/nosuch/folder", "./nosuch", "empty"])
+def test_a_folder_that_holds_no_job(capsys: pytest.CaptureFixture[str], tmp_path: Path, name: str) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "cannot load a job" in refused(capsys, "status", "--job", name)
+
+
+def test_a_job_that_does_not_exist(capsys: pytest.CaptureFixture[str], job: Job) -> None:
+    err = refused(capsys, "status", "--job", "nosuch")
+    assert "there is no job nosuch: neither nosuch nor jobs/nosuch holds one" in err
+    assert "jobs in jobs: none" in err
+    job.save("jobs/mine")
+    assert "jobs in jobs: mine" in refused(capsys, "status", "--job", "nosuch")
+
+
+def test_a_job_that_was_never_begun_stopped_or_is_complete(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
+    text = shown(capsys, "status", "--job", saved)
+    assert text == f"the job in {saved} was saved and never begun: graphft launch --job {saved}\n"
+    (saved / "etcd").mkdir()
+    write_endpoints(saved, NOBODY)
+    left = f"it stopped at step 0 of 4: graphft launch --job {saved} goes on with it"
+    assert shown(capsys, "status", "--job", saved) == f"the job in {saved} is not running; {left}\n"
+    (saved / "model.safetensors").touch()
+    model = saved / "model.safetensors"
+    assert shown(capsys, "status", "--job", saved) == f"the job in {saved} is complete: 4 steps, model {model}\n"
+    data = json.loads(shown(capsys, "status", "--job", saved, "--json"))
+    assert (data["state"], data["step"], data["model"]) == ("complete", 4, str(model))
+
+
+def test_a_job_that_is_starting(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
+    assert holder_of(saved) == ""
+    with locked(saved):
+        holder = f"pid {os.getpid()} on host {socket.gethostname()}"
+        assert holder_of(saved) == holder
+        text = shown(capsys, "status", "--job", saved)
+        assert text == f"the job in {saved} is starting ({holder}), at step 0 of 4\n"
+    assert holder_of(saved) == ""
+
+
+def test_watching_a_job_that_is_starting_stays(
+    capsys: pytest.CaptureFixture[str], saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it runs; or, as here, until its launcher has given up."""
+    monkeypatch.setattr(status_command, "WATCH_SECONDS", 0.05)
+    launcher = locked(saved)
+    launcher.__enter__()
+    Timer(1.0, launcher.__exit__, (None, None, None)).start()
+    assert "was saved and never begun" in shown(capsys, "status", "--job", saved, "--watch")
+
+
+def test_a_job_whose_etcd_is_elsewhere_and_does_not_answer_may_run(
+    capsys: pytest.CaptureFixture[str], saved: Path
+) -> None:
+    write_endpoints(saved, NOBODY)
+    assert "may run elsewhere: its etcd does not answer" in shown(capsys, "status", "--job", saved)
+
+
+def test_all_jobs_of_the_folder(
+    capsys: pytest.CaptureFixture[str], etcd: Etcd, job: Job, keys: Keys, tmp_path: Path
+) -> None:
+    assert "there are no jobs in" in refused(capsys, "status")
+    live = Job.make(job.source, job.config.replace(name=keys.job))
+    for name, made in (("a", job), ("b", job), (keys.job, live)):
+        made.save(tmp_path / "jobs" / name)
+    (tmp_path / "jobs" / "a" / "model.safetensors").touch()
+    os.utime(tmp_path / "jobs" / "a" / "model.safetensors", (1.0, 1.0))
+    (tmp_path / "jobs" / "damaged").mkdir()
+    (tmp_path / "jobs" / "damaged" / "job.json").write_text("{")
+    put_job(etcd, keys, live)
+    write_endpoints(tmp_path / "jobs" / keys.job, ",".join(etcd.endpoints))
+    assert look_at(tmp_path / "jobs" / keys.job).state == "stopped", "its etcd answers, and no process of it lives"
+    with locked(tmp_path / "jobs" / keys.job):
+        rows = [line.split()[:5] for line in shown(capsys, "status").splitlines()]
+    assert rows[0] == ["jobs/a", "complete", "4", "of", "4"], "the oldest"
+    assert rows[-1] == [f"jobs/{keys.job}", "running", "0", "of", "4"], "the newest"
+    assert ["jobs/b", "not", "begun", "0", "of"] in rows
+    assert [row[:2] for row in rows if row[0] == "jobs/damaged"] == [["jobs/damaged", "unreadable"]]
+    assert "--watch is for one job" in refused(capsys, "status", "--watch")
+    found = {entry["folder"]: entry["state"] for entry in json.loads(shown(capsys, "status", "--json"))}
+    assert found["jobs/a"] == "complete"

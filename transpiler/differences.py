@@ -1,0 +1,69 @@
+"""How a job differs from one that was saved, in words that a user knows: options, learning rate, ops, data, values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from graphft.errors import GraphftError
+from graphft.storage import load_program
+from graphft.transpiler.program_differences import program_differences
+
+if TYPE_CHECKING:
+    from graphft.transpiler.config import JobConfig
+    from graphft.transpiler.job import Job
+    from graphft.transpiler.record import JobRecord
+
+LISTED = 3
+"""Differences of one kind that are named; of more, their number is told."""
+_DATA = {"arrays": "data column", "files": "data file", "dataset": "the dataset's"}
+"""What the parts of a description's fingerprint are, by its kind."""
+_UNSEEDED = " (the script draws them without a seed: torch.manual_seed makes them the same each time)"
+
+
+def differences(folder: Path, saved: JobRecord, job: Job) -> list[str]:
+    """How `job` differs from the one `saved` in `folder`; [] if it is the same."""
+    old, new = saved.fingerprint, job.fingerprint
+    found: list[str] = []
+    if old.program != new.program:
+        found = [*_options(saved.config, job.config), *_programs(folder, job)] or ["the programs"]
+    found += _named(_DATA.get(job.config.data.kind, "data"), old.data, new.data)
+    values = _named("initial value of", *_whole(old.values, new.values))
+    unseeded = bool(values) and old.unseeded and new.unseeded
+    return found + [value + _UNSEEDED * unseeded for value in values]
+
+
+def _programs(folder: Path, job: Job) -> list[str]:
+    """How the programs differ that the two jobs were made from; nothing if the saved one cannot be read."""
+    try:
+        return program_differences(load_program(folder / "source"), job.source)
+    except (GraphftError, OSError):
+        return []
+
+
+def _options(old: JobConfig, new: JobConfig) -> list[str]:
+    before, after = old.hashed(), new.hashed()
+    return [
+        f"{k} {before.get(k)!r} -> {after.get(k)!r}" if k != "data" else "how the data is described"
+        for k in after
+        if before.get(k) != after.get(k)
+    ]
+
+
+def _whole(*values: Mapping[str, str]) -> list[dict[str, str]]:
+    """Digests by variable of the user's program: the slices of one count as one."""
+    merged: list[dict[str, str]] = []
+    for digests in values:
+        by_name: dict[str, str] = {}
+        for name in sorted(digests):
+            whole = name.split("@slice")[0]
+            by_name[whole] = by_name.get(whole, "") + digests[name]
+        merged.append(by_name)
+    return merged
+
+
+def _named(kind: str, old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    names = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
+    more = [f"{len(names) - LISTED} more"] if len(names) > LISTED else []
+    return [f"{kind} {', '.join([*names[:LISTED], *more])}"] if names else []
