@@ -15,6 +15,7 @@ from graphft.data import DataSpec
 from graphft.errors import GraphftError, ProgramError
 from graphft.ir import Kind, Program
 from graphft.literals import evaluate, names_in
+from graphft.loss_results import check_metrics
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.job import Job
 from graphft.verify import verify
@@ -71,6 +72,7 @@ def transpile(
     )
     _check_program(program)
     verify(program, require_values=True)
+    check_metrics(program)
     _check_columns(program, config)
     _check_batch_sizes(program, config)
     job = Job.make(program, config)
