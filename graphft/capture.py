@@ -24,8 +24,9 @@ from graphft.errors import GraphftError
 from graphft.guards import assumptions, captured
 from graphft.ir import Dim, Kind, Program, Type, grad_name
 from graphft.loss_results import loss_and_extras
+from graphft.outside import refuse_outside
 from graphft.symbolic import Symbols
-from graphft.tracing import Traced, emit, settle, storage, trace
+from graphft.tracing import Recorder, Traced, emit, settle, storage, trace
 
 LossFn = Callable[..., Tensor | tuple[Tensor, Mapping[str, Tensor]]]
 
@@ -64,8 +65,9 @@ def build(
     `seed` is recorded for the random numbers of a job. A parameter that the loss does not depend on is an error,
     or with `allow_unused` treated like a frozen one.
 
-    Raises GraphftError: [inputs] for what is wrong with `inputs`, [model], [loss], [no-gradient], [dimension] when the
-    code fixes the size of a named dimension, and [capture] with the user's line for all that cannot be captured.
+    Raises GraphftError: [inputs] for what is wrong with `inputs`, [model], [loss], [no-gradient], [outside] when the
+    loss would train what is not the model's, [dimension] when the code fixes the size of a named dimension, and
+    [capture] with the user's line for all that cannot be captured.
     """
     if not isinstance(model, nn.Module):
         raise GraphftError(
@@ -92,7 +94,7 @@ def build(
         with torch.device(state.device):
             feeds = [symbols.tensor(t) for t in specs.values()]
         try:
-            traced = trace(step, [*fakes, *feeds], symbols)
+            traced = trace(step, [*fakes, *feeds], symbols, step.recorder)
         except SystemExit as error:  # user code must not end a script as if its job were done
             raise GraphftError(
                 f"the model or the loss called exit({error.code!r}) while it was captured",
@@ -246,6 +248,7 @@ class _Step:
 
     def __init__(self, model: nn.Module, loss_fn: LossFn, state: _State, inputs: Sequence[str]) -> None:
         self.whole, self.state, self.inputs = _Whole(model, loss_fn), state, inputs
+        self.recorder = Recorder()
         self.extras: list[str] = []
         self.gradients: list[str] = []
 
@@ -256,6 +259,7 @@ class _Step:
         result = functional_call(self.whole, given, (), feeds)
         loss, extras = loss_and_extras(result, {*self.inputs, *self.state.tensors})
         self.extras = list(extras)
+        refuse_outside(loss, self.whole.model, self.whole.loss_fn, self.state.tensors, self.recorder.line_of)
         trainable = {n: tensors[n] for n in self.state.trainable}
         gradients = torch.autograd.grad(loss, list(trainable.values()), allow_unused=True)
         with torch.no_grad():
