@@ -39,7 +39,7 @@ def seed_generators(generators: Iterable[Any], seed: int) -> None:
         own = int.from_bytes(digest, "little") >> 1  # as many bits as each of them takes
         if isinstance(generator, np.random.Generator):
             bits = generator.bit_generator
-            bits.state = type(bits)(own).state  # type: ignore[call-arg]
+            bits.state = type(bits)(own).state
         elif hasattr(generator, "manual_seed"):
             generator.manual_seed(own)
         else:
@@ -54,7 +54,7 @@ def _is_own(value: Any) -> bool:
     if isinstance(value, np.random.RandomState):
         return _identity(value) != _identity(np.random.mtrand._rand)
     if isinstance(value, random.Random):
-        return not isinstance(value, random.SystemRandom) and value is not random._inst  # type: ignore[attr-defined]
+        return not isinstance(value, random.SystemRandom) and value is not random._inst
     return isinstance(value, np.random.Generator)
 
 
