@@ -23,8 +23,10 @@ from torch.func import functional_call
 from graphft.errors import GraphftError
 from graphft.guards import assumptions, captured
 from graphft.ir import Dim, Kind, Program, Type, grad_name
+from graphft.loss_results import loss_and_extras
+from graphft.outside import refuse_outside
 from graphft.symbolic import Symbols
-from graphft.tracing import Traced, emit, settle, storage, trace
+from graphft.tracing import Recorder, Traced, emit, settle, storage, trace
 
 LossFn = Callable[..., Tensor | tuple[Tensor, Mapping[str, Tensor]]]
 
@@ -51,7 +53,8 @@ def build(
     """Captures one training step: block `step` computes `loss`, every gradient `<parameter>@GRAD`, buffer updates.
 
     `inputs` gives name -> `Input`, or a shape `(None, 8)` (float32), or a pair of shape and dtype.
-    `loss_fn(model, **inputs)` gives the scalar loss, or a pair of it and a dict of further tensors to fetch by name:
+    `loss_fn(model, **inputs)` gives the scalar loss, or a pair of it and a dict of further tensors by name: to fetch
+    from an `Executor`, and if they are one float, metrics that a job records beside the loss.
 
         build(model, lambda model, ids: model(input_ids=ids, labels=ids).loss, {"ids": ((None, 64), torch.int64)})
 
@@ -62,8 +65,9 @@ def build(
     `seed` is recorded for the random numbers of a job. A parameter that the loss does not depend on is an error,
     or with `allow_unused` treated like a frozen one.
 
-    Raises GraphftError: [inputs] for what is wrong with `inputs`, [model], [loss], [no-gradient], [dimension] when the
-    code fixes the size of a named dimension, and [capture] with the user's line for all that cannot be captured.
+    Raises GraphftError: [inputs] for what is wrong with `inputs`, [model], [loss], [no-gradient], [outside] when the
+    loss would train what is not the model's, [dimension] when the code fixes the size of a named dimension, and
+    [capture] with the user's line for all that cannot be captured.
     """
     if not isinstance(model, nn.Module):
         raise GraphftError(
@@ -90,7 +94,7 @@ def build(
         with torch.device(state.device):
             feeds = [symbols.tensor(t) for t in specs.values()]
         try:
-            traced = trace(step, [*fakes, *feeds], symbols)
+            traced = trace(step, [*fakes, *feeds], symbols, step.recorder)
         except SystemExit as error:  # user code must not end a script as if its job were done
             raise GraphftError(
                 f"the model or the loss called exit({error.code!r}) while it was captured",
@@ -244,6 +248,7 @@ class _Step:
 
     def __init__(self, model: nn.Module, loss_fn: LossFn, state: _State, inputs: Sequence[str]) -> None:
         self.whole, self.state, self.inputs = _Whole(model, loss_fn), state, inputs
+        self.recorder = Recorder()
         self.extras: list[str] = []
         self.gradients: list[str] = []
 
@@ -252,8 +257,9 @@ class _Step:
         feeds = dict(zip(self.inputs, values[len(tensors) :], strict=True))
         given = {f"model.{n}": t for n, t in tensors.items()}
         result = functional_call(self.whole, given, (), feeds)
-        loss, extras = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
-        self._check(loss, extras)
+        loss, extras = loss_and_extras(result, {*self.inputs, *self.state.tensors})
+        self.extras = list(extras)
+        refuse_outside(loss, self.whole.model, self.whole.loss_fn, self.state.tensors, self.recorder.line_of)
         trainable = {n: tensors[n] for n in self.state.trainable}
         gradients = torch.autograd.grad(loss, list(trainable.values()), allow_unused=True)
         with torch.no_grad():
@@ -287,33 +293,6 @@ class _Step:
                 results.append(settle(gradient, parameter, taken))
                 self.gradients.append(name)
         return results
-
-    def _check(self, loss: Any, extras: Any) -> None:
-        def fail(message: str, help: str) -> GraphftError:
-            return GraphftError(message, rule="loss", help=help)
-
-        if not isinstance(loss, Tensor):
-            raise fail(
-                f"the loss must be a tensor, got {type(loss).__name__}",
-                "return the loss from loss_fn, or (loss, {name: tensor})",
-            )
-        if loss.dim() != 0 or not loss.dtype.is_floating_point:
-            raise fail(
-                f"the loss must be one float, got {str(loss.dtype).removeprefix('torch.')} of shape "
-                f"({', '.join(map(str, loss.shape))})",
-                "take its mean over the batch",
-            )
-        if not loss.requires_grad:
-            raise fail(
-                "the loss depends on no trainable parameter",
-                "compute it from the model's output, without detach(), no_grad() or argmax()",
-            )
-        if not isinstance(extras, Mapping) or not all(isinstance(v, Tensor) for v in extras.values()):
-            raise fail("the second result of loss_fn must be a dict of tensors", "return (loss, {'accuracy': tensor})")
-        taken = [n for n in extras if n == "loss" or n in self.inputs or n in self.state.tensors]
-        if taken:
-            raise fail(f"'{taken[0]}' is returned by loss_fn, but names something else already", "rename it")
-        self.extras = list(extras)
 
 
 def _emit(program: Program, traced: Traced, step: _Step, state: _State, inputs: Sequence[str]) -> None:

@@ -17,6 +17,8 @@ from typing import IO, Any
 import numpy as np
 
 from graphft.data import ChunkInfo, DataSpec, check_chunk_size, check_columns, split, torch_dtype
+from graphft.data_look import CsvLook, JsonLook, Look, no_utf8
+from graphft.data_look_parquet import look_at_parquet
 from graphft.data_stamps import HashedFile, Stamp, footer_of, settle, stamp_of
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.ir import Type
@@ -37,14 +39,16 @@ def files(
 
     parquet, csv, jsonl: `columns` maps a column to the field it holds (`"y": "label"`, batch shape [batch]) or to
     several (`"x": ("f1", "f2")`, [batch, 2]); `dtypes` gives its dtype (default float32). An empty or null field is
-    NaN where the dtype is floating, and an error elsewhere. CSV files have a header line and are UTF-8.
+    NaN where the dtype is floating, and an error elsewhere. CSV files have a header line and are UTF-8. Some records
+    are looked at (docs/data.md says which): more than 1 % that cannot be read are an error here; fewer are a warning,
+    and so are empty fields.
     npy: `urls` maps each column to its files; the i-th files of all columns have the same number of rows; `columns`
     and `dtypes` are not given: a column has the shape and dtype of its files.
 
     A chunk holds at most `chunk_size` records; small Parquet row groups are joined, large ones divided (each part
     then costs reading the group: better choose row groups of about that size). `storage_options` go to fsspec, and
-    are stored with the job: no secrets in them. Raises GraphftError when a file is missing, lacks a field, is empty
-    or of another format.
+    are stored with the job: no secrets in them. Raises GraphftError when a file is missing, lacks a field, is empty, of
+    another format or encoding, or holds what is no number.
     """
     check_chunk_size(chunk_size)
     if format not in FORMATS:
@@ -61,7 +65,7 @@ def files(
     names = check_columns(columns)
     fields = {c: _names(columns[c]) for c in names}
     types = {c: _type(c, columns[c], (dtypes or {}).get(c, "float32")) for c in names}
-    wanted = list(dict.fromkeys(f for fs in fields.values() for f in fs))
+    wanted = {f: types[c].dtype for c, fs in fields.items() for f in fs}
     paths, ranges, stamps = _listed(urls), [], dict[str, Stamp]()
     for number, url in enumerate(paths):
         with open_url(url, options) as (f, stamp):
@@ -150,10 +154,12 @@ def _type(column: str, fields: Fields, dtype: str) -> Type:
 def _need(fields: Sequence[str], there: Sequence[str], url: str) -> None:
     missing = [f for f in fields if f not in there]
     if missing:
+        separator = next((s for s in ";\t|" if len(there) == 1 and s in there[0]), "")
         raise GraphftError(
             f"{url} has no field {', '.join(missing)}",
             rule="columns",
-            help=f"its fields are {', '.join(map(str, there))}",
+            help=f"its fields are {', '.join(map(str, there))}"
+            + f"; fields are separated by commas, here by {separator!r}: write the file with commas" * bool(separator),
         )
 
 
@@ -162,13 +168,13 @@ Range = tuple[int, int, int, int, int]
 
 
 def _describe_parquet(
-    f: IO[bytes], stamp: Stamp, url: str, number: int, fields: Sequence[str], chunk_size: int
+    f: IO[bytes], stamp: Stamp, url: str, number: int, fields: Mapping[str, str], chunk_size: int
 ) -> tuple[list[Range], Stamp]:
     ranges = list(_parquet_ranges(f, url, number, fields, chunk_size))
     return ranges, replace(stamp, footer=footer_of(f))
 
 
-def _parquet_ranges(f: IO[bytes], url: str, number: int, fields: Sequence[str], chunk_size: int) -> Iterator[Range]:
+def _parquet_ranges(f: IO[bytes], url: str, number: int, fields: Mapping[str, str], chunk_size: int) -> Iterator[Range]:
     try:
         import pyarrow
         import pyarrow.parquet
@@ -178,7 +184,8 @@ def _parquet_ranges(f: IO[bytes], url: str, number: int, fields: Sequence[str], 
         opened = pyarrow.parquet.ParquetFile(f)
     except pyarrow.ArrowInvalid as e:
         raise GraphftError(f"{url} is no Parquet file: {e}", rule="format", help="check the format") from e
-    _need(fields, opened.schema_arrow.names, url)
+    _need(list(fields), opened.schema_arrow.names, url)
+    look_at_parquet(opened, url, fields)
     start = length = 0
     for i in range(opened.metadata.num_row_groups):
         rows = opened.metadata.row_group(i).num_rows
@@ -195,12 +202,14 @@ def _parquet_ranges(f: IO[bytes], url: str, number: int, fields: Sequence[str], 
 
 
 def _describe_csv(
-    f: IO[bytes], stamp: Stamp, url: str, number: int, fields: Sequence[str], chunk_size: int
+    f: IO[bytes], stamp: Stamp, url: str, number: int, fields: Mapping[str, str], chunk_size: int
 ) -> tuple[list[Range], Stamp]:
     hashed = HashedFile(f)
     header = hashed.readline()
-    _need(fields, csv_header(header, url), url)
-    ranges = list(_text_ranges(_csv_records(iter(hashed)), number, len(header), chunk_size))
+    names = csv_header(header, url)
+    _need(list(fields), names, url)
+    look = CsvLook(url, fields, names, line=2)
+    ranges = list(_text_ranges(_csv_records(iter(hashed)), number, len(header), chunk_size, look))
     return ranges, replace(stamp, checksum=hashed.checksum)
 
 
@@ -208,7 +217,9 @@ def csv_header(line: bytes, url: str) -> list[str]:
     """Field names in a CSV file's first line."""
     try:
         return next(csv.reader([line.decode("utf-8-sig")]), [])
-    except (UnicodeDecodeError, csv.Error) as e:
+    except UnicodeDecodeError as e:
+        raise no_utf8(url, 1, e) from None
+    except csv.Error as e:
         raise GraphftError(f"{url} has no header line: {e}", rule="format", help="check the format") from e
 
 
@@ -227,29 +238,33 @@ def _csv_records(lines: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _describe_jsonl(
-    f: IO[bytes], stamp: Stamp, url: str, number: int, fields: Sequence[str], chunk_size: int
+    f: IO[bytes], stamp: Stamp, url: str, number: int, fields: Mapping[str, str], chunk_size: int
 ) -> tuple[list[Range], Stamp]:
     hashed = HashedFile(f)
     first = hashed.readline()
     try:
         record = json.loads(first) if first.strip() else dict.fromkeys(fields)
-        _need(fields, list(record), url)
+        _need(list(fields), list(record), url)
+    except UnicodeDecodeError as e:
+        raise no_utf8(url, 1, e) from None
     except (ValueError, TypeError) as e:
         raise GraphftError(f"{url}, line 1 is no JSON object: {e}", rule="format", help="one object per line") from e
     hashed.rewind()
-    ranges = list(_text_ranges(iter(hashed), number, 0, chunk_size))
+    ranges = list(_text_ranges(iter(hashed), number, 0, chunk_size, JsonLook(url, fields)))
     return ranges, replace(stamp, checksum=hashed.checksum)
 
 
-def _text_ranges(records: Iterator[bytes], number: int, offset: int, chunk_size: int) -> Iterator[Range]:
-    """Byte ranges of up to `chunk_size` records that are not blank, from byte `offset` on."""
+def _text_ranges(records: Iterator[bytes], number: int, offset: int, chunk_size: int, look: Look) -> Iterator[Range]:
+    """Byte ranges of up to `chunk_size` records that are not blank, from byte `offset` on; `look` sees each record."""
     start = length = size = 0
     for record in records:
         if length == chunk_size:
             yield length, start, number, offset, size
             start, offset, length, size = start + length, offset + size, 0, 0
+        look.at(record, edge=length in (0, chunk_size - 1))
         length += not record.isspace()
         size += len(record)
+    look.end()
     if length:
         yield length, start, number, offset, size
 
@@ -286,7 +301,10 @@ def _describe_npy(urls: Any, columns: Any, dtypes: Any, chunk_size: int, options
     ranges = [(n, start, i) for i, count in enumerate(counts) for start, n in split(count, chunk_size)]
     if not ranges:
         raise GraphftError("the files have no rows", rule="short-data", help="give at least one batch")
-    types = {c: Type(torch_dtype(c, dtype), ("batch", *shape[1:])) for c, ((shape, dtype), *_) in shapes.items()}
+    types = {
+        c: Type(torch_dtype(f"{c} ({paths[c][0]})", dtype), ("batch", *shape[1:]))
+        for c, ((shape, dtype), *_) in shapes.items()
+    }
     chunks = tuple(ChunkInfo(i, *r) for i, r in enumerate(ranges))
     return DataSpec(
         "files",

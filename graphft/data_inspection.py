@@ -6,6 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from graphft.data_generators import own_generators, seed_generators
 from graphft.data_reference import Reference, named
 from graphft.data_seeding import seeded, states
 from graphft.errors import GraphftError, UsageError, describe
@@ -25,8 +26,9 @@ def inspect_dataset(reference: Reference, columns: Sequence[str]) -> tuple[int, 
     records = len(made)
     if records == 0:
         raise GraphftError(f"the dataset of {reference} has no records", rule="short-data", help="give at least one")
+    own = own_generators(made)
     try:
-        batch, draws = _read(made, 0, columns)
+        batch, draws = _read(made, 0, columns, own)
     except (GraphftError, KeyboardInterrupt):
         raise
     except BaseException as e:
@@ -38,7 +40,7 @@ def inspect_dataset(reference: Reference, columns: Sequence[str]) -> tuple[int, 
     types = {name: _type(reference, name, value) for name, value in batch.items()}
     for index in _chosen(records):
         try:
-            (one, drew), (other, _) = _read(made, index, columns), _read(made, index, columns)
+            (one, drew), (other, _) = (_read(made, index, columns, own) for _ in range(2))
         except KeyboardInterrupt:
             raise
         except BaseException:
@@ -53,10 +55,11 @@ def _chosen(records: int) -> list[int]:
     return sorted({0, records // 2, records - 1, *(pick.randrange(records) for _ in range(CHOSEN))})
 
 
-def _read(made: Any, index: int, columns: Sequence[str]) -> tuple[dict[str, Any], bool]:
-    """(a batch of one record, whether numbers were drawn for it)."""
+def _read(made: Any, index: int, columns: Sequence[str], own: Sequence[Any]) -> tuple[dict[str, Any], bool]:
+    """(a batch of one record, whether numbers were drawn for it from the global generators)."""
     from torch.utils.data import default_collate
 
+    seed_generators(own, PROBE_SEED)
     with seeded(PROBE_SEED):
         before = states()
         batch = default_collate([named(made[index], columns)])
@@ -82,9 +85,10 @@ def _compare(reference: Reference, index: int, one: Mapping[str, Any], other: Ma
             f"record {index} of the dataset of {reference} is another one when it is read again: column "
             f"{', '.join(different)} differs, with the same seeds",
             rule="dataset-changes",
-            help="an item may depend on its index and on numbers from torch's, NumPy's and Python's global generators, "
-            "which are seeded per batch; not on the time, on what was read before, or on a generator that the "
-            "dataset keeps, which moves on with each item, seeded or not: make one for each item, from its index",
+            help="an item may depend on its index and on numbers from torch's, NumPy's and Python's global generators "
+            "and those in the dataset's attributes, which are seeded per batch; not on the time, on what was read "
+            "before, or on a generator that is kept elsewhere (in a closure, say): keep it in an attribute, or make "
+            "one for each item, from its index",
         )
 
 

@@ -26,6 +26,7 @@ from graphft.errors import GraphftError
 from graphft.ir import Dim, Type
 from graphft.literals import dtype_of, evaluate, names_in
 from graphft.locations import TRACED, line_of, user_line
+from graphft.meta_kernels import register_missing
 
 SCALARS: dict[type, str] = {bool: "bool", SymBool: "bool", int: "int", SymInt: "int", float: "float", SymFloat: "float"}
 
@@ -93,6 +94,7 @@ class Symbols:
 
     def __init__(self, static: Iterable[int] = ()) -> None:
         """`static` are sizes that occur in the program: no dimension's example size is one of them."""
+        register_missing()
         self.env = _Env(specialize_zero_one=False, duck_shape=False)
         self.mode = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
         self.dims: dict[str, SymInt] = {}

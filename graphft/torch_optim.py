@@ -1,12 +1,18 @@
-"""A torch.optim instance as parameter groups of graphft's optimizers."""
+"""A torch.optim instance as parameter groups of graphft's optimizers.
+
+What a program would not compute as torch does is refused: options, hooks, a learning-rate scheduler.
+"""
 
 from __future__ import annotations
 
+import gc
 from dataclasses import fields
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import optimizer as torch_hooks
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from graphft.errors import GraphftError
 from graphft.ir import Kind, Program
@@ -27,6 +33,7 @@ def groups_of(program: Program, optimizer: torch.optim.Optimizer, model: torch.n
             rule="optimizer-option",
             help="give minimize(..., model=model), the module of build()",
         )
+    _refuse_attached(optimizer)
     names = {id(p): n for n, p in model.named_parameters(remove_duplicate=False) if n in program.variables}
     groups = []
     for group in optimizer.param_groups:
@@ -59,18 +66,49 @@ def _options(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> Optimiz
             rule="optimizer-option",
             help=f"leave {refused[0]} out; the program's ops are neither compiled nor differentiated",
         )
-    if "initial_lr" in group:
-        raise GraphftError(
-            "a torch.optim.lr_scheduler is attached to the optimizer; a program would not follow it",
-            rule="optimizer-option",
-            help="give the schedule as lr, in graphft's optimizer: see graphft.schedule",
-        )
     if group.get("decoupled_weight_decay"):
         spec = AdamW
     return spec(**{f.name: _value(group[f.name]) for f in fields(spec)})
 
 
+def _refuse_attached(optimizer: torch.optim.Optimizer) -> None:
+    """Raises GraphftError if something changes the optimizer's steps that a program does not know of."""
+    scheduler = _scheduler_of(optimizer)
+    if scheduler:
+        raise refused_scheduler(scheduler, "is attached to the optimizer; a program would not follow it")
+    hooks = [*optimizer._optimizer_step_pre_hooks.values(), *optimizer._optimizer_step_post_hooks.values()]
+    hooks += [*torch_hooks._global_optimizer_pre_hooks.values(), *torch_hooks._global_optimizer_post_hooks.values()]
+    if hooks:
+        raise GraphftError(
+            f"the optimizer has a step hook, {getattr(hooks[0], '__qualname__', type(hooks[0]).__name__)}; a program "
+            "would not call it",
+            rule="optimizer-option",
+            help="remove the hook; clipping is an option of minimize, a schedule is given as lr",
+        )
+
+
+def refused_scheduler(name: str, what: str) -> GraphftError:
+    """The error for a scheduler of torch; `what` is wrong with it."""
+    way = "give the schedule as lr, in graphft's optimizer: graphft.AdamW(lr=graphft.schedule.cosine(1e-3, steps))"
+    if name == ReduceLROnPlateau.__name__:
+        way = "the steps of a job have no validation loss to follow: " + way
+    return GraphftError(f"a torch.optim.lr_scheduler ({name}) {what}", rule="optimizer-option", help=way)
+
+
+def _scheduler_of(optimizer: torch.optim.Optimizer) -> str:
+    """The class of the scheduler that is attached to `optimizer`; "" if there is none.
+
+    Most leave `initial_lr` in the groups. ReduceLROnPlateau leaves nothing, but refers to its optimizer.
+    """
+    for candidate in gc.get_objects():
+        if issubclass(type(candidate), LRScheduler) and vars(candidate).get("optimizer") is optimizer:
+            return type(candidate).__name__
+    return "which is not there any more" if any("initial_lr" in g for g in optimizer.param_groups) else ""
+
+
 def _value(option: Any) -> Any:
+    if isinstance(option, (tuple, list)):
+        return tuple(map(_value, option))
     return option.item() if isinstance(option, Tensor) else option
 
 

@@ -100,7 +100,7 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         node = torch._C._current_autograd_node()
         if node is not None:
-            loc = self._forward.get(node._sequence_nr(), "")
+            loc = self.line_of(node)
         else:
             loc = user_line(sys._getframe(1), until=TRACED) if self.loc is None else self.loc
             if torch.is_grad_enabled():
@@ -118,6 +118,10 @@ class Recorder(TorchDispatchMode):
             found.append(node)
             node = node.prev
         return found
+
+    def line_of(self, node: Any) -> str:
+        """The user's line whose op a node of the autograd graph belongs to; "" if it is not known."""
+        return self._forward.get(node._sequence_nr(), "")
 
     @property
     def last(self) -> fx.Node:

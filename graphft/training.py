@@ -22,7 +22,7 @@ from graphft.errors import GraphftError, ProgramError
 from graphft.ir import Block, Kind, Operator, Program, Ref, Type, Variable, grad_name
 from graphft.literals import dtype_of
 from graphft.optim import SCALAR_STATE, Clip, ClipByValue, Group, Optimizer
-from graphft.torch_optim import groups_of
+from graphft.torch_optim import groups_of, refused_scheduler
 
 GLOBAL_STEP = "global_step"
 """Name of the variable that counts completed steps."""
@@ -53,6 +53,8 @@ def minimize(
         groups = groups_of(program, optimizer, model)
     elif isinstance(optimizer, Optimizer):
         groups = [Group(optimizer, tuple(v.name for v in program.of_kind(Kind.PARAM)))]
+    elif isinstance(optimizer, torch.optim.lr_scheduler.LRScheduler):
+        raise refused_scheduler(type(optimizer).__name__, "is no optimizer")
     else:
         raise GraphftError(
             f"minimize takes an optimizer, got {type(optimizer).__name__}",

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from graphft.devices import find_device
 from graphft.errors import ProgramError, UsageError
 from graphft.ir import Block, Operator, Program, Variable
 from graphft.ops.context import Context
@@ -48,9 +49,12 @@ class _Session:
 
 class Executor:
     """Runs programs on `device`. With a `seed`, run k of a program draws its random numbers from (seed, k), and
-    leaves torch's own generator alone; without, they come from torch's generator, as in eager torch."""
+    leaves torch's own generator alone; without, they come from torch's generator, as in eager torch.
+
+    Raises GraphftError[device] where there is no such device."""
 
     def __init__(self, device: str | torch.device = "cpu", seed: int | None = None) -> None:
+        find_device(device)
         self.device, self.seed = torch.device(device), seed
         self._sessions: dict[int, _Session] = {}
 

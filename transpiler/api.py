@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import logging
 import os
 import re
 from collections.abc import Sequence
@@ -12,12 +13,17 @@ from typing import Any
 import torch
 
 from graphft.data import DataSpec
+from graphft.devices import find_device
 from graphft.errors import GraphftError, ProgramError
 from graphft.ir import Kind, Program
 from graphft.literals import evaluate, names_in
+from graphft.loss_results import check_metrics
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.job import Job
+from graphft.transpiler.passes import SliceParameters
 from graphft.verify import verify
+
+log = logging.getLogger("graphft")
 
 _DERIVED = ("data", "torch_version", "cpu_capability", "onednn_isa")
 OPTIONS = tuple(f.name for f in dataclasses.fields(JobConfig) if f.name not in _DERIVED)
@@ -42,8 +48,10 @@ def transpile(
     mode each batch is applied by itself. `ft` makes the job survive whatever dies. `options` are the other fields of
     `JobConfig`; `seed` and `device` are by default the program's.
 
-    Raises GraphftError for an option that is unknown or makes no sense, a program that is not minimized or not
-    well-formed, and data that does not fit the program. `program` is not changed.
+    Where the program has fewer slices than `pservers`, the job has as many pservers as slices, and a warning says so.
+
+    Raises GraphftError for an option that is unknown or makes no sense, a device that this machine does not have, a
+    program that is not minimized or not well-formed, and data that does not fit the program. `program` is not changed.
     """
     unknown = [n for n in options if n not in OPTIONS]
     if unknown:
@@ -70,13 +78,33 @@ def transpile(
         onednn_isa=os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
         **{**defaults, **options},
     )
+    find_device(config.device)
     _check_program(program)
     verify(program, require_values=True)
+    check_metrics(program)
     _check_columns(program, config)
     _check_batch_sizes(program, config)
-    job = Job.make(program, config)
+    job = Job.make(program, _without_idle_pservers(program, config))
     job.verify()
     return job
+
+
+def _without_idle_pservers(program: Program, config: JobConfig) -> JobConfig:
+    """`config` with as many pservers as there are slices for, and a warning if these are fewer."""
+    slicing = SliceParameters(config.pservers, config.slice_unit, config.min_block, config.bucket_bytes)
+    most = slicing.most_shards(program)
+    if most == config.pservers:
+        return config
+    log.warning(
+        "pservers is %d, but the parameters and buffers of program '%s' make only %d slices: the job has %d pservers "
+        "(min_block=%d is the smallest slice of a tensor that is cut)",
+        config.pservers,
+        program.name,
+        most,
+        most,
+        config.min_block,
+    )
+    return config.replace(pservers=most)
 
 
 def _check_program(program: Program) -> None:

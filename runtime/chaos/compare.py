@@ -16,7 +16,7 @@ from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import Etcd
-from graphft.runtime.launcher.launch import losses_of
+from graphft.runtime.process.metric_files import losses_of
 from graphft.runtime.protocol.ledger import ALL, Ledger
 from graphft.transpiler import Job, read_record
 

@@ -7,13 +7,14 @@ import csv
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 import numpy as np
 
 from graphft.data import ChunkInfo, DataSpec
 from graphft.data_files import csv_header, npy_header, open_url, urls_of
+from graphft.data_numbers import numbers
 from graphft.errors import UsageError
 from graphft.runtime.data.changes import CHANGED, DescribedFiles, check_unchanged
 
@@ -67,7 +68,7 @@ class ChunkFiles:
             )
         result = {}
         for column, names in fields.items():
-            parts = [_numbers(table[n], self._spec.types[column].dtype, n) for n in names]
+            parts = [numbers(table[n], self._spec.types[column].dtype, n) for n in names]
             result[column] = parts[0] if column in self._source["scalar"] else np.stack(parts, axis=1)
         return result
 
@@ -94,9 +95,9 @@ class ChunkFiles:
         f.seek(info.offset)
         text = io.StringIO(f.read(info.size).decode(), newline="")
         rows = [row for row in csv.reader(text) if row and not (len(row) == 1 and row[0].isspace())]
-        short = next((r for r in rows if len(r) < len(header)), None)
-        if short is not None:
-            raise UsageError(f"a record has {len(short)} fields, the header {len(header)}: {short}", rule="data")
+        other = next((r for r in rows if len(r) != len(header)), None)
+        if other is not None:
+            raise UsageError(f"a record has {len(other)} fields, the header {len(header)}: {other}", rule="data")
         return {n: [row[p] or None for row in rows] for n, p in zip(names, places, strict=True)}
 
     def _jsonl(self, f: IO[bytes], url: str, info: ChunkInfo, names: list[str]) -> dict[str, Sequence[Any]]:
@@ -119,33 +120,3 @@ class ChunkFiles:
             f.seek(info.start * row, os.SEEK_CUR)
             array = np.frombuffer(f.read(info.records * row), dtype).reshape(-1, *shape[1:])
         return array.astype(dtype.newbyteorder("="))
-
-
-def _numbers(values: Iterable[Any], dtype: str, field: str) -> np.ndarray:
-    """The field's values as `dtype`, none changed by it; missing ones are NaN where the dtype is floating."""
-    target = np.dtype(dtype)
-    floating = target.kind == "f"
-    if not (isinstance(values, np.ndarray) and values.dtype.kind in "iufb"):
-        values = [None if v is None or v != v else v for v in values]
-        if None in values and not floating:
-            raise UsageError(
-                f"field {field} is empty in record {values.index(None)} of the chunk",
-                rule="data",
-                help=f"{dtype} has no NaN: give the column a floating dtype, or fill the field",
-            )
-        values = np.array([np.nan if v is None else v for v in values])
-    try:
-        numbers = values.astype("float64" if floating else "int64") if values.dtype.kind in "SU" else values
-        with np.errstate(invalid="ignore"):
-            result = numbers.astype(target)
-    except (TypeError, ValueError) as e:
-        raise UsageError(
-            f"field {field} is not a number everywhere: {e}", rule="data", help="encode it as numbers first"
-        ) from e
-    if not floating and not np.array_equal(result, numbers):
-        raise UsageError(
-            f"field {field} has values that are no {dtype}",
-            rule="data",
-            help="give the column a larger or floating dtype, or fill what is missing",
-        )
-    return result

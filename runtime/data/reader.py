@@ -16,6 +16,7 @@ from torch.utils.data import default_collate
 
 from graphft.data import FOLDER, ChunkInfo, DataSpec
 from graphft.data_fingerprint import array_digest, dataset_fingerprint
+from graphft.data_generators import own_generators, seed_generators
 from graphft.data_reference import Reference, named
 from graphft.data_seeding import seeded
 from graphft.errors import GraphftError, UsageError, describe
@@ -208,8 +209,9 @@ class FileReader(Reader):
 class DatasetReader(Reader):
     """A map-style Dataset: made when the reader is opened, only the records of a batch are asked for.
 
-    Every read is watched for draws of random numbers. Once there was one, all batches are made on the calling thread,
-    seeded; a batch for which nothing is drawn is the same either way.
+    Generators that the dataset keeps are seeded before every batch. Every read is watched for draws from the global
+    ones. Once there was one, all batches are made on the calling thread, seeded; a batch for which nothing is drawn is
+    the same either way.
     """
 
     def __init__(self, spec: DataSpec, seed: int, cached_chunks: int) -> None:
@@ -217,6 +219,7 @@ class DatasetReader(Reader):
         reference, before = Reference.from_json(spec.source), thread_settings()
         with forks_end_here():
             self._dataset = reference.make()
+        self._own = own_generators(self._dataset)
         _check_same(before, thread_settings(), "making the dataset")
         self.calling_thread = bool(spec.source["random"])
         self._trusted = bool(spec.source.get("trusted", False))
@@ -255,7 +258,7 @@ class DatasetReader(Reader):
     ) -> dict[str, torch.Tensor]:
         if not self.calling_thread:
             watch = DrawWatch(operators=not self._trusted)
-            batch = watch.read(lambda: self._batch(indices))
+            batch = watch.read(lambda: self._batch(indices, key))
             if batch is not None and not watch.drew:
                 return batch
             log.info(
@@ -267,9 +270,10 @@ class DatasetReader(Reader):
         if ahead:
             raise NeedsCallingThread
         with seeded(mix(*key)):
-            return self._batch(indices)
+            return self._batch(indices, key)
 
-    def _batch(self, indices: list[int]) -> dict[str, torch.Tensor]:
+    def _batch(self, indices: list[int], key: tuple[int, int, int, int]) -> dict[str, torch.Tensor]:
+        seed_generators(self._own, mix(*key))
         many = getattr(self._dataset, "__getitems__", None)
         with forks_end_here():  # parts of items may be made when asked for: that is user code, too
             return self._collate(many(indices) if many else [self._dataset[i] for i in indices])

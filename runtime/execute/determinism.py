@@ -9,14 +9,13 @@ from __future__ import annotations
 import logging
 import os
 import platform
-import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from graphft.errors import UsageError, describe
+from graphft.errors import UsageError
 
 if TYPE_CHECKING:
     from graphft.transpiler import JobConfig
@@ -70,19 +69,6 @@ def enforce(config: JobConfig) -> None:
             'run that has begun: "exact": false in the job.json of its folder)',
         )
     log.warning("%s", text)
-
-
-def find_device(device: str) -> None:
-    """Raises GraphftError[device] where there is none such."""
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise UsageError(
-            f"the job computes on {device}, which {socket.gethostname()} does not have, or this torch "
-            f"({torch.__version__}) does not support: {describe(error).splitlines()[0]}",
-            rule="device",
-            help='choose another one: transpile(..., device="cpu")',
-        ) from None
 
 
 def process_settings() -> dict[str, object]:

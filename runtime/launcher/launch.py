@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import shutil
@@ -34,6 +33,7 @@ from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.runtime.launcher.tell import tell
 from graphft.runtime.process.folder_lock import locked
 from graphft.runtime.process.identity import Identity
+from graphft.runtime.process.metric_files import losses_of, metrics_of
 from graphft.runtime.process.role_environment import role_environment
 from graphft.runtime.process.role_process import EXIT_OK, EXIT_USAGE
 from graphft.runtime.process.structs import prepare_structs
@@ -54,7 +54,8 @@ LOOK_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class Result:
-    """A completed job. `model` is the trained model's safetensors state_dict; `losses` has (step, slot, loss)."""
+    """A completed job. `model` is the trained model's safetensors state_dict; `losses` has (step, slot, loss);
+    `metrics` has the means of each step by name."""
 
     job_dir: Path
     model: Path
@@ -68,16 +69,11 @@ class Result:
         """(step, slot, loss), each (step, slot) once, from the metrics that trainers of this machine wrote."""
         return losses_of(self.job_dir)
 
-
-def losses_of(job_dir: Path) -> list[tuple[int, int, float]]:
-    """(step, slot, loss) of the job in this folder, as `Result.losses`."""
-    found: dict[tuple[int, int], float] = {}
-    for path in sorted((job_dir / "metrics").glob("*.jsonl")):
-        for line in path.read_text().splitlines():
-            if line.endswith("}"):  # the last line of a killed trainer may be cut off
-                row = json.loads(line)
-                found[row["step"], row["slot"]] = row["loss"]
-    return [(step, slot, loss) for (step, slot), loss in sorted(found.items())]
+    @property
+    def metrics(self) -> dict[str, list[tuple[int, float]]]:
+        """(step, value) of `loss` and of each metric that `loss_fn` returned, each step once: the mean over the
+        samples of the step, of all slots that trainers of this machine computed."""
+        return metrics_of(self.job_dir)
 
 
 def run_job(

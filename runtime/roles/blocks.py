@@ -20,10 +20,10 @@ class Blocks:
 
     def __init__(self, program: Program, ctx: Context, progress: Progress) -> None:
         self.program, self.ctx, self.progress = program, ctx, progress
-        self._lowered: dict[tuple[str, int], Lowered] = {}
+        self._lowered: dict[tuple[str, tuple[str, ...], int], Lowered] = {}
 
     def lowered(self, block: Block, fetch: tuple[str, ...] = (), start: int = 0) -> Lowered:
-        key = (block.name, start)
+        key = (block.name, fetch, start)
         if key not in self._lowered:
             self._lowered[key] = lower(block, fetch=fetch, start=start, device=self.ctx.device)
         return self._lowered[key]

@@ -170,9 +170,10 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec) -> int:
 
 
 def _run(job: Job, job_dir: Path, spec: RoleSpec) -> None:
+    from graphft.devices import find_device
     from graphft.runtime.coordination.run_record import put_job
     from graphft.runtime.coordination.stale_run import make_way
-    from graphft.runtime.execute.determinism import enforce, find_device
+    from graphft.runtime.execute.determinism import enforce
 
     if spec.kind != "coordinator":  # which computes nothing
         find_device(job.config.device)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import graphft
 from graphft.errors import GraphftError
 from graphft.ir import Kind, Type
-from tests.support.zoo import embedding, mlp, tied
+from tests.support.zoo import mlp, tied
 
 Forward = Callable[["Model", Tensor], Tensor]
 
@@ -144,16 +144,7 @@ def test_channels_last_gradients_keep_the_layout() -> None:
     assert out["weight@GRAD"].is_contiguous(memory_format=torch.channels_last)
 
 
-# -- loss, extras, targets ------------------------------------------------------------------------------------
-
-
-def test_extras_are_fetched_by_name() -> None:
-    case = embedding()
-    program = graphft.build(case.model, case.loss_fn, case.inputs)
-    batch = case.batch(4)
-    out = graphft.Executor().run(program, batch, ["loss", "logits"])
-    assert program.attrs["extras"] == ("logits",)
-    assert torch.equal(F.binary_cross_entropy_with_logits(out["logits"], batch["late"].float()), out["loss"])
+# -- targets --------------------------------------------------------------------------------------------------
 
 
 def test_targets_go_to_the_loss() -> None:

@@ -88,16 +88,53 @@ class Shuffled(Squares):
         return torch.tensor([self.order[i]], dtype=torch.float32), i
 
 
+MODULES_OWN = np.random.default_rng(3)
+
+
+class Wrapped:
+    """A transform with a generator of its own."""
+
+    def __init__(self) -> None:
+        self.own = np.random.default_rng(3)
+
+    def __call__(self) -> float:
+        return float(self.own.random())
+
+
+class Keeping(Squares):
+    """Record i is i and a draw from a generator that is kept; `rare`: record 5 only, which is not looked at."""
+
+    def __init__(self, source: str, rare: bool) -> None:
+        super().__init__(20)
+        self.rare, self.torch = rare, torch.Generator().manual_seed(3)
+        self.numpy, self.legacy, self.python = np.random.default_rng(3), np.random.RandomState(3), random.Random(3)
+        self.transforms = [{"wrapped": Wrapped()}]
+        draws: dict[str, Callable[[], float]] = {
+            "torch": lambda: torch.rand(1, generator=self.torch).item(),
+            "numpy": lambda: float(self.numpy.random()),
+            "legacy": lambda: float(self.legacy.rand()),
+            "python": self.python.random,
+            "wrapped": self.transforms[0]["wrapped"],
+            "module": lambda: float(MODULES_OWN.random()),
+        }
+        self.draw = draws[source]
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        noise = self.draw() if i == 5 or not self.rare else 0.0
+        return torch.tensor([i + noise], dtype=torch.float64), i
+
+
 class Impure(Squares):
     """Items depend on something that nothing seeds."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(20)
-        self.kind, self.reads, self.own = kind, 0, np.random.Generator(np.random.PCG64())
+        generator = np.random.Generator(np.random.PCG64())
+        self.kind, self.reads, self.drawn = kind, 0, lambda: float(generator.random())
 
     def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
         self.reads += 1
-        values = {"counter": float(self.reads), "clock": time.perf_counter(), "generator": self.own.random()}
+        values = {"counter": float(self.reads), "clock": time.perf_counter(), "closure": self.drawn()}
         return torch.tensor([values[self.kind]], dtype=torch.float64), i
 
 

@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from graphft.data import DataSpec, dataset
+from graphft.data_generators import own_generators
 from graphft.data_seeding import states
 from graphft.errors import GraphftError
 from graphft.runtime.data import BatchKey, Prefetcher, open_reader
@@ -95,7 +96,32 @@ def test_a_construction_that_draws_is_the_same_everywhere() -> None:
     assert torch.equal(all_of(spec), all_of(spec, seed=1))
 
 
-@pytest.mark.parametrize("kind", ["counter", "clock", "generator"])
+@pytest.mark.parametrize("source", ["torch", "numpy", "legacy", "python", "wrapped", "module"])
+@pytest.mark.parametrize("rare", [False, True])
+def test_generators_that_the_dataset_keeps_are_seeded_per_batch(source: str, rare: bool) -> None:
+    spec = dataset(f"{DATASETS}:Keeping", {"source": source, "rare": rare}, chunk_size=20)
+    forward, backward = (open_reader(spec, ".", 3) for _ in range(2))
+    one = [forward.batch(*key)["x"] for key in KEYS]
+    other = [backward.batch(*key)["x"] for key in reversed(KEYS)][::-1]
+    assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+    assert torch.equal(forward.batch(*KEYS[2])["x"], one[2])
+    assert not forward.calling_thread, "nobody else uses them: batches are made ahead of use"
+    drawn = [x % 1 for x in torch.cat(one)[:, 0].tolist() if x % 1]
+    assert len(set(drawn)) == len(drawn) == (1 if rare else 20)
+    reseeded = torch.cat([open_reader(spec, ".", 4).batch(*key)["x"] for key in KEYS])
+    assert not {x % 1 for x in reseeded[:, 0].tolist() if x % 1} & set(drawn), "another seed of the job"
+
+
+def test_global_generators_are_not_the_datasets_own() -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.torch, self.numpy, self.python = torch.default_generator, np.random.mtrand._rand, random._inst
+            self.entropy = random.SystemRandom()
+
+    assert own_generators(Holder()) == []
+
+
+@pytest.mark.parametrize("kind", ["counter", "clock", "closure"])
 def test_items_that_depend_on_anything_else_are_refused(kind: str) -> None:
     with pytest.raises(GraphftError, match="is another one when it is read again: column x differs") as error:
         dataset(f"{DATASETS}:Impure", {"kind": kind})

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from graphft.devices import find_device
 from graphft.errors import GraphftError
 from graphft.runtime.coordination import connect as connect_module
 from graphft.runtime.coordination.connect import (
@@ -28,7 +29,7 @@ from graphft.runtime.coordination.connect import (
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, EtcdUnreachable
-from graphft.runtime.execute.determinism import enforce, find_device
+from graphft.runtime.execute.determinism import enforce
 from graphft.runtime.launcher.launch import Result, run_job
 from graphft.runtime.launcher.options import LaunchOptions
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_USAGE
@@ -183,7 +184,7 @@ def test_a_role_refuses_a_folder_with_another_job(job: Job, saved: Path) -> None
 def test_determinism_is_enforced(job: Job, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     used: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", used.append)
-    with pytest.raises(GraphftError, match=r"the job computes on cuda:99, which .* does not have") as caught:
+    with pytest.raises(GraphftError, match=r"the program is to compute on cuda:99, which .* does not have") as caught:
         find_device("cuda:99")
     assert caught.value.rule == "device"
     enforce(job.config.replace(threads=3))

@@ -25,7 +25,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Committed, decode_committed
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.job_folder import choose_directory
-from graphft.runtime.launcher.launch import losses_of
+from graphft.runtime.process.metric_files import losses_of
 from graphft.runtime.roles.trainer.metrics import Metrics
 from graphft.transpiler import Job
 from tests.support.disks import small_file_system

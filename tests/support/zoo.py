@@ -100,7 +100,8 @@ class Embedded(nn.Module):
 def embedding() -> Case:
     def loss_fn(model: nn.Module, late: Tensor, **features: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         logits = model(**features)
-        return F.binary_cross_entropy_with_logits(logits, late.float()), {"logits": logits}
+        accuracy = ((logits > 0) == late.bool()).float().mean()
+        return F.binary_cross_entropy_with_logits(logits, late.float()), {"accuracy": accuracy}
 
     def batch(n: int) -> dict[str, Tensor]:
         return {

@@ -9,6 +9,7 @@ import torch
 
 import graphft
 from graphft.data import DataSpec
+from graphft.devices import found
 from graphft.errors import GraphftError
 from graphft.ir import Kind, Program, Ref, Type
 from graphft.transpiler import Job
@@ -57,7 +58,9 @@ def transpile(program: Program | None = None, chunks: Any = DATA, **options: Any
         ({"chunks": [1, 2]}, "chunks is 'list', expected what graphft.arrays"),
         ({"batch_size": 64}, "the data has 32 records, fewer than one batch of 64"),
         ({"batch_size": 16}, "the longest chunk has 8 records, fewer than one batch of 16"),
-        ({"pservers": 3}, "3 pservers, but the program's parameters and buffers make only 2 slices"),
+        ({"device": "cuda:99"}, "the program is to compute on cuda:99, which "),
+        ({"device": "gpu"}, "the program is to compute on gpu, which "),
+        ({"device": "meta"}, "does not support: tensors there have no data\nhelp: here it can compute on cpu"),
     ],
 )
 def test_options(options: dict[str, Any], message: str) -> None:
@@ -174,6 +177,27 @@ def test_other_blocks_and_no_step() -> None:
         transpile(program)
     with pytest.raises(GraphftError, match="has no block step"):
         transpile(Program("empty"))
+
+
+def test_a_device_that_is_not_there_is_told_with_those_that_are() -> None:
+    with pytest.raises(GraphftError) as caught:
+        transpile(device="cuda:99")
+    assert caught.value.rule == "device"
+    assert f"here it can compute on {', '.join(found())}: transpile(..., device=" in caught.value.help
+    assert found()[0] == "cpu"
+    with pytest.raises(GraphftError, match="compute on cuda:99, which "):
+        graphft.Executor("cuda:99")
+
+
+@pytest.mark.parametrize("options", [{}, {"sync": False}, {"ft": True}])
+def test_no_pserver_is_idle(options: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    job = transpile(pservers=5, **options)
+    assert job.config.pservers == len(job.programs.pservers) == 2
+    assert all(any(b.startswith("optimize.") for b in p.blocks) for p in job.programs.pservers)
+    (line,) = (r.getMessage() for r in caplog.records if r.levelname == "WARNING")
+    assert "pservers is 5, but the parameters and buffers of program 'linear' make only 2 slices" in line
+    assert job.hash == transpile(pservers=2, **options).hash
+    assert len(transpile(pservers=5, min_block=64, slice_unit=64).programs.pservers) == 4
 
 
 def test_defaults_come_from_the_program() -> None:

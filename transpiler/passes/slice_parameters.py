@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from graphft.dependence import memory_writes
@@ -34,7 +34,7 @@ class SliceParameters:
     def run(self, job: Programs) -> Programs:
         job = job.clone()
         _freeze_constant_buffers(job.trainer)
-        ranges = [(v, start, end) for v in evolving(job.trainer) for start, end in self.cut(v)]
+        ranges = self._ranges(job.trainer)
         if len(ranges) < self.shards:
             raise ProgramError(
                 f"{self.shards} pservers, but the program's parameters and buffers make only {len(ranges)} slices",
@@ -48,6 +48,16 @@ class SliceParameters:
         for v in evolving(job.trainer):
             v.attrs["slices"] = slices[v.name]
         return job
+
+    def most_shards(self, program: Program) -> int:
+        """How many shards there are slices for: at most `shards`, and at least one."""
+        program = program.clone()
+        _freeze_constant_buffers(program)
+        fits = (n for n in range(self.shards, 0, -1) if len(replace(self, shards=n)._ranges(program)) >= n)
+        return next(fits, 1)
+
+    def _ranges(self, program: Program) -> list[tuple[Variable, int, int]]:
+        return [(v, start, end) for v in evolving(program) for start, end in self.cut(v)]
 
     def cut(self, variable: Variable) -> list[tuple[int, int]]:
         """The [start, end) ranges of a variable's slices."""

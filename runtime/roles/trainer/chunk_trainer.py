@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,8 +63,7 @@ class ChunkTrainer(Trainer):
             self.comm.pump(IDLE_SECONDS)
             return
         try:
-            loss = self.compute()
-            self._note(loss)
+            self._note(self.compute())
         except EndOfPass:
             self.state.pass_index = self.queue.next_pass()
             self.blocks.run("pass")
@@ -79,13 +79,13 @@ class ChunkTrainer(Trainer):
         finally:
             self.work_record.mark(Phase.IDLE)
 
-    def _note(self, loss: Any) -> None:
+    def _note(self, values: Sequence[Any]) -> None:
         work = self.state.work
         assert work is not None
         self.ctx.step += 1
         if work.pass_index not in self._first_steps:
             self._first_steps = {work.pass_index: {c.chunk: c.first_step for c in self.plan.chunks_of(work.pass_index)}}
-        self.record(self._first_steps[work.pass_index][work.chunk] + work.batch, 0, work.samples, loss)
+        self.record(self._first_steps[work.pass_index][work.chunk] + work.batch, 0, work.samples, values)
 
     def _report(self, error: Exception) -> None:
         work = self.state.work

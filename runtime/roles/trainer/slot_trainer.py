@@ -72,8 +72,8 @@ class SlotTrainer(Trainer):
                 self.blocks.run("pass")
             self._read_ahead(work)
             located = self.plan.locate(work.step, work.slot)
-            loss = self.compute()
-            self.record(work.step, work.slot, located.samples if located is not None else 0, loss)
+            values = self.compute()
+            self.record(work.step, work.slot, located.samples if located is not None else 0, values)
         except NoData:
             self._contribute_nothing()
         except WorkChanged:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from graphft.errors import GraphftError
 from graphft.ir import Kind
+from graphft.loss_results import reported
 from graphft.ops.context import (
     ChunkWork,
     CommPort,
@@ -48,7 +49,7 @@ class StepTrial:
         chunk = next(c for c, n in enumerate(config.data.batches(config.batch_size, config.drop_last)) if n)
         self.key = BatchKey(0, chunk, 0, config.batch_size)
         self.what = f"batch 0 of chunk {chunk}"
-        self.loss = str(self.program.attrs["loss"])
+        self.reported = reported(self.program)
         self._batch: dict[str, Tensor] = {}
 
     def run(self, observe: Observe | None = None) -> tuple[dict[str, str], str]:
@@ -63,7 +64,7 @@ class StepTrial:
     def _run(self, observe: Observe | None) -> tuple[list[Tensor], list[Tensor]]:
         """(what the step begins with, what it gives)."""
         self._batch = self._batch or self.prefetcher.get(self.key)
-        fetch = () if self.program.find_op("local_steps") is not None else (self.loss,)
+        fetch = () if self.program.find_op("local_steps") is not None else self.reported
         initial: list[Tensor] = []
         results: list[Tensor] = []
         for size in self._sizes():
@@ -71,7 +72,7 @@ class StepTrial:
             batch = TrialBatch(self._work(size), {name: value[:size] for name, value in self._batch.items()})
             units = TrialUnits(self, ctx, observe)
             ctx.queue, ctx.slots, ctx.data, ctx.comm, ctx.local = batch, batch, batch, comm, units
-            results += [*self.run_block("step", fetch, ctx, observe), *units.losses, *_in_order(comm.pushed)]
+            results += [*self.run_block("step", fetch, ctx, observe), *units.reported, *_in_order(comm.pushed)]
             initial = _in_order(comm.pulled)
         return initial, results
 
@@ -158,18 +159,18 @@ class TrialComm(CommPort):
 
 
 class TrialUnits(LocalPort):
-    """Runs block local in the trial's context. `losses`: of each batch."""
+    """Runs block local in the trial's context. `reported`: of each batch."""
 
     def __init__(self, trial: StepTrial, ctx: Context, observe: Observe | None) -> None:
         self.trial, self.ctx, self.observe = trial, ctx, observe
-        self.losses: list[Tensor] = []
+        self.reported: list[Tensor] = []
         self._work: ChunkWork | None = None
 
     def run_unit(self, unit: ChunkWork, block: str, count: int) -> None:
         config = self.trial.config
         for work in batches_of(unit, count=count, batch_size=config.batch_size, seed=config.seed):
             self._work = work
-            self.losses += self.trial.run_block(block, (self.trial.loss,), self.ctx, self.observe)
+            self.reported += self.trial.run_block(block, self.trial.reported, self.ctx, self.observe)
 
     def local_batch(self, unit: ChunkWork) -> ChunkWork:
         if self._work is None:

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 import traceback
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from graphft.errors import GraphftError, UsageError, describe
+from graphft.loss_results import reported
 from graphft.ops.context import WorkChanged
 from graphft.runtime.coordination.records import TrainerStatus
 from graphft.runtime.data import BatchKey, Prefetcher, Reader, open_reader
@@ -154,10 +156,9 @@ class Trainer(Role):
         """Gives back what this trainer holds. The job is over, or this trainer was asked to go."""
         raise NotImplementedError
 
-    def compute(self) -> Any:
-        """Runs block step, and returns the loss."""
-        (loss,) = self.blocks.run("step", fetch=(str(self.program.attrs["loss"]),))
-        return loss
+    def compute(self) -> Sequence[Any]:
+        """Runs block step, and returns the values of what is `reported`: the loss, then the metrics."""
+        return self.blocks.run("step", fetch=reported(self.program))
 
     def _leave(self) -> None:
         """On a signal, which may have interrupted code that holds the transport's lock: it takes none itself."""
@@ -171,12 +172,14 @@ class Trainer(Role):
 
     # -- what is reported ---------------------------------------------------------------------------------------
 
-    def record(self, step: int, slot: int, samples: int, loss: Any) -> None:
-        """Notes a computed batch: for status, and for the job's metrics."""
-        loss = float(loss)
+    def record(self, step: int, slot: int, samples: int, values: Sequence[Any]) -> None:
+        """Notes a computed batch: for status, and for the job's metrics. `values` are what `compute` returned."""
+        loss, *others = map(float, values)
         self.state.computed(samples, loss)
-        row = {"step": step, "slot": slot, "loss": loss, "samples": samples, "at": round(time.time(), 4)}
-        self._metrics.write(row)
+        row: dict[str, Any] = {"step": step, "slot": slot, "loss": loss}
+        if others:
+            row["metrics"] = dict(zip(reported(self.program)[1:], others, strict=True))
+        self._metrics.write(row | {"samples": samples, "at": round(time.time(), 4)})
 
     def tell_failure(self, what: str, error: Exception, **fields: Any) -> str:
         """Puts an error of the user's step into the job's events; returns it as text."""

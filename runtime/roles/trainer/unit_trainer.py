@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ class UnitTrainer(ChunkTrainer):
             count=registry.attr(op, "count"),
         )
 
-    def compute(self) -> Any:
-        """Runs block step, which runs block local; returns the mean loss of the unit's samples."""
+    def compute(self) -> Sequence[Any]:
+        """Runs block step, which runs block local; returns the means of the unit's samples."""
         self.blocks.run("step")
-        return self.units.loss
+        return self.units.means

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from graphft.errors import GraphftError
+from graphft.loss_results import reported
 from graphft.ops.context import ChunkWork, LocalPort, WorkChanged
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.queue.units import batches_of
@@ -16,12 +17,13 @@ class Units(LocalPort):
     """The LocalPort of an async trainer. A unit is pushed when its last batch is computed, so a trainer that dies in it
     has pushed nothing of it.
 
-    `loss`: the mean loss of the last unit's samples.
+    `means`: of what is `reported`, over the last unit's samples.
     """
 
     def __init__(self, member: Member, blocks: Blocks, state: TrainerState, comm: AsyncComm, data: Batches) -> None:
         self.config, self.blocks, self.state, self.comm, self.data = member.config, blocks, state, comm, data
-        self.loss = 0.0
+        self.means: list[float] = []
+        self._reported = reported(blocks.program)
         self._batch: ChunkWork | None = None
         batches = self.config.data.batches(self.config.batch_size, self.config.drop_last)
         self._batches = self.config.passes * sum(batches)
@@ -29,7 +31,7 @@ class Units(LocalPort):
     def run_unit(self, unit: ChunkWork, block: str, count: int) -> None:
         self.comm.begin(unit)
         self.state.unit = unit
-        config, losses = self.config, 0.0
+        config, sums = self.config, [0.0] * len(self._reported)
         works = batches_of(unit, count=count, batch_size=config.batch_size, seed=config.seed, number=self._done())
         for work, following in zip(works, [*works[1:], None], strict=True):
             if work is not works[0] and self.comm.interrupted:
@@ -37,10 +39,11 @@ class Units(LocalPort):
             self._batch = work
             if following is not None:
                 self.data.schedule(unit.pass_index, unit.chunk, following.batch)
-            (loss,) = self.blocks.run(block, (str(self.blocks.program.attrs["loss"]),))
-            losses += float(loss) * work.samples
+            values = self.blocks.run(block, self._reported)
+            sums = [total + float(value) * work.samples for total, value in zip(sums, values, strict=True)]
             self.comm.pump(0)  # a long unit is no sign of death
-        self.state.work, self.state.batch_samples, self.loss = unit, unit.samples, losses / unit.samples
+        self.means = [total / unit.samples for total in sums]
+        self.state.work, self.state.batch_samples = unit, unit.samples
 
     def local_batch(self, unit: ChunkWork) -> ChunkWork:
         if self._batch is None or unit != self.state.unit:

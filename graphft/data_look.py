@@ -1,0 +1,188 @@
+"""A look at the records of CSV and JSON lines files while they are indexed: what reading them would fail at, or lose.
+
+Every record of a CSV file is looked at for its encoding and its number of fields. The values of the first `FIRST`
+records of each file are looked at, and of the first and the last record of each chunk. So a column of words is found at
+once, and a file of a terabyte is not parsed.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from graphft.data_numbers import fits
+from graphft.errors import GraphftError, UsageError
+
+log = logging.getLogger("graphft")
+
+FIRST = 100
+BAD_SHARE = 0.01
+"""More bad records than this share are an error, fewer a warning: a job leaves out what it cannot read."""
+LOOKED_AT = f"the values of the first {FIRST} records of a file, and of the first and last of each chunk, are looked at"
+_WORDS_FOR_NONE = frozenset({"na", "n/a", "null", "none", "-", "?", "nil", "missing"})
+
+
+@dataclass
+class _Bad:
+    """How many records are bad, and the first of them in words."""
+
+    count: int = 0
+    first: str = ""
+
+    def found(self, line: int, what: str) -> None:
+        self.count += 1
+        self.first = self.first or f"line {line:,}: {what}"
+
+
+class Look:
+    """One file's records, in order. `dtypes`: of the fields that are wanted. Line numbers count from 1."""
+
+    def __init__(self, url: str, dtypes: Mapping[str, str], line: int = 1) -> None:
+        self.url, self.dtypes, self.line = url, dtypes, line
+        self.records = self.looked = 0
+        self.malformed, self.bad = _Bad(), _Bad()
+        self.empty: dict[str, tuple[int, int]] = {}
+        """How often a field is empty, and the first line."""
+        self._last: tuple[bytes, int] | None = None
+
+    def at(self, record: bytes, edge: bool) -> None:
+        """Takes the next record in; `edge`: it is the first or the last of its chunk."""
+        if not record.isspace():
+            self.records += 1
+            if not self._well_formed(record):
+                self._last = None  # its values are not looked at
+            elif edge or self.looked < FIRST:
+                self._last = None
+                self._values(record, self.line)
+            else:
+                self._last = record, self.line
+        self.line += record.count(b"\n")
+
+    def end(self) -> None:
+        """Tells what was found. Raises GraphftError[data] if too many records are bad."""
+        if self._last is not None:
+            self._values(*self._last)
+        for field, (count, line) in self.empty.items():
+            log.warning(
+                "%s: field %s is empty in %s of %s records looked at, first in line %s, and is read as NaN: fill it, "
+                "drop these records, or have the model handle NaN (%s)",
+                *(self.url, field, f"{count:,}", f"{self.looked:,}", f"{line:,}", LOOKED_AT),
+            )
+        self._tell(
+            self.malformed,
+            self.records,
+            "correct these records, or drop them: a value that holds a comma is quoted, and a comma at the end of a "
+            "line begins one field more; every record is looked at for its number of fields",
+        )
+        self._tell(
+            self.bad,
+            self.looked,
+            "convert the field to numbers (one number for each category), fill what is missing, drop these records, "
+            f"choose another dtype for the column, or leave the field out of columns; {LOOKED_AT}",
+        )
+
+    def _tell(self, bad: _Bad, of: int, remedy: str) -> None:
+        """Bad records among `of`."""
+        if not bad.count:
+            return
+        what = f"{self.url}, {bad.first} ({bad.count:,} of {of:,} records looked at are bad)"
+        if bad.count > BAD_SHARE * of:
+            raise UsageError(what, rule="data", help=remedy)
+        log.warning("%s: reading it will fail; %s", what, remedy)
+
+    def _well_formed(self, record: bytes) -> bool:
+        return True
+
+    def _fields(self, record: bytes) -> Mapping[str, Any]:
+        """The record's fields by name; None where one is empty. Raises ValueError."""
+        raise NotImplementedError
+
+    def _values(self, record: bytes, line: int) -> None:
+        self.looked += 1
+        try:
+            fields = self._fields(record)
+        except ValueError as error:
+            self.bad.found(line, str(error))
+            return
+        empty = []
+        for name, dtype in self.dtypes.items():
+            value, floating = fields.get(name), np.dtype(dtype).kind == "f"
+            if floating and _is_missing(value):
+                empty.append(name)
+            elif not fits(value, dtype):
+                self.bad.found(line, f"field {name} {_described(value)}, expected {dtype}")
+                return
+        for name in empty:
+            count, first = self.empty.get(name, (0, line))
+            self.empty[name] = count + 1, first
+
+
+class CsvLook(Look):
+    """Records of a CSV file; `header`: its field names."""
+
+    def __init__(self, url: str, dtypes: Mapping[str, str], header: Sequence[str], line: int) -> None:
+        super().__init__(url, dtypes, line)
+        self.header = header
+
+    def _well_formed(self, record: bytes) -> bool:
+        """Whether it is UTF-8 and has the header's fields. Raises GraphftError for another encoding: no chunk with
+        such a record can be read."""
+        try:
+            text = record.decode()
+        except UnicodeDecodeError as error:
+            raise no_utf8(self.url, self.line, error) from None
+        if '"' in text:
+            count = len(next(csv.reader(text.splitlines(keepends=True)), []))
+        else:
+            count = text.count(",") + 1
+        if count != len(self.header):
+            self.malformed.found(self.line, f"{count} fields, expected the {len(self.header)} of the header")
+        return count == len(self.header)
+
+    def _fields(self, record: bytes) -> Mapping[str, Any]:
+        row = next(csv.reader(record.decode().splitlines(keepends=True)))
+        return {name: value or None for name, value in zip(self.header, row, strict=True)}
+
+
+class JsonLook(Look):
+    """Records of a file of JSON lines."""
+
+    def _fields(self, record: bytes) -> Mapping[str, Any]:
+        try:
+            fields = json.loads(record)
+        except UnicodeDecodeError as error:
+            raise no_utf8(self.url, self.line, error) from None
+        if not isinstance(fields, dict):
+            raise ValueError(f"expected a JSON object, got {type(fields).__name__}")
+        return fields
+
+
+def no_utf8(url: str, line: int, error: UnicodeDecodeError) -> GraphftError:
+    """The error for a file in another encoding. `line`: where it shows."""
+    around = error.object[max(0, error.start - 20) : error.end + 10]
+    wide = error.object.startswith((b"\xff\xfe", b"\xfe\xff"))
+    likely = "UTF-16" if wide else "ISO-8859-1" if error.object[error.start] >= 0xA0 else "WINDOWS-1252"
+    return UsageError(
+        f"{url}, line {line:,}: byte {error.start + 1} (0x{error.object[error.start]:02x}) is no UTF-8, in {around!r}",
+        rule="encoding",
+        help=f"convert the file: iconv -f {likely} -t UTF-8 (it looks like {likely})",
+    )
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and value != value) or str(value).strip().lower() == "nan"
+
+
+def _described(value: Any) -> str:
+    if value is None:
+        return "is empty"
+    text = repr(value) if len(repr(value)) < 60 else repr(value)[:57] + "..."
+    if str(value).strip().lower() in _WORDS_FOR_NONE:
+        return f"is {text} (a missing value is an empty field)"
+    return f"is {text}"

@@ -1,0 +1,208 @@
+"""All of torch's public optimizers, options and schedulers: each is computed as by torch, or refused, never ignored.
+
+The tables below name every one that torch has: a new one fails the tests until it is in a table.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn, optim
+from torch.optim import lr_scheduler, swa_utils
+from torch.optim import optimizer as torch_hooks
+
+import graphft
+from graphft.errors import GraphftError
+
+SUPPORTED = ("SGD", "Adam", "AdamW", "Adagrad", "RMSprop")
+NO_OPTIMIZER = ("Optimizer", "lr_scheduler", "swa_utils", "swap_in_optimizer_params_and_state")
+BASE: dict[str, dict[str, Any]] = {
+    "nesterov": {"momentum": 0.9},
+    "dampening": {"momentum": 0.9},
+    "amsgrad": {"betas": (0.5, 0.1)},
+}
+"""What an option needs beside it to have an effect."""
+COMPUTED: dict[str, Any] = {
+    "lr": 0.05,
+    "momentum": 0.9,
+    "dampening": 0.5,
+    "weight_decay": 0.3,
+    "nesterov": True,
+    "maximize": True,
+    "betas": (torch.tensor(0.5), torch.tensor(0.6)),
+    "eps": 0.1,
+    "amsgrad": True,
+    "decoupled_weight_decay": True,
+    "lr_decay": 0.5,
+    "initial_accumulator_value": 0.3,
+    "alpha": 0.5,
+    "centered": True,
+}
+REFUSED = {"capturable": True, "differentiable": True}
+IMPLEMENTATION = {"foreach": True, "fused": True}
+"""Options that choose among implementations of the same step."""
+
+SCHEDULERS: dict[str, Callable[[optim.Optimizer], Any]] = {
+    "LambdaLR": lambda o: lr_scheduler.LambdaLR(o, lambda k: 0.9**k),
+    "MultiplicativeLR": lambda o: lr_scheduler.MultiplicativeLR(o, lambda k: 0.9),
+    "StepLR": lambda o: lr_scheduler.StepLR(o, 3),
+    "MultiStepLR": lambda o: lr_scheduler.MultiStepLR(o, [2, 4]),
+    "ConstantLR": lr_scheduler.ConstantLR,
+    "LinearLR": lr_scheduler.LinearLR,
+    "ExponentialLR": lambda o: lr_scheduler.ExponentialLR(o, 0.9),
+    "SequentialLR": lambda o: lr_scheduler.SequentialLR(o, [lr_scheduler.ConstantLR(o)], []),
+    "CosineAnnealingLR": lambda o: lr_scheduler.CosineAnnealingLR(o, 10),
+    "ChainedScheduler": lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.ConstantLR(o)]),
+    "ReduceLROnPlateau": lr_scheduler.ReduceLROnPlateau,
+    "CyclicLR": lambda o: lr_scheduler.CyclicLR(o, 0.1, 0.2),
+    "CosineAnnealingWarmRestarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 10),
+    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, 0.1, total_steps=10),
+    "PolynomialLR": lr_scheduler.PolynomialLR,
+    "SWALR": lambda o: swa_utils.SWALR(o, 0.1),
+}
+
+X = torch.linspace(-1, 1, 12).reshape(4, 3)
+
+
+def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
+    return (model(x) - 1).square().mean()
+
+
+@pytest.fixture(scope="module")
+def captured() -> graphft.Program:
+    return graphft.build(line(), loss_fn, {"x": (None, 3)})
+
+
+def line() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Linear(3, 2)
+
+
+def options_of(name: str) -> list[str]:
+    return [n for n in inspect.signature(getattr(optim, name)).parameters if n != "params"]
+
+
+def cases(*tables: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    for name in SUPPORTED:
+        for option in options_of(name):
+            for table in tables:
+                if option in table:
+                    yield name, option, table[option]
+
+
+def make(name: str, model: nn.Module, **options: Any) -> optim.Optimizer:
+    cls = getattr(optim, name)
+    return cls(model.parameters(), **{"lr": 0.1, **options})
+
+
+def minimized(captured: graphft.Program, name: str, **options: Any) -> graphft.Program:
+    model, program = line(), captured.clone()
+    graphft.minimize(program, make(name, model, **options), model=model)
+    return program
+
+
+def after_four_steps(captured: graphft.Program, name: str, **options: Any) -> Tensor:
+    """The weights, trained by graphft."""
+    program, executor = minimized(captured, name, **options), graphft.Executor()
+    for _ in range(4):
+        executor.run(program, {"x": X})
+    return executor.state(program)["weight"]
+
+
+def eager(name: str, **options: Any) -> Tensor:
+    """The weights, trained by torch."""
+    model = line()
+    optimizer = make(name, model, **options)
+    for _ in range(4):
+        optimizer.zero_grad()
+        loss_fn(model, X).backward()
+        optimizer.step()
+    return next(model.parameters()).detach()
+
+
+def test_every_option_of_torch_is_in_a_table() -> None:
+    known = {**COMPUTED, **REFUSED, **IMPLEMENTATION}
+    assert {o for name in SUPPORTED for o in options_of(name)} <= known.keys()
+    assert {n for n in lr_scheduler.__all__ if inspect.isclass(getattr(lr_scheduler, n))} <= {
+        *SCHEDULERS,
+        "LRScheduler",
+    }
+
+
+@pytest.mark.parametrize(("name", "option", "value"), [*cases(COMPUTED)])
+def test_options_that_are_computed(captured: graphft.Program, name: str, option: str, value: Any) -> None:
+    base = BASE.get(option, {})
+    found = after_four_steps(captured, name, **base, **{option: value})
+    torch.testing.assert_close(found, eager(name, **base, **{option: value}))
+    if (name, option) != ("AdamW", "decoupled_weight_decay") and (option != "decoupled_weight_decay"):
+        assert not torch.equal(found, after_four_steps(captured, name, **base))
+
+
+def test_decoupled_weight_decay_makes_adam_adamw(captured: graphft.Program) -> None:
+    found = after_four_steps(captured, "Adam", weight_decay=0.3, decoupled_weight_decay=True)
+    torch.testing.assert_close(found, eager("AdamW", weight_decay=0.3))
+    assert not torch.equal(found, after_four_steps(captured, "Adam", weight_decay=0.3))
+
+
+@pytest.mark.parametrize(("name", "option", "value"), [*cases(IMPLEMENTATION)])
+def test_options_that_change_nothing(captured: graphft.Program, name: str, option: str, value: Any) -> None:
+    assert torch.equal(after_four_steps(captured, name, **{option: value}), after_four_steps(captured, name))
+
+
+@pytest.mark.parametrize(("name", "option", "value"), [*cases(REFUSED)])
+def test_options_that_are_refused(captured: graphft.Program, name: str, option: str, value: Any) -> None:
+    with pytest.raises(GraphftError, match=f"{name}: option {option} is not supported") as caught:
+        minimized(captured, name, **{option: value})
+    assert caught.value.rule == "optimizer-option"
+
+
+@pytest.mark.parametrize("name", sorted({*optim.__all__} - {*SUPPORTED} - {*NO_OPTIMIZER}))
+def test_other_optimizers_are_refused(captured: graphft.Program, name: str) -> None:
+    model = line()
+    parameters = [model.weight] if name == "Muon" else model.parameters()  # type: ignore[list-item]
+    with pytest.raises(GraphftError, match=f"optimizer {name} is not supported\nhelp: use one of SGD"):
+        graphft.minimize(captured.clone(), getattr(optim, name)(parameters), model=model)
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_a_scheduler_is_refused(captured: graphft.Program, name: str) -> None:
+    model = line()
+    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = SCHEDULERS[name](optimizer)
+    with pytest.raises(GraphftError, match=r"is attached to the optimizer; a program would not follow it") as caught:
+        graphft.minimize(captured.clone(), optimizer, model=model)
+    assert "graphft.schedule." in caught.value.help
+    with pytest.raises(GraphftError, match=rf"\({name}\) is no optimizer"):
+        graphft.minimize(captured.clone(), scheduler, model=model)
+
+
+def test_a_plateau_scheduler_is_told_that_there_is_no_validation_loss(captured: graphft.Program) -> None:
+    model = line()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    scheduler = lr_scheduler.ReduceLROnPlateau(optimizer)
+    with pytest.raises(GraphftError, match=r"\(ReduceLROnPlateau\) is attached(?s:.*)no validation loss to follow"):
+        graphft.minimize(captured.clone(), optimizer, model=model)
+    del scheduler
+    graphft.minimize(captured.clone(), optimizer, model=model)
+
+
+def test_hooks_are_refused(captured: graphft.Program) -> None:
+    model = line()
+    optimizer = optim.SGD(model.parameters(), lr=0.1)
+    for register in (
+        optimizer.register_step_pre_hook,
+        optimizer.register_step_post_hook,
+        torch_hooks.register_optimizer_step_pre_hook,
+        torch_hooks.register_optimizer_step_post_hook,
+    ):
+        handle = register(lambda *_: None)
+        try:
+            with pytest.raises(GraphftError, match=r"the optimizer has a step hook, .*; a program would not call it"):
+                graphft.minimize(captured.clone(), optimizer, model=model)
+        finally:
+            handle.remove()
+    graphft.minimize(captured.clone(), optimizer, model=model)
