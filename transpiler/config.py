@@ -23,6 +23,7 @@ _CHOICES = {
     "mode": ("async", "dc_asgd", "half_async", "geo_sgd"),
     "on_trainer_loss": ("takeover", "wait"),
     "on_barrier_timeout": ("rollback", "proceed"),
+    "on_nonfinite": ("stop", "skip", "warn"),
 }
 _AT_LEAST = {
     "trainers": 1,
@@ -83,6 +84,9 @@ class JobConfig:
     keep_checkpoints: int = 3
     on_trainer_loss: Literal["takeover", "wait"] = "takeover"
     on_barrier_timeout: Literal["rollback", "proceed"] = "rollback"
+    on_nonfinite: Literal["stop", "skip", "warn"] = "stop"
+    """When a loss or a gradient is not finite: the job fails and says where; or every shard leaves the step (async: the
+    batch) out, and counts it; or the losses alone are looked at, and training goes on."""
     recovery_timeout: float = 10.0
     chunk_timeout: float = 60.0
     max_failures: int = 3

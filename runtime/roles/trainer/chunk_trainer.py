@@ -16,6 +16,7 @@ from graphft.runtime.queue.transactions import terms_of
 from graphft.runtime.roles.trainer.async_comm import AsyncComm, push_timeout_of
 from graphft.runtime.roles.trainer.bar import Bar
 from graphft.runtime.roles.trainer.batches import Batches
+from graphft.runtime.roles.trainer.finite_check import RULE as NONFINITE
 from graphft.runtime.roles.trainer.known_shards import KnownShards
 from graphft.runtime.roles.trainer.storage_wait import AWAY, StorageWait
 from graphft.runtime.roles.trainer.trainer import IDLE_SECONDS, Trainer
@@ -24,7 +25,7 @@ from graphft.runtime.roles.trainer.view import TrainerView
 if TYPE_CHECKING:
     from graphft.transpiler import Job
 
-NOT_OF_THE_CHUNK = (CHANGED, SETTINGS_CHANGED, AWAY)
+NOT_OF_THE_CHUNK = (CHANGED, SETTINGS_CHANGED, AWAY, NONFINITE)
 """Rules of errors that say nothing against the chunk that was read."""
 
 
@@ -38,7 +39,7 @@ class ChunkTrainer(Trainer):
         self.shards = shards = KnownShards(push_timeout_of(program))
         self.bar = bar = Bar(member, shards, terms_of(op)[0])
         self.view = TrainerView(member, state, bar)
-        self.comm = comm = AsyncComm(member, self.transport, state, self.work_record, shards, program, bar)
+        self.comm = comm = AsyncComm(member, self.transport, state, self.work_record, shards, program, self.check, bar)
         self.storage = StorageWait(member, state, comm, self.prefetcher, self.reader)
         self.data = self.make_data()
         self.queue = AsyncQueue(member, op, comm, state, self.data.read_ahead)
@@ -56,6 +57,7 @@ class ChunkTrainer(Trainer):
             self.work_record,
             self.prefetcher,
             self.storage,
+            self.check,
             begin=self.comm.begin,
         )
 
