@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import json
 import os
 import uuid
 from collections.abc import Iterator
@@ -88,3 +89,10 @@ def fsync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def tensor_file_metadata(path: Path) -> dict[str, str]:
+    """The metadata in the header of a safetensors file; without torch. Raises OSError, ValueError."""
+    with path.open("rb") as file:
+        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+    return dict(header.get("__metadata__", {}))

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from graphft.errors import ProgramError
 from graphft.ir import Block, Operator
-from graphft.ops.context import Context
+from graphft.ops.context import Context, OnNonfinite
 from graphft.registry import op
 
 
@@ -36,18 +36,31 @@ def _check_slices(operator: Operator, block: Block) -> None:
 
 
 @op("send", check=_check_slices, effect=True)
-def send(ctx: Context, *tensors: Tensor, shard: int, bucket: int, slices: tuple[tuple[int, int], ...]) -> None:
+def send(
+    ctx: Context, *tensors: Tensor, shard: int, bucket: int, slices: tuple[tuple[int, int], ...], check: bool = False
+) -> None:
     """Pushes one bucket of this (step, slot)'s contribution to a pserver.
 
     Operands are gradients, or buffers after their update. `slices` gives the [start, end) of each one's flat
     elements. Returns at once: the bytes are copied into the bucket and leave on the communication thread.
+
+    `check`: the contribution is not finite if a value of the bucket is not. See send_barrier.
     """
     assert ctx.comm is not None
-    ctx.comm.push(shard, bucket, tensors, slices)
+    ctx.comm.push(shard, bucket, tensors, slices, check)
+
+
+@op("check_finite", effect=True)
+def check_finite(ctx: Context, loss: Tensor) -> None:
+    """The contribution of this (step, slot) is not finite if its loss is not (of a unit: the loss of any batch)."""
+    assert ctx.comm is not None
+    ctx.comm.check_loss(loss)
 
 
 @op("send_barrier", effect=True)
-def send_barrier(ctx: Context, *, shards: int, push_timeout: float = 0.0, max_skipped: int = -1) -> None:
+def send_barrier(
+    ctx: Context, *, shards: int, push_timeout: float = 0.0, max_skipped: int = -1, on_nonfinite: OnNonfinite = "warn"
+) -> None:
     """Ends the sends of one (step, slot) to `shards` shards, by name. With nothing sent, the contribution is "empty".
 
     The barrier itself travels with the last bucket: a shard counts a (step, slot) when all of its buckets are in.
@@ -55,9 +68,14 @@ def send_barrier(ctx: Context, *, shards: int, push_timeout: float = 0.0, max_sk
     Async: ends the sends of one batch, and waits until every shard has applied it. A shard that does not answer within
     `push_timeout` seconds is skipped for this batch, which is made good later, before the chunk is completed; a shard
     that has been skipped for `max_skipped` batches of the chunks at hand is waited for instead (-1: never).
+
+    `on_nonfinite`: what a contribution comes to of which check_finite or a `send` with `check` has found that it is not
+    finite. The last bucket for each shard waits for this barrier, so no shard can have applied it. "stop": it is not
+    sent, and the job fails. "skip": the last bucket says so, and every shard runs its skip block instead of its
+    optimize blocks, for the whole step. "warn": nothing waits, and nothing is looked at but the loss.
     """
     assert ctx.comm is not None
-    ctx.comm.end_push(shards, push_timeout, max_skipped)
+    ctx.comm.end_push(shards, push_timeout, max_skipped, on_nonfinite)
 
 
 @op("recv", check=_check_slices, writes=("tensors",), effect=True)

@@ -17,6 +17,10 @@ Slices = Sequence[tuple[int, int]]
 """Per operand, the [start, end) range of its flattened elements that travels."""
 
 
+OnNonfinite = Literal["stop", "skip", "warn"]
+"""What becomes of a contribution whose loss, or a gradient of which, is not finite."""
+
+
 class Interrupt(Exception):
     """Control flow out of a running block, on purpose: never an error, passes through the executor untouched."""
 
@@ -110,8 +114,9 @@ class ClaimsPort(Protocol):
 class CommPort(Protocol):
     """The trainer's side of the data plane."""
 
-    def push(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices) -> None: ...
-    def end_push(self, shards: int, push_timeout: float, max_skipped: int) -> None: ...
+    def push(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices, check: bool) -> None: ...
+    def check_loss(self, loss: Tensor) -> None: ...
+    def end_push(self, shards: int, push_timeout: float, max_skipped: int, on_nonfinite: OnNonfinite) -> None: ...
     def pull(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices, refresh: bool) -> None: ...
     def end_pull(self, shards: int) -> None: ...
 
@@ -144,6 +149,7 @@ class ServeOptions:
     optimize_blocks: tuple[str, ...]
     schedule_block: str
     reduce_block: str
+    skip_block: str
     checkpoint_block: str
     checkpoint_every: int
     recovery: bool

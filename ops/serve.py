@@ -54,6 +54,7 @@ def listen_and_serv(
     optimize_blocks: tuple[str, ...],
     schedule_block: str = "",
     reduce_block: str = "",
+    skip_block: str = "",
     checkpoint_block: str = "",
     checkpoint_every: int = 0,
     recovery: bool = False,
@@ -68,6 +69,8 @@ def listen_and_serv(
     bucket into `<variable>@GRAD`, and `schedule_block`, `reduce_block` (whose result is exchanged between shards)
     and every one of `optimize_blocks` runs; the version becomes k + 1. Async: each batch is reduced and applied by
     itself, once; what was computed from parameters older than `max_staleness` versions is refused (-1: nothing is).
+    A step (async: a batch) of which a contribution is not finite changes no parameter, optimizer state or buffer:
+    `schedule_block` and `skip_block` run instead. Without a `skip_block`, such contributions are refused.
     Every `checkpoint_every` steps (0: only at the end) `checkpoint_block` runs. A slot of which nothing came for
     `idle_timeout` seconds is taken from its trainer (0: never).
 
@@ -86,6 +89,7 @@ def listen_and_serv(
             optimize_blocks,
             schedule_block,
             reduce_block,
+            skip_block,
             checkpoint_block,
             checkpoint_every,
             recovery,

@@ -17,6 +17,8 @@ from graphft.runtime.chaos.command import add_parser as add_chaos
 from graphft.runtime.launcher.status_command import add_parser as add_status
 from graphft.runtime.process.role_environment import role_environment
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PARENT, die_with_parent
+from graphft.runtime.replay.command import add_parser as add_replay
+from graphft.runtime.replay.command import replay
 
 if TYPE_CHECKING:
     from graphft.ir import Program
@@ -29,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         die_with_parent(int(os.environ.pop(PARENT)))
     options = _parser().parse_args(arguments)
     command: Callable[[argparse.Namespace], int] = options.command
-    if arguments is None and command is _start and "PYTHONHASHSEED" not in os.environ:
+    if arguments is None and command in (_start, replay) and "PYTHONHASHSEED" not in os.environ:
         # By hand. A launcher sets it; it counts from Python's start on.
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **role_environment()})
     try:
@@ -92,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
     formats.add_argument("--mermaid", action="store_true", help="Mermaid")
     show.set_defaults(command=_show)
 
+    add_replay(commands)
     add_chaos(commands)
     return parser
 

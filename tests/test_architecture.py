@@ -173,6 +173,7 @@ ROOMS = (
     "queue",
     "roles",
     "launcher",
+    "replay",
     "chaos",
 )
 """The rooms of runtime/, from below: each may import those before it. What stands in no room is above all of them."""

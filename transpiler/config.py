@@ -23,6 +23,7 @@ _CHOICES = {
     "mode": ("async", "dc_asgd", "half_async", "geo_sgd"),
     "on_trainer_loss": ("takeover", "wait"),
     "on_barrier_timeout": ("rollback", "proceed"),
+    "on_nonfinite": ("stop", "skip", "warn"),
 }
 _AT_LEAST = {
     "trainers": 1,
@@ -94,6 +95,9 @@ class JobConfig:
     on_barrier_timeout: Literal["rollback", "proceed"] = "rollback"
     """Sync: when the first step after a shard's restart does not come about in `recovery_timeout`, all go back to the
     committed step; or the step is made of what is there, which is not exact."""
+    on_nonfinite: Literal["stop", "skip", "warn"] = "stop"
+    """When a loss or a gradient is not finite: the job fails and says where; or every shard leaves the step (async: the
+    batch) out, and counts it; or the losses alone are looked at, and training goes on."""
     recovery_timeout: float = 10.0
     """Seconds for the first step after a shard's restart."""
     chunk_timeout: float = 60.0

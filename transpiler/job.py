@@ -28,6 +28,7 @@ from graphft.transpiler.config import JobConfig
 from graphft.transpiler.differences import differences
 from graphft.transpiler.fingerprint import Fingerprint, drawn_without_seed, fingerprint_values, new_run
 from graphft.transpiler.passes import (
+    CheckFinite,
     CompensateDelay,
     InsertCheckpoints,
     InsertCommunication,
@@ -55,6 +56,7 @@ def pipeline(config: JobConfig) -> tuple[Pass, ...]:
         else SplitOptimizer(c.pservers, c.slice_unit, c.sync),
         *([CompensateDelay(float(c.dc_lambda), float(c.dc_decay))] if c.mode == "dc_asgd" else []),
         InsertCommunication(c.trainers, c.sync, c.total_steps, c.max_staleness, c.push_timeout, c.max_skipped),
+        CheckFinite(c.on_nonfinite),
         InsertQueue(c.sync, c.ft, c.chunk_timeout, c.max_failures),
         *([LocalSteps(c.mode, c.local_steps)] if c.mode in ("half_async", "geo_sgd") else []),
         InsertLiveness(c.trainers, c.sync, c.ft, c.on_trainer_loss, c.daemon_interval, c.chunk_timeout),

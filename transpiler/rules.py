@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from graphft.diagnostics import Diagnostic, job_rule
 from graphft.ir import Block, Kind, Operator, Program, Ref, Type, backup_name, grad_name, refs
-from graphft.registry import given_attrs, writes_of
+from graphft.registry import attr, given_attrs, writes_of
 from graphft.transpiler.layout import Slice, all_slices, evolving, gradient_of, slices_of
 from graphft.transpiler.programs import Programs
 
@@ -280,6 +280,28 @@ def _norm_order(programs: Jobs) -> Found:
                 f"expected each of {numel} once",
                 block,
             )
+
+
+@job_rule("finite-check", "the loss and every gradient are checked, or nothing is; shards have a skip block to skip by")
+def _finite_check(programs: Jobs) -> Found:
+    trainer = _trainer(programs)
+    barriers = [attr(op, "on_nonfinite") for _, _, op in _ops(trainer, "send_barrier")]
+    if trainer is None or len(barriers) != 1:
+        return
+    (wanted,) = barriers
+    gradients = {gradient_of(v) for v in trainer.of_kind(Kind.PARAM)}
+    for block, i, op in _ops(trainer, "send"):
+        expected = wanted != "warn" and not gradients.isdisjoint(op.reads)
+        if attr(op, "check") != expected:
+            yield _bad("finite-check", f"send has check = {not expected}, on_nonfinite is {wanted!r}", block, i)
+    losses = sum(1 for _ in _ops(trainer, "check_finite"))
+    if losses != (wanted != "warn"):
+        yield _bad("finite-check", f"a step has {losses} check_finite ops, on_nonfinite is {wanted!r}")
+    for program in _pservers(programs):
+        for block, i, op in _ops(program, "listen_and_serv"):
+            name = attr(op, "skip_block")
+            if (name in program.blocks) != (wanted == "skip"):
+                yield _bad("finite-check", f"skip_block is {name!r}, on_nonfinite is {wanted!r}", block, i)
 
 
 # -- against the configuration ------------------------------------------------------------------------------------

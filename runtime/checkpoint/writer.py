@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -196,7 +196,7 @@ class Saver:
             self._finishing = False
             return
         model = self.job_dir / "model.safetensors"
-        write_tensors(model, assemble(self.job.trainer_program(), shards))
+        write_tensors(model, assemble(self.job.trainer_program(), shards), _left_out(shards))
         self._close_records()
         state = commits.keys.state
         if commits.etcd.txn([value_is(state, b"running")], [put_op(state, b"complete")], token=state).ok:
@@ -217,3 +217,11 @@ class Saver:
                 f"the final checkpoint is damaged, going back to step {generation.step}: {error.message}",
                 step=generation.step,
             )
+
+
+def _left_out(shards: Sequence[Mapping[str, Tensor]]) -> dict[str, str] | None:
+    """The model's metadata: how many steps (async: of the shard that left out the most) were left out as not finite."""
+    from graphft.transpiler.passes.check_finite import SKIPPED_STEPS
+
+    counts = [int(values[SKIPPED_STEPS]) for values in shards if SKIPPED_STEPS in values]
+    return {SKIPPED_STEPS: str(max(counts))} if counts else None

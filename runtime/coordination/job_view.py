@@ -12,11 +12,13 @@ from graphft.runtime.coordination.records import (
     Asked,
     Barred,
     Committed,
+    Failure,
     Generation,
     PassRecord,
     Registration,
     decode_asked,
     decode_committed,
+    decode_failure,
     decode_generation,
     decode_pass,
 )
@@ -47,6 +49,7 @@ class JobView:
     """Async: each shard's own newest checkpoint."""
     asked: Asked | None = None
     """The checkpoint that was asked for last."""
+    failure: Failure | None = None
 
     @property
     def over(self) -> bool:
@@ -95,6 +98,7 @@ def read_view(keys: Keys, kvs: Iterable[KV]) -> JobView:
         generations,
         commits,
         decode_asked(by_key.get(keys.checkpoint_at)),
+        decode_failure(by_key.get(keys.failure)),
     )
 
 

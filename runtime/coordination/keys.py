@@ -54,6 +54,11 @@ class Keys:
         return f"/{self.job}/state"
 
     @property
+    def failure(self) -> str:
+        """Why the job has failed, if it has."""
+        return f"/{self.job}/failure"
+
+    @property
     def generation(self) -> str:
         return f"/{self.job}/generation"
 

@@ -115,7 +115,10 @@ class Member:
         """Whether the job is. Raises GraphftError when it failed, or another run has taken its place."""
         view = self.view
         if view.state == "failed":
-            raise GraphftError(f"job {self.keys.job} failed", rule="job-failed", help="see its events: graphft status")
+            why = f": {view.failure.reason}" if view.failure is not None else ""
+            raise GraphftError(
+                f"job {self.keys.job} failed{why}", rule="job-failed", help="see its events: graphft status"
+            )
         if view.run not in ("", self.job.run_id):
             raise UsageError(
                 f"job {self.keys.job} is run {view.run} now, this process is of run {self.job.run_id}",

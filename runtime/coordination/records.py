@@ -103,6 +103,17 @@ def decode_pass(kv: KV | None) -> PassRecord | None:
     return None if kv is None else msgspec.json.decode(kv.value, type=PassRecord)
 
 
+class Failure(msgspec.Struct, frozen=True):
+    """The value of `/<job>/failure`: why the job has failed, and what to do about it."""
+
+    reason: str
+    help: str = ""
+
+
+def decode_failure(kv: KV | None) -> Failure | None:
+    return None if kv is None else msgspec.json.decode(kv.value, type=Failure)
+
+
 class TrainerStatus(msgspec.Struct, frozen=True):
     """What a trainer reports of itself. `samples_per_second` is over its last few seconds."""
 
@@ -121,6 +132,7 @@ class TrainerStatus(msgspec.Struct, frozen=True):
 
 class ShardStatus(msgspec.Struct, frozen=True):
     """What a pserver reports of itself. `applied`: updates of its parameters since it started, repeated ones too.
+    `skipped_steps`: of the job so far, those (async: batches, units) that were left out as not finite.
 
     Async: how many versions these gradients were behind. `staleness[s]` of them were `s`, the last one: or more.
     """
@@ -133,6 +145,7 @@ class ShardStatus(msgspec.Struct, frozen=True):
     staleness: list[int] = []
     staleness_mean: float = 0.0
     staleness_max: int = 0
+    skipped_steps: int = 0
 
 
 class LoadingStatus(msgspec.Struct, frozen=True):

@@ -14,10 +14,10 @@ import msgspec
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Registration, RunRecord
+from graphft.runtime.coordination.records import Failure, Registration, RunRecord
 from graphft.runtime.coordination.run_record import describe_run
 from graphft.runtime.coordination.status import list_jobs
-from graphft.runtime.etcd.model import KV, Store, delete_prefix_op, mod_is, put_op, value_is
+from graphft.runtime.etcd.model import KV, Store, delete_op, delete_prefix_op, mod_is, put_op, value_is
 from graphft.runtime.process.identity import file_namespace
 
 if TYPE_CHECKING:
@@ -176,6 +176,20 @@ def forget_files(job_dir: Path) -> None:
         shutil.rmtree(job_dir / name, ignore_errors=True)
 
 
-def tell_failed(etcd: Store, keys: Keys) -> None:
-    """Ends the job everywhere: its processes on other machines end, too."""
-    etcd.txn([value_is(keys.state, b"running")], [put_op(keys.state, b"failed")], token=keys.state)
+def tell_failed(etcd: Store, keys: Keys, failure: Failure | None = None) -> None:
+    """Ends the job everywhere: its processes on other machines end, too. The first reason stays."""
+    why = [put_op(keys.failure, msgspec.json.encode(failure))] if failure is not None else []
+    etcd.txn([value_is(keys.state, b"running")], [put_op(keys.state, b"failed"), *why], token=keys.state)
+
+
+def try_again(etcd: Store, keys: Keys, job: Job | JobRecord) -> str:
+    """Lets this very run go on, that has failed, from its newest checkpoint. A fault of the machine does not come
+    again; anything else fails again, with the same reason. Returns the reason of the last time; "" if there was none.
+    """
+    kvs = etcd.range(keys.control).kvs
+    spec, view = _spec_of(keys, kvs), read_view(keys, kvs)
+    if spec is None or spec.run != job.run_id or not job.config.ft or view.state != "failed" or _living(view):
+        return ""
+    again = [put_op(keys.state, b"running"), delete_op(keys.failure)]
+    etcd.txn([value_is(keys.state, b"failed")], again, token=keys.state)
+    return view.failure.reason if view.failure is not None else "no reason was recorded"

@@ -44,6 +44,13 @@ class JobStatus:
     slots: dict[int, str] = field(default_factory=dict)
     queue: dict[str, int] = field(default_factory=dict)
     events: list[Event] = field(default_factory=list)
+    failure: str = ""
+    """Why the job has failed, and what to do about it."""
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps (async: batches, units) that were left out because a loss or gradient was not finite."""
+        return max((p.get("skipped_steps", 0) for p in self.pservers.values()), default=0)
 
     @property
     def loss(self) -> float | None:
@@ -56,7 +63,11 @@ class JobStatus:
         return sum(t.get("samples_per_second", 0.0) for t in self.trainers.values())
 
     def to_json(self) -> str:
-        data = asdict(self) | {"loss": self.loss, "samples_per_second": self.samples_per_second}
+        data = asdict(self) | {
+            "loss": self.loss,
+            "samples_per_second": self.samples_per_second,
+            "skipped_steps": self.skipped_steps,
+        }
         data["events"] = [msgspec.to_builtins(e) for e in self.events]
         return json.dumps(data, indent=1, sort_keys=True, default=str)
 
@@ -117,6 +128,7 @@ def _status(etcd: Store, keys: Keys, control: Mapping[str, KV], deadline: float 
         dict(sorted(slots.items())),
         queue,
         [] if brief else [event for _, event in read_events(etcd, keys, deadline)],
+        f"{view.failure.reason}\nhelp: {view.failure.help}" if view.failure is not None else "",
     )
 
 

@@ -32,6 +32,7 @@ def _progress(status: JobStatus) -> str:
         f"pass {status.pass_index + 1}/{status.spec['passes']}  "
         f"step {status.step}/{status.spec['total_steps'] or '?'}  loss {loss}  "
         f"{status.samples_per_second:,.0f} samples/s"
+        + (f"  {status.skipped_steps} steps SKIPPED as not finite" if status.skipped_steps else "")
     )
 
 
@@ -75,10 +76,11 @@ def render(status: JobStatus) -> Group:
             "",
             "",
         )
+    failed = [Text(status.failure, style="bold red")] if status.failure else []
     bar = ProgressBar(total=status.spec["total_steps"] or None, completed=status.step, width=60)
     events = [Text(format_event(e), style="yellow") for e in status.events[-EVENTS_SHOWN:]]
     # A progress bar ends without a line break.
-    return Group(head, Text(_progress(status)), Text(_live(status)), bar, Text(), table, *events)
+    return Group(head, *failed, Text(_progress(status)), Text(_live(status)), bar, Text(), table, *events)
 
 
 def _staleness(shard: Mapping[str, Any]) -> str:

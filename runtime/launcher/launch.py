@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from graphft.errors import GraphftError, UsageError
+from graphft.fileio import tensor_file_metadata
 from graphft.runtime.coordination.connect import connect, is_complete, write_endpoints
 from graphft.runtime.coordination.embedded_etcd import start_etcd
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import fenced, put_job
-from graphft.runtime.coordination.stale_run import begin_anew, make_way, revoke_dead, tell_failed
+from graphft.runtime.coordination.stale_run import begin_anew, make_way, revoke_dead, tell_failed, try_again
 from graphft.runtime.coordination.status import JobStatus, read_status
 from graphft.runtime.etcd import EmbeddedEtcd, EtcdError, Store
 from graphft.runtime.launcher.ending import Reached, interruptible, without_traceback
@@ -63,6 +64,12 @@ class Result:
     seconds: float
     failures: dict[str, int] = field(default_factory=dict)
     preemptions: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps (async: batches, units) that were left out because a loss or a gradient was not finite: as the model's
+        file says. 0 unless on_nonfinite="skip"."""
+        return int(tensor_file_metadata(self.model).get("skipped_steps", 0))
 
     @property
     def losses(self) -> list[tuple[int, int, float]]:
@@ -254,7 +261,7 @@ def _launch(
         tell_failed(supervisor.etcd, keys)
     if supervisor.report.failed or status is None or status.state != "complete":
         raise GraphftError(
-            f"job {keys.job} failed: {supervisor.report.failed or 'it did not complete'}",
+            f"job {keys.job} failed: {_why(supervisor, status)}",
             rule="job-failed",
             help=f"logs of all roles are in {job_dir / 'logs'}",
         )
@@ -268,6 +275,8 @@ def _launch(
     )
     if display is not None:
         display.console.print(_summary(result, status), soft_wrap=True)
+    elif result.skipped_steps:
+        tell(f"{result.skipped_steps} of {result.steps} steps were SKIPPED as not finite")
     return result
 
 
@@ -287,6 +296,8 @@ def _start(
     if embedded is None and job.config.ft:
         revoke_dead(client, keys)
     make_way(client, keys, job)
+    if before := try_again(client, keys, job):
+        log.warning("%s failed the last time: %s; it tries again from its newest checkpoint", keys.job, before)
     if embedded is None and options.pservers != 0 and not is_complete(job_dir):
         begin_anew(client, keys, job, job_dir)
     put_job(client, keys, job, job_dir)
@@ -298,6 +309,10 @@ def _start(
     )
     stack.callback(supervisor.close)
     return supervisor, embedded
+
+
+def _why(supervisor: Supervisor, status: JobStatus | None) -> str:
+    return supervisor.report.failed or (status.failure if status is not None else "") or "it did not complete"
 
 
 def _fork_server(
@@ -350,7 +365,8 @@ def _supervise(
             display.show(status)
         on_status(supervisor, status)
         if status.state == "failed":
-            supervisor.report.failed = supervisor.report.failed or "a role reported that the job cannot go on"
+            told = status.failure or "a role reported that the job cannot go on"
+            supervisor.report.failed = supervisor.report.failed or told
         if status.state == "complete":
             complete_at = complete_at or time.monotonic()
             if time.monotonic() - complete_at > EXIT_GRACE_SECONDS:
@@ -381,6 +397,8 @@ def _summary(result: Result, status: JobStatus) -> str:
         f"{failures} failures",
         f"generation {status.generation}",
     ]
+    if result.skipped_steps:
+        parts.append(f"{result.skipped_steps} steps SKIPPED as not finite")
     poisoned = status.queue.get("failed", 0)
     if poisoned:
         parts.append(f"{poisoned} chunks DISCARDED as poison")

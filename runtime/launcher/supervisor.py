@@ -27,7 +27,14 @@ from graphft.runtime.launcher.inquest import Inquest
 from graphft.runtime.launcher.offspring import Offspring
 from graphft.runtime.process.identity import UNKNOWN, Identity, identify
 from graphft.runtime.process.memory_use import peak_bytes
-from graphft.runtime.process.role_process import EXIT_OK, EXIT_USAGE, describe_death, start_role, was_preempted
+from graphft.runtime.process.role_process import (
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_USAGE,
+    describe_death,
+    start_role,
+    was_preempted,
+)
 from graphft.runtime.protocol.chunk_queue import Change
 
 log = logging.getLogger("graphft")
@@ -324,6 +331,9 @@ class Supervisor:
         if status == EXIT_OK and self._may_end(child):
             child.done = True
             return
+        if status in (EXIT_FAILED, EXIT_USAGE) and self._job_failed():
+            child.done = True  # the job's record says why, and to all of its launchers
+            return
         index = child.index if child.role == "trainer" else None
         where, blamed, counts = self._inquest.died(child.name, index, child.identity, status, child.peak)
         self._revoker.revoke(child.identity)
@@ -388,6 +398,12 @@ class Supervisor:
             return True
         try:
             return self.view.over
+        except EtcdError:
+            return False
+
+    def _job_failed(self) -> bool:
+        try:
+            return self.view.state == "failed"
         except EtcdError:
             return False
 

@@ -25,6 +25,8 @@ class AsyncTrainerOptions:
     run: str = ""
     secret: str = field(default="", repr=False)
     retry_interval: float = 1.0
+    holds: bool = False
+    """The last bucket for each shard waits until CloseBatch tells whether the batch is finite."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class CloseBatch:
 
     push_timeout: float
     max_skipped: int
+    finite: bool = True
 
 
 AsyncTrainerEffect = Send | Fail | Count

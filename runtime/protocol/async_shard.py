@@ -57,11 +57,14 @@ class AsyncOptions:
     max_staleness: int = -1
     compensate: bool = False
     max_peers: int = 256
+    skips: bool = False
+    """A batch that is not finite is left out, and counts as applied; else no trainer sends one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApplyBatch:
-    """Apply this gradient now. `staleness`: versions applied since the parameters that it was computed from.
+    """Apply this gradient now; or, if it is not `finite`, count it without doing so. `staleness`: versions applied
+    since the parameters that it was computed from.
 
     `base`: the version of these parameters, whose copy is kept; -1: it is not, or nothing is compensated. `kept`: the
     versions, besides the newest, whose copies are needed when this is applied.
@@ -76,6 +79,7 @@ class ApplyBatch:
     reason: str
     base: int = -1
     kept: frozenset[int] = frozenset()
+    finite: bool = True
 
 
 AsyncEffect = Reply | Count | TakeCheckpoint | ApplyBatch
@@ -89,6 +93,7 @@ class _Copy:
     version: int
     samples: int
     payloads: dict[int, Any] = field(default_factory=dict)
+    finite: bool = True
 
 
 class AsyncShard(Shard):
@@ -185,7 +190,7 @@ class AsyncShard(Shard):
         if message.bucket in copy.payloads:
             reason = self._tell(f"bucket {message.bucket} of {_name(key)} from {peer} is here already", key, peer)
             return [*effects, Count("duplicate-push", reason)]
-        copy.payloads[message.bucket] = payload
+        copy.payloads[message.bucket], copy.finite = payload, copy.finite and message.finite
         self._tell(f"kept bucket {message.bucket} of {_name(key)} from {peer}", key, peer)
         if len(copy.payloads) < len(self.options.buckets):
             return effects
@@ -226,6 +231,7 @@ class AsyncShard(Shard):
                 reason,
                 base,
                 self.retained.all(),
+                copy.finite,
             )
         ]
         if self.options.compensate and base < 0:

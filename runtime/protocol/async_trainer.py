@@ -257,7 +257,13 @@ class AsyncTrainer:
     def _push_again(self, shard: int) -> Effects:
         if self.current is None or not self.lacks(shard):
             return []
-        return [self._push(shard, b, *pushed) for b, pushed in self.current.payloads[shard].items()]
+        return [self._push(shard, b, *pushed) for b, pushed in self._ready(self.current, shard)]
+
+    def _ready(self, current: _Current, shard: int) -> list[tuple[int, tuple[int, Any]]]:
+        """What may be sent to a shard now: its last bucket says whether the batch is finite, which is known at last."""
+        pushed = list(current.payloads[shard].items())
+        whole = len(pushed) == len(self.connections[shard].caches)
+        return pushed[:-1] if self.options.holds and whole and current.closed is None else pushed
 
     def _refused(self, shard: int, message: Refused, payload: Any) -> Effects:
         connection, reason = self.connections[shard], f"shard {shard}: {message.code}: {message.reason}"
@@ -338,7 +344,8 @@ class AsyncTrainer:
         if self.current is None:
             self.story.illegal("nothing was begun")
         self.current.payloads[event.shard][event.bucket] = (event.samples, event.payload)
-        if not self.connections[event.shard].introduced:
+        ready = [bucket for bucket, _ in self._ready(self.current, event.shard)]
+        if not self.connections[event.shard].introduced or event.bucket not in ready:
             return []
         return [self._push(event.shard, event.bucket, event.samples, event.payload)]
 
@@ -346,7 +353,7 @@ class AsyncTrainer:
         """The version is -1 for a gradient that was computed from another generation's parameters."""
         assert self.current is not None
         self.silence.asked(shard)
-        connection, (pass_index, chunk) = self.connections[shard], self.current.key
+        connection, (pass_index, chunk), closed = self.connections[shard], self.current.key, self.current.closed
         version = min(cache.loaded for cache in connection.caches.values())
         message: Message = BatchPush(
             connection.generation,
@@ -357,14 +364,17 @@ class AsyncTrainer:
             bucket,
             samples,
             version,
+            closed is None or closed.finite,
         )
         return Send(shard, message, payload)
 
     def _close(self, event: CloseBatch) -> Effects:
         if self.current is None:
             self.story.illegal("nothing was begun")
-        self.current.closed, self.current.closed_at = event, self._now
-        return []
+        current, sendable = self.current, [s for s, c in enumerate(self.connections) if c.introduced and self.lacks(s)]
+        before = {s: len(self._ready(current, s)) for s in sendable}
+        current.closed, current.closed_at = event, self._now
+        return [self._push(s, b, *pushed) for s in sendable for b, pushed in self._ready(current, s)[before[s] :]]
 
     # -- time ---------------------------------------------------------------------------------------------------------
 

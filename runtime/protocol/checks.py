@@ -56,6 +56,8 @@ def _contribution_problem(options: SyncOptions, message: Push | Empty) -> str:
         return f"there is no step {message.step}: the job has {options.total_steps}"
     if isinstance(message, Push) and message.samples < 1:
         return f"a push has {message.samples} samples"
+    if isinstance(message, Push) and not (message.finite or options.skips):
+        return "a contribution that is not finite: this job leaves none out"
     return ""
 
 
@@ -75,7 +77,7 @@ def async_problem(options: AsyncOptions, message: Message, payload: Any) -> str:
         return f"chunk {message.chunk} has {options.batches[message.chunk]} batches, not {message.batches}"
     if not 0 <= message.batch < message.batches or message.samples < 1:
         return f"batch {message.batch} of {message.batches} with {message.samples} samples"
-    return ""
+    return "" if message.finite or options.skips else "a batch that is not finite: this job leaves none out"
 
 
 def _frame_problem(message: Message, payload: Any) -> str:

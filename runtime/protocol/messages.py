@@ -66,7 +66,10 @@ def refusal_of_stranger(code: str) -> Refused:
 
 
 class Push(Message, frozen=True, tag="push"):
-    """Sync: one bucket (the frame) of the contribution of `slot` at `step`; `want`: answer with the new bucket."""
+    """Sync: one bucket (the frame) of the contribution of `slot` at `step`; `want`: answer with the new bucket.
+
+    `finite` is false on the last bucket of a contribution whose loss, or any gradient, is not: whichever shard gets it.
+    """
 
     generation: int
     step: int
@@ -74,6 +77,7 @@ class Push(Message, frozen=True, tag="push"):
     bucket: int
     samples: int
     want: bool
+    finite: bool = True
 
 
 class Empty(Message, frozen=True, tag="empty"):
@@ -107,7 +111,8 @@ class Query(Message, frozen=True, tag="query"):
 
 class BatchPush(Message, frozen=True, tag="batch"):
     """Async: one bucket (the frame) of batch `batch` of `chunk` in pass `pass_index`, computed from `version` of this
-    generation, the lowest among the shard's buckets; -1: from another's, which counts as the first version."""
+    generation, the lowest among the shard's buckets; -1: from another's, which counts as the first version. `finite`:
+    as in Push."""
 
     generation: int
     pass_index: int
@@ -117,6 +122,7 @@ class BatchPush(Message, frozen=True, tag="batch"):
     bucket: int
     samples: int
     version: int
+    finite: bool = True
 
 
 class BatchAck(Message, frozen=True, tag="ack"):

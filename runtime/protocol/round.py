@@ -22,6 +22,7 @@ class _Partial:
     peer: str
     payloads: dict[int, Any] = field(default_factory=dict)
     empty: bool = False
+    finite: bool = True
 
 
 Outcome = Literal["kept", "duplicate", "conflict"]
@@ -34,7 +35,9 @@ class Round:
         self.step, self.slots, self.buckets = step, slots, buckets
         self._partial: dict[int, _Partial] = {}
 
-    def keep(self, slot: int, bucket: int, samples: int, payload: Any, peer: str) -> tuple[Outcome, str]:
+    def keep(
+        self, slot: int, bucket: int, samples: int, payload: Any, peer: str, finite: bool = True
+    ) -> tuple[Outcome, str]:
         """Keeps the first copy of (slot, bucket). A conflict is another number of samples than its sibling buckets'."""
         part = self._partial.setdefault(slot, _Partial(samples, peer))
         if part.empty:
@@ -47,6 +50,7 @@ class Round:
         if bucket in part.payloads:
             return "duplicate", f"bucket {bucket} of slot {slot} at step {self.step} is here already, from {part.peer}"
         part.payloads[bucket] = payload
+        part.finite = part.finite and finite
         return "kept", f"kept bucket {bucket} of slot {slot} at step {self.step} from {peer}"
 
     def keep_empty(self, slot: int, peer: str) -> tuple[Outcome, str]:
@@ -76,6 +80,10 @@ class Round:
         return len(self._partial) == self.slots and all(
             p.empty or len(p.payloads) == len(self.buckets) for p in self._partial.values()
         )
+
+    def nonfinite(self) -> tuple[int, ...]:
+        """The slots whose contributions are complete, but not finite, in order."""
+        return tuple(c.slot for c in self.contributions() if not self._partial[c.slot].finite)
 
     def contributions(self) -> tuple[Contribution, ...]:
         """The complete contributions with data, in slot order: the order of summation."""

@@ -30,6 +30,8 @@ class SyncOptions:
     recovery: bool = False
     recovery_timeout: float = 10.0
     on_barrier_timeout: Literal["rollback", "proceed"] = "rollback"
+    skips: bool = False
+    """A step with a contribution that is not finite is left out; else no trainer sends one."""
     retry_interval: float = 1.0
     max_peers: int = 256
 
@@ -99,10 +101,12 @@ class ApplyRound:
 
 @dataclass(frozen=True, slots=True)
 class RoundSkipped:
-    """No slot had data at this step: the version advanced, nothing is to be computed."""
+    """The version advanced, and the parameters stay: no slot had data at this step, and nothing is to be computed; or
+    the contributions of the slots `nonfinite` are not finite: the step counts, for the schedule too."""
 
     step: int
     reason: str
+    nonfinite: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,8 @@ class TrainerOptions:
     secret: str = field(default="", repr=False)
     hello_interval: float = 0.5
     retry_interval: float = 5.0
+    holds: bool = False
+    """The last bucket for each shard waits until Closed tells whether the contribution is finite."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -243,6 +249,7 @@ class Closed:
     """The current contribution to `shards` shards is whole: all buckets are pushed, or none (then it is empty)."""
 
     shards: int
+    finite: bool = True
 
 
 # -- effects of a trainer (and Count) ---------------------------------------------------------------------------------

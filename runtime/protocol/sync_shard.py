@@ -14,7 +14,7 @@ What a driver does with the effects:
 - `ApplyRound`: (reduce the contributions, if ComputePartials did not,) copy the parameters to the previous version's
   buffers, run the schedule and optimize blocks, then step(RoundApplied(generation, step)). Either may run on another
   thread while step() takes further messages; what would read the parameters meanwhile waits.
-- `RoundSkipped`: nothing to compute; the version has advanced.
+- `RoundSkipped`: the version has advanced, with the same parameters. It names slots: run schedule and skip block.
 - `SendShard`: send to another shard. `TakeCheckpoint`, `Count`: as they say.
 - `RequestRollback`: raise the job's generation in etcd, if it still is `generation`.
 - `Finished`: the last version is there; serve on until the final checkpoint is committed.
@@ -191,7 +191,9 @@ class SyncShard(Shard):
             return refused
         effects: list[ShardEffect] = []
         if self._open(message.step):
-            outcome, reason = self.round.keep(message.slot, message.bucket, message.samples, payload, peer)
+            outcome, reason = self.round.keep(
+                message.slot, message.bucket, message.samples, payload, peer, message.finite
+            )
             if outcome == "conflict":
                 return self.refuse(peer, "malformed", reason)
             self._tell(reason, f"step {message.step}", f"slot {message.slot}", f"peer {peer}")
@@ -267,8 +269,10 @@ class SyncShard(Shard):
     def _close(self, why: str) -> list[ShardEffect]:
         contributions = self.round.contributions()
         reason = self._tell(f"closing step {self.version}: {why}", f"step {self.version}")
-        if not contributions:
-            skipped = RoundSkipped(self.version, f"{reason}, all without data")
+        nonfinite = self.round.nonfinite()
+        if nonfinite or not contributions:
+            why = f"not finite: slot {', '.join(map(str, nonfinite))}" if nonfinite else "all without data"
+            skipped = RoundSkipped(self.version, f"{reason}, {why}", nonfinite)
             self.partial_sums.offer(self.version, None)
             return [skipped, *self._advance("current", skipped.reason)]
         if self.options.reduce:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from graphft.runtime.protocol.sync_events import Work
+from graphft.runtime.protocol.sync_events import Pushed, Work
 
 RETIRED = 16
 """Incarnations of a shard that are remembered."""
@@ -48,13 +48,15 @@ class SlotState:
 
 @dataclass(slots=True)
 class Current:
-    """The work that was begun. `redo`: a part of it was lost, do it again; `pushed`: (shard, bucket) done so far."""
+    """The work that was begun. `redo`: a part of it was lost, do it again; `pushed`: (shard, bucket) done so far;
+    `held`: those of them that are sent when the contribution is closed."""
 
     work: Work
     state: SlotState
     want: bool
     redo: bool = False
     pushed: set[tuple[int, int]] = field(default_factory=set)
+    held: list[Pushed] = field(default_factory=list)
 
 
 class BucketCache:

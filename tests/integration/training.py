@@ -10,7 +10,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ def end(how: int) -> None:
 class Blobs:
     """Record i is a point and its class. Record `broken` cannot be read; those from `mislabeled` on have a class
     that there is not, so that computing their loss fails. Reading record `fatal` ends the process, by signal `how`.
+    Record `nonfinite` has a value that is no number.
 
     The file `pace` holds the seconds that reading a batch takes: a test slows a running job down by writing it.
     So does the file `opening` for the construction; where there is none it takes no time. The first batch that is read
@@ -60,6 +61,7 @@ class Blobs:
         fatal: int = -1,
         how: int = EXIT,
         hangs: str = "",
+        nonfinite: int = -1,
     ) -> None:
         if opening and Path(opening).exists():
             time.sleep(float(Path(opening).read_text()))
@@ -67,6 +69,8 @@ class Blobs:
         self.x = torch.randn(records, 8, generator=generator)
         self.y = self.x[:, :3].argmax(1)
         self.y[mislabeled:] = 7
+        if nonfinite >= 0:
+            self.x[nonfinite, 5] = float("nan")
         self.pace, self.broken, self.fatal, self.how = pace, broken, fatal, how
         self.holding, self.hangs = holding, hangs
 
@@ -183,14 +187,21 @@ def job(
 
 
 def trained_in_one_process(
-    job: Job, model: nn.Module, left_out: Callable[[int, Located], bool] = lambda step, work: False
+    job: Job,
+    model: nn.Module,
+    left_out: Callable[[int, Located], bool] = lambda step, work: False,
+    skipped: Collection[int] = (),
 ) -> dict[str, Tensor]:
-    """Eager torch on the same samples: per step one batch of each slot, gradients averaged by samples."""
+    """Eager torch on the same samples: per step one batch of each slot, gradients averaged by samples. Of a step that
+    is `skipped`, the schedule counts it, and nothing else is done."""
     config, plan = job.config, job.config.plan
     reader = open_reader(config.data, ".", config.seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
     for step in range(config.total_steps):
+        if step in skipped:
+            schedule.step()
+            continue
         buffers = {n: b.clone() for n, b in model.named_buffers()}
         after: list[dict[str, Tensor]] = []
         works = [(slot, w) for slot in range(plan.slots) if (w := plan.locate(step, slot)) and not left_out(step, w)]

@@ -17,8 +17,10 @@ from graphft.runtime.data import BatchKey
 from graphft.runtime.process.work_record import Phase, WorkRecord
 from graphft.runtime.protocol.sync_events import Rollback, ShardDown, ShardUp, SlotGained, SlotLost
 from graphft.runtime.roles.trainer.batches import Batches
+from graphft.runtime.roles.trainer.finite_check import FiniteCheck
 from graphft.runtime.roles.trainer.state import TrainerState
 from graphft.runtime.roles.trainer.view import SyncTrainerView, TrainerView
+from graphft.transpiler import Job
 
 GENERATION = Generation(0, 0)
 
@@ -102,21 +104,25 @@ def record(tmp_path: Path) -> WorkRecord:
     return WorkRecord(tmp_path / "record")
 
 
-def test_a_batch_is_noted_while_it_is_read_and_computed(record: WorkRecord) -> None:
+def test_a_batch_is_noted_while_it_is_read_and_computed(record: WorkRecord, job: Job) -> None:
     read, state, told = Read(record), TrainerState(), list[ChunkWork]()
     source: Any = read
-    port = Batches(graphft.Program("p"), 4, state, record, source, source, begin=told.append)
+    check = FiniteCheck(job.trainer_program(), {})
+    port = Batches(graphft.Program("p"), 4, state, record, source, source, check, told.append)
     work = ChunkWork(1, 2, 3, samples=4, seed=0)
     (x,) = port.batch(work, ["x"])
     assert x.tolist() == [3, 3, 3, 3]
     assert (read.phases, record.phase) == ([Phase.READING], Phase.COMPUTING)
     assert (told, state.work, state.batch_samples) == ([work], work, 4)
+    assert check.columns["x"] is x
 
 
-def test_of_a_unit_the_first_batch_is_read_ahead(record: WorkRecord) -> None:
+def test_of_a_unit_the_first_batch_is_read_ahead(record: WorkRecord, job: Job) -> None:
     read, state = Read(record), TrainerState(careful=1)
     source: Any = read
-    port = Batches(graphft.Program("p"), 4, state, record, source, source, count=5)
+    port = Batches(
+        graphft.Program("p"), 4, state, record, source, source, FiniteCheck(job.trainer_program(), {}), count=5
+    )
     port.read_ahead(0, 1, 2)
     assert not read.scheduled, "the process before died at work"
     state.computed(4, 0.5)

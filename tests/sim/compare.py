@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tests.sim.job import Simulation
-from tests.sim.variants import Variant, expected_count
+from tests.sim.variants import Variant, expected_counts
 from tests.sim.world import SimulationFailed
 
 
@@ -22,17 +22,15 @@ class ComparedSimulation(Simulation):
         if self.bad:
             self.check_discarded()
             return
-        expected = undisturbed(self.variant) if self.variant.sync else None
+        counts, left_out = expected_counts(self.variant) if not self.variant.sync else (None, 0)
+        expected, skipped = undisturbed(self.variant) if self.variant.sync else ({}, left_out)
         for name, value in self.model().items():
-            if expected is not None:
-                wrong = not torch.equal(value, expected[name])
-            else:
-                count = expected_count(self.variant)
-                records = sum(self.variant.chunks)
-                wrong = not bool((value[:records] == count).all() and (value[records:] == 0).all())
-            if wrong:
-                found = value.flatten().tolist() if expected is None else _different(value, expected[name])
-                raise SimulationFailed(f"%{name} is not what the undisturbed job gives: {found}")
+            wanted = counts if counts is not None else expected[name]
+            if not torch.equal(value, wanted):
+                raise SimulationFailed(f"%{name} is not what the undisturbed job gives: {_different(value, wanted)}")
+        if self.skipped() != skipped:
+            raise SimulationFailed(f"{self.skipped()} steps were left out, expected {skipped}")
+        self.counts["left out"] += skipped
 
     def check_discarded(self) -> None:
         """Shards agree on what was left out: sync shards by their rounds, see `applied`; async ones by their counts of
@@ -51,8 +49,9 @@ def _different(value: torch.Tensor, expected: torch.Tensor) -> str:
 
 
 @functools.cache
-def undisturbed(variant: Variant) -> dict[str, Any]:
-    """The model of a job to which nothing happens."""
+def undisturbed(variant: Variant) -> tuple[dict[str, Any], int]:
+    """The model of a job to which nothing happens, and how many steps were left out."""
     with Simulation(0, variant) as simulation:
         simulation.begin_all()
-        return simulation.run().model()
+        simulation.run()
+        return simulation.model(), simulation.skipped()

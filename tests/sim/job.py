@@ -22,6 +22,7 @@ from graphft.runtime.process.role_process import EXIT_LEASE_LOST, EXIT_OK
 from graphft.runtime.roles.environment import RoleSpec, _make_role
 from graphft.runtime.transport.faults import Faults
 from graphft.tensor_file import read_tensors
+from graphft.transpiler.passes.check_finite import SKIPPED_STEPS
 from tests.sim.disk import Disk, SimPath
 from tests.sim.etcd import Client, Way
 from tests.sim.machines import watched
@@ -247,6 +248,11 @@ class Simulation:
 
     def model(self) -> dict[str, Any]:
         return read_tensors(self.folder / "model.safetensors")[0]  # type: ignore[arg-type]
+
+    def skipped(self) -> int:
+        """How many steps were left out as not finite, as the model's file says."""
+        metadata = read_tensors(self.folder / "model.safetensors")[1]  # type: ignore[arg-type]
+        return int(metadata.get(SKIPPED_STEPS, 0))
 
 
 class _Story(logging.Handler):

@@ -10,7 +10,7 @@ from graphft.runtime.protocol.messages import Empty, Push
 from graphft.runtime.roles.environment import RoleSpec
 from tests.sim.compare import ComparedSimulation, undisturbed
 from tests.sim.faults import FaultySimulation
-from tests.sim.variants import VARIANTS, Variant, async_variant, sync_variant
+from tests.sim.variants import VARIANTS, Variant, async_variant, sync_variant, with_nonfinite
 from tests.sim.world import SimulationFailed
 
 LATE_SECONDS, SOON_SECONDS = 100.0, 30.0
@@ -22,6 +22,10 @@ class BadBatches(FaultySimulation):
     """Some batches cannot be read, among all the other faults."""
 
     bad = 0.2
+
+
+class NonFinite(FaultySimulation):
+    """Some records are not finite, among all the other faults: what contains one is left out, once, by every shard."""
 
 
 class Calm(ComparedSimulation):
@@ -87,6 +91,7 @@ class LateTrainer(Calm):
 SCENARIOS: Mapping[str, type[ComparedSimulation]] = {
     "faults": FaultySimulation,
     "bad-batches": BadBatches,
+    "nonfinite": NonFinite,
     "calm": Calm,
     "cut-off": CutOff,
     "late-trainer": LateTrainer,
@@ -104,7 +109,7 @@ def variant_of(scenario: str, mode: str, seed: int) -> Variant:
             continue
         if scenario == "cut-off" and waits:
             continue
-        return variant
+        return with_nonfinite(variant, seed) if scenario == "nonfinite" else variant
 
 
 def simulate(scenario: str, mode: str, seed: int) -> tuple[Counter[str], list[str]]:

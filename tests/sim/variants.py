@@ -20,6 +20,7 @@ from torch import Tensor, nn
 import graphft
 from graphft.data import ChunkInfo, DataSpec
 from graphft.ir import Program
+from graphft.plan import record_order
 from graphft.transpiler import Job
 
 RECORDS = 128
@@ -36,6 +37,8 @@ class Variant:
     chunks: tuple[int, ...]
     """Records of each."""
     batch: int
+    nonfinite: tuple[int, ...] = ()
+    """Records with a value that is not finite: whatever contains one is to be left out."""
 
     @property
     def sync(self) -> bool:
@@ -128,10 +131,11 @@ def _in_chunks(data: DataSpec, records: Sequence[int]) -> DataSpec:
 
 def _columns(variant: Variant) -> dict[str, Tensor]:
     records = sum(variant.chunks)
-    if not variant.sync:
-        return {"x": torch.eye(RECORDS)[:records]}
     torch.manual_seed(1)
-    return {"x": torch.randn(records, 8), "y": torch.randn(records, 4)}
+    x = torch.randn(records, 8) if variant.sync else torch.eye(RECORDS)[:records]
+    for record in variant.nonfinite:
+        x[record, 0] = float("nan")
+    return {"x": x, "y": torch.randn(records, 4)} if variant.sync else {"x": x}
 
 
 @functools.cache
@@ -161,8 +165,27 @@ def _counting() -> Program:
     return program
 
 
-def expected_count(variant: Variant) -> float:
-    """What an async job's counter of each record is at the end: minus the sum of what each batch was worth."""
+def with_nonfinite(variant: Variant, seed: int) -> Variant:
+    """The same job with a few records that are not finite, whose steps are to be left out."""
+    pick = random.Random(seed)
+    records = pick.sample(range(sum(variant.chunks)), min(2, sum(variant.chunks)))
+    return replace(variant, options=(*variant.options, ("on_nonfinite", "skip")), nonfinite=tuple(sorted(records)))
+
+
+def expected_counts(variant: Variant) -> tuple[Tensor, int]:
+    """What an async job's counters of the records are at the end, minus the sum of what each batch was worth; and how
+    many batches, or units, are left out."""
     options = dict(variant.options)
     share = {"async": 1.0, "half_async": 0.5, "geo_sgd": 1 / options["trainers"]}[options["mode"]]
-    return -share * options["passes"]
+    counts, left_out, first = torch.zeros(RECORDS), 0, 0
+    unit = variant.batch * options["local_steps"]
+    for chunk, records in enumerate(variant.chunks):
+        for index in range(options["passes"]):
+            order = first + torch.from_numpy(record_order(variant.number, index, chunk, records))
+            for batch in order.split(unit):
+                if set(variant.nonfinite).isdisjoint(batch.tolist()):
+                    counts[batch] -= share
+                else:
+                    left_out += 1
+        first += records
+    return counts, left_out

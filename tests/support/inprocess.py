@@ -130,11 +130,15 @@ class Trainer(Role):
         finally:
             assert self.ended
 
-    def push(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Sequence[tuple[int, int]]) -> None:
+    def push(
+        self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Sequence[tuple[int, int]], check: bool
+    ) -> None:
         assert bucket not in self.pushed.setdefault(shard, {})
         self.pushed[shard][bucket] = torch.cat([t.reshape(-1)[a:b] for t, (a, b) in zip(tensors, slices, strict=True)])
 
-    def end_push(self, shards: int, push_timeout: float, max_skipped: int) -> None:
+    def check_loss(self, loss: Tensor) -> None: ...
+
+    def end_push(self, shards: int, push_timeout: float, max_skipped: int, on_nonfinite: str) -> None:
         self.ended = True
 
     def pull(

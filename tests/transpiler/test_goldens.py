@@ -43,7 +43,7 @@ def _captured(name: str) -> Program:
     return graphft.build(case.model, case.loss_fn, case.inputs, name=name)
 
 
-@pytest.mark.parametrize("number", range(1, 8))
+@pytest.mark.parametrize("number", range(1, 9))
 def test_each_pass(number: int) -> None:
     stage = regression(trainers=2, pservers=2, ft=True).passes[number]
     assert_golden(str(stage.programs), f"pass_{number}_{stage.after.replace('-', '_')}")
@@ -73,6 +73,10 @@ JOBS = {
     "mlp_s2_geo_sgd_ft": lambda: mlp(trainers=2, pservers=2, ft=True, sync=False, mode="geo_sgd", local_steps=2),
     "convnet_s2_half_async": lambda: convnet(pservers=2, sync=False, mode="half_async", local_steps=2),
     "linear_s2_geo_sgd": lambda: regression(trainers=4, pservers=2, sync=False, mode="geo_sgd"),
+    "mlp_s2_skip": lambda: mlp(trainers=2, pservers=2, on_nonfinite="skip"),
+    "linear_s2_geo_sgd_skip": lambda: regression(
+        trainers=4, pservers=2, sync=False, mode="geo_sgd", on_nonfinite="skip"
+    ),
     "convnet_s2_ft": lambda: convnet(trainers=2, pservers=2, ft=True, on_barrier_timeout="proceed"),
 }
 

@@ -131,6 +131,17 @@ BREAKS: list[tuple[str, str, Break]] = [
         lambda p: [s.blocks["reduce"].attrs.update(order=((0, 0, 3), (1, 0, 3))) for s in p.pservers],
     ),
     (
+        "finite-check",
+        "send has check = False, on_nonfinite is 'stop'",
+        lambda p: op_of(p.trainer, "send").attrs.pop("check"),
+    ),
+    ("finite-check", "a step has 0 check_finite ops", lambda p: remove(p.trainer, "check_finite")),
+    (
+        "finite-check",
+        "skip_block is '', on_nonfinite is 'skip'",
+        lambda p: op_of(p.trainer, "send_barrier").attrs.update(on_nonfinite="skip"),
+    ),
+    (
         "config-agree",
         "total_steps = 99, the configuration says 4",
         lambda p: [op_of(s, "listen_and_serv").attrs.update(total_steps=99) for s in p.pservers],

@@ -1,5 +1,6 @@
 """The passes, one per file. `graphft.transpiler.job.pipeline` has them in order."""
 
+from graphft.transpiler.passes.check_finite import CheckFinite
 from graphft.transpiler.passes.compensate_delay import CompensateDelay
 from graphft.transpiler.passes.insert_checkpoints import InsertCheckpoints
 from graphft.transpiler.passes.insert_communication import InsertCommunication
@@ -12,6 +13,7 @@ from graphft.transpiler.passes.slice_parameters import SliceParameters
 from graphft.transpiler.passes.split_optimizer import SplitOptimizer
 
 __all__ = [
+    "CheckFinite",
     "CompensateDelay",
     "InsertCheckpoints",
     "InsertCommunication",

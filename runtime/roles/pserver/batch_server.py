@@ -107,6 +107,7 @@ class BatchServer(ShardServer):
                 o.max_staleness,
                 self._compensates,
                 self.max_peers,
+                bool(o.skip_block),
             ),
             incarnation=self.member.id,
             generation=self.recovery.generation.number,
@@ -208,6 +209,9 @@ class BatchServer(ShardServer):
     # -- effects ------------------------------------------------------------------------------------------------
 
     def _apply(self, effect: ApplyBatch) -> None:
+        if not effect.finite:
+            self.leave_out(self.machine.version, effect.kept)
+            return
         self.buffers.reduce([Contribution(0, effect.samples, effect.payloads)])
         if self._compensates:
             self.buffers.back_up(effect.base)

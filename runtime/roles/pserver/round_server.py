@@ -111,6 +111,7 @@ class RoundServer(ShardServer):
                 options.recovery and self.recovery.restarted,
                 options.recovery_timeout,
                 options.on_barrier_timeout,
+                bool(options.skip_block),
                 max_peers=self.max_peers,
             ),
             incarnation=self.member.id,
@@ -237,8 +238,11 @@ class RoundServer(ShardServer):
         self.step(RoundApplied(effect.generation, effect.step))
 
     def _skipped(self, effect: RoundSkipped) -> None:
-        self.buffers.publish(effect.step + 1)
-        self.count(Count("empty-rounds", effect.reason))
+        if effect.nonfinite:
+            self.leave_out(effect.step + 1)
+        else:
+            self.buffers.publish(effect.step + 1)
+            self.count(Count("empty-rounds", effect.reason))
 
     def _send_shard(self, effect: SendShard) -> None:
         assert self.norms is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from graphft.runtime.roles.pserver.recovery import Recovery
 from graphft.runtime.roles.pserver.shard_buffers import ShardBuffers, frame_fault
 from graphft.runtime.roles.seen_view import SeenView
 from graphft.runtime.transport import ServerTransport
+from graphft.transpiler.passes.check_finite import SKIPPED_STEPS
 
 log = logging.getLogger("graphft")
 
@@ -155,6 +156,14 @@ class ShardServer(ServerPort):
         self._rounds = [*self._rounds[-50:], time.monotonic()]
         self._applied += 1
 
+    def leave_out(self, version: int, keep: Collection[int] = ()) -> None:
+        """A step (async: a batch) that is not finite: it counts, for the schedule too, and changes nothing else."""
+        if self.options.schedule_block:
+            self.blocks.run(self.options.schedule_block)
+        self.blocks.run(self.options.skip_block)
+        self.buffers.publish(version, keep)
+        self._applied += 1
+
     def _reply(self, effect: Reply) -> None:
         peer, message = effect.peer.encode("latin-1"), effect.message
         if isinstance(message, Parameters):
@@ -190,4 +199,5 @@ class ShardServer(ServerPort):
             self.rate,
             self._applied,
             {**self.counters, **self.saver.counters, **self.transport.counters},
+            skipped_steps=int(self.blocks.ctx.scope.get(SKIPPED_STEPS, 0)),
         )

@@ -6,11 +6,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from graphft import registry
 from graphft.ir import Program
-from graphft.ops.context import ChunkWork, CommPort, NoData, Slices, WorkChanged
+from graphft.ops.context import ChunkWork, CommPort, NoData, OnNonfinite, Slices, WorkChanged
 from graphft.runtime.protocol.async_events import (
     AsyncTrainerOptions,
     BeginBatch,
@@ -43,8 +44,8 @@ class AsyncComm(ShardLink, CommPort, Ledgers):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._answer_seconds = push_timeout_of(self.program)
-        me, buckets = self.member, buckets_of(self.program, self.member.config.pservers)
-        self.machine = AsyncTrainer(AsyncTrainerOptions(me.id, buckets, me.job.run_id, me.secret))
+        me, buckets, holds = self.member, buckets_of(self.program, self.member.config.pservers), self.check.holds
+        self.machine = AsyncTrainer(AsyncTrainerOptions(me.id, buckets, me.job.run_id, me.secret, holds=holds))
         self.shards.machine = self.machine
 
     @property
@@ -54,6 +55,7 @@ class AsyncComm(ShardLink, CommPort, Ledgers):
 
     def begin(self, work: ChunkWork) -> None:
         """The sends that follow are of this batch, or unit."""
+        self.check.begin()
         self.do(BeginBatch((work.pass_index, work.chunk), work.batch))
 
     # -- Ledgers ------------------------------------------------------------------------------------------------
@@ -104,12 +106,18 @@ class AsyncComm(ShardLink, CommPort, Ledgers):
                 raise WorkChanged
             self.pump(POLL_SECONDS)
 
-    def push(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices) -> None:
+    def push(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices, check: bool) -> None:
         if self.machine.lacks(shard):
-            self.send(shard, bucket, tensors, slices)  # if it takes no data, the barrier gives it its time
+            self.send(shard, bucket, tensors, slices, check)  # if it takes no data, the barrier gives it its time
+        elif check:  # it has the batch, but whether that is finite concerns the others
+            values = torch.cat([t.reshape(-1)[a:b] for t, (a, b) in zip(tensors, slices, strict=True)])
+            self.check.look_at_bucket(shard, bucket, values, tensors)
 
-    def end_push(self, shards: int, push_timeout: float, max_skipped: int) -> None:
-        self.do(CloseBatch(push_timeout, max_skipped))
+    def end_push(self, shards: int, push_timeout: float, max_skipped: int, on_nonfinite: OnNonfinite) -> None:
+        work = self.state.work
+        assert work is not None
+        what = f"batch {work.batch} of chunk {work.chunk} in pass {work.pass_index}"
+        self.do(CloseBatch(push_timeout, max_skipped, self.decide(on_nonfinite, what)))
         end = time.monotonic() + push_timeout
         while self.machine.settled() < shards:
             if self.interrupted and time.monotonic() > end:

@@ -12,6 +12,7 @@ from graphft.ops.context import ChunkWork, DataPort
 from graphft.runtime.data import BatchKey, Prefetcher
 from graphft.runtime.execute.input_checks import check_dims
 from graphft.runtime.process.work_record import Phase, Place, WorkRecord
+from graphft.runtime.roles.trainer.finite_check import FiniteCheck
 from graphft.runtime.roles.trainer.state import TrainerState
 from graphft.runtime.roles.trainer.storage_wait import StorageWait
 
@@ -29,6 +30,7 @@ class Batches(DataPort):
     work_record: WorkRecord
     prefetcher: Prefetcher
     storage: StorageWait
+    check: FiniteCheck
     begin: Callable[[ChunkWork], object] = id
     count: int = 1
 
@@ -39,6 +41,7 @@ class Batches(DataPort):
         place = Place(counted.pass_index, counted.chunk, counted.batch)
         self.work_record.begin(Phase.READING, place, counted.claim)
         batch = self.storage.batch(self._key(work.pass_index, work.chunk, work.batch))
+        self.check.columns = {c: batch[c] for c in columns}
         if "assume" in self.program.attrs:
             check_dims(self.program, {c: batch[c] for c in columns})
         self.work_record.begin(Phase.COMPUTING, place, counted.claim)

@@ -33,7 +33,7 @@ class ChunkTrainer(Trainer):
         self.shards = shards = KnownShards(push_timeout_of(program))
         self.bar = bar = Bar(member, shards, terms_of(op)[0])
         self.view = TrainerView(member, state, bar)
-        self.comm = comm = AsyncComm(member, self.transport, state, self.work_record, shards, program, bar)
+        self.comm = comm = AsyncComm(member, self.transport, state, self.work_record, shards, program, self.check, bar)
         self.storage = StorageWait(member, state, comm, self.prefetcher, self.reader)
         self.data = self.make_data()
         self.queue = AsyncQueue(member, op, comm, state, self.data.read_ahead)
@@ -51,6 +51,7 @@ class ChunkTrainer(Trainer):
             self.work_record,
             self.prefetcher,
             self.storage,
+            self.check,
             begin=self.comm.begin,
         )
 

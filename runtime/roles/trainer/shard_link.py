@@ -30,13 +30,14 @@ from graphft.runtime.protocol.sync_events import (
 )
 from graphft.runtime.roles.limits import received_buckets
 from graphft.runtime.roles.logs import tell_event
+from graphft.runtime.roles.trainer.finite_check import RULE, FiniteCheck, NonFinite
 from graphft.runtime.roles.trainer.known_shards import KnownShards
 from graphft.runtime.roles.trainer.state import TrainerState
 from graphft.runtime.transport import ClientTransport
-from graphft.runtime.transport.buffers import BucketBuffers, BucketLayout, fault_of
+from graphft.runtime.transport.buffers import BucketBuffers, BucketLayout, as_tensor, fault_of
 
 if TYPE_CHECKING:
-    from graphft.ops.context import Slices
+    from graphft.ops.context import OnNonfinite, Slices
 
 log = logging.getLogger("graphft")
 
@@ -54,6 +55,7 @@ class ShardLink:
     work_record: WorkRecord
     shards: KnownShards
     program: Program
+    check: FiniteCheck
 
     def __post_init__(self) -> None:
         self._sizes = received_buckets(self.program)
@@ -142,9 +144,9 @@ class ShardLink:
                     effect.reason, rule="foreign-job", help="start all roles from one job directory, with one etcd"
                 )
 
-    def send(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices) -> bool:
+    def send(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices, check: bool) -> bool:
         """Packs a bucket of gradients and hands it to the machine, which sends it. A shard that takes no data is waited
-        for, and met anew at last; False: then."""
+        for, and met anew at last; False: then. `check`: whether the bucket is finite."""
         key = (shard, bucket)
         if key not in self._buffers:
             self._buffers[key] = BucketBuffers(BucketLayout.of(tensors, slices))
@@ -156,8 +158,38 @@ class ShardLink:
             self.state.counters["stuck"] += 1
             self.reconnect(shard)
             return False
+        if check:
+            self.check.look_at_bucket(shard, bucket, as_tensor(frame, tensors[0].dtype), tensors)
         self.do(Pushed(shard, bucket, self.state.batch_samples, frame))
         return True
+
+    def check_loss(self, loss: Tensor) -> None:
+        self.check.look_at_loss(loss)
+
+    def decide(self, on_nonfinite: OnNonfinite, what: str) -> bool:
+        """Whether the contribution that ends now, `what` in words, is finite. Raises NonFinite if the job is to stop
+        because it is not."""
+        check = self.check
+        if check.finite or on_nonfinite == "warn":
+            return True
+        if on_nonfinite == "stop":
+            raise NonFinite(
+                f"{what}: {check.describe()}",
+                rule=RULE,
+                help="see which values cause it; correct the data or the model, take a lower learning rate or clip "
+                'the gradients; transpile(on_nonfinite="skip") leaves such steps out and counts them',
+            )
+        self.state.counters["nonfinite"] += 1
+        if check.worth_telling():
+            self.member.events.emit(
+                "nonfinite",
+                f"{what}: {check.describe()}; the update is left out "
+                f"(of this trainer's contributions, the {check.told}. that is not finite)",
+                loss=str(check.loss),
+                gradients=check.gradients,
+                columns=check.inputs,
+            )
+        return False
 
     def _pack(self, buffers: BucketBuffers, tensors: Sequence[Tensor]) -> memoryview:
         """The bucket's frame. A shard that takes no data is waited for as for any answer: it may be gone meanwhile.

@@ -43,9 +43,12 @@ class SlotTrainer(Trainer):
         self.bar = bar = Bar(member, shards, terms_of(op)[0])
         self.view = view = SyncTrainerView(member, state, bar, claims)
         self.queue = queue = SyncQueue(member, op, ctx, shards, state)
-        self.comm = comm = SyncComm(member, self.transport, state, self.work_record, shards, program, ctx, queue)
+        link = (member, self.transport, state, self.work_record, shards, program, self.check)
+        self.comm = comm = SyncComm(*link, ctx, queue)
         self.storage = StorageWait(member, state, comm, self.prefetcher, self.reader)
-        self.data = Batches(program, self.config.batch_size, state, self.work_record, self.prefetcher, self.storage)
+        self.data = Batches(
+            program, self.config.batch_size, state, self.work_record, self.prefetcher, self.storage, self.check
+        )
         self.slots = SlotClaims(member, state, shards, bar, queue, comm, self.storage, view)
         ctx.view, ctx.queue, ctx.claims, ctx.comm, ctx.data, ctx.slots = view, queue, queue, comm, self.data, self.slots
         self.end.on_hung.append(self._report_hung)

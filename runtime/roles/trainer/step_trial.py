@@ -18,6 +18,7 @@ from graphft.ops.context import (
     DataPort,
     Interrupt,
     LocalPort,
+    OnNonfinite,
     QueuePort,
     Slices,
     SlotsPort,
@@ -149,12 +150,15 @@ class TrialComm(CommPort):
     def end_pull(self, shards: int) -> None:
         """Nothing is awaited."""
 
-    def push(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices) -> None:
+    def push(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices, check: bool) -> None:
         layout = BucketLayout.of(tensors, slices)
         flat = self.pushed[shard, bucket] = torch.empty(layout.numel, dtype=layout.dtype)
         pack(flat, tensors, layout)
 
-    def end_push(self, shards: int, push_timeout: float, max_skipped: int) -> None:
+    def check_loss(self, loss: Tensor) -> None:
+        """The values are not those of the job, and tell nothing about it."""
+
+    def end_push(self, shards: int, push_timeout: float, max_skipped: int, on_nonfinite: OnNonfinite) -> None:
         """Nothing is awaited."""
 
 

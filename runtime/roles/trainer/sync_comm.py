@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from graphft.ops.context import CommPort, Context, Slices, WorkChanged
+from graphft.ops.context import CommPort, Context, OnNonfinite, Slices, WorkChanged
 from graphft.runtime.protocol.sync_events import (
     Begin,
     Closed,
@@ -49,7 +49,9 @@ class SyncComm(ShardLink, CommPort):
         self._stall = STALL_SECONDS
         me, config = self.member, self.member.config
         buckets = buckets_of(self.program, config.pservers)
-        self._options = TrainerOptions(me.id, buckets, config.total_steps, me.job.run_id, me.secret)
+        self._options = TrainerOptions(
+            me.id, buckets, config.total_steps, me.job.run_id, me.secret, holds=self.check.holds
+        )
 
     @property
     def interrupted(self) -> bool:
@@ -67,6 +69,7 @@ class SyncComm(ShardLink, CommPort):
         self.take_in(0)
         if self.shards.machine is None:
             return None
+        self.check.begin()
         self.do(Begin())
         return self.shards.machine.current
 
@@ -135,9 +138,16 @@ class SyncComm(ShardLink, CommPort):
     def end_pull(self, shards: int) -> None:
         self.await_shards(shards)
 
-    def push(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices) -> None:
-        if not self.send(shard, bucket, tensors, slices):
+    def push(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices, check: bool) -> None:
+        if not self.send(shard, bucket, tensors, slices, check):
             raise WorkChanged  # once the shard is met again, the step is done again
 
-    def end_push(self, shards: int, push_timeout: float, max_skipped: int) -> None:
-        self.do(Closed(shards))
+    def end_push(self, shards: int, push_timeout: float, max_skipped: int, on_nonfinite: OnNonfinite) -> None:
+        if not self.check.finite and self._machine().work_changed:
+            raise WorkChanged  # it may be of a history that is over, and is not to be acted upon
+        self.do(Closed(shards, self.decide(on_nonfinite, self._contribution())))
+
+    def _contribution(self) -> str:
+        work = self.state.work
+        batch = f" (batch {work.batch} of chunk {work.chunk} in pass {work.pass_index})" if work is not None else ""
+        return f"step {self.ctx.step}, slot {self.ctx.slot}{batch}"

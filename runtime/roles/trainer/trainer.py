@@ -6,6 +6,7 @@ What sync and async trainers share: data, metrics, status, leaving. Their loops 
 from __future__ import annotations
 
 import functools
+import math
 import signal
 import threading
 import time
@@ -20,7 +21,8 @@ import msgspec
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.loss_results import reported
 from graphft.ops.context import WorkChanged
-from graphft.runtime.coordination.records import TrainerStatus
+from graphft.runtime.coordination.records import Failure, TrainerStatus
+from graphft.runtime.coordination.stale_run import tell_failed
 from graphft.runtime.data import BatchKey, Prefetcher, Reader, open_reader
 from graphft.runtime.data.forks import forks_are_told_to_end
 from graphft.runtime.etcd import LeaseLost, Store, TransientEtcdError
@@ -28,6 +30,8 @@ from graphft.runtime.process.work_record import Phase, Place, WorkRecord, record
 from graphft.runtime.roles.limits import trainer_limits
 from graphft.runtime.roles.role import Role
 from graphft.runtime.roles.trainer.bar import Bar
+from graphft.runtime.roles.trainer.finite_check import FiniteCheck, NonFinite
+from graphft.runtime.roles.trainer.good_checkpoint import newest_good_checkpoint
 from graphft.runtime.roles.trainer.known_shards import KnownShards
 from graphft.runtime.roles.trainer.loading import Loading
 from graphft.runtime.roles.trainer.metrics import Metrics
@@ -90,6 +94,7 @@ class Trainer(Role):
         self.prefetcher = Prefetcher(self.reader, 2 * self.config.trainers + 4, self._note_ahead)
         self._metrics = Metrics(self.job_dir / "metrics" / f"trainer-{self.member.id}.jsonl")
         self.ctx.scope.update(trainer_scope(self.program))
+        self.check = FiniteCheck(self.program, self.ctx.scope)
         self.end.before.append(self._blame_no_batch)
         self.open_session()
 
@@ -137,6 +142,10 @@ class Trainer(Role):
         except (LeaseLost, TransientEtcdError):
             self._blame_no_batch()
             raise
+        except NonFinite as error:
+            self._blame_no_batch()
+            self._fail_job(error)
+            raise
         finally:
             self.prefetcher.close()
             self._metrics.close()
@@ -175,11 +184,32 @@ class Trainer(Role):
     def record(self, step: int, slot: int, samples: int, values: Sequence[Any]) -> None:
         """Notes a computed batch: for status, and for the job's metrics. `values` are what `compute` returned."""
         loss, *others = map(float, values)
+        if not (math.isfinite(loss) or self.check.holds):
+            self._warn(step, slot, loss)
         self.state.computed(samples, loss)
         row: dict[str, Any] = {"step": step, "slot": slot, "loss": loss}
         if others:
             row["metrics"] = dict(zip(reported(self.program)[1:], others, strict=True))
         self._metrics.write(row | {"samples": samples, "at": round(time.time(), 4)})
+
+    def _warn(self, step: int, slot: int, loss: float) -> None:
+        """A loss that is not finite, of a job that goes on all the same."""
+        if self.check.worth_telling():
+            self.member.events.emit(
+                "nonfinite",
+                f"step {step}, slot {slot}: the loss is {loss} (the {self.check.told}. that is not finite); training "
+                'goes on with it: on_nonfinite="warn"',
+                step=step,
+                slot=slot,
+            )
+
+    def _fail_job(self, error: NonFinite) -> None:
+        """The job is not to go on: it ends everywhere, with this error as its reason."""
+        reason = f"{error.message}; {newest_good_checkpoint(self.member, self.job_dir)}"
+        self.member.retry_while_leased(
+            lambda: tell_failed(self.member.etcd, self.member.keys, Failure(reason, error.help))
+        )
+        self.member.events.emit("nonfinite", f"the job ends: {reason}")
 
     def tell_failure(self, what: str, error: Exception, **fields: Any) -> str:
         """Puts an error of the user's step into the job's events; returns it as text."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphft import registry
+from graphft.ir import Kind
 from graphft.runtime.etcd import Store
 from graphft.runtime.roles.trainer.batches import Batches
 from graphft.runtime.roles.trainer.chunk_trainer import ChunkTrainer
@@ -35,10 +36,19 @@ class UnitTrainer(ChunkTrainer):
             self.work_record,
             self.prefetcher,
             self.storage,
+            self.check,
             count=registry.attr(op, "count"),
         )
 
     def compute(self) -> Sequence[Any]:
         """Runs block step, which runs block local; returns the means of the unit's samples."""
         self.blocks.run("step")
+        if not self.check.finite:
+            self._begin_state_anew()
         return self.units.means
+
+    def _begin_state_anew(self) -> None:
+        """The unit was left out, but mode geo_sgd's own optimizer has seen it: what its state holds may not be finite.
+        It begins as in a trainer that is started again."""
+        for v in self.program.of_kind(Kind.STATE):
+            self.ctx.scope[v.name].copy_(self.program.values[v.name])

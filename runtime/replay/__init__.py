@@ -1,0 +1,1 @@
+"""A batch of a job computed again, in one process: see `command`."""

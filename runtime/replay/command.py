@@ -1,0 +1,127 @@
+"""`graphft replay`: computes one batch of a job again, and shows what of it is not finite."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from graphft.errors import UsageError
+from graphft.runtime.process.role_process import EXIT_OK
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from graphft.runtime.replay.batch import Computed
+    from graphft.runtime.replay.state import Reached
+    from graphft.transpiler import Job
+
+ORIGINS, SAMPLES = 10, 8
+"""So many are shown."""
+INDENT = 13 * " "
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("replay", help="compute one batch of a job again: loss, gradients, what is not finite")
+    parser.add_argument("--job", required=True, metavar="DIR", help="the job's folder")
+    parser.add_argument("--step", required=True, type=int, help="the step, as messages and metrics name it")
+    parser.add_argument("--slot", type=int, default=0, help="the slot (default: 0)")
+    parser.set_defaults(command=replay)
+
+
+def replay(options: argparse.Namespace) -> int:
+    """Prints to stdout; how far it is, to stderr."""
+    from graphft.runtime.data import open_reader
+    from graphft.runtime.execute.determinism import enforce
+    from graphft.runtime.replay.batch import LocalTrainer, Observer
+    from graphft.runtime.replay.shards import LocalShards
+    from graphft.runtime.replay.state import reach
+    from graphft.transpiler import Job
+
+    job, folder = Job.load(options.job), Path(options.job)
+    _check(job, options.step, options.slot)
+    enforce(job.config)
+    shards = LocalShards(job)
+    reader = open_reader(job.config.data, folder, job.config.seed, job.config.trainers + 1)
+    trainer = LocalTrainer(job, reader, shards)
+    reached = reach(job, folder, shards, trainer, options.step, _tell)
+    computed = trainer.compute(options.step, options.slot, Observer(job))
+    if computed is None:
+        raise UsageError(
+            f"slot {options.slot} has no batch at step {options.step}: its pass is over for it",
+            rule="replay",
+            help="name another step or slot",
+        )
+    print("\n".join([*_origin_of_state(folder, reached), *_report(options, computed)]))
+    return EXIT_OK
+
+
+def _check(job: Job, step: int, slot: int) -> None:
+    config = job.config
+    if not config.sync:
+        raise UsageError(
+            f"job {config.name} is async: which parameters a batch was computed from is no function of its number, and "
+            "is recorded nowhere",
+            rule="replay",
+            help="replay is for sync jobs; of this one, compute the batch with graphft.Executor and the parameters of "
+            "a checkpoint",
+        )
+    if not (0 <= step < config.total_steps and 0 <= slot < config.trainers):
+        raise UsageError(
+            f"there is no step {step} of slot {slot}",
+            rule="replay",
+            help=f"the job has steps 0 to {config.total_steps - 1}, slots 0 to {config.trainers - 1}",
+        )
+
+
+def _tell(text: str) -> None:
+    if sys.stderr.isatty():
+        print(f"\r{text}", end="", file=sys.stderr, flush=True)
+
+
+def _origin_of_state(folder: Path, reached: Reached) -> list[str]:
+    start = f"{folder / 'checkpoints' / reached.folder}" if reached.folder else "the initial values"
+    lines = [f"parameters   {start}"]
+    if reached.start < reached.step:
+        lines[0] += f", and steps {reached.start} to {reached.step - 1} computed again"
+        lines.append(f"{INDENT}{reached.same} losses of these steps are recorded, with the same bits")
+    for step, slot, here, there in reached.other[:1]:
+        lines.append(
+            f"{INDENT}BUT {len(reached.other)} are recorded otherwise, first that of step {step}, slot {slot}: "
+            f"{here} here, {there} in the job. Were batches discarded? Here they are computed all the same"
+        )
+    return lines
+
+
+def _report(options: argparse.Namespace, computed: Computed) -> list[str]:
+    from graphft.runtime.roles.trainer.finite_check import nonfinite_of
+
+    work = computed.work
+    where = f"batch {work.batch} of chunk {work.chunk} in pass {work.pass_index}, {work.samples} samples"
+    lines = [f"batch        step {options.step}, slot {options.slot}: {where}", f"loss         {computed.loss}"]
+    lines += [_column(name, computed.columns[name]) for name in nonfinite_of(computed.columns)]
+    lines += [f"parameter    {n}: {count} values are not finite" for n, count in computed.parameters.items()]
+    lines += ["gradients    norm, values that are not finite, of all"]
+    for name, gradient in computed.gradients.items():
+        bad = int((~gradient.isfinite()).sum())
+        lines.append(f"{INDENT}{float(gradient.double().norm()):<12.6g} {bad:>8} of {gradient.numel():<10} {name}")
+    return [*lines, *_origins(computed)]
+
+
+def _column(name: str, values: Tensor) -> str:
+    bad = ~values.isfinite()
+    samples = bad.reshape(len(bad), -1).any(1).nonzero().flatten().tolist()
+    more = f" and {len(samples) - SAMPLES} more" if len(samples) > SAMPLES else ""
+    named = ", ".join(map(str, samples[:SAMPLES]))
+    return f"column       {name}: {int(bad.sum())} values are not finite, in samples {named}{more}"
+
+
+def _origins(computed: Computed) -> list[str]:
+    if not computed.origins:
+        return ["ops          all results are finite"]
+    lines = ["ops          that make nan or infinities of operands without, the first one first"]
+    for origin in computed.origins[:ORIGINS]:
+        lines += [f"{INDENT}{origin.op}", f"{INDENT}  {origin.what}"]
+    more = len(computed.origins) - ORIGINS
+    return lines + ([f"{INDENT}and {more} more"] if more > 0 else [])

@@ -1,0 +1,127 @@
+"""Whether what a trainer is about to contribute is finite; and if not, what of it is not, in words.
+
+The cost is one sum per bucket, of the frame that was packed a moment ago and is still in the processor's cache: a sum
+is finite only if all of its terms are. Finite terms may have an infinite sum; so that is confirmed value by value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from graphft import registry
+from graphft.errors import UsageError
+from graphft.ir import Kind, Program
+from graphft.ops.context import OnNonfinite
+from graphft.transpiler.layout import gradient_of
+
+RULE = "nonfinite"
+NAMES = 8
+"""So many parameters are named; of others the number."""
+
+
+class NonFinite(UsageError):
+    """The job is to stop: training would go on with values that are not finite. Computing it again cannot mend it."""
+
+
+def is_finite(values: Tensor) -> bool:
+    """Whether every value is. One pass over the tensor if so; integers are not looked at."""
+    if not (values.is_floating_point() or values.is_complex()):
+        return True
+    wide = torch.float32 if values.is_floating_point() and values.itemsize < 4 else None
+    return bool(values.sum(dtype=wide).isfinite()) or bool(values.isfinite().all())
+
+
+def nonfinite_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """By name, how many values of each tensor are not finite: of those that have such."""
+    counts = {n: int((~t.isfinite()).sum()) for n, t in tensors.items() if not is_finite(t.detach())}
+    return {n: count for n, count in counts.items() if count}
+
+
+@dataclass(eq=False)
+class FiniteCheck:
+    """The contribution at hand. Used by the trainer's main thread, and begun anew with each contribution."""
+
+    program: Program
+    scope: Mapping[str, Tensor]
+    columns: Mapping[str, Tensor] = field(default_factory=dict)
+    """The batch that was read last."""
+    loss: float | None = None
+    gradients: dict[str, int] = field(default_factory=dict)
+    """By parameter, how many values of its gradient are not finite."""
+    inputs: dict[str, int] = field(default_factory=dict)
+    """By column, how many values are not finite, of the batch that was at hand then."""
+    told: int = 0
+
+    def __post_init__(self) -> None:
+        self._parameter = {gradient_of(v): v.name for v in self.program.of_kind(Kind.PARAM)}
+        self._operands = {
+            (op.attrs["shard"], op.attrs["bucket"]): op.reads
+            for op in self.program.blocks["step"].ops
+            if op.type == "send"
+        }
+        barrier = self.program.find_op("send_barrier")
+        assert barrier is not None
+        self.on_nonfinite: OnNonfinite = registry.attr(barrier, "on_nonfinite")
+
+    @property
+    def holds(self) -> bool:
+        """Whether the last bucket for each shard waits for the barrier."""
+        return self.on_nonfinite != "warn"
+
+    @property
+    def finite(self) -> bool:
+        return self.loss is None and not self.gradients
+
+    def begin(self) -> None:
+        self.loss, self.gradients, self.inputs = None, {}, {}
+
+    # -- what is looked at ----------------------------------------------------------------------------------------
+
+    def look_at_loss(self, loss: Tensor) -> None:
+        value = loss.item()
+        if self.loss is None and not math.isfinite(value):
+            self.loss = value
+            self._look_at_columns()
+
+    def look_at_bucket(self, shard: int, bucket: int, values: Tensor, tensors: Sequence[Tensor]) -> None:
+        """`values`: the bucket's, flat; `tensors`: the gradients that it has slices of."""
+        if is_finite(values):
+            return
+        names = [self._parameter.get(n, n) for n in self._operands[shard, bucket]]
+        self.gradients |= nonfinite_of(dict(zip(names, tensors, strict=True)))
+        self._look_at_columns()
+
+    def _look_at_columns(self) -> None:
+        self.inputs = self.inputs or nonfinite_of(self.columns)
+
+    # -- in words -------------------------------------------------------------------------------------------------
+
+    def describe(self) -> str:
+        """What is not finite, and what is known of the cause."""
+        parts = [f"the loss is {self.loss}"] if self.loss is not None else []
+        if self.gradients:
+            parts.append(f"the gradients of {_listed(self.gradients)} are not finite")
+        already = nonfinite_of({n: self.scope[n] for n in self._parameter.values()})
+        if self.inputs:
+            parts.append(f"the batch itself holds such values in column {_listed(self.inputs)}")
+        elif already:
+            parts.append(f"so are parameters before this step: {_listed(already)}: an update before made them so")
+        else:
+            parts.append("the batch and the parameters before this step are finite")
+        return "; ".join(parts)
+
+    def worth_telling(self) -> bool:
+        """The 1st, 2nd, 4th, 8th ... time."""
+        self.told += 1
+        return self.told & (self.told - 1) == 0
+
+
+def _listed(counts: Mapping[str, int]) -> str:
+    named = ", ".join(f"{name} ({count} values)" for name, count in list(counts.items())[:NAMES])
+    more = len(counts) - NAMES
+    return named + (f" and {more} more" if more > 0 else "")

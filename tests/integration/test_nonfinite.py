@@ -1,0 +1,137 @@
+"""Values that are not finite: the job stops and says where, or leaves the step out, on every shard, whatever dies."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import graphft
+from graphft import ir
+from graphft.errors import GraphftError
+from graphft.runtime.chaos.compare import not_once
+from graphft.runtime.checkpoint.store import CheckpointStore
+from graphft.runtime.data import open_reader
+from graphft.transpiler import Job
+from tests.integration import training
+from tests.integration.plays import Act, Pace, Played, assert_same_bits, at, kill, play
+
+pytestmark = pytest.mark.timeout(300)
+RECORD = 217
+
+
+def job(program: ir.Program, **options: Any) -> Job:
+    return training.job(program, blobs={"nonfinite": RECORD}, **options)
+
+
+def where(job: Job) -> list[tuple[int, int]]:
+    """(step, slot) of the batches that hold the record."""
+    config, plan = job.config, job.config.plan
+    reader = open_reader(config.data, ".", config.seed)
+    found = []
+    for step in range(config.total_steps):
+        for slot in range(plan.slots):
+            if (w := plan.locate(step, slot)) is not None:
+                x = reader.batch(w.pass_index, w.chunk, w.batch, config.batch_size)["x"]
+                found += [(step, slot)] if not x.isfinite().all() else []
+    return found
+
+
+def finite(played: Played) -> bool:
+    model = training.network()
+    graphft.load_into(model, played.result.model)
+    return all(bool(v.isfinite().all()) for v in model.state_dict().values())
+
+
+@pytest.fixture(scope="module")
+def skipping(program: ir.Program, workplace: Path, nursery: Any) -> Played:
+    """Nothing but the values happens to it."""
+    from tests.integration.conftest import at_work
+
+    with at_work(nursery):
+        return play(job(program, on_nonfinite="skip"), workplace / "skipping")
+
+
+def test_skipped_steps_count_for_the_schedule_and_for_nothing_else(skipping: Played) -> None:
+    """Batch norm's statistics, Adam's moments and its own step stay as they were. Tolerance: see test_exact."""
+    steps = {step for step, _ in where(skipping.job)}
+    assert len(steps) == training.PASSES
+    assert skipping.result.skipped_steps == training.PASSES
+    assert skipping.result.steps == training.STEPS
+    eager = training.trained_in_one_process(skipping.job, training.network(), skipped=steps)
+    model = training.network()
+    graphft.load_into(model, skipping.result.model)
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, eager[name], rtol=1e-3, atol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
+    assert {int(v) for n, v in skipping.state.items() if n.endswith("@step")} == {training.STEPS - training.PASSES}
+    told = [e for e in skipping.statuses[-1].events if e.kind == "nonfinite"]
+    assert "the batch itself holds such values in column x (1 values)" in told[0].text
+
+
+def test_skipped_steps_are_the_same_bits_whatever_dies(
+    program: ir.Program, folder: Path, pace: Pace, skipping: Played
+) -> None:
+    first = where(skipping.job)[0][0]
+    played = play(
+        job(program, on_nonfinite="skip", pace=pace.file),
+        folder,
+        [
+            Act(at(max(first - 1, 1)), kill("trainer", 0, 1)),
+            Act(at(first + 2), kill("pserver", 1)),
+            Act(lambda s: s.generation == 1 and at(first + 4)(s), lambda _: pace.set(0)),
+        ],
+    )
+    assert_same_bits(played.state, skipping.state)
+    assert played.result.skipped_steps == training.PASSES
+    assert max(status.skipped_steps for status in played.statuses) >= 1
+
+
+def test_the_job_stops_there_and_says_the_same_again(program: ir.Program, folder: Path, pace: Pace) -> None:
+    stopping = job(program, checkpoint_every=1, pace=pace.file)
+    step, slot = where(stopping)[0]
+    for _ in range(2):
+        with pytest.raises(GraphftError) as caught:
+            play(stopping, folder)
+        text = str(caught.value)
+        assert f"step {step}, slot {slot} (batch " in text
+        assert "the loss is nan; the gradients of " in text
+        assert "in column x (1 values)" in text
+        found = re.search(r"the newest good checkpoint is that of step (\d+) \(", text)
+        assert found is not None
+        assert 1 <= int(found[1]) <= step
+        assert 'on_nonfinite="skip"' in text
+    newest = CheckpointStore(folder / "checkpoints").manifests()[0]
+    assert newest.step <= step
+    assert not (folder / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("mode", ["async", "half_async", "geo_sgd"])
+def test_async_batches_are_left_out_once_on_every_shard(program: ir.Program, folder: Path, mode: str) -> None:
+    local = 2 if mode != "async" else 1
+    played = play(
+        job(program, on_nonfinite="skip", sync=False, mode=mode, local_steps=local, trainers=2, pservers=2), folder
+    )
+    assert not_once(played.job, played.folder) == []
+    assert finite(played)
+    assert played.result.skipped_steps == training.PASSES
+
+
+def test_async_training_stops_as_well(program: ir.Program, folder: Path) -> None:
+    with pytest.raises(GraphftError, match=r"batch \d of chunk \d in pass 0: the loss is nan; .* in column x"):
+        play(job(program, sync=False, trainers=2), folder)
+
+
+def test_without_fault_tolerance(program: ir.Program, folder: Path) -> None:
+    with pytest.raises(GraphftError, match=r"column x \(1 values\); there is no checkpoint"):
+        play(job(program, ft=False), folder)
+
+
+def test_a_warning(program: ir.Program, folder: Path) -> None:
+    """Training goes on, as it always did; and it is told."""
+    played = play(job(program, on_nonfinite="warn", passes=1), folder)
+    told = [e.text for e in played.statuses[-1].events if e.kind == "nonfinite"]
+    assert "the loss is nan (the 1. that is not finite); training goes on with it" in told[0]
+    assert not finite(played)

@@ -1,0 +1,86 @@
+"""What counts as not finite, and what is said of it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import graphft
+from graphft.runtime.roles.trainer.finite_check import FiniteCheck, is_finite
+from graphft.runtime.roles.trainer.scope import trainer_scope
+from tests.support.programs_by_hand import linear
+
+HUGE = torch.finfo(torch.float32).max
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
+def test_one_value_is_enough(dtype: torch.dtype) -> None:
+    values = torch.full((9000,), 0.5, dtype=dtype)
+    assert is_finite(values)
+    for bad in (math.inf, -math.inf, math.nan):
+        values[8191] = bad
+        assert not is_finite(values)
+
+
+def test_infinities_that_cancel_are_found() -> None:
+    assert not is_finite(torch.tensor([math.inf, -math.inf, 1.0]))
+
+
+def test_finite_values_whose_sum_is_not_are_finite() -> None:
+    assert is_finite(torch.full((64,), HUGE))
+    assert is_finite(torch.cat([torch.full((64,), HUGE), torch.full((64,), -HUGE)]))
+    assert is_finite(torch.full((64,), torch.finfo(torch.float16).max, dtype=torch.float16))
+
+
+def test_integers_and_nothing_are_finite() -> None:
+    assert is_finite(torch.tensor([2**62, 1]))
+    assert is_finite(torch.empty(0))
+
+
+def check(**columns: Tensor) -> FiniteCheck:
+    data = graphft.arrays(chunk_size=8, x=torch.zeros(32, 200), y=torch.zeros(32, 1))
+    job = graphft.transpile(linear(), chunks=data, batch_size=4, slice_unit=64, min_block=64, pservers=2)
+    program = job.trainer_program()
+    scope = trainer_scope(program)
+    for name in ("w", "b"):
+        scope[name].zero_()
+    return FiniteCheck(program, scope, columns)
+
+
+def test_a_gradient_is_named_with_the_column_that_may_cause_it() -> None:
+    found = check(x=torch.tensor([1.0, math.nan, math.inf]), y=torch.zeros(3))
+    assert found.holds
+    found.look_at_loss(torch.tensor(0.25))
+    assert found.finite
+    gradient = torch.zeros(200, 1)
+    gradient[:3] = math.inf
+    found.look_at_bucket(0, 0, gradient.view(-1), [gradient])
+    assert not found.finite
+    assert found.describe() == (
+        "the gradients of w (3 values) are not finite; the batch itself holds such values in column x (2 values)"
+    )
+    found.begin()
+    assert found.finite
+
+
+def test_a_loss_is_told_with_what_is_known_of_its_cause() -> None:
+    found = check(x=torch.zeros(3))
+    found.look_at_loss(torch.tensor(math.inf))
+    assert found.describe() == "the loss is inf; the batch and the parameters before this step are finite"
+    found.scope["b"].fill_(math.nan)
+    assert "so are parameters before this step: b (1 values)" in found.describe()
+
+
+def test_the_first_loss_of_a_unit_counts() -> None:
+    found = check(x=torch.zeros(3))
+    for loss in (math.nan, 0.5):
+        found.look_at_loss(torch.tensor(loss))
+    assert not found.finite
+
+
+def test_it_is_told_less_and_less_often() -> None:
+    found = check()
+    assert [n for n in range(1, 20) if found.worth_telling()] == [1, 2, 4, 8, 16]
