@@ -149,6 +149,7 @@ class Plan:
         passes: int = 1,
         drop_last: bool = False,
         shuffle: bool = True,
+        lengths: Sequence[int] | None = None,
     ) -> None:
         _check_positive(slots=slots, batch_size=batch_size, passes=passes)
         self.records = tuple(int(n) for n in records)
@@ -160,6 +161,8 @@ class Plan:
             )
         self.slots, self.batch_size, self.seed, self.passes = slots, batch_size, seed, passes
         self.drop_last, self.shuffle = drop_last, shuffle
+        self.lengths = self.records if lengths is None else tuple(lengths)
+        """Records of each chunk with those that are in no batch: these are put in order."""
         counts = np.array(self.records, dtype=np.int64)
         self.batches: np.ndarray = counts // batch_size if drop_last else -(-counts // batch_size)
         """Number of batches of each chunk."""
@@ -212,6 +215,14 @@ class Plan:
         index = self.pass_of(step)
         found = self.pass_plan(index).locate(step, slot) if 0 <= index < self.passes else None
         return None if found is None or found.chunk in discarded else found
+
+    def order(self, pass_index: int, chunk: int) -> np.ndarray:
+        """The positions in the chunk of its records, in the order in which the pass reads them."""
+        return record_order(self.seed, pass_index, chunk, self.lengths[chunk])[: self.records[chunk]]
+
+    def positions(self, pass_index: int, chunk: int, batch: int) -> np.ndarray:
+        """The positions in the chunk of a batch's records, in the batch's order."""
+        return self.order(pass_index, chunk)[batch * self.batch_size : (batch + 1) * self.batch_size]
 
     def chunks_of(self, pass_index: int) -> list[PlannedChunk]:
         """Every chunk of a pass that has a batch: its slot, first step and last step."""

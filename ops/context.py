@@ -53,6 +53,8 @@ class ChunkWork:
     """etcd revision of the claim: the fence of whatever relies on it."""
     number: int = 0
     """A unit's batch: how many of the job were done before it (see op batch_number)."""
+    without: frozenset[int] = frozenset()
+    """Positions in the chunk of records that are left out; `samples` does not count them."""
 
 
 class SessionPort(Protocol):
@@ -94,7 +96,7 @@ class QueuePort(Protocol):
     def enqueue_pass(self) -> None:
         """Makes the current pass's records, unless they are there; exactly once, also after a crash half-way."""
 
-    def claim_chunk(self, timeout: float, max_failures: int) -> ChunkWork:
+    def claim_chunk(self, timeout: float, max_failures: int, max_discarded: int) -> ChunkWork:
         """The batch to compute now, its chunk claimed. Raises EndOfPass, NoData or WorkChanged."""
 
     def planned_chunk(self) -> ChunkWork:

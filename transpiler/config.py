@@ -24,6 +24,7 @@ _CHOICES = {
     "on_trainer_loss": ("takeover", "wait"),
     "on_barrier_timeout": ("rollback", "proceed"),
     "on_nonfinite": ("stop", "skip", "warn"),
+    "on_bad_data": ("discard", "fail"),
 }
 _AT_LEAST = {
     "trainers": 1,
@@ -104,7 +105,11 @@ class JobConfig:
     """A process that makes no progress for so long loses its work to another one, and ends itself. Must be longer
     than a batch takes."""
     max_failures: int = 3
-    """Failures of a chunk in a row, without progress, that make it poison."""
+    """Failures of a batch in a row that have it left out, as bad data."""
+    on_bad_data: Literal["discard", "fail"] = "discard"
+    """What becomes of a job with a batch that fails so often: it goes on without the batch, or ends."""
+    max_discarded: float = 0.01
+    """The share of the data's records that may be left out; a job that would lose more fails."""
     lease_ttl: int = 10
     """Whole seconds; a process whose lease ended is dead to the others."""
     push_timeout: float = 10.0
@@ -143,24 +148,36 @@ class JobConfig:
 
         With local accumulation what counts as a batch, here and in every record, is a unit of `local_steps` of them.
         """
-        records = [c.records for c in self.data.chunks]
+        lengths = [c.records for c in self.data.chunks]
         if not self.local:
             return Plan(
-                records,
+                lengths,
                 slots=self.trainers if self.sync else 1,
                 batch_size=self.batch_size,
                 seed=self.seed,
                 passes=self.passes,
                 drop_last=self.drop_last,
             )
-        if self.drop_last:  # short batches are left out, not short units
-            records = [n - n % self.batch_size for n in records]
-        return Plan(records, slots=1, batch_size=self.local_steps * self.batch_size, seed=self.seed, passes=self.passes)
+        size = self.batch_size if self.drop_last else 1  # short batches are left out, not short units
+        return Plan(
+            [n - n % size for n in lengths],
+            slots=1,
+            batch_size=self.local_steps * self.batch_size,
+            seed=self.seed,
+            passes=self.passes,
+            lengths=lengths,
+        )
 
     @property
     def local(self) -> bool:
         """Whether trainers accumulate locally: push after units of `local_steps` batches."""
         return self.mode in _LOCAL
+
+    @property
+    def may_discard(self) -> int:
+        """How many records may be left out."""
+        records = sum(chunk.records for chunk in self.data.chunks)
+        return int(self.max_discarded * records) if self.on_bad_data == "discard" else 0
 
     @property
     def total_steps(self) -> int:
@@ -224,6 +241,8 @@ def _check(config: JobConfig) -> None:
     for name, choices in _CHOICES.items():
         if getattr(config, name) not in choices:
             raise _bad(name, getattr(config, name), " or ".join(map(repr, choices)))
+    if not 0 <= config.max_discarded <= 1:
+        raise _bad("max_discarded", config.max_discarded, "a share of the records, 0 to 1")
     if config.slice_unit % 64:
         raise _bad("slice_unit", config.slice_unit, "a multiple of 64, so that vector kernels give the same bits")
     if config.etcd_endpoints is not None and (

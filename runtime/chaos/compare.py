@@ -85,15 +85,16 @@ def final_ledgers(job: Job, folder: Path) -> list[tuple[int, Ledger]]:
     ]
 
 
-def not_once(job: Job, folder: Path, discarded: Collection[tuple[int, int]] = ()) -> list[str]:
+def not_once(job: Job, folder: Path, discarded: Collection[int] = ()) -> list[str]:
     """Async: the batches that a shard has not applied exactly once, in words.
 
     A shard's ledger holds what it has applied, and its version counts how often it has applied anything: when the
-    ledger holds every batch and the version is their number, each was applied once. `discarded`: (pass, chunk) that
-    were poison, of which any part may be applied.
+    ledger holds every batch and the version is their number, each was applied once. `discarded`: chunks of which
+    something is left out, and any part may be applied.
     """
     batches = job.config.plan.batches
-    expected = {(p, c) for p in range(job.config.passes) for c, n in enumerate(batches) if n} - {*discarded}
+    chunks = [c for c, n in enumerate(batches) if n and c not in discarded]
+    expected = {(p, c) for p in range(job.config.passes) for c in chunks}
     found = []
     for shard, (version, ledger) in enumerate(final_ledgers(job, folder)):
         lacking = [(p, c) for p, c in sorted(expected) if ledger.ranges(p, c) != [(0, ALL)]]
@@ -113,13 +114,14 @@ class Chunks:
 
     expected: int
     done: int
-    failed: int
+    left_out: int
+    """Those of which something is left out."""
     todo: int
     pending: int
 
     @property
     def accounted(self) -> bool:
-        return self.expected == self.done + self.failed and not self.todo and not self.pending
+        return self.expected == self.done and not self.todo and not self.pending
 
 
 def count_chunks(job: Job, etcd: Etcd, folder: Path) -> Chunks:
@@ -127,9 +129,10 @@ def count_chunks(job: Job, etcd: Etcd, folder: Path) -> Chunks:
     keys, config = Keys(job.config.name), job.config
     passes = range(max(0, config.passes - 2) if config.sync else 0, config.passes)
     in_pass = sum(1 for n in config.plan.batches if n)
-    done, failed, todo, pending = (
-        sum(etcd.count(f"{keys.queue(p)}{state}/") for p in passes) for state in ("done", "failed", "todo", "pending")
+    done, todo, pending = (
+        sum(etcd.count(f"{keys.queue(p)}{state}/") for p in passes) for state in ("done", "todo", "pending")
     )
-    if not config.sync:
+    left_out = etcd.count(keys.all_left_out)
+    if not config.sync and not left_out:
         done = min(sum(ledger.count(p) for p in passes) for _, ledger in final_ledgers(job, folder))
-    return Chunks(in_pass * len(passes), done, failed, todo, pending)
+    return Chunks(in_pass * len(passes), done, left_out, todo, pending)

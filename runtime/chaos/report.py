@@ -130,7 +130,7 @@ class Report:
         if self.chunks is not None:
             c = self.chunks
             lines.append(
-                f"chunks         {c.done} of {c.expected} done, {c.failed} discarded, "
+                f"chunks         {c.done} of {c.expected} done, some left out of {c.left_out}, "
                 f"{c.todo + c.pending} open: {'all' if c.accounted else 'NOT ALL'} accounted for"
             )
         lines.append(f"completed      {'yes' if self.completed else 'NO: ' + self.problem}")

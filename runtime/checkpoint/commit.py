@@ -244,7 +244,7 @@ class Commits:
         writing the manifest and committing it). That it was perhaps never committed does no harm: a manifest is
         written only when all parts of one generation are there, so each shard's state is that of this step, in any
         history. In async mode the state and the ledger of what is in it are one file. What was begun in an older
-        generation than etcd's stays void: chunks may have been declared poison since.
+        generation than etcd's stays void: batches may have been left out since.
         """
         whole = [m for m in self.store.manifests() if m.run == self.run]
         newest = max(whole, key=lambda m: (m.generation, m.step), default=None)

@@ -141,6 +141,14 @@ class Keys:
         return f"/{self.job}.queue/"
 
     @property
+    def all_left_out(self) -> str:
+        """What is left out of the data, by chunk."""
+        return f"{self.queues}left_out/"
+
+    def left_out(self, chunk: int) -> str:
+        return f"{self.all_left_out}{chunk:08d}"
+
+    @property
     def status(self) -> str:
         return f"/{self.job}.status/"
 

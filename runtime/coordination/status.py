@@ -18,6 +18,8 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Event
 from graphft.runtime.etcd.model import KV, Store
 from graphft.runtime.process.identity import Identity
+from graphft.runtime.protocol.chunk_queue import chunk_of
+from graphft.runtime.protocol.left_out import LeftOut
 
 _SPEC = re.compile(r"/([A-Za-z0-9_-]{1,64})/spec")
 
@@ -43,6 +45,8 @@ class JobStatus:
     """By id: processes that load something before they register: `role`, `what`, for how many `seconds`, `pid`."""
     slots: dict[int, str] = field(default_factory=dict)
     queue: dict[str, int] = field(default_factory=dict)
+    left_out: dict[int, LeftOut] = field(default_factory=dict)
+    """By chunk, what is left out of the data."""
     events: list[Event] = field(default_factory=list)
     failure: str = ""
     """Why the job has failed, and what to do about it."""
@@ -69,6 +73,7 @@ class JobStatus:
             "skipped_steps": self.skipped_steps,
         }
         data["events"] = [msgspec.to_builtins(e) for e in self.events]
+        data["left_out"] = {chunk: msgspec.to_builtins(found) for chunk, found in self.left_out.items()}
         return json.dumps(data, indent=1, sort_keys=True, default=str)
 
 
@@ -127,14 +132,21 @@ def _status(etcd: Store, keys: Keys, control: Mapping[str, KV], deadline: float 
         _loading(reports, f"{keys.status}loading/"),
         dict(sorted(slots.items())),
         queue,
+        {} if brief else read_left_out(etcd, keys, deadline),
         [] if brief else [event for _, event in read_events(etcd, keys, deadline)],
         f"{view.failure.reason}\nhelp: {view.failure.help}" if view.failure is not None else "",
     )
 
 
+def read_left_out(etcd: Store, keys: Keys, deadline: float | None = None) -> dict[int, LeftOut]:
+    """By chunk, what is left out of the data."""
+    kvs = etcd.range(keys.all_left_out, deadline=deadline).kvs
+    return {chunk_of(kv.key): msgspec.json.decode(kv.value, type=LeftOut) for kv in kvs}
+
+
 def _queue(etcd: Store, prefix: str, deadline: float | None) -> dict[str, int]:
     """How many chunks of a pass are in which state."""
-    counts = {name: etcd.count(f"{prefix}{name}/", deadline=deadline) for name in ("todo", "pending", "done", "failed")}
+    counts = {name: etcd.count(f"{prefix}{name}/", deadline=deadline) for name in ("todo", "pending", "done")}
     counts["todo"] = max(0, counts["todo"] - counts["pending"])  # the todo record stays until its chunk is done
     return counts
 

@@ -20,6 +20,7 @@ class BatchKey(NamedTuple):
     chunk: int
     batch_index: int
     batch_size: int
+    without: frozenset[int] = frozenset()
 
 
 class Prefetcher:

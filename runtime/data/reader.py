@@ -61,15 +61,22 @@ class Reader(ABC):
         self.spec, self.seed = spec, seed
         self._orders: LRU[tuple[int, int], np.ndarray] = LRU(cached_chunks)
         self._lock = threading.Lock()
-        self.reading: tuple[int, int, int, int] | None = None
+        self.reading: tuple[int, int, int, int, frozenset[int]] | None = None
         """The arguments of the `batch` that is being read: one at a time, others wait for it."""
 
     def batch(
-        self, pass_index: int, chunk: int, batch_index: int, batch_size: int, ahead: bool = False
+        self,
+        pass_index: int,
+        chunk: int,
+        batch_index: int,
+        batch_size: int,
+        without: frozenset[int] = frozenset(),
+        ahead: bool = False,
     ) -> dict[str, torch.Tensor]:
         """Records [batch_index * batch_size, + batch_size) of the chunk, in its order in this pass; by column.
 
-        The last batch of a chunk may be shorter. Raises GraphftError, with the chunk named, when reading fails.
+        The last batch of a chunk may be shorter. `without`: positions in the chunk of records that are left out; one
+        record at least must be left. Raises GraphftError, with the chunk named, when reading fails.
         `ahead`: on another thread than the one that uses the batch; raises NeedsCallingThread for one that needs that.
         """
         if not 0 <= chunk < len(self.spec.chunks):
@@ -82,9 +89,11 @@ class Reader(ABC):
             )
         try:
             with self._lock:
-                self.reading = (pass_index, chunk, batch_index, batch_size)
+                self.reading = (pass_index, chunk, batch_index, batch_size, without)
                 try:
                     order = self._order(pass_index, info)[start : start + batch_size]
+                    if without:
+                        order = order[~np.isin(order, list(without))]
                     return self._read(info, order, (self.seed, pass_index, chunk, batch_index), ahead)
                 finally:
                     self.reading = None

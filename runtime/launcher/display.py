@@ -39,12 +39,13 @@ def _progress(status: JobStatus) -> str:
 def _live(status: JobStatus) -> str:
     loading = f" ({len(status.loading)} more loading)" if status.loading else ""
     roles = f"{len(status.trainers)} trainers{loading}  {len(status.pservers)}/{status.spec['pservers']} pservers"
-    chunks = " ".join(f"{n} {name}" for name, n in status.queue.items() if n or name != "failed")
+    chunks = " ".join(f"{n} {name}" for name, n in status.queue.items())
     if not chunks:
         return f"{roles}  (no fault tolerance)"
     slots = status.spec["trainers"] if status.spec["sync"] and status.trainers else 0
     free = f"  {slots - len(status.slots)} of {slots} slots wait for a trainer" if len(status.slots) < slots else ""
-    return f"{roles}{free}  chunks {chunks}"
+    left_out = sum(len(found.omissions) for found in status.left_out.values())
+    return f"{roles}{free}  chunks {chunks}" + f"  {left_out} batches DISCARDED" * bool(left_out)
 
 
 def render(status: JobStatus) -> Group:

@@ -18,7 +18,7 @@ from graphft.runtime.process.work_record import Note, Phase, read_note, record_p
 from graphft.runtime.protocol.chunk_queue import Change
 from graphft.runtime.protocol.deaths import Deaths, Died, Verdict
 from graphft.runtime.queue.failed_batch import fail_batch
-from graphft.runtime.queue.transactions import tell_poison
+from graphft.runtime.queue.transactions import tell_left_out
 
 log = logging.getLogger("graphft")
 
@@ -97,9 +97,12 @@ class Inquest:
         return ", ".join(parts)
 
     def _charge(self, what: str, note: Note, status: int, peak: int) -> Change | None:
+        from graphft.transpiler import read_record
+
         place = note.place
         try:
-            change = fail_batch(self.etcd, self.keys, *place, claim=note.claim, reason=what)
+            plan = read_record(self.job_dir).config.plan
+            change = fail_batch(self.etcd, self.keys, plan, *place, claim=note.claim, reason=what)
         except EtcdError as error:
             log.warning("cannot record that %s: %s", what, error.message)
             return None
@@ -115,6 +118,5 @@ class Inquest:
             peak_bytes=peak,
             oom_kills=self._oom_kills,
         )
-        if change.outcome == "failed":
-            tell_poison(self.events, place.pass_index, place.chunk, change)
+        tell_left_out(self.events, place.pass_index, place.chunk, change)
         return change

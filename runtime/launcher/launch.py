@@ -24,6 +24,7 @@ from graphft.runtime.coordination.run_record import fenced, put_job
 from graphft.runtime.coordination.stale_run import begin_anew, make_way, revoke_dead, tell_failed, try_again
 from graphft.runtime.coordination.status import JobStatus, read_status
 from graphft.runtime.etcd import EmbeddedEtcd, EtcdError, Store
+from graphft.runtime.launcher.discarded import Discarded, describe_discarded, discarded_of
 from graphft.runtime.launcher.ending import Reached, interruptible, without_traceback
 from graphft.runtime.launcher.etcd_keeper import EtcdKeeper
 from graphft.runtime.launcher.fork_server import SUPPORTED, ForkServer
@@ -64,6 +65,8 @@ class Result:
     seconds: float
     failures: dict[str, int] = field(default_factory=dict)
     preemptions: dict[str, int] = field(default_factory=dict)
+    discarded: tuple[Discarded, ...] = ()
+    """What was left out of the data, and why."""
 
     @property
     def skipped_steps(self) -> int:
@@ -272,11 +275,14 @@ def _launch(
         time.monotonic() - started,
         dict(supervisor.report.failures),
         dict(supervisor.report.preemptions),
+        discarded_of(job.config, status.left_out),
     )
     if display is not None:
         display.console.print(_summary(result, status), soft_wrap=True)
     elif result.skipped_steps:
         tell(f"{result.skipped_steps} of {result.steps} steps were SKIPPED as not finite")
+    if lost := describe_discarded(result.discarded, job.config.data.records):
+        tell(lost)  # also when it is to be quiet: data is lost
     return result
 
 
@@ -399,7 +405,4 @@ def _summary(result: Result, status: JobStatus) -> str:
     ]
     if result.skipped_steps:
         parts.append(f"{result.skipped_steps} steps SKIPPED as not finite")
-    poisoned = status.queue.get("failed", 0)
-    if poisoned:
-        parts.append(f"{poisoned} chunks DISCARDED as poison")
     return f"{', '.join(parts)}\nmodel: {result.model}"

@@ -146,7 +146,7 @@ class Supervisor:
     def take_progress(self, step: int, applied: int) -> None:
         """Tells the job's step, and how many updates the shards have applied since they started.
 
-        Steps that are repeated are no progress, and neither are steps without data, because all of it is poison.
+        Steps that are repeated are no progress, and neither are steps without data, because all of it is left out.
         """
         if step > self._progress and applied != self._applied:
             self._progress, self._applied = step, applied
@@ -410,7 +410,7 @@ class Supervisor:
     def _count_failure(self, child: Child, blamed: Change | None, counts: bool) -> None:
         """A failure that is counted against a batch is counted against the process only when the batch is discarded."""
         child.failures += 1
-        if counts and (blamed is None or blamed.outcome == "failed"):
+        if counts and (blamed is None or blamed.outcome == "left-out"):
             child.stuck = child.stuck + 1 if self._progress <= child.failed_at else 1
             child.failed_at = self._progress
 

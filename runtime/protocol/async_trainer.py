@@ -90,9 +90,11 @@ class _ShardConnection:
 
 @dataclass(slots=True)
 class _Held:
-    """A chunk: by shard, the batches that it lacks; and the shards whose ledger has not been heard."""
+    """A chunk of `batches`, which of them are to be applied; by shard, those that it lacks; and the shards whose ledger
+    has not been heard."""
 
     batches: int
+    wanted: frozenset[int]
     lacks: list[set[int]]
     unknown: set[int]
 
@@ -169,7 +171,7 @@ class AsyncTrainer:
     def progress(self, key: ChunkKey) -> int:
         """How many batches of a chunk every shard has applied."""
         held = self.held[key]
-        return held.batches - len(set().union(*held.lacks))
+        return len(held.wanted) - len(set().union(*held.lacks))
 
     def next_batch(self, key: ChunkKey, last: int) -> int | None:
         """The next batch behind `last`, or from the start again, that a shard lacks which can be reached."""
@@ -236,7 +238,7 @@ class AsyncTrainer:
             for cache in connection.caches.values():
                 cache.have = cache.loaded = -1
             for held in self.held.values():
-                held.lacks[shard] = set(range(held.batches))
+                held.lacks[shard] = set(held.wanted)
                 held.unknown.add(shard)
         for cache in connection.caches.values():
             cache.wanted = max(message.version, 0)
@@ -318,7 +320,8 @@ class AsyncTrainer:
 
     def _took(self, event: Took) -> Effects:
         shards = range(len(self.connections))
-        self.held[event.key] = _Held(event.batches, [set(range(event.batches)) for _ in shards], set(shards))
+        wanted = frozenset(range(event.batches)) - event.left_out
+        self.held[event.key] = _Held(event.batches, wanted, [set(wanted) for _ in shards], set(shards))
         return [Send(s, LedgerQuery(*event.key)) for s in shards if self.connections[s].introduced]
 
     def _dropped(self, event: Dropped) -> Effects:
@@ -422,7 +425,7 @@ class AsyncTrainer:
             "what the tensors hold has come": all(b.loaded <= b.have for b in caches),
             "a bucket that came stays": all(b.ever or (b.have, b.frame) == (-1, None) for b in caches),
             "a chunk lacks batches of its own only": all(
-                lacks <= set(range(held.batches)) for held in self.held.values() for lacks in held.lacks
+                lacks <= held.wanted for held in self.held.values() for lacks in held.lacks
             ),
             "a shard that was not heard may lack everything": all(
                 held.unknown <= set(shards) for held in self.held.values()

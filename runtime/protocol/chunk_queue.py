@@ -2,11 +2,12 @@
 
 Per pass, under a prefix of its own (`keys.queue(pass)`):
 
-    todo/<chunk>     stays until the chunk is done or failed; holds attempts and failures
+    todo/<chunk>     stays until the chunk is done; holds attempts and failures
     pending/<chunk>  the claim, under its trainer's lease: it goes when the trainer does, and nothing else need be done
-    done/<chunk>, failed/<chunk>
+    done/<chunk>
 
-So a pass is over when no `todo` record is left: pending and discarded chunks cannot be overlooked. The functions take
+So a pass is over when no `todo` record is left: pending chunks cannot be overlooked. A batch that fails too often is
+left out, and its chunk goes on without it (`left_out.py`; a record beside the passes' own). The functions take
 records as they were read, and return a `Change` as plain data; a driver makes an etcd transaction of it:
 
     change = claim(prefix, chunk, todo=store.get(todo_key(prefix, chunk)), ...)
@@ -30,6 +31,7 @@ import msgspec
 
 from graphft.errors import plain_text
 from graphft.plan import PlannedChunk
+from graphft.runtime.protocol.left_out import LeftOut, Omission
 
 MAX_PUTS = 100  # per transaction; etcd takes 128 operations
 
@@ -48,7 +50,8 @@ class Pending(msgspec.Struct, frozen=True):
     """Value of `pending/<chunk>`: who holds it, and on which terms.
 
     `slot`: sync, else -1. `start_step`: the chunk's first step (sync). `deadline`: wall-clock seconds. `max_failures`:
-    so many in a row, without progress, make it poison.
+    so many of a batch in a row, without progress, and it is left out. `max_discarded`: more records of the job's data
+    than these must not be left out.
     """
 
     trainer: str
@@ -57,14 +60,7 @@ class Pending(msgspec.Struct, frozen=True):
     deadline: float
     attempt: int = 1
     max_failures: int = 3
-
-
-class Failed(msgspec.Struct, frozen=True):
-    """Value of `failed/<chunk>`: it is left out from batch `progress` on, in this pass and in later ones."""
-
-    reason: str
-    failures: int
-    progress: int = 0
+    max_discarded: int = 0
 
 
 class Record(Protocol):
@@ -99,13 +95,38 @@ class Change:
     """One transaction: if all `compares` hold, all `puts` and `deletes` happen, else nothing."""
 
     outcome: Literal[
-        "claimed", "failed", "completed", "renewed", "released", "expired", "enqueued", "rewound", "went-back"
+        "claimed",
+        "left-out",
+        "completed",
+        "renewed",
+        "released",
+        "expired",
+        "enqueued",
+        "rewound",
+        "went-back",
+        "job-failed",
     ]
-    """"failed": the chunk is poison, and left out from now on. "went-back": a new generation begins with it."""
+    """"went-back": a new generation begins with it."""
     reason: str
     compares: tuple[Compare, ...]
     puts: tuple[Put, ...] = ()
     deletes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is left out of a chunk: its record as it was read, None if there is none, and where it is; seen from a
+    pass."""
+
+    key: str
+    pass_index: int
+    record: Record | None
+
+    def leave_out(self, omission: Omission) -> tuple[Compare, Put]:
+        """Adds one, if the record is still the one that was read."""
+        old = msgspec.json.decode(self.record.value, type=LeftOut) if self.record is not None else LeftOut()
+        revision = self.record.mod_revision if self.record is not None else 0
+        return Compare(self.key, "mod", revision), Put(self.key, msgspec.json.encode(old.having(omission)))
 
 
 def todo_key(prefix: str, chunk: int) -> str:
@@ -119,10 +140,6 @@ def pending_key(prefix: str, chunk: int) -> str:
 
 def done_key(prefix: str, chunk: int) -> str:
     return f"{prefix}done/{chunk:08d}"
-
-
-def failed_key(prefix: str, chunk: int) -> str:
-    return f"{prefix}failed/{chunk:08d}"
 
 
 def chunk_of(key: str) -> int:
@@ -141,23 +158,25 @@ def claim(
     now: float,
     timeout: float,
     max_failures: int,
-    max_lost: int | None = None,
+    max_discarded: int = 0,
+    lost: tuple[int, Known] | None = None,
 ) -> Change:
-    """Claims a chunk whose `todo` record was read; or, when it failed too often, moves it to failed.
+    """Claims a chunk whose `todo` record was read; or, when its holders vanished too often, leaves out what is left.
 
     `progress`: batches of it that are applied, as far as known. `now` and the deadline: wall-clock seconds.
-    `max_lost`: so many holders in a row that vanished make it poison, too; None: they are not held against it.
+    `lost`: how many holders in a row may vanish, and what is left out so far; None: they are not held against it.
     """
     old = msgspec.json.decode(todo.value, type=Todo)
-    failures = 0 if progress > old.progress else old.failures + (old.open and max_lost is not None)
+    failures = 0 if progress > old.progress else old.failures + (old.open and lost is not None)
     compares = (
         Compare(todo_key(prefix, chunk), "mod", todo.mod_revision),
         Compare(pending_key(prefix, chunk), "create", 0),
     )
-    if failures >= (max_failures if max_lost is None else max_lost):
-        return _discard(prefix, chunk, failures, progress, compares, "its holders vanished")
+    if lost is not None and failures >= lost[0]:
+        omission = Omission(lost[1].pass_index, progress, "its holders vanished", failures, rest=True)
+        return _leave_out(prefix, chunk, old, omission, lost[1], compares)
     new = Todo(old.attempt + 1, failures, max(progress, old.progress), True)
-    pending = Pending(trainer, slot, start_step, now + timeout, new.attempt, max_failures)
+    pending = Pending(trainer, slot, start_step, now + timeout, new.attempt, max_failures, max_discarded)
     return Change(
         "claimed",
         f"{trainer} claims chunk {chunk}, attempt {new.attempt}, {failures} failures",
@@ -238,65 +257,53 @@ def expire(prefix: str, chunk: int, pending: Record, now: float) -> Change | Non
     return replace(displace(prefix, chunk, pending), reason=reason)
 
 
-def fail(prefix: str, chunk: int, fence: int, todo: Record, *, progress: int, reason: str, max_failures: int) -> Change:
-    """Reports at once that a chunk under the own claim cannot be computed, and why; gives it back, or discards it.
+def fail(
+    prefix: str, chunk: int, fence: int, todo: Record, known: Known, *, batch: int, reason: str, max_failures: int
+) -> Change:
+    """Reports at once that a batch of a chunk under the own claim cannot be computed, and why; gives the chunk back.
 
-    `progress`: the batch that failed. Failures of another batch before do not count. `reason` may be of any origin.
+    The batch is left out when it has failed too often in a row. Failures of another batch before do not count.
+    `reason` may be of any origin.
     """
     reason = plain_text(reason)
     old = msgspec.json.decode(todo.value, type=Todo)
-    failures = old.failures + 1 if progress == old.progress else 1
+    failures = old.failures + 1 if batch == old.progress else 1
     if failures >= max_failures:
-        return _discard(prefix, chunk, failures, progress, _own(prefix, chunk, fence, todo), reason)
-    new = Todo(old.attempt, failures, progress, False)
+        omission = Omission(known.pass_index, batch, reason, failures)
+        return _leave_out(prefix, chunk, old, omission, known, _own(prefix, chunk, fence, todo))
+    new = Todo(old.attempt, failures, batch, False)
     return Change(
         "released",
-        f"chunk {chunk} failed after {progress} batches: {reason}",
+        f"chunk {chunk} failed at batch {batch}: {reason}",
         _own(prefix, chunk, fence, todo),
         (Put(todo_key(prefix, chunk), msgspec.json.encode(new)),),
         (pending_key(prefix, chunk),),
     )
 
 
-def _discard(
-    prefix: str, chunk: int, failures: int, progress: int, compares: tuple[Compare, ...], cause: str
+def _leave_out(
+    prefix: str, chunk: int, todo: Todo, omission: Omission, known: Known, compares: tuple[Compare, ...]
 ) -> Change:
-    reason = (
-        f"chunk {chunk} failed {failures} times in a row without progress, the last time after {progress} "
-        f"batches ({cause}); it is left out from there on"
+    """The chunk is free again, without what is left out; its failures so far are forgotten."""
+    what = (
+        f"chunk {chunk} from batch {omission.batch} on" if omission.rest else f"batch {omission.batch} of chunk {chunk}"
     )
-    record = Failed(reason, failures, progress)
+    same, put = known.leave_out(omission)
+    new = Todo(todo.attempt, 0, omission.batch, False)
     return Change(
-        "failed",
-        reason,
-        compares,
-        (Put(failed_key(prefix, chunk), msgspec.json.encode(record)),),
-        (todo_key(prefix, chunk), pending_key(prefix, chunk)),
+        "left-out",
+        f"{what} in pass {omission.pass_index} failed {omission.failures} times in a row without progress "
+        f"({omission.reason}); its records are left out from there on",
+        (*compares, same),
+        (Put(todo_key(prefix, chunk), msgspec.json.encode(new)), put),
+        (pending_key(prefix, chunk),),
     )
 
 
-def discard_again(prefix: str, chunk: int, todo: Record, pending: Record | None, failed: Failed) -> Change:
-    """Makes a chunk poison in a later pass, too, whose records were made before it was poison."""
-    return Change(
-        "failed",
-        f"chunk {chunk} is left out in a later pass, too",
-        (
-            Compare(todo_key(prefix, chunk), "mod", todo.mod_revision),
-            Compare(pending_key(prefix, chunk), "mod", pending.mod_revision if pending is not None else 0),
-        ),
-        (Put(failed_key(prefix, chunk), msgspec.json.encode(failed)),),
-        (todo_key(prefix, chunk), pending_key(prefix, chunk)),
-    )
-
-
-def requeue(prefix: str, chunk: int, done: Record | None, progress: int, failed: Record | None = None) -> Change:
-    """A shard that came back older lacks some of a chunk that is done (or whose records are gone): to do once more.
-
-    `failed`: it is poison, and the shard lacks some of what comes before the batch that failed.
-    """
+def requeue(prefix: str, chunk: int, done: Record | None, progress: int) -> Change:
+    """A shard that came back older lacks some of a chunk that is done (or whose records are gone): to do once more."""
     compares = (
         Compare(todo_key(prefix, chunk), "mod", 0),
-        Compare(failed_key(prefix, chunk), "mod", failed.mod_revision if failed is not None else 0),
         Compare(done_key(prefix, chunk), "mod", done.mod_revision if done is not None else 0),
     )
     return Change(
@@ -304,7 +311,7 @@ def requeue(prefix: str, chunk: int, done: Record | None, progress: int, failed:
         f"chunk {chunk} is to be done again: a shard has {progress} batches of it",
         compares,
         (Put(todo_key(prefix, chunk), msgspec.json.encode(Todo(progress=progress))),),
-        (done_key(prefix, chunk), failed_key(prefix, chunk)),
+        (done_key(prefix, chunk),),
     )
 
 
@@ -313,21 +320,13 @@ def claimable(todo: Iterable[int], pending: Iterable[int]) -> list[int]:
     return sorted(set(todo) - set(pending))
 
 
-def enqueue(
-    prefix: str, chunks: Iterable[int], fence: Compare, poison: Mapping[int, Failed] | None = None
-) -> list[Change]:
-    """The todo records of a pass; of chunks that failed in the pass before (`poison`), failed records.
+def enqueue(prefix: str, chunks: Iterable[int], fence: Compare) -> list[Change]:
+    """The todo records of a pass.
 
     `fence` holds as long as the pass has not begun (its record is written last): then nothing is claimed, and
     repeating this after a crash half-way changes nothing that is in use.
     """
-    poison = poison or {}
-    puts = [
-        Put(failed_key(prefix, c), msgspec.json.encode(msgspec.structs.replace(poison[c], progress=0)))
-        if c in poison
-        else Put(todo_key(prefix, c), msgspec.json.encode(Todo()))
-        for c in chunks
-    ]
+    puts = [Put(todo_key(prefix, c), msgspec.json.encode(Todo())) for c in chunks]
     return [
         Change("enqueued", f"{len(puts[i : i + MAX_PUTS])} chunks to do", (fence,), tuple(puts[i : i + MAX_PUTS]))
         for i in range(0, len(puts), MAX_PUTS)
@@ -337,16 +336,14 @@ def enqueue(
 def rewind(prefix: str, chunks: Iterable[PlannedChunk], step: int, records: Mapping[str, Record]) -> list[Change]:
     """Sets a pass's records to what the plan says of `step`: a chunk is done if its last step lies below.
 
-    `records`: all of the pass's, by key. A failed chunk stays failed; one that is open keeps its claim.
+    `records`: all of the pass's, by key. One that is open keeps its claim.
     """
     return [change for planned in chunks if (change := _rewind(prefix, planned, step, records))]
 
 
 def _rewind(prefix: str, planned: PlannedChunk, step: int, records: Mapping[str, Record]) -> Change | None:
     chunk = planned.chunk
-    todo, pending, done, failed = (key(prefix, chunk) for key in (todo_key, pending_key, done_key, failed_key))
-    if failed in records:
-        return None
+    todo, pending, done = (key(prefix, chunk) for key in (todo_key, pending_key, done_key))
     compares = tuple(Compare(k, "mod", records[k].mod_revision if k in records else 0) for k in (todo, pending, done))
     if planned.last_step < step:
         return (

@@ -15,8 +15,9 @@ from graphft.plan import chunk_batch_seed
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.protocol.async_events import ChunkKey
 from graphft.runtime.queue.chunk_claims import Claim, Claims
+from graphft.runtime.queue.omissions import leave_out
 from graphft.runtime.queue.pace import Pace
-from graphft.runtime.queue.transactions import terms_of
+from graphft.runtime.queue.transactions import Terms, terms_of
 
 
 class Source(Protocol):
@@ -32,7 +33,7 @@ class Source(Protocol):
 class Ledgers(Protocol):
     """What the queue asks of the trainer's side of the data plane: what the shards have of the chunks at hand."""
 
-    def took(self, key: ChunkKey, batches: int) -> None: ...
+    def took(self, key: ChunkKey, batches: int, left_out: frozenset[int]) -> None: ...
     def dropped(self, key: ChunkKey) -> None: ...
     def await_ledgers(self, key: ChunkKey) -> None: ...
     def whole(self, key: ChunkKey) -> bool: ...
@@ -45,16 +46,11 @@ class AsyncQueue(QueuePort, ClaimsPort):
     """The QueuePort and the ClaimsPort of an async trainer: the main thread's, and the daemon thread's.
 
     `op`: its program's `etcd_get_chunk`; None: it works on its share of the plan. `read_ahead` begins to make a batch
-    that will be wanted, given as (pass_index, chunk, batch).
+    that will be wanted.
     """
 
     def __init__(
-        self,
-        member: Member,
-        op: Operator | None,
-        ledgers: Ledgers,
-        pace: Pace,
-        read_ahead: Callable[[int, int, int], None],
+        self, member: Member, op: Operator | None, ledgers: Ledgers, pace: Pace, read_ahead: Callable[[ChunkWork], None]
     ) -> None:
         self.member, self.plan, self.ledgers, self.pace = member, member.config.plan, ledgers, pace
         self.read_ahead = read_ahead
@@ -64,9 +60,9 @@ class AsyncQueue(QueuePort, ClaimsPort):
 
     # -- QueuePort ----------------------------------------------------------------------------------------------
 
-    def claim_chunk(self, timeout: float, max_failures: int) -> ChunkWork:
+    def claim_chunk(self, timeout: float, max_failures: int, max_discarded: int) -> ChunkWork:
         assert self.records is not None
-        self.records.terms = (timeout, max_failures)
+        self.records.terms = Terms(timeout, max_failures, max_discarded)
         return self.planned_chunk()
 
     def planned_chunk(self) -> ChunkWork:
@@ -77,7 +73,7 @@ class AsyncQueue(QueuePort, ClaimsPort):
                 raise NoData  # what is left waits for a shard
             for claim in self.source.take():
                 self.claims[claim.key] = claim
-                self.ledgers.took(claim.key, claim.batches)
+                self.ledgers.took(claim.key, claim.batches, claim.left_out)
             work = self._next()
         if work is None:
             raise NoData
@@ -135,10 +131,7 @@ class AsyncQueue(QueuePort, ClaimsPort):
             if batch is not None:
                 self._note(claim)
                 claim.last = batch
-                (pass_index, chunk), size = claim.key, self.plan.batch_size
-                seed = chunk_batch_seed(self.member.config.seed, pass_index, chunk, batch)
-                samples = min(size, self.plan.records[chunk] - batch * size)
-                return ChunkWork(pass_index, chunk, batch, samples, seed, claim.attempt, claim.revision)
+                return self._work(claim, batch)
         return None
 
     def _note(self, claim: Claim) -> None:
@@ -147,12 +140,19 @@ class AsyncQueue(QueuePort, ClaimsPort):
         if claim.last < 0 and claim.attempt > 1 and claim.progress:
             claim.renewed = float("-inf")
 
+    def _work(self, claim: Claim, batch: int) -> ChunkWork:
+        (pass_index, chunk), size = claim.key, self.plan.batch_size
+        seed = chunk_batch_seed(self.member.config.seed, pass_index, chunk, batch)
+        samples = min(size, self.plan.records[chunk] - batch * size)
+        work = ChunkWork(pass_index, chunk, batch, samples, seed, claim.attempt, claim.revision)
+        return leave_out(work, claim.omissions)
+
     def _read_ahead(self, work: ChunkWork) -> None:
         claim = self.claims[work.pass_index, work.chunk]
         if work.batch + 1 < claim.batches:
-            self.read_ahead(*claim.key, work.batch + 1)
+            self.read_ahead(self._work(claim, work.batch + 1))
         for other in list(self.claims.values())[1:2]:
-            self.read_ahead(*other.key, 0)
+            self.read_ahead(self._work(other, 0))
 
     def _drop(self, claim: Claim) -> None:
         del self.claims[claim.key]

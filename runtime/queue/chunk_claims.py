@@ -23,11 +23,13 @@ from graphft.runtime.coordination.records import PassRecord, decode_generation, 
 from graphft.runtime.etcd import KV, Compare, get_op, mod_is, range_op
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.async_events import ChunkKey
-from graphft.runtime.protocol.chunk_queue import Todo
-from graphft.runtime.queue.failed_batch import fail_batch
+from graphft.runtime.protocol.chunk_queue import Change, Known, Todo
+from graphft.runtime.protocol.left_out import ChunkOmissions
+from graphft.runtime.queue.failed_batch import fail_batch, or_end
+from graphft.runtime.queue.omissions import omissions_of
 from graphft.runtime.queue.pace import Pace
 from graphft.runtime.queue.stale_claims import StaleClaims
-from graphft.runtime.queue.transactions import Passes, commit, give_back, renew, tell_poison
+from graphft.runtime.queue.transactions import Passes, Terms, commit, give_back, renew, tell_left_out
 
 log = logging.getLogger("graphft")
 
@@ -42,7 +44,7 @@ LOST_CLAIMS = 10
 @dataclass(slots=True)
 class Claim:
     """A chunk that this trainer works on. `revision`: of the pending record's creation, the fence of what relies on it;
-    0 without fault tolerance. `last`: the batch that was computed last."""
+    0 without fault tolerance. `last`: the batch that was computed last. `omissions`: what is left out of the chunk."""
 
     key: ChunkKey
     batches: int
@@ -51,14 +53,18 @@ class Claim:
     last: int = -1
     renewed: float = 0.0
     progress: int = 0
+    omissions: ChunkOmissions | None = None
+
+    @property
+    def left_out(self) -> frozenset[int]:
+        """Batches that no shard is to have."""
+        return self.omissions.batches(self.key[0]) if self.omissions is not None else frozenset()
 
 
 class Claims:
     """Chunks claimed from etcd's records. `generations`: each shard's, in which its acknowledgements were given."""
 
-    def __init__(
-        self, member: Member, pace: Pace, generations: Callable[[], list[int]], terms: tuple[float, int]
-    ) -> None:
+    def __init__(self, member: Member, pace: Pace, generations: Callable[[], list[int]], terms: Terms) -> None:
         self.member, self.pace, self.generations = member, pace, generations
         self.etcd, self.keys, self.config = self.member.etcd, self.member.keys, self.member.config
         self.plan = self.config.plan
@@ -131,6 +137,7 @@ class Claims:
                 get_op(self.keys.pass_),
                 range_op(f"{prefix}todo/{start}"),
                 range_op(f"{prefix}pending/{start}", keys_only=True),
+                range_op(f"{self.keys.all_left_out}{start}"),
             ],
         )
         if read.kv(0) != self._marker:
@@ -140,7 +147,8 @@ class Claims:
             self._open.remove(start)
         free = chunk_queue.claimable(todo, (chunk_queue.chunk_of(kv.key) for kv in read.range(2).kvs))
         self._random.shuffle(free)
-        return self._claim(index, [todo[c] for c in free[: self._enough(free)]]) if free else []
+        left_out = {chunk_queue.chunk_of(kv.key): kv for kv in read.range(3).kvs}
+        return self._claim(index, {c: (todo[c], left_out.get(c)) for c in free[: self._enough(free)]}) if free else []
 
     def _enough(self, free: list[int]) -> int:
         """How many chunks to claim: more than one when they are short, and about a fair share of the rest at most."""
@@ -151,36 +159,43 @@ class Claims:
         share = len(free) * len(self._open) // max(1, len(self.member.view.trainers))
         return max(1, min(count, share))
 
-    def _claim(self, index: int, records: list[KV]) -> list[Claim]:
-        prefix, now, (timeout, max_failures) = self.keys.queue(index), time.time(), self.terms
-        changes = [
-            chunk_queue.claim(
-                prefix,
-                chunk_queue.chunk_of(kv.key),
-                kv,
-                trainer=self.member.id,
-                now=now,
-                progress=msgspec.json.decode(kv.value, type=Todo).progress,
-                timeout=timeout,
-                max_failures=max_failures,
-                max_lost=LOST_CLAIMS * max_failures,
-            )
-            for kv in records
-        ]
-        result = commit(self.etcd, changes, self.member.lease)
+    def _claim(self, index: int, records: Mapping[int, tuple[KV, KV | None]]) -> list[Claim]:
+        """`records`: by chunk, its todo record, and what is left out of it."""
+        changes = {chunk: self._claim_of(index, chunk, *found) for chunk, found in records.items()}
+        result = commit(self.etcd, list(changes.values()), self.member.lease)
         if not result.ok:
             return []  # somebody else was faster with one of them
         claims = []
-        for kv, change in zip(records, changes, strict=True):
-            chunk = chunk_queue.chunk_of(kv.key)
-            if change.outcome == "failed":
-                tell_poison(self.member.events, index, chunk, change)
+        for chunk, change in changes.items():
+            if change.outcome != "claimed":
+                tell_left_out(self.member.events, index, chunk, change)
                 continue
-            attempt = msgspec.json.decode(kv.value, type=Todo).attempt + 1
+            todo, left_out = records[chunk]
             claims.append(
-                Claim((index, chunk), int(self.plan.batches[chunk]), result.revision, attempt, renewed=time.monotonic())
+                Claim(
+                    (index, chunk),
+                    int(self.plan.batches[chunk]),
+                    result.revision,
+                    msgspec.json.decode(todo.value, type=Todo).attempt + 1,
+                    renewed=time.monotonic(),
+                    omissions=omissions_of(self.plan, left_out) if left_out is not None else None,
+                )
             )
         return claims
+
+    def _claim_of(self, index: int, chunk: int, todo: KV, left_out: KV | None) -> Change:
+        known = Known(self.keys.left_out(chunk), index, left_out)
+        change = chunk_queue.claim(
+            self.keys.queue(index),
+            chunk,
+            todo,
+            trainer=self.member.id,
+            now=time.time(),
+            progress=msgspec.json.decode(todo.value, type=Todo).progress,
+            lost=(LOST_CLAIMS * self.terms.max_failures, known),
+            **self.terms._asdict(),
+        )
+        return or_end(self.etcd, self.keys, self.plan, known, change, self.terms.max_discarded)
 
     # -- what becomes of them -----------------------------------------------------------------------------------
 
@@ -237,11 +252,11 @@ class Claims:
 
     def fail(self, claim: Claim, batch: int, reason: str) -> None:
         make = functools.partial(
-            fail_batch, self.etcd, self.keys, *claim.key, batch, claim=claim.revision, reason=reason
+            fail_batch, self.etcd, self.keys, self.plan, *claim.key, batch, claim=claim.revision, reason=reason
         )
         change = self.member.retry_while_leased(make)
-        if change is not None and change.outcome == "failed":
-            tell_poison(self.member.events, *claim.key, change)
+        if change is not None:
+            tell_left_out(self.member.events, *claim.key, change)
 
     # -- the daemon thread --------------------------------------------------------------------------------------
 

@@ -4,61 +4,70 @@ from __future__ import annotations
 
 import msgspec
 
+from graphft.errors import plain_text
+from graphft.plan import Plan
 from graphft.runtime.coordination.generation import go_back
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import decode_pass
-from graphft.runtime.etcd import KV, get_op, mod_is
+from graphft.runtime.coordination.records import Failure
+from graphft.runtime.coordination.status import read_left_out
+from graphft.runtime.etcd import get_op, mod_is
 from graphft.runtime.etcd.model import Store
 from graphft.runtime.protocol import chunk_queue
-from graphft.runtime.protocol.chunk_queue import Change
+from graphft.runtime.protocol.chunk_queue import Change, Known, Pending, Put
+from graphft.runtime.protocol.left_out import LeftOut, count_records
 from graphft.runtime.queue.transactions import commit
 
 
 def fail_batch(
-    store: Store, keys: Keys, pass_index: int, chunk: int, batch: int, *, claim: int, reason: str
+    store: Store, keys: Keys, plan: Plan, pass_index: int, chunk: int, batch: int, *, claim: int, reason: str
 ) -> Change | None:
-    """Counts a failure of the chunk at this batch, under that claim; None: it is somebody else's by now.
+    """Counts a failure of this batch, under that claim of its chunk; None: the claim is somebody else's by now.
 
-    `claim`: its revision. The claim itself says how many failures are too many.
+    `claim`: its revision. The claim itself says how many failures are too many, and how many records may be left out.
 
-    Outcome "failed": the chunk is poison. In sync mode a new generation begins with that: a holder before may have sent
-    the batch to some of the shards, so this step and what follows is done again, without it on all of them.
+    Outcome "left-out": the batch is, from now on. In sync mode a new generation begins with that: a holder before may
+    have sent the batch to some of the shards, so this step and what follows is done again, without it on all of them.
     """
     prefix = keys.queue(pass_index)
     read_keys = (
         chunk_queue.todo_key(prefix, chunk),
         chunk_queue.pending_key(prefix, chunk),
+        keys.left_out(chunk),
         keys.generation,
         keys.committed,
         keys.pass_,
     )
     while True:
         read = store.txn([], [get_op(key) for key in read_keys])
-        todo, pending = read.kv(0), read.kv(1)
+        todo, pending, left_out, generation, committed, marker = (read.kv(i) for i in range(len(read_keys)))
         if todo is None or pending is None or pending.create_revision != claim:
             return None
-        terms = msgspec.json.decode(pending.value, type=chunk_queue.Pending)
+        terms = msgspec.json.decode(pending.value, type=Pending)
+        known = Known(keys.left_out(chunk), pass_index, left_out)
         change = chunk_queue.fail(
-            prefix, chunk, claim, todo, progress=batch, reason=reason, max_failures=terms.max_failures
+            prefix, chunk, claim, todo, known, batch=batch, reason=reason, max_failures=terms.max_failures
         )
-        poison = change.outcome == "failed"
-        later = _later(store, keys, pass_index, chunk, read.kv(4), change) if poison else []
-        back = [go_back(keys, read.kv(2), read.kv(3), change.reason)] if poison and terms.slot >= 0 else []
-        marker = read.kv(4)
-        same = [mod_is(keys.pass_, marker.mod_revision)] if poison and marker is not None else []
-        if commit(store, [change, *later, *back], also=same).ok:
+        change, back, same = or_end(store, keys, plan, known, change, terms.max_discarded), [], []
+        if change.outcome == "left-out" and terms.slot >= 0:
+            back = [go_back(keys, generation, committed, change.reason)]
+            same = [mod_is(keys.pass_, marker.mod_revision)] if marker is not None else []
+        if commit(store, [change, *back], also=same).ok:
             return change
 
 
-def _later(store: Store, keys: Keys, pass_index: int, chunk: int, marker: KV | None, change: Change) -> list[Change]:
-    """The same for the pass that is worked on, if that is a later one: its records were made before this was known.
+def or_end(store: Store, keys: Keys, plan: Plan, known: Known, change: Change, limit: int) -> Change:
+    """The change; or, if it leaves out more than `limit` records of the job's data, the end of the job as failed.
 
-    Of two slots, one may begin a pass while the other is at the last step of the one before.
+    Nothing more is left out then: who lets the job go on is told the same again, unless the data is better by then.
     """
-    record = decode_pass(marker)
-    if record is None or record.pass_index <= pass_index:
-        return []
-    prefix = keys.queue(record.pass_index)
-    read = store.txn([], [get_op(key(prefix, chunk)) for key in (chunk_queue.todo_key, chunk_queue.pending_key)])
-    todo, failed = read.kv(0), msgspec.json.decode(change.puts[0].value, type=chunk_queue.Failed)
-    return [chunk_queue.discard_again(prefix, chunk, todo, read.kv(1), failed)] if todo is not None else []
+    if change.outcome != "left-out":
+        return change
+    put = next(put for put in change.puts if put.key == known.key)
+    mine = msgspec.json.decode(put.value, type=LeftOut)
+    count = count_records(plan, read_left_out(store, keys) | {chunk_queue.chunk_of(known.key): mine})
+    if count <= limit:
+        return change
+    reason = f"{count} of {sum(plan.records)} records would be left out, at most {limit} may be: {change.reason}"
+    failure = Failure(plain_text(reason), "mend the data; or let the job lose more: transpile(max_discarded=...)")
+    puts = (Put(keys.state, b"failed"), Put(keys.failure, msgspec.json.encode(failure)))
+    return Change("job-failed", reason, change.compares, puts)

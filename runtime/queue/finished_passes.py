@@ -3,7 +3,7 @@
 A chunk is done when its holder says so. Its holder may die, or lose the slot, between the last batch's application and
 that; and who takes the slot goes on behind the chunk. So when a pass of a sync job is over, what its plan has is
 recorded as done by the trainer that begins the next one. At the end of any job, the first shard does it for all passes,
-before it says that the job is complete: then all shards have applied all that is not poison, and trainers may be gone.
+before it says that the job is complete: then all shards have applied all that is not left out; trainers may be gone.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ class FinishedPasses:
                 _close(self.member.etcd, self.keys, self.plan, old, pending=False)
 
     def forget_before(self, index: int) -> None:
-        """Deletes the records of passes before the last two, but of none that the job may go back to: they say what is
-        poison."""
+        """Deletes the records of passes before the last two, but of none that the job may go back to."""
         committed = self.member.view.committed
         saved = self.plan.pass_of(committed.step) if committed is not None else 0
         old, self._kept = self._kept, max(self._kept, min(index - 1, saved))
@@ -61,7 +60,7 @@ class FinishedPasses:
 
 
 def close_passes(etcd: Store, keys: Keys, plan: Plan) -> None:
-    """The job's last step is applied: every chunk that is not poison is done, also one that is claimed."""
+    """The job's last step is applied: every chunk is done, also one that is claimed."""
     for index in range(plan.passes):
         _close(etcd, keys, plan, index, pending=True)
 

@@ -11,6 +11,7 @@ from graphft.runtime.etcd import KV, get_op, mod_is, put_op
 from graphft.runtime.etcd.model import Store
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.ledger import Ledger
+from graphft.runtime.queue.omissions import read_omissions
 from graphft.runtime.queue.transactions import commit
 
 
@@ -26,21 +27,16 @@ class Requeue:
         return ledger.lacking(pass_index, self.chunks)
 
     def left_out(self, ledger: Ledger, pass_index: int) -> set[int]:
-        """Chunks of a pass that are poison, and of which `ledger` has what comes before the batch that failed."""
-        failed = self._failed(pass_index)
-        return {chunk for chunk, kv in failed.items() if self._has_beginning(ledger, pass_index, chunk, kv)}
+        """Chunks of a pass of which `ledger` has all that is not left out, and not more."""
+        omissions = read_omissions(self.etcd, self.keys, self.plan)
+        return {c for c, found in omissions.items() if self._has_rest(ledger, pass_index, c, found.batches(pass_index))}
 
-    def _failed(self, pass_index: int) -> dict[int, KV]:
-        records = self.etcd.range(f"{self.keys.queue(pass_index)}failed/").kvs
-        return {chunk_queue.chunk_of(kv.key): kv for kv in records}
-
-    def _has_beginning(self, ledger: Ledger, pass_index: int, chunk: int, failed: KV) -> bool:
-        first = msgspec.json.decode(failed.value, type=chunk_queue.Failed).progress
-        return all(ledger.has(pass_index, chunk, batch) for batch in range(first))
+    def _has_rest(self, ledger: Ledger, pass_index: int, chunk: int, left_out: frozenset[int]) -> bool:
+        batches = set(range(int(self.plan.batches[chunk]))) - left_out
+        return all(ledger.has(pass_index, chunk, batch) for batch in batches)
 
     def run(self, ledger: Ledger) -> int:
-        """Puts every chunk back to todo that is done (or forgotten), but not in `ledger`; returns how many. So it does
-        with one that is poison, if `ledger` lacks some of what comes before the batch that failed.
+        """Puts every chunk back to todo that is done (or forgotten), but not in `ledger`; returns how many.
 
         Then `/<job>/pass` is written, as the lowest pass that has such a chunk: trainers that found nothing to do look
         again, and one that went on to the next pass meanwhile is overruled. What is todo or pending already stays as
@@ -62,25 +58,19 @@ class Requeue:
         prefix = self.keys.queue(index)
         done = {chunk_queue.chunk_of(kv.key): kv for kv in self.etcd.range(f"{prefix}done/", keys_only=True).kvs}
         todo = {chunk_queue.chunk_of(kv.key) for kv in self.etcd.range(f"{prefix}todo/", keys_only=True).kvs}
-        failed = self._failed(index)
         return sum(
-            self._requeue_chunk(prefix, chunk, done.get(chunk), ledger.progress(index, chunk), failed.get(chunk))
+            self._requeue_chunk(prefix, chunk, done.get(chunk), ledger.progress(index, chunk))
             for chunk in sorted(lacking - todo)
         )
 
-    def _requeue_chunk(self, prefix: str, chunk: int, done: KV | None, progress: int, failed: KV | None) -> bool:
+    def _requeue_chunk(self, prefix: str, chunk: int, done: KV | None, progress: int) -> bool:
         """Whether it was this call that did it. What is done may be forgotten, or put back by others, meanwhile."""
-        while not commit(self.etcd, [chunk_queue.requeue(prefix, chunk, done, progress, failed)]).ok:
-            read = self.etcd.txn(
-                [],
-                [
-                    get_op(key(prefix, chunk))
-                    for key in (chunk_queue.todo_key, chunk_queue.failed_key, chunk_queue.done_key)
-                ],
-            )
-            if read.kv(0) is not None or read.kv(1) is not None:
+        while not commit(self.etcd, [chunk_queue.requeue(prefix, chunk, done, progress)]).ok:
+            keys = (chunk_queue.todo_key(prefix, chunk), chunk_queue.done_key(prefix, chunk))
+            read = self.etcd.txn([], [get_op(key) for key in keys])
+            if read.kv(0) is not None:
                 return False
-            done = read.kv(2)
+            done = read.kv(1)
         return True
 
     def _lower(self, index: int) -> None:

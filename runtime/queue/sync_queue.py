@@ -1,12 +1,12 @@
 """The chunk queue of sync training: etcd's record of how far each slot is in the pass plan.
 
 Which chunk a slot works on follows from the plan, so claims never contend; the records (see `protocol.chunk_queue`)
-say what is todo, pending, done and failed, and count failures. A failed chunk is poison: it contributes "empty" from
-the batch on that failed, in this pass and in later ones.
+say what is todo, pending and done, and count failures. A batch that fails too often is left out: the slot contributes
+"empty" there. Later passes leave its records out of the batches that they are in then.
 
 A step waits for none of it: the next chunks are claimed some steps before they are begun, as many as are worth about a
 second, so that short ones do not keep etcd busy; and what is done is recorded later (`BackgroundTasks`). A step still
-relies on its claim: it is made under the slot's key, and only its holder may call the chunk poison; so when it was made
+relies on its claim: it is made under the slot's key, and only its holder may leave a batch out; so when it was made
 does not matter, as long as that was before the chunk's first batch.
 """
 
@@ -21,8 +21,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-import msgspec
-
 from graphft.ir import Operator
 from graphft.ops.context import ChunkWork, ClaimsPort, Context, NoData, QueuePort, WorkChanged
 from graphft.plan import Located, batch_seed
@@ -30,12 +28,14 @@ from graphft.runtime.coordination.member import Member
 from graphft.runtime.etcd import KV, get_op, value_is
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.chunk_queue import Change
+from graphft.runtime.protocol.left_out import ChunkOmissions
 from graphft.runtime.queue.background_tasks import BackgroundTasks
 from graphft.runtime.queue.failed_batch import fail_batch
 from graphft.runtime.queue.finished_passes import FinishedPasses
+from graphft.runtime.queue.omissions import leave_out, omissions_of
 from graphft.runtime.queue.pace import Pace
 from graphft.runtime.queue.stale_claims import StaleClaims
-from graphft.runtime.queue.transactions import Passes, commit, give_back, renew, tell_poison, terms_of
+from graphft.runtime.queue.transactions import Passes, Terms, commit, give_back, renew, tell_left_out, terms_of
 
 if TYPE_CHECKING:
     from graphft.runtime.protocol.sync_events import Work
@@ -90,27 +90,26 @@ class SyncQueue(QueuePort, ClaimsPort):
         self._begun: dict[tuple[int, int], tuple[int, Future[None]]] = {}
         """Claims that are being made: by pass and chunk, the slot and the end of it."""
         self._background = BackgroundTasks("queue")
-        self._discarded: dict[tuple[int, int], int] = {}
-        """(pass, chunk) -> the batch from which on it is left out: what came before stays exact over rollbacks. What
-        is known of it in this generation: only a new one adds to it."""
+        self._left_out: dict[int, ChunkOmissions] = {}
+        """By chunk. What is known of it in this generation: only a new one adds to it."""
         self._passes = Passes(member)
         self._finished = FinishedPasses(member, shards.lowest, self._background)
         self._stale_claims = StaleClaims(member.etcd, member.keys, member.events)
 
     # -- QueuePort ----------------------------------------------------------------------------------------------
 
-    def claim_chunk(self, timeout: float, max_failures: int) -> ChunkWork:
-        self._terms = (timeout, max_failures)
+    def claim_chunk(self, timeout: float, max_failures: int, max_discarded: int) -> ChunkWork:
+        self._terms, slot = Terms(timeout, max_failures, max_discarded), self.ctx.slot
         located = self._located()
-        if self._left_out(located):
-            raise NoData
-        slot = self.ctx.slot
         revision = self._claim(slot, located)
         self._claim_ahead(slot, located)
-        return self._work(located, revision)
+        work = self.work_of(located, revision)
+        if not work.samples:
+            raise NoData
+        return work
 
     def planned_chunk(self) -> ChunkWork:
-        return self._work(self._located())
+        return self.work_of(self._located())
 
     def _located(self) -> Located:
         located = self.plan.locate(self.ctx.step, self.ctx.slot)
@@ -118,9 +117,10 @@ class SyncQueue(QueuePort, ClaimsPort):
             raise NoData
         return located
 
-    def _work(self, located: Located, claim: int = 0) -> ChunkWork:
+    def work_of(self, located: Located, claim: int = 0) -> ChunkWork:
         seed = batch_seed(self.member.config.seed, self.ctx.step, self.ctx.slot)
-        return ChunkWork(located.pass_index, located.chunk, located.batch, located.samples, seed, claim=claim)
+        work = ChunkWork(located.pass_index, located.chunk, located.batch, located.samples, seed, claim=claim)
+        return leave_out(work, self._left_out.get(located.chunk))
 
     def complete_chunks(self) -> None:
         """Chunks that were claimed together are completed together."""
@@ -141,8 +141,6 @@ class SyncQueue(QueuePort, ClaimsPort):
         )
         if made:
             self._finished.forget_before(index)
-        failed = self.member.retry_while_leased(lambda: self.member.etcd.range(f"{self.keys.queue(index)}failed/")).kvs
-        self._discarded |= {(index, chunk_queue.chunk_of(kv.key)): _failed(kv).progress for kv in failed}
 
     def requeue_stale(self, timeout: float) -> None:
         """Renews the own claims while steps are computed, or others are waited for, and takes away what others have not
@@ -165,8 +163,8 @@ class SyncQueue(QueuePort, ClaimsPort):
         self._stale_claims.look(max(self.pace.pass_index, 0), timeout, held)
 
     def expects(self, located: Located) -> bool:
-        """Whether a batch will be computed here, as far as known: one that is left out is not even read ahead."""
-        return not self.records or ((located.pass_index, located.chunk) in self.claims and not self._left_out(located))
+        """Whether a batch will be computed here, as far as known."""
+        return not self.records or (located.pass_index, located.chunk) in self.claims
 
     # -- for the trainer ----------------------------------------------------------------------------------------
 
@@ -189,11 +187,11 @@ class SyncQueue(QueuePort, ClaimsPort):
             del self.claims[claim.pass_index, claim.chunk]
 
     def rolled_back(self) -> None:
-        """A new generation began: what is pending is what the plan says of its first step, and what is poison is what
+        """A new generation began: what is pending is what the plan says of its first step, and what is left out is what
         etcd says now."""
         for slot in {claim.slot for claim in list(self.claims.values())} | {slot for slot, _ in self._begun.values()}:
             self.release(slot)
-        self._discarded.clear()
+        self._left_out.clear()
 
     def lost(self, slot: int) -> None:
         """The slot is somebody else's: what was claimed for it is theirs to claim, but for what is applied already."""
@@ -210,7 +208,7 @@ class SyncQueue(QueuePort, ClaimsPort):
         self._background.close()
 
     def report_failure(self, work: Work, reason: str) -> None:
-        """Counts a failure of the chunk at (step, slot); too many in a row without progress make it poison.
+        """Counts a failure of the batch of (step, slot); after too many in a row it is left out.
 
         Then a new generation begins: a holder before may have sent the batch to some of the shards, so this step and
         what follows is done again, without it on all of them.
@@ -225,8 +223,8 @@ class SyncQueue(QueuePort, ClaimsPort):
         if claim is None:
             return
         change = self.member.retry_while_leased(functools.partial(self._fail, claim, batch, reason))
-        if change is not None and change.outcome == "failed":
-            tell_poison(self.member.events, claim.pass_index, claim.chunk, change)
+        if change is not None:
+            tell_left_out(self.member.events, claim.pass_index, claim.chunk, change)
 
     def forget_claims(self) -> None:
         """The last step is applied: what is claimed still, the first shard completes."""
@@ -236,20 +234,14 @@ class SyncQueue(QueuePort, ClaimsPort):
 
     # -- transactions -------------------------------------------------------------------------------------------
 
-    def _left_out(self, located: Located) -> bool:
-        batch = self._discarded.get((located.pass_index, located.chunk))
-        return batch is not None and located.batch >= batch
-
     def _claim(self, slot: int, located: Located) -> int:
-        """The revision of the claim, new if there is none. 0 for a chunk that is left out, but later than here."""
+        """The revision of the claim, new if there is none."""
         key = located.pass_index, located.chunk
-        if key not in self.claims and key not in self._discarded:
+        if key not in self.claims:
             self._begin_claims(slot, located)
         if key in self._begun:
             self._join(key)
-            if self._left_out(located):
-                raise NoData
-        return self.claims[key].revision if key in self.claims else 0
+        return self.claims[key].revision
 
     def _claim_ahead(self, slot: int, located: Located) -> None:
         """Begins to claim the chunks that follow this one in the pass, when it is time to."""
@@ -266,7 +258,7 @@ class SyncQueue(QueuePort, ClaimsPort):
 
     def _unknown(self, located: Located) -> bool:
         key = located.pass_index, located.chunk
-        return not (key in self._begun or key in self.claims or key in self._discarded)
+        return not (key in self._begun or key in self.claims)
 
     def _begin_claims(self, slot: int, first: Located) -> None:
         """Begins to claim this chunk, if it is not known yet, and of those behind it what will be wanted soon."""
@@ -297,7 +289,7 @@ class SyncQueue(QueuePort, ClaimsPort):
                 self._join(mine[0])
 
     def _make_claims(self, slot: int, group: list[Located]) -> None:
-        """Claims the chunks, except those that are poison. Raises WorkChanged when the slot is not ours any more.
+        """Claims the chunks. Raises WorkChanged when the slot is not ours any more.
 
         A holder that vanished is not held against a chunk: no data is discarded for being preempted.
         """
@@ -319,14 +311,17 @@ class SyncQueue(QueuePort, ClaimsPort):
     def _read(self, group: list[Located]) -> tuple[list[tuple[Located, KV]], list[Change]]:
         """Chunks that can be claimed, with their todo records; and what has to be done before others can."""
         prefix = self.keys.queue(group[0].pass_index)
-        kinds = (chunk_queue.todo_key, chunk_queue.pending_key, chunk_queue.failed_key, chunk_queue.done_key)
-        read = self.member.etcd.txn([], [get_op(key(prefix, located.chunk)) for located in group for key in kinds])
+        kinds = (chunk_queue.todo_key, chunk_queue.pending_key, chunk_queue.done_key)
+        found = [
+            [*(key(prefix, located.chunk) for key in kinds), self.keys.left_out(located.chunk)] for located in group
+        ]
+        read = self.member.etcd.txn([], [get_op(key) for keys in found for key in keys])
         wanted, left_over = [], []
         for i, located in enumerate(group):
-            todo, pending, failed, done = (read.kv(len(kinds) * i + j) for j in range(len(kinds)))
-            if failed is not None:
-                self._discarded[located.pass_index, located.chunk] = _failed(failed).progress
-            elif pending is not None:  # of another holder (or an earlier claim): it holds no slot now
+            todo, pending, done, left_out = (read.kv(len(found[i]) * i + j) for j in range(len(found[i])))
+            if left_out is not None:
+                self._left_out[located.chunk] = omissions_of(self.plan, left_out)
+            if pending is not None:  # of another holder (or an earlier claim): it holds no slot now
                 left_over.append(chunk_queue.displace(prefix, located.chunk, pending))
             elif todo is None:  # done in a generation that was rolled back
                 left_over.append(chunk_queue.requeue(prefix, located.chunk, done, 0))
@@ -336,22 +331,19 @@ class SyncQueue(QueuePort, ClaimsPort):
 
     def _fail(self, claim: Claim, batch: int, reason: str) -> Change | None:
         """None: the claim is somebody else's by now."""
-        return fail_batch(
-            self.member.etcd, self.keys, claim.pass_index, claim.chunk, batch, claim=claim.revision, reason=reason
-        )
+        place = (claim.pass_index, claim.chunk, batch)
+        return fail_batch(self.member.etcd, self.keys, self.plan, *place, claim=claim.revision, reason=reason)
 
     def _claim_of(self, slot: int, located: Located, todo: KV) -> Change:
-        prefix, (timeout, max_failures) = self.keys.queue(located.pass_index), self._terms
         return chunk_queue.claim(
-            prefix,
+            self.keys.queue(located.pass_index),
             located.chunk,
             todo,
             trainer=self.member.id,
             slot=slot,
             start_step=located.chunk_start_step,
             now=time.time(),
-            timeout=timeout,
-            max_failures=max_failures,
+            **self._terms._asdict(),
         )
 
     def _made(self, slot: int, located: Located, revision: int) -> Claim:
@@ -392,7 +384,3 @@ class SyncQueue(QueuePort, ClaimsPort):
         return self.member.retry_while_leased(
             lambda: give_back(self.member.etcd, prefix, fences, lambda chunk, todo: make(prefix, claims[chunk], todo))
         )
-
-
-def _failed(kv: KV) -> chunk_queue.Failed:
-    return msgspec.json.decode(kv.value, type=chunk_queue.Failed)

@@ -6,6 +6,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -37,9 +38,17 @@ def commit(store: Store, changes: Sequence[Change], lease: int = 0, also: Iterab
     return store.txn([*made, *also], ops, token=claims[0] if claims else None)
 
 
-def terms_of(op: Operator | None) -> tuple[float, int]:
-    """The terms of claims that an op `etcd_get_chunk` makes: their time-out, and how many failures are too many."""
-    return (registry.attr(op, "timeout"), registry.attr(op, "max_failures")) if op is not None else (math.inf, 0)
+class Terms(NamedTuple):
+    """Of claims, as op `etcd_get_chunk` has them: see there."""
+
+    timeout: float = math.inf
+    max_failures: int = 0
+    max_discarded: int = 0
+
+
+def terms_of(op: Operator | None) -> Terms:
+    """The terms of claims that an op `etcd_get_chunk` makes; without one, claims are for ever."""
+    return Terms(*(registry.attr(op, name) for name in Terms._fields)) if op is not None else Terms()
 
 
 def give_back(store: Store, prefix: str, fences: Mapping[int, int], make: Callable[[int, KV], Change]) -> list[Change]:
@@ -78,14 +87,12 @@ def renew(store: Store, prefix: str, chunk: int, fence: int, *, progress: int, t
         )
 
 
-def tell_poison(events: Events, pass_index: int, chunk: int, change: Change) -> None:
-    """Whatever is discarded is named."""
-    events.emit(
-        "poison",
-        f"chunk {chunk} of pass {pass_index} is DISCARDED: {change.reason}",
-        chunk=chunk,
-        pass_index=pass_index,
-    )
+def tell_left_out(events: Events, pass_index: int, chunk: int, change: Change) -> None:
+    """Whatever is left out is named, and whatever ends the job."""
+    if change.outcome == "left-out":
+        events.emit("left-out", f"DISCARDED: {change.reason}", chunk=chunk, pass_index=pass_index)
+    elif change.outcome == "job-failed":
+        events.emit("failed", change.reason, chunk=chunk, pass_index=pass_index)
 
 
 class Passes:
@@ -123,10 +130,6 @@ class Passes:
                 if not made:
                     etcd.txn([value_is(lock, me)], [delete_op(lock)])
 
-    def _poison(self, index: int) -> dict[int, chunk_queue.Failed]:
-        kvs = self.member.etcd.range(f"{self.keys.queue(index)}failed/").kvs if index >= 0 else ()
-        return {chunk_queue.chunk_of(kv.key): msgspec.json.decode(kv.value, type=chunk_queue.Failed) for kv in kvs}
-
     def _moved(self, before: KV | None, kvs: Mapping[str, KV]) -> bool:
         return kvs.get(self.keys.pass_) not in (None, before)
 
@@ -150,7 +153,7 @@ class Passes:
         if chunks:
             there = {chunk_queue.chunk_of(kv.key) for kv in etcd.range(prefix, keys_only=True).kvs}
             todo = [c for c in chunks if c not in there]
-            changes = chunk_queue.enqueue(prefix, todo, fence, self._poison(index - 1))
+            changes = chunk_queue.enqueue(prefix, todo, fence)
         for change in changes[:-1]:
             if not commit(etcd, [change]).ok:
                 return False

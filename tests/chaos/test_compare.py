@@ -51,9 +51,9 @@ def test_every_difference_is_named() -> None:
 
 
 def test_chunks_are_accounted_for_when_each_has_ended_once() -> None:
-    assert Chunks(expected=8, done=7, failed=1, todo=0, pending=0).accounted
-    assert not Chunks(expected=8, done=7, failed=0, todo=0, pending=0).accounted
-    assert not Chunks(expected=8, done=8, failed=0, todo=0, pending=1).accounted
+    assert Chunks(expected=8, done=8, left_out=1, todo=0, pending=0).accounted
+    assert not Chunks(expected=8, done=7, left_out=1, todo=0, pending=0).accounted
+    assert not Chunks(expected=8, done=8, left_out=0, todo=0, pending=1).accounted
 
 
 def test_the_loss_of_the_last_pass(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -80,23 +80,18 @@ class Pace:
         scratch.replace(self.file)
 
 
-def brake(pace: str, status: JobStatus) -> None:
+def brake(config: Mapping[str, Any], status: JobStatus) -> None:
     """What a test waits for has not come, and the job nears its end: it goes slowly from now on. On a busy machine
-    things take longer, and what is seen of the job is older. `pace`: the file; "": the job has none."""
+    things take longer, and what is seen of the job is older. `config`: the job's, as JSON."""
+    pace = config["data"]["source"].get("args", {}).get("pace", "")
     if not pace or 3 * status.step < 2 * status.spec["total_steps"]:
         return
     file, near = Path(pace), 6 * status.step >= 5 * status.spec["total_steps"]
-    seconds = Pace.SLOWEST if near else Pace.SLOW
+    seconds = max(Pace.SLOWEST, config["chunk_timeout"] / 8) if near else Pace.SLOW
     if float(file.read_text()) < seconds:
         scratch = file.with_suffix(".brake")
         scratch.write_text(str(seconds))
         scratch.replace(file)
-
-
-def pace_of(job_dir: Path) -> str:
-    """The file that paces the job in this folder; "": none does."""
-    source = json.loads((job_dir / "job.json").read_bytes())["config"]["data"]["source"]
-    return str(source.get("args", {}).get("pace", ""))
 
 
 @dataclass
@@ -122,14 +117,14 @@ class Played:
 def play(job: Job, folder: Path, acts: Sequence[Act] = (), **options: Any) -> Played:
     """Runs the job with all roles on this machine; the acts are done one after the other. All must have been done."""
     left, statuses = list(acts), []
-    pace = job.config.data.source.get("args", {}).get("pace", "")
+    config = job.config.to_json()
 
     def look(supervisor: Supervisor, status: JobStatus) -> None:
         statuses.append(status)
         if left and left[0].when(status):
             left.pop(0).do(supervisor)
         elif left:
-            brake(pace, status)
+            brake(config, status)
 
     usual, launch.STATUS_EVERY_SECONDS = launch.STATUS_EVERY_SECONDS, LOOK_SECONDS
     try:
@@ -187,7 +182,7 @@ class Program:
             if status is not None and condition(status):
                 return status
             if status is not None:
-                brake(pace_of(job_dir), status)
+                brake(json.loads((job_dir / "job.json").read_bytes())["config"], status)
             time.sleep(LOOK_SECONDS)
         raise AssertionError(f"{self.arguments}: not seen what was waited for; its output: {self.output}")
 

@@ -34,26 +34,30 @@ def test_a_record_that_kills_its_reader(
 ) -> None:
     """Pitfall 40: endless restarts, without a word. Pitfall 39 for `exit`: it was taken for a trainer that is done."""
     pace.set(0)
-    job = training.job(program, pace=pace.file, blobs={"fatal": FATAL, "how": int(how)}, passes=1, **options)
+    job = training.job(
+        program, pace=pace.file, blobs={"fatal": FATAL, "how": int(how)}, passes=1, max_discarded=1.0, **options
+    )
     played = play(job, folder, trainers=2)
     events = played.statuses[-1].events
-    (poison,) = [e for e in events if e.kind == "poison"]
-    assert "chunk 2 of pass 0 is DISCARDED" in poison.text
+    (left_out,) = [e for e in events if e.kind == "left-out"]
+    assert "of chunk 2 in pass 0 failed" in left_out.text
     failed = [e for e in events if e.kind == "step-failed"]
     assert len(failed) == options["max_failures"]
     assert all(f"died ({status})" in e.text and "of chunk 2 in pass 0" in e.text for e in failed)
-    assert f"{status}" in poison.text
+    assert f"{status}" in left_out.text
     assert len([e for e in events if e.kind == "died"]) >= deaths
-    assert played.statuses[-1].queue == {"todo": 0, "pending": 0, "done": 11, "failed": 1}
+    assert played.statuses[-1].queue == {"todo": 0, "pending": 0, "done": 12}
 
 
 def test_a_record_of_the_batch_that_all_prove_themselves_with(program: ir.Program, folder: Path) -> None:
     """Pitfall 76: each death counted against its trainer, so the job failed before the batch could be left out."""
     first = int(record_order(11, 0, 0, training.CHUNK)[0])
-    job = training.job(program, blobs={"fatal": first, "how": int(signal.SIGSEGV)}, passes=1, max_failures=1)
+    job = training.job(
+        program, blobs={"fatal": first, "how": int(signal.SIGSEGV)}, passes=1, max_failures=1, max_discarded=1.0
+    )
     played = play(job, folder, trainers=2)
     events = played.statuses[-1].events
     assert [e for e in events if e.kind == "died" and "while proving itself with batch 0 of chunk 0" in e.text]
     assert "times in a row, trainers ended" in next(e.text for e in events if e.kind == "unproved")
-    assert "chunk 0 of pass 0 is DISCARDED" in next(e.text for e in events if e.kind == "poison")
-    assert played.statuses[-1].queue == {"todo": 0, "pending": 0, "done": 11, "failed": 1}
+    assert "batch 0 of chunk 0 in pass 0 failed" in next(e.text for e in events if e.kind == "left-out")
+    assert played.statuses[-1].queue == {"todo": 0, "pending": 0, "done": 12}

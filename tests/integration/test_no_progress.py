@@ -64,7 +64,7 @@ def test_a_trainer_that_hangs_is_ended_and_a_spare_does_its_work(
     assert "made no progress for 9 s while computing" in text
     (where,) = [e.fields["where"] for e in played.statuses[-1].events if e.kind == "hung"]
     assert "in _hang" in where, "where the main thread is, or what reads ahead for it"
-    assert played.statuses[-1].queue["failed"] == 0, "once is no reason to leave a chunk out"
+    assert not played.result.discarded, "once is no reason to leave a batch out"
 
 
 @pytest.mark.parametrize("sync", [True, False])
@@ -72,13 +72,13 @@ def test_a_batch_that_always_hangs_is_left_out(program: ir.Program, folder: Path
     """Pitfall 33: it failed as one that raises an exception does."""
     for n in range(20):
         (hangs / str(n)).touch()
-    job = training.job(program, blobs={"hangs": str(hangs)}, chunk_timeout=6.0, max_failures=2, sync=sync, passes=1)
+    options = {"chunk_timeout": 6.0, "max_failures": 2, "max_discarded": 1.0}
+    job = training.job(program, blobs={"hangs": str(hangs)}, sync=sync, passes=1, **options)
     played = play(job, folder, trainers=2)
     assert sum(played.result.failures.values()) >= 2
-    (poison,) = texts(played, "poison")
-    assert "chunk 2 of pass 0 is DISCARDED" in poison
-    assert "no progress for" in poison
-    assert played.statuses[-1].queue["failed"] == 1
+    (discarded,) = played.result.discarded
+    assert (discarded.chunk, discarded.pass_index) == (2, 0)
+    assert "no progress for" in discarded.reason
 
 
 @pytest.mark.parametrize("sync", [True, False])

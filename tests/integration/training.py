@@ -189,12 +189,19 @@ def job(
 def trained_in_one_process(
     job: Job,
     model: nn.Module,
-    left_out: Callable[[int, Located], bool] = lambda step, work: False,
+    without: Callable[[Located], frozenset[int]] = lambda work: frozenset(),
     skipped: Collection[int] = (),
 ) -> dict[str, Tensor]:
     """Eager torch on the same samples: per step one batch of each slot, gradients averaged by samples. Of a step that
-    is `skipped`, the schedule counts it, and nothing else is done."""
+    is `skipped`, the schedule counts it, and nothing else is done.
+
+    `without`: positions in its chunk of the records that a batch leaves out.
+    """
     config, plan = job.config, job.config.plan
+
+    def left_in(work: Located) -> int:
+        return len(set(plan.positions(work.pass_index, work.chunk, work.batch).tolist()) - without(work))
+
     reader = open_reader(config.data, ".", config.seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=LR)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, STEPS)
@@ -204,15 +211,15 @@ def trained_in_one_process(
             continue
         buffers = {n: b.clone() for n, b in model.named_buffers()}
         after: list[dict[str, Tensor]] = []
-        works = [(slot, w) for slot in range(plan.slots) if (w := plan.locate(step, slot)) and not left_out(step, w)]
-        samples = sum(w.samples for _, w in works)
+        works = [(slot, w) for slot in range(plan.slots) if (w := plan.locate(step, slot)) and left_in(w)]
+        samples = sum(left_in(w) for _, w in works)
         optimizer.zero_grad()
         for slot, work in works:
             for name, buffer in model.named_buffers():
                 buffer.copy_(buffers[name])
             torch.manual_seed(batch_seed(config.seed, step, slot))
-            batch = reader.batch(work.pass_index, work.chunk, work.batch, config.batch_size)
-            (loss_of(model, **batch) * (work.samples / samples)).backward()
+            batch = reader.batch(work.pass_index, work.chunk, work.batch, config.batch_size, without(work))
+            (loss_of(model, **batch) * (left_in(work) / samples)).backward()
             after.append({n: b.clone() for n, b in model.named_buffers()})
         for name, buffer in model.named_buffers():
             all_slots = torch.stack([values[name] for values in after])

@@ -12,9 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from graphft.plan import Plan
 from graphft.runtime.protocol import chunk_queue
-from graphft.runtime.protocol.chunk_queue import Change, Compare, Failed, Pending, Todo
+from graphft.runtime.protocol.chunk_queue import Change, Compare, Known, Pending, Todo
+from graphft.runtime.protocol.left_out import LeftOut, Omission
 
 P = "/q/0/"
+LEFT_OUT = "/q/left_out/0"
 
 
 @dataclass(frozen=True)
@@ -57,8 +59,15 @@ class MiniStore:
     def pending(self, chunk: int = 0) -> Pending:
         return msgspec.json.decode(self.keys[chunk_queue.pending_key(P, chunk)].value, type=Pending)
 
+    def known(self) -> Known:
+        return Known(LEFT_OUT, 0, self.keys.get(LEFT_OUT))
+
+    def left_out(self) -> tuple[Omission, ...]:
+        """Of chunk 0."""
+        return msgspec.json.decode(self.keys[LEFT_OUT].value, type=LeftOut).omissions if LEFT_OUT in self.keys else ()
+
     def names(self) -> set[str]:
-        return {k.removeprefix(P).split("/")[0] for k in self.keys}
+        return {k.removeprefix(P).split("/")[0] for k in self.keys if k.startswith(P)}
 
 
 @pytest.fixture
@@ -81,7 +90,7 @@ def claim(store: MiniStore, owner: str = "a", chunk: int = 0, progress: int = 0,
         now=now,
         timeout=60.0,
         max_failures=3,
-        max_lost=3,
+        lost=(3, store.known()),
     )
     return change.outcome, store.apply(change, owner)
 
@@ -114,28 +123,62 @@ def test_a_failed_transaction_changes_nothing(store: MiniStore) -> None:
     assert store.keys == before
 
 
-def test_a_pass_is_over_when_nothing_is_to_do_which_includes_pending_and_discarded(store: MiniStore) -> None:
-    """Pitfalls 9, 10: `todo` stays while a chunk is pending, and goes when it is done *or* discarded."""
-    for chunk in (0, 1):
+def test_a_pass_is_over_when_nothing_is_to_do_which_includes_pending_and_left_out(store: MiniStore) -> None:
+    """Pitfalls 9, 10: `todo` stays while a chunk is pending, and goes when it is done, with or without all batches."""
+    for chunk in (1, 2):
         store.apply(chunk_queue.complete(P, chunk, claim(store, chunk=chunk)[1]))
-    claim(store, chunk=2)
+    fail(store, 3)
+    assert store.left_out()
+    _, fence = claim(store)
     assert "todo" in store.names()
-    for _ in range(3):
-        store.expire("a")
-        outcome, _ = claim(store, chunk=2)
-    assert outcome == "failed"
-    assert store.names() == {"done", "failed"}
+    store.apply(chunk_queue.complete(P, 0, fence))
+    assert store.names() == {"done"}
 
 
-def test_a_chunk_without_progress_fails_after_max_failures(store: MiniStore) -> None:
+def fail(store: MiniStore, times: int, batch: int = 0) -> Change:
+    """So many times in a row batch 0 of chunk 0 cannot be computed."""
+    for _ in range(times):
+        _, fence = claim(store)
+        todo = store.keys[chunk_queue.todo_key(P, 0)]
+        change = chunk_queue.fail(P, 0, fence, todo, store.known(), batch=batch, reason="it is bad", max_failures=3)
+        assert store.apply(change)
+    return change
+
+
+def test_a_batch_that_fails_too_often_is_left_out_and_its_chunk_goes_on(store: MiniStore) -> None:
+    for batch in (0, 5):
+        assert fail(store, 2, batch).outcome == "released"
+        change = fail(store, 1, batch)
+        assert change.outcome == "left-out"
+        assert change.reason.startswith(f"batch {batch} of chunk 0 in pass 0 failed 3 times in a row")
+        assert (store.todo().failures, store.todo().open) == (0, False)
+    assert store.left_out() == (Omission(0, 0, "it is bad", 3), Omission(0, 5, "it is bad", 3))
+
+
+def test_failures_of_different_batches_do_not_add_up(store: MiniStore) -> None:
+    for batch in (0, 1, 0, 1):
+        assert fail(store, 2, batch).outcome == "released"
+
+
+def test_nothing_is_left_out_by_who_knows_less(store: MiniStore) -> None:
+    """Another batch was left out since the record was read."""
+    fail(store, 2)
+    known = store.known()
+    store.keys[LEFT_OUT] = Kept(msgspec.json.encode(LeftOut((Omission(0, 7, "another"),))), 9, 9)
+    _, fence = claim(store)
+    todo = store.keys[chunk_queue.todo_key(P, 0)]
+    change = chunk_queue.fail(P, 0, fence, todo, known, batch=0, reason="it is bad", max_failures=3)
+    assert not store.apply(change)
+
+
+def test_what_holders_vanish_in_is_left_out_from_there_on(store: MiniStore) -> None:
     for failures in range(3):
         assert claim(store)[0] == "claimed"
         assert (store.todo().attempt, store.todo().failures) == (failures + 1, failures)
         store.expire("a")
-    assert claim(store)[0] == "failed"
-    failed = msgspec.json.decode(store.keys[chunk_queue.failed_key(P, 0)].value, type=Failed)
-    assert failed.reason.startswith("chunk 0 failed 3 times in a row without progress, the last time after 0 batches")
-    assert (failed.failures, failed.progress) == (3, 0)
+    assert claim(store)[0] == "left-out"
+    assert store.left_out() == (Omission(0, 0, "its holders vanished", 3, rest=True),)
+    assert claim(store)[0] == "claimed"
 
 
 def test_progress_resets_the_count(store: MiniStore) -> None:
@@ -220,19 +263,15 @@ def test_a_rewind_sets_the_records_to_what_the_plan_says_of_the_step() -> None:
         assert chunk_queue.rewind(P, chunks, step, store.keys) == []
 
 
-def test_a_rewind_keeps_open_claims_and_failed_chunks_and_lowers_progress() -> None:
+def test_a_rewind_keeps_open_claims_and_lowers_progress() -> None:
     plan = Plan([8, 8], slots=2, batch_size=2, seed=4)
     store = MiniStore()
     for change in chunk_queue.enqueue(P, range(2), Compare("/pass", "mod", 0)):
         store.apply(change)
     _, fence = claim(store, chunk=0, progress=3)
-    store.apply(
-        Change("failed", "", (), (chunk_queue.Put(chunk_queue.failed_key(P, 1), b'""'),), (chunk_queue.todo_key(P, 1),))
-    )
     for change in chunk_queue.rewind(P, plan.chunks_of(0), 1, store.keys):
         assert store.apply(change)
     assert store.todo(0).progress == 1
-    assert chunk_queue.failed_key(P, 1) in store.keys
     assert store.apply(chunk_queue.complete(P, 0, fence))
 
 
@@ -267,7 +306,7 @@ class QueueMachine(RuleBasedStateMachine):
             now=self.now,
             timeout=10.0,
             max_failures=2,
-            max_lost=2,
+            lost=(2, self.store.known()),
         )
         fence = self.store.apply(change, owner)
         if fence and change.outcome == "claimed":
@@ -303,7 +342,7 @@ class QueueMachine(RuleBasedStateMachine):
     @invariant()
     def every_chunk_is_in_one_place(self) -> None:
         for chunk in range(3):
-            places = [name for name in ("todo", "done", "failed") if f"{P}{name}/{chunk:08d}" in self.store.keys]
+            places = [name for name in ("todo", "done") if f"{P}{name}/{chunk:08d}" in self.store.keys]
             assert len(places) == 1
             assert places == ["todo"] or chunk_queue.pending_key(P, chunk) not in self.store.keys
         assert len(self.completed) == len(set(self.completed))

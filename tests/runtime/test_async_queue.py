@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +12,17 @@ import torch
 
 import graphft
 from graphft.ops.context import EndOfPass, NoData
+from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Generation
 from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable
 from graphft.runtime.etcd.model import MAX_TXN_OPS
-from graphft.runtime.protocol.chunk_queue import Failed, failed_key
 from graphft.runtime.protocol.ledger import Ledger
+from graphft.runtime.protocol.left_out import LeftOut, Omission
 from graphft.runtime.queue import chunk_claims
 from graphft.runtime.queue.finished_passes import close_passes
 from graphft.runtime.queue.requeue import Requeue
+from graphft.runtime.queue.transactions import Terms
 from graphft.transpiler import Job
 from graphft.transpiler.config import MAX_ASYNC_PSERVERS
 from tests.runtime.trainers import Stage, shards_at, stage
@@ -44,6 +46,7 @@ def async_job() -> Job:
         sync=False,
         passes=2,
         max_failures=1,
+        max_discarded=1.0,
         slice_unit=64,
         min_block=64,
     )
@@ -100,16 +103,41 @@ def test_a_pass_is_not_over_while_a_chunk_is_pending(scene: Stage) -> None:
         assert trainer.queue.next_pass() == 1
 
 
-def test_a_pass_is_over_when_its_last_pending_chunk_is_discarded(scene: Stage) -> None:
+def left_out(scene: Stage, chunk: int) -> tuple[Omission, ...]:
+    kv = scene.etcd.get(scene.keys.left_out(chunk))
+    return msgspec.json.decode(kv.value, type=LeftOut).omissions if kv is not None else ()
+
+
+def test_a_chunk_goes_on_without_the_batch_that_failed(scene: Stage) -> None:
     one, other = begin(scene, 0), begin(scene, 1)
     *rest, last = take(one, CHUNKS)
     one.queue.source.complete(rest)
     with pytest.raises(NoData):
         other.queue.source.take()
-    one.queue.report_failure(last.key, "it cannot be read")
-    assert scene.records() == {"done": {c.key[1] for c in rest}, "failed": {last.key[1]}}
+    one.queue.report_failure(last.key, "it cannot be read", 7)
+    assert left_out(scene, last.key[1]) == (Omission(0, 7, "it cannot be read"),)
+    (again,) = take(other, 1)
+    assert (again.key, again.left_out) == (last.key, {7})
+    other.queue.source.complete([again])
+    assert scene.records() == {"done": set(range(CHUNKS))}
     with pytest.raises(EndOfPass):
         other.queue.source.take()
+
+
+def test_a_job_that_would_lose_too_much_fails_and_loses_nothing_more(scene: Stage) -> None:
+    trainer = begin(scene, 0)
+    trainer.queue.records.terms = Terms(timeout=60.0, max_failures=1, max_discarded=2)
+    *_, claim = take(trainer, CHUNKS)
+    for batch in range(3):  # of one record each
+        trainer.queue.report_failure(claim.key, "it cannot be read", batch)
+        state = scene.etcd.get(scene.keys.state)
+        assert state is not None
+        assert state.value == (b"running" if batch < 2 else b"failed")
+        if batch < 2:
+            trainer.queue.drop(claim.key)
+            (claim,) = take(trainer, 1)
+    assert [o.batch for o in left_out(scene, claim.key[1])] == [0, 1]
+    assert "3 of 80 records would be left out, at most 2 may be" in read_events(scene.etcd, scene.keys)[-1][1].text
 
 
 def test_a_batch_that_hangs_while_it_is_read_ahead_is_the_one_that_failed(scene: Stage) -> None:
@@ -117,9 +145,7 @@ def test_a_batch_that_hangs_while_it_is_read_ahead_is_the_one_that_failed(scene:
     trainer = begin(scene, 0)
     (claim,) = take(trainer, 1)
     trainer.queue.report_failure(claim.key, "it hangs", 3)
-    kv = scene.etcd.get(failed_key(scene.keys.queue(0), claim.key[1]))
-    assert kv is not None
-    assert msgspec.json.decode(kv.value, type=Failed).progress == 3
+    assert [o.batch for o in left_out(scene, claim.key[1])] == [3]
 
 
 def test_a_zombie_completes_nothing_of_its_successors(scene: Stage) -> None:
@@ -184,39 +210,29 @@ def test_what_a_shard_lacks_is_requeued_and_seen_by_those_that_were_through(scen
     assert requeue.run(saved) == 0, "it is being done"
 
 
-def test_poison_is_opened_for_a_shard_that_lacks_what_comes_before_it(scene: Stage) -> None:
-    """Pitfall 84: its batches up to the one that failed were applied, and the shard came back without them."""
+def ledger_of(chunks: Sequence[Any], last: Any, lacks: set[int]) -> Ledger:
+    """All of these chunks, and `last` but for what it lacks."""
+    ledger = Ledger()
+    for claim in (*chunks, last):
+        for batch in set(range(BATCHES)) - (lacks if claim is last else set()):
+            ledger.add(*claim.key, batch, BATCHES)
+    return ledger
+
+
+@pytest.mark.parametrize("lacks", [{2}, {1, 2}])
+def test_a_chunk_is_requeued_for_what_is_not_left_out(scene: Stage, lacks: set[int]) -> None:
+    """Pitfall 84: other batches of it were applied, and a shard came back without them."""
     trainer = begin(scene, 0)
     *rest, last = take(trainer, CHUNKS)
-    trainer.queue.source.complete(rest)
-    last.last = 2  # the batch that was tried
-    trainer.queue.report_failure(last.key, "it cannot be read")
-    assert scene.records()["failed"] == {last.key[1]}
-    requeue, ledger = Requeue(scene.etcd, scene.keys, scene.job.config.plan), Ledger()
-    for claim in rest:
-        for batch in range(BATCHES):
-            ledger.add(*claim.key, batch, BATCHES)
-    assert requeue.left_out(ledger, 0) == set()
-    assert requeue.run(ledger) == 1
-    assert scene.records() == {"todo": {last.key[1]}, "done": {c.key[1] for c in rest}}
+    trainer.queue.report_failure(last.key, "it cannot be read", 2)
+    trainer.queue.drop(last.key)
     (again,) = take(trainer, 1)
-    assert again.key == last.key
-
-
-def test_poison_stays_closed_for_a_shard_that_has_what_comes_before_it(scene: Stage) -> None:
-    trainer = begin(scene, 0)
-    *rest, last = take(trainer, CHUNKS)
-    trainer.queue.source.complete(rest)
-    last.last = 1
-    trainer.queue.report_failure(last.key, "it cannot be read")
-    requeue, ledger = Requeue(scene.etcd, scene.keys, scene.job.config.plan), Ledger()
-    for claim in rest:
-        for batch in range(BATCHES):
-            ledger.add(*claim.key, batch, BATCHES)
-    ledger.add(*last.key, 0, BATCHES)
-    assert requeue.left_out(ledger, 0) == {last.key[1]}
-    assert requeue.run(ledger) == 0
-    assert "todo" not in scene.records()
+    trainer.queue.source.complete([*rest, again])
+    requeue, ledger = Requeue(scene.etcd, scene.keys, scene.job.config.plan), ledger_of(rest, last, lacks)
+    whole = lacks == {2}
+    assert requeue.left_out(ledger, 0) == ({last.key[1]} if whole else set())
+    assert requeue.run(ledger) == (not whole)
+    assert scene.records().get("todo", set()) == (set() if whole else {last.key[1]})
 
 
 def test_the_end_of_the_job_leaves_nothing_open(scene: Stage) -> None:

@@ -35,6 +35,7 @@ def test_a_signal_ends_in_order_with_one_line_and_its_status(name: str, status: 
     done = run(
         "import os, signal\n"
         "from graphft.runtime.launcher.ending import interruptible\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # what a shell starts behind & ignores it
         "with interruptible(lambda: 'interrupted at step 3'):\n"
         "    try:\n"
         f"        os.kill(os.getpid(), signal.{name})\n"

@@ -48,7 +48,7 @@ def work_at(scene: Stage, trainer: Any, step: int) -> None:
     scene.etcd.put(scene.keys.slot(0), trainer.member.id.encode(), trainer.member.lease)
     shards_at(trainer, step)
     enter(trainer, step)
-    trainer.queue.claim_chunk(60.0, 1)
+    trainer.queue.claim_chunk(60.0, 1, 99)
 
 
 def enter(trainer: Any, step: int) -> None:
@@ -75,7 +75,7 @@ def test_what_is_done_again_after_the_end_is_closed_again(scene: Stage) -> None:
     trainer.comm.control(Rollback(1, LAST - 1))
     shards_at(trainer, LAST - 1, generation=1)
     enter(trainer, LAST - 1)
-    trainer.queue.claim_chunk(60.0, 1)
+    trainer.queue.claim_chunk(60.0, 1, 99)
     assert "todo" in scene.records(1)
     finish(trainer)
     assert scene.records(1) == DONE
@@ -117,7 +117,7 @@ def test_whoever_lost_the_slot_puts_nothing_back(scene: Stage) -> None:
     scene.etcd.delete(chunk_queue.pending_key(scene.keys.queue(0), 0))
     scene.etcd.put(chunk_queue.done_key(scene.keys.queue(0), 0), b"{}")
     with pytest.raises(WorkChanged):
-        late.queue.claim_chunk(60.0, 1)
+        late.queue.claim_chunk(60.0, 1, 99)
     assert scene.records(0) == DONE
 
 

@@ -33,7 +33,7 @@ for role in roles:
     role.start_daemon()
 roles[1].transport.connect(0, "tcp://127.0.0.1:9")  # nobody is there
 roles[1].transport.send(0, Hello("j", "p", "t"))
-roles[1].data.read_ahead(0, 0, 0)
+roles[1].data.read_ahead(ChunkWork(0, 0, 0, samples=1, seed=0))
 print("through", flush=True)
 """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -123,12 +124,14 @@ def test_of_a_unit_the_first_batch_is_read_ahead(record: WorkRecord, job: Job) -
     port = Batches(
         graphft.Program("p"), 4, state, record, source, source, FiniteCheck(job.trainer_program(), {}), count=5
     )
-    port.read_ahead(0, 1, 2)
+    unit = ChunkWork(0, 1, 2, samples=20, seed=0, without=frozenset({7}))
+    port.read_ahead(unit)
     assert not read.scheduled, "the process before died at work"
     state.computed(4, 0.5)
-    port.read_ahead(0, 1, 2)
-    port.schedule(0, 1, 11)
-    assert read.scheduled == [BatchKey(0, 1, 10, 4), BatchKey(0, 1, 11, 4)]
+    port.read_ahead(unit)
+    port.schedule(replace(unit, batch=11))
+    port.schedule(replace(unit, batch=12, samples=0))
+    assert read.scheduled == [BatchKey(0, 1, 10, 4, unit.without), BatchKey(0, 1, 11, 4, unit.without)]
 
 
 def test_a_pace_is_that_of_the_last_batches(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,6 @@ from graphft.runtime.coordination.run_record import check_job, fenced, put_job, 
 from graphft.runtime.coordination.stale_run import begin_anew, forget_dead, make_way, revoke_dead
 from graphft.runtime.etcd import Etcd, LeaseLost, absent, put_op
 from graphft.runtime.process.identity import UNKNOWN, Identity, identify
-from graphft.runtime.protocol import chunk_queue
 from graphft.transpiler import Job
 
 
@@ -86,7 +85,7 @@ def run_of(job: Job, keys: Keys, folder: Path | None = None, ft: bool = True) ->
 def leave(etcd: Etcd, keys: Keys, run: Job, folder: Path | None = None, state: bytes = b"running") -> None:
     """What a run leaves that was killed: the record of a bad chunk, an event, its state."""
     put_job(etcd, keys, run, folder)
-    for key in (chunk_queue.failed_key(keys.queue(0), 1), f"{keys.events}1"):
+    for key in (keys.left_out(1), f"{keys.events}1"):
         etcd.put(key, b"{}")
     etcd.put(keys.state, state)
 
@@ -104,7 +103,7 @@ def test_another_run_that_is_over_makes_way_whole(etcd: Etcd, keys: Keys, job: J
     assert etcd.count(f"/{keys.job}-2/") == 1
 
 
-def test_an_abandoned_run_makes_way_and_its_poison_goes_with_it(
+def test_an_abandoned_run_makes_way_and_what_it_left_out_goes_with_it(
     etcd: Etcd, keys: Keys, job: Job, tmp_path: Path
 ) -> None:
     """Its folder was deleted, its data were mended: the next run has all chunks to do."""

@@ -55,7 +55,7 @@ def test_status_of_a_running_job(etcd: Etcd, keys: Keys, job: Job) -> None:
     assert {i: (p["version"], p["host"]) for i, p in status.pservers.items()} == {0: (3, "host"), 1: (2, "host")}
     assert list(status.trainers) == ["0-aa", "1-bb", "2-cc"]
     assert status.slots == {0: "0-aa", 1: "1-bb"}
-    assert status.queue == {"todo": 3, "pending": 1, "done": 0, "failed": 0}
+    assert status.queue == {"todo": 3, "pending": 1, "done": 0}
     assert (status.loss, status.samples_per_second) == (0.375, 200.0)
     assert [e.kind for e in status.events] == ["takeover"]
     assert status.spec["trainers"] == 2
@@ -194,7 +194,7 @@ def status_of(*events: Event, **changes: object) -> JobStatus:
         "step": 7,
         "checkpoint": 5,
         "events": list(events),
-        "queue": {"todo": 2, "pending": 1, "done": 1, "failed": 0},
+        "queue": {"todo": 2, "pending": 1, "done": 1},
     }
     return JobStatus(**{**values, **changes})  # type: ignore[arg-type]
 
@@ -211,9 +211,9 @@ def test_line() -> None:
     )
     waiting = format_line(status_of(trainers=trainers, slots={1: "1-bb"}))
     assert "2 trainers  0/2 pservers  1 of 2 slots wait for a trainer  chunks" in waiting
-    failed = {"todo": 0, "pending": 0, "done": 3, "failed": 1}
+    failed = {"todo": 0, "pending": 0, "done": 3}
     assert format_line(status_of(queue=failed)).endswith(
-        "loss -  0 samples/s  0 trainers  0/2 pservers  chunks 0 todo 0 pending 3 done 1 failed"
+        "loss -  0 samples/s  0 trainers  0/2 pservers  chunks 0 todo 0 pending 3 done"
     )
 
 

@@ -15,8 +15,8 @@ import graphft
 from graphft.ops.context import NoData, WorkChanged
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Committed, Generation, decode_generation
+from graphft.runtime.coordination.status import read_left_out
 from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable
-from graphft.runtime.protocol.chunk_queue import Pending, pending_key
 from graphft.runtime.protocol.sync_events import Work
 from graphft.runtime.queue.finished_passes import close_passes
 from graphft.transpiler import Job
@@ -79,7 +79,7 @@ def test_every_chunk_has_records_of_its_own(scene: Stage) -> None:
     prefix = scene.keys.queue(0)
     before = {kv.key: kv for kv in scene.etcd.range(prefix).kvs}
     assert len(before) == CHUNKS
-    trainer.queue.claim_chunk(60.0, 1)
+    trainer.queue.claim_chunk(60.0, 1, 99)
     shards_at(trainer, 2)
     complete(trainer)
     after = {kv.key: kv for kv in scene.etcd.range(prefix).kvs}
@@ -95,7 +95,7 @@ def test_a_chunk_is_done_when_its_last_batch_is_applied_not_when_it_was_read(sce
     for version in (0, 1):  # batch 1 is computed from version 1, and applied in version 2
         shards_at(trainer, version)
         trainer.ctx.step = version
-        assert trainer.queue.claim_chunk(60.0, 1).chunk == chunk
+        assert trainer.queue.claim_chunk(60.0, 1, 99).chunk == chunk
         complete(trainer)
         assert chunk in scene.records()["pending"]
     shards_at(trainer, 2)
@@ -109,15 +109,15 @@ def test_the_next_chunk_is_claimed_before_it_is_begun(scene: Stage) -> None:
     """Its first step finds the claim, and asks etcd for nothing. Whoever goes gives it back with the other."""
     trainer = scene.trainer(0)
     begin(scene, trainer)
-    trainer.queue.claim_chunk(60.0, 1)
+    trainer.queue.claim_chunk(60.0, 1, 99)
     assert scene.records()["pending"] == {chunk_at(scene)}
     trainer.ctx.step = 1
-    trainer.queue.claim_chunk(60.0, 1)
+    trainer.queue.claim_chunk(60.0, 1, 99)
     until(lambda: scene.records()["pending"] == {chunk_at(scene), chunk_at(scene, 2)})
     until(lambda: len(trainer.queue.claims) == 2)
     trainer.member.etcd.store.before_txn = lambda: pytest.fail("a transaction on the step's way")
     trainer.ctx.step = 2
-    trainer.queue.claim_chunk(60.0, 1)
+    trainer.queue.claim_chunk(60.0, 1, 99)
     trainer.member.etcd.store.before_txn = None
     trainer.queue.release(0)
     assert "pending" not in scene.records()
@@ -128,19 +128,19 @@ def test_at_a_high_pace_chunks_are_claimed_and_completed_together(scene: Stage) 
     trainer = scene.trainer(0)
     trainer.state.times.extend([(0.0, 1), (0.2, 1), (0.4, 1)])  # five batches per second: three chunks of two
     begin(scene, trainer)
-    trainer.queue.claim_chunk(60.0, 1)
+    trainer.queue.claim_chunk(60.0, 1, 99)
     chunks = [chunk_at(scene, step) for step in (0, 2, 4)]
     assert scene.records()["pending"] == set(chunks)
-    assert {claim.revision for claim in trainer.queue.claims.values()} == {trainer.queue.claim_chunk(60.0, 1).claim}
+    assert {claim.revision for claim in trainer.queue.claims.values()} == {trainer.queue.claim_chunk(60.0, 1, 99).claim}
     trainer.member.etcd.store.before_txn = lambda: pytest.fail("a transaction on the way")
     for step in (1, 2, 3, 4):
         shards_at(trainer, step)
         trainer.ctx.step = step
-        assert trainer.queue.claim_chunk(60.0, 1).chunk == chunks[step // 2]
+        assert trainer.queue.claim_chunk(60.0, 1, 99).chunk == chunks[step // 2]
         complete(trainer)
     trainer.member.etcd.store.before_txn = None
     trainer.ctx.step = 5
-    trainer.queue.claim_chunk(60.0, 1)
+    trainer.queue.claim_chunk(60.0, 1, 99)
     until(lambda: len(scene.records()["pending"]) == 6)
     shards_at(trainer, 6)
     complete(trainer)
@@ -155,7 +155,7 @@ def test_of_chunks_that_are_completed_together_one_may_be_lost(scene: Stage) -> 
     trainer = scene.trainer(0)
     trainer.state.times.extend([(0.0, 1), (0.2, 1), (0.4, 1)])
     begin(scene, trainer)
-    trainer.queue.claim_chunk(60.0, 1)
+    trainer.queue.claim_chunk(60.0, 1, 99)
     first, lost, last = (chunk_at(scene, step) for step in (0, 2, 4))
     scene.etcd.delete(f"{scene.keys.queue(0)}pending/{lost:08d}")
     shards_at(trainer, 6)
@@ -168,21 +168,21 @@ def test_a_slot_that_was_lost_is_claimed_for_anew(scene: Stage) -> None:
     """What became of the chunk meanwhile counts: it failed under the holder in between."""
     trainer, other = scene.trainer(0), scene.trainer(1)
     begin(scene, trainer)
-    trainer.queue.claim_chunk(60.0, 1)
+    trainer.queue.claim_chunk(60.0, 1, 99)
     begin(scene, other)
     trainer.queue.lost(0)
-    other.queue.claim_chunk(60.0, 1)
+    other.queue.claim_chunk(60.0, 1, 99)
     other.queue.report_failure(Work(0, 0), "it cannot be read")
     scene.etcd.put(scene.keys.slot(0), trainer.member.id.encode(), trainer.member.lease)
     with pytest.raises(NoData):
-        trainer.queue.claim_chunk(60.0, 1)
+        trainer.queue.claim_chunk(60.0, 1, 99)
 
 
 def test_a_zombie_completes_nothing_of_its_successors(scene: Stage) -> None:
     zombie, successor = scene.trainer(0), scene.trainer(1)
     for trainer in (zombie, successor):
         begin(scene, trainer)
-        trainer.queue.claim_chunk(60.0, 1)
+        trainer.queue.claim_chunk(60.0, 1, 99)
         shards_at(trainer, 2)
     chunk = chunk_at(scene)
     complete(zombie)
@@ -197,7 +197,7 @@ def test_whoever_lost_the_slot_claims_nothing(scene: Stage) -> None:
     begin(scene, trainer)
     begin(scene, other)
     with pytest.raises(WorkChanged):
-        trainer.queue.claim_chunk(60.0, 1)
+        trainer.queue.claim_chunk(60.0, 1, 99)
     assert "pending" not in scene.records()
 
 
@@ -213,7 +213,7 @@ def test_a_claim_that_etcd_did_not_answer_is_made_once(scene: Stage, applied: bo
         raise Ambiguous("no answer") if applied else EtcdUnreachable("away")
 
     setattr(trainer.member.etcd.store, "after_txn" if applied else "before_txn", fail)
-    trainer.queue.claim_chunk(60.0, 1)
+    trainer.queue.claim_chunk(60.0, 1, 99)
     chunk = chunk_at(scene)
     assert seen == [({}, {chunk} if applied else None)]
     assert scene.records()["pending"] == {chunk}
@@ -226,7 +226,7 @@ def test_a_claim_without_progress_is_taken_away_by_anybody(scene: Stage) -> None
     """The timer is no process's: whoever looks sees it run out, also of a claim made before it started."""
     stuck = scene.trainer(0)
     begin(scene, stuck)
-    stuck.queue.claim_chunk(60.0, 1)
+    stuck.queue.claim_chunk(60.0, 1, 99)
     looking = scene.trainer(1)
     looking.state.pass_index = 0
     looking.queue.requeue_stale(0.2)
@@ -241,7 +241,7 @@ def test_a_claim_without_progress_is_taken_away_by_anybody(scene: Stage) -> None
 def test_a_claim_goes_with_its_trainer(scene: Stage) -> None:
     trainer = scene.trainer(0)
     begin(scene, trainer)
-    trainer.queue.claim_chunk(60.0, 1)
+    trainer.queue.claim_chunk(60.0, 1, 99)
     scene.etcd.lease_revoke(trainer.member.lease)
     assert "pending" not in scene.records()
     assert len(scene.records()["todo"]) == CHUNKS
@@ -258,7 +258,7 @@ def test_a_late_enqueuer_changes_nothing_of_its_successors(scene: Stage) -> None
     def others_go_on() -> None:
         scene.etcd.delete(f"{scene.keys.queues}enqueuer")
         begin(scene, successor)
-        successor.queue.claim_chunk(60.0, 1)
+        successor.queue.claim_chunk(60.0, 1, 99)
         shards_at(successor, 2)
         complete(successor)
         before.append((scene.records(), scene.etcd.get(scene.keys.pass_)))
@@ -270,23 +270,57 @@ def test_a_late_enqueuer_changes_nothing_of_its_successors(scene: Stage) -> None
     assert scene.records()["done"] == {chunk_at(scene)}
 
 
-def test_a_pass_rolls_though_its_last_chunk_was_discarded(scene: Stage) -> None:
+def left_out(scene: Stage) -> dict[int, tuple[int, int]]:
+    """By chunk, the pass and the batch that is left out of it; tests leave one out of each at most."""
+    return {
+        c: (o.omissions[0].pass_index, o.omissions[0].batch) for c, o in read_left_out(scene.etcd, scene.keys).items()
+    }
+
+
+def test_a_pass_rolls_though_a_batch_was_left_out(scene: Stage) -> None:
+    """The slot has nothing to do there, and goes on with the chunk's next batch."""
     trainer = scene.trainer(0)
     begin(scene, trainer)
-    trainer.queue.claim_chunk(60.0, 1)
-    poison, rest = chunk_at(scene), set(range(CHUNKS)) - {chunk_at(scene)}
+    trainer.queue.claim_chunk(60.0, 1, 99)
     trainer.queue.report_failure(Work(0, 0), "it cannot be read")
-    assert scene.records() == {"todo": rest, "failed": {poison}}
+    assert left_out(scene) == {chunk_at(scene): (0, 0)}
+    trainer.queue.rolled_back()
+    with pytest.raises(NoData):
+        trainer.queue.claim_chunk(60.0, 1, 99)
+    trainer.ctx.step = 1
+    assert trainer.queue.claim_chunk(60.0, 1, 99).batch == 1
     next_pass = trainer.plan.start_steps[1]
     shards_at(trainer, next_pass)
+    complete(trainer)
     begin(scene, trainer, next_pass)
-    assert scene.records() == {"done": rest, "failed": {poison}}
-    assert scene.records(1) == {"todo": rest, "failed": {poison}}
+    assert chunk_at(scene) in scene.records()["done"]
+    assert scene.records(1) == {"todo": set(range(CHUNKS))}
     assert b'"pass":1' in pass_record(scene)
 
 
+def test_a_later_pass_leaves_out_the_records_of_the_batch(scene: Stage) -> None:
+    """They are in other batches then."""
+    trainer = scene.trainer(0)
+    begin(scene, trainer)
+    trainer.queue.claim_chunk(60.0, 1, 99)
+    trainer.queue.report_failure(Work(0, 0), "it cannot be read")
+    trainer.queue.rolled_back()
+    plan, chunk = scene.job.config.plan, chunk_at(scene)
+    (bad,) = plan.positions(0, chunk, 0).tolist()
+    (planned,) = (c for c in plan.chunks_of(1) if c.chunk == chunk)
+    shards_at(trainer, plan.start_steps[1])
+    begin(scene, trainer, plan.start_steps[1], planned.slot)
+    for batch in range(2):
+        trainer.ctx.step = planned.first_step + batch
+        if plan.positions(1, chunk, batch).tolist() == [bad]:
+            with pytest.raises(NoData):
+                trainer.queue.claim_chunk(60.0, 1, 99)
+        else:
+            assert trainer.queue.claim_chunk(60.0, 1, 99).without == {bad}
+
+
 @pytest.mark.parametrize("saved", [False, True])
-def test_a_new_generation_begins_where_a_chunk_is_discarded(scene: Stage, saved: bool) -> None:
+def test_a_new_generation_begins_where_a_batch_is_left_out(scene: Stage, saved: bool) -> None:
     """A holder before may have sent the batch to one of the shards, which would go on with it, and the others without.
     No other failure undoes anything."""
     if saved:
@@ -294,84 +328,67 @@ def test_a_new_generation_begins_where_a_chunk_is_discarded(scene: Stage, saved:
     trainer = scene.trainer(0)
     begin(scene, trainer)
     for failures in (1, 2):
-        trainer.queue.claim_chunk(60.0, 2)
+        trainer.queue.claim_chunk(60.0, 2, 99)
         trainer.queue.report_failure(Work(0, 0), "it cannot be read")
         generation = generation_of(scene)
         assert generation is not None
-        assert (generation.number == 1) == (chunk_at(scene) in scene.records().get("failed", ())) == (failures == 2)
+        assert (generation.number == 1) == (chunk_at(scene) in left_out(scene)) == (failures == 2)
         trainer.queue.rolled_back()
     assert (generation.step, generation.checkpoint) == ((4, "step-4.g0") if saved else (0, ""))
-    assert f"chunk {chunk_at(scene)} failed 2 times in a row" in generation.reason
+    assert f"batch 0 of chunk {chunk_at(scene)} in pass 0 failed 2 times in a row" in generation.reason
     with pytest.raises(NoData):
-        trainer.queue.claim_chunk(60.0, 1)
-
-
-@pytest.mark.parametrize("claimed", [False, True])
-def test_a_chunk_is_discarded_in_a_pass_too_that_has_begun_already(scene: Stage, claimed: bool) -> None:
-    """The other slot may be a step ahead, and in the next pass: there the chunk would fail all over again."""
-    trainer, other = scene.trainer(0), scene.trainer(1)
-    begin(scene, trainer)
-    trainer.queue.claim_chunk(60.0, 1)
-    chunk, steps = chunk_at(scene), scene.job.config.plan.start_steps[1]
-    begin(scene, other, int(steps), 1)
-    if claimed:
-        scene.etcd.put(pending_key(scene.keys.queue(1), chunk), msgspec.json.encode(Pending("x", 1, 0, 1e12)))
-    trainer.queue.report_failure(Work(0, 0), "it cannot be read")
-    kinds = {
-        kv.key.split("/")[-2] for kv in scene.etcd.range(scene.keys.queue(1)).kvs if kv.key.endswith(f"{chunk:08d}")
-    }
-    assert kinds == {"failed"}
-    assert scene.etcd.count(f"{scene.keys.queue(1)}todo/") == CHUNKS - 1
+        trainer.queue.claim_chunk(60.0, 1, 99)
 
 
 @pytest.mark.parametrize("record", ["generation", "committed"])
-def test_a_chunk_is_discarded_together_with_the_generation(scene: Stage, record: str) -> None:
+def test_a_batch_is_left_out_together_with_the_generation(scene: Stage, record: str) -> None:
     """Whatever changes in between, a shard that rolls back or a checkpoint, there is never one without the other."""
     trainer = scene.trainer(0)
     begin(scene, trainer)
-    trainer.queue.claim_chunk(60.0, 1)
+    trainer.queue.claim_chunk(60.0, 1, 99)
     value = Generation(7, 2) if record == "generation" else Committed(0, 2, "step-2.g0")
 
     def change() -> None:
-        assert "failed" not in scene.records()
+        assert not left_out(scene)
         scene.etcd.put(getattr(scene.keys, record), msgspec.json.encode(value))
 
     trainer.member.etcd.store.before_txn = change
     trainer.queue.report_failure(Work(0, 0), "it cannot be read")
-    assert scene.records()["failed"] == {chunk_at(scene)}
+    assert left_out(scene) == {chunk_at(scene): (0, 0)}
     generation = generation_of(scene)
     assert generation is not None
     assert (generation.number, generation.step) == ((8, 0) if record == "generation" else (1, 2))
 
 
-def test_what_is_poison_is_known_in_every_pass_that_the_job_may_go_back_to(scene: Stage) -> None:
+def test_what_is_left_out_is_known_for_as_long_as_the_job_lasts(scene: Stage) -> None:
+    """Records of passes that the job will not go back to are deleted; that is none of them."""
     job = scene.job
     scene.job = Job(job.source, job.config.replace(passes=4), job.programs, job.run_id)
     trainer = scene.trainer(0)
     begin(scene, trainer)
-    trainer.queue.claim_chunk(60.0, 1)
+    trainer.queue.claim_chunk(60.0, 1, 99)
     trainer.queue.report_failure(Work(0, 0), "it cannot be read")
     starts = trainer.plan.start_steps
     for index in (1, 2):
         shards_at(trainer, starts[index])
         begin(scene, trainer, starts[index])
-    assert chunk_at(scene) in scene.records(0)["failed"], "nothing is saved yet"
     scene.etcd.put(scene.keys.committed, msgspec.json.encode(Committed(0, starts[1], "step.g0")))
     until(lambda: trainer.member.view.committed is not None)
     shards_at(trainer, starts[3])
     begin(scene, trainer, starts[3])
     trainer.queue.settle()
     assert [bool(scene.records(index)) for index in range(4)] == [False, True, True, True]
+    assert left_out(scene) == {chunk_at(scene): (0, 0)}
 
 
-def test_whoever_lost_the_chunk_discards_nothing(scene: Stage) -> None:
+def test_who_lost_the_chunk_leaves_nothing_out(scene: Stage) -> None:
     trainer, other = scene.trainer(0), scene.trainer(1)
     begin(scene, trainer)
-    trainer.queue.claim_chunk(60.0, 1)
+    trainer.queue.claim_chunk(60.0, 1, 99)
     begin(scene, other)
-    other.queue.claim_chunk(60.0, 1)
+    other.queue.claim_chunk(60.0, 1, 99)
     trainer.queue.report_failure(Work(0, 0), "it cannot be read")
-    assert "failed" not in scene.records()
+    assert not left_out(scene)
     assert generation_of(scene) == Generation(0, 0)
 
 
@@ -383,7 +400,7 @@ def test_the_end_of_the_job_leaves_nothing_pending(scene: Stage) -> None:
         begin(scene, t, trainer.plan.start_steps[1])
     dead.ctx.step, trainer.ctx.step = last, last
     scene.etcd.put(scene.keys.slot(0), dead.member.id.encode(), dead.member.lease)
-    dead.queue.claim_chunk(60.0, 1)
+    dead.queue.claim_chunk(60.0, 1, 99)
     shards_at(trainer, last + 1)
     until(lambda: trainer.shards.finished)
     close_passes(trainer.member.etcd, scene.keys, trainer.plan)

@@ -3,55 +3,132 @@
 from __future__ import annotations
 
 import functools
+import random
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from graphft.errors import GraphftError
+from graphft.plan import record_order
+from graphft.runtime.coordination.status import read_left_out
+from graphft.runtime.data import Reader
+from graphft.runtime.protocol.left_out import ChunkOmissions, LeftOut, count_records
 from tests.sim.job import Simulation
 from tests.sim.variants import Variant, expected_counts
-from tests.sim.world import SimulationFailed
+from tests.sim.world import Process, SimulationFailed
+
+Left = tuple[Mapping[str, Any], int]
+"""What a job leaves: its model, and how many steps were skipped as not finite."""
 
 
 class ComparedSimulation(Simulation):
-    """Checks what the job leaves. `bad`: the share of its batches that cannot be read."""
+    """Checks what the job leaves. `bad`: the share of its records that cannot be read, for good or (`flaky`) not."""
 
     bad = 0.0
+    flaky = False
+    expected: Left = ({}, 0)
+    """Sync: what the same job leaves without faults."""
+    restored = False
+    """Whether etcd was put back to a backup, which may not know what was left out until then."""
 
     def check(self) -> None:
         super().check()
         if self.bad:
             self.check_discarded()
-            return
-        counts, left_out = expected_counts(self.variant) if not self.variant.sync else (None, 0)
-        expected, skipped = undisturbed(self.variant) if self.variant.sync else ({}, left_out)
+        elif self.variant.sync:
+            self.check_same(*self.expected)
+        else:
+            counts, skipped = expected_counts(self.variant)
+            self.check_same(dict.fromkeys(self.model(), counts), skipped)
+
+    def check_same(self, expected: Mapping[str, Any], skipped: int) -> None:
         for name, value in self.model().items():
-            wanted = counts if counts is not None else expected[name]
-            if not torch.equal(value, wanted):
-                raise SimulationFailed(f"%{name} is not what the undisturbed job gives: {_different(value, wanted)}")
+            if not torch.equal(value, expected[name]):
+                different = _different(value, expected[name])
+                raise SimulationFailed(f"%{name} is not what the undisturbed job gives: {different}")
         if self.skipped() != skipped:
-            raise SimulationFailed(f"{self.skipped()} steps were left out, expected {skipped}")
-        self.counts["left out"] += skipped
+            raise SimulationFailed(f"{self.skipped()} steps were skipped, expected {skipped}")
+        self.counts["skipped steps"] += skipped
+
+    # -- bad records ------------------------------------------------------------------------------------------------
+
+    def open_reader(self, *arguments: Any, **options: Any) -> Reader:
+        reader = super().open_reader(*arguments, **options)
+        read = reader.batch
+
+        def batch(pass_index: int, chunk: int, index: int, size: int, *more: Any, **options: Any) -> Any:
+            without = more[0] if more else options.get("without", ())
+            bad = self.bad_records(pass_index, chunk, range(index * size, (index + 1) * size)) - set(without)
+            if bad and not (self.flaky and self.world.random.random() < 0.3):
+                raise GraphftError(f"records {sorted(bad)} of chunk {chunk} cannot be read", rule="read")
+            return read(pass_index, chunk, index, size, *more, **options)
+
+        reader.batch = batch  # type: ignore[method-assign]
+        return reader
+
+    def unexpected(self, process: Process, status: int | None) -> None:
+        if not self.bad or self.roles[process].kind != "trainer":
+            super().unexpected(process, status)
+
+    def bad_records(self, pass_index: int, chunk: int, places: range) -> set[int]:
+        """Positions of the bad ones among those that the pass reads at these places of the chunk."""
+        records = self.variant.chunks[chunk]
+        order = record_order(self.job.config.seed, pass_index, chunk, records)[places.start : places.stop].tolist()
+        return {r for r in order if random.Random(f"{self.seed} {chunk} {r}").random() < self.bad}
 
     def check_discarded(self) -> None:
-        """Shards agree on what was left out: sync shards by their rounds, see `applied`; async ones by their counts of
-        each record."""
-        failed = self.store.range(f"/{self.keys.job}.queue/").kvs
-        self.counts["discarded"] += sum("/failed/" in kv.key for kv in failed)
-        first, *others = self.model().values() if not self.variant.sync else (0,)
+        """Shards agree on what is left out. If it is bad for good, the result depends on nothing else."""
+        plan, forgotten = self.job.config.plan, self.flaky or self.restored
+        left_out = read_left_out(self.store, self.keys)
+        self.counts["left out"] += count_records(plan, left_out)
+        if self.variant.sync:  # that shards agree, `applied` sees
+            if not forgotten:
+                self.check_same(*self.expected)
+            return
+        first, *others = self.model().values()
         if any(not torch.equal(first, other) for other in others):
             raise SimulationFailed(f"shards have applied different batches: {self.model()}")
+        if self.job.config.mode == "async" and not forgotten:
+            self.check_counts(first, left_out)
+
+    def check_counts(self, counts: torch.Tensor, left_out: Mapping[int, LeftOut]) -> None:
+        """Each pass has applied each record that it did not leave out, once."""
+        plan, wanted = self.job.config.plan, []
+        for chunk, records in enumerate(self.variant.chunks):
+            found = ChunkOmissions(plan, chunk, left_out.get(chunk, LeftOut()))
+            passes = [found.records(p) for p in range(plan.passes)]
+            wanted += [-float(sum(r not in lacking for lacking in passes)) for r in range(records)]
+        if counts[: len(wanted)].tolist() != wanted:
+            raise SimulationFailed(f"applied {counts[: len(wanted)].tolist()}, left out {left_out}")
+
+
+class Undisturbed(ComparedSimulation):
+    """Nothing happens, but that some records are bad."""
+
+    def __init__(self, seed: int, variant: Variant, bad: float) -> None:
+        super().__init__(seed, variant)
+        self.bad = bad
+
+    def check(self) -> None:
+        Simulation.check(self)
+
+
+def run_undisturbed(seed: int, variant: Variant, bad: float = 0.0) -> Left:
+    """What a job leaves to which nothing happens, but that some of its records are bad."""
+    with Undisturbed(seed, variant, bad) as simulation:
+        simulation.begin_all()
+        simulation.run()
+        return simulation.model(), simulation.skipped()
+
+
+@functools.cache
+def undisturbed(variant: Variant) -> Left:
+    """What a job leaves to which nothing happens."""
+    return run_undisturbed(0, variant)
 
 
 def _different(value: torch.Tensor, expected: torch.Tensor) -> str:
     places = (value != expected).nonzero()
     worst = float((value - expected).abs().max())
     return f"{len(places)} of {value.numel()} elements, by {worst:.2g} at most; the first is {places[0].tolist()}"
-
-
-@functools.cache
-def undisturbed(variant: Variant) -> tuple[dict[str, Any], int]:
-    """The model of a job to which nothing happens, and how many steps were left out."""
-    with Simulation(0, variant) as simulation:
-        simulation.begin_all()
-        simulation.run()
-        return simulation.model(), simulation.skipped()

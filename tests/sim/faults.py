@@ -5,10 +5,7 @@ from __future__ import annotations
 import errno
 import random
 import signal
-from typing import Any
 
-from graphft.errors import GraphftError
-from graphft.runtime.data import Reader
 from graphft.runtime.roles.environment import RoleSpec
 from graphft.runtime.transport.faults import Faults
 from tests.sim.compare import ComparedSimulation
@@ -33,7 +30,7 @@ TTL = 5.0
 
 
 class FaultySimulation(ComparedSimulation):
-    """A job among faults of the seed's own. A bad batch can never be read (async), or now and then (sync)."""
+    """A job among faults of the seed's own."""
 
     def __init__(self, seed: int, variant: Variant) -> None:
         pick = self.pick = random.Random(seed)
@@ -87,23 +84,6 @@ class FaultySimulation(ComparedSimulation):
         process.skew = self.pick.choice((0.0, 0.0, 3600.0, -3600.0))
         if self.world.now < self.until and self.pick.random() < self.lethal:
             process.dies_at = self.pick.randint(1, self.pick.choice((30, 300, 1500)))
-
-    def open_reader(self, *arguments: Any, **options: Any) -> Reader:
-        reader = super().open_reader(*arguments, **options)
-        read = reader.batch
-
-        def batch(pass_index: int, chunk: int, index: int, *more: Any, **options: Any) -> Any:
-            bad = random.Random(f"{self.seed} {chunk} {index}").random() < self.bad
-            if bad and (not self.variant.sync or self.pick.random() < 0.7):
-                raise GraphftError(f"batch {index} of chunk {chunk} cannot be read", rule="read")
-            return read(pass_index, chunk, index, *more, **options)
-
-        reader.batch = batch  # type: ignore[method-assign]
-        return reader
-
-    def unexpected(self, process: Process, status: int | None) -> None:
-        if not self.bad or self.roles[process].kind != "trainer":
-            super().unexpected(process, status)
 
     # -- faults -----------------------------------------------------------------------------------------------------
 

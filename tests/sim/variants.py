@@ -118,6 +118,7 @@ def make_job(variant: Variant) -> Job:
         recovery_timeout=4.0,
         push_timeout=4.0,
         keep_checkpoints=2,
+        max_discarded=1.0,
         **options,
     )
 

@@ -152,7 +152,7 @@ class Trainer(Role):
 
     def end_pull(self, shards: int) -> None: ...
 
-    def claim_chunk(self, timeout: float, max_failures: int) -> ChunkWork:
+    def claim_chunk(self, timeout: float, max_failures: int, max_discarded: int) -> ChunkWork:
         return self.planned_chunk()
 
     def planned_chunk(self) -> ChunkWork:
@@ -177,7 +177,9 @@ class Trainer(Role):
         config = self.job.config
         batches = config.passes * sum(config.data.batches(config.batch_size, config.drop_last))
         done = self.ctx.step * batches // config.total_steps
-        for work in batches_of(unit, count=count, batch_size=config.batch_size, seed=config.seed, number=done):
+        order = config.plan.order(unit.pass_index, unit.chunk)
+        options = {"count": count, "batch_size": config.batch_size, "seed": config.seed}
+        for work in batches_of(unit, order=order, number=done, **options):
             self.current = work
             self.losses += self.run(block, fetch=(str(self.program.attrs["loss"]),))
 

@@ -65,7 +65,8 @@ def unit_at(job: Job, step: int) -> tuple[int, list[ChunkWork]]:
     located = job.config.plan.locate(step, 0)
     assert located is not None
     unit = ChunkWork(located.pass_index, located.chunk, located.batch, located.samples, seed=0)
-    return unit.samples, batches_of(unit, count=job.config.local_steps, batch_size=BATCH, seed=SEED)
+    order = job.config.plan.order(unit.pass_index, unit.chunk)
+    return unit.samples, batches_of(unit, count=job.config.local_steps, batch_size=BATCH, seed=SEED, order=order)
 
 
 class Eager:

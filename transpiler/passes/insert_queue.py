@@ -24,6 +24,7 @@ class InsertQueue:
     ft: bool = True
     chunk_timeout: float = 60.0
     max_failures: int = 3
+    max_discarded: int = 0
 
     def run(self, job: Programs) -> Programs:
         job = job.clone()
@@ -32,9 +33,7 @@ class InsertQueue:
         chunk = job.trainer.fresh("chunk")
         job.trainer.variables[chunk] = Variable(chunk, Type("chunk"), Kind.TEMP, {}, job.trainer)
         head = [
-            Operator("etcd_get_chunk", (), {"timeout": self.chunk_timeout, "max_failures": self.max_failures}, (chunk,))
-            if self.ft
-            else Operator("get_chunk", (), {}, (chunk,)),
+            self._get_chunk(chunk),
             Operator("read_chunk", (Ref(chunk),), {"columns": columns}, columns),
             Operator("seed_rng", (Ref(chunk),)),
         ]
@@ -49,3 +48,9 @@ class InsertQueue:
                 if program is not None:
                     program.block("daemon").append_op("etcd_enqueue_timeout", timeout=self.chunk_timeout)
         return job
+
+    def _get_chunk(self, result: str) -> Operator:
+        if not self.ft:
+            return Operator("get_chunk", (), {}, (result,))
+        terms = {"timeout": self.chunk_timeout, "max_failures": self.max_failures, "max_discarded": self.max_discarded}
+        return Operator("etcd_get_chunk", (), terms, (result,))

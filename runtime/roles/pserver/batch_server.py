@@ -166,7 +166,7 @@ class BatchServer(ShardServer):
     # -- the end ------------------------------------------------------------------------------------------------
 
     def _whole_passes(self) -> int:
-        """How many passes are wholly applied here, but for what is poison."""
+        """How many passes are wholly applied here, but for what is left out."""
         while self._passes < self.config.plan.passes and self._whole(self._passes):
             self._passes += 1
         return self._passes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -40,22 +40,22 @@ class Batches(DataPort):
         counted = self.state.unit or work  # the queue counts units, where there are some
         place = Place(counted.pass_index, counted.chunk, counted.batch)
         self.work_record.begin(Phase.READING, place, counted.claim)
-        batch = self.storage.batch(self._key(work.pass_index, work.chunk, work.batch))
+        batch = self.storage.batch(self._key(work))
         self.check.columns = {c: batch[c] for c in columns}
         if "assume" in self.program.attrs:
             check_dims(self.program, {c: batch[c] for c in columns})
         self.work_record.begin(Phase.COMPUTING, place, counted.claim)
         return [batch[c] for c in columns]
 
-    def read_ahead(self, pass_index: int, chunk: int, batch: int) -> None:
+    def read_ahead(self, work: ChunkWork) -> None:
         """Begins to make a batch that will be wanted; of a unit, its first one."""
-        self.schedule(pass_index, chunk, batch * self.count)
+        self.schedule(replace(work, batch=work.batch * self.count))
 
-    def schedule(self, pass_index: int, chunk: int, batch: int) -> None:
+    def schedule(self, work: ChunkWork) -> None:
         """The same, of a batch of the chunk. Not after a process that died at work: then it is known what this one is
         at, should it die, too."""
-        if not self.state.careful:
-            self.prefetcher.schedule(self._key(pass_index, chunk, batch))
+        if work.samples and not self.state.careful:
+            self.prefetcher.schedule(self._key(work))
 
-    def _key(self, pass_index: int, chunk: int, batch: int) -> BatchKey:
-        return BatchKey(pass_index, chunk, batch, self.batch_size)
+    def _key(self, work: ChunkWork) -> BatchKey:
+        return BatchKey(work.pass_index, work.chunk, work.batch, self.batch_size, work.without)

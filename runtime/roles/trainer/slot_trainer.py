@@ -74,9 +74,8 @@ class SlotTrainer(Trainer):
                 self.state.pass_index = pass_index
                 self.blocks.run("pass")
             self._read_ahead(work)
-            located = self.plan.locate(work.step, work.slot)
             values = self.compute()
-            self.record(work.step, work.slot, located.samples if located is not None else 0, values)
+            self.record(work.step, work.slot, self.state.batch_samples, values)
         except NoData:
             self._contribute_nothing()
         except WorkChanged:
@@ -107,7 +106,7 @@ class SlotTrainer(Trainer):
         for step, slot in ahead:
             located = self.plan.locate(step, slot)
             if located is not None and self.queue.expects(located):
-                self.data.read_ahead(located.pass_index, located.chunk, located.batch)
+                self.data.read_ahead(self.queue.work_of(located))
 
     # -- the end ------------------------------------------------------------------------------------------------
 

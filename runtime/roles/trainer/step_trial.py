@@ -104,7 +104,7 @@ class TrialBatch(QueuePort, SlotsPort, DataPort):
     def __init__(self, work: ChunkWork, columns: Mapping[str, Tensor]) -> None:
         self.work, self.columns = work, columns
 
-    def claim_chunk(self, timeout: float, max_failures: int) -> ChunkWork:
+    def claim_chunk(self, timeout: float, max_failures: int, max_discarded: int) -> ChunkWork:
         return self.work
 
     def planned_chunk(self) -> ChunkWork:
@@ -172,7 +172,8 @@ class TrialUnits(LocalPort):
 
     def run_unit(self, unit: ChunkWork, block: str, count: int) -> None:
         config = self.trial.config
-        for work in batches_of(unit, count=count, batch_size=config.batch_size, seed=config.seed):
+        order = config.plan.order(unit.pass_index, unit.chunk)
+        for work in batches_of(unit, count=count, batch_size=config.batch_size, seed=config.seed, order=order):
             self._work = work
             self.reported += self.trial.run_block(block, self.trial.reported, self.ctx, self.observe)
 

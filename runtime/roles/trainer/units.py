@@ -32,13 +32,20 @@ class Units(LocalPort):
         self.comm.begin(unit)
         self.state.unit = unit
         config, sums = self.config, [0.0] * len(self._reported)
-        works = batches_of(unit, count=count, batch_size=config.batch_size, seed=config.seed, number=self._done())
+        works = batches_of(
+            unit,
+            count=count,
+            batch_size=config.batch_size,
+            seed=config.seed,
+            order=config.plan.order(unit.pass_index, unit.chunk),
+            number=self._done(),
+        )
         for work, following in zip(works, [*works[1:], None], strict=True):
             if work is not works[0] and self.comm.interrupted:
                 raise WorkChanged  # nothing of the unit was pushed: the next holder of the chunk computes it
             self._batch = work
             if following is not None:
-                self.data.schedule(unit.pass_index, unit.chunk, following.batch)
+                self.data.schedule(following)
             values = self.blocks.run(block, self._reported)
             sums = [total + float(value) * work.samples for total, value in zip(sums, values, strict=True)]
             self.comm.pump(0)  # a long unit is no sign of death
