@@ -21,10 +21,10 @@ INSTALLED := $(VENV)/.installed
 ETCD := .etcd/.fetched
 PIP := $(PY) -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_ARGS)
 
-.PHONY: help setup run test lint types accept bench converge chaos sim docs clean
+.PHONY: help setup run test test-loaded lint types accept bench converge chaos sim docs clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED) $(ETCD)  ## virtual environment in .venv, dependencies, etcd in .etcd; done once
 
@@ -55,6 +55,11 @@ run: setup  ## the main job: 336,776 real flights, 2 trainers, 2 pservers, one t
 test: setup  ## the whole test suite
 	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 
+test-loaded: setup  ## the whole test suite, with each core loaded by something else
+	@pids=(); trap 'kill "$${pids[@]}"' EXIT; \
+	for _ in $$(seq $$(getconf _NPROCESSORS_ONLN)); do $(PY) -c 'while True: pass' & pids+=($$!); done; \
+	$(MAKE) test
+
 lint: setup  ## ruff
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check --quiet .
 
@@ -62,7 +67,7 @@ types: setup  ## mypy
 	@$(VENV)/bin/mypy
 
 accept: setup  ## rewrite the golden files from what the code prints now; review with git diff
-	@GRAPHFT_ACCEPT=1 $(PY) -m pytest -q $$(grep -rl golden_tools tests --include='test_*.py')
+	@GRAPHFT_ACCEPT=1 $(PY) -m pytest -q $$(grep -rl assert_golden tests --include='test_*.py')
 
 bench: setup  ## what a step costs beside plain PyTorch
 	@set -e; for file in $(filter-out benchmarks/convergence.py,$(wildcard benchmarks/*.py)); do $(PY) $$file; done
