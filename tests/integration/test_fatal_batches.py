@@ -1,4 +1,4 @@
-"""A record that ends the process that reads it, in whatever way: its chunk is left out, and the rest is trained."""
+"""A record that ends the process that reads it, in whatever way: its batch is left out, and the rest is trained."""
 
 from __future__ import annotations
 

@@ -21,6 +21,7 @@ from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.options import LaunchOptions
 from graphft.storage import save_program
 from graphft.transpiler import Job
+from tests.support.commands import refused, shown
 from tests.support.programs_by_hand import linear
 
 NOBODY = "127.0.0.1:1"
@@ -30,25 +31,6 @@ NOBODY = "127.0.0.1:1"
 def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(connect_module, "ANSWER_SECONDS", 0.3)
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    """What a command that must fail says, and that it says nothing else."""
-    assert main([str(a) for a in arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    if "launch" in arguments:  # which says first what is run
-        err = err.removeprefix(f"new run in {arguments[-1]}\n")
-    assert err.startswith("error[")
-    assert "help: " in err
-    return err
-
-
-def shown(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    assert main([str(a) for a in arguments]) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
-    return out
 
 
 # -- show -------------------------------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ from threading import Timer
 
 import pytest
 
-from graphft.runtime.cli import main
 from graphft.runtime.coordination import connect as connect_module
 from graphft.runtime.coordination.connect import write_endpoints
 from graphft.runtime.coordination.event_log import Events
@@ -21,6 +20,7 @@ from graphft.runtime.launcher import status_command
 from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.process.folder_lock import holder_of, locked
 from graphft.transpiler import Job
+from tests.support.commands import refused, shown
 
 NOBODY = "127.0.0.1:1"
 
@@ -29,23 +29,6 @@ NOBODY = "127.0.0.1:1"
 def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(connect_module, "ANSWER_SECONDS", 0.3)
-
-
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    """What a command that must fail says, and that it says nothing else."""
-    assert main([str(a) for a in arguments]) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("error[")
-    assert "help: " in err
-    return err
-
-
-def shown(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
-    assert main([str(a) for a in arguments]) == 0
-    out, err = capsys.readouterr()
-    assert err == ""
-    return out
 
 
 # -- jobs that etcd knows ---------------------------------------------------------------------------------------------
