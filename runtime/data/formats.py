@@ -8,15 +8,38 @@ import io
 import json
 import os
 from collections.abc import Iterator, Sequence
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from graphft.data import ChunkInfo, DataSpec
 from graphft.data_files import csv_header, npy_header, open_url, urls_of
-from graphft.data_numbers import numbers
+from graphft.data_numbers import fits, numbers
 from graphft.errors import UsageError
 from graphft.runtime.data.changes import CHANGED, DescribedFiles, check_unchanged
+
+
+class Decoded(NamedTuple):
+    """A chunk: its columns; by position, what is wrong with records that cannot be read, whose rows mean nothing."""
+
+    columns: dict[str, np.ndarray]
+    bad: dict[int, str]
+
+
+def _good_numbers(values: Sequence[Any], dtype: str, field: str, bad: dict[int, str]) -> np.ndarray:
+    """The field's values as `dtype`, 0 where the record is bad; adds those to `bad` whose value is no such number."""
+    if not bad:
+        try:
+            return numbers(values, dtype, field)
+        except (UsageError, ValueError, OverflowError):
+            pass  # one by one: which records are to blame?
+    good: list[Any] = []
+    for i, value in enumerate(values):
+        missing = value is None or value != value
+        if i not in bad and not (missing and np.dtype(dtype).kind == "f") and not fits(value, dtype):
+            bad[i] = f"field {field} is {'empty' if missing else repr(value)}, no {dtype}"
+        good.append(0 if i in bad else value)
+    return numbers(good, dtype, field)
 
 
 class ChunkFiles:
@@ -43,12 +66,13 @@ class ChunkFiles:
         urls = self._source["urls"]
         return ", ".join(u[info.file] for u in urls.values()) if isinstance(urls, dict) else str(urls[info.file])
 
-    def read(self, info: ChunkInfo) -> dict[str, np.ndarray]:
-        """The chunk's records, by column; every array has `info.records` rows."""
+    def read(self, info: ChunkInfo) -> Decoded:
+        """The chunk's records; every array has `info.records` rows."""
+        bad: dict[int, str] = {}
         if self._source["format"] == "npy":
             columns = {c: self._rows(c, urls[info.file], info) for c, urls in self._source["urls"].items()}
         else:
-            columns = self._fields(info)
+            columns = self._fields(info, bad)
         for name, array in columns.items():
             if len(array) != info.records:
                 raise UsageError(
@@ -56,23 +80,25 @@ class ChunkFiles:
                     rule="data",
                     help="the file was changed: describe the data and the job again",
                 )
-        return columns
+        return Decoded(columns, bad)
 
-    def _fields(self, info: ChunkInfo) -> dict[str, np.ndarray]:
+    def _fields(self, info: ChunkInfo, bad: dict[int, str]) -> dict[str, np.ndarray]:
         fields: dict[str, list[str]] = self._source["fields"]
         wanted = {f: self._spec.types[c].dtype for c, fs in fields.items() for f in fs}
         url = self._source["urls"][info.file]
         with self._open(url) as f:
             table = {"parquet": self._parquet, "csv": self._csv, "jsonl": self._jsonl}[self._source["format"]](
-                f, url, info, list(wanted)
+                f, url, info, list(wanted), bad
             )
         result = {}
         for column, names in fields.items():
-            parts = [numbers(table[n], self._spec.types[column].dtype, n) for n in names]
+            parts = [_good_numbers(table[n], self._spec.types[column].dtype, n, bad) for n in names]
             result[column] = parts[0] if column in self._source["scalar"] else np.stack(parts, axis=1)
         return result
 
-    def _parquet(self, f: IO[bytes], url: str, info: ChunkInfo, names: list[str]) -> dict[str, Sequence[Any]]:
+    def _parquet(
+        self, f: IO[bytes], url: str, info: ChunkInfo, names: list[str], bad: dict[int, str]
+    ) -> dict[str, Sequence[Any]]:
         import pyarrow.parquet
 
         opened = pyarrow.parquet.ParquetFile(f)
@@ -87,22 +113,38 @@ class ChunkFiles:
         table = opened.read_row_groups(groups, columns=names, use_threads=False).slice(info.start - first, info.records)
         return {n: table.column(n).to_numpy(zero_copy_only=False) for n in names}
 
-    def _csv(self, f: IO[bytes], url: str, info: ChunkInfo, names: list[str]) -> dict[str, Sequence[Any]]:
+    def _csv(
+        self, f: IO[bytes], url: str, info: ChunkInfo, names: list[str], bad: dict[int, str]
+    ) -> dict[str, Sequence[Any]]:
         if url not in self._headers:
             self._headers[url] = csv_header(f.readline(), url)
         header = self._headers[url]
         places = [header.index(n) for n in names]
         f.seek(info.offset)
-        text = io.StringIO(f.read(info.size).decode(), newline="")
+        text = io.StringIO(f.read(info.size).decode(errors="replace"), newline="")
         rows = [row for row in csv.reader(text) if row and not (len(row) == 1 and row[0].isspace())]
-        other = next((r for r in rows if len(r) != len(header)), None)
-        if other is not None:
-            raise UsageError(f"a record has {len(other)} fields, the header {len(header)}: {other}", rule="data")
+        for i, row in enumerate(rows):
+            if len(row) != len(header):
+                bad[i] = f"it has {len(row)} fields, the header {len(header)}"
+                rows[i] = [""] * len(header)
         return {n: [row[p] or None for row in rows] for n, p in zip(names, places, strict=True)}
 
-    def _jsonl(self, f: IO[bytes], url: str, info: ChunkInfo, names: list[str]) -> dict[str, Sequence[Any]]:
+    def _jsonl(
+        self, f: IO[bytes], url: str, info: ChunkInfo, names: list[str], bad: dict[int, str]
+    ) -> dict[str, Sequence[Any]]:
         f.seek(info.offset)
-        rows = [json.loads(line) for line in f.read(info.size).split(b"\n") if line.strip()]
+        lines = [line for line in f.read(info.size).split(b"\n") if line.strip()]
+        rows: list[dict[str, Any]] = []
+        for i, line in enumerate(lines):
+            try:
+                row = json.loads(line)
+                rows.append(row if isinstance(row, dict) else {})
+            except ValueError as error:
+                rows.append({})
+                bad[i] = f"it is no JSON: {error}"
+            else:
+                if not isinstance(row, dict):
+                    bad[i] = "it is no JSON object"
         return {n: [row.get(n) for row in rows] for n in names}
 
     def _rows(self, column: str, url: str, info: ChunkInfo) -> np.ndarray:

@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from graphft.errors import GraphftError, UsageError, describe
 from graphft.plan import mix, record_order
 from graphft.runtime.data.changes import CHANGED
 from graphft.runtime.data.forks import forks_end_here
-from graphft.runtime.data.formats import ChunkFiles
+from graphft.runtime.data.formats import ChunkFiles, Decoded
 from graphft.runtime.data.lru import LRU
 from graphft.runtime.data.randomness import DrawWatch, NeedsCallingThread
 from graphft.runtime.data.storage_away import is_of_storage, neighbours_of
@@ -32,6 +32,8 @@ from graphft.runtime.process.interrupts import raised_by_user_code
 
 log = logging.getLogger("graphft")
 
+LISTED = 5
+"""Bad records that a message names."""
 CHECKED_BYTES = 256 << 20
 """A stored array of at most so many bytes is compared with its digest when it is opened (in about 0.2 s)."""
 
@@ -49,6 +51,14 @@ def open_reader(spec: DataSpec, root: str | os.PathLike[str], seed: int, cached_
     if spec.kind == "files":
         return FileReader(spec, seed, cached_chunks)
     raise UsageError(f"unknown kind of data: {spec.kind!r}", rule="data", help="kinds are arrays, dataset and files")
+
+
+class BadRecords(GraphftError):
+    """Some records of a batch cannot be read, and the others can. `positions`: of the bad ones, in their chunk."""
+
+    def __init__(self, message: str, positions: Collection[int], *, rule: str = "read", help: str = "") -> None:
+        super().__init__(message, rule=rule, help=help)
+        self.positions = frozenset(positions)
 
 
 class Reader(ABC):
@@ -103,11 +113,11 @@ class Reader(ABC):
             not_the_chunks = isinstance(e, GraphftError) and e.rule in (CHANGED, SETTINGS_CHANGED)
             if not_the_chunks or (isinstance(e, KeyboardInterrupt) and not raised_by_user_code()):
                 raise
-            raise GraphftError(
-                f"reading chunk {chunk} ({self._where(info)}) failed: {describe(e)}",
-                rule="read",
-                help="see the error above; the data must stay as it was described",
-            ) from e
+            what = f"reading chunk {chunk} ({self._where(info)}) failed: {describe(e)}"
+            help = "see the error above; the data must stay as it was described"
+            if isinstance(e, BadRecords):
+                raise BadRecords(what, e.positions, help=help) from e
+            raise GraphftError(what, rule="read", help=help) from e
 
     def probe(self, chunk: int, number: int) -> bool | None:
         """Whether a record of another chunk of the same source can be read now; None if there is no other chunk.
@@ -195,7 +205,7 @@ class FileReader(Reader):
     def __init__(self, spec: DataSpec, seed: int, cached_chunks: int) -> None:
         super().__init__(spec, seed, cached_chunks)
         self._files = ChunkFiles(spec)
-        self._chunks: LRU[int, dict[str, np.ndarray]] = LRU(cached_chunks)
+        self._chunks: LRU[int, Decoded] = LRU(cached_chunks)
 
     def _where(self, info: ChunkInfo) -> str:
         return f"{super()._where(info)} of {self._files.url(info)}"
@@ -209,10 +219,14 @@ class FileReader(Reader):
     def _read(
         self, info: ChunkInfo, order: np.ndarray, key: tuple[int, int, int, int], ahead: bool
     ) -> dict[str, torch.Tensor]:
-        columns = self._chunks.get(info.id)
-        if columns is None:
-            columns = self._chunks.put(info.id, self._files.read(info))
-        return {c: torch.from_numpy(a[order]) for c, a in columns.items()}
+        chunk = self._chunks.get(info.id)
+        if chunk is None:
+            chunk = self._chunks.put(info.id, self._files.read(info))
+        if chunk.bad and (bad := sorted({int(i) for i in order} & chunk.bad.keys())):
+            listed = "; ".join(f"record {info.start + i}: {chunk.bad[i]}" for i in bad[:LISTED])
+            more = f"; and {len(bad) - LISTED} more" if len(bad) > LISTED else ""
+            raise BadRecords(listed + more, bad, rule="data")
+        return {c: torch.from_numpy(a[order]) for c, a in chunk.columns.items()}
 
 
 class DatasetReader(Reader):
@@ -284,8 +298,23 @@ class DatasetReader(Reader):
     def _batch(self, indices: list[int], key: tuple[int, int, int, int]) -> dict[str, torch.Tensor]:
         seed_generators(self._own, mix(*key))
         many = getattr(self._dataset, "__getitems__", None)
-        with forks_end_here():  # parts of items may be made when asked for: that is user code, too
-            return self._collate(many(indices) if many else [self._dataset[i] for i in indices])
+        try:
+            with forks_end_here():  # parts of items may be made when asked for: that is user code, too
+                return self._collate(many(indices) if many else [self._dataset[i] for i in indices])
+        except Exception as error:
+            self._blame(many or (lambda one: [self._dataset[i] for i in one]), indices, error)
+            raise
+
+    def _blame(self, read: Callable[[list[int]], Any], indices: list[int], error: Exception) -> None:
+        """Raises BadRecords if some of the records cannot be read, asked for one by one, and the others can."""
+        if is_of_storage(error):
+            return  # which may answer again in between
+        bad = [i for i in indices if not _works(read, i)]
+        if bad and len(bad) < len(indices):
+            start = next(c.start for c in self.spec.chunks if c.start <= bad[0] < c.start + c.records)
+            text = f"of {len(indices)} records only {', '.join(map(str, bad[:LISTED]))}"
+            more = f" and {len(bad) - LISTED} more" if len(bad) > LISTED else ""
+            raise BadRecords(f"{text}{more} cannot be read: {describe(error)}", [i - start for i in bad]) from error
 
     def _collate(self, items: Sequence[Any]) -> dict[str, torch.Tensor]:
         batch: dict[str, torch.Tensor] = default_collate([named(item, self.spec.columns) for item in items])
@@ -298,6 +327,15 @@ class DatasetReader(Reader):
                     help="make all records alike",
                 )
         return batch
+
+
+def _works(read: Callable[[list[int]], Any], index: int) -> bool:
+    try:
+        with forks_end_here():
+            read([index])
+    except Exception:
+        return False
+    return True
 
 
 def _check_same(before: Mapping[str, object], now: Mapping[str, object], what: str, better: str = "") -> None:

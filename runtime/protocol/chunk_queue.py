@@ -23,7 +23,7 @@ when the chunk progressed meanwhile (`progress`: batches applied so far), so pre
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -258,18 +258,27 @@ def expire(prefix: str, chunk: int, pending: Record, now: float) -> Change | Non
 
 
 def fail(
-    prefix: str, chunk: int, fence: int, todo: Record, known: Known, *, batch: int, reason: str, max_failures: int
+    prefix: str,
+    chunk: int,
+    fence: int,
+    todo: Record,
+    known: Known,
+    *,
+    batch: int,
+    reason: str,
+    max_failures: int,
+    records: Collection[int] = (),
 ) -> Change:
     """Reports at once that a batch of a chunk under the own claim cannot be computed, and why; gives the chunk back.
 
-    The batch is left out when it has failed too often in a row. Failures of another batch before do not count.
-    `reason` may be of any origin.
+    The batch is left out when it has failed too often in a row; only its `records` (positions in the chunk) if it is
+    known that these are to blame. Failures of another batch before do not count. `reason` may be of any origin.
     """
     reason = plain_text(reason)
     old = msgspec.json.decode(todo.value, type=Todo)
     failures = old.failures + 1 if batch == old.progress else 1
     if failures >= max_failures:
-        omission = Omission(known.pass_index, batch, reason, failures)
+        omission = Omission(known.pass_index, batch, reason, failures, records=tuple(sorted(records)))
         return _leave_out(prefix, chunk, old, omission, known, _own(prefix, chunk, fence, todo))
     new = Todo(old.attempt, failures, batch, False)
     return Change(
@@ -288,12 +297,13 @@ def _leave_out(
     what = (
         f"chunk {chunk} from batch {omission.batch} on" if omission.rest else f"batch {omission.batch} of chunk {chunk}"
     )
+    lost = f"{len(omission.records)} of its records" if omission.records else "its records"
     same, put = known.leave_out(omission)
     new = Todo(todo.attempt, 0, omission.batch, False)
     return Change(
         "left-out",
         f"{what} in pass {omission.pass_index} failed {omission.failures} times in a row without progress "
-        f"({omission.reason}); its records are left out from there on",
+        f"({omission.reason}); {lost} are left out from there on",
         (*compares, same),
         (Put(todo_key(prefix, chunk), msgspec.json.encode(new)), put),
         (pending_key(prefix, chunk),),

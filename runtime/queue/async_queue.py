@@ -6,7 +6,7 @@ come from `Claims` (etcd's todo records) or, without fault tolerance, from the p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 from graphft.ir import Operator
@@ -112,11 +112,16 @@ class AsyncQueue(QueuePort, ClaimsPort):
                 self.records.release(claim)
             self._drop(claim)
 
-    def report_failure(self, key: ChunkKey, reason: str, batch: int | None = None) -> None:
-        """This batch of a claimed chunk (None: the one that was begun last) cannot be computed. From any thread."""
+    def report_failure(
+        self, key: ChunkKey, reason: str, batch: int | None = None, records: Collection[int] = ()
+    ) -> None:
+        """This batch of a claimed chunk (None: the one that was begun last) cannot be computed. From any thread.
+
+        `records`: positions in the chunk of those to blame, if known.
+        """
         claim = self.claims.get(key)
         if self.records is not None and claim is not None:
-            self.records.fail(claim, claim.last if batch is None else batch, reason)
+            self.records.fail(claim, claim.last if batch is None else batch, reason, records)
 
     def drop(self, key: ChunkKey) -> None:
         """The chunk is not this trainer's any more, if it was."""

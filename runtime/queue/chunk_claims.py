@@ -12,7 +12,7 @@ import functools
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -250,9 +250,17 @@ class Claims:
             )
         )
 
-    def fail(self, claim: Claim, batch: int, reason: str) -> None:
+    def fail(self, claim: Claim, batch: int, reason: str, records: Collection[int] = ()) -> None:
         make = functools.partial(
-            fail_batch, self.etcd, self.keys, self.plan, *claim.key, batch, claim=claim.revision, reason=reason
+            fail_batch,
+            self.etcd,
+            self.keys,
+            self.plan,
+            *claim.key,
+            batch,
+            claim=claim.revision,
+            reason=reason,
+            records=records,
         )
         change = self.member.retry_while_leased(make)
         if change is not None:

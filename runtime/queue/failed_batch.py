@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import msgspec
 
 from graphft.errors import plain_text
@@ -19,11 +21,21 @@ from graphft.runtime.queue.transactions import commit
 
 
 def fail_batch(
-    store: Store, keys: Keys, plan: Plan, pass_index: int, chunk: int, batch: int, *, claim: int, reason: str
+    store: Store,
+    keys: Keys,
+    plan: Plan,
+    pass_index: int,
+    chunk: int,
+    batch: int,
+    *,
+    claim: int,
+    reason: str,
+    records: Collection[int] = (),
 ) -> Change | None:
     """Counts a failure of this batch, under that claim of its chunk; None: the claim is somebody else's by now.
 
     `claim`: its revision. The claim itself says how many failures are too many, and how many records may be left out.
+    `records`: which of the batch's are to blame, if that is known.
 
     Outcome "left-out": the batch is, from now on. In sync mode a new generation begins with that: a holder before may
     have sent the batch to some of the shards, so this step and what follows is done again, without it on all of them.
@@ -45,7 +57,15 @@ def fail_batch(
         terms = msgspec.json.decode(pending.value, type=Pending)
         known = Known(keys.left_out(chunk), pass_index, left_out)
         change = chunk_queue.fail(
-            prefix, chunk, claim, todo, known, batch=batch, reason=reason, max_failures=terms.max_failures
+            prefix,
+            chunk,
+            claim,
+            todo,
+            known,
+            batch=batch,
+            reason=reason,
+            max_failures=terms.max_failures,
+            records=records,
         )
         change, back, same = or_end(store, keys, plan, known, change, terms.max_discarded), [], []
         if change.outcome == "left-out" and terms.slot >= 0:

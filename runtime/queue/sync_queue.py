@@ -16,7 +16,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -207,7 +207,7 @@ class SyncQueue(QueuePort, ClaimsPort):
     def close(self) -> None:
         self._background.close()
 
-    def report_failure(self, work: Work, reason: str) -> None:
+    def report_failure(self, work: Work, reason: str, records: Collection[int] = ()) -> None:
         """Counts a failure of the batch of (step, slot); after too many in a row it is left out.
 
         Then a new generation begins: a holder before may have sent the batch to some of the shards, so this step and
@@ -215,14 +215,14 @@ class SyncQueue(QueuePort, ClaimsPort):
         """
         located = self.plan.locate(work.step, work.slot)
         if located is not None:
-            self.report_batch(located.pass_index, located.chunk, located.batch, reason)
+            self.report_batch(located.pass_index, located.chunk, located.batch, reason, records)
 
-    def report_batch(self, pass_index: int, chunk: int, batch: int, reason: str) -> None:
-        """As `report_failure`, of a batch of a claimed chunk."""
+    def report_batch(self, pass_index: int, chunk: int, batch: int, reason: str, records: Collection[int] = ()) -> None:
+        """As `report_failure`, of a batch of a claimed chunk. `records`: positions of those to blame, if known."""
         claim = self.claims.get((pass_index, chunk))
         if claim is None:
             return
-        change = self.member.retry_while_leased(functools.partial(self._fail, claim, batch, reason))
+        change = self.member.retry_while_leased(functools.partial(self._fail, claim, batch, reason, records))
         if change is not None:
             tell_left_out(self.member.events, claim.pass_index, claim.chunk, change)
 
@@ -329,10 +329,12 @@ class SyncQueue(QueuePort, ClaimsPort):
                 wanted.append((located, todo))
         return wanted, left_over
 
-    def _fail(self, claim: Claim, batch: int, reason: str) -> Change | None:
+    def _fail(self, claim: Claim, batch: int, reason: str, records: Collection[int]) -> Change | None:
         """None: the claim is somebody else's by now."""
         place = (claim.pass_index, claim.chunk, batch)
-        return fail_batch(self.member.etcd, self.keys, self.plan, *place, claim=claim.revision, reason=reason)
+        return fail_batch(
+            self.member.etcd, self.keys, self.plan, *place, claim=claim.revision, reason=reason, records=records
+        )
 
     def _claim_of(self, slot: int, located: Located, todo: KV) -> Change:
         return chunk_queue.claim(

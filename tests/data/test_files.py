@@ -159,8 +159,8 @@ def test_missing_values_are_nan(format: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "dtype", "message"),
     [
-        (b"red,1\n", "float32", "field a is not a number"),
-        (b"300,1\n", "int8", "values that are no int8"),
+        (b"red,1\n", "float32", "field a is 'red', no float32"),
+        (b"300,1\n", "int8", "field a is '300', no int8"),
         (b"2\n", "float32", "has 1 fields, the header 2"),
         (b"2,1,\n", "float32", "has 3 fields, the header 2"),
     ],

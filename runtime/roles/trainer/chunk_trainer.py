@@ -16,7 +16,7 @@ from graphft.runtime.roles.trainer.bar import Bar
 from graphft.runtime.roles.trainer.batches import Batches
 from graphft.runtime.roles.trainer.known_shards import KnownShards
 from graphft.runtime.roles.trainer.storage_wait import StorageWait
-from graphft.runtime.roles.trainer.trainer import IDLE_SECONDS, Trainer, blames_batch
+from graphft.runtime.roles.trainer.trainer import IDLE_SECONDS, Trainer, bad_records, blames_batch
 from graphft.runtime.roles.trainer.view import TrainerView
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class ChunkTrainer(Trainer):
                 chunk=work.chunk,
                 pass_index=work.pass_index,
             )
-            self.queue.report_failure((work.pass_index, work.chunk), text)
+            self.queue.report_failure((work.pass_index, work.chunk), text, records=bad_records(error))
             self.queue.drop((work.pass_index, work.chunk))
 
     # -- the end ------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from graphft.runtime.roles.trainer.known_shards import SyncShards
 from graphft.runtime.roles.trainer.slot_claims import SlotClaims
 from graphft.runtime.roles.trainer.storage_wait import StorageWait
 from graphft.runtime.roles.trainer.sync_comm import SyncComm
-from graphft.runtime.roles.trainer.trainer import IDLE_SECONDS, Trainer, blames_batch
+from graphft.runtime.roles.trainer.trainer import IDLE_SECONDS, Trainer, bad_records, blames_batch
 from graphft.runtime.roles.trainer.view import SyncTrainerView
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class SlotTrainer(Trainer):
             if not blames_batch(error):
                 raise
             text = self.tell_failure(f"step {work.step} of slot {work.slot}", error, step=work.step, slot=work.slot)
-            self.queue.report_failure(work, text)
+            self.queue.report_failure(work, text, bad_records(error))
             raise
         finally:
             self._computing = None

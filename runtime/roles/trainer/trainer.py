@@ -23,7 +23,7 @@ from graphft.loss_results import reported
 from graphft.ops.context import WorkChanged
 from graphft.runtime.coordination.records import Failure, TrainerStatus
 from graphft.runtime.coordination.stale_run import tell_failed
-from graphft.runtime.data import BatchKey, Prefetcher, Reader, open_reader
+from graphft.runtime.data import BadRecords, BatchKey, Prefetcher, Reader, open_reader
 from graphft.runtime.data.forks import forks_are_told_to_end
 from graphft.runtime.etcd import LeaseLost, Store, TransientEtcdError
 from graphft.runtime.process.work_record import Phase, Place, WorkRecord, record_path
@@ -55,6 +55,15 @@ OF_THE_BATCH = frozenset({"op-failed", "read", "feed", "data"})
 def blames_batch(error: Exception) -> bool:
     """Whether an error of a step is one of its batch: user code's, or what reading and computing it gives."""
     return not isinstance(error, GraphftError) or error.rule in OF_THE_BATCH
+
+
+def bad_records(error: BaseException | None) -> frozenset[int]:
+    """Positions in its chunk of the records of a batch that an error of its step is about; none if it does not say."""
+    while error is not None:
+        if isinstance(error, BadRecords):
+            return error.positions
+        error = error.__cause__
+    return frozenset()
 
 
 def _check_index(job: Job, index: int) -> None:

@@ -1,0 +1,94 @@
+"""Which records of a batch are bad: the others are read without them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+import graphft
+from graphft.data import DataSpec
+from graphft.runtime.data import BadRecords, Reader, open_reader
+
+BATCH = 50
+
+
+def lines(bad: bytes) -> bytes:
+    """200 records (i, 2 i); record 120 is `bad`."""
+    return b"".join(bad if i == 120 else f"{i},{2 * i}\n".encode() for i in range(200))
+
+
+def of_batches(reader: Reader, without: frozenset[int] = frozenset()) -> tuple[list[float], list[BadRecords]]:
+    """What is read of column x, and what is raised."""
+    found: list[float] = []
+    errors: list[BadRecords] = []
+    for batch in range(200 // BATCH):
+        try:
+            found += reader.batch(0, 0, batch, BATCH, without)["x"].flatten().tolist()
+        except BadRecords as error:
+            errors.append(error)
+    return found, errors
+
+
+def check(spec: DataSpec, message: str) -> None:
+    reader = open_reader(spec, ".", seed=3)
+    found, (error,) = of_batches(reader)
+    assert len(found) == 150
+    assert error.positions == {120}
+    assert message in str(error)
+    found, errors = of_batches(reader, error.positions)
+    assert not errors
+    assert sorted(found) == [i for i in range(200) if i != 120]
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (b"red,1\n", "record 120: field x is 'red', no float32"),
+        (b"5\n", "record 120: it has 1 fields, the header 2"),
+        (b"5,1,\n", "record 120: it has 3 fields, the header 2"),
+    ],
+)
+def test_a_line_of_csv(bad: bytes, message: str, tmp_path: Path) -> None:
+    (tmp_path / "f.csv").write_bytes(b"x,y\n" + lines(bad))
+    check(graphft.files(str(tmp_path / "f.csv"), "csv", {"x": "x"}, {"x": "float32"}, chunk_size=200), message)
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [(b'{"x": 5,\n', "it is no JSON"), (b"5\n", "it is no JSON object"), (b'{"x": [1]}\n', "field x is [1]")],
+)
+def test_a_line_of_json(bad: bytes, message: str, tmp_path: Path) -> None:
+    text = b"".join(bad if i == 120 else f'{{"x": {i}}}\n'.encode() for i in range(200))
+    (tmp_path / "f.jsonl").write_bytes(text)
+    check(graphft.files(str(tmp_path / "f.jsonl"), "jsonl", {"x": "x"}, {"x": "float32"}, chunk_size=200), message)
+
+
+class Damaged:
+    def __init__(self, many: bool) -> None:
+        if many:
+            self.__getitems__ = lambda indices: [self[i] for i in indices]
+
+    def __len__(self) -> int:
+        return 200
+
+    def __getitem__(self, i: int) -> dict[str, torch.Tensor]:
+        if i == 120:
+            raise ValueError("it is damaged")
+        return {"x": torch.tensor(float(i))}
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_record_of_a_dataset(many: bool) -> None:
+    spec = graphft.dataset(f"{__file__}:Damaged", {"many": many}, ("x",), chunk_size=200)
+    check(spec, "of 50 records only 120 cannot be read: ValueError: it is damaged")
+
+
+def test_a_chunk_behind_others(tmp_path: Path) -> None:
+    """Positions are those in the chunk, numbers those in the data."""
+    (tmp_path / "f.csv").write_bytes(b"x,y\n" + lines(b"red,1\n"))
+    spec = graphft.files(str(tmp_path / "f.csv"), "csv", {"x": "x"}, {"x": "float32"}, chunk_size=100)
+    with pytest.raises(BadRecords, match="record 120: field x is 'red'") as caught:
+        open_reader(spec, ".", seed=3).batch(0, 1, 0, 100)
+    assert caught.value.positions == {20}
