@@ -21,7 +21,8 @@ _PUBLIC = {
     "graphft.weights": ("load_into", "save_weights", "state_dict"),
     "graphft.transpiler": ("Job", "JobConfig", "transpile"),
     "graphft.runtime.executor": ("Executor",),
-    "graphft.runtime.launcher.launch": ("Result", "run_job"),
+    "graphft.runtime.launcher.launch": ("run_job",),
+    "graphft.runtime.launcher.result": ("Result",),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 _HOME["schedule"] = "graphft.schedule"

@@ -15,8 +15,11 @@ from torch import Tensor
 from graphft.runtime.checkpoint.commit import Commits, record_of
 from graphft.runtime.checkpoint.pending_snapshots import PendingSnapshots, Snapshot, Work
 from graphft.runtime.checkpoint.store import MANIFEST, DamagedCheckpoint, Manifest, StorageUnavailable
+from graphft.runtime.coordination.connect import MODEL
+from graphft.runtime.coordination.discarded import discarded_of, write_discarded
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.records import Committed, decode_committed
+from graphft.runtime.coordination.status import read_left_out
 from graphft.runtime.etcd import TransientEtcdError, put_op, value_is
 
 if TYPE_CHECKING:
@@ -195,8 +198,9 @@ class Saver:
             self.redo(committed, error)
             self._finishing = False
             return
-        model = self.job_dir / "model.safetensors"
-        write_tensors(model, assemble(self.job.trainer_program(), shards), _left_out(shards))
+        write_discarded(self.job_dir, discarded_of(self.job.config, read_left_out(commits.etcd, commits.keys)))
+        model = self.job_dir / MODEL
+        write_tensors(model, assemble(self.job.trainer_program(), shards), _skipped(shards))
         self._close_records()
         state = commits.keys.state
         if commits.etcd.txn([value_is(state, b"running")], [put_op(state, b"complete")], token=state).ok:
@@ -219,7 +223,7 @@ class Saver:
             )
 
 
-def _left_out(shards: Sequence[Mapping[str, Tensor]]) -> dict[str, str] | None:
+def _skipped(shards: Sequence[Mapping[str, Tensor]]) -> dict[str, str] | None:
     """The model's metadata: how many steps (async: of the shard that left out the most) were left out as not finite."""
     from graphft.transpiler.passes.check_finite import SKIPPED_STEPS
 

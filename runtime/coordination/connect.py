@@ -24,6 +24,8 @@ an etcd that does not answer."""
 TELL_SECONDS = 2.0
 """A wait for it that is longer than this is told."""
 _FILE = "etcd.json"
+MODEL = "model.safetensors"
+"""The trained model, in the folder of a job that is complete."""
 
 
 def connect(endpoints: str, wait: float | None = None, environ: Mapping[str, str] = os.environ) -> Etcd:
@@ -68,7 +70,7 @@ def read_endpoints(job_dir: Path) -> str:
 
 def is_complete(job_dir: Path) -> bool:
     """Whether the job in this folder has come to its end: it leaves its model there."""
-    return (job_dir / "model.safetensors").exists()
+    return (job_dir / MODEL).exists()
 
 
 class JobEnded(GraphftError):

@@ -10,10 +10,11 @@ from typing import Literal
 
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.saved_step import saved_step
-from graphft.runtime.coordination.connect import connect, is_complete, read_endpoints
+from graphft.runtime.coordination.connect import MODEL, connect, is_complete, read_endpoints
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.status import JobStatus, read_status
 from graphft.runtime.launcher.job_folder import begun
+from graphft.runtime.launcher.result import Result
 from graphft.runtime.process.folder_lock import holder_of
 from graphft.transpiler.record import JobRecord, read_record
 
@@ -37,11 +38,13 @@ class FolderStatus:
     at: float
     holder: str = ""
     """Of a job that runs or starts: its launcher, where that holds the folder."""
+    lost: tuple[str, ...] = ()
+    """What a complete job did without, in words."""
 
     def describe(self) -> str:
         """On one line, with what to do about it."""
         what = {
-            "complete": f"is complete: {self.steps} steps, model {self.folder / 'model.safetensors'}",
+            "complete": f"is complete: {self.steps} steps, model {self.folder / MODEL}",
             "running": f"is running, {self.where}",
             "starting": f"is starting ({self.holder}), {self.where}",
             "stopped": f"is not running; it stopped {self.where}: graphft launch --job {self.folder} goes on with it",
@@ -49,7 +52,7 @@ class FolderStatus:
             "unknown": f"may run elsewhere: its etcd does not answer; its newest checkpoint here is {self.where}",
             "unreadable": "cannot be read",
         }[self.state]
-        return f"the job in {self.folder} {what}"
+        return "; ".join([f"the job in {self.folder} {what}", *self.lost])
 
     @property
     def where(self) -> str:
@@ -61,7 +64,7 @@ class FolderStatus:
         return str(self.folder), self.state, step, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.at))
 
     def to_json(self) -> dict[str, object]:
-        model = str(self.folder / "model.safetensors") if self.state == "complete" else None
+        model = str(self.folder / MODEL) if self.state == "complete" else None
         return {
             "job": self.name,
             "folder": str(self.folder),
@@ -71,6 +74,7 @@ class FolderStatus:
             "at": self.at,
             "launcher": self.holder,
             "model": model,
+            "lost": list(self.lost),
         }
 
 
@@ -88,7 +92,8 @@ def look_at(folder: Path) -> FolderStatus:
         return FolderStatus(folder, folder.name, "unreadable", None, 0, _modified(folder))
     name, steps = record.config.name, record.config.total_steps
     if is_complete(folder):
-        return FolderStatus(folder, name, "complete", steps, steps, _modified(folder / "model.safetensors"))
+        lost = tuple(Result.of(folder, steps, 0.0).lost(record.config.data.records))
+        return FolderStatus(folder, name, "complete", steps, steps, _modified(folder / MODEL), lost=lost)
     holder, endpoints = holder_of(folder), read_endpoints(folder) or ",".join(record.config.etcd_endpoints or ())
     live = _live(endpoints, record) if endpoints else None
     if live is not None and (live.pservers or live.trainers or holder):

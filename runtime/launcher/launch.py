@@ -9,33 +9,29 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from graphft.errors import GraphftError, UsageError
-from graphft.fileio import tensor_file_metadata
-from graphft.runtime.coordination.connect import connect, is_complete, write_endpoints
+from graphft.runtime.coordination.connect import MODEL, connect, is_complete, write_endpoints
+from graphft.runtime.coordination.discarded import discarded_of
 from graphft.runtime.coordination.embedded_etcd import start_etcd
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import fenced, put_job
 from graphft.runtime.coordination.stale_run import begin_anew, make_way, revoke_dead, tell_failed, try_again
-from graphft.runtime.coordination.status import JobStatus, read_status
-from graphft.runtime.etcd import EmbeddedEtcd, EtcdError, Store
-from graphft.runtime.launcher.discarded import Discarded, describe_discarded, discarded_of
+from graphft.runtime.coordination.status import JobStatus
+from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.launcher.ending import Reached, interruptible, without_traceback
-from graphft.runtime.launcher.etcd_keeper import EtcdKeeper
 from graphft.runtime.launcher.fork_server import SUPPORTED, ForkServer
 from graphft.runtime.launcher.job_folder import JobFolder, open_folder, saved_folder
 from graphft.runtime.launcher.options import CALLED, LaunchOptions, choose_options
 from graphft.runtime.launcher.process_counts import MissingProcesses, check_counts
+from graphft.runtime.launcher.process_ends import note_launch
+from graphft.runtime.launcher.result import Result
+from graphft.runtime.launcher.supervise import supervise, why_failed
 from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.runtime.launcher.tell import tell
 from graphft.runtime.process.folder_lock import locked
-from graphft.runtime.process.identity import Identity
-from graphft.runtime.process.metric_files import losses_of, metrics_of
 from graphft.runtime.process.role_environment import role_environment
 from graphft.runtime.process.role_process import EXIT_OK, EXIT_USAGE
 from graphft.runtime.process.structs import prepare_structs
@@ -45,45 +41,6 @@ if TYPE_CHECKING:
     from graphft.transpiler import Job, JobRecord
 
 log = logging.getLogger("graphft")
-
-STATUS_EVERY_SECONDS = 0.5
-EXIT_GRACE_SECONDS = 30.0
-MODEL = "model.safetensors"
-"""In a job's folder, when it is complete."""
-LOOK_SECONDS = 1.0
-"""For how long one read of the display may keep this process from looking after its children and etcd."""
-
-
-@dataclass(frozen=True)
-class Result:
-    """A completed job. `model` is the trained model's safetensors state_dict; `losses` has (step, slot, loss);
-    `metrics` has the means of each step by name."""
-
-    job_dir: Path
-    model: Path
-    steps: int
-    seconds: float
-    failures: dict[str, int] = field(default_factory=dict)
-    preemptions: dict[str, int] = field(default_factory=dict)
-    discarded: tuple[Discarded, ...] = ()
-    """What was left out of the data, and why."""
-
-    @property
-    def skipped_steps(self) -> int:
-        """Steps (async: batches, units) that were left out because a loss or a gradient was not finite: as the model's
-        file says. 0 unless on_nonfinite="skip"."""
-        return int(tensor_file_metadata(self.model).get("skipped_steps", 0))
-
-    @property
-    def losses(self) -> list[tuple[int, int, float]]:
-        """(step, slot, loss), each (step, slot) once, from the metrics that trainers of this machine wrote."""
-        return losses_of(self.job_dir)
-
-    @property
-    def metrics(self) -> dict[str, list[tuple[int, float]]]:
-        """(step, value) of `loss` and of each metric that `loss_fn` returned, each step once: the mean over the
-        samples of the step, of all slots that trainers of this machine computed."""
-        return metrics_of(self.job_dir)
 
 
 def run_job(
@@ -223,7 +180,7 @@ def launch_directory(
             if waited and is_complete(folder.path):
                 tell(f"{folder.path} was completed by {waited[0]}")
                 seconds = time.monotonic() - begun_at
-                return Result(folder.path, folder.path / MODEL, job.config.total_steps, seconds)
+                return Result.of(folder.path, job.config.total_steps, seconds)
         tell(folder.describe(job.config))
         return _launch(job, folder.path, options, on_status, reached, stack)
 
@@ -239,6 +196,7 @@ def _launch(
     """Starts everything, and hands it to `stack`, which ends it: etcd, roles, display."""
     started = time.monotonic()
     keys = Keys(job.config.name)
+    note_launch(job_dir)
     supervisor, embedded = _start(job, job_dir, options, keys, stack)
     trainers, pservers = options.counts(job.config)
     for index in range(pservers):
@@ -257,32 +215,20 @@ def _launch(
             on_status(supervisor, status)
 
     brief = display is None and on_status is None
-    status = _supervise(supervisor, supervisor.etcd, keys, display, look, embedded, brief)
+    status = supervise(supervisor, supervisor.etcd, keys, display, look, embedded, brief)
     if display is not None:
         display.close(status)
-    if supervisor.report.failed and not job.config.ft:
+    if supervisor.failed and not job.config.ft:
         tell_failed(supervisor.etcd, keys)
-    if supervisor.report.failed or status is None or status.state != "complete":
+    if status is None or (why := why_failed(supervisor, status)):
         raise GraphftError(
-            f"job {keys.job} failed: {_why(supervisor, status)}",
-            rule="job-failed",
-            help=f"logs of all roles are in {job_dir / 'logs'}",
+            f"job {keys.job} failed: {why}", rule="job-failed", help=f"logs of all roles are in {job_dir / 'logs'}"
         )
-    result = Result(
-        job_dir,
-        job_dir / MODEL,
-        status.step,
-        time.monotonic() - started,
-        dict(supervisor.report.failures),
-        dict(supervisor.report.preemptions),
-        discarded_of(job.config, status.left_out),
-    )
+    result = Result.of(job_dir, status.step, time.monotonic() - started, discarded_of(job.config, status.left_out))
     if display is not None:
-        display.console.print(_summary(result, status), soft_wrap=True)
-    elif result.skipped_steps:
-        tell(f"{result.skipped_steps} of {result.steps} steps were SKIPPED as not finite")
-    if lost := describe_discarded(result.discarded, job.config.data.records):
-        tell(lost)  # also when it is to be quiet: data is lost
+        display.console.print(result.describe(status.generation), soft_wrap=True)
+    for line in result.lost(job.config.data.records):
+        tell(line)
     return result
 
 
@@ -317,10 +263,6 @@ def _start(
     return supervisor, embedded
 
 
-def _why(supervisor: Supervisor, status: JobStatus | None) -> str:
-    return supervisor.report.failed or (status.failure if status is not None else "") or "it did not complete"
-
-
 def _fork_server(
     job_dir: Path, environment: Mapping[str, str], options: LaunchOptions, stack: ExitStack
 ) -> ForkServer | None:
@@ -335,74 +277,3 @@ def _display() -> Display:
     from graphft.runtime.launcher.display import Display
 
     return Display()
-
-
-def _supervise(
-    supervisor: Supervisor,
-    etcd: Store,
-    keys: Keys,
-    display: Display | None,
-    on_status: Callable[[Supervisor, JobStatus], None],
-    embedded: EmbeddedEtcd | None,
-    brief: bool,
-) -> JobStatus | None:
-    """Looks after the processes until the job is over. Returns its last status; None if etcd never told one."""
-    status, next_status, complete_at = None, 0.0, None
-    keeper = EtcdKeeper(embedded) if embedded is not None else None
-    while not supervisor.all_done and not supervisor.report.failed:
-        supervisor.step(0.2)
-        if keeper is not None:
-            keeper.step()
-        if time.monotonic() < next_status:
-            continue
-        next_status = time.monotonic() + STATUS_EVERY_SECONDS
-        seen = _look(etcd, keys, status, brief)
-        if keeper is not None:
-            keeper.heard(seen is not status)
-        if seen is None:
-            continue
-        if seen is not status:
-            supervisor.replace_frozen(_registered(seen))  # also when it is complete: what is stopped never ends
-            if seen.state == "running" and embedded is not None:  # no process elsewhere can reach it
-                supervisor.expect_trainers(bool(seen.trainers or seen.loading))
-        status = seen
-        supervisor.take_progress(status.step, sum(shard.get("applied", 0) for shard in status.pservers.values()))
-        if display is not None:
-            display.show(status)
-        on_status(supervisor, status)
-        if status.state == "failed":
-            told = status.failure or "a role reported that the job cannot go on"
-            supervisor.report.failed = supervisor.report.failed or told
-        if status.state == "complete":
-            complete_at = complete_at or time.monotonic()
-            if time.monotonic() - complete_at > EXIT_GRACE_SECONDS:
-                break
-    last = _look(etcd, keys, status)
-    if last is not None:
-        on_status(supervisor, last)
-    return last
-
-
-def _registered(status: JobStatus) -> set[Identity]:
-    members = [*status.pservers.values(), *status.trainers.values()]
-    return {msgspec.convert(member["process"], Identity) for member in members}
-
-
-def _look(etcd: Store, keys: Keys, last: JobStatus | None, brief: bool = False) -> JobStatus | None:
-    try:
-        return read_status(etcd, keys, deadline=LOOK_SECONDS, brief=brief)
-    except EtcdError:
-        return last  # etcd is away for a moment: the display waits, the job decides for itself
-
-
-def _summary(result: Result, status: JobStatus) -> str:
-    failures, preemptions = sum(result.failures.values()), sum(result.preemptions.values())
-    parts = [
-        f"complete: {result.steps} steps in {result.seconds:.1f} s",
-        f"{preemptions} preemptions",
-        f"{failures} failures",
-        f"generation {status.generation}",
-    ]
-    if result.skipped_steps:
-        parts.append(f"{result.skipped_steps} steps SKIPPED as not finite")
-    return f"{', '.join(parts)}\nmodel: {result.model}"

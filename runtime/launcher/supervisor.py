@@ -10,7 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -25,6 +25,7 @@ from graphft.runtime.etcd import EtcdError, Store
 from graphft.runtime.launcher.fork_server import Forked, ForkServer
 from graphft.runtime.launcher.inquest import Inquest
 from graphft.runtime.launcher.offspring import Offspring
+from graphft.runtime.launcher.process_ends import note_end
 from graphft.runtime.process.identity import UNKNOWN, Identity, identify
 from graphft.runtime.process.memory_use import peak_bytes
 from graphft.runtime.process.role_process import (
@@ -92,15 +93,6 @@ class Child:
         return f"{self.role} {self.index}"
 
 
-@dataclass(slots=True)
-class Report:
-    """How the job ended, as far as this machine's processes tell."""
-
-    failed: str = ""
-    failures: dict[str, int] = field(default_factory=dict)
-    preemptions: dict[str, int] = field(default_factory=dict)
-
-
 class Supervisor:
     """Keeps a set of role processes running until the job is over.
 
@@ -126,7 +118,8 @@ class Supervisor:
         self._fork_server = fork_server
         self._next_fork_server: float | None = None
         self.events = Events(etcd, keys, "launcher")
-        self.report = Report()
+        self.failed = ""
+        """Why the job failed, as far as this machine's processes tell."""
         self._progress = self._applied = 0
         self._revoker = Revoker(etcd, keys)
         self._inquest = Inquest(job_dir, keys, etcd, self.events)
@@ -217,7 +210,7 @@ class Supervisor:
             return
         self._alone_since = time.monotonic() if self._alone_since is None else self._alone_since
         if time.monotonic() - self._alone_since > (AWAY_SECONDS if self._others_seen else ALONE_SECONDS):
-            self.report.failed = self.report.failed or "no trainer is left, and the job is not complete"
+            self.failed = self.failed or "no trainer is left, and the job is not complete"
 
     @property
     def all_done(self) -> bool:
@@ -345,9 +338,7 @@ class Supervisor:
             self._count_failure(child, blamed, counts is not False or status == EXIT_USAGE)
         quick = QUICK_PREEMPTION_SECONDS if preempted else QUICK_FAILURE_SECONDS
         child.in_a_row = child.in_a_row + 1 if time.monotonic() - child.started_at < quick else 1
-        for told, count in ((self.report.failures, child.failures), (self.report.preemptions, child.preemptions)):
-            if count:
-                told[child.name] = count
+        note_end(self.job_dir, child.name, "preemption" if preempted else "failure", what)
         if not self.restart:
             self._give_up(child, f"{child.name} died ({what}), and the job has no fault tolerance (ft=False)")
         elif status == EXIT_USAGE and blamed is None and self._others_work(child):
@@ -417,7 +408,7 @@ class Supervisor:
     def _give_up(self, child: Child, why: str) -> None:
         child.done = True
         tail = self.tail_of_log(child)
-        self.report.failed = self.report.failed or why + (f"\n{tail}" if tail else "")
+        self.failed = self.failed or why + (f"\n{tail}" if tail else "")
         self.events.emit("failed", why)
 
     def _error_of(self, child: Child) -> str:

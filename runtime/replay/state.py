@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from graphft.errors import UsageError
 from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
-from graphft.runtime.launcher.launch import losses_of
+from graphft.runtime.process.metric_files import losses_of
 from graphft.runtime.replay.batch import Computed, LocalTrainer
 from graphft.runtime.replay.shards import LocalShards
 

@@ -23,8 +23,9 @@ from graphft.runtime.coordination.connect import read_endpoints
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.status import JobStatus, read_status
 from graphft.runtime.etcd import Etcd
-from graphft.runtime.launcher import launch
-from graphft.runtime.launcher.launch import Result
+from graphft.runtime.launcher import supervise
+from graphft.runtime.launcher.launch import run_job
+from graphft.runtime.launcher.result import Result
 from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.transpiler import Job
 from graphft.transpiler.layout import slices_of
@@ -126,11 +127,11 @@ def play(job: Job, folder: Path, acts: Sequence[Act] = (), **options: Any) -> Pl
         elif left:
             brake(config, status)
 
-    usual, launch.STATUS_EVERY_SECONDS = launch.STATUS_EVERY_SECONDS, LOOK_SECONDS
+    usual, supervise.STATUS_EVERY_SECONDS = supervise.STATUS_EVERY_SECONDS, LOOK_SECONDS
     try:
-        result = launch.run_job(job, on_status=look, job_dir=str(folder), **{"quiet": True, **options})
+        result = run_job(job, on_status=look, job_dir=str(folder), **{"quiet": True, **options})
     finally:
-        launch.STATUS_EVERY_SECONDS = usual
+        supervise.STATUS_EVERY_SECONDS = usual
     assert not left, f"the job was over before {len(left)} of {len(acts)} acts; its last status: {statuses[-1:]}"
     return Played(job, folder, result, statuses)
 

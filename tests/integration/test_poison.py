@@ -11,6 +11,8 @@ import torch
 
 import graphft
 from graphft import ir
+from graphft.runtime.coordination.discarded import read_discarded
+from graphft.runtime.launcher.folder_status import look_at
 from tests.integration import training
 from tests.integration.plays import SCRIPT, Act, Pace, Program, kill, play
 
@@ -51,6 +53,8 @@ def test_a_record_that_cannot_be_read_is_left_out_and_the_rest_is_exact(
     assert discarded.records == (BROKEN,)
     assert "record 100 is damaged" in discarded.reason
     assert f"1 of {training.RECORDS} records were DISCARDED" in capfd.readouterr().err
+    assert read_discarded(folder) == played.result.discarded, "also when its etcd has gone"
+    assert "1 of 444 records were DISCARDED" in look_at(folder).describe()
 
     eager = training.trained_in_one_process(
         job, training.network(), lambda work: bad if work.chunk == 2 else frozenset()

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
+import signal
 import socket
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 from graphft import ir
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.launcher.process_ends import read_ends
 from graphft.runtime.process.role_process import EXIT_USAGE
 from tests.integration import training
 from tests.integration.plays import SCRIPT, Pace, Program, at, play
@@ -87,7 +90,9 @@ def test_a_corrected_script_does_not_go_on_with_the_old_run(folder: Path, pace: 
     arguments = (SCRIPT, pace.file)
     launch = {"GRAPHFT_LAUNCH": '{"quiet": true}'}
     first = Program(folder, *arguments, json.dumps(OPTIONS), **launch)
-    first.until(folder / "jobs" / "blobs", lambda s: at(12)(s) and s.checkpoint == 10)
+    seen = first.until(folder / "jobs" / "blobs", lambda s: at(12)(s) and s.checkpoint == 10)
+    os.kill(next(iter(seen.trainers.values()))["pid"], signal.SIGKILL)
+    first.until(folder / "jobs" / "blobs", lambda s: any(e.kind == "died" for e in s.events))
     first.kill()
     pace.set(0)
     mended = Program(folder, *arguments, json.dumps({**OPTIONS, "blobs": {"mislabeled": 444}}), **launch)
@@ -99,6 +104,8 @@ def test_a_corrected_script_does_not_go_on_with_the_old_run(folder: Path, pace: 
     assert again.wait() == 0, again.output
     assert re.match(r"resuming jobs/blobs at step [12]0 of \d+ \(job unchanged\)\n", again.output), again.output
     assert (folder / "jobs" / "blobs" / "model.safetensors").exists()
+    ends = read_ends(folder / "jobs" / "blobs")
+    assert (ends.launches, ends.failures, sum(ends.preemptions.values())) == (2, {}, 1), "of all launches"
     log = (folder / "jobs" / "blobs" / "logs" / "pserver-0.log").read_text()
     assert re.search("goes on from step [12]0", log), log
 

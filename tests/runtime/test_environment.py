@@ -30,8 +30,9 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, EtcdUnreachable
 from graphft.runtime.execute.determinism import enforce
-from graphft.runtime.launcher.launch import Result, run_job
+from graphft.runtime.launcher.launch import run_job
 from graphft.runtime.launcher.options import LaunchOptions
+from graphft.runtime.launcher.result import Result
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_USAGE
 from graphft.runtime.roles.environment import RoleSpec, role_of_environment, run_as_role, run_role
 from graphft.transpiler import Job

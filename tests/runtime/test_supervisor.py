@@ -22,6 +22,7 @@ from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.launcher import supervisor as module
+from graphft.runtime.launcher.process_ends import ProcessEnds, read_ends
 from graphft.runtime.launcher.supervisor import Child, Supervisor
 
 SLEEP = "import time; time.sleep(100)"
@@ -124,8 +125,8 @@ def test_a_killed_child_is_started_again_at_once(supervise: Any, stubs: Stubs, e
     assert stubs.started[-1] - killed < 1.0
     assert (child.preemptions, child.failures, pid(other)) == (1, 0, spared)
     assert texts(etcd, keys) == ["trainer 1 died (killed by SIGKILL), starting it again"]
-    assert (supervisor.report.preemptions, supervisor.report.failures) == ({"trainer 1": 1}, {})
-    assert not supervisor.report.failed
+    assert read_ends(supervisor.job_dir) == ProcessEnds(0, {}, {"trainer 1": 1})
+    assert not supervisor.failed
 
 
 def test_failures_are_retried_with_growing_delays_and_then_given_up(
@@ -135,14 +136,14 @@ def test_failures_are_retried_with_growing_delays_and_then_given_up(
     stubs.code = "import sys; print('about to fail'); sys.exit('the reason')"
     supervisor = supervise(max_restarts=3)
     child = supervisor.add("trainer", 0)
-    steps(supervisor, lambda: supervisor.report.failed)
+    steps(supervisor, lambda: supervisor.failed)
     gaps = [b - a for a, b in zip(stubs.started, stubs.started[1:], strict=False)]
     assert len(gaps) == 3
     assert all(gap >= delay for gap, delay in zip(gaps, (0.1, 0.2, 0.4), strict=True)), gaps
     assert (child.failures, child.preemptions, child.done, supervisor.all_done) == (4, 0, True, True)
-    assert "trainer 0 failed 4 times in a row, --max-restarts is 3" in supervisor.report.failed
-    assert supervisor.report.failed.endswith("the reason"), "the end of its log"
-    assert "trainer-0.log" in supervisor.report.failed
+    assert "trainer 0 failed 4 times in a row, --max-restarts is 3" in supervisor.failed
+    assert supervisor.failed.endswith("the reason"), "the end of its log"
+    assert "trainer-0.log" in supervisor.failed
     assert texts(etcd, keys)[-1] == "trainer 0 failed 4 times in a row, --max-restarts is 3"
 
 
@@ -155,11 +156,11 @@ def test_progress_of_the_job_between_failures_lets_a_role_fail_again(
     child = supervisor.add("trainer", 0)
     for failures in (1, 2, 3):
         steps(supervisor, lambda failures=failures: child.failures == failures)
-        assert not supervisor.report.failed
+        assert not supervisor.failed
         supervisor.take_progress(failures, 10 * failures)
     supervisor.take_progress(3, 40)  # steps that are repeated
     supervisor.take_progress(4, 30)  # a step without data
-    steps(supervisor, lambda: supervisor.report.failed)
+    steps(supervisor, lambda: supervisor.failed)
     assert child.failures == 5
 
 
@@ -174,7 +175,7 @@ def test_preemptions_are_never_given_up_on_but_do_not_burn_the_machine(
     steps(supervisor, lambda: child.preemptions == 4)
     gaps = [b - a for a, b in zip(stubs.started, stubs.started[1:], strict=False)]
     assert all(gap >= delay for gap, delay in zip(gaps, (0.0, 0.1, 0.2), strict=True)), gaps
-    assert (child.failures, supervisor.report.failed) == (0, "")
+    assert (child.failures, supervisor.failed) == (0, "")
 
 
 def test_a_child_that_ran_for_a_while_is_not_delayed(
@@ -196,11 +197,11 @@ def test_wrong_usage_is_given_up_at_once(supervise: Any, stubs: Stubs) -> None:
     stubs.code = "import sys; sys.stderr.write('error[determinism]: torch differs\\n'); sys.exit(2)"
     supervisor = supervise()
     supervisor.add("pserver", 0)
-    steps(supervisor, lambda: supervisor.report.failed)
+    steps(supervisor, lambda: supervisor.failed)
     assert len(stubs.started) == 1
-    headline = supervisor.report.failed.splitlines()[0]
+    headline = supervisor.failed.splitlines()[0]
     assert headline == "pserver 0 cannot start (wrong usage): error[determinism]: torch differs"
-    assert supervisor.report.failed.endswith("error[determinism]: torch differs")
+    assert supervisor.failed.endswith("error[determinism]: torch differs")
 
 
 def test_a_trainer_that_cannot_start_is_tried_again_while_another_one_works(
@@ -216,10 +217,10 @@ def test_a_trainer_that_cannot_start_is_tried_again_while_another_one_works(
     stubs.code = "import sys; sys.exit(2)"
     supervisor.add("trainer", 1)
     steps(supervisor, lambda: len(stubs.started) >= 4)
-    assert not supervisor.report.failed
+    assert not supervisor.failed
     supervisor.signal("trainer", 0, signal.SIGKILL)
-    steps(supervisor, lambda: supervisor.report.failed)
-    assert "cannot go on (wrong usage)" in supervisor.report.failed, "trainer 1, which counts as at work from 0 s on"
+    steps(supervisor, lambda: supervisor.failed)
+    assert "cannot go on (wrong usage)" in supervisor.failed, "trainer 1, which counts as at work from 0 s on"
 
 
 @pytest.mark.parametrize("recorded", [True, False])
@@ -241,15 +242,15 @@ def test_deaths_in_a_proof_are_counted_once_others_have_made_it(
     supervisor = supervise(max_restarts=2)
     child = supervisor.add("trainer", 0)
     steps(supervisor, lambda: child.failures + child.preemptions == 6 or child.done)
-    assert ("trainer 0 failed 3 times in a row" in supervisor.report.failed) == recorded
+    assert ("trainer 0 failed 3 times in a row" in supervisor.failed) == recorded
 
 
 def test_without_fault_tolerance_a_death_is_the_end(supervise: Any, stubs: Stubs) -> None:
     supervisor = supervise(restart=False)
     supervisor.add("trainer", 0)
     supervisor.signal("trainer", 0, signal.SIGKILL)
-    steps(supervisor, lambda: supervisor.report.failed)
-    assert "died (killed by SIGKILL), and the job has no fault tolerance" in supervisor.report.failed
+    steps(supervisor, lambda: supervisor.failed)
+    assert "died (killed by SIGKILL), and the job has no fault tolerance" in supervisor.failed
     assert len(stubs.started) == 1
 
 
@@ -260,7 +261,7 @@ def test_children_that_are_done(supervise: Any, stubs: Stubs, etcd: Etcd, keys: 
     for index in range(3):
         supervisor.add("trainer", index)
     steps(supervisor, lambda: supervisor.all_done)
-    assert (supervisor.report.failed, supervisor.report.failures, texts(etcd, keys)) == ("", {}, [])
+    assert (supervisor.failed, read_ends(supervisor.job_dir), texts(etcd, keys)) == ("", ProcessEnds(), [])
     assert not supervisor.signal("trainer", 0, signal.SIGKILL)
     assert not supervisor.signal("trainer", 7, signal.SIGKILL)
 
@@ -273,7 +274,7 @@ def test_status_0_before_the_job_is_over_is_a_failure(
     stubs.code = ""
     supervisor = supervise(max_restarts=1)
     child = supervisor.add("trainer", 0)
-    steps(supervisor, lambda: supervisor.report.failed)
+    steps(supervisor, lambda: supervisor.failed)
     assert (child.failures, len(stubs.started)) == (2, 2)
     assert texts(etcd, keys)[0] == "trainer 0 died (exit status 0, before the job was over), starting it again"
 
@@ -287,7 +288,7 @@ WorkRecord(record_path(Path({str(tmp_path)!r}), 3)).mark(Phase.LEFT)
     supervisor = supervise()
     child = supervisor.add("trainer", 3)
     steps(supervisor, lambda: child.done, 30)
-    assert (child.failures, supervisor.report.failed) == (0, "")
+    assert (child.failures, supervisor.failed) == (0, "")
 
 
 def test_a_job_without_trainers_ends(supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,10 +298,10 @@ def test_a_job_without_trainers_ends(supervise: Any, stubs: Stubs, monkeypatch: 
     trainer = supervisor.add("trainer", 0)
     for trainer.done in (False, False, True):
         supervisor.expect_trainers(False)
-        assert not supervisor.report.failed, "one may be added"
+        assert not supervisor.failed, "one may be added"
         time.sleep(0.15)
     supervisor.expect_trainers(False)
-    assert "no trainer is left" in supervisor.report.failed
+    assert "no trainer is left" in supervisor.failed
 
 
 def test_trainers_of_others_may_come_back(supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,10 +311,10 @@ def test_trainers_of_others_may_come_back(supervise: Any, stubs: Stubs, monkeypa
     supervisor.add("trainer", 0).done = True
     for others in (True, False, False):
         supervisor.expect_trainers(others)
-        assert not supervisor.report.failed
+        assert not supervisor.failed
     monkeypatch.setattr(module, "AWAY_SECONDS", 0.0)
     supervisor.expect_trainers(False)
-    assert "no trainer is left" in supervisor.report.failed
+    assert "no trainer is left" in supervisor.failed
 
 
 # -- leases -----------------------------------------------------------------------------------------------------------
@@ -494,6 +495,5 @@ def test_a_folder_that_goes_is_told_and_comes_back(
     assert pid(child) == first, "not started"
     (tmp_path / "logs").unlink()
     steps(supervisor, lambda: pid(child) != first)
-    assert (child.failures, supervisor.report.failed) == (0, "")
-    (told,) = [t for t in texts(etcd, keys) if "is gone" in t]
-    assert told.startswith(f"{tmp_path} is gone, or its file system is: what lives goes on")
+    assert (child.failures, supervisor.failed) == (0, "")
+    assert f"{tmp_path} is gone, or its file system is: what lives goes on" in "".join(texts(etcd, keys))

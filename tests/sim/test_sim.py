@@ -73,5 +73,5 @@ def test_a_late_trainer_finds_the_others_ready() -> None:
 
 def test_a_seed_replays_exactly() -> None:
     """Also its story, in another process: times, order, and every line that a role has logged."""
-    (line,) = simulate("--workers", "2", "--seeds", "2", "--twice")
-    assert "4 of 4 seeds as they should be" in line
+    printed = "\n".join(simulate("--workers", "2", "--seeds", "2", "--twice"))
+    assert "4 of 4 seeds as they should be" in printed, printed

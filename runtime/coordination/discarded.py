@@ -1,19 +1,23 @@
-"""What a job has left out of its data, for its user."""
+"""What a job has left out of its data, for its user: `discarded.jsonl` in its folder, once it is complete."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from graphft.fileio import write_atomically
 from graphft.runtime.protocol.left_out import LeftOut, positions_of
 
 if TYPE_CHECKING:
     from graphft.transpiler import JobConfig
 
+FILE = "discarded.jsonl"
 
-@dataclass(frozen=True, slots=True)
-class Discarded:
+
+class Discarded(msgspec.Struct, frozen=True):
     """Records that are left out since a batch failed: of that batch's pass and of all later ones.
 
     `records`: their numbers in the data, ascending. `batch`: of the chunk (with local accumulation, its unit).
@@ -39,7 +43,24 @@ def discarded_of(config: JobConfig, left_out: Mapping[int, LeftOut]) -> tuple[Di
     return tuple(sorted(found, key=lambda d: (d.pass_index, d.chunk, d.batch)))
 
 
-def describe_discarded(found: tuple[Discarded, ...], total: int) -> str:
+def write_discarded(job_dir: Path, found: Sequence[Discarded]) -> None:
+    """Makes the file be there exactly if anything was discarded."""
+    if found:
+        write_atomically(job_dir / FILE, b"".join(msgspec.json.encode(one) + b"\n" for one in found))
+    else:
+        (job_dir / FILE).unlink(missing_ok=True)
+
+
+def read_discarded(job_dir: Path) -> tuple[Discarded, ...]:
+    """Of a complete job."""
+    try:
+        lines = (job_dir / FILE).read_bytes().splitlines()
+    except FileNotFoundError:
+        return ()
+    return tuple(msgspec.json.decode(line, type=Discarded) for line in lines)
+
+
+def describe_discarded(found: Sequence[Discarded], total: int) -> str:
     """In one line; "" for nothing. `total`: records of the data."""
     if not found:
         return ""
@@ -47,5 +68,5 @@ def describe_discarded(found: tuple[Discarded, ...], total: int) -> str:
     first = found[0]
     return (
         f"{count} of {total} records were DISCARDED, as their batches failed; first chunk {first.chunk}, records "
-        f"{first.records[0]} to {first.records[-1]}: {first.reason} (all of them: Result.discarded)"
+        f"{first.records[0]} to {first.records[-1]}: {first.reason} (all of them: Result.discarded, {FILE})"
     )

@@ -1,0 +1,66 @@
+"""What became of a run's processes: `ends.jsonl` in its folder, which outlives the launchers that write it.
+
+A line: {at (seconds since 1970), name ("trainer 0"), kind ("failure" or "preemption"), what}; or {at, kind: "launch"}.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+log = logging.getLogger("graphft")
+
+Kind = Literal["failure", "preemption"]
+
+
+@dataclass(frozen=True)
+class ProcessEnds:
+    """Of a run, from its first launch on: how many processes of each role failed, and how many were preempted."""
+
+    launches: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
+    preemptions: dict[str, int] = field(default_factory=dict)
+
+
+def note_launch(job_dir: Path) -> None:
+    _append(job_dir, {"kind": "launch"})
+
+
+def note_end(job_dir: Path, name: str, kind: Kind, what: str) -> None:
+    """A process of this role ended before its job did. Never raises: a full disk must not end a launcher."""
+    _append(job_dir, {"kind": kind, "name": name, "what": what})
+
+
+def read_ends(job_dir: Path) -> ProcessEnds:
+    """Of all launches of the run in this folder, on all machines that share it."""
+    launches, counts = 0, {"failure": Counter[str](), "preemption": Counter[str]()}
+    for line in _lines(job_dir):
+        try:
+            row = json.loads(line)
+            kind = row["kind"]
+            launches += kind == "launch"
+            if kind in counts:
+                counts[kind][str(row["name"])] += 1
+        except (ValueError, KeyError, TypeError):  # a line that the disk did not take whole
+            continue
+    return ProcessEnds(launches, dict(counts["failure"]), dict(counts["preemption"]))
+
+
+def _append(job_dir: Path, row: dict[str, str]) -> None:
+    try:
+        with (job_dir / "ends.jsonl").open("a") as f:
+            f.write(json.dumps({"at": round(time.time(), 3)} | row) + "\n")
+    except OSError as error:
+        log.warning("the end of a process cannot be noted in %s: %s", job_dir, error)
+
+
+def _lines(job_dir: Path) -> list[str]:
+    try:
+        return (job_dir / "ends.jsonl").read_text(errors="replace").splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,83 @@
+"""What a completed job was: its model, its metrics, what it lost. Read from its folder, whoever ran it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from graphft.fileio import tensor_file_metadata
+from graphft.runtime.coordination.connect import MODEL
+from graphft.runtime.coordination.discarded import Discarded, describe_discarded, read_discarded
+from graphft.runtime.launcher.process_ends import read_ends
+from graphft.runtime.process.metric_files import losses_of, metrics_of
+
+
+@dataclass(frozen=True)
+class Result:
+    """A completed job. `model` is the trained model's safetensors state_dict; `steps`, of the whole run; `seconds`, of
+    this launch.
+
+    `failures` and `preemptions` have how often processes of a role ended too early, by the role's name ("trainer 0"),
+    in all `launches` of the run in this folder.
+    """
+
+    job_dir: Path
+    model: Path
+    steps: int
+    seconds: float
+    failures: dict[str, int] = field(default_factory=dict)
+    preemptions: dict[str, int] = field(default_factory=dict)
+    discarded: tuple[Discarded, ...] = ()
+    """What was left out of the data, and why."""
+    launches: int = 1
+
+    @classmethod
+    def of(cls, job_dir: Path, steps: int, seconds: float, discarded: tuple[Discarded, ...] = ()) -> Result:
+        """Of the complete job in this folder. `discarded`: as etcd tells, for a folder without the model."""
+        ends = read_ends(job_dir)
+        return cls(
+            job_dir,
+            job_dir / MODEL,
+            steps,
+            seconds,
+            ends.failures,
+            ends.preemptions,
+            read_discarded(job_dir) or discarded,
+            ends.launches,
+        )
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps (async: batches, units) that were left out because a loss or a gradient was not finite: as the model's
+        file says. 0 unless on_nonfinite="skip". Raises FileNotFoundError if the model is on another machine."""
+        return int(tensor_file_metadata(self.model).get("skipped_steps", 0))
+
+    @property
+    def losses(self) -> list[tuple[int, int, float]]:
+        """(step, slot, loss), each (step, slot) once, from the metrics that trainers of this machine wrote."""
+        return losses_of(self.job_dir)
+
+    @property
+    def metrics(self) -> dict[str, list[tuple[int, float]]]:
+        """(step, value) of `loss` and of each metric that `loss_fn` returned, each step once: the mean over the
+        samples of the step, of all slots that trainers of this machine computed."""
+        return metrics_of(self.job_dir)
+
+    def describe(self, generation: int) -> str:
+        """The launcher's last lines."""
+        failures, preemptions = sum(self.failures.values()), sum(self.preemptions.values())
+        parts = [
+            f"complete: {self.steps} steps in {self.seconds:.1f} s",
+            *([f"{self.launches} launches"] if self.launches > 1 else []),
+            f"{preemptions} preemptions",
+            f"{failures} failures",
+            f"generation {generation}",
+        ]
+        where = str(self.model) if self.model.exists() else "on the machines of the pservers"
+        return f"{', '.join(parts)}\nmodel: {where}"
+
+    def lost(self, records: int) -> list[str]:
+        """What the job did without, a line each: told also when it is to be quiet. `records`: of its data."""
+        skipped = self.skipped_steps if self.model.exists() else 0
+        lines = [f"{skipped} of {self.steps} steps were SKIPPED as not finite"] if skipped else []
+        return lines + ([describe_discarded(self.discarded, records)] if self.discarded else [])
