@@ -128,6 +128,8 @@ class TrainerStatus(msgspec.Struct, frozen=True):
     """What it waits for and cannot go on without: storage that is away."""
     unreached: list[str] = []
     """Shards that do not answer it, with their addresses."""
+    metrics: dict[str, float] = {}
+    """Of its newest batch, as `loss_fn` returned them."""
 
 
 class ShardStatus(msgspec.Struct, frozen=True):

@@ -63,12 +63,22 @@ class JobStatus:
         return sum(losses) / len(losses) if losses else None
 
     @property
+    def metrics(self) -> dict[str, float]:
+        """What `loss_fn` returned beside the loss: means of the live trainers' newest values."""
+        found: dict[str, list[float]] = {}
+        for trainer in self.trainers.values():
+            for name, value in trainer.get("metrics", {}).items():
+                found.setdefault(name, []).extend([] if value is None else [value])
+        return {name: sum(values) / len(values) for name, values in found.items() if values}
+
+    @property
     def samples_per_second(self) -> float:
         return sum(t.get("samples_per_second", 0.0) for t in self.trainers.values())
 
     def to_json(self) -> str:
         data = asdict(self) | {
             "loss": self.loss,
+            "metrics": self.metrics,
             "samples_per_second": self.samples_per_second,
             "skipped_steps": self.skipped_steps,
         }

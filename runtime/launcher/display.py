@@ -19,6 +19,7 @@ from graphft.runtime.coordination.status import JobStatus
 
 LINE_EVERY_SECONDS = 5.0
 EVENTS_SHOWN = 6
+METRICS_SHOWN = 3
 
 
 def format_line(status: JobStatus) -> str:
@@ -28,9 +29,10 @@ def format_line(status: JobStatus) -> str:
 
 def _progress(status: JobStatus) -> str:
     loss = f"{status.loss:.4f}" if status.loss is not None else "-"
+    metrics = "".join(f"{name} {value:.4g}  " for name, value in list(status.metrics.items())[:METRICS_SHOWN])
     return (
         f"pass {status.pass_index + 1}/{status.spec['passes']}  "
-        f"step {status.step}/{status.spec['total_steps'] or '?'}  loss {loss}  "
+        f"step {status.step}/{status.spec['total_steps'] or '?'}  loss {loss}  {metrics}"
         f"{status.samples_per_second:,.0f} samples/s"
         + (f"  {status.skipped_steps} steps SKIPPED as not finite" if status.skipped_steps else "")
     )

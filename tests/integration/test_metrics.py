@@ -28,7 +28,7 @@ def run(folder: Path, **options: Any) -> Played:
     program = graphft.build(nn.Linear(1, 1), loss_fn, {"x": (None, 1)})
     graphft.minimize(program, graphft.SGD(lr=1e-4))
     data = graphft.arrays(x=torch.arange(float(RECORDS))[:, None], chunk_size=CHUNK)
-    return play(graphft.transpile(program, chunks=data, batch_size=BATCH, passes=2, **options), folder)
+    return play(graphft.transpile(program, chunks=data, batch_size=BATCH, **{"passes": 2, **options}), folder)
 
 
 def test_a_sync_step_is_the_mean_over_the_samples_of_all_slots(folder: Path) -> None:
@@ -49,3 +49,8 @@ def test_a_unit_of_local_steps_is_the_mean_over_the_samples_of_its_batches(folde
     played = run(folder, sync=False, mode="half_async", local_steps=3)
     found = [value for _, value in played.result.metrics["number"]]
     assert sorted(found[:3]) == sorted(found[3:]) == pytest.approx([4.5, 14.5, 24.5])
+
+
+def test_the_status_has_the_newest_values(folder: Path) -> None:
+    played = run(folder, passes=200)
+    assert any(0 <= status.metrics.get("number", -1) < RECORDS for status in played.statuses)

@@ -204,10 +204,14 @@ def event(at: float, text: str, who: str = "pserver 0") -> Event:
 
 
 def test_line() -> None:
-    trainers = {"0-aa": {"loss": 0.12345, "samples_per_second": 1234.0}, "1-bb": {}}
+    trainers = {
+        "0-aa": {"loss": 0.12345, "samples_per_second": 1234.0, "metrics": {"accuracy": 0.5}},
+        "1-bb": {"metrics": {"accuracy": 0.75, "f1": None}},
+    }
     line = format_line(status_of(trainers=trainers, pservers={0: {"version": 7}}, slots={0: "0-aa", 1: "1-bb"}))
     assert line == (
-        "pass 2/3  step 7/12  loss 0.1235  1,234 samples/s  2 trainers  1/2 pservers  chunks 2 todo 1 pending 1 done"
+        "pass 2/3  step 7/12  loss 0.1235  accuracy 0.625  1,234 samples/s  "
+        "2 trainers  1/2 pservers  chunks 2 todo 1 pending 1 done"
     )
     waiting = format_line(status_of(trainers=trainers, slots={1: "1-bb"}))
     assert "2 trainers  0/2 pservers  1 of 2 slots wait for a trainer  chunks" in waiting

@@ -195,10 +195,11 @@ class Trainer(Role):
         loss, *others = map(float, values)
         if not (math.isfinite(loss) or self.check.holds):
             self._warn(step, slot, loss)
-        self.state.computed(samples, loss)
+        metrics = dict(zip(reported(self.program)[1:], others, strict=True))
+        self.state.computed(samples, loss, metrics)
         row: dict[str, Any] = {"step": step, "slot": slot, "loss": loss}
-        if others:
-            row["metrics"] = dict(zip(reported(self.program)[1:], others, strict=True))
+        if metrics:
+            row["metrics"] = metrics
         self._metrics.write(row | {"samples": samples, "at": round(time.time(), 4)})
 
     def _warn(self, step: int, slot: int, loss: float) -> None:
@@ -247,4 +248,5 @@ class Trainer(Role):
             {**state.counters, **self.transport.counters},
             state.waiting,
             list(self.bar.silent),
+            dict(state.metrics),
         )
