@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from graphft.errors import GraphftError
 from graphft.fileio import write_atomically
 from graphft.runtime.protocol.left_out import LeftOut, positions_of
 
@@ -52,12 +53,15 @@ def write_discarded(job_dir: Path, found: Sequence[Discarded]) -> None:
 
 
 def read_discarded(job_dir: Path) -> tuple[Discarded, ...]:
-    """Of a complete job."""
+    """Of a complete job. Raises GraphftError if the file is damaged."""
     try:
         lines = (job_dir / FILE).read_bytes().splitlines()
     except FileNotFoundError:
         return ()
-    return tuple(msgspec.json.decode(line, type=Discarded) for line in lines)
+    try:
+        return tuple(msgspec.json.decode(line, type=Discarded) for line in lines)
+    except msgspec.MsgspecError as error:
+        raise GraphftError(f"{job_dir / FILE} is damaged: {error}", rule="load") from error
 
 
 def describe_discarded(found: Sequence[Discarded], total: int) -> str:

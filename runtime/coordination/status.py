@@ -52,6 +52,16 @@ class JobStatus:
     """Why the job has failed, and what to do about it."""
 
     @property
+    def told(self) -> str:
+        """Its state, for people: `running` is what etcd says of a job until it has ended, whoever is there."""
+        return self.state + (", but no process of it is there" if self.idle else "")
+
+    @property
+    def idle(self) -> bool:
+        """Not over, and nobody works on it."""
+        return self.state == "running" and not (self.pservers or self.trainers or self.loading)
+
+    @property
     def skipped_steps(self) -> int:
         """Steps (async: batches, units) that were left out because a loss or gradient was not finite."""
         return max((p.get("skipped_steps", 0) for p in self.pservers.values()), default=0)

@@ -52,7 +52,7 @@ def _live(status: JobStatus) -> str:
 
 def render(status: JobStatus) -> Group:
     """The live panel: progress, roles, and the newest events."""
-    head = Text(f"graphft job {status.job}: {status.state}, generation {status.generation}", style="bold")
+    head = Text(f"graphft job {status.job}: {status.told}, generation {status.generation}", style="bold")
     table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
     for column in ("role", "process", "at", "slots", ""):
         table.add_column(column)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, describe
 from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.connect import MODEL, connect, is_complete, read_endpoints
 from graphft.runtime.coordination.keys import Keys
@@ -92,7 +92,7 @@ def look_at(folder: Path) -> FolderStatus:
         return FolderStatus(folder, folder.name, "unreadable", None, 0, _modified(folder))
     name, steps = record.config.name, record.config.total_steps
     if is_complete(folder):
-        lost = tuple(Result.of(folder, steps, 0.0).lost(record.config.data.records))
+        lost = _lost(folder, record)
         return FolderStatus(folder, name, "complete", steps, steps, _modified(folder / MODEL), lost=lost)
     holder, endpoints = holder_of(folder), read_endpoints(folder) or ",".join(record.config.etcd_endpoints or ())
     live = _live(endpoints, record) if endpoints else None
@@ -105,6 +105,13 @@ def look_at(folder: Path) -> FolderStatus:
         known = live is not None or not endpoints or (folder / "etcd").is_dir()
         return FolderStatus(folder, name, "stopped" if known else "unknown", saved, steps, _last_work(folder))
     return FolderStatus(folder, name, "not begun", 0, steps, _modified(folder / "job.json"))
+
+
+def _lost(folder: Path, record: JobRecord) -> tuple[str, ...]:
+    try:
+        return tuple(Result.of(folder, record.config.total_steps, 0.0).lost(record.config.data.records))
+    except (GraphftError, OSError, ValueError) as error:
+        return (f"what it lost cannot be read: {describe(error)}",)
 
 
 def _live(endpoints: str, record: JobRecord) -> JobStatus | None:

@@ -22,6 +22,7 @@ from graphft.runtime.coordination.stale_run import begin_anew, make_way, revoke_
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.launcher.ending import Reached, interruptible, without_traceback
+from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.launcher.fork_server import SUPPORTED, ForkServer
 from graphft.runtime.launcher.job_folder import JobFolder, open_folder, saved_folder
 from graphft.runtime.launcher.options import CALLED, LaunchOptions, choose_options
@@ -181,8 +182,16 @@ def launch_directory(
                 tell(f"{folder.path} was completed by {waited[0]}")
                 seconds = time.monotonic() - begun_at
                 return Result.of(folder.path, job.config.total_steps, seconds)
-        tell(folder.describe(job.config))
+        tell(_what_runs(folder, job, options))
         return _launch(job, folder.path, options, on_status, reached, stack)
+
+
+def _what_runs(folder: JobFolder, job: Job | JobRecord, options: LaunchOptions) -> str:
+    """The first line. On an etcd of the user's other launchers may run the job already: then this one joins them."""
+    running = look_at(folder.path) if options.endpoints(job.config) else None
+    if running is None or running.state != "running":
+        return folder.describe(job.config)
+    return f"joining {folder.path}, which is running, {running.where}"
 
 
 def _launch(
@@ -196,8 +205,8 @@ def _launch(
     """Starts everything, and hands it to `stack`, which ends it: etcd, roles, display."""
     started = time.monotonic()
     keys = Keys(job.config.name)
-    note_launch(job_dir)
     supervisor, embedded = _start(job, job_dir, options, keys, stack)
+    note_launch(job_dir)
     trainers, pservers = options.counts(job.config)
     for index in range(pservers):
         supervisor.add("pserver", index)

@@ -13,6 +13,7 @@ from graphft.runtime.process.role_process import EXIT_OK
 
 if TYPE_CHECKING:
     from graphft.runtime.coordination.keys import Keys
+    from graphft.runtime.coordination.status import JobStatus
     from graphft.runtime.etcd import Etcd
 
 WATCH_SECONDS = 0.5
@@ -55,10 +56,28 @@ def _show_from_etcd(etcd: Etcd, options: argparse.Namespace) -> None:
     _refuse_watch(options, names)
     found = [read_status(etcd, Keys(name), brief=True) for name in names]
     if options.json:
-        print(json.dumps([{"job": s.job, "state": s.state, "step": s.step} for s in found], indent=1))
+        print(json.dumps([{"job": s.job, "state": _state(s), "step": s.step} for s in found], indent=1))
     else:
-        _table([(s.job, s.state, f"{s.step} of {s.spec['total_steps']}", s.spec.get("folder", "")) for s in found])
+        _table(
+            [
+                (
+                    s.job,
+                    "stopped" if s.idle else s.state,
+                    f"{s.step} of {s.spec['total_steps']}",
+                    s.spec.get("folder", ""),
+                )
+                for s in found
+            ]
+        )
     return None
+
+
+def _state(status: JobStatus) -> str:
+    return "stopped" if status.idle else status.state
+
+
+def _row(status: JobStatus) -> tuple[str, str, str, str]:
+    return status.job, _state(status), f"{status.step} of {status.spec['total_steps']}", status.spec.get("folder", "")
 
 
 def _list_folders(options: argparse.Namespace) -> None:
@@ -82,6 +101,7 @@ def _show_folder(folder: Path, options: argparse.Namespace) -> None:
     """The whole status of a job that runs; of one that does not, what its folder tells."""
     from graphft.runtime.coordination.connect import connect, read_endpoints
     from graphft.runtime.coordination.keys import Keys
+    from graphft.runtime.coordination.status import read_status
     from graphft.runtime.etcd import EtcdUnreachable
     from graphft.runtime.launcher.folder_status import ANSWER_SECONDS, look_at
     from graphft.runtime.process.folder_lock import holder_of
@@ -93,7 +113,8 @@ def _show_folder(folder: Path, options: argparse.Namespace) -> None:
         try:
             if endpoints:
                 with connect(endpoints, wait=None if holder_of(folder) else ANSWER_SECONDS) as etcd:
-                    return _show(etcd, Keys(config.name), options)
+                    if holder_of(folder) or not read_status(etcd, Keys(config.name), brief=True).idle:
+                        return _show(etcd, Keys(config.name), options)
         except EtcdUnreachable:
             pass
         except GraphftError as error:

@@ -28,12 +28,16 @@ def model(folder: Path) -> str:
     return hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
 
 
+def launch_with(etcd: str, **options: int) -> str:
+    return json.dumps({"etcd": etcd, "quiet": True, **options})
+
+
 def test_two_users_of_one_etcd_do_not_train_each_others_model(program: ir.Program, folder: Path, pace: Pace) -> None:
     """Pitfall 64: the same script, name and etcd, other data (`records`); roles by hand and by the launcher."""
     pace.set(5.0)
     with EmbeddedEtcd(folder / "etcd") as server:
         etcd = server.endpoints[0]
-        launch = {"GRAPHFT_LAUNCH": json.dumps({"etcd": etcd, "quiet": True})}
+        launch = {"GRAPHFT_LAUNCH": launch_with(etcd)}
         one = Program(folder / "one", SCRIPT, pace.file, json.dumps(OPTIONS), **launch)
         one.until(folder / "one" / "jobs" / "blobs", lambda s: bool(s.trainers), etcd=etcd)
         other = Program(folder / "other", SCRIPT, pace.file, json.dumps(OPTIONS), **launch)
@@ -46,8 +50,13 @@ def test_two_users_of_one_etcd_do_not_train_each_others_model(program: ir.Progra
         start = ("-m", "graphft", "start", "--job", folder / "stranger", "--etcd", etcd)
         for by_hand in [Program(folder, *start, role) for role in ("trainer", "pserver", "coordinator")]:
             assert (by_hand.wait(), "error[foreign-job]" in by_hand.output) == (EXIT_USAGE, True), by_hand.output
+        joined = Program(
+            folder / "one", SCRIPT, pace.file, json.dumps(OPTIONS), GRAPHFT_LAUNCH=launch_with(etcd, pservers=0)
+        )
+        joined.says("joining jobs/blobs, which is running, at step")
         pace.set(0)
         assert one.wait() == 0, one.output
+        assert joined.wait() == 0, joined.output
         late = Program(
             folder, "-m", "graphft", "start", "pserver", "--job", folder / "one" / "jobs" / "blobs", "--etcd", etcd
         )

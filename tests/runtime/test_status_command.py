@@ -12,6 +12,7 @@ import pytest
 
 from graphft.runtime.coordination import connect as connect_module
 from graphft.runtime.coordination.connect import write_endpoints
+from graphft.runtime.coordination.discarded import Discarded, write_discarded
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import put_job
@@ -23,6 +24,7 @@ from graphft.transpiler import Job
 from tests.support.commands import refused, shown
 
 NOBODY = "127.0.0.1:1"
+EMPTY_MODEL = (2).to_bytes(8, "little") + b"{}"
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +49,7 @@ def test_status_by_name(capsys: pytest.CaptureFixture[str], etcd: Etcd, running:
     assert (data["job"], data["state"], data["step"]) == (running.job, "running", 0)
     assert data["events"][0]["kind"] == "died"
     text = shown(capsys, "status", "--job", running.job, "--etcd", f"http://{NOBODY}, {endpoints}")
-    assert f"graphft job {running.job}: running" in text
+    assert f"graphft job {running.job}: running, but no process of it is there" in text
     assert "[launcher] trainer 1 died (killed by SIGKILL)" in text
 
 
@@ -78,10 +80,10 @@ def test_the_jobs_of_an_etcd(capsys: pytest.CaptureFixture[str], etcd: Etcd, run
     put_job(etcd, other, job)
     endpoints = ",".join(etcd.endpoints)
     rows = [line.split() for line in shown(capsys, "status", "--etcd", endpoints).splitlines()]
-    assert [running.job, "running", "0", "of", "4"] in rows
-    assert [other.job, "running", "0", "of", "4"] in rows
+    assert [running.job, "stopped", "0", "of", "4"] in rows
+    assert [other.job, "stopped", "0", "of", "4"] in rows
     found = json.loads(shown(capsys, "status", "--etcd", endpoints, "--json"))
-    assert {"job": other.job, "state": "running", "step": 0} in found
+    assert {"job": other.job, "state": "stopped", "step": 0} in found
     assert other.job in refused(capsys, "status", "--etcd", endpoints, "--watch")
 
 
@@ -109,11 +111,23 @@ def test_a_job_that_was_never_begun_stopped_or_is_complete(capsys: pytest.Captur
     write_endpoints(saved, NOBODY)
     left = f"it stopped at step 0 of 4: graphft launch --job {saved} goes on with it"
     assert shown(capsys, "status", "--job", saved) == f"the job in {saved} is not running; {left}\n"
-    (saved / "model.safetensors").touch()
+    (saved / "model.safetensors").write_bytes(EMPTY_MODEL)
     model = saved / "model.safetensors"
     assert shown(capsys, "status", "--job", saved) == f"the job in {saved} is complete: 4 steps, model {model}\n"
     data = json.loads(shown(capsys, "status", "--job", saved, "--json"))
-    assert (data["state"], data["step"], data["model"]) == ("complete", 4, str(model))
+    assert (data["state"], data["step"], data["model"], data["lost"]) == ("complete", 4, str(model), [])
+
+
+def test_what_a_complete_job_did_without(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
+    header = b'{"__metadata__": {"skipped_steps": "2"}}'
+    (saved / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    write_discarded(saved, [Discarded(0, 1, 0, (5, 6), "KeyError: 'x'")])
+    text = shown(capsys, "status", "--job", saved)
+    assert "; 2 of 4 steps were SKIPPED as not finite; 2 of 32 records were DISCARDED" in text
+    (saved / "discarded.jsonl").write_text("{")
+    assert "what it lost cannot be read" in shown(capsys, "status", "--job", saved)
+    (saved / "model.safetensors").write_bytes(b"")
+    assert "what it lost cannot be read" in shown(capsys, "status", "--job", saved)
 
 
 def test_a_job_that_is_starting(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
@@ -151,7 +165,7 @@ def test_all_jobs_of_the_folder(
     live = Job.make(job.source, job.config.replace(name=keys.job))
     for name, made in (("a", job), ("b", job), (keys.job, live)):
         made.save(tmp_path / "jobs" / name)
-    (tmp_path / "jobs" / "a" / "model.safetensors").touch()
+    (tmp_path / "jobs" / "a" / "model.safetensors").write_bytes(EMPTY_MODEL)
     os.utime(tmp_path / "jobs" / "a" / "model.safetensors", (1.0, 1.0))
     (tmp_path / "jobs" / "damaged").mkdir()
     (tmp_path / "jobs" / "damaged" / "job.json").write_text("{")
