@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from graphft.data_fingerprint import array_digest, dataset_fingerprint
+from graphft.data_numbers import warn_of_nonfinite
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Type
 
@@ -203,6 +204,8 @@ def arrays(chunk_size: int = 4096, **columns: torch.Tensor | np.ndarray | Sequen
     records = lengths[names[0]]
     if records == 0:
         raise GraphftError("the columns have no records", rule="short-data", help="give at least one batch")
+    for name, array in values.items():
+        warn_of_nonfinite(f"column {name}", array)
     types = {n: Type(torch_dtype(n, a.dtype), ("batch", *a.shape[1:])) for n, a in values.items()}
     chunks = tuple(ChunkInfo(i, n, start) for i, (start, n) in enumerate(split(records, chunk_size)))
     fingerprint = {n: array_digest(a) for n, a in values.items()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,12 +18,15 @@ from typing import IO, Any
 import numpy as np
 
 from graphft.data import ChunkInfo, DataSpec, check_chunk_size, check_columns, split, torch_dtype
-from graphft.data_look import CsvLook, JsonLook, Look, no_utf8
+from graphft.data_look import FIRST, CsvLook, JsonLook, Look, no_utf8
 from graphft.data_look_parquet import look_at_parquet
+from graphft.data_numbers import warn_of_nonfinite
 from graphft.data_stamps import HashedFile, Stamp, footer_of, settle, stamp_of
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.ir import Type
 
+LOOK_BYTES = 4 << 20
+"""Of a .npy file, at most so much is looked at when it is described."""
 FORMATS = ("parquet", "csv", "jsonl", "npy")
 Fields = str | Sequence[str]
 
@@ -325,6 +329,8 @@ def _npy_shape(url: str, options: Mapping[str, Any]) -> tuple[tuple[tuple[int, .
     with open_url(url, options) as (f, stamp):
         settle(f)
         shape, fortran, dtype = npy_header(f, url)
+        if shape and not dtype.hasobject:
+            _look_at_first_rows(f, url, shape, dtype)
     if not shape:
         raise GraphftError(f"{url} holds a single value", rule="format", help="give one row per record")
     if fortran and len(shape) > 1:
@@ -334,6 +340,16 @@ def _npy_shape(url: str, options: Mapping[str, Any]) -> tuple[tuple[tuple[int, .
             help="write numpy.ascontiguousarray of it",
         )
     return (shape, dtype), stamp
+
+
+def _look_at_first_rows(f: IO[bytes], url: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    size = dtype.itemsize * math.prod(shape[1:])
+    if 0 < size <= LOOK_BYTES:
+        count = min(shape[0], FIRST, LOOK_BYTES // size)
+        data = f.read(count * size)
+        if len(data) == count * size:  # what is too short, reading it tells
+            rows = np.frombuffer(data, dtype).reshape(count, *shape[1:])
+            warn_of_nonfinite(url, rows, f" (the first {count} of {shape[0]:,} were looked at)")
 
 
 def npy_header(f: IO[bytes], url: str) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
 from graphft.errors import GraphftError, UsageError
+
+log = logging.getLogger("graphft")
+ROWS_AT_ONCE = 1 << 16
 
 
 def numbers(values: Iterable[Any], dtype: str, field: str) -> np.ndarray:
@@ -52,3 +56,25 @@ def fits(value: Any, dtype: str) -> bool:
         return numbers([value], dtype, "").shape == (1,)
     except (GraphftError, ValueError, OverflowError):
         return False
+
+
+def warn_of_nonfinite(what: str, rows: np.ndarray, more: str = "") -> None:
+    """Tells how many rows of an array hold NaN or an infinite value, and the first; nothing if none does.
+
+    `what`: the array, in words; `more`: what else is to be known.
+    """
+    if rows.dtype.kind not in "fc":
+        return
+    count, first = 0, 0
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        part = rows[start : start + ROWS_AT_ONCE]
+        bad = ~np.isfinite(part).reshape(len(part), -1).all(axis=1)
+        if bad.any():
+            first = first if count else start + int(bad.argmax())
+            count += int(bad.sum())
+    if count:
+        log.warning(
+            "%s: %s of %s records hold a value that is not finite, first record %s: fill it, drop these records, or "
+            "have the model handle it%s",
+            *(what, f"{count:,}", f"{len(rows):,}", f"{first:,}", more),
+        )

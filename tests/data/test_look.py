@@ -13,7 +13,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from graphft.data import DataSpec
+from graphft.data import DataSpec, arrays
 from graphft.data_files import files
 from graphft.errors import GraphftError
 
@@ -175,3 +175,18 @@ def test_npy_of_objects(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.array([None, "red"], dtype=object), allow_pickle=True)
     with pytest.raises(GraphftError, match=r"column x \(.*/x\.npy\) has dtype object, which is no tensor's"):
         files({"x": str(tmp_path / "x.npy")}, "npy")
+
+
+def test_arrays_with_values_that_are_not_finite(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    x = np.ones((300, 2), np.float32)
+    x[7, 1], x[250, 0] = np.nan, np.inf
+    arrays(x=x, y=np.arange(300))
+    (told,) = warnings(caplog)
+    assert "column x: 2 of 300 records hold a value that is not finite, first record 7: fill it" in told
+    caplog.clear()
+    np.save(tmp_path / "x.npy", x)
+    np.save(tmp_path / "y.npy", np.zeros((300, 0), np.float16))
+    files({"x": str(tmp_path / "x.npy"), "y": str(tmp_path / "y.npy")}, "npy")
+    (told,) = warnings(caplog)
+    assert f"{tmp_path / 'x.npy'}: 1 of 100 records hold a value that is not finite, first record 7" in told
+    assert "(the first 100 of 300 were looked at)" in told
