@@ -23,9 +23,9 @@ import torch
 from ft_overhead import JOBS, Measured, Run
 
 from graphft.runtime.data import open_reader
+from graphft.runtime.execute.finite import is_finite
 from graphft.runtime.replay.batch import LocalTrainer
 from graphft.runtime.replay.shards import LocalShards
-from graphft.runtime.roles.trainer.finite_check import is_finite
 from graphft.runtime.transport.buffers import BucketBuffers, BucketLayout, as_tensor
 
 ELEMENTS, ROUNDS, STEPS = 1 << 20, 200, 30

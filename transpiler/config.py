@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import Any, Literal
 
@@ -177,7 +178,7 @@ class JobConfig:
     def may_discard(self) -> int:
         """How many records may be left out."""
         records = sum(chunk.records for chunk in self.data.chunks)
-        return int(self.max_discarded * records) if self.on_bad_data == "discard" else 0
+        return int(Fraction(str(self.max_discarded)) * records) if self.on_bad_data == "discard" else 0
 
     @property
     def total_steps(self) -> int:

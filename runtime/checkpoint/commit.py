@@ -89,6 +89,10 @@ class Commits:
         self.store.write_manifest(manifest)
         return manifest if self._commit(manifest, fence, current, self._through_with(kvs, manifest)) else None
 
+    def is_current(self, generation: int) -> bool:
+        """Whether the job is in this generation. Raises EtcdError."""
+        return self._find_fence(generation) is not None
+
     def _find_fence(self, generation: int) -> Compare | None:
         """What holds as long as the job is in this generation; None if it is not. Read once per generation."""
         kv = self.etcd.get(self.keys.generation)

@@ -18,13 +18,17 @@ from graphft.runtime.checkpoint.store import MANIFEST, DamagedCheckpoint, Manife
 from graphft.runtime.coordination.connect import MODEL
 from graphft.runtime.coordination.discarded import discarded_of, write_discarded
 from graphft.runtime.coordination.event_log import Events
-from graphft.runtime.coordination.records import Committed, decode_committed
+from graphft.runtime.coordination.records import Committed, Failure, decode_committed
+from graphft.runtime.coordination.stale_run import tell_failed
 from graphft.runtime.coordination.status import read_left_out
 from graphft.runtime.etcd import TransientEtcdError, put_op, value_is
+from graphft.runtime.execute.finite import listed, no_longer_finite
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
 
+NONFINITE = "nonfinite"
+"""In the metadata of a model: what of it is not finite, in words."""
 RETRY_SECONDS, MAX_RETRY_SECONDS = 0.5, 5.0
 REMIND_SECONDS = 60.0
 """While checkpoints cannot be written, this is said again and again."""
@@ -48,6 +52,7 @@ class Saver:
         """`close_records`: what is to be done in etcd before the job is called complete. It may be repeated."""
         self.commits, self.events, self.job, self.job_dir = commits, events, job, job_dir
         self._close_records = close_records
+        self._initial = job.pserver_program(commits.shard).values
         self.counters: Counter[str] = Counter()
         self._pending = PendingSnapshots()
         self._failure: BaseException | None = None
@@ -158,6 +163,8 @@ class Saver:
     def _save(self, item: Snapshot) -> None:
         commits = self.commits
         self._look_for_last()
+        if not self._may_be_saved(item):
+            return
         part = commits.store.write_part(
             item.generation, item.step, commits.shard, commits.shards, item.values, item.ledger
         )
@@ -167,6 +174,27 @@ class Saver:
             self.events.log.info("checkpoint of step %d is committed", item.step)
             with contextlib.suppress(StorageUnavailable):  # what is left goes with a later checkpoint
                 commits.store.prune(item.keep, manifest)
+
+    def _may_be_saved(self, item: Snapshot) -> bool:
+        """Whether all is finite, or the job goes on with what is not. What trainers look at does not show it all: an
+        update may overflow, and so may a buffer or the optimizer's state. A generation that is over does not count."""
+        bad = no_longer_finite(item.values, self._initial)
+        if not bad or not self.commits.is_current(item.generation):
+            return True
+        what = f"step {item.step}: {listed(bad)} of shard {self.commits.shard} are not finite"
+        if self.job.config.on_nonfinite != "stop":
+            if not self.counters["checkpoints-not-finite"]:
+                self.events.emit("nonfinite", f"{what}; training goes on, as on_nonfinite says")
+            self.counters["checkpoints-not-finite"] += 1
+            return True
+        why = Failure(
+            f"{what}, although losses and gradients were; the checkpoints before that are good",
+            "take a lower learning rate, clip the gradients, or look for very large values in the data; "
+            'on_nonfinite="warn" goes on all the same',
+        )
+        tell_failed(self.commits.etcd, self.commits.keys, why)
+        self.events.emit("nonfinite", f"the job ends: {why.reason}")
+        return False
 
     def _look_for_last(self) -> None:
         """Says so when the committed checkpoint has gone: its file system, say, while this goes on below the mount."""
@@ -200,7 +228,8 @@ class Saver:
             return
         write_discarded(self.job_dir, discarded_of(self.job.config, read_left_out(commits.etcd, commits.keys)))
         model = self.job_dir / MODEL
-        write_tensors(model, assemble(self.job.trainer_program(), shards), _skipped(shards))
+        lost = _lost(shards, [self.job.pserver_program(i).values for i in range(commits.shards)])
+        write_tensors(model, assemble(self.job.trainer_program(), shards), lost)
         self._close_records()
         state = commits.keys.state
         if commits.etcd.txn([value_is(state, b"running")], [put_op(state, b"complete")], token=state).ok:
@@ -223,9 +252,14 @@ class Saver:
             )
 
 
-def _skipped(shards: Sequence[Mapping[str, Tensor]]) -> dict[str, str] | None:
-    """The model's metadata: how many steps (async: of the shard that left out the most) were left out as not finite."""
+def _lost(shards: Sequence[Mapping[str, Tensor]], initial: Sequence[Mapping[str, Tensor]]) -> dict[str, str] | None:
+    """The model's metadata: how many steps (async: of the shard that left out the most) were left out as not finite,
+    and which variables are not finite."""
     from graphft.transpiler.passes.check_finite import SKIPPED_STEPS
 
     counts = [int(values[SKIPPED_STEPS]) for values in shards if SKIPPED_STEPS in values]
-    return {SKIPPED_STEPS: str(max(counts))} if counts else None
+    bad: dict[str, int] = {}
+    for values, first in zip(shards, initial, strict=True):
+        bad |= no_longer_finite(values, first)
+    found = {SKIPPED_STEPS: str(max(counts))} if counts else {}
+    return (found | ({NONFINITE: listed(bad)} if bad else {})) or None

@@ -79,5 +79,7 @@ class Result:
     def lost(self, records: int) -> list[str]:
         """What the job did without, a line each: told also when it is to be quiet. `records`: of its data."""
         skipped = self.skipped_steps if self.model.exists() else 0
+        bad = tensor_file_metadata(self.model).get("nonfinite") if self.model.exists() else None
         lines = [f"{skipped} of {self.steps} steps were SKIPPED as not finite"] if skipped else []
+        lines += [f"the model is NOT FINITE: {bad}"] if bad else []
         return lines + ([describe_discarded(self.discarded, records)] if self.discarded else [])

@@ -35,12 +35,13 @@ def _rows(job_dir: Path) -> dict[tuple[int, int], Mapping[str, Any]]:
     """The newest row of each (step, slot)."""
     found: dict[tuple[int, int], Mapping[str, Any]] = {}
     for path in sorted((job_dir / "metrics").glob("*.jsonl")):
-        for line in path.read_text().splitlines():
+        for line in path.read_text(errors="replace").splitlines():
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError:  # the last line of a killed trainer, or one that the disk did not take whole
+                key = row["step"], row["slot"]
+            except (ValueError, KeyError, TypeError):  # the last line of a killed trainer, or of a damaged disk
                 continue
-            before = found.get((row["step"], row["slot"]))
+            before = found.get(key)
             if before is None or before.get("at", 0) <= row.get("at", 0):
-                found[row["step"], row["slot"]] = row
+                found[key] = row
     return found

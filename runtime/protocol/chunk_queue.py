@@ -44,6 +44,8 @@ class Todo(msgspec.Struct, frozen=True):
     progress: int = 0
     open: bool = False
     """The last claim has not been released: when no claim is there any more, it failed."""
+    suspects: tuple[int, ...] = ()
+    """Records of the batch that all failures in a row blame; (): none of them said which."""
 
 
 class Pending(msgspec.Struct, frozen=True):
@@ -175,7 +177,7 @@ def claim(
     if lost is not None and failures >= lost[0]:
         omission = Omission(lost[1].pass_index, progress, "its holders vanished", failures, rest=True)
         return _leave_out(prefix, chunk, old, omission, lost[1], compares)
-    new = Todo(old.attempt + 1, failures, max(progress, old.progress), True)
+    new = Todo(old.attempt + 1, failures, max(progress, old.progress), True, old.suspects)
     pending = Pending(trainer, slot, start_step, now + timeout, new.attempt, max_failures, max_discarded)
     return Change(
         "claimed",
@@ -205,7 +207,8 @@ def renew(
     """Moves the deadline of one's own claim on. When more has been applied, the failures so far are forgotten."""
     old = msgspec.json.decode(todo.value, type=Todo)
     moved = msgspec.structs.replace(pending, deadline=now + timeout)
-    new = Todo(old.attempt, 0 if progress > old.progress else old.failures, max(progress, old.progress), True)
+    failures = 0 if progress > old.progress else old.failures
+    new = Todo(old.attempt, failures, max(progress, old.progress), True, old.suspects)
     return Change(
         "renewed",
         f"chunk {chunk} has {progress} batches applied",
@@ -220,7 +223,7 @@ def renew(
 def release(prefix: str, chunk: int, fence: int, todo: Record, *, progress: int) -> Change:
     """Gives one's own claim back on purpose (a slot is handed over): no failure."""
     old = msgspec.json.decode(todo.value, type=Todo)
-    new = Todo(old.attempt, old.failures, max(progress, old.progress), False)
+    new = Todo(old.attempt, old.failures, max(progress, old.progress), False, old.suspects)
     return Change(
         "released",
         f"chunk {chunk} is handed over after {progress} batches",
@@ -271,16 +274,18 @@ def fail(
 ) -> Change:
     """Reports at once that a batch of a chunk under the own claim cannot be computed, and why; gives the chunk back.
 
-    The batch is left out when it has failed too often in a row; only its `records` (positions in the chunk) if it is
-    known that these are to blame. Failures of another batch before do not count. `reason` may be of any origin.
+    The batch is left out when it has failed too often in a row; only the records to blame if that is known: `records`
+    (positions in the chunk) of this failure, those among them that the failures before blame as well. Failures of
+    another batch before do not count. `reason` may be of any origin.
     """
     reason = plain_text(reason)
     old = msgspec.json.decode(todo.value, type=Todo)
     failures = old.failures + 1 if batch == old.progress else 1
+    suspects = _suspects(old.suspects if failures > 1 else (), records)
     if failures >= max_failures:
-        omission = Omission(known.pass_index, batch, reason, failures, records=tuple(sorted(records)))
+        omission = Omission(known.pass_index, batch, reason, failures, records=suspects)
         return _leave_out(prefix, chunk, old, omission, known, _own(prefix, chunk, fence, todo))
-    new = Todo(old.attempt, failures, batch, False)
+    new = Todo(old.attempt, failures, batch, False, suspects)
     return Change(
         "released",
         f"chunk {chunk} failed at batch {batch}: {reason}",
@@ -288,6 +293,11 @@ def fail(
         (Put(todo_key(prefix, chunk), msgspec.json.encode(new)),),
         (pending_key(prefix, chunk),),
     )
+
+
+def _suspects(before: Collection[int], now: Collection[int]) -> tuple[int, ...]:
+    """Failures that agree on records blame these; if they agree on none, the last one that named any is believed."""
+    return tuple(sorted(set(before) & set(now) or set(now) or set(before)))
 
 
 def _leave_out(

@@ -14,10 +14,10 @@ from graphft.plan import Located, batch_seed
 from graphft.printer import format_operator
 from graphft.registry import writes_of
 from graphft.runtime.data import Reader
+from graphft.runtime.execute.finite import is_finite, nonfinite_of
 from graphft.runtime.execute.lowering import Observe, lower
 from graphft.runtime.replay.shards import LocalShards
 from graphft.runtime.roles.proof import undisturbed
-from graphft.runtime.roles.trainer.finite_check import is_finite, nonfinite_of
 from graphft.runtime.roles.trainer.scope import trainer_scope
 from graphft.runtime.roles.trainer.step_trial import TrialBatch, TrialComm
 from graphft.transpiler.layout import gradient_of

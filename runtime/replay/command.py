@@ -95,7 +95,7 @@ def _origin_of_state(folder: Path, reached: Reached) -> list[str]:
 
 
 def _report(options: argparse.Namespace, computed: Computed) -> list[str]:
-    from graphft.runtime.roles.trainer.finite_check import nonfinite_of
+    from graphft.runtime.execute.finite import nonfinite_of
 
     work = computed.work
     where = f"batch {work.batch} of chunk {work.chunk} in pass {work.pass_index}, {work.samples} samples"

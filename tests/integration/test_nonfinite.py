@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import graphft
 from graphft import ir
@@ -38,6 +39,10 @@ def where(job: Job) -> list[tuple[int, int]]:
                 x = reader.batch(w.pass_index, w.chunk, w.batch, config.batch_size)["x"]
                 found += [(step, slot)] if not x.isfinite().all() else []
     return found
+
+
+def finite_file(model: Path) -> bool:
+    return all(bool(v.isfinite().all()) for n, v in load_file(model).items() if n != "mask")
 
 
 def finite(played: Played) -> bool:
@@ -135,3 +140,43 @@ def test_a_warning(program: ir.Program, folder: Path) -> None:
     told = [e.text for e in played.statuses[-1].events if e.kind == "nonfinite"]
     assert "the loss is nan (the 1. that is not finite); training goes on with it" in told[0]
     assert not finite(played)
+
+
+def overflowing(what: str, **options: Any) -> Job:
+    """Losses and gradients are finite, but in the end an update, a buffer or the optimizer's state is not."""
+    torch.manual_seed(0)
+    x, y = torch.randn(32, 4), torch.randn(32)
+    model = torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 1))
+    model.register_buffer("mask", torch.tensor([float("-inf"), 0.0]))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    if what == "update":
+        optimizer, x, y = torch.optim.SGD(model.parameters(), lr=1e38), x[:8], y[:8] * 1e25  # in the only step
+    elif what == "buffer":
+        x[3] = 1e25
+    elif what == "state":
+        optimizer, y = torch.optim.Adam(model.parameters()), y * 1e25
+
+    def loss_fn(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return (model(x)[:, 0] * y).mean()
+
+    program = graphft.build(model, loss_fn, {"x": (None, 4), "y": (None,)})
+    graphft.minimize(program, optimizer, model=model)
+    data = graphft.arrays(x=x, y=y, chunk_size=8)
+    return graphft.transpile(program, chunks=data, batch_size=8, passes=1, ft=True, **options)
+
+
+@pytest.mark.parametrize(
+    ("what", "named"), [("update", "1.weight"), ("buffer", "0.running_var"), ("state", "exp_avg_sq")]
+)
+def test_what_no_loss_shows_ends_the_job_before_it_is_saved(folder: Path, what: str, named: str) -> None:
+    with pytest.raises(GraphftError, match=r"are not finite, although losses and gradients were") as raised:
+        play(overflowing(what), folder)
+    assert named in raised.value.message
+    assert "mask" not in raised.value.message, "it was so at first"
+    assert not (folder / "model.safetensors").exists()
+
+
+def test_a_model_that_is_not_finite_is_told(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    played = play(overflowing("buffer", on_nonfinite="warn"), folder)
+    assert "the model is NOT FINITE: 0.running_var" in capfd.readouterr().err
+    assert not finite_file(played.result.model)

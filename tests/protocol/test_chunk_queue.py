@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,12 +136,13 @@ def test_a_pass_is_over_when_nothing_is_to_do_which_includes_pending_and_left_ou
     assert store.names() == {"done"}
 
 
-def fail(store: MiniStore, times: int, batch: int = 0) -> Change:
-    """So many times in a row batch 0 of chunk 0 cannot be computed."""
+def fail(store: MiniStore, times: int, batch: int = 0, records: Sequence[int] = ()) -> Change:
+    """So many times in a row this batch of chunk 0 cannot be computed."""
+    options = {"batch": batch, "reason": "it is bad", "max_failures": 3, "records": records}
     for _ in range(times):
         _, fence = claim(store)
         todo = store.keys[chunk_queue.todo_key(P, 0)]
-        change = chunk_queue.fail(P, 0, fence, todo, store.known(), batch=batch, reason="it is bad", max_failures=3)
+        change = chunk_queue.fail(P, 0, fence, todo, store.known(), **options)
         assert store.apply(change)
     return change
 
@@ -153,6 +155,26 @@ def test_a_batch_that_fails_too_often_is_left_out_and_its_chunk_goes_on(store: M
         assert change.reason.startswith(f"batch {batch} of chunk 0 in pass 0 failed 3 times in a row")
         assert (store.todo().failures, store.todo().open) == (0, False)
     assert store.left_out() == (Omission(0, 0, "it is bad", 3), Omission(0, 5, "it is bad", 3))
+
+
+@pytest.mark.parametrize(
+    ("blamed", "left_out"),
+    [
+        ([(6,), (6,), (6, 1)], (6,)),
+        ([(6, 1), (), (6,)], (6,)),
+        ([(3, 5), (5,), ()], (5,)),
+        ([(3,), (5,), (1,)], (1,)),
+        ([(), (), ()], ()),
+    ],
+)
+def test_records_are_left_out_that_all_failures_blame(
+    store: MiniStore, blamed: Sequence[Sequence[int]], left_out: tuple[int, ...]
+) -> None:
+    """A record that could be read the other times stays; one failure that does not tell is no reason to lose more."""
+    fail(store, 2, batch=7, records=(8,))  # of another batch: it does not count
+    for records in blamed:
+        fail(store, 1, records=records)
+    assert store.left_out() == (Omission(0, 0, "it is bad", 3, records=left_out),)
 
 
 def test_failures_of_different_batches_do_not_add_up(store: MiniStore) -> None:

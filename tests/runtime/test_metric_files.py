@@ -41,3 +41,10 @@ def test_a_row_that_is_cut_off_is_left_out(tmp_path: Path) -> None:
 def test_a_job_without_metrics_has_its_loss(tmp_path: Path) -> None:
     write(tmp_path, "0", {"step": 0, "slot": 0, "loss": 0.5, "samples": 4})
     assert metrics_of(tmp_path) == {"loss": [(0, 0.5)]}
+
+
+def test_rows_that_a_disk_has_damaged_are_left_out(tmp_path: Path) -> None:
+    write(tmp_path, "0", row(0, 0, 0.5, 4))
+    with (tmp_path / "metrics" / "trainer-0.jsonl").open("ab") as file:
+        file.write(b'{"step": 1, "slot\xff\n7\n[]\n{"step": 1}\n' + json.dumps(row(1, 0, 0.25, 4)).encode() + b"\n")
+    assert losses_of(tmp_path) == [(0, 0, 0.5), (1, 0, 0.25)]

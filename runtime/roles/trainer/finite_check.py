@@ -10,36 +10,20 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import torch
 from torch import Tensor
 
 from graphft import registry
 from graphft.errors import UsageError
 from graphft.ir import Kind, Program
 from graphft.ops.context import OnNonfinite
+from graphft.runtime.execute.finite import is_finite, listed, nonfinite_of
 from graphft.transpiler.layout import gradient_of
 
 RULE = "nonfinite"
-NAMES = 8
-"""So many parameters are named; of others the number."""
 
 
 class NonFinite(UsageError):
     """The job is to stop: training would go on with values that are not finite. Computing it again cannot mend it."""
-
-
-def is_finite(values: Tensor) -> bool:
-    """Whether every value is. One pass over the tensor if so; integers are not looked at."""
-    if not (values.is_floating_point() or values.is_complex()):
-        return True
-    wide = torch.float32 if values.is_floating_point() and values.itemsize < 4 else None
-    return bool(values.sum(dtype=wide).isfinite()) or bool(values.isfinite().all())
-
-
-def nonfinite_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
-    """By name, how many values of each tensor are not finite: of those that have such."""
-    counts = {n: int((~t.isfinite()).sum()) for n, t in tensors.items() if not is_finite(t.detach())}
-    return {n: count for n, count in counts.items() if count}
 
 
 @dataclass(eq=False)
@@ -105,12 +89,12 @@ class FiniteCheck:
         """What is not finite, and what is known of the cause."""
         parts = [f"the loss is {self.loss}"] if self.loss is not None else []
         if self.gradients:
-            parts.append(f"the gradients of {_listed(self.gradients)} are not finite")
+            parts.append(f"the gradients of {listed(self.gradients)} are not finite")
         already = nonfinite_of({n: self.scope[n] for n in self._parameter.values()})
         if self.inputs:
-            parts.append(f"the batch itself holds such values in column {_listed(self.inputs)}")
+            parts.append(f"the batch itself holds such values in column {listed(self.inputs)}")
         elif already:
-            parts.append(f"so are parameters before this step: {_listed(already)}: an update before made them so")
+            parts.append(f"so are parameters before this step: {listed(already)}: an update before made them so")
         else:
             parts.append("the batch and the parameters before this step are finite")
         return "; ".join(parts)
@@ -119,9 +103,3 @@ class FiniteCheck:
         """The 1st, 2nd, 4th, 8th ... time."""
         self.told += 1
         return self.told & (self.told - 1) == 0
-
-
-def _listed(counts: Mapping[str, int]) -> str:
-    named = ", ".join(f"{name} ({count} values)" for name, count in list(counts.items())[:NAMES])
-    more = len(counts) - NAMES
-    return named + (f" and {more} more" if more > 0 else "")

@@ -7,7 +7,7 @@ from pathlib import Path
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
 from graphft.runtime.coordination.member import Member
-from graphft.runtime.roles.trainer.finite_check import is_finite
+from graphft.runtime.execute.finite import no_longer_finite
 
 
 def newest_good_checkpoint(member: Member, job_dir: Path) -> str:
@@ -40,4 +40,4 @@ def _newest(member: Member, store: CheckpointStore) -> Manifest | None:
 def _is_good(member: Member, store: CheckpointStore, manifest: Manifest, shard: int) -> bool:
     member.progress.beat()
     tensors, _ = store.read_part(manifest, shard)
-    return all(map(is_finite, tensors.values()))
+    return not no_longer_finite(tensors, member.job.pserver_program(shard).values)

@@ -1,0 +1,43 @@
+"""Whether values are finite; and what is not, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+NAMES = 8
+"""So many variables are named; of others the number."""
+
+
+def is_finite(values: Tensor) -> bool:
+    """Whether every value is. One pass over the tensor if so; integers are not looked at."""
+    if not (values.is_floating_point() or values.is_complex()):
+        return True
+    wide = torch.float32 if values.is_floating_point() and values.itemsize < 4 else None
+    return bool(values.sum(dtype=wide).isfinite()) or bool(values.isfinite().all())
+
+
+def nonfinite_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """By name, how many values of each tensor are not finite: of those that have such."""
+    counts = {n: int((~t.isfinite()).sum()) for n, t in tensors.items() if not is_finite(t.detach())}
+    return {n: count for n, count in counts.items() if count}
+
+
+def no_longer_finite(values: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> dict[str, int]:
+    """By name, how many values are not finite that were so at first: a buffer may hold a mask of infinities."""
+    counts = {}
+    for name, value in values.items():
+        if not is_finite(value.detach()):
+            bad, first = ~value.detach().isfinite(), initial.get(name)
+            if first is not None and first.shape == value.shape:
+                bad &= first.to(value.device).isfinite()
+            counts[name] = int(bad.sum())
+    return {n: count for n, count in counts.items() if count}
+
+
+def listed(counts: Mapping[str, int]) -> str:
+    named = ", ".join(f"{name} ({count} values)" for name, count in list(counts.items())[:NAMES])
+    more = len(counts) - NAMES
+    return named + (f" and {more} more" if more > 0 else "")
