@@ -13,6 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.connect import is_complete
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.launcher.job_folder import begun, where
@@ -23,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class Interrupted(KeyboardInterrupt, SystemExit):
-    """Ctrl-C or SIGTERM has ended a launch, in order. A script that does not catch it ends without a traceback, with
-    the exit status of the signal: 130 or 143. To a script that catches KeyboardInterrupt it is one."""
+    """Ctrl-C, SIGTERM or SIGHUP has ended a launch, in order. A script that does not catch it ends without a traceback,
+    with the exit status of the signal: 130, 143 or 129. To a script that catches KeyboardInterrupt it is one."""
 
     def __init__(self, signum: int) -> None:
-        super().__init__(signum)
+        super().__init__(f"{signal.Signals(signum).name} has ended the launch")
         self.signum, self.code = signum, 128 + signum
 
 
@@ -41,7 +42,7 @@ class Reached:
     """The last one seen."""
 
     def describe(self) -> str:
-        step = f" at step {self.status.step} of {self.config.total_steps}" if self.status is not None else ""
+        step = f" at step {self._step()} of {self.config.total_steps}" if self.status is not None else ""
         if is_complete(self.job_dir):
             return f"interrupted{step}; {self.job_dir} is complete"
         if not self.config.ft:
@@ -49,12 +50,17 @@ class Reached:
         at = f" {where(self.job_dir, self.config)}" if begun(self.job_dir) else ""
         return f"interrupted{step}; run again to resume {self.job_dir}{at}"
 
+    def _step(self) -> int:
+        """A checkpoint may be newer than the last look at the job."""
+        assert self.status is not None
+        return max(self.status.step, saved_step(self.job_dir, self.config) or 0) if self.config.ft else self.status.step
+
 
 @contextlib.contextmanager
 def interruptible(last_words: Callable[[], str]) -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, so that children and etcd are stopped in order; then one line is told."""
+    """SIGTERM and SIGHUP end the block as Ctrl-C does: children and etcd stop in order, then one line is told."""
     try:
-        with _raised_by_sigterm():
+        with _raised_by_signals():
             yield
     except KeyboardInterrupt as error:
         tell(last_words())
@@ -62,7 +68,7 @@ def interruptible(last_words: Callable[[], str]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _raised_by_sigterm() -> Iterator[None]:
+def _raised_by_signals() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -70,11 +76,14 @@ def _raised_by_sigterm() -> Iterator[None]:
     def interrupt(signum: int, frame: object) -> None:
         raise Interrupted(signum)
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    # Under nohup SIGHUP is ignored, and stays so.
+    taken = [s for s in (signal.SIGTERM, signal.SIGHUP) if s == signal.SIGTERM or signal.getsignal(s) == signal.SIG_DFL]
+    before = {s: signal.signal(s, interrupt) for s in taken}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def without_traceback(error: BaseException) -> None:

@@ -14,6 +14,7 @@ from graphft.runtime.coordination.connect import MODEL, connect, is_complete, re
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.status import JobStatus, read_status
 from graphft.runtime.launcher.job_folder import begun
+from graphft.runtime.launcher.process_ends import read_ends
 from graphft.runtime.launcher.result import Result
 from graphft.runtime.process.folder_lock import holder_of
 from graphft.transpiler.record import JobRecord, read_record
@@ -22,7 +23,7 @@ JOBS = Path("jobs")
 """Where launchers put the folders of jobs."""
 ANSWER_SECONDS = 1.0
 """For how long a job's etcd may take to answer."""
-State = Literal["complete", "running", "starting", "stopped", "not begun", "unknown", "unreadable"]
+State = Literal["complete", "running", "starting", "stopped", "failed", "not begun", "unknown", "unreadable"]
 """unknown: its etcd is not the embedded one, and does not answer here."""
 
 
@@ -40,6 +41,8 @@ class FolderStatus:
     """Of a job that runs or starts: its launcher, where that holds the folder."""
     lost: tuple[str, ...] = ()
     """What a complete job did without, in words."""
+    failure: str = ""
+    """Why a job failed when it was launched last."""
 
     def describe(self) -> str:
         """On one line, with what to do about it."""
@@ -48,6 +51,7 @@ class FolderStatus:
             "running": f"is running, {self.where}",
             "starting": f"is starting ({self.holder}), {self.where}",
             "stopped": f"is not running; it stopped {self.where}: graphft launch --job {self.folder} goes on with it",
+            "failed": f"failed {self.where}: {self.failure}; graphft launch --job {self.folder} tries it once more",
             "not begun": f"was saved and never begun: graphft launch --job {self.folder}",
             "unknown": f"may run elsewhere: its etcd does not answer; its newest checkpoint here is {self.where}",
             "unreadable": "cannot be read",
@@ -75,6 +79,7 @@ class FolderStatus:
             "launcher": self.holder,
             "model": model,
             "lost": list(self.lost),
+            "failure": self.failure,
         }
 
 
@@ -102,6 +107,8 @@ def look_at(folder: Path) -> FolderStatus:
     if holder:
         return FolderStatus(folder, name, "starting", saved, steps, time.time(), holder)
     if begun(folder):
+        if failure := read_ends(folder).failed:
+            return FolderStatus(folder, name, "failed", saved, steps, _last_work(folder), failure=failure)
         known = live is not None or not endpoints or (folder / "etcd").is_dir()
         return FolderStatus(folder, name, "stopped" if known else "unknown", saved, steps, _last_work(folder))
     return FolderStatus(folder, name, "not begun", 0, steps, _modified(folder / "job.json"))

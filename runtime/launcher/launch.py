@@ -27,7 +27,7 @@ from graphft.runtime.launcher.fork_server import SUPPORTED, ForkServer
 from graphft.runtime.launcher.job_folder import JobFolder, open_folder, saved_folder
 from graphft.runtime.launcher.options import CALLED, LaunchOptions, choose_options
 from graphft.runtime.launcher.process_counts import MissingProcesses, check_counts
-from graphft.runtime.launcher.process_ends import note_launch
+from graphft.runtime.launcher.process_ends import note_failed, note_launch
 from graphft.runtime.launcher.result import Result
 from graphft.runtime.launcher.supervise import supervise, why_failed
 from graphft.runtime.launcher.supervisor import Supervisor
@@ -230,6 +230,7 @@ def _launch(
     if supervisor.failed and not job.config.ft:
         tell_failed(supervisor.etcd, keys)
     if status is None or (why := why_failed(supervisor, status)):
+        note_failed(job_dir, why)
         raise GraphftError(
             f"job {keys.job} failed: {why}", rule="job-failed", help=f"logs of all roles are in {job_dir / 'logs'}"
         )

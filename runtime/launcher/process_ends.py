@@ -1,6 +1,7 @@
 """What became of a run's processes: `ends.jsonl` in its folder, which outlives the launchers that write it.
 
-A line: {at (seconds since 1970), name ("trainer 0"), kind ("failure" or "preemption"), what}; or {at, kind: "launch"}.
+A line: {at (seconds since 1970), name ("trainer 0"), kind ("failure" or "preemption"), what}; {at, kind: "launch"}; or
+{at, kind: "failed", what}: the job did.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ class ProcessEnds:
     launches: int = 0
     failures: dict[str, int] = field(default_factory=dict)
     preemptions: dict[str, int] = field(default_factory=dict)
+    failed: str = ""
+    """Why the job failed in the last launch, if it did."""
 
 
 def note_launch(job_dir: Path) -> None:
@@ -36,19 +39,25 @@ def note_end(job_dir: Path, name: str, kind: Kind, what: str) -> None:
     _append(job_dir, {"kind": kind, "name": name, "what": what})
 
 
+def note_failed(job_dir: Path, why: str) -> None:
+    """The job itself has failed."""
+    _append(job_dir, {"kind": "failed", "what": why})
+
+
 def read_ends(job_dir: Path) -> ProcessEnds:
     """Of all launches of the run in this folder, on all machines that share it."""
-    launches, counts = 0, {"failure": Counter[str](), "preemption": Counter[str]()}
+    failed, launches, counts = "", 0, {"failure": Counter[str](), "preemption": Counter[str]()}
     for line in _lines(job_dir):
         try:
             row = json.loads(line)
             kind = row["kind"]
             launches += kind == "launch"
+            failed = {"launch": "", "failed": str(row.get("what", ""))}.get(kind, failed)
             if kind in counts:
                 counts[kind][str(row["name"])] += 1
         except (ValueError, KeyError, TypeError):  # a line that the disk did not take whole
             continue
-    return ProcessEnds(launches, dict(counts["failure"]), dict(counts["preemption"]))
+    return ProcessEnds(launches, dict(counts["failure"]), dict(counts["preemption"]), failed)
 
 
 def _append(job_dir: Path, row: dict[str, str]) -> None:

@@ -16,6 +16,7 @@ from graphft.errors import GraphftError
 from graphft.runtime.chaos.compare import not_once
 from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.data import open_reader
+from graphft.runtime.launcher.folder_status import look_at
 from graphft.transpiler import Job
 from tests.integration import training
 from tests.integration.plays import Act, Pace, Played, assert_same_bits, at, kill, play
@@ -108,6 +109,8 @@ def test_the_job_stops_there_and_says_the_same_again(program: ir.Program, folder
         assert found is not None
         assert 1 <= int(found[1]) <= step
         assert 'on_nonfinite="skip"' in text
+    told = look_at(folder)
+    assert (told.state, "the loss is nan" in told.describe()) == ("failed", True)
     newest = CheckpointStore(folder / "checkpoints").manifests()[0]
     assert newest.step <= step
     assert not (folder / "model.safetensors").exists()

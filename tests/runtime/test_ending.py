@@ -10,9 +10,11 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 import graphft
 from graphft.errors import GraphftError
+from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.launcher.ending import Interrupted, Reached, interruptible
 from graphft.runtime.process.folder_lock import locked
@@ -30,12 +32,13 @@ def run(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
+@pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGHUP", 129)])
 def test_a_signal_ends_in_order_with_one_line_and_its_status(name: str, status: int) -> None:
     done = run(
         "import os, signal\n"
         "from graphft.runtime.launcher.ending import interruptible\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # what a shell starts behind & ignores it
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # so does nohup
         "with interruptible(lambda: 'interrupted at step 3'):\n"
         "    try:\n"
         f"        os.kill(os.getpid(), signal.{name})\n"
@@ -90,10 +93,13 @@ def test_the_last_words(job: Job, saved: Path) -> None:
     (saved / "logs").mkdir()
     reached.status = JobStatus("j", "running", {}, 0, 0, 3, None)
     assert reached.describe() == f"interrupted at step 3 of 4; run again to resume {saved} at step 0 of 4"
+    keep = CheckpointStore(saved / "checkpoints")
+    keep.write_manifest(Manifest(0, 4, "run", (keep.write_part(0, 4, 0, 1, {"w": torch.zeros(1)}),)))
+    assert reached.describe() == f"interrupted at step 4 of 4; run again to resume {saved} at step 4 of 4", "newer"
     plain = Reached(saved, job.config.replace(ft=False), reached.status)
     assert plain.describe().startswith("interrupted at step 3 of 4; without fault tolerance (ft=False)")
     (saved / "model.safetensors").touch()
-    assert reached.describe() == f"interrupted at step 3 of 4; {saved} is complete"
+    assert reached.describe() == f"interrupted at step 4 of 4; {saved} is complete"
 
 
 def test_a_script_that_runs_its_job_when_it_is_imported_is_told_of_the_guard(
