@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphft.errors import GraphftError
+from graphft.ir import Kind
 from graphft.storage import load_program
+from graphft.transpiler.passes.check_finite import SKIPPED_STEPS
 from graphft.transpiler.program_differences import program_differences
 
 if TYPE_CHECKING:
@@ -29,7 +31,7 @@ def differences(folder: Path, saved: JobRecord, job: Job) -> list[str]:
     if old.program != new.program:
         found = [*_options(saved.config, job.config), *_programs(folder, job)] or ["the programs"]
     found += _named(_DATA.get(job.config.data.kind, "data"), old.data, new.data)
-    values = _named("initial value of", *_whole(old.values, new.values))
+    values = _named("initial value of", *_whole(old.values, new.values, _labels(job)))
     unseeded = bool(values) and old.unseeded and new.unseeded
     return found + [value + _UNSEEDED * unseeded for value in values]
 
@@ -51,13 +53,19 @@ def _options(old: JobConfig, new: JobConfig) -> list[str]:
     ]
 
 
-def _whole(*values: Mapping[str, str]) -> list[dict[str, str]]:
+def _labels(job: Job) -> dict[str, str]:
+    """What a constant is called: its name is none that the script knows."""
+    return {v.name: f"a constant of the script, {v.type}" for v in job.source.of_kind(Kind.CONST)}
+
+
+def _whole(old: Mapping[str, str], new: Mapping[str, str], labels: Mapping[str, str]) -> list[dict[str, str]]:
     """Digests by variable of the user's program: the slices of one count as one."""
     merged: list[dict[str, str]] = []
-    for digests in values:
+    for digests in (old, new):
         by_name: dict[str, str] = {}
-        for name in sorted(digests):
+        for name in sorted(digests.keys() - {SKIPPED_STEPS}):  # which is not the user's
             whole = name.split("@slice")[0]
+            whole = labels.get(whole, whole)
             by_name[whole] = by_name.get(whole, "") + digests[name]
         merged.append(by_name)
     return merged

@@ -15,15 +15,23 @@ from graphft.runtime.coordination.connect import is_complete
 if TYPE_CHECKING:
     from graphft.transpiler import Job, JobConfig
 
-LISTED = 2
-"""Folders that are passed by and described; of more, the number of the others is told."""
 _TRACES = ("etcd.json", "etcd", "logs", "checkpoints")
 """What a run that was begun has in its folder, beside what `Job.save` writes."""
 
 
 @dataclass(frozen=True)
+class Obstacle:
+    """What a folder is or holds that keeps a job from being run in it. `distance`: in how many things the run there
+    differs from the job."""
+
+    what: str
+    distance: int = 1 << 30
+
+
+@dataclass(frozen=True)
 class JobFolder:
-    """A run's folder. `made`: for this launch. `passed`: folders that hold other runs, each with what it holds.
+    """A run's folder. `made`: for this launch. `passed`: folders that hold other runs, the nearest one first, each with
+    what it holds.
 
     `job`: the script's job was compared with the folder's, and is the same.
     """
@@ -35,9 +43,9 @@ class JobFolder:
 
     def describe(self, config: JobConfig) -> str:
         """What is run here, on one line: the first one that a launcher prints."""
-        others = len(self.passed) - LISTED
-        parts = [*([f"{others} other folders are taken"] if others > 0 else []), *self.passed[-LISTED:]]
-        return "; ".join([*parts, self._here(config)])
+        others = len(self.passed) - 1
+        more = [f"{others} other folder{'s hold other runs' * (others > 1) or ' holds another run'}"] * (others > 0)
+        return "; ".join([*self.passed[:1], *more, self._here(config)])
 
     def _here(self, config: JobConfig) -> str:
         if not begun(self.path):
@@ -76,30 +84,32 @@ def open_folder(job: Job, wanted: str = "", *, resume: bool = False, fresh: bool
 def choose_directory(
     job: Job, wanted: str = "", *, resume: bool = False, fresh: bool = False
 ) -> tuple[Path, tuple[str, ...]]:
-    """The folder for `job`, and what other folders hold that were looked at: jobs/<name>, jobs/<name>-2, ...
+    """The folder for `job`, and what other folders hold that were looked at: jobs/<name>, jobs/<name>-2, ... The one
+    with the run most like it comes first.
 
     `wanted`: this folder and no other. `resume`: an unfinished run of this very job, or none. `fresh`: no such run.
     Raises UsageError if that cannot be, with what differs; GraphftError when a folder cannot be read.
     """
-    passed: list[str] = []
+    passed: list[tuple[int, str]] = []
     for path in [Path(wanted)] if wanted else _folders(job.config.name):
-        held = _obstacle(job, path) or _unfinished(job, path) * fresh
-        if not held:
+        held = _obstacle(job, path) or (_unfinished(job, path) if fresh else None)
+        if held is None:
             break
-        passed.append(f"{path} {held}")
-    if wanted and passed:
+        passed.append((held.distance, f"{path} {held.what}"))
+    others = tuple(text for _, text in sorted(passed, key=lambda one: one[0]))
+    if wanted and others:
         raise UsageError(
-            f"{'cannot resume: ' if resume else ''}{passed[0]}",
+            f"{'cannot resume: ' if resume else ''}{others[0]}",
             rule="job-directory",
             help="choose another directory, or delete this one",
         )
     if resume and not begun(path):
         raise UsageError(
-            f"there is no unfinished run of this job to resume: {'; '.join([*passed, _nothing(path)])}",
+            f"there is no unfinished run of this job to resume: {'; '.join([*others, _nothing(path)])}",
             rule="nothing-to-resume",
             help="leave resume out to begin a run; what differs is to be as it was to go on with that run",
         )
-    return path, tuple(passed)
+    return path, others
 
 
 def saved_folder(path: Path, *, resume: bool, fresh: bool) -> JobFolder:
@@ -125,26 +135,27 @@ def _nothing(path: Path) -> str:
     return f"{path} was saved, but never begun" if (path / "job.json").exists() else f"{path} does not exist"
 
 
-def _unfinished(job: Job, path: Path) -> str:
-    """What `fresh` passes by; "" if nothing was begun here."""
-    return f"holds an unfinished run, {where(path, job.config)}" if begun(path) else ""
+def _unfinished(job: Job, path: Path) -> Obstacle | None:
+    """What `fresh` passes by; None if nothing was begun here."""
+    return Obstacle(f"holds an unfinished run, {where(path, job.config)}", 0) if begun(path) else None
 
 
-def _obstacle(job: Job, path: Path) -> str:
-    """What a folder is or holds that keeps `job` from being run in it, in words; "" if nothing does."""
+def _obstacle(job: Job, path: Path) -> Obstacle | None:
+    """What keeps `job` from being run in this folder; None if nothing does."""
     from graphft.transpiler import read_record
     from graphft.transpiler.differences import differences
 
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
-        return ""
+        return None
     try:
         found = read_record(path)
     except GraphftError as error:
         if error.rule == "storage":  # it may be this very job, and is not to be begun anew elsewhere
             raise
-        return f"holds something else ({error.message})"
+        return Obstacle(f"holds something else ({error.message})")
     changed = differences(path, found, job)
     if changed:
         left = begun(path) and not is_complete(path)
-        return f"differs in: {', '.join(changed)}" + f" (graphft launch --job {path} goes on with it)" * left
-    return "is complete" if is_complete(path) else ""
+        goes_on = f" (graphft launch --job {path} goes on with it)" * left
+        return Obstacle(f"differs in: {', '.join(changed)}{goes_on}", len(changed))
+    return Obstacle("is complete", 0) if is_complete(path) else None

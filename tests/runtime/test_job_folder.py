@@ -188,10 +188,7 @@ def test_the_line_says_what_is_run(job: Job) -> None:
     changed = f"{first} differs in: batch_size 4 -> 8, passes 1 -> 2 {left}"
     assert said(other) == f"{changed}; new run in {first}-2"
     (first / "model.safetensors").touch()
-    assert (
-        said(job)
-        == f"{first} is complete; {first}-2 differs in: batch_size 8 -> 4, passes 2 -> 1; new run in {first}-3"
-    )
+    assert said(job) == f"{first} is complete; 1 other folder holds another run; new run in {first}-3"
     for n in (2, 3):
         (Path(f"{first}-{n}") / "model.safetensors").touch()
     assert said(job).startswith(f"1 other folders are taken; {first}-2 differs in: ")
