@@ -18,6 +18,8 @@ from graphft.runtime.etcd.client import Etcd
 from graphft.runtime.etcd.errors import EtcdError, EtcdUnreachable
 
 HOST = "127.0.0.1"
+ROOM_BYTES = 1 << 20
+"""A disk with less room is full."""
 OPTIONS = (
     "--auto-compaction-mode=periodic",
     "--auto-compaction-retention=5m",
@@ -219,7 +221,21 @@ class EmbeddedEtcd:
                 help="stop the program that uses it (ss -ltnp shows which), or choose another port",
             )
 
+    @property
+    def disk_is_full(self) -> bool:
+        """Whether there is hardly any room left for its data: it can write nothing then, and answers nothing."""
+        try:
+            return shutil.disk_usage(self.data_dir).free < ROOM_BYTES
+        except OSError:
+            return False
+
     def _failed(self, how: str) -> EtcdError:
+        if self.disk_is_full:
+            return EtcdError(
+                f"etcd at {self.endpoints[0]} {how}: the disk that holds {self.data_dir} is full",
+                rule="etcd-start",
+                help="free some space there (etcd's write-ahead log alone takes 64 MB), or choose another folder",
+            )
         tail = ""
         with contextlib.suppress(OSError):
             tail = "\n".join(self.log.read_text(errors="replace").splitlines()[-5:])

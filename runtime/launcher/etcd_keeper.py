@@ -8,12 +8,14 @@ import time
 import psutil
 
 from graphft.runtime.etcd import EmbeddedEtcd, EtcdError
+from graphft.runtime.launcher.tell import tell
 
 log = logging.getLogger("graphft")
 
 TRIES = 5
-STOPPED_SECONDS, SILENT_SECONDS = 5.0, 60.0
-"""For how long it may answer nothing: stopped by a signal, while the waiting roles' leases still live; and running."""
+STOPPED_SECONDS, SILENT_SECONDS, FULL_SECONDS = 5.0, 60.0, 2.0
+"""For how long it may answer nothing: stopped by a signal, while the waiting roles' leases still live; and running;
+and before a full disk is told."""
 
 
 class EtcdKeeper:
@@ -22,6 +24,7 @@ class EtcdKeeper:
     def __init__(self, etcd: EmbeddedEtcd) -> None:
         self._etcd = etcd
         self._silent_since: float | None = None
+        self._told = False
 
     def step(self) -> None:
         """Starts it again if it has died."""
@@ -31,10 +34,13 @@ class EtcdKeeper:
     def heard(self, answered: bool) -> None:
         """Whether it has answered the last question."""
         if answered:
-            self._silent_since = None
+            self._silent_since, self._told = None, False
             return
         now = time.monotonic()
         self._silent_since = now if self._silent_since is None else self._silent_since
+        if now - self._silent_since > FULL_SECONDS and not self._told and self._etcd.disk_is_full:
+            self._told = True
+            tell(f"etcd cannot write: the disk that holds {self._etcd.data_dir} is full; the job waits for space")
         if self._etcd.running and now - self._silent_since > (STOPPED_SECONDS if self._stopped() else SILENT_SECONDS):
             self._restart(f"has not answered for {now - self._silent_since:.0f} s")
 

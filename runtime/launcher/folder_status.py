@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from graphft.errors import GraphftError, describe
+from graphft.errors import GraphftError, UsageError, describe
 from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.connect import MODEL, connect, is_complete, read_endpoints
 from graphft.runtime.coordination.keys import Keys
@@ -83,6 +83,21 @@ class FolderStatus:
         }
 
 
+def find_folder(name: str) -> Path:
+    """The folder of a job that is given by its folder or its name. Raises UsageError if there is none."""
+    for folder in (Path(name), JOBS / name):
+        if (folder / "job.json").exists():
+            return folder
+    if Path(name).exists() or "/" in name:
+        read_record(Path(name))  # says what is wrong with it
+    known = sorted(path.parent.name for path in JOBS.glob("*/job.json"))
+    raise UsageError(
+        f"there is no job {name}: neither {name} nor {JOBS / name} holds one",
+        rule="unknown-job",
+        help=f"jobs in {JOBS}: {', '.join(known) or 'none'}; for one that only an etcd knows: --etcd HOST:PORT",
+    )
+
+
 def list_folders() -> list[FolderStatus]:
     """The jobs in ./jobs, the one that was worked on last at the end."""
     folders = [p.parent for p in JOBS.glob("*/job.json")]
@@ -101,7 +116,7 @@ def look_at(folder: Path) -> FolderStatus:
         return FolderStatus(folder, name, "complete", steps, steps, _modified(folder / MODEL), lost=lost)
     holder, endpoints = holder_of(folder), read_endpoints(folder) or ",".join(record.config.etcd_endpoints or ())
     live = _live(endpoints, record) if endpoints else None
-    if live is not None and (live.pservers or live.trainers or holder):
+    if live is not None and not is_copy(folder, live) and (live.pservers or live.trainers or holder):
         return FolderStatus(folder, name, "running", live.step, steps, time.time(), holder)
     saved = saved_step(folder, record.config)
     if holder:
@@ -116,9 +131,18 @@ def look_at(folder: Path) -> FolderStatus:
 
 def _lost(folder: Path, record: JobRecord) -> tuple[str, ...]:
     try:
-        return tuple(Result.of(folder, record.config.total_steps, 0.0).lost(record.config.data.records))
+        return tuple(Result.of(folder, record.config.total_steps, 0.0).lost(record.config.data.records, losses=False))
     except (GraphftError, OSError, ValueError) as error:
         return (f"what it lost cannot be read: {describe(error)}",)
+
+
+def is_copy(folder: Path, status: JobStatus) -> bool:
+    """Whether the run that etcd knows is in another folder of this machine: this one was copied from it."""
+    there = Path(str(status.spec.get("folder", "")))
+    try:
+        return there.is_absolute() and (there / "job.json").exists() and not there.samefile(folder)
+    except OSError:
+        return False
 
 
 def _live(endpoints: str, record: JobRecord) -> JobStatus | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,8 +67,10 @@ class Result:
     def describe(self, generation: int) -> str:
         """The launcher's last lines."""
         failures, preemptions = sum(self.failures.values()), sum(self.preemptions.values())
+        losses = self.metrics.get("loss", [])
         parts = [
             f"complete: {self.steps} steps in {self.seconds:.1f} s",
+            *([f"loss {losses[-1][1]:.4g}"] if losses else []),
             *([f"{self.launches} launches"] if self.launches > 1 else []),
             f"{preemptions} preemptions",
             f"{failures} failures",
@@ -76,10 +79,13 @@ class Result:
         where = str(self.model) if self.model.exists() else "on the machines of the pservers"
         return f"{', '.join(parts)}\nmodel: {where}"
 
-    def lost(self, records: int) -> list[str]:
-        """What the job did without, a line each: told also when it is to be quiet. `records`: of its data."""
+    def lost(self, records: int, *, losses: bool = True) -> list[str]:
+        """What the job did without, a line each: told also when it is to be quiet. `records`: of its data.
+        `losses`: all of them are looked at, too, which takes a second for each million."""
         skipped = self.skipped_steps if self.model.exists() else 0
         bad = tensor_file_metadata(self.model).get("nonfinite") if self.model.exists() else None
         lines = [f"{skipped} of {self.steps} steps were SKIPPED as not finite"] if skipped else []
+        wild = sum(not math.isfinite(loss) for _, _, loss in self.losses) if losses and not skipped else 0
+        lines += [f"{wild} losses were NOT FINITE"] if wild else []
         lines += [f"the model is NOT FINITE: {bad}"] if bad else []
         return lines + ([describe_discarded(self.discarded, records)] if self.discarded else [])

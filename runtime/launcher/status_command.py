@@ -38,7 +38,9 @@ def show_status(options: argparse.Namespace) -> int:
     elif not options.job:
         _list_folders(options)
     else:
-        _show_folder(_find(options.job), options)
+        from graphft.runtime.launcher.folder_status import find_folder
+
+        _show_folder(find_folder(options.job), options)
     return EXIT_OK
 
 
@@ -103,7 +105,7 @@ def _show_folder(folder: Path, options: argparse.Namespace) -> None:
     from graphft.runtime.coordination.keys import Keys
     from graphft.runtime.coordination.status import read_status
     from graphft.runtime.etcd import EtcdUnreachable
-    from graphft.runtime.launcher.folder_status import ANSWER_SECONDS, look_at
+    from graphft.runtime.launcher.folder_status import ANSWER_SECONDS, is_copy, look_at
     from graphft.runtime.process.folder_lock import holder_of
     from graphft.transpiler import read_record
 
@@ -113,7 +115,8 @@ def _show_folder(folder: Path, options: argparse.Namespace) -> None:
         try:
             if endpoints:
                 with connect(endpoints, wait=None if holder_of(folder) else ANSWER_SECONDS) as etcd:
-                    if holder_of(folder) or not read_status(etcd, Keys(config.name), brief=True).idle:
+                    seen = read_status(etcd, Keys(config.name), brief=True)
+                    if holder_of(folder) or not (seen.idle or is_copy(folder, seen)):
                         return _show(etcd, Keys(config.name), options)
         except EtcdUnreachable:
             pass
@@ -144,24 +147,6 @@ def _show(etcd: Etcd, keys: Keys, options: argparse.Namespace) -> None:
             live.update(render(status))
     else:
         Console(highlight=False, markup=False, emoji=False).print(render(read_status(etcd, keys)))
-
-
-def _find(name: str) -> Path:
-    """The folder of a job that is given by its folder or its name. Raises UsageError if there is none."""
-    from graphft.runtime.launcher.folder_status import JOBS
-    from graphft.transpiler import read_record
-
-    for folder in (Path(name), JOBS / name):
-        if (folder / "job.json").exists():
-            return folder
-    if Path(name).exists() or "/" in name:
-        read_record(Path(name))  # says what is wrong with it
-    known = sorted(path.parent.name for path in JOBS.glob("*/job.json"))
-    raise UsageError(
-        f"there is no job {name}: neither {name} nor {JOBS / name} holds one",
-        rule="unknown-job",
-        help=f"jobs in {JOBS}: {', '.join(known) or 'none'}; for one that only an etcd knows: --etcd HOST:PORT",
-    )
 
 
 def _name_of(job: str) -> str:

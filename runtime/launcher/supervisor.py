@@ -277,8 +277,8 @@ class Supervisor:
         if self._folder_there and not there:
             self.events.emit(
                 "folder-gone",
-                f"{self.job_dir} is gone, or its file system is: what lives goes on, and a "
-                "pserver that dies waits for its checkpoints; logs and metrics are lost: put it back",
+                f"{self.job_dir} is gone, or its file system is: what lives goes on, and a pserver that dies waits for "
+                f"its checkpoints; logs and metrics are lost: put it back (of a copy: cp -r COPY/. {self.job_dir}/)",
             )
         self._folder_there = there
 

@@ -24,7 +24,7 @@ INDENT = 13 * " "
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("replay", help="compute one batch of a job again: loss, gradients, what is not finite")
-    parser.add_argument("--job", required=True, metavar="DIR", help="the job's folder")
+    parser.add_argument("--job", required=True, help="the job's name or folder")
     parser.add_argument("--step", required=True, type=int, help="the step, as messages and metrics name it")
     parser.add_argument("--slot", type=int, default=0, help="the slot (default: 0)")
     parser.set_defaults(command=replay)
@@ -34,12 +34,14 @@ def replay(options: argparse.Namespace) -> int:
     """Prints to stdout; how far it is, to stderr."""
     from graphft.runtime.data import open_reader
     from graphft.runtime.execute.determinism import enforce
+    from graphft.runtime.launcher.folder_status import find_folder
     from graphft.runtime.replay.batch import LocalTrainer, Observer
     from graphft.runtime.replay.shards import LocalShards
     from graphft.runtime.replay.state import reach
     from graphft.transpiler import Job
 
-    job, folder = Job.load(options.job), Path(options.job)
+    folder = find_folder(options.job)
+    job = Job.load(folder)
     _check(job, options.step, options.slot)
     enforce(job.config)
     shards = LocalShards(job)

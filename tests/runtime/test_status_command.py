@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 from pathlib import Path
 from threading import Timer
 
+import msgspec
 import pytest
 
 from graphft.runtime.coordination import connect as connect_module
@@ -15,6 +17,7 @@ from graphft.runtime.coordination.connect import write_endpoints
 from graphft.runtime.coordination.discarded import Discarded, write_discarded
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import Registration
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher import status_command
@@ -181,3 +184,18 @@ def test_all_jobs_of_the_folder(
     assert "--watch is for one job" in refused(capsys, "status", "--watch")
     found = {entry["folder"]: entry["state"] for entry in json.loads(shown(capsys, "status", "--json"))}
     assert found["jobs/a"] == "complete"
+
+
+def test_a_copy_of_a_folder_is_not_the_run_that_its_etcd_knows(
+    capsys: pytest.CaptureFixture[str], etcd: Etcd, job: Job, keys: Keys, tmp_path: Path
+) -> None:
+    """Its `etcd.json` leads to the etcd of the original."""
+    named = Job.make(job.source, job.config.replace(name=keys.job))
+    named.save(tmp_path / "original")
+    write_endpoints(tmp_path / "original", ",".join(etcd.endpoints))
+    put_job(etcd, keys, named, tmp_path / "original")
+    here = Registration("p0", "127.0.0.1:1", os.getpid(), socket.gethostname())
+    etcd.put(f"{keys.pservers}0", msgspec.json.encode(here))
+    shutil.copytree(tmp_path / "original", tmp_path / "copy")
+    assert "running, generation" in shown(capsys, "status", "--job", "original")
+    assert "is not running; it stopped at step 0 of 4" in shown(capsys, "status", "--job", "copy")
