@@ -23,6 +23,7 @@ from graphft.ir import Block, Kind, Operator, Program, Ref, Type, Variable, grad
 from graphft.literals import dtype_of
 from graphft.optim import SCALAR_STATE, Clip, ClipByValue, Group, Optimizer
 from graphft.torch_optim import groups_of, refused_scheduler
+from graphft.weights import require_unchanged
 
 GLOBAL_STEP = "global_step"
 """Name of the variable that counts completed steps."""
@@ -40,7 +41,8 @@ def minimize(
     A torch.optim instance (SGD, Adam, AdamW, Adagrad, RMSprop) needs `model`, the module that the program was built
     from: its parameter groups, with their options and state, are taken over; parameters in no group become frozen.
     Raises GraphftError for a parameter without gradient, an option that is not supported, or a schedule that cannot
-    be traced, and if the program is minimized already; the program is then unchanged.
+    be traced, if the program is minimized already, and if the weights of `model` were changed since it was built; the
+    program is then unchanged.
     """
     if "step" not in program.blocks or GLOBAL_STEP in program.variables:
         what = "is minimized already" if "step" in program.blocks else "has no block step"
@@ -49,6 +51,8 @@ def minimize(
             rule="minimize",
             help="call minimize() once, after build() or append_backward()",
         )
+    if model is not None:
+        require_unchanged(program, model)
     if isinstance(optimizer, torch.optim.Optimizer):
         groups = groups_of(program, optimizer, model)
     elif isinstance(optimizer, Optimizer):

@@ -19,7 +19,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, UsageError
 from graphft.ir import Kind, Program, Variable
 from graphft.tensor_file import write_tensors
 
@@ -49,6 +49,24 @@ def state_dict(program: Program, values: Mapping[str, Tensor] | None = None) -> 
 def saved_variables(program: Program) -> list[Variable]:
     """The variables that are in the model's `state_dict`, in the program's order."""
     return [v for v in program.of_kind(*SAVED) if v.attrs.get("persistent", True)]
+
+
+def require_unchanged(program: Program, model: nn.Module) -> None:
+    """Raises UsageError if the model's weights are others than when the program was built, which copied them."""
+    now = model.state_dict(keep_vars=True)
+    changed = [
+        v.name
+        for v in saved_variables(program)
+        if isinstance(value := now.get(v.name), Tensor)
+        and not torch.equal(value.detach().cpu().nan_to_num(), program.values[v.name].cpu().nan_to_num())
+    ]
+    if changed:
+        more = f" and {len(changed) - 5} more" if len(changed) > 5 else ""
+        raise UsageError(
+            f"the model's weights were changed after build(), which copied them: {', '.join(changed[:5])}{more}",
+            rule="weights",
+            help="load pretrained weights before build(): training would begin with the values from then",
+        )
 
 
 def save_weights(program: Program, values: Mapping[str, Tensor] | None, path: str | os.PathLike[str]) -> Path:

@@ -207,3 +207,20 @@ def test_operands_that_do_not_fit(block: Block, types: tuple[Type, ...], attrs: 
     with pytest.raises(GraphftError, match=message):
         block.append_op("sgd", *operands, **attrs)
     assert block.ops == []
+
+
+def test_weights_that_were_loaded_after_build_are_not_ignored() -> None:
+    """Training would begin with the values that build copied, without a word."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
+    model.register_buffer("mask", torch.tensor([True, False]))
+    model.register_buffer("holes", torch.tensor([float("nan"), 1.0]))
+    program = graphft.build(model, lambda model, x: model(x).square().mean(), {"x": (None, 3)})
+    with torch.no_grad():
+        model[0].weight.add_(1.0)
+    with pytest.raises(GraphftError, match=r"were changed after build\(\), which copied them: 0\.weight") as caught:
+        graphft.minimize(program, torch.optim.SGD(model.parameters(), lr=0.1), model=model)
+    assert "before build()" in caught.value.help
+    with torch.no_grad():
+        model[0].weight.copy_(program.values["0.weight"])
+    graphft.minimize(program, torch.optim.SGD(model.parameters(), lr=0.1), model=model)
