@@ -40,7 +40,8 @@ def page() -> str:
     """The whole page, in Markdown."""
     job = [f for f in dataclasses.fields(JobConfig) if f.name in (*OPTIONS, "data")]
     run = list(dataclasses.fields(LaunchOptions))
-    seen = "| `on_status` | function | none | sees each status as the display does, with the supervisor |\n"
+    where = "[running.md](running.md#everything-on-this-machine)"
+    seen = f"| `on_status` | function | none | called with (supervisor, status), as often as the display: {where} |\n"
     return f"{_HEAD}{_TABLE}{_rows(JobConfig, job)}{_RUN}{_TABLE}{_rows(LaunchOptions, run)}{seen}"
 
 

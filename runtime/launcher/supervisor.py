@@ -337,7 +337,8 @@ class Supervisor:
         else:
             self._count_failure(child, blamed, counts is not False or status == EXIT_USAGE)
         quick = QUICK_PREEMPTION_SECONDS if preempted else QUICK_FAILURE_SECONDS
-        child.in_a_row = child.in_a_row + 1 if time.monotonic() - child.started_at < quick else 1
+        again = blamed is None and time.monotonic() - child.started_at < quick  # each batch may fail but a few times
+        child.in_a_row = child.in_a_row + 1 if again else 1
         note_end(self.job_dir, child.name, "preemption" if preempted else "failure", what)
         if not self.restart:
             self._give_up(child, f"{child.name} died ({what}), and the job has no fault tolerance (ft=False)")
