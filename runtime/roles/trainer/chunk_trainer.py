@@ -64,10 +64,7 @@ class ChunkTrainer(Trainer):
             self.comm.pump(IDLE_SECONDS)
             return
         try:
-            self._note(self.compute())
-        except EndOfPass:
-            self.state.pass_index = self.queue.next_pass()
-            self.blocks.run("pass")
+            self._work_on()
         except NoData:
             self.comm.pump(IDLE_SECONDS)
         except WorkChanged:
@@ -79,6 +76,14 @@ class ChunkTrainer(Trainer):
             raise
         finally:
             self.work_record.mark(Phase.IDLE)
+
+    def _work_on(self) -> None:
+        """A batch; or the next pass begins, which may have to be waited for, too."""
+        try:
+            self._note(self.compute())
+        except EndOfPass:
+            self.state.pass_index = self.queue.next_pass()
+            self.blocks.run("pass")
 
     def _note(self, values: Sequence[Any]) -> None:
         work = self.state.work
