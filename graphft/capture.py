@@ -25,6 +25,7 @@ from graphft.guards import assumptions, captured
 from graphft.ir import Dim, Kind, Program, Type, grad_name
 from graphft.loss_results import loss_and_extras
 from graphft.outside import refuse_outside
+from graphft.side_effects import side_effects_refused
 from graphft.symbolic import Symbols
 from graphft.tracing import Recorder, Traced, emit, settle, storage, trace
 
@@ -256,7 +257,8 @@ class _Step:
         tensors = dict(zip(self.state.tensors, values, strict=False))
         feeds = dict(zip(self.inputs, values[len(tensors) :], strict=True))
         given = {f"model.{n}": t for n, t in tensors.items()}
-        result = functional_call(self.whole, given, (), feeds)
+        with side_effects_refused():
+            result = functional_call(self.whole, given, (), feeds)
         loss, extras = loss_and_extras(result, {*self.inputs, *self.state.tensors})
         self.extras = list(extras)
         refuse_outside(loss, self.whole.model, self.whole.loss_fn, self.state.tensors, self.recorder.line_of)

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, UsageError
 from graphft.locations import TORCH, error_line
 from graphft.symbolic import Symbols
 
@@ -42,7 +42,8 @@ def captured(symbols: Symbols) -> Iterator[None]:
     try:
         yield
     except GraphftError as error:
-        raise GraphftError(symbols.rename(error.message), rule=error.rule, help=error.help) from error.__cause__
+        kind = UsageError if isinstance(error, UsageError) else GraphftError
+        raise kind(symbols.rename(error.message), rule=error.rule, help=error.help) from error.__cause__
     except Exception as error:
         line = error_line(error)
         where = f"{line}: " if line else ""
