@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from graphft.batch_sum import warn_of_sums
 from graphft.errors import GraphftError
 from graphft.guards import assumptions, captured
 from graphft.ir import Dim, Kind, Program, Type, grad_name
@@ -118,6 +119,7 @@ def build(
     if assume:
         program.attrs["assume"] = assume
     _emit(program, traced, step, state, list(specs))
+    warn_of_sums(program)
     return program
 
 
