@@ -25,6 +25,7 @@ from graphft.errors import GraphftError
 from graphft.guards import assumptions, captured
 from graphft.ir import Dim, Kind, Program, Type, grad_name
 from graphft.loss_results import loss_and_extras
+from graphft.mode import tell_mode
 from graphft.outside import refuse_outside
 from graphft.side_effects import side_effects_refused
 from graphft.symbolic import Symbols
@@ -120,6 +121,7 @@ def build(
         program.attrs["assume"] = assume
     _emit(program, traced, step, state, list(specs))
     warn_of_sums(program)
+    tell_mode(model)
     return program
 
 

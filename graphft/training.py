@@ -12,6 +12,7 @@ Block `step` then ends with
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -21,8 +22,11 @@ from graphft import registry, schedule
 from graphft.errors import GraphftError, ProgramError
 from graphft.ir import Block, Kind, Operator, Program, Ref, Type, Variable, grad_name
 from graphft.literals import dtype_of
+from graphft.mode import listed
 from graphft.optim import SCALAR_STATE, Clip, ClipByValue, Group, Optimizer
 from graphft.torch_optim import groups_of, refused_scheduler
+
+log = logging.getLogger(__name__)
 
 GLOBAL_STEP = "global_step"
 """Name of the variable that counts completed steps."""
@@ -66,6 +70,7 @@ def minimize(
     _require_gradients(block, parameters)
     rates = {g.optimizer.lr: schedule.trace(g.optimizer.lr) for g in groups}
 
+    _tell_left_out([v.name for v in program.of_kind(Kind.PARAM) if v.name not in group_of])
     for v in program.of_kind(Kind.PARAM):
         v.kind = Kind.PARAM if v.name in group_of else Kind.FROZEN
     step = program.variable(GLOBAL_STEP, Type("int64", ()), Kind.STATE, torch.zeros((), dtype=torch.int64))
@@ -74,6 +79,12 @@ def minimize(
     for v in parameters:
         _append_update(block, v, group_of[v.name], lrs[group_of[v.name].optimizer.lr])
     block.append_op("increment", step)
+
+
+def _tell_left_out(names: Sequence[str]) -> None:
+    if names:
+        count = "1 parameter is" if len(names) == 1 else f"{len(names)} parameters are"
+        log.warning("%s in no group of the optimizer, and will not train: %s", count, listed(names))
 
 
 def _require_gradients(block: Block, parameters: Iterable[Variable]) -> None:
