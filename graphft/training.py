@@ -19,7 +19,7 @@ from dataclasses import replace
 import torch
 
 from graphft import registry, schedule
-from graphft.errors import GraphftError, ProgramError
+from graphft.errors import GraphftError, ProgramError, UsageError
 from graphft.ir import Block, Kind, Operator, Program, Ref, Type, Variable, grad_name
 from graphft.literals import dtype_of
 from graphft.mode import listed
@@ -64,6 +64,12 @@ def minimize(
             f"minimize takes an optimizer, got {type(optimizer).__name__}",
             rule="optimizer-option",
             help="give graphft.SGD, Adam, AdamW, Adagrad or RMSprop, or a torch.optim instance of these",
+        )
+    if not isinstance(clip, (Clip, type(None))):
+        raise UsageError(
+            f"a clip is expected, got {clip!r}",
+            rule="optimizer-option",
+            help="write graphft.ClipByGlobalNorm(1.0), or graphft.ClipByValue(limit)",
         )
     block, group_of = program.blocks["step"], {name: g for g in groups for name in g.parameters}
     parameters = [v for v in program.of_kind(Kind.PARAM) if v.name in group_of]
