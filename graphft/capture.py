@@ -12,32 +12,24 @@ of samples. The model is captured in the mode (train or eval) that it is in, and
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from graphft.batch_sum import warn_of_sums
 from graphft.errors import GraphftError
 from graphft.guards import assumptions, captured
-from graphft.ir import Dim, Kind, Program, Type, grad_name
+from graphft.inputs import Input, LossFn, check_names, input_type, with_targets
+from graphft.ir import Kind, Program, Type, grad_name
 from graphft.loss_results import loss_and_extras
+from graphft.mode import tell_mode
 from graphft.outside import refuse_outside
+from graphft.side_effects import side_effects_refused
 from graphft.symbolic import Symbols
 from graphft.tracing import Recorder, Traced, emit, settle, storage, trace
-
-LossFn = Callable[..., Tensor | tuple[Tensor, Mapping[str, Tensor]]]
-
-
-@dataclass(frozen=True, slots=True)
-class Input:
-    """An input of a program. In `shape`, a number is a fixed size, a string names a dimension (inputs that name the
-    same one have the same size there), None in front is the dimension `batch`, and None elsewhere one of its own."""
-
-    shape: tuple[int | str | None, ...]
-    dtype: torch.dtype = torch.float32
 
 
 def build(
@@ -81,9 +73,11 @@ def build(
             rule="inputs",
             help="write inputs={'x': (None, 8), 'y': ((None,), torch.int64)}",
         )
-    specs = {n: _input(n, spec) for n, spec in inputs.items()}
+    specs = {n: input_type(n, spec) for n, spec in inputs.items()}
+    if targets is None:
+        check_names(loss_fn, list(specs))
     state = _State(model, specs)
-    call = loss_fn if targets is None else _with_targets(loss_fn, specs, targets)
+    call = loss_fn if targets is None else with_targets(loss_fn, specs, targets)
     symbols = Symbols(d for t in [*specs.values(), *state.types.values()] for d in t.shape or () if isinstance(d, int))
     step = _Step(model, call, state, list(specs))
     with captured(symbols):
@@ -117,55 +111,9 @@ def build(
     if assume:
         program.attrs["assume"] = assume
     _emit(program, traced, step, state, list(specs))
+    warn_of_sums(program)
+    tell_mode(model)
     return program
-
-
-# -- inputs ---------------------------------------------------------------------------------------------------
-
-
-def _input(name: str, spec: Input | Sequence[Any]) -> Type:
-    if isinstance(spec, str):  # a sequence, too
-        raise _bad_input(name, f"got {spec!r}")
-    if not isinstance(spec, Input):
-        try:
-            pair = len(spec) == 2 and isinstance(spec[1], torch.dtype)
-            spec = Input(tuple(spec[0]), spec[1]) if pair else Input(tuple(spec))
-        except TypeError:
-            raise _bad_input(name, f"got {spec!r}") from None
-    if not name.isidentifier() or name == "loss":
-        raise _bad_input(name, "its name must be an identifier other than 'loss'")
-    dims: list[Dim] = []
-    for axis, size in enumerate(spec.shape):
-        if size is None:
-            dims.append("batch" if axis == 0 else f"{name}_dim{axis}")
-        elif (isinstance(size, str) and size.isidentifier()) or (isinstance(size, int) and size >= 0):
-            dims.append(size)
-        else:
-            raise _bad_input(name, f"size {size!r} is neither a number, None nor an identifier")
-    return Type(str(spec.dtype).removeprefix("torch."), tuple(dims))
-
-
-def _bad_input(name: str, what: str) -> GraphftError:
-    return GraphftError(
-        f"input {name!r}: {what}",
-        rule="inputs",
-        help="write (None, 8), or ((None,), torch.int64), or graphft.Input(shape, dtype)",
-    )
-
-
-def _with_targets(loss_fn: LossFn, specs: Mapping[str, Type], targets: Sequence[str]) -> LossFn:
-    unknown = [t for t in targets if t not in specs]
-    if unknown or len(targets) == len(specs):
-        raise GraphftError(
-            f"targets {list(targets)} must be some of the inputs {list(specs)}, but not all",
-            rule="inputs",
-            help="name the inputs that go to the loss and not to the model",
-        )
-
-    def call(model: nn.Module, **inputs: Tensor) -> Any:
-        return loss_fn(model(*(v for n, v in inputs.items() if n not in targets)), *(inputs[t] for t in targets))
-
-    return call
 
 
 # -- the model's tensors --------------------------------------------------------------------------------------
@@ -256,7 +204,8 @@ class _Step:
         tensors = dict(zip(self.state.tensors, values, strict=False))
         feeds = dict(zip(self.inputs, values[len(tensors) :], strict=True))
         given = {f"model.{n}": t for n, t in tensors.items()}
-        result = functional_call(self.whole, given, (), feeds)
+        with side_effects_refused():
+            result = functional_call(self.whole, given, (), feeds)
         loss, extras = loss_and_extras(result, {*self.inputs, *self.state.tensors})
         self.extras = list(extras)
         refuse_outside(loss, self.whole.model, self.whole.loss_fn, self.state.tensors, self.recorder.line_of)

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, UsageError
 from graphft.locations import TORCH, error_line
 from graphft.symbolic import Symbols
 
@@ -35,6 +35,15 @@ _META = tuple(
 
 _DATA_DEPENDENT = (DataDependentOutputException, GuardOnDataDependentSymNode)
 
+_WANTS_INTEGERS = (
+    "Expected dtype int32/int64 for index",
+    "scalar types: Long, Int",
+    "expected scalar type Long",
+    "tensors used as indices must be long",
+)
+"""Of torch's errors when class labels, or indices, are floats."""
+_INTEGERS = "class labels and indices are integers: declare such an input with its dtype, 'y': ((None,), torch.int64)"
+
 
 @contextmanager
 def captured(symbols: Symbols) -> Iterator[None]:
@@ -42,7 +51,8 @@ def captured(symbols: Symbols) -> Iterator[None]:
     try:
         yield
     except GraphftError as error:
-        raise GraphftError(symbols.rename(error.message), rule=error.rule, help=error.help) from error.__cause__
+        kind = UsageError if isinstance(error, UsageError) else GraphftError
+        raise kind(symbols.rename(error.message), rule=error.rule, help=error.help) from error.__cause__
     except Exception as error:
         line = error_line(error)
         where = f"{line}: " if line else ""
@@ -60,11 +70,19 @@ def captured(symbols: Symbols) -> Iterator[None]:
                 rule="capture",
                 help="use an operation with a fixed result shape (a mask instead of indexing by it, for one)",
             ) from error
+        if "__format__" in text:
+            raise UsageError(
+                f"{where}the code formats the value of a tensor, which it does not have while it is captured ({text})",
+                rule="capture",
+                help="leave it out; to see the value of each step, return it as a metric: return loss, {'name': value}",
+            ) from error
         dims = ", ".join(f"{n} (here {d.node.hint})" for n, d in symbols.dims.items())
         raise GraphftError(
             f"{where}{type(error).__name__}: {text}",
             rule="capture",
-            help=f"the model runs with the named dimensions {dims or '(none)'}; inputs that must agree in a size "
+            help=_INTEGERS
+            if any(words in text for words in _WANTS_INTEGERS)
+            else f"the model runs with the named dimensions {dims or '(none)'}; inputs that must agree in a size "
             "need the same name for it, and what the code cannot vary needs a number",
         ) from error
 

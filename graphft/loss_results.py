@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import SymFloat, SymInt, Tensor
 
 from graphft.errors import GraphftError
 from graphft.ir import Program
@@ -32,8 +32,8 @@ def loss_and_extras(result: Any, taken: Collection[str]) -> tuple[Tensor, dict[s
     for name, value in extras.items():
         if not isinstance(value, Tensor):
             raise _fail(
-                f"loss_fn returns {name!r} as {type(value).__name__}, expected a tensor",
-                "compute it with torch: a Python number is the same at every step",
+                f"loss_fn returns {name!r} as {_kind(value)}, expected a tensor",
+                "compute it with torch, and leave out float() and .item(): a Python number is the same at every step",
             )
         if not isinstance(name, str) or not NAME.fullmatch(name):
             raise _fail(
@@ -76,6 +76,11 @@ def _check_loss(loss: Any) -> None:
             "the loss depends on no trainable parameter",
             "compute it from the model's output, without detach(), no_grad() or argmax()",
         )
+
+
+def _kind(value: Any) -> str:
+    numbers = (int, float, SymInt, SymFloat)
+    return "a Python number" if isinstance(value, numbers) and not isinstance(value, bool) else type(value).__name__
 
 
 def _fail(message: str, help: str) -> GraphftError:

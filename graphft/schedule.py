@@ -13,12 +13,13 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable
+from numbers import Real
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, UsageError
 from graphft.ir import Block, Type, Variable
 from graphft.locations import error_line
 
@@ -28,6 +29,14 @@ if TYPE_CHECKING:
 Schedule = Callable[[Tensor], Tensor]
 Rate = float | Schedule
 """A constant learning rate, or a schedule."""
+
+
+_CALLS = {
+    "linear_warmup": "write linear_warmup(schedule, steps), for example linear_warmup(cosine(0.1, 10_000), 500)",
+    "cosine": "write cosine(lr, total_steps), for example cosine(0.1, 10_000)",
+    "step": "write step(lr, step_size, gamma), for example step(0.1, 1000, 0.5)",
+}
+"""How the schedules are called whose lengths are checked."""
 
 
 def constant(lr: float) -> Schedule:
@@ -130,6 +139,10 @@ def append(block: Block, traced: Traced, step: Variable, name: str) -> Variable:
 
 def _positive(name: str, **values: int) -> None:
     for key, value in values.items():
+        if not isinstance(value, Real):
+            raise UsageError(
+                f"schedule {name}: {key} must be a number of steps, got {value!r}", rule="schedule", help=_CALLS[name]
+            )
         if value <= 0:
             raise GraphftError(
                 f"schedule {name}: {key} must be positive, got {value}", rule="schedule", help="give a number of steps"

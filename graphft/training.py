@@ -12,18 +12,22 @@ Block `step` then ends with
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
 from graphft import registry, schedule
-from graphft.errors import GraphftError, ProgramError
+from graphft.errors import GraphftError, ProgramError, UsageError
 from graphft.ir import Block, Kind, Operator, Program, Ref, Type, Variable, grad_name
 from graphft.literals import dtype_of
+from graphft.mode import listed
 from graphft.optim import SCALAR_STATE, Clip, ClipByValue, Group, Optimizer
 from graphft.torch_optim import groups_of, refused_scheduler
 from graphft.weights import require_unchanged
+
+log = logging.getLogger(__name__)
 
 GLOBAL_STEP = "global_step"
 """Name of the variable that counts completed steps."""
@@ -65,11 +69,18 @@ def minimize(
             rule="optimizer-option",
             help="give graphft.SGD, Adam, AdamW, Adagrad or RMSprop, or a torch.optim instance of these",
         )
+    if not isinstance(clip, (Clip, type(None))):
+        raise UsageError(
+            f"a clip is expected, got {clip!r}",
+            rule="optimizer-option",
+            help="write graphft.ClipByGlobalNorm(1.0), or graphft.ClipByValue(limit)",
+        )
     block, group_of = program.blocks["step"], {name: g for g in groups for name in g.parameters}
     parameters = [v for v in program.of_kind(Kind.PARAM) if v.name in group_of]
     _require_gradients(block, parameters)
     rates = {g.optimizer.lr: schedule.trace(g.optimizer.lr) for g in groups}
 
+    _tell_left_out([v.name for v in program.of_kind(Kind.PARAM) if v.name not in group_of])
     for v in program.of_kind(Kind.PARAM):
         v.kind = Kind.PARAM if v.name in group_of else Kind.FROZEN
     step = program.variable(GLOBAL_STEP, Type("int64", ()), Kind.STATE, torch.zeros((), dtype=torch.int64))
@@ -78,6 +89,12 @@ def minimize(
     for v in parameters:
         _append_update(block, v, group_of[v.name], lrs[group_of[v.name].optimizer.lr])
     block.append_op("increment", step)
+
+
+def _tell_left_out(names: Sequence[str]) -> None:
+    if names:
+        count = "1 parameter is" if len(names) == 1 else f"{len(names)} parameters are"
+        log.warning("%s in no group of the optimizer, and will not train: %s", count, listed(names))
 
 
 def _require_gradients(block: Block, parameters: Iterable[Variable]) -> None:

@@ -315,7 +315,7 @@ def test_loss_must_be_a_scalar() -> None:
         ({"x": 8}, "got 8"),
         ({"x": "batch"}, "got 'batch'"),
         ([(None, 8)], "a dict of name to shape, got list"),
-        ({"x": ((None, 8), "float32")}, "is neither a number"),
+        ({"x": ((None, 8), "float32")}, "'float32' is a str, expected a torch.dtype"),
         ({"loss": (None, 8)}, "other than 'loss'"),
         ({"weight": (None, 8)}, "names a parameter"),
     ],

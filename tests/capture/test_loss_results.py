@@ -72,7 +72,7 @@ def test_a_job_refuses_what_is_no_mean(extra: Callable[[Tensor, Tensor], Tensor]
     ("extras", "words"),
     [
         (accuracy, "must be a dict of tensors, got "),
-        (lambda logits, y: {"lr": 0.1}, "returns 'lr' as float, expected a tensor"),
+        (lambda logits, y: {"lr": 0.1}, "returns 'lr' as a Python number, expected a tensor"),
         (lambda logits, y: {"top 5": accuracy(logits, y)}, "under 'top 5', expected a name of letters, digits"),
         (lambda logits, y: {7: accuracy(logits, y)}, "under 7, expected a name of letters"),
         (lambda logits, y: {"loss": accuracy(logits, y)}, "'loss' is returned .* names something else already"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -147,6 +148,32 @@ def test_clipping_by_global_norm(captured: Subject) -> None:
     for name, p in subject.model.named_parameters():
         torch.testing.assert_close(state[name], p.detach(), rtol=1e-5, atol=1e-6)
     assert any(not torch.allclose(state[n], without[n], rtol=1e-3) for n, _ in subject.model.named_parameters())
+
+
+def clip_in_float64(parameters: list[nn.Parameter]) -> None:
+    """What clip_grad_norm_ does with 0.2, but the squares summed in float64."""
+    grads = [p.grad for p in parameters if p.grad is not None]
+    norm = math.sqrt(sum(g.double().square().sum().item() for g in grads))
+    if norm > 0.2:
+        for g in grads:
+            g.mul_(0.2 / (norm + 1e-6))
+
+
+def test_the_rounding_of_the_norm_is_all_that_differs(captured: Subject) -> None:
+    subject = captured.fresh()
+    graphft.minimize(subject.program, graphft.SGD(0.1), graphft.ClipByGlobalNorm(0.2))
+    reference = torch.optim.SGD(subject.model.parameters(), 0.1, fused=True)
+    losses, state = subject.run()
+    assert torch.equal(losses, subject.eager(reference, clip_in_float64))
+    assert_same_state(state, subject.model, reference)
+
+
+def test_a_norm_that_clips_nothing_changes_no_bit(mlp: Subject) -> None:
+    graphft.minimize(mlp.program, graphft.SGD(0.1), graphft.ClipByGlobalNorm(1e6))
+    reference = torch.optim.SGD(mlp.model.parameters(), 0.1, fused=True)
+    losses, state = mlp.run()
+    assert torch.equal(losses, mlp.eager(reference, lambda parameters: nn.utils.clip_grad_norm_(parameters, 1e6)))
+    assert_same_state(state, mlp.model, reference)
 
 
 def test_a_schedule_against_torch(mlp: Subject) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import nn
 
 import graphft
 from graphft import Block, GraphftError, Kind, Program, ProgramError, Type, Variable
+from graphft.errors import UsageError
 from graphft.parser import parse
 from tests.support.golden import assert_golden
 
@@ -163,6 +165,15 @@ def test_torch_optimizers_that_are_not_supported(make: Callable, message: str) -
     before = str(program)
     with pytest.raises(GraphftError, match=message):
         graphft.minimize(program, make(module), model=module)
+    assert str(program) == before
+
+
+@pytest.mark.parametrize("clip", [1.0, graphft.ClipByValue, graphft.SGD(0.1)])
+def test_a_clip_is_one_of_ours(clip: Any) -> None:
+    program = captured(model())
+    before = str(program)
+    with pytest.raises(UsageError, match=r"a clip is expected, got .*(?s:.*)graphft\.ClipByGlobalNorm\(1\.0\)"):
+        graphft.minimize(program, graphft.SGD(0.1), clip)
     assert str(program) == before
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch.optim import lr_scheduler as torch_schedulers
 
 import graphft.ops  # noqa: F401  registers the ops
 from graphft import schedule
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, UsageError
 from graphft.ir import Kind, Program, Type
 from graphft.parser import parse
 from graphft.runtime.executor import Executor
@@ -56,6 +57,11 @@ def warm_cosine(optimizer: torch.optim.Optimizer) -> torch_schedulers.LRSchedule
     )
 
 
+def sequential(optimizer: torch.optim.Optimizer) -> torch_schedulers.LRScheduler:
+    parts = [torch_schedulers.StepLR(optimizer, 3), torch_schedulers.ExponentialLR(optimizer, 0.9)]
+    return torch_schedulers.SequentialLR(optimizer, parts, milestones=[9])
+
+
 @pytest.mark.parametrize(
     ("rate", "scheduler"),
     [
@@ -72,6 +78,27 @@ def warm_cosine(optimizer: torch.optim.Optimizer) -> torch_schedulers.LRSchedule
 def test_values_are_those_of_torch(rate: Rate, scheduler: Callable) -> None:
     # Torch computes several of these by recurrence from the step before, so the last digits differ.
     assert by_program(rate, 30) == pytest.approx(by_torch(scheduler, 0.3, 30), rel=1e-12, abs=1e-15)
+
+
+RECIPES: dict[str, Callable] = {}
+"""The functions of docs/optimizers.md, by name."""
+exec((Path(__file__).parents[2] / "docs/optimizers.md").read_text().split("```python\n")[2].split("```")[0], RECIPES)
+
+
+@pytest.mark.parametrize(
+    ("rate", "scheduler"),
+    [
+        (RECIPES["multi_step"](0.3, [4, 11]), lambda o: torch_schedulers.MultiStepLR(o, [4, 11])),
+        (RECIPES["polynomial"](0.3, 20, 2.0), lambda o: torch_schedulers.PolynomialLR(o, 20, power=2.0)),
+        (RECIPES["one_cycle"](0.3, 30), lambda o: torch_schedulers.OneCycleLR(o, 0.3, 30)),
+        (RECIPES["cyclic"](0.1, 0.3, 7), lambda o: torch_schedulers.CyclicLR(o, 0.1, 0.3, 7, cycle_momentum=False)),
+        (RECIPES["restarts"](0.3, 8, 0.01), lambda o: torch_schedulers.CosineAnnealingWarmRestarts(o, 8, eta_min=0.01)),
+        (RECIPES["sequential"](schedule.step(0.3, 3), schedule.exponential(0.3, 0.9), 9), sequential),
+    ],
+    ids=["multi_step", "polynomial", "one_cycle", "cyclic", "restarts", "sequential"],
+)
+def test_the_recipes_of_the_docs_have_the_curves_of_torch(rate: Rate, scheduler: Callable) -> None:
+    assert by_program(rate, 30) == pytest.approx(by_torch(scheduler, 0.3, 30), rel=1e-9, abs=1e-12)
 
 
 def test_cosine_stays_at_its_end() -> None:
@@ -142,3 +169,18 @@ def test_what_cannot_be_traced(rate: Rate, message: str) -> None:
 def test_lengths_are_positive(make: Callable) -> None:
     with pytest.raises(GraphftError, match="must be positive"):
         make()
+
+
+@pytest.mark.parametrize(
+    ("make", "call"),
+    [
+        (lambda: schedule.linear_warmup(10, schedule.cosine(0.1, 100)), "write linear_warmup(schedule, steps), "),
+        (lambda: schedule.cosine(0.1, "100"), "write cosine(lr, total_steps), "),
+        (lambda: schedule.step(0.1, schedule.cosine(0.1, 100)), "write step(lr, step_size, gamma), "),
+    ],
+)
+def test_arguments_in_another_order_show_the_call(make: Callable, call: str) -> None:
+    with pytest.raises(UsageError, match="must be a number of steps, got") as error:
+        make()
+    assert error.value.rule == "schedule"
+    assert error.value.help.startswith(call)

@@ -180,6 +180,23 @@ def test_a_scheduler_is_refused(captured: graphft.Program, name: str) -> None:
         graphft.minimize(captured.clone(), scheduler, model=model)
 
 
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("StepLR", "graphft.AdamW(lr=graphft.schedule.step(lr, step_size, gamma))"),
+        ("ExponentialLR", "graphft.AdamW(lr=graphft.schedule.exponential(lr, gamma))"),
+        ("CosineAnnealingLR", "graphft.AdamW(lr=graphft.schedule.cosine(lr, T_max, eta_min))"),
+        ("OneCycleLR", "docs/optimizers.md (Schedules) has the function that gives the curve of OneCycleLR"),
+        ("LambdaLR", "lr=lambda k: ..."),
+    ],
+)
+def test_the_remedy_is_the_schedule_of_the_same_curve(captured: graphft.Program, name: str, remedy: str) -> None:
+    scheduler = SCHEDULERS[name](optim.SGD(line().parameters(), lr=0.1, momentum=0.9))
+    with pytest.raises(GraphftError) as caught:
+        graphft.minimize(captured.clone(), scheduler)
+    assert remedy in caught.value.help
+
+
 def test_a_plateau_scheduler_is_told_that_there_is_no_validation_loss(captured: graphft.Program) -> None:
     model = line()
     optimizer = optim.SGD(model.parameters(), lr=0.1)
