@@ -162,6 +162,7 @@ class Commits:
         generation = self.store.latest_generation() + 1
         current, ops = Generation(generation, reason="start"), []
         if newest is not None:
+            self.store.make_durable(newest)
             current = Generation(generation, newest.step, newest.directory, "etcd is new; checkpoint found on disk")
             ops = [put_op(self.keys.committed, msgspec.json.encode(record_of(newest)))]
         self.etcd.txn(
@@ -208,6 +209,8 @@ class Commits:
             assert current_kv is not None
             assert current is not None
             target = self._target(current, committed, below)
+            if target is not None:
+                self.store.make_durable(target)
             step, checkpoint = (target.step, target.directory) if target is not None else (0, "")
             generation = max(current.number, above, self.store.latest_generation()) + 1
             raised = Generation(generation, step, checkpoint, plain_text(reason))

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError
-from graphft.fileio import write_atomically
+from graphft.fileio import fsync, write_atomically
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -118,6 +118,14 @@ class CheckpointStore:
     def write_manifest(self, manifest: Manifest) -> None:
         data = json.dumps(manifest.to_json(), indent=1, sort_keys=True).encode()
         write_atomically(self.root / manifest.directory / MANIFEST, data)
+
+    def make_durable(self, manifest: Manifest) -> None:
+        """Has the file system write the entries of a checkpoint that was found here: the process that wrote it may have
+        died between the last rename and the fsync of the folder. Raises StorageUnavailable."""
+        files = {self.root / part.file for part in manifest.parts} | {self.root / manifest.directory / MANIFEST}
+        for folder in [*sorted({path.parent for path in files}), self.root]:
+            with storage(folder):
+                fsync(folder)
 
     def read_manifest(self, directory: str) -> Manifest:
         """Raises DamagedCheckpoint when the manifest is missing or no manifest, or names a file that is not there.

@@ -233,6 +233,7 @@ class Saver:
         self._close_records()
         state = commits.keys.state
         if commits.etcd.txn([value_is(state, b"running")], [put_op(state, b"complete")], token=state).ok:
+            self._close_records()  # once more: etcd may have been restored from a backup in between
             self.events.emit("complete", f"the model is in {model}", path=str(model))
 
     def read_final(self, committed: Committed) -> list[dict[str, Tensor]]:

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from graphft.errors import GraphftError
+from graphft.runtime.checkpoint import store
 from graphft.runtime.checkpoint.commit import Commits
 from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest
 from graphft.runtime.coordination.keys import Keys
@@ -238,6 +239,19 @@ def test_a_rollback_takes_a_checkpoint_that_is_whole_though_its_commit_was_not_m
     assert shards.publish(last, 0, 100) is None
     assert shards.committed == Committed(0, 100, "step-00000100.g0")
     assert shards.generation == Generation(1, 100, "step-00000100.g0", "shard 2 was restarted")
+
+
+def test_a_checkpoint_that_is_found_on_disk_is_made_durable_before_it_counts(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process that wrote it died before the last fsync; then the machine lost its power."""
+    parts = tuple(shards.store.write_part(0, 50, i, 3, {"w": torch.ones(1)}) for i in range(3))
+    manifest = Manifest(0, 50, shards.all[0].run, parts)
+    shards.store.write_manifest(manifest)
+    synced: list[tuple[Path, Committed | None]] = []
+    monkeypatch.setattr(store, "fsync", lambda folder: synced.append((folder, shards.committed)))
+    assert shards.all[0].rollback("restarted").step == 50
+    assert synced == [(shards.store.root / manifest.directory, None), (shards.store.root, None)]
 
 
 def test_a_rollback_takes_a_commit_that_was_made_meanwhile(shards: Shards) -> None:

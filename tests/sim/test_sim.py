@@ -53,6 +53,12 @@ def test_shards_agree_on_what_is_discarded(mode: str) -> None:
     assert "'left out': " in check(mode, "bad-batches")
 
 
+def test_which_records_a_sync_job_leaves_out_does_not_depend_on_who_is_ahead() -> None:
+    """Pitfall 87. A trainer that reads the next pass finds the bad record there first, in a batch of other records."""
+    printed = "\n".join(simulate("--scenario", "bad-batches", "--first", "4001468", "--seeds", "1"))
+    assert "1 of 1 seeds as they should be" in printed, printed
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_run_without_faults_repeats_nothing(mode: str) -> None:
     check(mode, "calm")

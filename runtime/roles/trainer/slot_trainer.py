@@ -83,12 +83,26 @@ class SlotTrainer(Trainer):
         except GraphftError as error:
             if not blames_batch(error):
                 raise
+            if not self._is_next(work):
+                return
             text = self.tell_failure(f"step {work.step} of slot {work.slot}", error, step=work.step, slot=work.slot)
             self.queue.report_failure(work, text, bad_records(error))
             raise
         finally:
             self._computing = None
             self.work_record.mark(Phase.IDLE)
+
+    def _is_next(self, work: Work) -> bool:
+        """Waits until all steps before this one are done; False: its work has changed meanwhile.
+
+        A batch is read before its step's parameters are there. If it were blamed then, what is left out would depend on
+        which trainer is ahead: a record that fails in two passes is to be found in the first of them.
+        """
+        try:
+            self.comm.await_shards(self.config.pservers)
+        except WorkChanged:
+            return False
+        return True
 
     def _contribute_nothing(self) -> None:
         """The slot has no data at this step: an empty contribution is a barrier without sends."""
