@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from graphft.data_fingerprint import is_record, same_entries
 from graphft.errors import GraphftError
 from graphft.storage import load_program
 from graphft.transpiler.program_differences import program_differences
@@ -28,10 +29,21 @@ def differences(folder: Path, saved: JobRecord, job: Job) -> list[str]:
     found: list[str] = []
     if old.program != new.program:
         found = [*_options(saved.config, job.config), *_programs(folder, job)] or ["the programs"]
-    found += _named(_DATA.get(job.config.data.kind, "data"), old.data, new.data)
-    values = _named("initial value of", *_whole(old.values, new.values))
+    found += data_differences(saved, job)
+    values = _named("initial value of", _differing(_whole(old.values), _whole(new.values)))
     unseeded = bool(values) and old.unseeded and new.unseeded
     return found + [value + _UNSEEDED * unseeded for value in values]
+
+
+def data_differences(saved: JobRecord, job: Job) -> list[str]:
+    """How the data differs; of a dataset's records those are compared of which both jobs have digests. They are named
+    where nothing else of the dataset differs: other code or arguments mean other records."""
+    old, new = same_entries(saved.fingerprint.data, job.fingerprint.data)
+    names = _differing(old, new)
+    if names and all(map(is_record, names)):
+        numbers = sorted(int(name.split()[1]) for name in names)
+        return [f"record{'s' * (len(names) > 1)} {_listed(list(map(str, numbers)))} of the dataset"]
+    return _named(_DATA.get(job.config.data.kind, "data"), [name for name in names if not is_record(name)])
 
 
 def _programs(folder: Path, job: Job) -> list[str]:
@@ -51,19 +63,23 @@ def _options(old: JobConfig, new: JobConfig) -> list[str]:
     ]
 
 
-def _whole(*values: Mapping[str, str]) -> list[dict[str, str]]:
+def _whole(digests: Mapping[str, str]) -> dict[str, str]:
     """Digests by variable of the user's program: the slices of one count as one."""
-    merged: list[dict[str, str]] = []
-    for digests in values:
-        by_name: dict[str, str] = {}
-        for name in sorted(digests):
-            whole = name.split("@slice")[0]
-            by_name[whole] = by_name.get(whole, "") + digests[name]
-        merged.append(by_name)
+    merged: dict[str, str] = {}
+    for name in sorted(digests):
+        whole = name.split("@slice")[0]
+        merged[whole] = merged.get(whole, "") + digests[name]
     return merged
 
 
-def _named(kind: str, old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    names = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
+def _differing(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    return [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
+
+
+def _named(kind: str, names: Sequence[str]) -> list[str]:
+    return [f"{kind} {_listed(names)}"] if names else []
+
+
+def _listed(names: Sequence[str]) -> str:
     more = [f"{len(names) - LISTED} more"] if len(names) > LISTED else []
-    return [f"{kind} {', '.join([*names[:LISTED], *more])}"] if names else []
+    return ", ".join([*names[:LISTED], *more])
