@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphft.data_fingerprint import array_digest, dataset_fingerprint
+from graphft.data_fingerprint import array_digest, dataset_fingerprint, record_fingerprint
 from graphft.data_numbers import warn_of_nonfinite
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Type
@@ -113,9 +113,9 @@ class DataSpec:
     def fingerprint(self) -> dict[str, str]:
         """Short digests that tell this data from other data of the same description, by what they are of.
 
-        arrays: dtype, shape and contents of each column. dataset: the source of its function (`code`), its `args`, and
-        the number of `records`. files: each URL's size with its checksum, ETag or modification time. Empty for a job
-        that was saved by a graphft that did not know of fingerprints.
+        arrays: dtype, shape and contents of each column. dataset: the source of its function (`code`), its `args`, the
+        number of `records`, and the contents of some (`record 4798`). files: each URL's size with its checksum, ETag or
+        modification time. Empty for a job that was saved by a graphft that did not know of fingerprints.
         """
         return dict(self.source.get("fingerprint", {}))
 
@@ -255,8 +255,9 @@ def dataset(
 
     reference = Reference.of(make, args or {})
     names = check_columns(columns)
-    records, types, draws = inspect_dataset(reference, names)
+    records, types, draws, digests = inspect_dataset(reference, names, random)
     chunks = tuple(ChunkInfo(i, n, start) for i, (start, n) in enumerate(split(records, chunk_size)))
+    made_of = dataset_fingerprint(reference.file, reference.module, reference.args, records)
     return DataSpec(
         "dataset",
         types,
@@ -265,6 +266,6 @@ def dataset(
             **reference.to_json(),
             "random": draws if random is None else random,
             **({"trusted": True} if random is False else {}),
-            "fingerprint": dataset_fingerprint(reference.file, reference.module, reference.args, records),
+            "fingerprint": made_of | record_fingerprint(digests),
         },
     )

@@ -67,6 +67,7 @@ def files(
             help='for example files(["a.csv"], "csv", columns={"x": ("f1", "f2"), "y": "label"})',
         )
     names = check_columns(columns)
+    _check_dtypes(dtypes or {}, names)
     fields = {c: _names(columns[c]) for c in names}
     types = {c: _type(c, columns[c], (dtypes or {}).get(c, "float32")) for c in names}
     wanted = {f: types[c].dtype for c, fs in fields.items() for f in fs}
@@ -139,6 +140,16 @@ def _listed(urls: str | Sequence[str]) -> list[str]:
     return [u if "://" in u else os.path.abspath(u) for u in found]
 
 
+def _check_dtypes(dtypes: Mapping[str, str], columns: Sequence[str]) -> None:
+    unknown = [name for name in dtypes if name not in columns]
+    if unknown:
+        raise UsageError(
+            f"dtypes has {', '.join(map(repr, unknown))}, but the columns are {', '.join(columns)}",
+            rule="columns",
+            help="dtypes are given by column, and not by field: name the columns as in columns={...}",
+        )
+
+
 def _names(fields: Fields) -> list[str]:
     return [fields] if isinstance(fields, str) else list(fields)
 
@@ -164,6 +175,13 @@ def _need(fields: Sequence[str], there: Sequence[str], url: str) -> None:
             rule="columns",
             help=f"its fields are {', '.join(map(str, there))}"
             + f"; fields are separated by commas, here by {separator!r}: write the file with commas" * bool(separator),
+        )
+    twice = [f for f in fields if list(there).count(f) > 1]
+    if twice:
+        raise UsageError(
+            f"{url} has more than one field {', '.join(twice)}",
+            rule="columns",
+            help=f"its fields are {', '.join(map(str, there))}: each needs a name of its own",
         )
 
 

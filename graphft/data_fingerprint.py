@@ -13,6 +13,7 @@ import numpy as np
 
 DIGITS = 16
 """Hexadecimal digits of a digest: enough to tell what was changed, not to withstand an attack."""
+_RECORD = "record "
 
 
 def digest(*parts: Any) -> str:
@@ -31,7 +32,7 @@ def array_digest(array: np.ndarray) -> str:
 def dataset_fingerprint(file: str, module: str, args: Mapping[str, Any], records: int) -> dict[str, str]:
     """`code`: the source file that has the function; `args`; `records`, the number of them.
 
-    What the function reads, and modules that its own imports, take no part.
+    Modules that the function's own imports take no part. Of what it reads some records do: `record_fingerprint`.
     """
     source = file or _source_of(module)
     return {
@@ -39,6 +40,24 @@ def dataset_fingerprint(file: str, module: str, args: Mapping[str, Any], records
         "args": digest(json.dumps(dict(args), sort_keys=True)),
         "records": str(records),
     }
+
+
+def record_fingerprint(digests: Mapping[int, str]) -> dict[str, str]:
+    """Entries of a fingerprint for the digests of some records, by their numbers."""
+    return {f"{_RECORD}{number}": made for number, made in digests.items()}
+
+
+def is_record(name: str) -> bool:
+    """Whether an entry of a fingerprint is of one record."""
+    return name.startswith(_RECORD)
+
+
+def same_entries(old: Mapping[str, str], new: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """What of two fingerprints can be compared: of records only those that both have. Another graphft has looked at
+    others or at none, and a slow dataset has not given all of them."""
+    only_one = {name for name in old.keys() ^ new.keys() if is_record(name)}
+    kept = [{n: made for n, made in prints.items() if n not in only_one} for prints in (old, new)]
+    return kept[0], kept[1]
 
 
 def _source_of(module: str) -> str:

@@ -1,11 +1,13 @@
-"""What some items of a dataset tell about its batches: types, and whether they depend on anything but their index."""
+"""What some items of a dataset tell of it: types, whether they depend on anything but their index, and digests."""
 
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from graphft.data_fingerprint import digest
 from graphft.data_generators import own_generators, seed_generators
 from graphft.data_reference import Reference, named
 from graphft.data_seeding import seeded, states
@@ -15,12 +17,30 @@ from graphft.ir import Type
 PROBE_SEED = 1
 CHOSEN = 2
 """Records that are read besides the first, the middle and the last one."""
+SPACED = 13
+"""Evenly spaced records, the first and the last among them, of which a digest is made, with those above: up to 16."""
+DIGEST_SECONDS = 2.0
+"""Records that are read for their digests only are given up after so long: a slow dataset is not described much more
+slowly for them."""
+UNREADABLE = "unreadable"
+"""In place of the digest of a record at which the dataset raises an exception: once mended it is another one."""
 
 
-def inspect_dataset(reference: Reference, columns: Sequence[str]) -> tuple[int, dict[str, Type], bool]:
-    """(records, types of a batch, whether reading items draws random numbers), from some of the dataset's items.
+class Inspected(NamedTuple):
+    """What is known of a dataset. `types`: of a batch, by column; `draws`: reading items draws random numbers;
+    `digests`: of some records' contents, by their numbers; none of a dataset that draws."""
 
-    Each is read twice with the same seeds. Raises GraphftError if the first cannot be read, or if one differs then.
+    records: int
+    types: dict[str, Type]
+    draws: bool
+    digests: dict[int, str]
+
+
+def inspect_dataset(reference: Reference, columns: Sequence[str], random: bool | None = None) -> Inspected:
+    """Reads some of the dataset's items; `random`: what its user says of it.
+
+    Up to five are read twice with the same seeds: whether the dataset draws is told by these alone. Up to eleven more
+    are read once, for their digests. Raises GraphftError if the first cannot be read, or if one differs then.
     """
     made = reference.make()
     records = len(made)
@@ -38,16 +58,64 @@ def inspect_dataset(reference: Reference, columns: Sequence[str]) -> tuple[int, 
             help="its items must be what torch's default_collate takes",
         ) from e
     types = {name: _type(reference, name, value) for name, value in batch.items()}
+    digests: dict[int, str] = {}
     for index in _chosen(records):
         try:
             (one, drew), (other, _) = (_read(made, index, columns, own) for _ in range(2))
         except KeyboardInterrupt:
             raise
-        except BaseException:
+        except BaseException as e:
+            digests |= _damaged(index, e)
             continue  # a damaged record is its chunk's matter, when it is read
         draws |= drew
         _compare(reference, index, one, other)
-    return records, types, draws
+        digests[index] = _digest(one)
+    if draws or random:
+        return Inspected(records, types, draws, {})
+    others = [index for index in _spaced(records) if index not in _chosen(records)]
+    return Inspected(records, types, draws, digests | _read_digests(made, others, columns, own))
+
+
+def _read_digests(made: Any, indices: Sequence[int], columns: Sequence[str], own: Sequence[Any]) -> dict[int, str]:
+    """Digests of the records that can be read in time, and draw nothing."""
+    digests: dict[int, str] = {}
+    end = time.monotonic() + DIGEST_SECONDS
+    for index in indices:
+        if time.monotonic() > end:
+            break
+        try:
+            batch, drew = _read(made, index, columns, own)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as e:
+            digests |= _damaged(index, e)
+            continue
+        if not drew:
+            digests[index] = _digest(batch)
+    return digests
+
+
+def _damaged(index: int, error: BaseException) -> dict[int, str]:
+    """What stands for the digest of a record that cannot be read; nothing if the storage may have been away."""
+    return {} if isinstance(error, OSError) else {index: UNREADABLE}
+
+
+def _digest(batch: Mapping[str, Any]) -> str:
+    """Of dtype, shape and bits of a batch of one record, by column."""
+    import torch
+
+    parts: list[Any] = []
+    for name, value in sorted(batch.items()):
+        if isinstance(value, torch.Tensor):
+            flat = value.detach().cpu().contiguous().reshape(-1)
+            parts += [f"{name} {value.dtype}{list(value.shape)}\n", flat.view(torch.uint8).numpy()]
+        else:
+            parts.append(f"{name} {type(value).__name__}\n")
+    return digest(*parts)
+
+
+def _spaced(records: int) -> list[int]:
+    return sorted({round(i * (records - 1) / (SPACED - 1)) for i in range(SPACED)})
 
 
 def _chosen(records: int) -> list[int]:

@@ -23,6 +23,9 @@ Made from the code by `make docs`; do not edit. Times are seconds.
 
 What a job is. These options are saved with the job; a script with other ones makes another job.
 
+An option that has no effect in a job (`max_staleness` with `sync=True`, `max_failures` without `ft=True`) is an error
+there, unless it has its default value: `transpiler/effects.py` lists what each one needs.
+
 """
 _RUN = """
 ## `job.run(...)`

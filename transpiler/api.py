@@ -19,6 +19,7 @@ from graphft.ir import Kind, Program
 from graphft.literals import evaluate, names_in
 from graphft.loss_results import check_metrics
 from graphft.transpiler.config import JobConfig
+from graphft.transpiler.effects import check_effects
 from graphft.transpiler.job import Job
 from graphft.transpiler.passes import SliceParameters
 from graphft.verify import verify
@@ -50,8 +51,9 @@ def transpile(
 
     Where the program has fewer slices than `pservers`, the job has as many pservers as slices, and a warning says so.
 
-    Raises GraphftError for an option that is unknown or makes no sense, a device that this machine does not have, a
-    program that is not minimized or not well-formed, and data that does not fit the program. `program` is not changed.
+    Raises GraphftError for an option that is unknown, makes no sense or has no effect in this job, a device that this
+    machine does not have, a program that is not minimized or not well-formed, and data that does not fit the program.
+    `program` is not changed.
     """
     unknown = [n for n in options if n not in OPTIONS]
     if unknown:
@@ -78,6 +80,7 @@ def transpile(
         onednn_isa=os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
         **{**defaults, **options},
     )
+    check_effects(config, options)
     find_device(config.device)
     _check_program(program)
     verify(program, require_values=True)

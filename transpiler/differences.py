@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from graphft.data_fingerprint import is_record, same_entries
 from graphft.errors import GraphftError
 from graphft.ir import Kind
 from graphft.storage import load_program
@@ -30,10 +31,22 @@ def differences(folder: Path, saved: JobRecord, job: Job) -> list[str]:
     found: list[str] = []
     if old.program != new.program:
         found = [*_options(saved.config, job.config), *_programs(folder, job)] or ["the programs"]
-    found += _named(_DATA.get(job.config.data.kind, "data"), old.data, new.data)
-    values = _named("initial value of", *_whole(old.values, new.values, _labels(job)))
+    found += data_differences(saved, job)
+    labels = _labels(job)
+    values = _named("initial value of", _differing(_whole(old.values, labels), _whole(new.values, labels)))
     unseeded = bool(values) and old.unseeded and new.unseeded
     return found + [value + _UNSEEDED * unseeded for value in values]
+
+
+def data_differences(saved: JobRecord, job: Job) -> list[str]:
+    """How the data differs; of a dataset's records those are compared of which both jobs have digests. They are named
+    where nothing else of the dataset differs: other code or arguments mean other records."""
+    old, new = same_entries(saved.fingerprint.data, job.fingerprint.data)
+    names = _differing(old, new)
+    if names and all(map(is_record, names)):
+        numbers = sorted(int(name.split()[1]) for name in names)
+        return [f"record{'s' * (len(names) > 1)} {_listed(list(map(str, numbers)))} of the dataset"]
+    return _named(_DATA.get(job.config.data.kind, "data"), [name for name in names if not is_record(name)])
 
 
 def _programs(folder: Path, job: Job) -> list[str]:
@@ -58,20 +71,24 @@ def _labels(job: Job) -> dict[str, str]:
     return {v.name: f"a constant of the script, {v.type}" for v in job.source.of_kind(Kind.CONST)}
 
 
-def _whole(old: Mapping[str, str], new: Mapping[str, str], labels: Mapping[str, str]) -> list[dict[str, str]]:
+def _whole(digests: Mapping[str, str], labels: Mapping[str, str]) -> dict[str, str]:
     """Digests by variable of the user's program: the slices of one count as one."""
-    merged: list[dict[str, str]] = []
-    for digests in (old, new):
-        by_name: dict[str, str] = {}
-        for name in sorted(digests.keys() - {SKIPPED_STEPS}):  # which is not the user's
-            whole = name.split("@slice")[0]
-            whole = labels.get(whole, whole)
-            by_name[whole] = by_name.get(whole, "") + digests[name]
-        merged.append(by_name)
+    merged: dict[str, str] = {}
+    for name in sorted(digests.keys() - {SKIPPED_STEPS}):  # which is not the user's
+        whole = name.split("@slice")[0]
+        whole = labels.get(whole, whole)
+        merged[whole] = merged.get(whole, "") + digests[name]
     return merged
 
 
-def _named(kind: str, old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    names = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
+def _differing(old: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
+    return [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
+
+
+def _named(kind: str, names: Sequence[str]) -> list[str]:
+    return [f"{kind} {_listed(names)}"] if names else []
+
+
+def _listed(names: Sequence[str]) -> str:
     more = [f"{len(names) - LISTED} more"] if len(names) > LISTED else []
-    return [f"{kind} {', '.join([*names[:LISTED], *more])}"] if names else []
+    return ", ".join([*names[:LISTED], *more])

@@ -8,6 +8,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from graphft.data_fingerprint import is_record, same_entries
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.connect import is_complete
@@ -50,10 +51,24 @@ class JobFolder:
     def _here(self, config: JobConfig) -> str:
         if not begun(self.path):
             return f"new run in {self.path}"
-        same = " (job unchanged)" if self.job else ""
+        same = f" (job unchanged{self._as_far(config)})" if self.job else ""
         if not config.ft:
             return f"beginning {self.path} anew{same}: without fault tolerance (ft=False) no run can be resumed"
         return f"resuming {self.path} {where(self.path, config)}{same}"
+
+    def _as_far(self, config: JobConfig) -> str:
+        """How far it is known that the data is the same: of a dataset, some records were compared."""
+        from graphft.transpiler import read_record
+
+        if config.data.kind != "dataset":
+            return ""
+        found, _ = same_entries(read_record(self.path).config.data.fingerprint(), config.data.fingerprint())
+        compared = sum(map(is_record, found))
+        if compared == config.data.records:
+            return ""
+        if not compared:
+            return ", as far as is known: no records of its Dataset were compared"
+        return f", as far as {compared} of its Dataset's records tell"
 
 
 def begun(path: Path) -> bool:

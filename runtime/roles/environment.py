@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import faulthandler
 import logging
 import os
@@ -119,10 +118,10 @@ def run_as_role(job: Job, spec: RoleSpec) -> int:
 def _check_same(saved: JobRecord, job: Job, job_dir: Path) -> None:
     """Raises GraphftError if this script's job is not the one that was saved. Its processes may draw initial values
     without a seed, each its own: those of the first one count."""
-    from graphft.transpiler.differences import differences
+    from graphft.transpiler.differences import data_differences, differences
 
     changed = differences(job_dir, saved, job)
-    only_values = dataclasses.replace(job.fingerprint, values=saved.fingerprint.values) == saved.fingerprint
+    only_values = job.fingerprint.program == saved.fingerprint.program and not data_differences(saved, job)
     if changed and not (only_values and job.fingerprint.unseeded and saved.fingerprint.unseeded):
         raise UsageError(
             f"{job_dir} holds another job than this script's, which differs in: {', '.join(changed)}",

@@ -6,7 +6,8 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -136,6 +137,21 @@ class Impure(Squares):
         self.reads += 1
         values = {"counter": float(self.reads), "clock": time.perf_counter(), "closure": self.drawn()}
         return torch.tensor([values[self.kind]], dtype=torch.float64), i
+
+
+class Lines(Squares):
+    """Record i is the number in line i of a file; a line that holds none raises an exception. `read`: what was read."""
+
+    read: ClassVar[list[int]] = []
+
+    def __init__(self, path: str, noise: bool = False) -> None:
+        self.lines, self.noise = Path(path).read_text().splitlines(), noise
+        super().__init__(len(self.lines))
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, torch.Tensor]:
+        self.read.append(i)
+        value = torch.full((200,), float(self.lines[i]))
+        return (value + torch.rand(1) if self.noise else value), torch.zeros(1)
 
 
 class Slow(Squares):

@@ -97,6 +97,22 @@ def test_memory_and_zip_urls(format: str, tmp_path: Path) -> None:
     check(files(urls, format, COLUMNS, DTYPES, chunk_size=6), 20)
 
 
+def test_dtypes_are_those_of_columns(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("a,b,label\n1,2,3\n")
+    with pytest.raises(GraphftError, match="dtypes has 'label', but the columns are x, y") as caught:
+        files(str(tmp_path / "f"), "csv", COLUMNS, {"label": "int64"})
+    assert "by column, and not by field" in caught.value.help
+
+
+@pytest.mark.parametrize("header", ["a,a,y", "y,a,b,a"])
+def test_a_field_that_is_there_twice(header: str, tmp_path: Path) -> None:
+    """Which of them is meant? One that is not read may be there twice."""
+    (tmp_path / "f").write_text(f"{header}\n{header.replace('y', '1').replace('a', '2').replace('b', '3')}\n")
+    with pytest.raises(GraphftError, match="has more than one field a"):
+        files(str(tmp_path / "f"), "csv", {"x": "a", "y": "y"})
+    assert files(str(tmp_path / "f"), "csv", {"y": "y"}).records == 1
+
+
 def test_row_groups_are_joined_and_divided(tmp_path: Path) -> None:
     (tmp_path / "small").write_bytes(parquet(rows(0, 20), group=2))
     (tmp_path / "large").write_bytes(parquet(rows(20, 20), group=20))

@@ -183,6 +183,8 @@ def job(
         "daemon_interval": 0.2,
         "name": "blobs",
     }
+    if not options.get("ft", True):  # no checkpoints on the way, and their options are refused
+        usual = {name: value for name, value in usual.items() if not name.startswith("checkpoint_")}
     return graphft.transpile(source, chunks=data, **{**usual, **options})
 
 

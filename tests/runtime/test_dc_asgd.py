@@ -99,7 +99,6 @@ def run(etcd_server: EmbeddedEtcd, keys: Keys, tmp_path: Path) -> Iterator[Calla
             slice_unit=64,
             min_block=64,
             name=keys.job,
-            lease_ttl=60,
             **options,
         )
         shards = Shards(etcd_server, job, tmp_path / "job")

@@ -1,0 +1,71 @@
+"""Which options have an effect only in some jobs: given elsewhere, they are refused, and not ignored in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from graphft.errors import UsageError
+
+if TYPE_CHECKING:
+    from graphft.transpiler.config import JobConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """What options have to be for another one to have an effect: any of `values`. `why`: it has none otherwise."""
+
+    option: str
+    values: tuple[Any, ...]
+    why: str
+
+    def met(self, config: JobConfig) -> bool:
+        return getattr(config, self.option) in self.values
+
+
+_FT = Needs("ft", (True,), "without fault tolerance the job ends at the first death or bad batch, and is never resumed")
+_SYNC = Needs("sync", (True,), "no process waits for all trainers in async mode")
+_ASYNC = Needs("sync", (False,), "a sync step waits for every shard, and has no stale gradients")
+_DC_ASGD = Needs("mode", ("dc_asgd",), "no other mode compensates the delay of gradients")
+_DISCARD = Needs("on_bad_data", ("discard",), "nothing is left out: the job ends at the first bad batch")
+
+NEEDS: dict[str, tuple[Needs, ...]] = {
+    "dc_lambda": (_ASYNC, _DC_ASGD),
+    "dc_decay": (_ASYNC, _DC_ASGD),
+    "checkpoint_every": (_FT,),
+    "checkpoint_seconds": (_FT,),
+    "keep_checkpoints": (_FT,),
+    "on_trainer_loss": (_FT, _SYNC),
+    "on_barrier_timeout": (_FT, _SYNC),
+    "recovery_timeout": (_FT, _SYNC),
+    "chunk_timeout": (_FT,),
+    "max_failures": (_FT,),
+    "on_bad_data": (_FT,),
+    "max_discarded": (_FT, _DISCARD),
+    "lease_ttl": (_FT,),
+    "push_timeout": (_ASYNC,),
+    "max_skipped": (_ASYNC,),
+    "max_staleness": (_ASYNC,),
+}
+"""By option. Those that are not here have an effect in every job; `mode` and `local_steps` are `JobConfig`'s matter."""
+
+
+def check_effects(config: JobConfig, given: Iterable[str]) -> None:
+    """Raises UsageError[option] if one of the options that are `given` has no effect in this job.
+
+    Its default may be given: nothing is lost by it, and a script may pass on what its own options say. Saved jobs are
+    not looked at: they go on as they were begun.
+    """
+    for name in given:
+        if getattr(config, name) == getattr(type(config), name, None):
+            continue
+        for need in NEEDS.get(name, ()):
+            if not need.met(config):
+                wanted = " or ".join(map(repr, need.values))
+                raise UsageError(
+                    f"{name} is {getattr(config, name)!r}, which has no effect: {need.option} is "
+                    f"{getattr(config, need.option)!r} ({need.why})",
+                    rule="option",
+                    help=f"leave {name} out, or transpile with {need.option}={wanted}",
+                )
