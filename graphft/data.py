@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 FOLDER = "data"
 """Where `DataSpec.store` puts arrays, inside the job's folder."""
-AS_FOUND = ("fingerprint", "stamps")
+AS_FOUND = ("fingerprint", "stamps", "lines")
 """Entries of `DataSpec.source` that say what the data was when it was described: no part of `DataSpec.options`."""
 
 
