@@ -78,7 +78,7 @@ class ChunkTrainer(Trainer):
             self._report(error)
             raise
         finally:
-            self.work_record.mark(Phase.IDLE)
+            self.work_record.end()
 
     def _note(self, values: Sequence[Any]) -> None:
         work = self.state.work
@@ -99,6 +99,7 @@ class ChunkTrainer(Trainer):
             )
             self.queue.report_failure((work.pass_index, work.chunk), text, records=bad_records(error))
             self.queue.drop((work.pass_index, work.chunk))
+            self.work_record.mark(Phase.REPORTED)
 
     # -- the end ------------------------------------------------------------------------------------------------
 

@@ -85,10 +85,11 @@ class SlotTrainer(Trainer):
                 raise
             text = self.tell_failure(f"step {work.step} of slot {work.slot}", error, step=work.step, slot=work.slot)
             self.queue.report_failure(work, text, bad_records(error))
+            self.work_record.mark(Phase.REPORTED)
             raise
         finally:
             self._computing = None
-            self.work_record.mark(Phase.IDLE)
+            self.work_record.end()
 
     def _contribute_nothing(self) -> None:
         """The slot has no data at this step: an empty contribution is a barrier without sends."""
