@@ -20,6 +20,7 @@ import numpy as np
 
 from graphft.data_fingerprint import array_digest, dataset_fingerprint, record_fingerprint
 from graphft.data_numbers import warn_of_nonfinite
+from graphft.data_reference import DEFAULT_COLUMNS, Reference
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Type
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 FOLDER = "data"
 """Where `DataSpec.store` puts arrays, inside the job's folder."""
-AS_FOUND = ("fingerprint", "stamps")
+AS_FOUND = ("fingerprint", "stamps", "lines")
 """Entries of `DataSpec.source` that say what the data was when it was described: no part of `DataSpec.options`."""
 
 
@@ -233,7 +234,7 @@ def _listed(items: Mapping[str, Any]) -> str:
 def dataset(
     make: str | Callable[..., Any],
     args: Mapping[str, Any] | None = None,
-    columns: Sequence[str] = ("x", "y"),
+    columns: Sequence[str] = DEFAULT_COLUMNS,
     chunk_size: int = 4096,
     random: bool | None = None,
 ) -> DataSpec:
@@ -251,9 +252,8 @@ def dataset(
     items differ when they are read again.
     """
     from graphft.data_inspection import inspect_dataset
-    from graphft.data_reference import Reference
 
-    reference = Reference.of(make, args or {})
+    reference = Reference.of(make, {} if args is None else args)
     names = check_columns(columns)
     records, types, draws, digests = inspect_dataset(reference, names, random)
     chunks = tuple(ChunkInfo(i, n, start) for i, (start, n) in enumerate(split(records, chunk_size)))

@@ -71,12 +71,13 @@ def files(
     fields = {c: _names(columns[c]) for c in names}
     types = {c: _type(c, columns[c], (dtypes or {}).get(c, "float32")) for c in names}
     wanted = {f: types[c].dtype for c, fs in fields.items() for f in fs}
-    paths, ranges, stamps = _listed(urls), [], dict[str, Stamp]()
+    paths, ranges, lines, stamps = _listed(urls), [], list[int](), dict[str, Stamp]()
     for number, url in enumerate(paths):
         with open_url(url, options) as (f, stamp):
             settle(f)
-            found, stamps[url] = _DESCRIBE[format](f, stamp, url, number, wanted, chunk_size)
+            found, begin, stamps[url] = _DESCRIBE[format](f, stamp, url, number, wanted, chunk_size)
             ranges += found
+            lines += begin
     chunks = tuple(ChunkInfo(i, *r) for i, r in enumerate(ranges))
     if not chunks:
         raise GraphftError(f"no records in {', '.join(paths)}", rule="short-data", help="give at least one batch")
@@ -91,6 +92,7 @@ def files(
             "fields": fields,
             "scalar": [c for c in names if isinstance(columns[c], str)],
             "storage_options": options,
+            **({"lines": lines} if lines else {}),
             **_as_found(stamps),
         },
     )
@@ -187,13 +189,15 @@ def _need(fields: Sequence[str], there: Sequence[str], url: str) -> None:
 
 Range = tuple[int, int, int, int, int]
 """(records, start, file, offset, size): what follows the id in ChunkInfo."""
+Found = tuple[list[Range], list[int], Stamp]
+"""Chunks of a file; of text files, the line in which each begins, from 1; what the file is."""
 
 
 def _describe_parquet(
     f: IO[bytes], stamp: Stamp, url: str, number: int, fields: Mapping[str, str], chunk_size: int
-) -> tuple[list[Range], Stamp]:
+) -> Found:
     ranges = list(_parquet_ranges(f, url, number, fields, chunk_size))
-    return ranges, replace(stamp, footer=footer_of(f))
+    return ranges, [], replace(stamp, footer=footer_of(f))
 
 
 def _parquet_ranges(f: IO[bytes], url: str, number: int, fields: Mapping[str, str], chunk_size: int) -> Iterator[Range]:
@@ -225,14 +229,14 @@ def _parquet_ranges(f: IO[bytes], url: str, number: int, fields: Mapping[str, st
 
 def _describe_csv(
     f: IO[bytes], stamp: Stamp, url: str, number: int, fields: Mapping[str, str], chunk_size: int
-) -> tuple[list[Range], Stamp]:
+) -> Found:
     hashed = HashedFile(f)
     header = hashed.readline()
     names = csv_header(header, url)
     _need(list(fields), names, url)
     look = CsvLook(url, fields, names, line=2)
-    ranges = list(_text_ranges(_csv_records(iter(hashed)), number, len(header), chunk_size, look))
-    return ranges, replace(stamp, checksum=hashed.checksum)
+    ranges, lines = _text_ranges(_csv_records(iter(hashed)), number, len(header), chunk_size, look)
+    return ranges, lines, replace(stamp, checksum=hashed.checksum)
 
 
 def csv_header(line: bytes, url: str) -> list[str]:
@@ -261,7 +265,7 @@ def _csv_records(lines: Iterator[bytes]) -> Iterator[bytes]:
 
 def _describe_jsonl(
     f: IO[bytes], stamp: Stamp, url: str, number: int, fields: Mapping[str, str], chunk_size: int
-) -> tuple[list[Range], Stamp]:
+) -> Found:
     hashed = HashedFile(f)
     first = hashed.readline()
     try:
@@ -272,23 +276,30 @@ def _describe_jsonl(
     except (ValueError, TypeError) as e:
         raise GraphftError(f"{url}, line 1 is no JSON object: {e}", rule="format", help="one object per line") from e
     hashed.rewind()
-    ranges = list(_text_ranges(iter(hashed), number, 0, chunk_size, JsonLook(url, fields)))
-    return ranges, replace(stamp, checksum=hashed.checksum)
+    ranges, lines = _text_ranges(iter(hashed), number, 0, chunk_size, JsonLook(url, fields))
+    return ranges, lines, replace(stamp, checksum=hashed.checksum)
 
 
-def _text_ranges(records: Iterator[bytes], number: int, offset: int, chunk_size: int, look: Look) -> Iterator[Range]:
-    """Byte ranges of up to `chunk_size` records that are not blank, from byte `offset` on; `look` sees each record."""
+def _text_ranges(
+    records: Iterator[bytes], number: int, offset: int, chunk_size: int, look: Look
+) -> tuple[list[Range], list[int]]:
+    """Byte ranges of up to `chunk_size` records that are not blank, from byte `offset` on, and the line of each one's
+    first byte; `look` sees each record."""
+    ranges: list[Range] = []
+    lines = [look.line]
     start = length = size = 0
     for record in records:
         if length == chunk_size:
-            yield length, start, number, offset, size
+            ranges.append((length, start, number, offset, size))
+            lines.append(look.line)
             start, offset, length, size = start + length, offset + size, 0, 0
         look.at(record, edge=length in (0, chunk_size - 1))
         length += not record.isspace()
         size += len(record)
     look.end()
     if length:
-        yield length, start, number, offset, size
+        ranges.append((length, start, number, offset, size))
+    return ranges, lines[: len(ranges)]
 
 
 _DESCRIBE = {"parquet": _describe_parquet, "csv": _describe_csv, "jsonl": _describe_jsonl}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import json
 import os
 import sys
@@ -17,6 +18,9 @@ from typing import Any
 from graphft.data_seeding import CONSTRUCTION_SEED, seeded
 from graphft.errors import GraphftError, UsageError, describe
 
+DEFAULT_COLUMNS = ("x", "y")
+"""Of a dataset that is described without columns."""
+_BY_DEFAULT = '; columns is ("x", "y") by default'
 _PREFIX = "_graphft_"
 """Of the names of modules that are loaded from a file."""
 
@@ -37,6 +41,12 @@ class Reference:
     @staticmethod
     def of(make: str | Callable[..., Any], args: Mapping[str, Any]) -> Reference:
         """Checks that the reference can be followed, and returns it."""
+        if not isinstance(args, Mapping):
+            raise UsageError(
+                f"the dataset's args is a {type(args).__name__}; give a dict of keyword arguments",
+                rule="dataset-args",
+                help=f"write {_as_keywords(make, args)}",
+            )
         try:
             plain: dict[str, Any] = json.loads(json.dumps(dict(args), allow_nan=False))
         except (TypeError, ValueError) as e:
@@ -112,6 +122,18 @@ class Reference:
         return made
 
 
+def _as_keywords(make: str | Callable[..., Any], args: Any) -> str:
+    """What was meant by arguments that have no names: `{"path": "/x.csv"}`, with the parameters' names where these can
+    be known without loading a module."""
+    try:
+        names = [p.name for p in inspect.signature(make).parameters.values()] if callable(make) else []
+    except (TypeError, ValueError):  # of a class that is built in, say
+        names = []
+    values = list(args) if isinstance(args, (list, tuple)) else [args]
+    pairs = zip([*names, *["..."] * len(values)], values, strict=False)
+    return "{" + ", ".join(f'"{name}": {json.dumps(value, default=repr)}' for name, value in pairs) + "}"
+
+
 def _from_text(text: str, args: dict[str, Any]) -> Reference:
     where, colon, name = text.rpartition(":")
     if not colon or not name:
@@ -176,10 +198,13 @@ def named(item: Any, columns: Sequence[str]) -> dict[str, Any]:
     if isinstance(item, Mapping):
         missing = [c for c in columns if c not in item]
         if missing:
+            keys = tuple(map(str, item))
             raise GraphftError(
-                f"the dataset's items have no {', '.join(missing)}",
+                f"the dataset's items have no {', '.join(missing)}: columns is {_tuple(columns)}, their keys are "
+                f"{', '.join(keys)}",
                 rule="columns",
-                help=f"their keys are {', '.join(map(str, item))}",
+                help=f"give dataset(..., columns={_tuple(keys)}), or those of them that the program has as inputs"
+                + _BY_DEFAULT * (tuple(columns) == DEFAULT_COLUMNS),
             )
         return {c: item[c] for c in columns}
     parts = item if isinstance(item, (tuple, list)) else (item,)
@@ -187,6 +212,12 @@ def named(item: Any, columns: Sequence[str]) -> dict[str, Any]:
         raise GraphftError(
             f"the dataset's items have {len(parts)} parts, but {len(columns)} columns are named: {', '.join(columns)}",
             rule="columns",
-            help="name each part of an item in columns",
+            help="name each part of an item: dataset(..., columns=(...))"
+            + _BY_DEFAULT * (tuple(columns) == DEFAULT_COLUMNS),
         )
     return dict(zip(columns, parts, strict=True))
+
+
+def _tuple(names: Sequence[str]) -> str:
+    listed = ", ".join(f'"{name}"' for name in names)
+    return f"({listed}{',' * (len(names) == 1)})"

@@ -79,8 +79,9 @@ def etcd_get_chunk(ctx: Context, *, timeout: float = 60.0, max_failures: int = 3
 
     Sync: the batch that the pass plan gives (step, slot). Async: of a chunk claimed from todo. A claim must be renewed
     by progress within `timeout` seconds. A batch that failed `max_failures` times in a row is left out, its records in
-    later passes, too, and reported; the job fails when these are more than `max_discarded` records. Raises NoData when
-    the slot has no batch at this step, and EndOfPass when todo and pending are empty and every step is applied.
+    later passes, too, and reported; the job fails when these are more than `max_discarded` records (-1: at the first).
+    Raises NoData when the slot has no batch at this step, and EndOfPass when todo and pending are empty and every step
+    is applied.
     """
     assert ctx.queue is not None
     return ctx.queue.claim_chunk(timeout, max_failures, max_discarded)

@@ -176,9 +176,9 @@ class JobConfig:
 
     @property
     def may_discard(self) -> int:
-        """How many records may be left out."""
+        """How many records may be left out; -1: the job ends at the first bad batch."""
         records = sum(chunk.records for chunk in self.data.chunks)
-        return int(Fraction(str(self.max_discarded)) * records) if self.on_bad_data == "discard" else 0
+        return int(Fraction(str(self.max_discarded)) * records) if self.on_bad_data == "discard" else -1
 
     @property
     def total_steps(self) -> int:

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from graphft.transpiler import JobConfig
 
 FILE = "discarded.jsonl"
+LISTED = 5
+"""Numbers of records that are named in one line."""
 
 
 class Discarded(msgspec.Struct, frozen=True):
@@ -68,9 +70,10 @@ def describe_discarded(found: Sequence[Discarded], total: int) -> str:
     """In one line; "" for nothing. `total`: records of the data."""
     if not found:
         return ""
-    count = len({number for one in found for number in one.records})
+    numbers = sorted({number for one in found for number in one.records})
+    listed = ", ".join(map(str, numbers[:LISTED])) + f" and {len(numbers) - LISTED} more" * (len(numbers) > LISTED)
     first = found[0]
     return (
-        f"{count} of {total} records were DISCARDED, as their batches failed; first chunk {first.chunk}, records "
-        f"{first.records[0]} to {first.records[-1]}: {first.reason} (all of them: Result.discarded, {FILE})"
+        f"{len(numbers)} of {total} records were DISCARDED, as their batches failed: {listed}; the first in chunk "
+        f"{first.chunk}: {first.reason} (all of them: Result.discarded, {FILE})"
     )

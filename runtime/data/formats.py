@@ -20,7 +20,8 @@ from graphft.runtime.data.changes import CHANGED, DescribedFiles, check_unchange
 
 
 class Decoded(NamedTuple):
-    """A chunk: its columns; by position, what is wrong with records that cannot be read, whose rows mean nothing."""
+    """A chunk: its columns; by position, what is wrong with records that cannot be read, whose rows mean nothing: with
+    where they are, `line 3,336 of f.csv: field x is 'red', no float32`."""
 
     columns: dict[str, np.ndarray]
     bad: dict[int, str]
@@ -40,6 +41,24 @@ def _good_numbers(values: Sequence[Any], dtype: str, field: str, bad: dict[int, 
             bad[i] = f"field {field} is {'empty' if missing else repr(value)}, no {dtype}"
         good.append(0 if i in bad else value)
     return numbers(good, dtype, field)
+
+
+def _csv_rows(data: bytes) -> Iterator[tuple[list[str], int]]:
+    """Records that are not blank, and how many lines are before each."""
+    reader = csv.reader(io.StringIO(data.decode(errors="replace"), newline=""))
+    before = 0
+    for row in reader:
+        if row and not (len(row) == 1 and row[0].isspace()):
+            yield row, before
+        before = reader.line_num
+
+
+def _csv_lines(data: bytes) -> list[int]:
+    return [before for _, before in _csv_rows(data)]
+
+
+def _json_lines(data: bytes) -> list[int]:
+    return [number for number, line in enumerate(data.split(b"\n")) if line.strip()]
 
 
 class ChunkFiles:
@@ -80,7 +99,19 @@ class ChunkFiles:
                     rule="data",
                     help="the file was changed: describe the data and the job again",
                 )
-        return Decoded(columns, bad)
+        return Decoded(columns, self._placed(info, bad) if bad else bad)
+
+    def _placed(self, info: ChunkInfo, bad: dict[int, str]) -> dict[int, str]:
+        """With the line of each record, where it is known; a job that was saved long ago does not know it."""
+        first = self._source.get("lines")
+        if not first:
+            return {i: f"record {info.start + i}: {what}" for i, what in bad.items()}
+        with self._open(self._source["urls"][info.file]) as f:
+            f.seek(info.offset)
+            data = f.read(info.size)
+        begin = (_csv_lines if self._source["format"] == "csv" else _json_lines)(data)
+        name = self.url(info).rpartition("/")[2]
+        return {i: f"line {first[info.id] + begin[i]:,} of {name}: {what}" for i, what in bad.items()}
 
     def _fields(self, info: ChunkInfo, bad: dict[int, str]) -> dict[str, np.ndarray]:
         fields: dict[str, list[str]] = self._source["fields"]
@@ -121,8 +152,7 @@ class ChunkFiles:
         header = self._headers[url]
         places = [header.index(n) for n in names]
         f.seek(info.offset)
-        text = io.StringIO(f.read(info.size).decode(errors="replace"), newline="")
-        rows = [row for row in csv.reader(text) if row and not (len(row) == 1 and row[0].isspace())]
+        rows = [row for row, _ in _csv_rows(f.read(info.size))]
         for i, row in enumerate(rows):
             if len(row) != len(header):
                 bad[i] = f"it has {len(row)} fields, the header {len(header)}"

@@ -223,7 +223,7 @@ class FileReader(Reader):
         if chunk is None:
             chunk = self._chunks.put(info.id, self._files.read(info))
         if chunk.bad and (bad := sorted({int(i) for i in order} & chunk.bad.keys())):
-            listed = "; ".join(f"record {info.start + i}: {chunk.bad[i]}" for i in bad[:LISTED])
+            listed = "; ".join(chunk.bad[i] for i in bad[:LISTED])
             more = f"; and {len(bad) - LISTED} more" if len(bad) > LISTED else ""
             raise BadRecords(listed + more, bad, rule="data")
         return {c: torch.from_numpy(a[order]) for c, a in chunk.columns.items()}

@@ -22,6 +22,9 @@ from graphft.runtime.queue.transactions import tell_left_out
 
 log = logging.getLogger("graphft")
 
+_AT_NOTHING = (Phase.IDLE, Phase.REPORTED)
+"""Phases in which the main thread runs none of the user's code; another one may read ahead."""
+
 
 class Finding(NamedTuple):
     """`where`: what it was at, in words. `blamed`: what was recorded of the batch, if that was to blame. `counts`:
@@ -51,6 +54,11 @@ class Inquest:
         note = read_note(record_path(self.job_dir, index), process)
         return note is not None and note.phase == Phase.LEFT
 
+    def reported(self, index: int, process: Identity) -> bool:
+        """Whether this trainer ended with the error of a batch, whose failures the queue counts."""
+        note = read_note(record_path(self.job_dir, index), process)
+        return note is not None and note.phase == Phase.REPORTED
+
     def died(self, name: str, index: int | None, process: Identity, status: int, peak: int) -> Finding:
         """`index`: a trainer's; None for another role. `peak`: the most memory that it was seen to use, in bytes."""
         note = read_note(record_path(self.job_dir, index), process) if index is not None else None
@@ -63,7 +71,7 @@ class Inquest:
         where = self._where(note, verdict, peak)
         if note.phase == Phase.PROVING:
             return Finding(where, counts=(verdict.fatal or None) if self._is_proven() else False)
-        if not verdict.fatal or not note.claim or note.phase == Phase.IDLE:
+        if not verdict.fatal or not note.claim or note.phase in _AT_NOTHING:
             return Finding(where)
         return Finding(where, self._charge(f"{name} died ({describe_death(status)}){where}", note, status, peak))
 
@@ -82,9 +90,9 @@ class Inquest:
         verb = {Phase.READING: "reading", Phase.COMPUTING: "computing", Phase.PROVING: "proving itself with"}.get(
             note.phase, "reading ahead"
         )
-        place = note.place if note.phase != Phase.IDLE or note.ahead is None else note.ahead
+        place = note.place if note.phase not in _AT_NOTHING or note.ahead is None else note.ahead
         parts = [f" while {verb} batch {place.batch} of chunk {place.chunk} in pass {place.pass_index}"]
-        if note.phase != Phase.IDLE and note.ahead is not None:
+        if note.phase not in _AT_NOTHING and note.ahead is not None:
             later = note.ahead
             parts.append(f"and reading batch {later.batch} of chunk {later.chunk} in pass {later.pass_index} ahead")
         if verdict.in_a_row > 1:

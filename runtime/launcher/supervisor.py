@@ -337,8 +337,9 @@ class Supervisor:
         else:
             self._count_failure(child, blamed, counts is not False or status == EXIT_USAGE)
         quick = QUICK_PREEMPTION_SECONDS if preempted else QUICK_FAILURE_SECONDS
-        again = blamed is None and time.monotonic() - child.started_at < quick  # each batch may fail but a few times
-        child.in_a_row = child.in_a_row + 1 if again else 1
+        if blamed is not None or (index is not None and self._inquest.reported(index, child.identity)):
+            quick = 0.0  # the queue ends these failures: after some the batch is left out, or the job ends
+        child.in_a_row = child.in_a_row + 1 if time.monotonic() - child.started_at < quick else 1
         note_end(self.job_dir, child.name, "preemption" if preempted else "failure", what)
         if not self.restart:
             self._give_up(child, f"{child.name} died ({what}), and the job has no fault tolerance (ft=False)")
@@ -367,7 +368,7 @@ class Supervisor:
             child.restart_at = time.monotonic() + delay
             self.events.emit(
                 "died",
-                f"{child.name} died ({what}), starting it again",
+                f"{child.name} died ({what}), starting it again" + f" in {delay:.0f} s" * (delay >= 1),
                 role=child.role,
                 index=child.index,
                 status=status,

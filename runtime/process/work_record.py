@@ -36,6 +36,8 @@ class Phase(IntEnum):
     """The process gave back what it held, because it was asked to go."""
     PROVING = 5
     """It computes the batch that all trainers prove themselves with, and has claimed nothing."""
+    REPORTED = 6
+    """It runs none of the user's code: its batch failed, the queue counts that, and it ends with the error."""
 
 
 class Place(NamedTuple):
@@ -92,6 +94,11 @@ class WorkRecord:
             self._file = _mapped(path)
         me = identify()
         _FORMAT.pack_into(self._file, 0, _MAGIC, me.pid, me.started, Phase.IDLE, 0, 0, 0, 0, 0, 0, 0, 0)
+
+    def end(self) -> None:
+        """The batch is over. That it was reported stays noted."""
+        if self.phase != Phase.REPORTED:
+            self.mark(Phase.IDLE)
 
     def begin(self, phase: Phase, place: Place, claim: int = 0) -> None:
         """The main thread is at this batch. It is never half noted: the phase comes last."""

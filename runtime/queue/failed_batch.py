@@ -77,6 +77,7 @@ def fail_batch(
 
 def or_end(store: Store, keys: Keys, plan: Plan, known: Known, change: Change, limit: int) -> Change:
     """The change; or, if it leaves out more than `limit` records of the job's data, the end of the job as failed.
+    `limit` -1: whatever it leaves out, on_bad_data is "fail".
 
     Nothing more is left out then: who lets the job go on is told the same again, unless the data is better by then.
     """
@@ -87,7 +88,12 @@ def or_end(store: Store, keys: Keys, plan: Plan, known: Known, change: Change, l
     count = count_records(plan, read_left_out(store, keys) | {chunk_queue.chunk_of(known.key): mine})
     if count <= limit:
         return change
-    reason = f"{count} of {sum(plan.records)} records would be left out, at most {limit} may be: {change.reason}"
-    failure = Failure(plain_text(reason), "mend the data; or let the job lose more: transpile(max_discarded=...)")
+    if limit < 0:
+        reason = f'on_bad_data="fail" ends the job at the first bad batch: {change.reason}'
+        remedy = 'correct what the error names; or leave it out and go on: transpile(on_bad_data="discard")'
+    else:
+        reason = f"{count} of {sum(plan.records)} records would be left out, at most {limit} may be: {change.reason}"
+        remedy = "mend the data; or let the job lose more: transpile(max_discarded=...)"
+    failure = Failure(plain_text(reason), remedy)
     puts = (Put(keys.state, b"failed"), Put(keys.failure, msgspec.json.encode(failure)))
     return Change("job-failed", reason, change.compares, puts)

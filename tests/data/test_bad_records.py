@@ -45,9 +45,9 @@ def check(spec: DataSpec, message: str) -> None:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (b"red,1\n", "record 120: field x is 'red', no float32"),
-        (b"5\n", "record 120: it has 1 fields, the header 2"),
-        (b"5,1,\n", "record 120: it has 3 fields, the header 2"),
+        (b"red,1\n", "line 122 of f.csv: field x is 'red', no float32"),
+        (b"5\n", "line 122 of f.csv: it has 1 fields, the header 2"),
+        (b"5,1,\n", "line 122 of f.csv: it has 3 fields, the header 2"),
     ],
 )
 def test_a_line_of_csv(bad: bytes, message: str, tmp_path: Path) -> None:
@@ -57,7 +57,11 @@ def test_a_line_of_csv(bad: bytes, message: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("bad", "message"),
-    [(b'{"x": 5,\n', "it is no JSON"), (b"5\n", "it is no JSON object"), (b'{"x": [1]}\n', "field x is [1]")],
+    [
+        (b'{"x": 5,\n', "line 121 of f.jsonl: it is no JSON: "),
+        (b"5\n", "it is no JSON object"),
+        (b'{"x": [1]}\n', "field x is [1]"),
+    ],
 )
 def test_a_line_of_json(bad: bytes, message: str, tmp_path: Path) -> None:
     text = b"".join(bad if i == 120 else f'{{"x": {i}}}\n'.encode() for i in range(200))
@@ -89,6 +93,31 @@ def test_a_chunk_behind_others(tmp_path: Path) -> None:
     """Positions are those in the chunk, numbers those in the data."""
     (tmp_path / "f.csv").write_bytes(b"x,y\n" + lines(b"red,1\n"))
     spec = graphft.files(str(tmp_path / "f.csv"), "csv", {"x": "x"}, {"x": "float32"}, chunk_size=100)
-    with pytest.raises(BadRecords, match="record 120: field x is 'red'") as caught:
+    with pytest.raises(BadRecords, match=r"line 122 of f\.csv: field x is 'red'") as caught:
         open_reader(spec, ".", seed=3).batch(0, 1, 0, 100)
     assert caught.value.positions == {20}
+
+
+@pytest.mark.parametrize("format", ["csv", "jsonl"])
+def test_lines_are_those_of_an_editor(format: str, tmp_path: Path) -> None:
+    """They count from 1 in each file; blank ones count, and those inside a quoted field."""
+    bad = {"csv": b'"red",1\n', "jsonl": b"red\n"}[format]
+    good = {"csv": b'1,"two\nlines"\n', "jsonl": b'{"x": 1}\n\n'}[format]
+    for name, at in (("one", 1000), ("two", 150)):
+        records = b"".join(bad if i == at else b"\n" + good for i in range(200))
+        (tmp_path / name).write_bytes(b"x,y\n" * (format == "csv") + records)
+    paths = [str(tmp_path / "one"), str(tmp_path / "two")]
+    spec = DataSpec.from_json(graphft.files(paths, format, {"x": "x"}, chunk_size=60).to_json())
+    text = (tmp_path / "two").read_bytes()
+    line = text[: text.index(bad)].count(b"\n") + 1
+    with pytest.raises(BadRecords, match=f"line {line} of two: ") as caught:
+        open_reader(spec, ".", seed=3).batch(0, 6, 0, 60)
+    assert caught.value.positions == {30}
+
+
+def test_a_job_that_does_not_know_its_lines_names_the_record(tmp_path: Path) -> None:
+    (tmp_path / "f.csv").write_bytes(b"x,y\n" + lines(b"red,1\n"))
+    spec = graphft.files(str(tmp_path / "f.csv"), "csv", {"x": "x"}, chunk_size=200)
+    assert "lines" not in spec.options()["source"], "a run that was begun without them is the same job"
+    del spec.source["lines"]
+    check(spec, "record 120: field x is 'red'")

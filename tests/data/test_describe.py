@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from graphft.data import DataSpec, arrays, dataset, split
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, UsageError
 from graphft.ir import Type
+from tests.data.datasets import Lines
 
 HERE = Path(__file__).parent
 DATASETS = str(HERE / "datasets.py")
@@ -146,3 +147,43 @@ def test_fingerprints_of_datasets(tmp_path: Path) -> None:
     assert {k for k, v in changed.items() if v != spec.fingerprint()[k]} == {"code"}  # loaded once in a process
     assert dataset("tests.data.datasets:Squares").fingerprint() == dataset(f"{DATASETS}:Squares").fingerprint()
     assert through_json(spec).fingerprint() == spec.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("args", "wanted"),
+    [("/x.csv", '{"path": "/x.csv"}'), (("/x.csv", True), '{"path": "/x.csv", "noise": true}'), (7, '{"path": 7}')],
+)
+def test_args_without_names(args: Any, wanted: str) -> None:
+    with pytest.raises(UsageError, match=f"args is a {type(args).__name__}; give a dict of keyword") as caught:
+        dataset(Lines, args)
+    assert caught.value.help == f"write {wanted}"
+    with pytest.raises(UsageError) as caught:
+        dataset("nosuch.module:Lines", args)
+    assert '{"...": ' in caught.value.help, "no module is loaded for an error"
+
+
+def test_columns_that_were_not_given() -> None:
+    with pytest.raises(GraphftError) as caught:
+        dataset(f"{__file__}:Images")
+    assert 'have no x, y: columns is ("x", "y"), their keys are image, label' in caught.value.message
+    assert 'give dataset(..., columns=("image", "label"))' in caught.value.help
+    assert caught.value.help.endswith('; columns is ("x", "y") by default')
+    with pytest.raises(GraphftError, match=r'columns is ."image", "title".,') as caught:
+        dataset(f"{__file__}:Images", columns=("image", "title"))
+    assert "by default" not in caught.value.help
+    with pytest.raises(GraphftError, match="have 3 parts, but 2 columns are named") as caught:
+        dataset(f"{__file__}:Triples")
+    assert "by default" in caught.value.help
+
+
+class Images:
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, i: int) -> Any:
+        return {"image": torch.zeros(2), "label": i}
+
+
+class Triples(Images):
+    def __getitem__(self, i: int) -> Any:
+        return i, i, i

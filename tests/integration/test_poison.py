@@ -65,14 +65,28 @@ def test_a_record_that_cannot_be_read_is_left_out_and_the_rest_is_exact(
         torch.testing.assert_close(value, eager[name], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("options", [{"max_discarded": 0.002}, {"on_bad_data": "fail"}])
-def test_a_job_that_would_lose_too_much_data_fails(folder: Path, pace: Pace, options: dict[str, Any]) -> None:
+TOO_MUCH = "1 of 444 records would be left out, at most 0 may be: batch"
+AT_FIRST = 'on_bad_data="fail" ends the job at the first bad batch: batch'
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "remedy"),
+    [
+        ({"max_discarded": 0.002}, TOO_MUCH, "transpile(max_discarded=...)"),
+        ({"on_bad_data": "fail"}, AT_FIRST, 'transpile(on_bad_data="discard")'),
+    ],
+)
+def test_a_job_that_would_lose_too_much_data_fails(
+    folder: Path, pace: Pace, options: dict[str, Any], message: str, remedy: str
+) -> None:
     """One of 444 records is more than two thousandths of them."""
     pace.set(0)
     options = {"blobs": {"broken": BROKEN}, "max_failures": 1, **options}
     launcher = Program(folder, "-m", "graphft", "launch", SCRIPT, pace.file, json.dumps(options))
     assert launcher.wait() == 1
-    assert "1 of 444 records would be left out, at most" in launcher.output
+    assert message in launcher.output
+    assert remedy in launcher.output
+    assert (TOO_MUCH in launcher.output) == (message == TOO_MUCH)
     assert "record 100 is damaged" in launcher.output
     assert not (folder / "jobs" / "blobs" / "model.safetensors").exists()
 

@@ -127,6 +127,7 @@ def test_what_a_complete_job_did_without(capsys: pytest.CaptureFixture[str], sav
     write_discarded(saved, [Discarded(0, 1, 0, (5, 6), "KeyError: 'x'")])
     text = shown(capsys, "status", "--job", saved)
     assert "; 2 of 4 steps were SKIPPED as not finite; 2 of 32 records were DISCARDED" in text
+    assert ", as their batches failed: 5, 6; the first in chunk 1: KeyError" in text
     (saved / "discarded.jsonl").write_text("{")
     assert "what it lost cannot be read" in shown(capsys, "status", "--job", saved)
     (saved / "model.safetensors").write_bytes(b"")

@@ -75,7 +75,7 @@ class ChunkTrainer(Trainer):
             self._report(error)
             raise
         finally:
-            self.work_record.mark(Phase.IDLE)
+            self.work_record.end()
 
     def _work_on(self) -> None:
         """A batch; or the next pass begins, which may have to be waited for, too."""
@@ -104,6 +104,7 @@ class ChunkTrainer(Trainer):
             )
             self.queue.report_failure((work.pass_index, work.chunk), text, records=bad_records(error))
             self.queue.drop((work.pass_index, work.chunk))
+            self.work_record.mark(Phase.REPORTED)
 
     # -- the end ------------------------------------------------------------------------------------------------
 

@@ -87,10 +87,11 @@ class SlotTrainer(Trainer):
                 return
             text = self.tell_failure(f"step {work.step} of slot {work.slot}", error, step=work.step, slot=work.slot)
             self.queue.report_failure(work, text, bad_records(error))
+            self.work_record.mark(Phase.REPORTED)
             raise
         finally:
             self._computing = None
-            self.work_record.mark(Phase.IDLE)
+            self.work_record.end()
 
     def _is_next(self, work: Work) -> bool:
         """Waits until all steps before this one are done; False: its work has changed meanwhile.
