@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import io
-import json
 import os
 from collections.abc import Iterator, Sequence
 from typing import IO, Any, NamedTuple
@@ -13,8 +11,9 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from graphft.data import ChunkInfo, DataSpec
-from graphft.data_files import csv_header, npy_header, open_url, urls_of
+from graphft.data_files import npy_header, open_url, urls_of
 from graphft.data_numbers import fits, numbers
+from graphft.data_records import CsvRecords, csv_fields, csv_header, json_fields
 from graphft.errors import UsageError
 from graphft.runtime.data.changes import CHANGED, DescribedFiles, check_unchanged
 
@@ -121,30 +120,25 @@ class ChunkFiles:
         header = self._headers[url]
         places = [header.index(n) for n in names]
         f.seek(info.offset)
-        text = io.StringIO(f.read(info.size).decode(errors="replace"), newline="")
-        rows = [row for row in csv.reader(text) if row and not (len(row) == 1 and row[0].isspace())]
-        for i, row in enumerate(rows):
-            if len(row) != len(header):
-                bad[i] = f"it has {len(row)} fields, the header {len(header)}"
-                rows[i] = [""] * len(header)
+        rows: list[list[str]] = []
+        for record in CsvRecords(io.BytesIO(f.read(info.size)), len(header)):
+            if not record[0].isspace():
+                if record[2]:
+                    bad[len(rows)] = record[2]
+                rows.append([""] * len(header) if record[2] else csv_fields(record))
         return {n: [row[p] or None for row in rows] for n, p in zip(names, places, strict=True)}
 
     def _jsonl(
         self, f: IO[bytes], url: str, info: ChunkInfo, names: list[str], bad: dict[int, str]
     ) -> dict[str, Sequence[Any]]:
         f.seek(info.offset)
-        lines = [line for line in f.read(info.size).split(b"\n") if line.strip()]
         rows: list[dict[str, Any]] = []
-        for i, line in enumerate(lines):
+        for i, line in enumerate(line for line in io.BytesIO(f.read(info.size)) if not line.isspace()):
             try:
-                row = json.loads(line)
-                rows.append(row if isinstance(row, dict) else {})
+                rows.append(json_fields(line))
             except ValueError as error:
                 rows.append({})
-                bad[i] = f"it is no JSON: {error}"
-            else:
-                if not isinstance(row, dict):
-                    bad[i] = "it is no JSON object"
+                bad[i] = str(error)
         return {n: [row.get(n) for row in rows] for n in names}
 
     def _rows(self, column: str, url: str, info: ChunkInfo) -> np.ndarray:
