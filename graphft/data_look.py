@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from graphft.data_numbers import fits
+from graphft.data_numbers import fits, is_infinite
 from graphft.data_records import Record, csv_fields, json_fields, no_utf8
 from graphft.errors import UsageError
 
@@ -48,6 +48,8 @@ class Look:
         self.malformed, self.bad = _Bad(), _Bad()
         self.empty: dict[str, tuple[int, int]] = {}
         """How often a field is empty, and the first line."""
+        self.infinite: dict[str, tuple[int, int]] = {}
+        """How often it is infinite, or too large for its dtype."""
         self._last: tuple[Record, int] | None = None
 
     def at(self, record: Record, edge: bool) -> None:
@@ -75,6 +77,12 @@ class Look:
                 "%s: field %s is empty in %s of %s records looked at, first in line %s, and is read as NaN: fill it, "
                 "drop these records, or have the model handle NaN (%s)",
                 *(self.url, field, f"{count:,}", f"{self.looked:,}", f"{line:,}", LOOKED_AT),
+            )
+        for field, (count, line) in self.infinite.items():
+            log.warning(
+                "%s: field %s is infinite, or too large for %s, in %s of %s records looked at, first in line %s, and "
+                "is read as infinite: correct it, drop these records, or choose a larger dtype (%s)",
+                *(self.url, field, self.dtypes[field], f"{count:,}", f"{self.looked:,}", f"{line:,}", LOOKED_AT),
             )
         self._tell(
             self.malformed,
@@ -113,7 +121,7 @@ class Look:
         except ValueError as error:
             self.bad.found(line, str(error))
             return
-        empty = []
+        empty, infinite = [], []
         for name, dtype in self.dtypes.items():
             value, floating = fields.get(name), np.dtype(dtype).kind == "f"
             if floating and _is_missing(value):
@@ -121,9 +129,12 @@ class Look:
             elif not fits(value, dtype):
                 self.bad.found(line, f"field {name} {_described(value)}, expected {dtype}")
                 return
-        for name in empty:
-            count, first = self.empty.get(name, (0, line))
-            self.empty[name] = count + 1, first
+            elif floating and is_infinite(value, dtype):
+                infinite.append(name)
+        for counts, names in ((self.empty, empty), (self.infinite, infinite)):
+            for name in names:
+                count, first = counts.get(name, (0, line))
+                counts[name] = count + 1, first
 
 
 class CsvLook(Look):

@@ -161,8 +161,8 @@ def no_utf8(url: str, line: int, error: UnicodeDecodeError) -> GraphftError:
         return UsageError(
             f"{url} is compressed ({kind}), expected text",
             rule="encoding",
-            help=f'decompress it first; or give storage_options={{"compression": "{kind}"}}: then each chunk that is '
-            "read costs decompressing all that lies before it",
+            help=f'decompress it first; or give storage_options={{"compression": "{kind}"}}: then a chunk costs '
+            "decompressing the file",
         )
     around = error.object[max(0, error.start - 20) : error.end + 10]
     wide = error.object.startswith((b"\xff\xfe", b"\xfe\xff"))

@@ -30,7 +30,7 @@ def _good_numbers(values: Sequence[Any], dtype: str, field: str, bad: dict[int, 
     if not bad:
         try:
             return numbers(values, dtype, field)
-        except (UsageError, ValueError, OverflowError):
+        except UsageError:
             pass  # one by one: which records are to blame?
     good: list[Any] = []
     for i, value in enumerate(values):
@@ -39,6 +39,16 @@ def _good_numbers(values: Sequence[Any], dtype: str, field: str, bad: dict[int, 
             bad[i] = f"field {field} is {'empty' if missing else repr(value)}, no {dtype}"
         good.append(0 if i in bad else value)
     return numbers(good, dtype, field)
+
+
+def _exact(column: Any) -> Sequence[Any]:
+    """The values of a column of a Parquet table: NumPy has integers with nulls as floats, which rounds large ones."""
+    import pyarrow.types as kinds
+
+    if column.null_count and not kinds.is_floating(column.type):
+        return list(column.to_pylist())
+    array: np.ndarray = column.to_numpy(zero_copy_only=False)
+    return array  # type: ignore[return-value]
 
 
 class ChunkFiles:
@@ -59,7 +69,7 @@ class ChunkFiles:
         with open_url(url, self._options) as (f, stamp):
             self._described.check(url, f, stamp)
             yield f
-            check_unchanged(url, f, stamp)
+            check_unchanged(url, f, stamp, compressed=bool(self._options.get("compression")))
 
     def url(self, info: ChunkInfo) -> str:
         urls = self._source["urls"]
@@ -110,7 +120,7 @@ class ChunkFiles:
                 groups.append(i)
             start = end
         table = opened.read_row_groups(groups, columns=names, use_threads=False).slice(info.start - first, info.records)
-        return {n: table.column(n).to_numpy(zero_copy_only=False) for n in names}
+        return {n: _exact(table.column(n)) for n in names}
 
     def _csv(
         self, f: IO[bytes], url: str, info: ChunkInfo, names: list[str], bad: dict[int, str]
