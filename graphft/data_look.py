@@ -57,7 +57,8 @@ class Look:
         raw, _, wrong = record
         if not raw.isspace():
             self.records += 1
-            self._check_encoding(raw)
+            if not raw.isascii():
+                self._check_encoding(raw)
             if wrong:
                 self.malformed.found(self.line, wrong)
                 self._last = None  # its values are not looked at
@@ -146,11 +147,10 @@ class CsvLook(Look):
 
     def _check_encoding(self, raw: bytes) -> None:
         """No chunk with a record of another encoding can be read."""
-        if not raw.isascii():
-            try:
-                raw.decode()
-            except UnicodeDecodeError as error:
-                raise no_utf8(self.url, self.line, error) from None
+        try:
+            raw.decode()
+        except UnicodeDecodeError as error:
+            raise no_utf8(self.url, self.line, error) from None
 
     def _fields(self, record: Record) -> Mapping[str, Any]:
         return {name: value or None for name, value in zip(self.header, csv_fields(record), strict=True)}

@@ -71,7 +71,8 @@ class CsvRecords:
     def __iter__(self) -> Iterator[Record]:
         commas = self._width - 1
         for line in self._source:
-            if line.count(b",") == commas and b'"' not in line and b"\r" not in line:  # most lines: without a call
+            plain = b'"' not in line and (b"\r" not in line or line.find(b"\r") == len(line) - 2)
+            if plain and line.count(b",") == commas:  # most lines: without a call
                 yield line, None, ""
             else:
                 yield self._record(line)
