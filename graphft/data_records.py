@@ -71,8 +71,8 @@ class CsvRecords:
     def __iter__(self) -> Iterator[Record]:
         commas = self._width - 1
         for line in self._source:
-            plain = b'"' not in line and (b"\r" not in line or line.find(b"\r") == len(line) - 2)
-            if plain and line.count(b",") == commas:  # most lines: without a call
+            # Most lines, without a call. The last two bytes are a line end (or the last two of a file without one).
+            if line.count(b",") == commas and b'"' not in line and line.find(b"\r", 0, -2) < 0:
                 yield line, None, ""
             else:
                 yield self._record(line)
