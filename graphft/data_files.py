@@ -7,20 +7,19 @@ of their file: ranges of Parquet row groups, byte ranges of CSV and JSON lines, 
 from __future__ import annotations
 
 import contextlib
-import csv
-import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import IO, Any
 
 import numpy as np
 
 from graphft.data import ChunkInfo, DataSpec, check_chunk_size, check_columns, split, torch_dtype
-from graphft.data_look import FIRST, CsvLook, JsonLook, Look, no_utf8
+from graphft.data_look import FIRST, CsvLook, JsonLook, Look
 from graphft.data_look_parquet import look_at_parquet
 from graphft.data_numbers import warn_of_nonfinite
+from graphft.data_records import CsvRecords, Record, csv_header, json_fields, no_utf8
 from graphft.data_stamps import HashedFile, Stamp, footer_of, settle, stamp_of
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.ir import Type
@@ -235,32 +234,8 @@ def _describe_csv(
     names = csv_header(header, url)
     _need(list(fields), names, url)
     look = CsvLook(url, fields, names, line=2)
-    ranges, lines = _text_ranges(_csv_records(iter(hashed)), number, len(header), chunk_size, look)
+    ranges, lines = _text_ranges(CsvRecords(hashed, len(names)), number, len(header), chunk_size, look)
     return ranges, lines, replace(stamp, checksum=hashed.checksum)
-
-
-def csv_header(line: bytes, url: str) -> list[str]:
-    """Field names in a CSV file's first line."""
-    try:
-        return next(csv.reader([line.decode("utf-8-sig")]), [])
-    except UnicodeDecodeError as e:
-        raise no_utf8(url, 1, e) from None
-    except csv.Error as e:
-        raise GraphftError(f"{url} has no header line: {e}", rule="format", help="check the format") from e
-
-
-def _csv_records(lines: Iterator[bytes]) -> Iterator[bytes]:
-    """Records with their line ends: a line end inside quotes ends no record."""
-    parts: list[bytes] = []
-    quotes = 0
-    for line in lines:
-        quotes += line.count(b'"')
-        parts.append(line)
-        if quotes % 2 == 0:
-            yield b"".join(parts)
-            parts.clear()
-    if parts:
-        yield b"".join(parts)
 
 
 def _describe_jsonl(
@@ -269,19 +244,20 @@ def _describe_jsonl(
     hashed = HashedFile(f)
     first = hashed.readline()
     try:
-        record = json.loads(first) if first.strip() else dict.fromkeys(fields)
-        _need(list(fields), list(record), url)
+        if first.strip():
+            _need(list(fields), list(json_fields(first)), url)
     except UnicodeDecodeError as e:
         raise no_utf8(url, 1, e) from None
-    except (ValueError, TypeError) as e:
-        raise GraphftError(f"{url}, line 1 is no JSON object: {e}", rule="format", help="one object per line") from e
+    except ValueError as e:
+        raise GraphftError(f"{url}, line 1: {e}", rule="format", help="one JSON object per line") from e
     hashed.rewind()
-    ranges, lines = _text_ranges(iter(hashed), number, 0, chunk_size, JsonLook(url, fields))
+    records = ((line, None, "") for line in hashed)
+    ranges, lines = _text_ranges(records, number, 0, chunk_size, JsonLook(url, fields))
     return ranges, lines, replace(stamp, checksum=hashed.checksum)
 
 
 def _text_ranges(
-    records: Iterator[bytes], number: int, offset: int, chunk_size: int, look: Look
+    records: Iterable[Record], number: int, offset: int, chunk_size: int, look: Look
 ) -> tuple[list[Range], list[int]]:
     """Byte ranges of up to `chunk_size` records that are not blank, from byte `offset` on, and the line of each one's
     first byte; `look` sees each record."""
@@ -294,8 +270,9 @@ def _text_ranges(
             lines.append(look.line)
             start, offset, length, size = start + length, offset + size, 0, 0
         look.at(record, edge=length in (0, chunk_size - 1))
-        length += not record.isspace()
-        size += len(record)
+        raw = record[0]
+        length += not raw.isspace()
+        size += len(raw)
     look.end()
     if length:
         ranges.append((length, start, number, offset, size))

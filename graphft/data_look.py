@@ -1,14 +1,12 @@
 """A look at the records of CSV and JSON lines files while they are indexed: what reading them would fail at, or lose.
 
-Every record of a CSV file is looked at for its encoding and its number of fields. The values of the first `FIRST`
-records of each file are looked at, and of the first and the last record of each chunk. So a column of words is found at
-once, and a file of a terabyte is not parsed.
+Every record of a CSV file is looked at for its encoding, its quotes and its number of fields. The values of the first
+`FIRST` records of each file are looked at, and of the first and the last record of each chunk. So a column of words is
+found at once, and a file of a terabyte is not parsed.
 """
 
 from __future__ import annotations
 
-import csv
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from graphft.data_numbers import fits
-from graphft.errors import GraphftError, UsageError
+from graphft.data_numbers import fits, is_infinite
+from graphft.data_records import Record, csv_fields, json_fields, no_utf8
+from graphft.errors import UsageError
 
 log = logging.getLogger("graphft")
 
@@ -49,20 +48,26 @@ class Look:
         self.malformed, self.bad = _Bad(), _Bad()
         self.empty: dict[str, tuple[int, int]] = {}
         """How often a field is empty, and the first line."""
-        self._last: tuple[bytes, int] | None = None
+        self.infinite: dict[str, tuple[int, int]] = {}
+        """How often it is infinite, or too large for its dtype."""
+        self._last: tuple[Record, int] | None = None
 
-    def at(self, record: bytes, edge: bool) -> None:
+    def at(self, record: Record, edge: bool) -> None:
         """Takes the next record in; `edge`: it is the first or the last of its chunk."""
-        if not record.isspace():
+        raw, _, wrong = record
+        if not raw.isspace():
             self.records += 1
-            if not self._well_formed(record):
+            if not raw.isascii():
+                self._check_encoding(raw)
+            if wrong:
+                self.malformed.found(self.line, wrong)
                 self._last = None  # its values are not looked at
             elif edge or self.looked < FIRST:
                 self._last = None
                 self._values(record, self.line)
             else:
                 self._last = record, self.line
-        self.line += record.count(b"\n")
+        self.line += raw.count(b"\n")
 
     def end(self) -> None:
         """Tells what was found. Raises GraphftError[data] if too many records are bad."""
@@ -74,11 +79,18 @@ class Look:
                 "drop these records, or have the model handle NaN (%s)",
                 *(self.url, field, f"{count:,}", f"{self.looked:,}", f"{line:,}", LOOKED_AT),
             )
+        for field, (count, line) in self.infinite.items():
+            log.warning(
+                "%s: field %s is infinite, or too large for %s, in %s of %s records looked at, first in line %s, and "
+                "is read as infinite: correct it, drop these records, or choose a larger dtype (%s)",
+                *(self.url, field, self.dtypes[field], f"{count:,}", f"{self.looked:,}", f"{line:,}", LOOKED_AT),
+            )
         self._tell(
             self.malformed,
             self.records,
-            "correct these records, or drop them: a value that holds a comma is quoted, and a comma at the end of a "
-            "line begins one field more; every record is looked at for its number of fields",
+            "correct these records, or drop them: a value that holds a comma or a line end is quoted, a quote inside "
+            "of quotes is doubled, and a comma at the end of a line begins one field more; every record is looked at "
+            "for its quotes and its number of fields",
         )
         self._tell(
             self.bad,
@@ -96,21 +108,21 @@ class Look:
             raise UsageError(what, rule="data", help=remedy)
         log.warning("%s: reading it will fail; %s", what, remedy)
 
-    def _well_formed(self, record: bytes) -> bool:
-        return True
+    def _check_encoding(self, raw: bytes) -> None:
+        """Raises GraphftError if all records are looked at for their encoding, and this one is no UTF-8."""
 
-    def _fields(self, record: bytes) -> Mapping[str, Any]:
+    def _fields(self, record: Record) -> Mapping[str, Any]:
         """The record's fields by name; None where one is empty. Raises ValueError."""
         raise NotImplementedError
 
-    def _values(self, record: bytes, line: int) -> None:
+    def _values(self, record: Record, line: int) -> None:
         self.looked += 1
         try:
             fields = self._fields(record)
         except ValueError as error:
             self.bad.found(line, str(error))
             return
-        empty = []
+        empty, infinite = [], []
         for name, dtype in self.dtypes.items():
             value, floating = fields.get(name), np.dtype(dtype).kind == "f"
             if floating and _is_missing(value):
@@ -118,9 +130,12 @@ class Look:
             elif not fits(value, dtype):
                 self.bad.found(line, f"field {name} {_described(value)}, expected {dtype}")
                 return
-        for name in empty:
-            count, first = self.empty.get(name, (0, line))
-            self.empty[name] = count + 1, first
+            elif floating and is_infinite(value, dtype):
+                infinite.append(name)
+        for counts, names in ((self.empty, empty), (self.infinite, infinite)):
+            for name in names:
+                count, first = counts.get(name, (0, line))
+                counts[name] = count + 1, first
 
 
 class CsvLook(Look):
@@ -130,49 +145,25 @@ class CsvLook(Look):
         super().__init__(url, dtypes, line)
         self.header = header
 
-    def _well_formed(self, record: bytes) -> bool:
-        """Whether it is UTF-8 and has the header's fields. Raises GraphftError for another encoding: no chunk with
-        such a record can be read."""
+    def _check_encoding(self, raw: bytes) -> None:
+        """No chunk with a record of another encoding can be read."""
         try:
-            text = record.decode()
+            raw.decode()
         except UnicodeDecodeError as error:
             raise no_utf8(self.url, self.line, error) from None
-        if '"' in text:
-            count = len(next(csv.reader(text.splitlines(keepends=True)), []))
-        else:
-            count = text.count(",") + 1
-        if count != len(self.header):
-            self.malformed.found(self.line, f"{count} fields, expected the {len(self.header)} of the header")
-        return count == len(self.header)
 
-    def _fields(self, record: bytes) -> Mapping[str, Any]:
-        row = next(csv.reader(record.decode().splitlines(keepends=True)))
-        return {name: value or None for name, value in zip(self.header, row, strict=True)}
+    def _fields(self, record: Record) -> Mapping[str, Any]:
+        return {name: value or None for name, value in zip(self.header, csv_fields(record), strict=True)}
 
 
 class JsonLook(Look):
     """Records of a file of JSON lines."""
 
-    def _fields(self, record: bytes) -> Mapping[str, Any]:
+    def _fields(self, record: Record) -> Mapping[str, Any]:
         try:
-            fields = json.loads(record)
+            return json_fields(record[0])
         except UnicodeDecodeError as error:
             raise no_utf8(self.url, self.line, error) from None
-        if not isinstance(fields, dict):
-            raise ValueError(f"expected a JSON object, got {type(fields).__name__}")
-        return fields
-
-
-def no_utf8(url: str, line: int, error: UnicodeDecodeError) -> GraphftError:
-    """The error for a file in another encoding. `line`: where it shows."""
-    around = error.object[max(0, error.start - 20) : error.end + 10]
-    wide = error.object.startswith((b"\xff\xfe", b"\xfe\xff"))
-    likely = "UTF-16" if wide else "ISO-8859-1" if error.object[error.start] >= 0xA0 else "WINDOWS-1252"
-    return UsageError(
-        f"{url}, line {line:,}: byte {error.start + 1} (0x{error.object[error.start]:02x}) is no UTF-8, in {around!r}",
-        rule="encoding",
-        help=f"convert the file: iconv -f {likely} -t UTF-8 (it looks like {likely})",
-    )
 
 
 def _is_missing(value: Any) -> bool:

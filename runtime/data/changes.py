@@ -45,14 +45,15 @@ class DescribedFiles:
         self._found[url] = found
 
 
-def check_unchanged(url: str, file: IO[bytes], before: Stamp) -> None:
+def check_unchanged(url: str, file: IO[bytes], before: Stamp, compressed: bool) -> None:
     """Raises GraphftError[data-changed] if a local file was changed since it was opened: what was read of it then may
-    be neither the old contents nor the new. (An object of a store is replaced as a whole.)"""
+    be neither the old contents nor the new. (An object of a store is replaced as a whole.) Of a file that is
+    decompressed while it is read, the size is not compared: the stamp has that of the contents."""
     try:
         now = os.fstat(file.fileno())
     except (AttributeError, io.UnsupportedOperation):
         return
-    found = Stamp(now.st_size, f"mtime {now.st_mtime_ns}")
+    found = Stamp(before.size if compressed else now.st_size, f"mtime {now.st_mtime_ns}")
     if (found.size, found.mark) != (before.size, before.mark):
         raise UsageError(f"{url} was changed while it was read", rule=CHANGED, help=_HELP)
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import io
-import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import IO, Any, NamedTuple
 
 import numpy as np
 
 from graphft.data import ChunkInfo, DataSpec
-from graphft.data_files import csv_header, npy_header, open_url, urls_of
+from graphft.data_files import npy_header, open_url, urls_of
 from graphft.data_numbers import fits, numbers
+from graphft.data_records import CsvRecords, csv_fields, csv_header, json_fields
 from graphft.errors import UsageError
 from graphft.runtime.data.changes import CHANGED, DescribedFiles, check_unchanged
 
@@ -32,7 +31,7 @@ def _good_numbers(values: Sequence[Any], dtype: str, field: str, bad: dict[int, 
     if not bad:
         try:
             return numbers(values, dtype, field)
-        except (UsageError, ValueError, OverflowError):
+        except UsageError:
             pass  # one by one: which records are to blame?
     good: list[Any] = []
     for i, value in enumerate(values):
@@ -43,22 +42,24 @@ def _good_numbers(values: Sequence[Any], dtype: str, field: str, bad: dict[int, 
     return numbers(good, dtype, field)
 
 
-def _csv_rows(data: bytes) -> Iterator[tuple[list[str], int]]:
-    """Records that are not blank, and how many lines are before each."""
-    reader = csv.reader(io.StringIO(data.decode(errors="replace"), newline=""))
-    before = 0
-    for row in reader:
-        if row and not (len(row) == 1 and row[0].isspace()):
-            yield row, before
-        before = reader.line_num
+def _lines_before(records: Iterable[bytes]) -> list[int]:
+    """How many lines are before each record that is not blank."""
+    before, found = 0, []
+    for raw in records:
+        if not raw.isspace():
+            found.append(before)
+        before += raw.count(b"\n")
+    return found
 
 
-def _csv_lines(data: bytes) -> list[int]:
-    return [before for _, before in _csv_rows(data)]
+def _exact(column: Any) -> Sequence[Any]:
+    """The values of a column of a Parquet table: NumPy has integers with nulls as floats, which rounds large ones."""
+    import pyarrow.types as kinds
 
-
-def _json_lines(data: bytes) -> list[int]:
-    return [number for number, line in enumerate(data.split(b"\n")) if line.strip()]
+    if column.null_count and not kinds.is_floating(column.type):
+        return list(column.to_pylist())
+    array: np.ndarray = column.to_numpy(zero_copy_only=False)
+    return array  # type: ignore[return-value]
 
 
 class ChunkFiles:
@@ -79,7 +80,7 @@ class ChunkFiles:
         with open_url(url, self._options) as (f, stamp):
             self._described.check(url, f, stamp)
             yield f
-            check_unchanged(url, f, stamp)
+            check_unchanged(url, f, stamp, compressed=bool(self._options.get("compression")))
 
     def url(self, info: ChunkInfo) -> str:
         urls = self._source["urls"]
@@ -106,10 +107,12 @@ class ChunkFiles:
         first = self._source.get("lines")
         if not first:
             return {i: f"record {info.start + i}: {what}" for i, what in bad.items()}
-        with self._open(self._source["urls"][info.file]) as f:
+        url = self._source["urls"][info.file]
+        with self._open(url) as f:
             f.seek(info.offset)
-            data = f.read(info.size)
-        begin = (_csv_lines if self._source["format"] == "csv" else _json_lines)(data)
+            data = io.BytesIO(f.read(info.size))
+        csv = self._source["format"] == "csv"
+        begin = _lines_before((raw for raw, *_ in CsvRecords(data, len(self._headers[url]))) if csv else data)
         name = self.url(info).rpartition("/")[2]
         return {i: f"line {first[info.id] + begin[i]:,} of {name}: {what}" for i, what in bad.items()}
 
@@ -142,7 +145,7 @@ class ChunkFiles:
                 groups.append(i)
             start = end
         table = opened.read_row_groups(groups, columns=names, use_threads=False).slice(info.start - first, info.records)
-        return {n: table.column(n).to_numpy(zero_copy_only=False) for n in names}
+        return {n: _exact(table.column(n)) for n in names}
 
     def _csv(
         self, f: IO[bytes], url: str, info: ChunkInfo, names: list[str], bad: dict[int, str]
@@ -152,29 +155,25 @@ class ChunkFiles:
         header = self._headers[url]
         places = [header.index(n) for n in names]
         f.seek(info.offset)
-        rows = [row for row, _ in _csv_rows(f.read(info.size))]
-        for i, row in enumerate(rows):
-            if len(row) != len(header):
-                bad[i] = f"it has {len(row)} fields, the header {len(header)}"
-                rows[i] = [""] * len(header)
+        rows: list[list[str]] = []
+        for record in CsvRecords(io.BytesIO(f.read(info.size)), len(header)):
+            if not record[0].isspace():
+                if record[2]:
+                    bad[len(rows)] = record[2]
+                rows.append([""] * len(header) if record[2] else csv_fields(record))
         return {n: [row[p] or None for row in rows] for n, p in zip(names, places, strict=True)}
 
     def _jsonl(
         self, f: IO[bytes], url: str, info: ChunkInfo, names: list[str], bad: dict[int, str]
     ) -> dict[str, Sequence[Any]]:
         f.seek(info.offset)
-        lines = [line for line in f.read(info.size).split(b"\n") if line.strip()]
         rows: list[dict[str, Any]] = []
-        for i, line in enumerate(lines):
+        for i, line in enumerate(line for line in io.BytesIO(f.read(info.size)) if not line.isspace()):
             try:
-                row = json.loads(line)
-                rows.append(row if isinstance(row, dict) else {})
+                rows.append(json_fields(line))
             except ValueError as error:
                 rows.append({})
-                bad[i] = f"it is no JSON: {error}"
-            else:
-                if not isinstance(row, dict):
-                    bad[i] = "it is no JSON object"
+                bad[i] = str(error)
         return {n: [row.get(n) for row in rows] for n in names}
 
     def _rows(self, column: str, url: str, info: ChunkInfo) -> np.ndarray:

@@ -55,9 +55,9 @@ def test_good_files_are_described_without_a_word(tmp_path: Path, caplog: pytest.
         ("1.5,2020-01-02", "field y is '2020-01-02', expected int64"),
         ("1.5,", "field y is empty, expected int64"),
         ("1.5,2.5", "field y is '2.5', expected int64"),
-        ("1.5", "1 fields, expected the 2 of the header"),
-        ("1.5,{i},", "3 fields, expected the 2 of the header"),
-        ('1.5,{i},"x,y"', "3 fields, expected the 2 of the header"),
+        ("1.5", "it has 1 fields, the header 2"),
+        ("1.5,{i},", "it has 3 fields, the header 2"),
+        ('1.5,{i},"x,y"', "it has 3 fields, the header 2"),
     ],
 )
 def test_a_csv_file_that_is_bad_throughout(row: str, words: str, tmp_path: Path) -> None:
@@ -75,8 +75,8 @@ def test_a_csv_file_that_is_bad_throughout(row: str, words: str, tmp_path: Path)
         (51, "red,50", "line 51: field a is 'red'"),  # the last record of a chunk
         (252, "red,251", "line 252: field a is 'red'"),  # the first of another
         (301, "red,300", "line 301: field a is 'red'"),  # the last of the file
-        (177, "1.5", "line 177: 1 fields"),  # in the middle of a chunk
-        (177, "1.5,2,3", "line 177: 3 fields"),
+        (177, "1.5", "line 177: it has 1 fields"),  # in the middle of a chunk
+        (177, "1.5,2,3", "line 177: it has 3 fields"),
     ],
 )
 def test_a_single_bad_record_is_a_warning(
@@ -128,8 +128,8 @@ def test_another_separator_is_named(tmp_path: Path) -> None:
         ('{"a": 1.5, "y": null}', "line 2: field y is empty, expected int64"),
         ('{"a": 1.5}', "line 2: field y is empty, expected int64"),
         ('{"a": [1, 2], "y": 1}', r"line 2: field a is \[1, 2\], expected float32"),
-        ("[1, 2]", "line 2: expected a JSON object, got list"),
-        ('{"a": 1.5', "line 2: Expecting ',' delimiter"),
+        ("[1, 2]", "line 2: it is no JSON object, but of type list"),
+        ('{"a": 1.5', "line 2: it is no JSON: Expecting ',' delimiter"),
     ],
 )
 def test_json_lines(record: str, words: str, tmp_path: Path) -> None:
