@@ -24,7 +24,6 @@ from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.launcher import supervisor as module
 from graphft.runtime.launcher.process_ends import ProcessEnds, read_ends
 from graphft.runtime.launcher.supervisor import Child, Supervisor
-from graphft.runtime.process.work_record import Phase
 
 SLEEP = "import time; time.sleep(100)"
 REGISTER = """
@@ -146,32 +145,6 @@ def test_failures_are_retried_with_growing_delays_and_then_given_up(
     assert supervisor.failed.endswith("the reason"), "the end of its log"
     assert "trainer-0.log" in supervisor.failed
     assert texts(etcd, keys)[-1] == "trainer 0 failed 4 times in a row, --max-restarts is 3"
-
-
-REPORT = """
-import sys
-from pathlib import Path
-from graphft.runtime.process.work_record import Phase, Place, WorkRecord, record_path
-record = WorkRecord(record_path(Path(sys.argv[1]), 0))
-record.begin(Phase.READING, Place(0, 0, 0), claim=7)
-record.mark(Phase(int(sys.argv[2])))
-record.end()
-sys.exit(1)
-"""
-
-
-@pytest.mark.parametrize(("phase", "delays"), [("REPORTED", ["", ""]), ("COMPUTING", ["", " in 1 s"])])
-def test_a_failure_that_the_queue_counts_does_not_make_the_next_start_later(
-    supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch, etcd: Etcd, keys: Keys, phase: str, delays: list[str]
-) -> None:
-    """Three bad records are nine deaths: with growing delays, the job waited much longer than it worked."""
-    monkeypatch.setattr(module, "BACKOFF_SECONDS", 0.6)
-    supervisor = supervise(max_restarts=2)
-    stubs.code, stubs.arguments = REPORT, [str(supervisor.job_dir), str(int(Phase[phase]))]
-    supervisor.add("trainer", 0)
-    steps(supervisor, lambda: supervisor.failed)
-    assert texts(etcd, keys)[:2] == [f"trainer 0 died (exit status 1), starting it again{delay}" for delay in delays]
-    assert "trainer 0 failed 3 times in a row" in supervisor.failed, "no step came about in between"
 
 
 def test_progress_of_the_job_between_failures_lets_a_role_fail_again(
