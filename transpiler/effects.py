@@ -1,7 +1,11 @@
-"""Which options have an effect only in some jobs: given elsewhere, they are refused, and not ignored in silence."""
+"""Which options have an effect only in some jobs: given elsewhere, they are refused, and not ignored in silence.
+
+Those that only lack `ft` are told and nothing more: a script that is run with it and without it has them in both cases.
+"""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,20 +15,25 @@ from graphft.errors import UsageError
 if TYPE_CHECKING:
     from graphft.transpiler.config import JobConfig
 
+log = logging.getLogger("graphft")
+
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """What options have to be for another one to have an effect: any of `values`. `why`: it has none otherwise."""
+    """What options have to be for another one to have an effect: any of `values`. `why`: it has none otherwise.
+    `refused`: to give that one all the same is an error."""
 
     option: str
     values: tuple[Any, ...]
     why: str
+    refused: bool = True
 
     def met(self, config: JobConfig) -> bool:
         return getattr(config, self.option) in self.values
 
 
-_FT = Needs("ft", (True,), "without fault tolerance the job ends at the first death or bad batch, and is never resumed")
+_ENDS = "without fault tolerance the job ends at the first death or bad batch, and is never resumed"
+_FT = Needs("ft", (True,), _ENDS, refused=False)
 _SYNC = Needs("sync", (True,), "no process waits for all trainers in async mode")
 _ASYNC = Needs("sync", (False,), "a sync step waits for every shard, and has no stale gradients")
 _DC_ASGD = Needs("mode", ("dc_asgd",), "no other mode compensates the delay of gradients")
@@ -52,7 +61,7 @@ NEEDS: dict[str, tuple[Needs, ...]] = {
 
 
 def check_effects(config: JobConfig, given: Iterable[str]) -> None:
-    """Raises UsageError[option] if one of the options that are `given` has no effect in this job.
+    """Raises UsageError[option] if one of the options that are `given` has no effect in this job; or warns.
 
     Its default may be given: nothing is lost by it, and a script may pass on what its own options say. Saved jobs are
     not looked at: they go on as they were begun.
@@ -62,10 +71,16 @@ def check_effects(config: JobConfig, given: Iterable[str]) -> None:
             continue
         for need in NEEDS.get(name, ()):
             if not need.met(config):
-                wanted = " or ".join(map(repr, need.values))
-                raise UsageError(
-                    f"{name} is {getattr(config, name)!r}, which has no effect: {need.option} is "
-                    f"{getattr(config, need.option)!r} ({need.why})",
-                    rule="option",
-                    help=f"leave {name} out, or transpile with {need.option}={wanted}",
-                )
+                _tell(name, need, config)
+
+
+def _tell(name: str, need: Needs, config: JobConfig) -> None:
+    what = (
+        f"{name} is {getattr(config, name)!r}, which has no effect: {need.option} is "
+        f"{getattr(config, need.option)!r} ({need.why})"
+    )
+    if not need.refused:
+        log.warning("%s", what)
+        return
+    wanted = " or ".join(map(repr, need.values))
+    raise UsageError(what, rule="option", help=f"leave {name} out, or transpile with {need.option}={wanted}")
