@@ -6,7 +6,7 @@ many steps as its longest slot; a slot that is through has no data for the rest 
 
     plan = Plan(records=[4096, 4096, 1200], slots=2, batch_size=256, seed=0, passes=3)
     plan.total_steps                              # of the job
-    work = plan.locate(step, slot, discarded)     # None: contribute "empty"
+    work = plan.locate(step, slot)                # None: contribute "empty"
     seed = batch_seed(job_seed, step, slot)       # of the step's random numbers
 
 Nothing here depends on the platform, the process or a library's version: the permutation sorts hashes of our own.
@@ -15,7 +15,7 @@ Nothing here depends on the platform, the process or a library's version: the pe
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -207,14 +207,10 @@ class Plan:
             self._recent[index] = PassPlan(self, index, self.start_steps[index])
         return self._recent[index]
 
-    def locate(self, step: int, slot: int, discarded: Container[int] = ()) -> Located | None:
-        """The batch of (step, slot); None when the slot has no data, its chunk is in `discarded`, or the job ended.
-
-        `discarded`: chunks that failed in the pass of this step.
-        """
+    def locate(self, step: int, slot: int) -> Located | None:
+        """The batch of (step, slot); None when the slot has no data, or the job ended."""
         index = self.pass_of(step)
-        found = self.pass_plan(index).locate(step, slot) if 0 <= index < self.passes else None
-        return None if found is None or found.chunk in discarded else found
+        return self.pass_plan(index).locate(step, slot) if 0 <= index < self.passes else None
 
     def order(self, pass_index: int, chunk: int) -> np.ndarray:
         """The positions in the chunk of its records, in the order in which the pass reads them."""

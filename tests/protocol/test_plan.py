@@ -53,7 +53,6 @@ def test_chunks_and_steps_agree(plan: Plan) -> None:
             assert last is not None
             assert (first.pass_index, first.chunk, first.batch, last.batch) == (index, c.chunk, 0, c.batches - 1)
             assert plan.pass_of(c.first_step) == plan.pass_of(c.last_step) == index
-            assert plan.locate(c.first_step, c.slot, {c.chunk}) is None
     assert plan.pass_of(plan.total_steps) == plan.passes
     assert plan.locate(plan.total_steps, 0) is None
 
