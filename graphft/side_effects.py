@@ -2,7 +2,7 @@
 
 `loss_fn` runs once, on tensors without data. A `backward()` in it, an optimizer's step, clipping, or the scale of a
 gradient scaler change nothing that a program computes, or something wrong: they are refused. A number from Python's or
-NumPy's generator would be the same at every step: refused, too. A `print` is only told.
+NumPy's generator is the same at every step. That is told, and so is a `print`: it may not matter to the result.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def side_effects_refused() -> Iterator[None]:
         return guarded
 
     with _PATCHING, ExitStack() as stack:
-        stack.enter_context(_no_draws())
+        stack.enter_context(_draws_told())
         stack.enter_context(_replaced(torch.autograd, "backward", backward))
         stack.enter_context(_replaced(torch.amp.GradScaler, "scale", scale))
         stack.enter_context(_replaced(clip_grad, "_get_total_norm", clipping("clip_grad_norm_")))
@@ -130,19 +130,19 @@ def _telling(mine: int) -> Callable[[Any], Any]:
 
 
 @contextmanager
-def _no_draws() -> Iterator[None]:
-    """Raises UsageError[side-effect] if Python's or NumPy's global generator is another after than before."""
+def _draws_told() -> Iterator[None]:
+    """A warning if Python's or NumPy's global generator is another after than before. No error: a library may draw a
+    number that it does not use (layers to drop, with probability 0), and another thread may draw."""
     before = _generators()
     yield
     after = _generators()
     drawn = [name for name, state in before.items() if state != after[name]]
     if drawn:
-        raise UsageError(
-            f"the model or loss_fn draws from {' and '.join(drawn)}; the program would hold the numbers drawn now, the "
-            "same at every step",
-            rule="side-effect",
-            help="draw with torch (torch.rand, torch.randint ...): its draws are ops, seeded at every step; "
-            "or draw where the data is read, and give the number as an input",
+        log.warning(
+            "the model or loss_fn draws from %s while it is captured: the program holds the numbers drawn now, the "
+            "same at every step. Draw with torch (torch.rand, torch.randint ...): its draws are ops, seeded at every "
+            "step; or where the data is read, and give the number as an input",
+            " and ".join(drawn),
         )
 
 
