@@ -174,6 +174,7 @@ def forget_files(job_dir: Path) -> None:
     """Without fault tolerance a job cannot go on: what an earlier run left in its folder would be in the way."""
     for name in ("etcd", "checkpoints", "metrics"):
         shutil.rmtree(job_dir / name, ignore_errors=True)
+    (job_dir / "ends.jsonl").unlink(missing_ok=True)
 
 
 def tell_failed(etcd: Store, keys: Keys, failure: Failure | None = None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from graphft.runtime.coordination.stale_run import forget_files
 from graphft.runtime.launcher.process_ends import ProcessEnds, note_end, note_launch, read_ends
 from graphft.runtime.launcher.result import Result
 
@@ -25,3 +26,9 @@ def test_what_cannot_be_read_or_written_ends_nothing(tmp_path: Path) -> None:
     (tmp_path / "ends.jsonl").write_bytes(b'{"kind": "launch"}\n{"kind": "fail\xff\n7\n{}\n{"kind": "failure"}\n')
     assert read_ends(tmp_path) == ProcessEnds(1)
     assert read_ends(tmp_path / "nosuch") == ProcessEnds()
+
+
+def test_a_run_that_begins_anew_has_no_ends_of_the_one_before(tmp_path: Path) -> None:
+    note_launch(tmp_path)
+    forget_files(tmp_path)
+    assert read_ends(tmp_path) == ProcessEnds()
