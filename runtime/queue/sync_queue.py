@@ -291,21 +291,22 @@ class SyncQueue(QueuePort, ClaimsPort):
     def _make_claims(self, slot: int, group: list[Located]) -> None:
         """Claims the chunks. Raises WorkChanged when the slot is not ours any more.
 
-        A holder that vanished is not held against a chunk: no data is discarded for being preempted.
+        A holder that vanished is not held against a chunk: no data is discarded for being preempted. Nothing is claimed
+        of a job that is over: a trainer that has not heard of it would open a chunk again.
         """
         etcd, me, slot_key = self.member.etcd, self.member.id.encode(), self.keys.slot(slot)
+        mine = [value_is(slot_key, me), value_is(self.keys.state, b"running")]
         while True:
             wanted, left_over = self._read(group)
             if not wanted and not left_over:
                 return
             changes = left_over or [self._claim_of(slot, located, todo) for located, todo in wanted]
-            result = commit(etcd, changes, self.member.lease, [value_is(slot_key, me)])
+            result = commit(etcd, changes, self.member.lease, mine)
             if result.ok and not left_over:
                 for located, _ in wanted:
                     self.claims[located.pass_index, located.chunk] = self._made(slot, located, result.revision)
                 return
-            holder = etcd.get(slot_key) if not result.ok else None
-            if not result.ok and (holder is None or holder.value != me):
+            if not result.ok and not etcd.txn(mine, []).ok:
                 raise WorkChanged
 
     def _read(self, group: list[Located]) -> tuple[list[tuple[Located, KV]], list[Change]]:
