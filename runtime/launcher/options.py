@@ -56,11 +56,6 @@ class LaunchOptions:
         if self.resume and self.fresh:
             raise UsageError("resume and fresh exclude each other", rule="option", help="give one of them, or neither")
 
-    @staticmethod
-    def from_environment() -> LaunchOptions:
-        """What `graphft launch` was called with; defaults when the script was started directly."""
-        return LaunchOptions(**_of_command_line())
-
     def counts(self, config: JobConfig) -> tuple[int, int]:
         """Trainers and pservers to start here."""
         return (

@@ -60,17 +60,7 @@ def _show_from_etcd(etcd: Etcd, options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps([{"job": s.job, "state": _state(s), "step": s.step} for s in found], indent=1))
     else:
-        _table(
-            [
-                (
-                    s.job,
-                    "stopped" if s.idle else s.state,
-                    f"{s.step} of {s.spec['total_steps']}",
-                    s.spec.get("folder", ""),
-                )
-                for s in found
-            ]
-        )
+        _table([_row(s) for s in found])
     return None
 
 

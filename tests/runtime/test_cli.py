@@ -182,8 +182,8 @@ def test_launch_runs_the_script_with_its_arguments(
     monkeypatch.setenv("GRAPHFT_LAUNCH", "")
     (tmp_path / "launched_helper.py").write_text("NAME = 'helped'\n")
     (tmp_path / "script.py").write_text(
-        "import sys, launched_helper\nfrom graphft.runtime.launcher.options import LaunchOptions\n"
-        "assert __name__ == '__main__'\nprint(launched_helper.NAME, sys.argv, LaunchOptions.from_environment())\n"
+        "import sys, launched_helper\nfrom graphft.runtime.launcher.options import choose_options\n"
+        "assert __name__ == '__main__'\nprint(launched_helper.NAME, sys.argv, choose_options(None, {}))\n"
     )
     arguments = ["--trainers", "3", "--etcd", "h:1", "--job", "d", "--max-restarts", "7", "--quiet", "--no-fork-server"]
     assert main(["launch", *arguments, str(tmp_path / "script.py"), "--trainers", "9", "x"]) == 2

@@ -31,7 +31,7 @@ from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, EtcdUnreachable
 from graphft.runtime.execute.determinism import enforce
 from graphft.runtime.launcher.launch import run_job
-from graphft.runtime.launcher.options import LaunchOptions
+from graphft.runtime.launcher.options import LaunchOptions, choose_options
 from graphft.runtime.launcher.result import Result
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_USAGE
 from graphft.runtime.roles.environment import RoleSpec, role_of_environment, run_as_role, run_role
@@ -288,9 +288,9 @@ def test_unknown_options_are_refused(job: Job) -> None:
 
 
 def test_options_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert LaunchOptions.from_environment() == LaunchOptions()
+    assert choose_options(None, {}) == LaunchOptions()
     monkeypatch.setenv("GRAPHFT_LAUNCH", json.dumps({"trainers": 3, "quiet": True}))
-    assert LaunchOptions.from_environment() == LaunchOptions(trainers=3, quiet=True)
+    assert choose_options(None, {}) == LaunchOptions(trainers=3, quiet=True)
 
 
 def test_losses_of_a_result(tmp_path: Path) -> None:
