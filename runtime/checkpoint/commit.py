@@ -40,6 +40,13 @@ def record_of(manifest: Manifest) -> Committed:
     return Committed(manifest.generation, manifest.step, manifest.directory, int(manifest.meta.get("passes", 0)))
 
 
+def reaches(known: Committed | None, wanted: Committed | None) -> bool:
+    """Whether a checkpoint holds at least what another one holds, both of one generation; None holds nothing."""
+    if known is None or wanted is None:
+        return wanted is None
+    return (known.step, known.passes) >= (wanted.step, wanted.passes)
+
+
 @dataclass(frozen=True, slots=True)
 class Commits:
     """One shard's view of the commit protocol. Every method may be repeated after any crash."""
@@ -117,7 +124,7 @@ class Commits:
         record = record_of(manifest)
         while True:
             current = decode_committed(kv)
-            if current is not None and (current.step, current.passes) >= (record.step, record.passes):
+            if current is not None and reaches(current, record):
                 return current == record
             before = mod_is(self.keys.committed, kv.mod_revision if kv is not None else 0)
             put = put_op(self.keys.committed, msgspec.json.encode(record))
@@ -187,13 +194,17 @@ class Commits:
         """The newest committed checkpoint."""
         return decode_committed(self.etcd.get(self.keys.committed))
 
-    def overtake(self, generation: int) -> Generation | None:
-        """Raises the generation above one that a process is in already, though etcd does not know it (any more).
+    def overtake(self, generation: int, mine: Committed | None = None) -> Generation | None:
+        """Makes up for an etcd that was restored from a backup while this process lived on: raises the generation.
 
-        None: etcd does know it.
+        `generation`: the one that the process is in; `mine`: the newest checkpoint that it has committed in it.
+        Returns None if etcd knows of both, or of a later generation. Raises StorageUnavailable.
         """
-        current = decode_generation(self.etcd.get(self.keys.generation))
-        if current is None or current.number >= generation:
+        read = self.etcd.txn([], [get_op(self.keys.generation), get_op(self.keys.committed)])
+        current, committed = decode_generation(read.kv(0)), decode_committed(read.kv(1))
+        if current is None:
+            return None
+        if current.number > generation or (current.number == generation and reaches(committed, mine)):
             return None
         return self.rollback("etcd is older than its processes", above=generation)
 

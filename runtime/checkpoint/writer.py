@@ -87,6 +87,11 @@ class Saver:
             self._finishing = True
             self._pending.finish(committed)
 
+    def committed_in(self, generation: int) -> Committed | None:
+        """The newest checkpoint that this shard has committed in this generation, as far as it knows."""
+        last = self._last
+        return record_of(last) if last is not None and last.generation == generation else None
+
     def check(self) -> None:
         """Raises what the thread died of."""
         if self._failure is not None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
 import torch
 
-from graphft.runtime.checkpoint.commit import Commits
+from graphft.runtime.checkpoint.commit import Commits, reaches
 from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Committed, Generation, decode_committed, decode_generation
-from graphft.runtime.etcd import SimEtcd, put_op
+from graphft.runtime.etcd import EtcdUnreachable, SimEtcd, put_op
+from graphft.runtime.roles.pserver import recovery as recovery_module
+from graphft.runtime.roles.pserver.recovery import Recovery
 
 SHARDS = 2
 KEYS = Keys("job")
@@ -188,6 +190,70 @@ def test_processes_that_live_on_overtake_an_etcd_that_is_restored(cluster: Clust
     raised = cluster.shards[0].overtake(generation)
     assert raised is not None
     assert (raised.number, raised.step) == (3, 0)
+
+
+def test_a_commit_that_a_restored_etcd_does_not_know_is_made_good(cluster: Cluster) -> None:
+    """Pitfall 88: of the same generation, so that nothing but the missing commit tells."""
+    cluster.write(50)
+    backup = cluster.backup()
+    cluster.write(100)
+    mine = cluster.committed
+    assert cluster.shards[1].overtake(0, mine) is None, "etcd knows it"
+    cluster.restore(backup)
+    raised = cluster.shards[1].overtake(0, mine)
+    assert raised is not None
+    assert (raised.number, raised.step) == (1, 100)
+    assert cluster.committed == mine
+    assert cluster.shards[0].overtake(0, mine) is None, "the generation is another one now"
+
+
+def test_a_later_pass_at_the_same_step_counts_more() -> None:
+    """A shard whose last batches were left out ends at the step of its checkpoint before."""
+    early, late = Committed(1, 8, "step-00000008.g1", 1), Committed(1, 8, "step-00000008.g1", 2)
+    assert [reaches(early, late), reaches(late, early), reaches(None, early), reaches(None, None)] == [
+        False,
+        True,
+        False,
+        True,
+    ]
+
+
+class Asked:
+    """The commits of a shard that is asked whether etcd knows less than it does."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def overtake(self, generation: int, mine: Committed | None = None) -> None:
+        self.count += 1
+        if self.count == 2:
+            raise EtcdUnreachable("away")
+
+
+def test_etcd_is_asked_for_a_commit_only_when_it_is_late(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The view lacks each commit for a moment. An etcd that does not answer is asked again."""
+    commits: Any = Asked()
+    recovery = Recovery(cast(Any, None), cast(Any, None), commits, tmp_path, lambda _: None)
+    clock = [0.0]
+    monkeypatch.setattr(recovery_module.time, "monotonic", lambda: clock[0])
+    mine, counts = Committed(1, 8, "step-00000008.g1"), []
+    for clock[0], known in (
+        (0, None),
+        (1, None),
+        (1.5, mine),
+        (2, None),
+        (3.9, None),
+        (4.1, None),
+        (5, None),
+        (6.2, None),
+    ):
+        recovery.overtake(1, mine, Generation(1), known)
+        counts.append(commits.count)
+    assert counts == [0, 0, 0, 0, 0, 1, 1, 2]
+    recovery.overtake(1, mine, Generation(2), None)
+    assert commits.count == 2, "the shard is about to go back"
+    recovery.overtake(1, mine, Generation(0), mine)
+    assert commits.count == 3, "a generation that etcd does not know is asked for at once"
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -59,6 +59,12 @@ def test_which_records_a_sync_job_leaves_out_does_not_depend_on_who_is_ahead() -
     assert "1 of 1 seeds as they should be" in printed, printed
 
 
+def test_a_final_checkpoint_that_a_restored_etcd_does_not_know_is_committed_again() -> None:
+    """Pitfall 88: else its shards wait for the commit, and trainers for work, for ever."""
+    printed = "\n".join(simulate("--first", "5000125", "--seeds", "1"))
+    assert "1 of 1 seeds as they should be" in printed, printed
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_run_without_faults_repeats_nothing(mode: str) -> None:
     check(mode, "calm")

@@ -144,8 +144,10 @@ class BatchServer(ShardServer):
             )
 
     def follow(self) -> None:
-        generation = self.view.seen.shard_generations.get(self.member.index)
-        self.recovery.overtake(self.machine.generation, generation)
+        seen, mine = self.view.seen, self.machine.generation
+        generation = seen.shard_generations.get(self.member.index)
+        committed = seen.shard_commits.get(self.member.index)
+        self.recovery.overtake(mine, self.saver.committed_in(mine), generation, committed)
         if generation is not None and generation.number > self.machine.generation:
             log.info(
                 "generation %d: back from version %d to %d (%s)",

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from graphft.runtime.checkpoint.commit import Commits
+from graphft.runtime.checkpoint.commit import Commits, reaches
 from graphft.runtime.checkpoint.store import MANIFEST, Ages, DamagedCheckpoint, StorageUnavailable
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Committed, Generation
+from graphft.runtime.etcd import TransientEtcdError
 from graphft.runtime.roles.process_end import ProcessEnd
 
 T = TypeVar("T")
 STORAGE_SECONDS, MAX_STORAGE_SECONDS, REMIND_SECONDS = 0.5, 5.0, 60.0
 """Pauses between tries to read checkpoints, and between messages that say so."""
+LATE_SECONDS = 2.0
+"""What is committed shows in the view after so long at most, or etcd itself is asked for it."""
 LOAD_LIMITS = 10
 """Restoring a checkpoint may take so many times as long as anything else that the main thread does."""
 
@@ -33,6 +38,8 @@ class Recovery:
         self.member, self.end, self.commits, self.job_dir, self.restore = member, end, commits, job_dir, restore
         self.generation, self.restarted = Generation(), False
         self._ages = Ages()
+        self._missed = math.inf
+        """Since when the view lacks what this shard has committed; inf: it does not."""
 
     def age(self, committed: Committed | None) -> float:
         """Seconds since the newest checkpoint was written; without any, since the job was made."""
@@ -112,11 +119,28 @@ class Recovery:
                 )
                 self.generation = self.commits.rollback("damaged checkpoint", below=self.generation.step)
 
-    def overtake(self, mine: int, watched: Generation | None) -> None:
-        """Etcd is older than this process, which lives on: it was restored meanwhile. A view that is behind looks the
-        same, so etcd itself is asked. `mine`: the number of the generation that the shard is in."""
-        if watched is not None and watched.number < mine:
-            raised = self.when_storage_answers(lambda: self.commits.overtake(mine))
+    def overtake(
+        self, mine: int, committed: Committed | None, seen: Generation | None, known: Committed | None
+    ) -> None:
+        """Goes on when etcd was restored from a backup meanwhile, and knows less than this process, which lives on.
+
+        A view that is behind looks the same, so etcd itself is asked; for a commit only when it is late.
+
+        Args:
+            mine: The number of the generation that the shard is in.
+            committed: The newest checkpoint that the shard has committed in it.
+            seen: The generation of the view.
+            known: The newest checkpoint of the view.
+        """
+        if seen is None or seen.number > mine:
+            return
+        if seen.number == mine and reaches(known, committed):
+            self._missed = math.inf
+            return
+        if seen.number == mine and not self._is_late():
+            return
+        with contextlib.suppress(TransientEtcdError):
+            raised = self.when_storage_answers(lambda: self.commits.overtake(mine, committed))
             if raised is not None:
                 self.member.events.emit(
                     "etcd-behind",
@@ -124,3 +148,12 @@ class Recovery:
                     f"{raised.number} begins at step {raised.step}",
                     step=raised.step,
                 )
+
+    def _is_late(self) -> bool:
+        """Whether a commit has been missing for LATE_SECONDS, once in that time."""
+        now = time.monotonic()
+        self._missed = min(self._missed, now)
+        if now - self._missed < LATE_SECONDS:
+            return False
+        self._missed = now
+        return True

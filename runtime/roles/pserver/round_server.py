@@ -172,8 +172,9 @@ class RoundServer(ShardServer):
 
     def follow(self) -> None:
         super().follow()
-        generation, asked = self.view.seen.generation, self.view.seen.asked
-        self.recovery.overtake(self.machine.generation, generation)
+        seen, mine = self.view.seen, self.machine.generation
+        generation, asked = seen.generation, seen.asked
+        self.recovery.overtake(mine, self.saver.committed_in(mine), generation, seen.committed)
         if generation is not None and generation.number > self.machine.generation:
             self._go_back(generation)
         if asked is not None and asked != self._asked and asked.generation == self.machine.generation:
