@@ -156,8 +156,18 @@ class Keys:
         return f"/{self.job}.status/{role}/{name}"
 
     def proof(self, name: str) -> str:
-        """What processes of a kind prove themselves with: `trainer`, `pserver/<index>`; and who tries to."""
+        """What processes of a kind prove themselves with: `trainer`, `pserver/<index>`."""
         return f"/{self.job}.proof/{name}"
+
+    @property
+    def tried(self) -> str:
+        """Trainers whose proof has not come to its end, by id."""
+        return self.proof("tried/")
+
+    @property
+    def trying(self) -> str:
+        """Those of them that live, by id: these hang on their leases."""
+        return self.proof("trying/")
 
     def loading(self, role: str, name: str) -> str:
         """What a process of a role loads before it registers."""

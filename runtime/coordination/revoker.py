@@ -7,6 +7,7 @@ import time
 
 from graphft.runtime.coordination.job_view import read_view
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import decode_trying
 from graphft.runtime.etcd import EtcdError, Store
 from graphft.runtime.process.identity import UNKNOWN, Identity
 
@@ -16,6 +17,17 @@ ETCD_SECONDS = 2.0
 """For how long etcd may keep this process from looking after its children."""
 LATE_SECONDS, LATE_EVERY_SECONDS = 0.5, 1.0
 """The same, for what could not be done at once and is tried again; and how often."""
+
+
+def leases_of_processes(etcd: Store, keys: Keys, deadline: float | None = None) -> list[tuple[Identity, int]]:
+    """Which process each lease is of: of those that have registered, and of trainers that prove themselves before that.
+
+    `deadline`: in seconds, for each call.
+    """
+    view = read_view(keys, etcd.range(keys.control, deadline=deadline).kvs)
+    registered = [(r.process, view.leases[r.id]) for r in [*view.pservers.values(), *view.trainers.values()]]
+    proving = etcd.range(keys.trying, deadline=deadline).kvs
+    return [(p, lease) for p, lease in [*registered, *((decode_trying(kv), kv.lease) for kv in proving)] if lease]
 
 
 class Revoker:
@@ -49,10 +61,9 @@ class Revoker:
         if process == UNKNOWN:
             return True  # it was never seen: its lease ends by itself
         try:
-            view = read_view(self.keys, self.etcd.range(self.keys.control, deadline=deadline).kvs)
-            for record in [*view.pservers.values(), *view.trainers.values()]:
-                if record.process == process and view.leases[record.id]:
-                    self.etcd.lease_revoke(view.leases[record.id], deadline=deadline)
+            for holder, lease in leases_of_processes(self.etcd, self.keys, deadline):
+                if holder == process:
+                    self.etcd.lease_revoke(lease, deadline=deadline)
             return True
         except EtcdError as error:
             log.warning("cannot revoke the lease of process %d: %s", process.pid, error.message)

@@ -15,6 +15,7 @@ from graphft.errors import GraphftError, UsageError
 from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Failure, Registration, RunRecord
+from graphft.runtime.coordination.revoker import leases_of_processes
 from graphft.runtime.coordination.run_record import describe_run
 from graphft.runtime.coordination.status import list_jobs
 from graphft.runtime.etcd.model import KV, Store, delete_op, delete_prefix_op, mod_is, put_op, value_is
@@ -154,17 +155,13 @@ def revoke_dead(etcd: Store, keys: Keys) -> None:
 
     Those of a launcher that was just killed may be dying still; so it looks for a moment.
     """
-    view, end = read_view(keys, etcd.range(keys.control).kvs), time.monotonic() + DYING_SECONDS
-    left = [
-        record
-        for record in [*view.pservers.values(), *view.trainers.values()]
-        if record.process.visible and view.leases[record.id]
-    ]
+    end = time.monotonic() + DYING_SECONDS
+    left = [(process, lease) for process, lease in leases_of_processes(etcd, keys) if process.visible]
     while left:
-        dead = [record for record in left if record.process.dead]
-        for record in dead:
-            etcd.lease_revoke(view.leases[record.id])
-        left = [record for record in left if record not in dead]
+        dead = [(process, lease) for process, lease in left if process.dead]
+        for _, lease in dead:
+            etcd.lease_revoke(lease)
+        left = [each for each in left if each not in dead]
         if time.monotonic() > end:
             return
         time.sleep(POLL_SECONDS)

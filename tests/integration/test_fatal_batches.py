@@ -57,7 +57,8 @@ def test_a_record_of_the_batch_that_all_prove_themselves_with(program: ir.Progra
     )
     played = play(job, folder, trainers=2)
     events = played.statuses[-1].events
-    assert [e for e in events if e.kind == "died" and "while proving itself with batch 0 of chunk 0" in e.text]
+    proving = [e for e in events if e.kind == "died" and "while proving itself with batch 0 of chunk 0" in e.text]
+    assert 3 <= len(proving) < 12, "three times both trainers, or one of them; a few more on a busy machine"
     assert "times in a row, trainers ended" in next(e.text for e in events if e.kind == "unproved")
     assert "batch 0 of chunk 0 in pass 0 failed" in next(e.text for e in events if e.kind == "left-out")
     assert played.statuses[-1].queue == {"todo": 0, "pending": 0, "done": 12}

@@ -182,7 +182,7 @@ def test_a_batch_that_cannot_be_read_holds_no_trainer_up(
 def test_a_batch_that_ends_processes_is_given_up(scene: Stage) -> None:
     """What ended in the middle left a mark, though its lease is gone. Who is still at it is not counted, and those that
     ended together (a machine was preempted) count as one."""
-    tried, living = scene.keys.proof("tried/"), scene.trainer(0)
+    tried, living = scene.keys.tried, scene.trainer(0)
     for dead, before in (
         ("0-dead", b"0"),
         ("1-dead", b"0"),
@@ -191,7 +191,7 @@ def test_a_batch_that_ends_processes_is_given_up(scene: Stage) -> None:
         (living.member.id, b"2"),
     ):
         scene.etcd.put(tried + dead, before)
-    scene.etcd.put(scene.keys.proof(f"trying/{living.member.id}"), b"")
+    scene.etcd.put(scene.keys.trying + living.member.id, b"{}")
     scene.trainer(1).prove()
     assert recorded(scene).by.startswith("trainer 1-"), "after two attempts"
     scene.etcd.delete(scene.keys.proof("trainer"))
@@ -206,7 +206,7 @@ def test_what_somebody_has_computed_is_never_given_up(scene: Stage) -> None:
     """Found under attack: two trainers that were killed by others switched the proof off for good."""
     scene.trainer(0).prove()
     for n in range(DEATHS + 1):
-        scene.etcd.put(scene.keys.proof(f"tried/{n}-dead"), str(n).encode())
+        scene.etcd.put(f"{scene.keys.tried}{n}-dead", str(n).encode())
     change(scene, result="other")
     with pytest.raises(GraphftError, match="computes other bits"):
         scene.trainer(1).prove()

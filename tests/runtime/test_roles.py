@@ -115,6 +115,17 @@ def test_the_launcher_tells_pserver_0_from_trainer_0(scene: Stage) -> None:
     assert (scene.etcd.get(keys["pserver"]) is not None, scene.etcd.get(keys["trainer"])) == (True, None)
 
 
+def test_the_launcher_ends_the_lease_of_a_trainer_that_dies_while_it_proves_itself(scene: Stage) -> None:
+    """Found by a test that took long: it is not registered yet, so it passed for living until its lease ended, and its
+    death did not count."""
+    process = Identity("m", "n", 3, 7)
+    scene.etcd.put(f"{scene.keys.trying}0-a", msgspec.json.encode(process), scene.etcd.lease_grant(600)[0])
+    assert Revoker(scene.etcd, scene.keys).try_once(Identity("m", "n", 3, 8))
+    assert scene.etcd.count(scene.keys.trying) == 1, "another process"
+    assert Revoker(scene.etcd, scene.keys).try_once(process)
+    assert scene.etcd.count(scene.keys.trying) == 0
+
+
 # -- what hangs on whose lease ----------------------------------------------------------------------------------------
 
 

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import logging
 
+import msgspec
+
 from graphft.errors import describe
 from graphft.ops.context import Interrupt
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.data import Prefetcher
 from graphft.runtime.etcd import delete_op, put_op
+from graphft.runtime.process.identity import identify
 from graphft.runtime.process.work_record import Phase, Place, WorkRecord
 from graphft.runtime.roles.blocks import Blocks
 from graphft.runtime.roles.proof import is_recorded, prove
@@ -60,7 +63,7 @@ def prove_step(
 
 def _may_try(member: Member) -> bool:
     """Notes that this process tries, and how many attempts before it failed; not if those were too many."""
-    tried, trying = member.keys.proof("tried/"), member.keys.proof("trying/")
+    tried, trying = member.keys.tried, member.keys.trying
     before = {kv.key.removeprefix(tried): int(kv.value or 0) for kv in member.etcd.range(tried).kvs}
     living = {kv.key.removeprefix(trying) for kv in member.etcd.range(trying, keys_only=True).kvs}
     failed = max((number + 1 for process, number in before.items() if process not in living), default=0)
@@ -72,8 +75,9 @@ def _may_try(member: Member) -> bool:
         )
         return False
     if member.lease:
+        me = msgspec.json.encode(identify())  # so that a launcher that sees this process die can end its lease
         member.etcd.txn(
-            [], [put_op(tried + member.id, str(failed).encode()), put_op(trying + member.id, b"", member.lease)]
+            [], [put_op(tried + member.id, str(failed).encode()), put_op(trying + member.id, me, member.lease)]
         )
     return True
 
@@ -85,4 +89,4 @@ def _tell(member: Member, text: str) -> None:
 
 def _tried(member: Member) -> None:
     if member.lease:
-        member.etcd.txn([], [delete_op(member.keys.proof(f"{kind}/{member.id}")) for kind in ("tried", "trying")])
+        member.etcd.txn([], [delete_op(key + member.id) for key in (member.keys.tried, member.keys.trying)])
