@@ -5,8 +5,9 @@ SHELL := /bin/bash
 MAKEFLAGS += --no-print-directory
 
 PYTHON ?= python3
-# Tests run side by side in this many processes, those of one file in one of them, in the order of the folders.
-WORKERS ?= 2
+# Tests run side by side in this many processes (of two cores; they often wait), those of one file in one of them, in
+# the order of the folders.
+WORKERS ?= 3
 # Simulated jobs of each mode: make sim SEEDS=100000
 SEEDS ?= 1000
 # Options of `make chaos`.

@@ -30,7 +30,7 @@ graphft.minimize(program, graphft.Adam(lr=1e-2))
 x = torch.randn(640, 8)
 data = graphft.arrays(x=x, y=x[:, :1] * x[:, 1:2], chunk_size=64)
 job = graphft.transpile(program, trainers=2, pservers=2, sync=True, ft=sys.argv[1] == "ft", chunks=data, batch_size=16,
-                        passes=24, name="products", **({"checkpoint_every": 25} if sys.argv[1] == "ft" else {}))
+                        passes=16, name="products", **({"checkpoint_every": 25} if sys.argv[1] == "ft" else {}))
 job.run()
 print("a script goes on here, but not when it is only to save its job")
 """

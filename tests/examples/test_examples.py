@@ -58,7 +58,7 @@ def test_digits(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.chaos
 def test_flights(tmp_path: Path) -> None:
-    text = run("03_flights.py", tmp_path, "--passes", "8", "--kill-at", "0.02")
+    text = run("03_flights.py", tmp_path, "--passes", "5", "--kill-at", "0.02")
     assert number(r"held-out AUC +([\d.]+)", text) > 0.6
     assert "killed" in text
     assert (tmp_path / "out" / "flights-loss.png").read_bytes().startswith(b"\x89PNG")
@@ -67,7 +67,7 @@ def test_flights(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 def test_tiny_gpt(tmp_path: Path) -> None:
-    text = run("04_tiny_gpt.py", tmp_path, "--passes", "2")
+    text = run("04_tiny_gpt.py", tmp_path)
     assert number(r"unseen text +([\d.]+)", text) < 5.0
     assert "def read(self" in text
     assert parameters(text, tmp_path) == 41

@@ -76,9 +76,14 @@ class Pace:
         self.set(0.05)
 
     def set(self, seconds: float) -> None:
-        scratch = self.file.with_suffix(".new")
+        self.write(self.file, seconds)
+
+    @staticmethod
+    def write(file: Path, seconds: float) -> None:
+        """In one go: trainers read it at any time."""
+        scratch = file.with_suffix(".new")
         scratch.write_text(str(seconds))
-        scratch.replace(self.file)
+        scratch.replace(file)
 
 
 def brake(config: Mapping[str, Any], status: JobStatus) -> None:
@@ -88,11 +93,9 @@ def brake(config: Mapping[str, Any], status: JobStatus) -> None:
     if not pace or 3 * status.step < 2 * status.spec["total_steps"]:
         return
     file, near = Path(pace), 6 * status.step >= 5 * status.spec["total_steps"]
-    seconds = max(Pace.SLOWEST, config["chunk_timeout"] / 8) if near else Pace.SLOW
+    seconds = max(Pace.SLOWEST, config["chunk_timeout"] / 8) if near else Pace.SLOWEST
     if float(file.read_text()) < seconds:
-        scratch = file.with_suffix(".brake")
-        scratch.write_text(str(seconds))
-        scratch.replace(file)
+        Pace.write(file, seconds)
 
 
 @dataclass

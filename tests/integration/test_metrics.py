@@ -52,5 +52,5 @@ def test_a_unit_of_local_steps_is_the_mean_over_the_samples_of_its_batches(folde
 
 
 def test_the_status_has_the_newest_values(folder: Path) -> None:
-    played = run(folder, passes=200)
+    played = run(folder, passes=80)
     assert any(0 <= status.metrics.get("number", -1) < RECORDS for status in played.statuses)

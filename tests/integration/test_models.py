@@ -19,7 +19,7 @@ needs_transformers = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
 )
 pytestmark = pytest.mark.timeout(300)
-SAMPLES, BATCH, PASSES = 64, 8, 30
+SAMPLES, BATCH, PASSES = 64, 8, 20
 
 
 @pytest.mark.parametrize("name", ["resnet", *(pytest.param(n, marks=needs_transformers) for n in HUGGING_FACE)])

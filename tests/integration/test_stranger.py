@@ -130,6 +130,7 @@ def test_a_stranger_gets_nothing_and_changes_nothing(
     attack = Attack(job)
 
     def attack_and_go_on(supervisor: Supervisor) -> None:
+        pace.set(Pace.SLOW)  # the job is not to end before
         attack(supervisor)
         pace.set(0)
 
