@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -154,9 +155,9 @@ def split(records: int, chunk_size: int) -> list[tuple[int, int]]:
 
 
 def check_chunk_size(chunk_size: int) -> None:
-    if chunk_size < 1:
+    if isinstance(chunk_size, bool) or not isinstance(chunk_size, Integral) or chunk_size < 1:
         raise GraphftError(
-            f"chunk_size must be at least 1, got {chunk_size}",
+            f"chunk_size must be an integer of at least 1, got {chunk_size!r}",
             rule="chunk-size",
             help="a chunk is what a trainer claims at a time: take some batches' worth of records",
         )

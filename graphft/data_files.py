@@ -38,7 +38,8 @@ def files(
     chunk_size: int = 4096,
     storage_options: Mapping[str, Any] | None = None,
 ) -> DataSpec:
-    """Describes records in files. `urls` are paths or what fsspec understands (`s3://...`, `zip://a.csv::file://...`).
+    """Describes records in files. `urls` are paths or what fsspec understands (`s3://...`, `zip://a.csv::file://...`);
+    a pattern (`part-*.csv`) stands for the files that match it now, in the order of their names.
 
     parquet, csv, jsonl: `columns` maps a column to the field it holds (`"y": "label"`, batch shape [batch]) or to
     several (`"x": ("f1", "f2")`, [batch, 2]); `dtypes` gives its dtype (default float32). An empty or null field is
@@ -70,7 +71,7 @@ def files(
     fields = {c: _names(columns[c]) for c in names}
     types = {c: _type(c, columns[c], (dtypes or {}).get(c, "float32")) for c in names}
     wanted = {f: types[c].dtype for c, fs in fields.items() for f in fs}
-    paths, ranges, lines, stamps = _listed(urls), [], list[int](), dict[str, Stamp]()
+    paths, ranges, lines, stamps = _listed(urls, options), [], list[int](), dict[str, Stamp]()
     for number, url in enumerate(paths):
         with open_url(url, options) as (f, stamp):
             settle(f)
@@ -133,12 +134,38 @@ def open_url(url: str, options: Mapping[str, Any]) -> Iterator[tuple[IO[bytes], 
         yield f, stamp
 
 
-def _listed(urls: str | Sequence[str]) -> list[str]:
-    """URLs; plain paths become absolute, as the roles may run in other folders."""
-    found = [urls] if isinstance(urls, str) else list(urls)
-    if not found:
+def _listed(urls: str | Sequence[str], options: Mapping[str, Any]) -> list[str]:
+    """URLs; plain paths become absolute, as the roles may run in other folders. Patterns become the files that they
+    match now, by name."""
+    given = [urls] if isinstance(urls, str) else list(urls)
+    if not given:
         raise UsageError("no files are given", rule="missing-file", help="give at least one URL")
-    return [u if "://" in u else os.path.abspath(u) for u in found]
+    found = [u if "://" in u else os.path.abspath(u) for u in given]
+    return [one for url in found for one in (_matching(url, options) if _is_pattern(url) else [url])]
+
+
+def _is_pattern(url: str) -> bool:
+    return any(c in url for c in "*?[") and "::" not in url and not os.path.exists(url)
+
+
+def _matching(pattern: str, options: Mapping[str, Any]) -> list[str]:
+    """The files that match, in the order of their names. Raises UsageError if none does."""
+    import fsspec
+
+    try:
+        fs, path = fsspec.core.url_to_fs(pattern, **options)
+        found = sorted(one for one, info in fs.glob(path, detail=True).items() if info["type"] == "file")
+    except (ImportError, OSError, ValueError) as e:
+        raise UsageError(
+            f"cannot look for {pattern}: {describe(e)}", rule="missing-file", help="check the URL, or list the files"
+        ) from e
+    if not found:
+        raise UsageError(
+            f"no file matches {pattern}",
+            rule="missing-file",
+            help="* stands for any part of a name, ** for folders, too",
+        )
+    return [fs.unstrip_protocol(one) if "://" in pattern else one for one in found]
 
 
 def _check_dtypes(dtypes: Mapping[str, str], columns: Sequence[str]) -> None:
@@ -172,9 +199,9 @@ def _need(fields: Sequence[str], there: Sequence[str], url: str) -> None:
     if missing:
         separator = next((s for s in ";\t|" if len(there) == 1 and s in there[0]), "")
         raise GraphftError(
-            f"{url} has no field {', '.join(missing)}",
+            f"{url} has no field {', '.join(missing)}" + ": it is empty" * (not there),
             rule="columns",
-            help=f"its fields are {', '.join(map(str, there))}"
+            help=f"its fields are {', '.join(map(str, there)) or 'none'}"
             + f"; fields are separated by commas, here by {separator!r}: write the file with commas" * bool(separator),
         )
     twice = [f for f in fields if list(there).count(f) > 1]
@@ -290,7 +317,7 @@ def _describe_npy(urls: Any, columns: Any, dtypes: Any, chunk_size: int, options
             help='for example files({"x": ["x0.npy"], "y": ["y0.npy"]}, "npy")',
         )
     names = check_columns(urls)
-    paths = {c: _listed(urls[c]) for c in names}
+    paths = {c: _listed(urls[c], options) for c in names}
     found = {u: _npy_shape(u, options) for c in names for u in paths[c]}
     shapes = {c: [found[u][0] for u in paths[c]] for c in names}
     for c in names:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,8 @@ from graphft.data_reference import Reference, named
 from graphft.data_seeding import seeded, states
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.ir import Type
+
+log = logging.getLogger(__name__)
 
 PROBE_SEED = 1
 CHOSEN = 2
@@ -71,9 +74,28 @@ def inspect_dataset(reference: Reference, columns: Sequence[str], random: bool |
         _compare(reference, index, one, other)
         digests[index] = _digest(one)
     if draws or random:
+        _tell_unreadable(reference, records, digests)
         return Inspected(records, types, draws, {})
     others = [index for index in _spaced(records) if index not in _chosen(records)]
-    return Inspected(records, types, draws, digests | _read_digests(made, others, columns, own))
+    digests |= _read_digests(made, others, columns, own)
+    _tell_unreadable(reference, records, digests)
+    return Inspected(records, types, draws, digests)
+
+
+def _tell_unreadable(reference: Reference, records: int, digests: Mapping[int, str]) -> None:
+    """A warning if a record that was looked at cannot be read. Raises UsageError if most of them cannot."""
+    bad = sorted(index for index, found in digests.items() if found == UNREADABLE)
+    if not bad:
+        return
+    text = (
+        f"{len(bad)} of the {len(digests) + 1} records of {reference} that were looked at cannot be read, the first is "
+        f"{bad[0]} of {records}"
+    )
+    if 2 * len(bad) > len(digests):
+        raise UsageError(
+            text, rule="dataset", help="does its __len__ fit its records? reading one must not need the others"
+        )
+    log.warning("%s; each batch with such a record is left out, up to max_discarded of all records", text)
 
 
 def _read_digests(made: Any, indices: Sequence[int], columns: Sequence[str], own: Sequence[Any]) -> dict[int, str]:

@@ -149,6 +149,13 @@ def _from_text(text: str, args: dict[str, Any]) -> Reference:
 
 
 def _from_object(make: Callable[..., Any], args: dict[str, Any]) -> Reference:
+    if not isinstance(make, type) and hasattr(make, "__getitem__") and hasattr(make, "__len__"):
+        kind = type(make).__name__
+        raise UsageError(
+            f"a {kind} that is made already cannot be made again by another process",
+            rule="dataset-reference",
+            help=f"give the class, and its arguments by name: graphft.dataset({kind}, {{...}})",
+        )
     name, module = getattr(make, "__qualname__", "<"), sys.modules.get(getattr(make, "__module__", ""))
     file = getattr(module, "__file__", None)
     if "<" in name or module is None or file is None:

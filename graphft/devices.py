@@ -22,7 +22,7 @@ def find_device(device: str | torch.device) -> None:
             f"({torch.__version__}) does not support: {reason}",
             rule="device",
             help=f'here it can compute on {", ".join(found())}: transpile(..., device="{found()[-1]}"); or make the '
-            f"job on a machine with {device}",
+            "job on a machine that has it",
         )
 
 

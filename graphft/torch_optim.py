@@ -100,7 +100,10 @@ _RECIPES = ("MultiStepLR", "PolynomialLR", "OneCycleLR", "CyclicLR", "CosineAnne
 def refused_scheduler(name: str, what: str) -> GraphftError:
     """The error for a scheduler of torch; `what` is wrong with it. The remedy is the schedule with the same curve."""
     curve = _SAME_CURVE.get(name, "graphft.schedule.cosine(1e-3, steps)")
-    way = f"give the schedule as lr, in graphft's optimizer: graphft.AdamW(lr={curve}), counted in steps of the job"
+    way = (
+        f"give the schedule as lr, in graphft's optimizer: graphft.AdamW(lr={curve}), counted in steps of the job; "
+        f'with parameter groups, in each of them: optimizer.param_groups[0]["lr"] = {curve}'
+    )
     if name == ReduceLROnPlateau.__name__:
         way = "the steps of a job have no validation loss to follow: " + way
     elif name in _RECIPES:
@@ -118,7 +121,7 @@ def _scheduler_of(optimizer: torch.optim.Optimizer) -> str:
     for candidate in gc.get_objects():
         if issubclass(type(candidate), LRScheduler) and vars(candidate).get("optimizer") is optimizer:
             return type(candidate).__name__
-    return "which is not there any more" if any("initial_lr" in g for g in optimizer.param_groups) else ""
+    return "which was deleted, and set initial_lr" if any("initial_lr" in g for g in optimizer.param_groups) else ""
 
 
 def _value(option: Any) -> Any:

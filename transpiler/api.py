@@ -87,9 +87,26 @@ def transpile(
     check_metrics(program)
     _check_columns(program, config)
     _check_batch_sizes(program, config)
+    _tell_idle_slots(config)
     job = Job.make(program, _without_idle_pservers(program, config))
     job.verify()
     return job
+
+
+def _tell_idle_slots(config: JobConfig) -> None:
+    """A warning if there are fewer chunks than slots: a chunk is one slot's, so the others have no batches."""
+    chunks, slots = len(config.data.chunks), config.trainers
+    if chunks < slots:
+        size = -(-config.data.records // slots)
+        what = f"a step applies the batches of {chunks} slots" if config.sync else f"{chunks} of them work at a time"
+        log.warning(
+            "trainers is %d, but the data has only %d chunk%s: %s (chunk_size=%d makes a chunk for each)",
+            slots,
+            chunks,
+            "s" * (chunks > 1),
+            what,
+            size,
+        )
 
 
 def _without_idle_pservers(program: Program, config: JobConfig) -> JobConfig:

@@ -49,6 +49,18 @@ def data_differences(saved: JobRecord, job: Job) -> list[str]:
     return _named(_DATA.get(job.config.data.kind, "data"), [name for name in names if not is_record(name)])
 
 
+def needs_older_data(saved: JobRecord, job: Job) -> bool:
+    """Whether the run that was saved cannot go on, as it is: what it reads has changed since.
+
+    Arrays lie in its folder. Other files, or another dataset's arguments, are no change of those that it reads.
+    """
+    kind, (old, new) = saved.config.data.kind, same_entries(saved.fingerprint.data, job.fingerprint.data)
+    changed = {name for name in old.keys() & new.keys() if old[name] != new[name]}
+    if kind == "dataset" and old.get("args") != new.get("args"):
+        changed &= {"code"}
+    return bool(changed) and kind != "arrays" and kind == job.config.data.kind
+
+
 def _programs(folder: Path, job: Job) -> list[str]:
     """How the programs differ that the two jobs were made from; nothing if the saved one cannot be read."""
     try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import zip_longest
 from typing import Any
 
@@ -15,6 +16,8 @@ from graphft.transpiler.optimization import Optimization, find_optimization
 LISTED = 3
 """Differences of one kind that are named; of more, their number is told."""
 _CONSTANT = "aten.full"
+_NAME = re.compile(r"%([\w.@$/-]+)")
+"""A variable, as the printer writes it."""
 _SHOWN = (Kind.INPUT, Kind.PARAM, Kind.BUFFER)
 
 
@@ -72,15 +75,24 @@ def _variables(old: Program, new: Program) -> Iterator[str]:
 
 def _rates(old: Program, new: Program, before: Optimization, after: Optimization) -> Iterator[str]:
     """Learning rates: their constants, or the first op of their schedules that differs."""
+    texts = [_texts(ops, p) for ops, p in ((before.schedule, old), (after.schedule, new))]
     for i, (a, b) in enumerate(zip_longest(before.schedule, after.schedule)):
-        if a == b:
+        if a is not None and b is not None and texts[0][i] == texts[1][i]:
             continue
         if a is not None and b is not None and a.type == b.type == _CONSTANT and a.outputs == b.outputs:
             yield f"{a.writes[0]} {format_value(a.args[1])} -> {format_value(b.args[1])}"
             continue
-        texts = [format_operator(op, p).strip() if op is not None else "none" for op, p in ((a, old), (b, new))]
-        yield f"op {i} of the learning rate's schedule: {' -> '.join(texts)}"
+        shown = [found[i] if i < len(found) else "none" for found in texts]
+        yield f"op {i} of the learning rate's schedule: {' -> '.join(shown)}"
         return
+
+
+def _texts(ops: Sequence[Operator], program: Program) -> list[str]:
+    """The ops in words; what they compute on the way is numbered: its names depend on all that was captured before."""
+    numbers = {name: f"%{i}" for i, name in enumerate(name for op in ops for name in op.writes)}
+    kept = {name for name in numbers if program.variables[name].kind.persistent}
+    known = {name: number for name, number in numbers.items() if name not in kept}
+    return [_NAME.sub(lambda m: known.get(m[1], m[0]), format_operator(op, program).strip()) for op in ops]
 
 
 def _updates(before: Optimization, after: Optimization) -> Iterator[str]:

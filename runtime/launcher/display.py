@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import sys
 import time
@@ -100,7 +101,8 @@ def format_event(event: Event) -> str:
 class Display:
     """Shows statuses as they come. On a terminal a live panel; else a line each 5 s, and each event once."""
 
-    def __init__(self, stream: TextIO | None = None) -> None:
+    def __init__(self, stream: TextIO | None = None, since: float | None = None) -> None:
+        """`since`: Unix seconds; events from before that, which the first status has, are not shown. Default: now."""
         # Texts of events are not ours to mark up: "[pserver 0]" would be taken for a style.
         out = stream or sys.stdout
         if isinstance(out, io.TextIOWrapper):  # what the terminal's encoding lacks must not end the launcher
@@ -108,12 +110,16 @@ class Display:
         self.console = Console(file=stream, highlight=False, markup=False, emoji=False)
         live = self.console.is_terminal
         self._live = Live(console=self.console, refresh_per_second=4, transient=True) if live else None
+        self._since = time.time() if since is None else since
+        self._before: set[tuple[float, str]] | None = None
+        """Events of launches before this one."""
         self._shown: set[tuple[float, str]] = set()
         self._next_line, self._last_line = 0.0, ""
         if self._live is not None:
             self._live.start()
 
     def show(self, status: JobStatus) -> None:
+        status = self._of_this_launch(status)
         if self._live is not None:
             self._live.update(render(status))
             return
@@ -127,9 +133,17 @@ class Display:
         if self._live is not None:
             self._live.stop()
         if status is not None:
+            status = self._of_this_launch(status)
             self._new_events(status)
             if status.state != "complete":  # its roles have left: no loss, and no one to count
                 self._line(status)
+
+    def _of_this_launch(self, status: JobStatus) -> JobStatus:
+        """Without the events of launches before this one, which were told then. Those that the first status has are
+        told apart by their time, as other machines' clocks are not this one's."""
+        if self._before is None:
+            self._before = {(e.at, e.text) for e in status.events if e.at < self._since}
+        return dataclasses.replace(status, events=[e for e in status.events if (e.at, e.text) not in self._before])
 
     def _line(self, status: JobStatus) -> None:
         line = format_line(status)

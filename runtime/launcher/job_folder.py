@@ -158,7 +158,7 @@ def _unfinished(job: Job, path: Path) -> Obstacle | None:
 def _obstacle(job: Job, path: Path) -> Obstacle | None:
     """What keeps `job` from being run in this folder; None if nothing does."""
     from graphft.transpiler import read_record
-    from graphft.transpiler.differences import differences
+    from graphft.transpiler.differences import differences, needs_older_data
 
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return None
@@ -170,7 +170,9 @@ def _obstacle(job: Job, path: Path) -> Obstacle | None:
         return Obstacle(f"holds something else ({error.message})")
     changed = differences(path, found, job)
     if changed:
-        left = begun(path) and not is_complete(path)
-        goes_on = f" (graphft launch --job {path} goes on with it)" * left
+        goes_on = ""
+        if begun(path) and not is_complete(path):
+            before = "with the data as they were, " if needs_older_data(found, job) else ""
+            goes_on = f" ({before}graphft launch --job {path} goes on with it)"
         return Obstacle(f"differs in: {', '.join(changed)}{goes_on}", len(changed))
     return Obstacle("is complete", 0) if is_complete(path) else None

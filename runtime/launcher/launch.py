@@ -203,7 +203,7 @@ def _launch(
     stack: ExitStack,
 ) -> Result:
     """Starts everything, and hands it to `stack`, which ends it: etcd, roles, display."""
-    started = time.monotonic()
+    started, since = time.monotonic(), time.time()
     keys = Keys(job.config.name)
     supervisor, embedded = _start(job, job_dir, options, keys, stack)
     note_launch(job_dir)
@@ -212,7 +212,7 @@ def _launch(
         supervisor.add("pserver", index)
     for index in range(trainers):
         supervisor.add("trainer", index)
-    display = None if options.quiet else _display()
+    display = None if options.quiet else _display(since)
     if display is not None:
         stack.callback(display.close)
     missing = MissingProcesses(job_dir, supervisor.endpoints, trainers, pservers, tell)
@@ -283,7 +283,7 @@ def _fork_server(
     return fork_server
 
 
-def _display() -> Display:
+def _display(since: float) -> Display:
     from graphft.runtime.launcher.display import Display
 
-    return Display()
+    return Display(since=since)

@@ -69,9 +69,9 @@ class Result:
         failures, preemptions = sum(self.failures.values()), sum(self.preemptions.values())
         losses = self.metrics.get("loss", [])
         parts = [
-            f"complete: {self.steps} steps in {self.seconds:.1f} s",
+            f"complete: {self.steps} steps" + f" in {self.seconds:.1f} s" * (self.launches == 1),
             *([f"loss {losses[-1][1]:.4g}"] if losses else []),
-            *([f"{self.launches} launches"] if self.launches > 1 else []),
+            *([f"{self.launches} launches, the last took {self.seconds:.1f} s"] if self.launches > 1 else []),
             f"{preemptions} preemptions",
             f"{failures} failures",
             f"generation {generation}",

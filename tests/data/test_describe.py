@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from graphft.data import DataSpec, arrays, dataset, split
+from graphft.data_files import files
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Type
 from tests.data.datasets import Lines
@@ -187,3 +188,64 @@ class Images:
 class Triples(Images):
     def __getitem__(self, i: int) -> Any:
         return i, i, i
+
+
+class Short(Lines):
+    """Says that it has more records than it has, from `end` on."""
+
+    def __init__(self, end: int = 99) -> None:
+        self.end = end
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+        if i >= self.end:
+            raise IndexError(f"there is no record {i}")
+        return torch.zeros(3), 1
+
+
+def test_records_that_cannot_be_read_are_told_when_the_dataset_is_described(caplog: pytest.LogCaptureFixture) -> None:
+    """Found by a user: a __len__ that was one too large lost a batch, and that was told hours later."""
+    dataset(Short, {"end": 100})
+    assert "cannot be read" not in caplog.text
+    dataset(Short, {"end": 99})
+    assert "1 of the 16 records" in caplog.text
+    assert "the first is 99 of 100; each batch with such a record is left out" in caplog.text
+    with pytest.raises(UsageError, match=r"records .* cannot be read, the first is 33 of 100"):
+        dataset(Short, {"end": 30})
+
+
+def test_a_dataset_that_is_made_already_is_refused_with_what_to_give() -> None:
+    with pytest.raises(GraphftError, match=r"give the class, and its arguments by name: graphft.dataset\(Short, "):
+        dataset(Short())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("size", [2.5, True, "4", 0])
+def test_a_chunk_size_is_a_number_of_records(size: Any) -> None:
+    with pytest.raises(GraphftError, match="chunk_size must be an integer of at least 1, got"):
+        arrays(x=torch.zeros(8), chunk_size=size)
+
+
+def test_patterns_are_the_files_that_match(tmp_path: Path) -> None:
+    """Found by a user: fsspec's own error led to an option by which the first file alone was read."""
+    for name, rows in (("b", 2), ("a", 3), ("c", 0)):
+        (tmp_path / f"{name}.csv").write_text("x,y\n" + "1,2\n" * rows)
+    (tmp_path / "folder.csv").mkdir()
+    fields = {"x": "x", "y": "y"}
+    spec = files(f"{tmp_path}/[ab].csv", "csv", columns=fields)
+    assert [Path(url).name for url in spec.source["urls"]] == ["a.csv", "b.csv"]
+    assert spec.records == 5
+    assert files(f"file://{tmp_path}/?.csv", "csv", columns=fields).records == 5
+    np.save(tmp_path / "x1.npy", np.zeros(3))
+    assert files({"x": f"{tmp_path}/x*.npy"}, "npy").records == 3
+    with pytest.raises(GraphftError, match=r"no file matches .*/no\*\.csv"):
+        files(f"{tmp_path}/no*.csv", "csv", columns=fields)
+    (tmp_path / "odd[1].csv").write_text("x,y\n1,2\n")
+    assert files(f"{tmp_path}/odd[1].csv", "csv", columns=fields).records == 1, "a name that only looks like one"
+
+
+def test_an_empty_file_is_said_to_be_empty(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("")
+    with pytest.raises(GraphftError, match="has no field x: it is empty"):
+        files(str(tmp_path / "a.csv"), "csv", columns={"x": "x"})

@@ -135,8 +135,19 @@ def play(job: Job, folder: Path, acts: Sequence[Act] = (), **options: Any) -> Pl
         result = run_job(job, on_status=look, job_dir=str(folder), **{"quiet": True, **options})
     finally:
         supervise.STATUS_EVERY_SECONDS = usual
-    assert not left, f"the job was over before {len(left)} of {len(acts)} acts; its last status: {statuses[-1:]}"
+    assert not left, f"the job was over before {len(left)} of {len(acts)} acts: {_course(statuses)}; {statuses[-1:]}"
     return Played(job, folder, result, statuses)
+
+
+def _course(statuses: Sequence[JobStatus]) -> list[str]:
+    """At which step something changed: the generation, who held which slot, which trainers there were."""
+    course, before = [], None
+    for status in statuses:
+        now = (status.generation, dict(status.slots), sorted(status.trainers))
+        if now != before:
+            course.append(f"step {status.step}: generation, slots, trainers {now}")
+        before = now
+    return course
 
 
 class Program:

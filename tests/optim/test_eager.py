@@ -221,6 +221,27 @@ def test_parameter_groups_of_torch(mlp: Subject) -> None:
     assert_same_state(state, mlp.model, reference)
 
 
+def test_groups_with_schedules(mlp: Subject) -> None:
+    """The commonest recipe for a transformer: weight decay for some, one warm-up for all. Found to be undocumented."""
+    p = dict(mlp.model.named_parameters())
+    groups = [{"params": [p["0.weight"], p["2.weight"]], "weight_decay": 0.1}, {"params": [p["0.bias"], p["2.bias"]]}]
+    reference = torch.optim.AdamW(groups, lr=1e-2, weight_decay=0.0, fused=True)
+    curves = [graphft.schedule.linear_warmup(graphft.schedule.cosine(rate, STEPS), 5) for rate in (1e-2, 3e-3)]
+    for group, curve in zip(reference.param_groups, curves, strict=True):
+        group["lr"] = curve
+    graphft.minimize(mlp.program, reference, model=mlp.model)
+    losses, state = mlp.run()
+    for group in reference.param_groups:
+        group["lr"] = 0.0
+    found = []
+    for step in range(STEPS):
+        for group, curve in zip(reference.param_groups, curves, strict=True):
+            group["lr"] = float(curve(torch.tensor(float(step), dtype=torch.float64)))
+        found.append(mlp.eager(reference, start=step, stop=step + 1))
+    assert torch.equal(losses, torch.cat(found))
+    assert_same_state(state, mlp.model, reference)
+
+
 def test_parameters_outside_the_groups_stay(mlp: Subject) -> None:
     p = dict(mlp.model.named_parameters())
     reference = torch.optim.SGD([p["2.weight"]], 0.1, fused=True)

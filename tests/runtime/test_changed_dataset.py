@@ -82,7 +82,7 @@ def test_a_run_is_resumed_only_as_far_as_its_records_are_known_to_be_the_same() 
     assert said() == same
     first, *_, other = compared(described())[1:-1]
     write(**{f"line_{other}": "-1"})
-    left = "(graphft launch --job jobs/lines goes on with it)"
+    left = "(with the data as they were, graphft launch --job jobs/lines goes on with it)"
     assert said() == f"jobs/lines differs in: record {other} of the dataset {left}; new run in jobs/lines-2"
     write(**{f"line_{first}": "-1", f"line_{other}": "-1"})
     assert f"jobs/lines differs in: records {first}, {other} of the dataset" in said()

@@ -16,9 +16,9 @@ def test_ends_are_those_of_all_launches(tmp_path: Path) -> None:
     note_end(tmp_path, "trainer 0", "preemption", "killed by SIGKILL")
     note_end(tmp_path, "pserver 1", "failure", "status 1")
     assert read_ends(tmp_path) == ProcessEnds(2, {"pserver 1": 1}, {"trainer 0": 2})
-    assert "complete: 7 steps in 1.0 s, 2 launches, 2 preemptions, 1 failures" in Result.of(tmp_path, 7, 1.0).describe(
-        1
-    )
+    assert "complete: 7 steps, 2 launches, the last took 1.0 s, 2 preemptions, 1 failures" in Result.of(
+        tmp_path, 7, 1.0
+    ).describe(1)
 
 
 def test_what_cannot_be_read_or_written_ends_nothing(tmp_path: Path) -> None:

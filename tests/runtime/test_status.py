@@ -223,7 +223,7 @@ def test_line() -> None:
 
 def test_display_without_a_terminal_prints_each_event_once() -> None:
     stream = io.StringIO()
-    display = Display(stream)
+    display = Display(stream, since=0.0)
     first, second = event(1.0, "took over slot 2"), event(2.0, "died [/b] [red]:warning: 100%")
     display.show(status_of(first))
     display.show(status_of(first, second, step=8))
@@ -239,6 +239,18 @@ def test_display_without_a_terminal_prints_each_event_once() -> None:
     assert [line.split("step ")[1][:5] for line in lines if line.startswith("pass ")] == ["7/12 "], (
         "a line at once, then each five seconds; none of a complete job, whose roles have left"
     )
+
+
+def test_events_of_launches_before_are_not_told_again() -> None:
+    """Found by a user: "trainer 1 died", of a launcher that was killed long ago, right after "resuming"."""
+    stream = io.StringIO()
+    display = Display(stream, since=10.0)
+    old, mine, skewed = event(9.0, "died"), event(10.5, "registered"), event(8.0, "of a machine whose clock is late")
+    display.show(status_of(old, mine))
+    display.show(status_of(old, mine, skewed, step=8))
+    display.close(status_of(old, mine, skewed, step=12, state="complete"))
+    texts = [line.split("[pserver 0] ")[1] for line in stream.getvalue().splitlines() if "[pserver 0]" in line]
+    assert texts == ["registered", "of a machine whose clock is late"]
 
 
 def test_the_panel_shows_roles_slots_and_events() -> None:
@@ -278,7 +290,7 @@ class Terminal(io.StringIO):
 def test_display_on_a_terminal_shows_a_panel_and_leaves_the_events(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
-    display = Display(stream)
+    display = Display(stream, since=0.0)
     for step in (7, 8):
         display.show(status_of(event(1.0, "took over slot 2"), step=step))
     display.close(status_of(event(1.0, "took over slot 2"), step=12))

@@ -200,6 +200,16 @@ def test_no_pserver_is_idle(options: dict[str, Any], caplog: pytest.LogCaptureFi
     assert len(transpile(pservers=5, min_block=64, slice_unit=64).programs.pservers) == 4
 
 
+@pytest.mark.parametrize(("sync", "what"), [(True, "a step applies the batches of 4 slots"), (False, "4 of them work")])
+def test_slots_without_chunks_are_told(sync: bool, what: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Found by a user: half of the trainers that he asked for did nothing, without a word."""
+    transpile(trainers=4, sync=sync)
+    assert "has only" not in caplog.text
+    transpile(trainers=5, sync=sync)
+    assert "trainers is 5, but the data has only 4 chunks: " + what in caplog.text
+    assert "(chunk_size=7 makes a chunk for each)" in caplog.text
+
+
 def test_defaults_come_from_the_program() -> None:
     program = linear()
     program.name, program.attrs["seed"] = "my model (v2)", 11

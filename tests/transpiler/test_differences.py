@@ -73,6 +73,21 @@ def test_an_argument_of_an_op_that_differs_shows_both() -> None:
     assert "aten.leaky_relu(%addmm, 0.2)" in found
 
 
+def test_a_schedule_that_did_not_change_is_not_named() -> None:
+    """Found by a user: a metric more gives the schedule's temporaries other names."""
+
+    def with_metric(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> Any:
+        found = model(x)
+        return (found - y).square().mean(), {"error": (found - y).double().abs().mean()}
+
+    model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU(), torch.nn.Linear(4, 1))
+    other = graphft.build(model, with_metric, inputs={"x": (None, 3), "y": (None, 1)})
+    graphft.minimize(other, cosine(100))
+    found = program_differences(program(cosine(100)), other)
+    assert not [text for text in found if "schedule" in text], found
+    assert found
+
+
 def test_a_changed_schedule_is_named() -> None:
     (found,) = program_differences(program(cosine(100)), program(cosine(200)))
     assert found.startswith("op 1 of the learning rate's schedule: ")

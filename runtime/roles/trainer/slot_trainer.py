@@ -86,7 +86,7 @@ class SlotTrainer(Trainer):
             if not self._is_next(work):
                 return
             text = self.tell_failure(f"step {work.step} of slot {work.slot}", error, step=work.step, slot=work.slot)
-            self.queue.report_failure(work, text, bad_records(error))
+            self.queue.report_failure(work, f"{text}, at step {work.step}, slot {work.slot}", bad_records(error))
             self.work_record.mark(Phase.REPORTED)
             raise
         finally:

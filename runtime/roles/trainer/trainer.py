@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import torch
 
 from graphft.errors import GraphftError, UsageError, describe
+from graphft.ir import Kind
 from graphft.loss_results import reported
 from graphft.ops.context import WorkChanged
 from graphft.runtime.coordination.records import Failure, TrainerStatus
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 IDLE_SECONDS = 0.25
 CAREFUL_STEPS = 16
 """So many steps a trainer does not read ahead when the one before it has died at work."""
+_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 OF_THE_BATCH = frozenset({"op-failed", "read", "feed", "data"})
 """Rules of errors that reading or computing a batch gives."""
 
@@ -223,11 +226,24 @@ class Trainer(Role):
 
     def tell_failure(self, what: str, error: Exception, **fields: Any) -> str:
         """Puts an error of the user's step into the job's events; returns it as text."""
-        text = describe(error.__cause__ or error)
+        text = describe(error.__cause__ or error) + self._whole_numbers()
         self.member.events.emit(
             "step-failed", f"{what} failed: {text}", traceback="".join(traceback.format_exception(error)), **fields
         )
         return text
+
+    def _whole_numbers(self) -> str:
+        """Between what the batch's whole numbers are, if it was being computed: a class that there is not, an index
+        that is too large."""
+        if self.work_record.phase != Phase.COMPUTING:
+            return ""
+        batch = {v.name: self.ctx.scope.get(v.name) for v in self.program.of_kind(Kind.INPUT)}
+        found = [
+            f"{name} from {int(value.min())} to {int(value.max())}"
+            for name, value in batch.items()
+            if isinstance(value, torch.Tensor) and value.numel() and value.dtype in _WHOLE
+        ]
+        return f" (the batch has {', '.join(found)})" if found else ""
 
     @property
     def at_step(self) -> int | None:
