@@ -4,8 +4,8 @@ A checkpoint is committed by one transaction that compares the generation's reco
 before it; so one that began before a rollback cannot be committed after it, and two shards cannot commit twice.
 A rollback is one transaction too: it raises the generation and names the step that everyone returns to.
 
-An etcd that was restored from a backup knows less than the disk. `catch_up` finds out, and lets the job go on from the
-disk; `_newest_on_disk` says why that is right.
+An etcd that was restored from a backup, or lost, knows less than the disk. `catch_up` finds out, and lets the job go on
+from the disk; `_newest_on_disk` says why that is right.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from graphft.errors import GraphftError, plain_text
+from graphft.runtime.checkpoint.omissions import tell_again
 from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest, Part
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import (
@@ -170,6 +171,7 @@ class Commits:
         current, ops = Generation(generation, reason="start"), []
         if newest is not None:
             self.store.make_durable(newest)
+            tell_again(self.etcd, self.keys, newest.meta)
             current = Generation(generation, newest.step, newest.directory, "etcd is new; checkpoint found on disk")
             ops = [put_op(self.keys.committed, msgspec.json.encode(record_of(newest)))]
         self.etcd.txn(
@@ -222,6 +224,7 @@ class Commits:
             target = self._target(current, committed, below)
             if target is not None:
                 self.store.make_durable(target)
+                tell_again(self.etcd, self.keys, target.meta)
             step, checkpoint = (target.step, target.directory) if target is not None else (0, "")
             generation = max(current.number, above, self.store.latest_generation()) + 1
             raised = Generation(generation, step, checkpoint, plain_text(reason))

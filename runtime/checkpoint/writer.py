@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from graphft.runtime.checkpoint.commit import Commits, record_of
+from graphft.runtime.checkpoint.omissions import recorded
 from graphft.runtime.checkpoint.pending_snapshots import PendingSnapshots, Snapshot, Work
 from graphft.runtime.checkpoint.store import MANIFEST, DamagedCheckpoint, Manifest, StorageUnavailable
 from graphft.runtime.coordination.connect import MODEL
@@ -173,7 +174,8 @@ class Saver:
         part = commits.store.write_part(
             item.generation, item.step, commits.shard, commits.shards, item.values, item.ledger
         )
-        manifest = commits.publish(item.generation, item.step, part, item.meta)
+        meta = {**item.meta, **recorded(commits.etcd, commits.keys)}
+        manifest = commits.publish(item.generation, item.step, part, meta)
         if manifest is not None:
             self._last = manifest
             self.events.log.info("checkpoint of step %d is committed", item.step)
