@@ -22,8 +22,13 @@ _PUBLIC = {
     "graphft.weights": ("load_into", "save_weights", "state_dict"),
     "graphft.transpiler": ("Job", "JobConfig", "transpile"),
     "graphft.runtime.executor": ("Executor",),
+    "graphft.runtime.fs": ("FS", "FsspecFS", "HDFSClient", "LocalFS"),
     "graphft.runtime.launcher.launch": ("run_job",),
     "graphft.runtime.launcher.result": ("Result",),
+    "graphft.runtime.loop.api": ("load_check_point", "read_check_point", "save_check_point", "wait_for_check_point"),
+    "graphft.runtime.loop.check_points": ("CheckPoints",),
+    "graphft.runtime.loop.retention": ("Keep",),
+    "graphft.runtime.loop.train_status": ("TrainStatus",),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
 _HOME["schedule"] = "graphft.schedule"

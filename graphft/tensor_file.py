@@ -43,6 +43,8 @@ _DTYPES = {
     "BOOL": torch.bool,
 }
 """In the order in which safetensors lays tensors out, so that each lies at a multiple of its element's size."""
+TENSOR_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _DTYPES.values()}
+"""Those that the format has, by their names in torch."""
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _ORDER = {dtype: place for place, dtype in enumerate(_NAMES)}
 
@@ -53,12 +55,26 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     Tensors that share memory (tied weights, views) are each written whole. The same tensors give the same bytes.
     Memory is needed for one tensor at a time, and only where it is not contiguous in the processor's memory.
     """
-    order = sorted(tensors, key=lambda name: (_ORDER[_known(name, tensors[name])], name))
+    header, order = lay_out(tensors, metadata)
     with replacing(path) as file:
-        file.write(_header({name: tensors[name] for name in order}, metadata))
+        file.write(header)
         for name in order:
-            file.write(_bytes_of(tensors[name].detach().cpu().contiguous()))
+            file.write(bytes_of(tensors[name]))
     return file
+
+
+def lay_out(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> tuple[bytes, list[str]]:
+    """The header of a safetensors file, and the order of the tensors whose bytes follow it, one behind the other.
+
+    Raises GraphftError[save] for a dtype that the format does not have.
+    """
+    order = sorted(tensors, key=lambda name: (_ORDER[_known(name, tensors[name])], name))
+    return _header({name: tensors[name] for name in order}, metadata), order
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """A tensor's elements as a file has them: its own memory where that is contiguous and the processor's."""
+    return _bytes_of(tensor.detach().cpu().contiguous())
 
 
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str], str]:

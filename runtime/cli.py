@@ -15,6 +15,7 @@ import graphft
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.chaos.command import add_parser as add_chaos
 from graphft.runtime.launcher.status_command import add_parser as add_status
+from graphft.runtime.loop.command import add_parser as add_checkpoint
 from graphft.runtime.process.role_environment import role_environment
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PARENT, die_with_parent
 from graphft.runtime.replay.command import add_parser as add_replay
@@ -95,6 +96,7 @@ def _parser() -> argparse.ArgumentParser:
     show.set_defaults(command=_show)
 
     add_replay(commands)
+    add_checkpoint(commands)
     add_chaos(commands)
     return parser
 

@@ -112,6 +112,10 @@ class Executor:
         scope = self.scope(program)
         return {v.name: scope[v.name].clone() for v in program.variables.values() if v.kind.persistent}
 
+    def stateful(self, program: Program) -> ProgramState:
+        """This executor's state of a program, as something to be saved with a training loop."""
+        return ProgramState(self, program)
+
     def _session(self, program: Program) -> _Session:
         session = self._sessions.get(id(program))
         if session is None:
@@ -148,6 +152,45 @@ class Executor:
     def _own(program: Program, name: str, value: Any) -> Any:
         """A fetched parameter is copied: the next run changes it in place."""
         return value.clone() if program.variables[name].kind.persistent else value
+
+
+@dataclass(frozen=True)
+class ProgramState:
+    """A program's persistent values in an executor, and how often it ran. See `Executor.stateful`."""
+
+    executor: Executor
+    program: Program
+
+    def state_dict(self) -> dict[str, Any]:
+        session = self.executor._session(self.program)
+        return {"values": self.executor.state(self.program), "runs": session.context.step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Raises ProgramError[state], and changes nothing, unless all variables have a value that fits."""
+        scope, session = self.executor.scope(self.program), self.executor._session(self.program)
+        own = {v.name: scope[v.name] for v in self.program.variables.values() if v.kind.persistent}
+        if wrong := differences(own, state["values"]):
+            raise ProgramError(
+                f"the state does not fit program '{self.program.name}': {wrong[0]} (and {len(wrong) - 1} more)"
+                if len(wrong) > 1
+                else f"the state does not fit program '{self.program.name}': {wrong[0]}",
+                rule="state",
+                help="load it into the program that it was saved of",
+            )
+        for name, value in own.items():
+            value.copy_(state["values"][name])
+        session.context.step = int(state["runs"])
+
+
+def differences(own: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> list[str]:
+    """What is missing, not known, or of another shape or dtype among `found`, in words."""
+    wrong = [f"%{name} is missing" for name in own if name not in found]
+    wrong += [f"%{name} is not known" for name in found if name not in own]
+    return wrong + [
+        f"%{name} is {value.dtype} {tuple(value.shape)}, expected {own[name].dtype} {tuple(own[name].shape)}"
+        for name, value in found.items()
+        if name in own and (value.dtype, value.shape) != (own[name].dtype, own[name].shape)
+    ]
 
 
 def seed_of(*key: int) -> int:

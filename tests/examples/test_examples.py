@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -71,6 +72,21 @@ def test_tiny_gpt(tmp_path: Path) -> None:
     assert number(r"unseen text +([\d.]+)", text) < 5.0
     assert "def read(self" in text
     assert parameters(text, tmp_path) == 41
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.chaos
+def test_own_loop(tmp_path: Path) -> None:
+    """Killed twice, in the middle of an epoch, it ends with the bits of a run that was not."""
+    command = [sys.executable, str(EXAMPLES / "05_own_loop.py"), "--small", "--kill-at"]
+    for step in ("75", "140"):
+        killed = subprocess.run([*command, step], cwd=tmp_path, timeout=120, capture_output=True, text=True)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr
+    text = run("05_own_loop.py", tmp_path)
+    assert re.search(r"going on at epoch 2, step 1[1234]0\n", text), text
+    undisturbed = run("05_own_loop.py", tmp_path, "--checkpoints", "memory://undisturbed")
+    assert text.splitlines()[-2:] == undisturbed.splitlines()[-2:]
+    assert number(r"accuracy +([\d.]+)", text) > 0.85
 
 
 def test_all_examples_are_tested() -> None:

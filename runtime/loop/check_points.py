@@ -1,0 +1,297 @@
+"""Checkpoints of a training loop: saved in the foreground or beside it, and found again."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import graphft
+from graphft.errors import GraphftError, describe
+from graphft.ir import Program
+from graphft.runtime.fs import FS, file_system
+from graphft.runtime.loop.random_states import set_random_states, take_random_states
+from graphft.runtime.loop.retention import Keep, as_keep
+from graphft.runtime.loop.state_codec import Encoder, decode
+from graphft.runtime.loop.targets import Stateful, load_all, targets_of
+from graphft.runtime.loop.train_status import TrainStatus
+from graphft.runtime.loop.version_store import DamagedVersion, VersionManifest, VersionStore
+
+log = logging.getLogger("graphft")
+
+TRIES, FIRST_PAUSE, LAST_PAUSE = 8, 0.5, 30.0
+"""A save that the storage refuses is tried again so often, with pauses (seconds) that double."""
+STATE, RANDOM = "state", "random"
+"""What a manifest's `state` has: the objects of the user's, and the random generators."""
+
+
+class Saving:
+    """A checkpoint that is being saved. `version`: None until it is committed."""
+
+    def __init__(self) -> None:
+        self.version: int | None = None
+        self.superseded = False
+        """Whether a newer one was to be saved before this one had its turn: it is not saved then."""
+        self.tries = 0
+        self._done = threading.Event()
+        self._error: BaseException | None = None
+
+    @property
+    def done(self) -> bool:
+        return self._done.is_set()
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Returns its version when it is committed; None if a newer one took its place. Raises what it ended with;
+        TimeoutError when it takes longer than `timeout` seconds."""
+        if not self._done.wait(timeout):
+            raise TimeoutError(f"the checkpoint was not saved within {timeout} s")
+        if self._error is not None:
+            raise self._error
+        return self.version
+
+    def _end(self, version: int | None = None, error: BaseException | None = None) -> None:
+        self.version, self._error = version, error
+        self._done.set()
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A state at one moment. Nothing in it changes any more."""
+
+    status: TrainStatus
+    state: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint that was read: `states` by name of the object, `random`: the generators, where they were saved."""
+
+    version: int
+    status: TrainStatus
+    states: dict[str, Any]
+    random: dict[str, Any] | None
+    manifest: VersionManifest
+
+
+class CheckPoints:
+    """The checkpoints of a training loop in one place; what `save_check_point` and `load_check_point` are made of.
+
+        checkpoints = graphft.CheckPoints("s3://bucket/run", keep=3)
+        saving = checkpoints.begin(state, graphft.TrainStatus(epoch))      # goes on beside the loop
+
+    `save` and `begin` are for one thread of one process: that of trainer 0. A program that ends waits for what it has
+    begun to save.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        fs: FS | None = None,
+        *,
+        keep: int | Keep = 3,
+        storage_options: Mapping[str, Any] | None = None,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        """The arguments are those of `save_check_point`."""
+        self.fs, self.path = (fs, path) if fs is not None else file_system(path, storage_options)
+        self.keep, self._sleep = as_keep(keep), sleep
+        self.store = VersionStore(self.fs, self.path)
+        self._changed = threading.Condition()
+        self._waiting: tuple[Snapshot, Saving] | None = None
+        self._thread: threading.Thread | None = None
+        self._values: dict[int, float | None] = {}
+        """By version, the metric that `keep` looks at: read once."""
+        self.saved_at: float | None = None
+        """When the newest one was committed (time.monotonic())."""
+
+    # -- saving -----------------------------------------------------------------------------------------------------
+
+    def save(
+        self, state: Any, status: TrainStatus, *, main_program: Program | None = None, random_states: bool = True
+    ) -> int:
+        """Saves now; returns the version. Raises OSError after TRIES, GraphftError for what cannot be saved."""
+        targets = targets_of(state, main_program)
+        self.wait()
+        saving = Saving()
+        self._write(take(targets, status, random_states, copy=False), saving)
+        version = saving.wait()
+        assert version is not None
+        return version
+
+    def begin(
+        self, state: Any, status: TrainStatus, *, main_program: Program | None = None, random_states: bool = True
+    ) -> Saving:
+        """Copies the state, and saves it beside what goes on. One save is at work; of those that wait, the newest."""
+        snapshot, saving = take(targets_of(state, main_program), status, random_states, copy=True), Saving()
+        with self._changed:
+            if self._waiting is not None:
+                self._waiting[1].superseded = True
+                self._waiting[1]._end()
+            self._waiting = snapshot, saving
+            if self._thread is None:
+                # No daemon: a program that ends waits for what it has begun to save.
+                self._thread = threading.Thread(target=self._run, name=f"checkpoints {self.path}")
+                self._thread.start()
+        return saving
+
+    def wait(self) -> None:
+        """Until nothing is being saved."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._thread is None)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                if self._waiting is None:
+                    self._thread = None
+                    self._changed.notify_all()
+                    return
+                (snapshot, saving), self._waiting = self._waiting, None
+            self._write(snapshot, saving)
+            del snapshot
+
+    def _write(self, snapshot: Snapshot, saving: Saving) -> None:
+        pause = FIRST_PAUSE
+        while True:
+            saving.tries += 1
+            try:
+                version = self._commit(snapshot)
+            except (OSError, TimeoutError) as error:
+                if saving.tries >= TRIES:
+                    saving._end(error=error)
+                    log.error("the checkpoint could not be saved in %s: %s", self.path, describe(error))
+                    return
+                log.warning("checkpoint in %s: %s; trying again in %.1f s", self.path, describe(error), pause)
+                self._sleep(pause)
+                pause = min(2 * pause, LAST_PAUSE)
+            except BaseException as error:
+                saving._end(error=error)
+                log.error("the checkpoint could not be saved in %s: %s", self.path, describe(error))
+                return
+            else:
+                self.saved_at = time.monotonic()
+                saving._end(version)
+                self._try_to_prune()
+                return
+
+    def _commit(self, snapshot: Snapshot) -> int:
+        made = {
+            "at": time.time(),
+            "host": socket.gethostname(),
+            "graphft": graphft.__version__,
+            "torch": str(torch.__version__),
+        }
+        manifest = self.store.write(
+            self.store.next_version(), made, snapshot.status.to_json(), snapshot.state, snapshot.tensors
+        )
+        self._values[manifest.version] = snapshot.status.metrics.get(self.keep.best)
+        return manifest.version
+
+    def prune(self) -> list[int]:
+        """Deletes what is not to be kept, and what crashes left before the newest; returns these versions."""
+        whole = [v for v in self.store.versions() if self.store.committed(v)]
+        return self.store.collect(max(whole, default=0), self.keep.of([(v, self._value_of(v)) for v in whole]))
+
+    def _try_to_prune(self) -> None:
+        """What cannot be deleted now goes with a later save."""
+        try:
+            self.prune()
+        except (OSError, GraphftError) as error:
+            log.warning("old checkpoints in %s stay for now: %s", self.path, describe(error))
+
+    def _value_of(self, version: int) -> float | None:
+        if not self.keep.best:
+            return None
+        if version not in self._values:
+            try:
+                metrics = TrainStatus.from_json(self.store.manifest(version).status).metrics
+            except DamagedVersion:
+                metrics = {}
+            self._values[version] = metrics.get(self.keep.best)
+        return self._values[version]
+
+    # -- loading ----------------------------------------------------------------------------------------------------
+
+    def load(
+        self, state: Any, *, main_program: Program | None = None, version: int | None = None, random_states: bool = True
+    ) -> TrainStatus | None:
+        """See `load_check_point`."""
+        targets = targets_of(state, main_program)
+        found = self.newest(version)
+        if found is None:
+            return None
+        load_all(targets, found.states)
+        if random_states and found.random is not None:
+            set_random_states(found.random)
+        return found.status
+
+    def newest(self, version: int | None = None) -> Found | None:
+        """The newest checkpoint that is whole, or the one asked for; None if there is none at all.
+
+        Damaged ones are named, and older ones looked at. Raises GraphftError[checkpoint] if all are damaged, or the one
+        that was asked for is, or is not there; OSError where the storage fails, which says nothing of them.
+        """
+        if version is not None:
+            if not self.store.committed(version):
+                there = [v for v in self.store.versions() if self.store.committed(v)]
+                raise GraphftError(
+                    f"{self.path} has no checkpoint {version}; it has {there}",
+                    rule="checkpoint",
+                    help="give one of those",
+                )
+            return self._read(version)
+        damaged: list[DamagedVersion] = []
+        for candidate in self.store.versions():
+            if not self.store.committed(candidate):
+                continue  # its process ended while it wrote it
+            try:
+                found = self._read(candidate)
+            except DamagedVersion as error:
+                damaged.append(error)
+                log.error("%s", error.message)
+                continue
+            if damaged:
+                log.error("going back to checkpoint %d of %s, the newest that is whole", candidate, self.path)
+            return found
+        if damaged:
+            raise DamagedVersion(
+                f"{self.path}: none of its {len(damaged)} checkpoints is whole: "
+                + "; ".join(error.message for error in damaged[:3]),
+                rule="checkpoint",
+                help="restore them from a copy; or delete that folder to begin anew",
+            )
+        return None
+
+    def _read(self, version: int) -> Found:
+        manifest = self.store.manifest(version)
+        tensors = self.store.read(manifest)
+        try:
+            states = {name: decode(value, tensors) for name, value in manifest.state[STATE].items()}
+            random = decode(manifest.state[RANDOM], tensors) if RANDOM in manifest.state else None
+            status = TrainStatus.from_json(manifest.status)
+        except (KeyError, TypeError, ValueError) as error:
+            raise DamagedVersion(
+                f"checkpoint {version} of {self.path} does not say what its tensors are: {error!r}",
+                rule="checkpoint",
+                help="was it written by a newer graphft? its manifest names that under `made`",
+            ) from error
+        return Found(version, status, states, random, manifest)
+
+
+def take(targets: Mapping[str, Stateful], status: TrainStatus, random_states: bool, copy: bool) -> Snapshot:
+    """The state of these objects now. `copy`: so that they may change while it is saved."""
+    status.check()
+    encoder = Encoder()
+    state: dict[str, Any] = {STATE: {n: encoder.encode(t.state_dict(), n) for n, t in sorted(targets.items())}}
+    if random_states:
+        state[RANDOM] = encoder.encode(take_random_states(), "random")
+    tensors = {n: t.to("cpu", copy=True) for n, t in encoder.tensors.items()} if copy else encoder.tensors
+    return Snapshot(TrainStatus.from_json(status.to_json()), state, tensors)

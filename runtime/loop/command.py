@@ -1,0 +1,210 @@
+"""`graphft checkpoint`: looks at the checkpoints of a training loop, checks, copies, exports and deletes them.
+
+Safe to run beside a loop that saves: what it writes counts when it is whole, and the newest is never deleted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from graphft.errors import GraphftError, UsageError
+
+if TYPE_CHECKING:
+    from graphft.runtime.loop.check_points import CheckPoints
+    from graphft.runtime.loop.version_store import VersionManifest, VersionStore
+
+MEGABYTE = 1e6
+
+
+def add_parser(commands: Any) -> None:
+    checkpoint = commands.add_parser("checkpoint", help="list, check, copy, export or delete a loop's checkpoints")
+    actions = checkpoint.add_subparsers(required=True, metavar="ACTION")
+
+    def action(name: str, command: Any, help: str) -> argparse.ArgumentParser:
+        parser: argparse.ArgumentParser = actions.add_parser(name, help=help)
+        parser.add_argument("path", metavar="PATH_OR_URL", help="where the loop saves")
+        parser.set_defaults(command=command)
+        return parser
+
+    action("list", _list, "the versions that are there")
+    for name, command, help in (
+        ("show", _show, "what is in a version"),
+        ("verify", _verify, "read every byte, and check it"),
+        ("export", _export, "an object's tensors as a plain safetensors file"),
+        ("copy", _copy, "to another place, checked on the way"),
+    ):
+        parser = action(name, command, help)
+        which = "all" if name in ("verify", "copy") else "the newest that is whole"
+        parser.add_argument("--version", type=int, help=f"which one (default: {which})")
+        if name == "export":
+            parser.add_argument("file", type=Path, help="the file to write")
+            parser.add_argument("--object", default="model", help="the name it was saved under (default: model)")
+        elif name == "copy":
+            parser.add_argument("to", metavar="TO", help="a folder or URL")
+    prune = action("prune", _prune, "delete what is not to be kept, and what crashes left")
+    prune.add_argument("--keep", type=int, required=True, help="how many of the newest to keep")
+    prune.add_argument("--every", type=int, default=0, help="and each whose version is a multiple of this")
+    prune.add_argument("--best", default="", help="and the best by this metric")
+    prune.add_argument("--mode", choices=("min", "max"), default="min", help="which value is the best")
+
+
+def _place(path: str, **options: Any) -> CheckPoints:
+    from graphft.runtime.loop.check_points import CheckPoints
+
+    return CheckPoints(path, **options)
+
+
+def _there(path: str) -> tuple[CheckPoints, list[int]]:
+    """The place, and its committed versions, the newest first. Raises UsageError if there are none."""
+    place = _place(path)
+    versions = [v for v in place.store.versions() if place.store.committed(v)]
+    if not versions:
+        hint = "give the path that save_check_point was given"
+        if any(name.startswith("step-") for name in place.fs.list_dirs(path)):
+            hint = "these are the checkpoints of a job: `graphft status` tells about them"
+        raise UsageError(f"{path} has no checkpoint of a training loop", rule="no-checkpoint", help=hint)
+    return place, versions
+
+
+def _chosen(options: argparse.Namespace, versions: list[int]) -> list[int]:
+    if options.version is None:
+        return versions
+    if options.version not in versions:
+        raise UsageError(
+            f"{options.path} has no checkpoint {options.version}", rule="no-checkpoint", help=f"it has {versions}"
+        )
+    return [options.version]
+
+
+def _list(options: argparse.Namespace) -> int:
+    from graphft.runtime.loop.version_store import DamagedVersion
+
+    place, versions = _there(options.path)
+    print(f"{'version':>8}  {'saved':19}  {'epoch':>5} {'step':>9} {'offset':>7}  {'MB':>10}  metrics")
+    for version in versions:
+        try:
+            manifest = place.store.manifest(version)
+        except DamagedVersion as error:
+            print(f"{version:>8}  DAMAGED: {error.message}")
+            continue
+        print(_line(manifest))
+    return 0
+
+
+def _line(manifest: VersionManifest) -> str:
+    from graphft.runtime.loop.train_status import TrainStatus
+
+    status = TrainStatus.from_json(manifest.status)
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.made["at"]))
+    metrics = ", ".join(f"{name} {value:.6g}" for name, value in status.metrics.items())
+    return (
+        f"{manifest.version:>8}  {when}  {status.next():>5} {status.step:>9} {status.offset:>7}  "
+        f"{manifest.bytes / MEGABYTE:>10.1f}  {metrics}"
+    ).rstrip()
+
+
+def _show(options: argparse.Namespace) -> int:
+    place, versions = _there(options.path)
+    manifest = place.store.manifest(_chosen(options, versions)[0])
+    print(_line(manifest).strip())
+    print("  ".join(f"{name} {value}" for name, value in manifest.made.items() if name != "at"))
+    for file in manifest.files.values():
+        for name, tensor in file.tensors.items():
+            print(f"  {name}  {tensor.dtype} {tuple(tensor.shape)}")
+    return 0
+
+
+def _verify(options: argparse.Namespace) -> int:
+    from graphft.runtime.loop.version_store import DamagedVersion
+
+    place, versions = _there(options.path)
+    damaged = 0
+    for version in _chosen(options, versions):
+        try:
+            manifest = place.store.manifest(version)
+            place.store.verify(manifest, _Progress(f"checkpoint {version}", manifest.bytes))
+            print(f"checkpoint {version}: good ({manifest.bytes / MEGABYTE:.1f} MB)")
+        except DamagedVersion as error:
+            damaged += 1
+            print(f"checkpoint {version}: {error.message}")
+    return 1 if damaged else 0
+
+
+class _Progress:
+    """On a terminal: how much of it is done."""
+
+    def __init__(self, what: str, total: int) -> None:
+        self.what, self.total, self.done = what, max(total, 1), 0
+
+    def __call__(self, count: int) -> None:
+        self.done += count
+        if sys.stderr.isatty():
+            print(f"\r{self.what}: {100 * self.done // self.total} %  ", end="", file=sys.stderr, flush=True)
+            if self.done >= self.total:
+                print("\r", end="", file=sys.stderr)
+
+
+def _export(options: argparse.Namespace) -> int:
+    from graphft.runtime.loop.check_points import STATE
+    from graphft.runtime.loop.state_codec import decode
+    from graphft.tensor_file import write_tensors
+
+    place, _ = _there(options.path)
+    found = place.newest(options.version)
+    assert found is not None
+    encoded = found.manifest.state[STATE]
+    if options.object not in encoded:
+        raise UsageError(
+            f"checkpoint {found.version} has no {options.object!r}",
+            rule="no-object",
+            help=f"--object takes one of {', '.join(sorted(encoded))}",
+        )
+    state = decode(encoded[options.object], place.store.read(found.manifest))
+    import torch
+
+    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    left_out = [str(name) for name in state if name not in tensors]
+    if not tensors:
+        raise GraphftError(
+            f"{options.object!r} has no tensors at its first level", rule="no-object", help="export a model's state"
+        )
+    write_tensors(options.file, {name: value.clone() for name, value in tensors.items()}, {"format": "pt"})
+    print(f"{options.file}: {len(tensors)} tensors of {options.object!r}, checkpoint {found.version}")
+    if left_out:
+        print(f"left out, for they are no tensors: {', '.join(left_out)}")
+    return 0
+
+
+def _copy(options: argparse.Namespace) -> int:
+    place, versions = _there(options.path)
+    target = _place(options.to)
+    there = set(target.store.versions())
+    for version in sorted(_chosen(options, versions)):
+        if version in there:
+            print(f"checkpoint {version}: {options.to} has it already")
+            continue
+        manifest = place.store.manifest(version)
+        copy_version(place.store, target.store, manifest)
+        print(f"checkpoint {version}: copied ({manifest.bytes / MEGABYTE:.1f} MB)")
+    return 0
+
+
+def copy_version(source: VersionStore, target: VersionStore, manifest: VersionManifest) -> None:
+    """Reads, checks and writes a version, byte by byte the same; its manifest last."""
+    tensors = source.read(manifest)
+    target.write_copy(manifest, tensors)
+
+
+def _prune(options: argparse.Namespace) -> int:
+    from graphft.runtime.loop.retention import Keep
+
+    keep = Keep(options.keep, options.every, options.best, options.mode)
+    _there(options.path)
+    place = _place(options.path, keep=keep)
+    gone = place.prune()
+    print(f"deleted: {', '.join(map(str, sorted(gone))) or 'nothing'}")
+    return 0

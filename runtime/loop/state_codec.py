@@ -1,0 +1,141 @@
+"""A `state_dict()` as tensors by name, and JSON that says how they are put together. No pickle.
+
+What JSON has no word for is an object with one key that begins with "$".
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from graphft.errors import GraphftError
+
+PLAIN = (str, int, bool, type(None))
+_DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
+
+
+class Encoder:
+    """Collects the tensors of what it encodes. One that is met twice (tied weights) is collected once."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, Tensor] = {}
+        self._known: dict[tuple[Any, ...], str] = {}
+
+    def encode(self, value: Any, where: str) -> Any:
+        """The JSON of a value. `where`: what it is, for names and errors: "optimizer.state.0".
+
+        Raises GraphftError[state] for what is neither a plain value, nor a tensor, nor a collection of them.
+        """
+        if type(value) in PLAIN:
+            return value
+        if isinstance(value, Tensor):
+            return {"$tensor": self._tensor(value.detach(), where)}
+        if type(value) is float:
+            return value if math.isfinite(value) else {"$float": repr(value)}
+        if isinstance(value, Mapping) and type(value) in (dict, OrderedDict):
+            return self._mapping(value, where)
+        if type(value) in (list, tuple, torch.Size):
+            items = [self.encode(v, f"{where}.{i}") for i, v in enumerate(value)]
+            if type(value) is list:
+                return items
+            return {"$tuple" if type(value) is tuple else "$size": items}
+        return self._other(value, where)
+
+    def _mapping(self, value: Mapping[Any, Any], where: str) -> Any:
+        plain = all(type(k) is str and not k.startswith("$") for k in value)
+        if plain and type(value) is dict:
+            return {k: self.encode(v, f"{where}.{k}") for k, v in value.items()}
+        pairs = [[self.encode(k, where), self.encode(v, f"{where}.{k}")] for k, v in value.items()]
+        return {"$ordered" if type(value) is OrderedDict else "$items": pairs}
+
+    def _other(self, value: Any, where: str) -> Any:
+        if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and value.dtype.isnative:
+            return {"$array": self._tensor(torch.from_numpy(np.array(value)), where)}
+        if isinstance(value, np.generic) and value.dtype.kind in "biuf":
+            return {"$scalar": [value.dtype.str, self.encode(value.item(), where)]}
+        if isinstance(value, (bytes, bytearray)):
+            return {"$bytes": base64.b64encode(value).decode()}
+        if isinstance(value, torch.dtype):
+            return {"$dtype": str(value).removeprefix("torch.")}
+        if isinstance(value, torch.device):
+            return {"$device": str(value)}
+        if isinstance(value, complex):
+            return {"$complex": [self.encode(value.real, where), self.encode(value.imag, where)]}
+        if isinstance(value, (set, frozenset)):
+            items = sorted(value, key=lambda v: (type(v).__name__, v)) if value else []
+            return {"$set" if type(value) is set else "$frozenset": [self.encode(v, where) for v in items]}
+        raise GraphftError(
+            f"{where} cannot be saved: it is a {type(value).__module__}.{type(value).__qualname__}",
+            rule="state",
+            help="a state_dict may hold tensors, arrays, numbers, text, bytes, and dicts, lists and tuples of them; "
+            "have state_dict() return such values, and load_state_dict() make the object again",
+        )
+
+    def _tensor(self, value: Tensor, where: str) -> str:
+        if value.layout != torch.strided or value.is_quantized:
+            raise GraphftError(
+                f"{where} cannot be saved: its layout is {value.layout}",
+                rule="state",
+                help="save a dense copy: tensor.to_dense()",
+            )
+        memory = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
+        if value.numel() and memory in self._known:
+            return self._known[memory]
+        name, number = where, 1
+        while name in self.tensors:
+            number += 1
+            name = f"{where}#{number}"
+        self._known[memory] = name
+        self.tensors[name] = value
+        return name
+
+
+def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """What was encoded. Raises KeyError, TypeError or ValueError for what no Encoder wrote."""
+    if isinstance(value, list):
+        return [decode(v, tensors) for v in value]
+    if not isinstance(value, dict):
+        return value
+    if len(value) == 1:
+        ((kind, inner),) = value.items()
+        if kind.startswith("$"):
+            return _decode_kind(kind, inner, tensors)
+    return {k: decode(v, tensors) for k, v in value.items()}
+
+
+def _decode_kind(kind: str, inner: Any, tensors: Mapping[str, Tensor]) -> Any:
+    def all_of() -> Iterator[Any]:
+        return (decode(v, tensors) for v in inner)
+
+    if kind == "$tensor":
+        return tensors[inner]
+    if kind == "$array":
+        return tensors[inner].numpy()
+    if kind == "$scalar":
+        return np.dtype(inner[0]).type(decode(inner[1], tensors))
+    if kind == "$float":
+        return float(inner)
+    if kind == "$complex":
+        return complex(*all_of())
+    if kind == "$bytes":
+        return base64.b64decode(inner, validate=True)
+    if kind == "$dtype":
+        return _DTYPES[inner]
+    if kind == "$device":
+        return torch.device(inner)
+    collections = {
+        "$tuple": tuple,
+        "$size": torch.Size,
+        "$items": dict,
+        "$ordered": OrderedDict,
+        "$set": set,
+        "$frozenset": frozenset,
+    }
+    return collections[kind](all_of())

@@ -1,0 +1,128 @@
+"""What a loop saves: objects by name that give their state, and take it back (the Stateful protocol)."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from graphft.errors import GraphftError, UsageError, describe
+from graphft.ir import Program
+from graphft.runtime.executor import Executor, differences
+
+ELEMENTWISE = frozenset({"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg"})
+"""States of torch's optimizers that have the shape of their parameter; torch itself does not look."""
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """As `torch.distributed.checkpoint.stateful.Stateful`: modules, optimizers, schedulers, StatefulDataLoader, ..."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> Any: ...
+
+
+def targets_of(state: Any, main_program: Program | None = None) -> dict[str, Stateful]:
+    """By name: what `save_check_point(state)` saves. Raises UsageError[state] for what has no state."""
+    if isinstance(state, Executor):
+        if main_program is None:
+            raise UsageError(
+                "an Executor runs many programs, and main_program is not given",
+                rule="state",
+                help="say of which one: save_check_point(executor, status, path, main_program=program)",
+            )
+        return {main_program.name: state.stateful(main_program)}
+    if main_program is not None:
+        raise UsageError(
+            f"main_program goes with an Executor, the state is a {type(state).__name__}",
+            rule="state",
+            help="give the executor; or leave main_program out",
+        )
+    named = dict(state) if isinstance(state, Mapping) else {"state": state}
+    for name, value in named.items():
+        if not isinstance(name, str) or not isinstance(value, Stateful) or isinstance(value, type):
+            raise UsageError(
+                f"state[{name!r}] is a {type(value).__name__}, which has no state_dict() and load_state_dict()",
+                rule="state",
+                help='give objects by name: {"model": model, "optimizer": optimizer}; a plain value goes into an '
+                "object of yours with these two methods",
+            )
+    if not named:
+        raise UsageError("there is no state to save", rule="state", help='give {"model": model, ...}')
+    return named
+
+
+def load_all(targets: Mapping[str, Stateful], states: Mapping[str, Any]) -> None:
+    """Gives each object its state. What does not fit is found before anything is changed, as far as that can be told;
+    an object of the user's own that refuses is put back to what it was, with those before it. Raises GraphftError."""
+    wrong = [f"{name} is not in the checkpoint" for name in targets if name not in states]
+    wrong += [f"{name} is in the checkpoint, and not given" for name in states if name not in targets]
+    for name in targets.keys() & states.keys():
+        wrong += [f"{name}: {text}" for text in _misfits(targets[name], states[name])]
+    if wrong:
+        shown = "; ".join(wrong[:5]) + (f"; and {len(wrong) - 5} more" if len(wrong) > 5 else "")
+        raise GraphftError(
+            f"the checkpoint does not fit: {shown}",
+            rule="checkpoint-fit",
+            help="give the objects that were saved, made as they were then; for another model load what fits by hand: "
+            "graphft.read_check_point(path)",
+        )
+    done: list[tuple[Stateful, Any]] = []
+    # Those that are certain to take it come last: then nothing has to be put back that is large.
+    for name in sorted(targets, key=lambda name: (_is_sure(targets[name]), name)):
+        target = targets[name]
+        before = None if _is_sure(target) else copy.deepcopy(target.state_dict())
+        try:
+            target.load_state_dict(states[name])
+        except Exception as error:
+            for changed, value in [*done, (target, before)]:
+                if value is not None:
+                    changed.load_state_dict(value)
+            raise GraphftError(
+                f"{name} does not take its state: {describe(error)}",
+                rule="checkpoint-fit",
+                help="give the object that was saved, made as it was then",
+            ) from error
+        done.append((target, before))
+
+
+def _is_sure(target: Stateful) -> bool:
+    return isinstance(target, (nn.Module, torch.optim.Optimizer))
+
+
+def _misfits(target: Stateful, state: Any) -> list[str]:
+    if isinstance(target, nn.Module):
+        own = target.state_dict()
+        return differences(_tensors(own), _tensors(state)) if isinstance(state, Mapping) else ["it is no state_dict"]
+    if isinstance(target, torch.optim.Optimizer):
+        return _misfits_of_optimizer(target, state)
+    return []
+
+
+def _tensors(state: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: value for name, value in state.items() if isinstance(value, Tensor)}
+
+
+def _misfits_of_optimizer(target: torch.optim.Optimizer, state: Any) -> list[str]:
+    try:
+        groups = [len(group["params"]) for group in state["param_groups"]]
+        entries = dict(state["state"])
+    except (KeyError, TypeError, ValueError):
+        return ["it is no optimizer's state_dict"]
+    own = [len(group["params"]) for group in target.param_groups]
+    if groups != own:
+        return [f"its groups have {groups} parameters, expected {own}"]
+    shapes = [p.shape for group in target.param_groups for p in group["params"]]
+    numbers = [n for group in state["param_groups"] for n in group["params"]]
+    place = dict(zip(numbers, shapes, strict=True))
+    return [
+        f"{key} of parameter {number} is {tuple(value.shape)}, the parameter {tuple(place[number])}"
+        for number, entry in entries.items()
+        if number in place
+        for key, value in entry.items()
+        if key in ELEMENTWISE and isinstance(value, Tensor) and value.shape != place[number]
+    ]

@@ -1,0 +1,93 @@
+"""Saving beside the loop: the state of the moment, one save at a time, the newest of those that wait."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import graphft
+from graphft import LocalFS, TrainStatus
+from graphft.runtime.loop.check_points import CheckPoints
+
+
+class Slow(LocalFS):
+    """Files are written when `go` says so."""
+
+    def __init__(self) -> None:
+        self.go, self.began = threading.Event(), threading.Event()
+
+    def writing(self, path: str) -> Any:
+        self.began.set()
+        assert self.go.wait(60)
+        return super().writing(path)
+
+
+class Weight:
+    def __init__(self) -> None:
+        self.value = torch.zeros(4)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.value = state["value"]
+
+
+def test_what_is_saved_is_the_state_of_that_moment(tmp_path: Path) -> None:
+    fs, weight = Slow(), Weight()
+    saving = CheckPoints(str(tmp_path), fs).begin(weight, TrainStatus(0))
+    weight.value += 5  # in place, while it is being saved
+    assert not saving.done
+    with pytest.raises(TimeoutError):
+        saving.wait(0.01)
+    fs.go.set()
+    assert saving.wait(60) == 0
+    found = graphft.read_check_point(str(tmp_path))
+    assert found is not None
+    assert torch.equal(found.states["state"]["value"], torch.zeros(4))
+
+
+def test_one_is_at_work_and_of_those_that_wait_the_newest_is_saved(tmp_path: Path) -> None:
+    fs, weight = Slow(), Weight()
+    place = CheckPoints(str(tmp_path), fs)
+    first = place.begin({"w": weight}, TrainStatus(0))
+    assert fs.began.wait(60)
+    waiting = [place.begin({"w": weight}, TrainStatus(n)) for n in (1, 2, 3)]
+    assert [w.superseded for w in waiting] == [True, True, False]
+    fs.go.set()
+    assert [w.wait(60) for w in (first, *waiting)] == [0, None, None, 1]
+    found = place.newest()
+    assert found is not None
+    assert found.status == TrainStatus(3)
+
+
+def test_saving_in_the_foreground_waits_for_its_turn(tmp_path: Path) -> None:
+    fs, weight = Slow(), Weight()
+    place = CheckPoints(str(tmp_path), fs)
+    place.begin({"w": weight}, TrainStatus(0))
+    timer = threading.Timer(0.2, fs.go.set)
+    timer.start()
+    assert place.save({"w": weight}, TrainStatus(1)) == 1
+    assert [v for v in place.store.versions() if place.store.committed(v)] == [1, 0]
+
+
+ENDS = """
+import sys, torch, graphft
+class Weight:
+    def state_dict(self): return {"value": torch.zeros(1 << 22)}
+    def load_state_dict(self, state): pass
+graphft.CheckPoints(sys.argv[1]).begin(Weight(), graphft.TrainStatus(3))
+"""
+
+
+def test_a_program_that_ends_has_saved_what_it_began(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", ENDS, str(tmp_path)], check=True, timeout=120)
+    found = graphft.read_check_point(str(tmp_path))
+    assert found is not None
+    assert found.status == TrainStatus(3)

@@ -1,0 +1,104 @@
+"""`graphft checkpoint`, as a person uses it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import graphft
+from graphft import TrainStatus
+from graphft.runtime.cli import main
+from tests.loop.loops import Loop
+
+Says = Callable[..., list[str]]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two checkpoints of a loop."""
+    loop, path = Loop(), tmp_path / "saved"
+    graphft.save_check_point(loop.state, TrainStatus(0, 6, 0, {"loss": 0.5}), str(path))
+    loop.train(None)
+    graphft.save_check_point(loop.state, TrainStatus(1, 14, 2, {"loss": 0.25}), str(path))
+    return path
+
+
+@pytest.fixture
+def says(capsys: pytest.CaptureFixture[str]) -> Says:
+    def said(*arguments: object, status: int = 0) -> list[str]:
+        assert main(["checkpoint", *map(str, arguments)]) == status
+        captured = capsys.readouterr()
+        return (captured.out + captured.err).splitlines()
+
+    return said
+
+
+def damage(root: Path, version: int) -> Path:
+    (path,) = (root / f"checkpoint-{version:08d}").glob("*.safetensors")
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    return path
+
+
+def test_list_and_show(root: Path, says: Says) -> None:
+    head, newest, oldest = says("list", root)
+    assert head.split() == ["version", "saved", "epoch", "step", "offset", "MB", "metrics"]
+    assert newest.split()[0] == "1"
+    assert newest.split()[3:6] == ["2", "14", "2"]
+    assert newest.endswith("loss 0.25")
+    assert oldest.endswith("loss 0.5")
+    shown = "\n".join(says("show", root, "--version", 0))
+    assert "model.0.weight  float32 (8, 4)" in shown
+    assert f"torch {torch.__version__}" in shown
+
+
+def test_verify_reads_everything(root: Path, says: Says) -> None:
+    assert says("verify", root)[0].startswith("checkpoint 1: good")
+    path = damage(root, 1)
+    bad, good = says("verify", root, status=1)
+    assert str(path) in bad
+    assert "is not what was written" in bad
+    assert good.startswith("checkpoint 0: good")
+    says("verify", root, "--version", 0)
+
+
+def test_export_is_a_state_dict(root: Path, says: Says, tmp_path: Path) -> None:
+    says("export", root, tmp_path / "model.safetensors")
+    wanted = Loop()
+    graphft.load_check_point(wanted.state, str(root))
+    found = load_file(tmp_path / "model.safetensors")
+    assert found.keys() == wanted.model.state_dict().keys()
+    assert all(torch.equal(found[n], v) for n, v in wanted.model.state_dict().items())
+    assert "takes one of model, optimizer, schedule" in "\n".join(
+        says("export", root, tmp_path / "x", "--object", "nothing", status=2)
+    )
+    assert "has no tensors at its first level" in "\n".join(
+        says("export", root, tmp_path / "x", "--object", "schedule", status=2)
+    )
+    assert not (tmp_path / "x").exists()
+
+
+def test_copy_and_prune(root: Path, says: Says, tmp_path: Path) -> None:
+    to = tmp_path / "copy"
+    assert [line.split(" (")[0] for line in says("copy", root, to)] == ["checkpoint 0: copied", "checkpoint 1: copied"]
+    assert says("copy", root, to)[0] == f"checkpoint 0: {to} has it already"
+    for version in (0, 1):
+        one, other = (p / f"checkpoint-{version:08d}" for p in (root, to))
+        assert {f.name: f.read_bytes() for f in one.iterdir()} == {f.name: f.read_bytes() for f in other.iterdir()}
+    assert says("prune", to, "--keep", 1) == ["deleted: 0"]
+    assert says("prune", to, "--keep", 1) == ["deleted: nothing"]
+    damage(root, 1)
+    assert "is damaged" in "\n".join(says("copy", root, tmp_path / "other", status=2))
+    assert not (tmp_path / "other" / "checkpoint-00000001" / "manifest.json").exists()
+
+
+def test_what_is_not_there(tmp_path: Path, says: Says) -> None:
+    text = "\n".join(says("list", tmp_path / "nothing", status=2))
+    assert "has no checkpoint of a training loop" in text
+    (tmp_path / "step-00000010.g0").mkdir()
+    assert "these are the checkpoints of a job" in "\n".join(says("verify", tmp_path, status=2))

@@ -1,0 +1,201 @@
+"""A process that is killed at any operation of a save, on the disk or on a store, leaves a version that loads."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+
+import graphft
+from graphft import TrainStatus
+from graphft.runtime.fs import FsspecFS
+from graphft.runtime.loop.check_points import CheckPoints
+from graphft.runtime.loop.version_store import encode_manifest
+
+CALLS = ("open", "write", "fsync", "replace", "link", "unlink", "mkdir", "rmdir", "rename", "close")
+"""Of module os: all that a save on the local disk does to it."""
+
+
+class Values:
+    """A state that tells which save it is of."""
+
+    def __init__(self, number: int) -> None:
+        self.tensor = torch.full((1000,), float(number))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"tensor": self.tensor}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.tensor = state["tensor"]
+
+
+def save(path: str, number: int, **options: Any) -> None:
+    graphft.save_check_point(Values(number), TrainStatus(number), path, keep=2, **options)
+
+
+def loaded(path: str, **options: Any) -> int:
+    """Which save the newest version is of; all of it is checked."""
+    values = Values(-1)
+    status = graphft.load_check_point(values, path, **options)
+    assert status is not None
+    assert torch.equal(values.tensor, torch.full((1000,), float(status.epoch_no)))
+    return status.epoch_no
+
+
+def die_at(count: int, path: str, number: int) -> bool:
+    """A child process saves, and is killed before its `count`-th operation. Whether it was; not if it had fewer."""
+    child = os.fork()
+    if child == 0:
+        done = 0
+
+        def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+            def called(*arguments: Any, **options: Any) -> Any:
+                nonlocal done
+                done += 1
+                if done == count:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return call(*arguments, **options)
+
+            return called
+
+        try:
+            for name in CALLS:
+                setattr(os, name, counted(getattr(os, name)))
+            save(path, number, random_states=False)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert not os.WIFEXITED(status) or os.WEXITSTATUS(status) == 0
+    return os.WIFSIGNALED(status)
+
+
+def test_on_the_disk(tmp_path: Path) -> None:
+    """The saves go on: each finds what the killed ones before it left."""
+    path = str(tmp_path)
+    for number in range(3):
+        save(path, number, random_states=False)
+    newest, count = 2, 0
+    while True:
+        count += 1
+        killed = die_at(count, path, number := count + 2)
+        found = loaded(path)
+        assert found in (newest, number), "the newest that was committed"
+        newest = found
+        if not killed:
+            break
+    assert count > 20
+    assert found == number
+    save(path, number + 1, random_states=False)
+    assert len(list(tmp_path.iterdir())) == 2, "nothing that was left stays"
+
+
+class KilledError(BaseException):
+    """The process ends here."""
+
+
+class Lethal(FsspecFS):
+    """A store whose user dies before one operation, or (`after`) when it was done, before the answer is there."""
+
+    def __init__(self, fs: Any, at: int, after: bool) -> None:
+        super().__init__(fs)
+        self.left, self.after = at, after
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name not in ("mkdir", "create", "rm", "rmr", "list_dirs", "ls_dir", "size", "open", "writing"):
+            return found
+
+        def called(*arguments: Any, **options: Any) -> Any:
+            self.left -= 1
+            if self.left == 0 and not self.after:
+                raise KilledError
+            answer = found(*arguments, **options)
+            if self.left == 0:
+                raise KilledError
+            return answer
+
+        return called
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_on_a_store(tmp_path: Path, after: bool) -> None:
+    path, memory = f"{tmp_path}/{after}", fsspec.filesystem("memory")
+    sound = FsspecFS(memory)
+    save(path, 0, fs=sound)
+    count = 0
+    while True:
+        count += 1
+        try:
+            CheckPoints(path, Lethal(memory, count, after)).save({"state": Values(count)}, TrainStatus(count))
+            break
+        except KilledError:
+            assert loaded(path, fs=sound) in (0, count)
+            save(path, 0, fs=sound)
+    assert count >= 5
+    assert loaded(path, fs=sound) == count
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """How many of the next writes fail, as a full disk has them fail."""
+    left, write = [0], os.write
+
+    def fails(*arguments: Any) -> int:
+        if left[0] > 0:
+            left[0] -= 1
+            raise OSError(28, "No space left on device")
+        return write(*arguments)
+
+    monkeypatch.setattr(os, "write", fails)
+    yield left
+    left[0] = 0
+
+
+def test_what_the_storage_refuses_is_tried_again(tmp_path: Path, failing: list[int]) -> None:
+    pauses: list[float] = []
+    place = CheckPoints(str(tmp_path), sleep=pauses.append)
+    failing[0] = 3
+    saving = place.begin({"state": Values(0)}, TrainStatus(0))
+    assert saving.wait(60) == 3, "each try has a version of its own"
+    assert (saving.tries, pauses) == (4, [0.5, 1.0, 2.0])
+    failing[0] = 1000
+    saving = place.begin({"state": Values(1)}, TrainStatus(1))
+    with pytest.raises(OSError, match="No space left"):
+        saving.wait(60)
+    failing[0] = 0
+    assert loaded(str(tmp_path)) == 0, "the one before it is still there"
+    assert place.save({"state": Values(2)}, TrainStatus(2)) > 3
+    assert loaded(str(tmp_path)) == 2
+
+
+def test_a_commit_whose_answer_was_lost_counts_once(tmp_path: Path) -> None:
+    """The manifest was written, and an error came back: the save is tried again, as a version more."""
+    place = CheckPoints(str(tmp_path), sleep=lambda _: None)
+    create, failed = place.store.fs.create, []
+
+    def lost(path: str, data: bytes) -> bool:
+        made = create(path, data)
+        if not failed:
+            failed.append(path)
+            raise TimeoutError("no answer")
+        return made
+
+    place.store.fs.create = lost  # type: ignore[method-assign]
+    assert place.save({"state": Values(5)}, TrainStatus(5)) == 1
+    assert loaded(str(tmp_path)) == 5
+
+
+def test_manifests_are_canonical(tmp_path: Path) -> None:
+    """Byte by byte: so any bit that is flipped shows."""
+    save(str(tmp_path), 0)
+    (path,) = tmp_path.glob("*/manifest.json")
+    found = graphft.read_check_point(str(tmp_path))
+    assert found is not None
+    assert encode_manifest(found.manifest) == path.read_bytes()

@@ -1,0 +1,230 @@
+"""A loop that ends anywhere and goes on ends with the bits of the one that did not."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import graphft
+from graphft import Keep, TrainStatus
+from graphft.errors import GraphftError
+from graphft.runtime.fs import LocalFS
+from graphft.runtime.loop.check_points import CheckPoints
+from tests.loop.loops import BATCHES, EPOCHS, Loop, resumed, same, undisturbed
+
+
+class StoppedError(Exception):
+    """The process ends here."""
+
+
+def run_until(step: int, path: str, every: int = 1, **options: Any) -> None:
+    """A loop that saves after every so many batches, and after each epoch, and ends after a step."""
+    loop = Loop()
+
+    def after(status: TrainStatus) -> None:
+        if status.step % every == 0 or status.offset == 0:
+            graphft.save_check_point(loop.state, status, path, **options)
+        if status.step == step and status.offset:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        loop.train(graphft.load_check_point(loop.state, path), after)
+
+
+@pytest.mark.parametrize("every", [1, 4, 100])
+@pytest.mark.parametrize("url", [False, True])
+def test_a_loop_goes_on_in_the_middle_of_an_epoch(tmp_path: Path, every: int, url: bool) -> None:
+    path = f"memory://{tmp_path}" if url else str(tmp_path)
+    wanted = undisturbed()
+    for step in (3, 8, 11, 17):
+        run_until(step, path, every)
+    assert same(resumed(path), wanted)
+
+
+def test_between_epochs_the_designs_own_way(tmp_path: Path) -> None:
+    """`TrainStatus(epoch)` after each epoch, `range(status.next(), epochs)`."""
+    loop = Loop()
+    for epoch in range(2):
+        saved = graphft.save_check_point(loop.state, TrainStatus(epoch), str(tmp_path), LocalFS(), trainer_id=0)
+        assert saved == epoch
+    status = graphft.load_check_point(loop.state, str(tmp_path), LocalFS(), trainer_id=1)
+    assert status == TrainStatus(1)
+    assert list(range(status.next(), EPOCHS)) == [2]
+
+
+def test_nothing_is_there(tmp_path: Path) -> None:
+    loop = Loop()
+    assert graphft.load_check_point(loop.state, str(tmp_path / "none")) is None
+    assert not (tmp_path / "none").exists()
+
+
+def test_only_trainer_0_saves_and_all_load(tmp_path: Path) -> None:
+    loop, path = Loop(), str(tmp_path)
+    assert graphft.save_check_point(loop.state, TrainStatus(), path, trainer_id=1) is None
+    with pytest.raises(TimeoutError, match="had no checkpoint 0 within"):
+        graphft.wait_for_check_point(path, 0, timeout=0.1)
+    graphft.save_check_point(loop.state, TrainStatus(), path)
+    graphft.wait_for_check_point(path, 0, timeout=5)
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    assert graphft.load_check_point(loop.state, path, trainer_id=1) is not None
+    assert torch.equal(torch.get_rng_state(), before), "trainer 1 does not go on with trainer 0's random numbers"
+
+
+def test_random_numbers_go_on(tmp_path: Path) -> None:
+    loop = Loop()
+    import numpy as np
+
+    graphft.save_check_point(loop.state, TrainStatus(), str(tmp_path))
+    wanted = (torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random())
+    graphft.load_check_point(loop.state, str(tmp_path))
+    assert (torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random()) == wanted
+
+
+def test_an_executor(tmp_path: Path) -> None:
+    """A graphft program's state, and with it the random numbers of its dropout."""
+    model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+    program = graphft.build(model, lambda m, x: m(x).square().mean(), {"x": (None, 4)})
+    graphft.minimize(program, graphft.Adam(lr=0.1))
+    x = torch.randn(8, 4)
+
+    def run(executor: graphft.Executor, count: int) -> list[float]:
+        return [float(executor.run(program, {"x": x}, ["loss"])["loss"]) for _ in range(count)]
+
+    one, other = graphft.Executor(seed=3), graphft.Executor(seed=3)
+    run(one, 2)
+    graphft.save_check_point(one, TrainStatus(step=2), str(tmp_path), main_program=program)
+    wanted = run(one, 3)
+    status = graphft.load_check_point(other, str(tmp_path), main_program=program)
+    assert status == TrainStatus(step=2)
+    assert run(other, 3) == wanted
+    with pytest.raises(GraphftError, match="main_program is not given"):
+        graphft.save_check_point(one, TrainStatus(), str(tmp_path))
+
+
+# -- what does not fit ------------------------------------------------------------------------------------------------
+
+
+class Counter:
+    """Something of the user's own."""
+
+    def __init__(self, refuses: bool = False) -> None:
+        self.count, self.refuses = 7, refuses
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+        if self.refuses and self.count != 7:
+            raise ValueError("no such count")
+
+
+def test_a_state_of_the_users_own(tmp_path: Path) -> None:
+    counter = Counter()
+    counter.count = 3
+    graphft.save_check_point(counter, TrainStatus(), str(tmp_path))
+    found = Counter()
+    graphft.load_check_point(found, str(tmp_path))
+    assert found.count == 3
+
+
+def models_state(loop: Loop) -> list[Any]:
+    return [value.clone() for value in loop.model.state_dict().values()]
+
+
+@pytest.mark.parametrize("change", ["missing", "extra", "shape", "groups", "own"])
+def test_what_does_not_fit_changes_nothing(tmp_path: Path, change: str) -> None:
+    saved = Loop()
+    saved.train(None)
+    own = Counter()
+    own.count = 4
+    graphft.save_check_point({**saved.state, "own": own}, TrainStatus(), str(tmp_path))
+    loop, mine = Loop(), Counter(refuses=change == "own")
+    state = {**loop.state, "own": mine}
+    if change == "missing":
+        del state["schedule"]
+    elif change == "extra":
+        state["more"] = Counter()
+    elif change == "shape":
+        loop.model[0] = nn.Linear(4, 9)
+    elif change == "groups":
+        state["optimizer"] = torch.optim.AdamW([{"params": [p]} for p in loop.model.parameters()])
+    before = models_state(loop)
+    with pytest.raises(GraphftError) as caught:
+        graphft.load_check_point(state, str(tmp_path))
+    assert caught.value.rule == "checkpoint-fit"
+    assert {
+        "missing": "schedule",
+        "extra": "more",
+        "shape": "0.weight",
+        "groups": "parameters",
+        "own": "no such count",
+    }[change] in caught.value.message
+    assert mine.count == 7
+    assert all(torch.equal(a, b) for a, b in zip(before, models_state(loop), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("state", "status", "message"),
+    [
+        ({"model": 3}, TrainStatus(), "has no state_dict"),
+        ({}, TrainStatus(), "no state to save"),
+        ({"c": Counter()}, TrainStatus(epoch_no=-2), "epoch_no is -2"),
+        ({"c": Counter()}, TrainStatus(metrics={"loss": torch.ones(1)}), "expected a number"),  # type: ignore[dict-item]
+        ({"c": nn.Linear}, TrainStatus(), "has no state_dict"),
+    ],
+)
+def test_what_is_no_state_is_refused(tmp_path: Path, state: Any, status: TrainStatus, message: str) -> None:
+    with pytest.raises(GraphftError, match=message):
+        graphft.save_check_point(state, status, str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+# -- which are kept ---------------------------------------------------------------------------------------------------
+
+
+def test_which_are_kept(tmp_path: Path) -> None:
+    counter = Counter()
+    for loss in (5.0, 1.0, 3.0, float("nan"), 2.0, 4.0, 6.0):
+        status = TrainStatus(metrics={"loss": loss})
+        graphft.save_check_point(counter, status, str(tmp_path), keep=Keep(newest=2, every=4, best="loss"))
+    there = sorted(int(p.name.removeprefix("checkpoint-")) for p in tmp_path.iterdir())
+    assert there == [0, 1, 4, 5, 6]
+    found = graphft.read_check_point(str(tmp_path), version=1)
+    assert found is not None
+    assert found.status.metrics == {"loss": 1.0}
+    with pytest.raises(GraphftError, match=r"no checkpoint 2; it has \[6, 5, 4, 1, 0\]"):
+        graphft.read_check_point(str(tmp_path), version=2)
+
+
+def test_what_a_crash_left_goes_with_the_next_save(tmp_path: Path) -> None:
+    counter = Counter()
+    graphft.save_check_point(counter, TrainStatus(), str(tmp_path))
+    (tmp_path / "checkpoint-00000001").mkdir()
+    (tmp_path / "checkpoint-00000001" / "tensors-abc.safetensors").write_bytes(b"half")
+    assert graphft.load_check_point(counter, str(tmp_path)) is not None
+    assert graphft.save_check_point(counter, TrainStatus(), str(tmp_path)) == 2
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-00000000", "checkpoint-00000002"]
+
+
+def test_two_that_save_to_one_place_find_each_other(tmp_path: Path) -> None:
+    one, other = (CheckPoints(str(tmp_path)) for _ in range(2))
+    one.store.next_version = lambda: 0  # type: ignore[method-assign]
+    assert other.save({"c": Counter()}, TrainStatus()) == 0
+    with pytest.raises(GraphftError, match="another process has saved version 0"):
+        one.save({"c": Counter()}, TrainStatus())
+    assert len(list((tmp_path / "checkpoint-00000000").iterdir())) == 2, "what it wrote is gone"
+
+
+def test_the_steps_of_an_epoch(tmp_path: Path) -> None:
+    seen: list[tuple[int, int, int]] = []
+    Loop().train(None, lambda status: seen.append((status.next(), status.step, status.offset)))
+    assert seen[:2] == [(0, 1, 1), (0, 2, 2)]
+    assert seen[BATCHES] == (1, BATCHES, 0)
+    assert seen[-1] == (EPOCHS, EPOCHS * BATCHES, 0)

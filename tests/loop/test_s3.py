@@ -1,0 +1,119 @@
+"""Checkpoints on S3, over its real protocol: the commit is a conditional put."""
+
+from __future__ import annotations
+
+import importlib.util
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import graphft
+from graphft import TrainStatus
+from graphft.errors import GraphftError
+from graphft.runtime.fs import FS, file_system
+from graphft.runtime.loop.check_points import CheckPoints
+from tests.loop.loops import Loop, same, undisturbed
+from tests.support.s3_server import s3_server
+
+pytestmark = [
+    pytest.mark.timeout(180),
+    pytest.mark.skipif(
+        any(importlib.util.find_spec(name) is None for name in ("s3fs", "moto")), reason="s3fs or moto is not installed"
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def options() -> Iterator[dict[str, Any]]:
+    with s3_server("bucket") as options:
+        yield options
+
+
+@pytest.fixture
+def place(options: dict[str, Any], request: pytest.FixtureRequest) -> tuple[FS, str]:
+    return file_system(f"s3://bucket/{request.node.name}", options)
+
+
+class StoppedError(Exception):
+    """The process ends here."""
+
+
+def test_a_loop_goes_on_from_s3(options: dict[str, Any]) -> None:
+    path, loop = "s3://bucket/loop", Loop()
+
+    def stop(status: TrainStatus) -> None:
+        graphft.save_check_point(loop.state, status, path, storage_options=options)
+        if status.step == 8:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        loop.train(None, stop)
+    again = Loop()
+    status = graphft.load_check_point(again.state, path, storage_options=options)
+    assert status is not None
+    assert (status.next(), status.step, status.offset) == (1, 8, 2)
+    assert same(again.train(status), undisturbed())
+
+
+def test_of_those_that_create_an_object_one_does(place: tuple[FS, str]) -> None:
+    fs, root = place
+    together, won = threading.Barrier(4), []
+
+    def create(number: int) -> None:
+        together.wait()
+        if fs.create(f"{root}/a", bytes([number])):
+            won.append(number)
+
+    threads = [threading.Thread(target=create, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (first,) = won
+    with fs.open(f"{root}/a") as file:
+        assert file.read() == bytes([first])
+    assert not fs.create(f"{root}/a", b"late")
+
+
+def test_what_fails_while_it_is_written_does_not_come_to_be(place: tuple[FS, str]) -> None:
+    fs, root = place
+
+    def fail() -> None:
+        with fs.writing(f"{root}/a") as file:
+            file.write(bytes(12 << 20))  # more than one part of a multipart upload
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert not fs.stat(f"{root}/a")
+    with fs.writing(f"{root}/a") as file:
+        file.write(bytes(12 << 20))
+    assert fs.size(f"{root}/a") == 12 << 20
+
+
+def test_two_that_save_to_one_place_find_each_other(place: tuple[FS, str]) -> None:
+    fs, path = place
+    one, other = CheckPoints(path, fs), CheckPoints(path, fs)
+    one.store.next_version = lambda: 0  # type: ignore[method-assign]
+    assert other.save(Loop().state, TrainStatus()) == 0
+    with pytest.raises(GraphftError, match="another process has saved version 0"):
+        one.save(Loop().state, TrainStatus())
+
+
+def test_old_ones_go_and_damage_is_found(place: tuple[FS, str], caplog: pytest.LogCaptureFixture) -> None:
+    fs, root = place
+    for epoch in range(4):
+        CheckPoints(root, fs, keep=2).save(Loop().state, TrainStatus(epoch))
+    assert fs.list_dirs(root) == ["checkpoint-00000002", "checkpoint-00000003"]
+    (tensors,) = (n for n in fs.ls_dir(f"{root}/checkpoint-00000003") if n.endswith(".safetensors"))
+    path = f"{root}/checkpoint-00000003/{tensors}"
+    with fs.open(path) as file:
+        whole = bytearray(file.read())
+    whole[-1] ^= 1
+    with fs.writing(path) as file:
+        file.write(whole)
+    status = graphft.load_check_point(Loop().state, root, fs)
+    assert status == TrainStatus(2)
+    assert "is not what was written" in caplog.text

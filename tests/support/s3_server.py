@@ -1,0 +1,44 @@
+"""An S3 server of its own on loopback: moto's, which speaks the protocol, conditional writes included."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+KEYS = {"key": "graphft", "secret": "graphft"}
+
+
+@contextlib.contextmanager
+def s3_server(bucket: str) -> Iterator[dict[str, Any]]:
+    """Yields the `storage_options` with which s3fs reaches it. The bucket is made."""
+    import s3fs
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=dict(os.environ))
+    try:
+        end = time.monotonic() + 60
+        while True:
+            try:
+                urllib.request.urlopen(url, timeout=1).close()
+                break
+            except OSError:
+                assert process.poll() is None
+                assert time.monotonic() < end, "the S3 server does not answer"
+                time.sleep(0.05)
+        options = {**KEYS, "endpoint_url": url}
+        s3fs.S3FileSystem(**options).mkdir(bucket)
+        yield options
+    finally:
+        process.kill()
+        process.wait()
