@@ -92,8 +92,7 @@ def brake(config: Mapping[str, Any], status: JobStatus) -> None:
     pace = config["data"]["source"].get("args", {}).get("pace", "")
     if not pace or 3 * status.step < 2 * status.spec["total_steps"]:
         return
-    file, near = Path(pace), 6 * status.step >= 5 * status.spec["total_steps"]
-    seconds = max(Pace.SLOWEST, config["chunk_timeout"] / 8) if near else Pace.SLOWEST
+    file, seconds = Path(pace), max(Pace.SLOWEST, config["chunk_timeout"] / 8)
     if float(file.read_text()) < seconds:
         Pace.write(file, seconds)
 
