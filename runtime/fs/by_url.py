@@ -12,6 +12,43 @@ from graphft.errors import GraphftError, UsageError
 from graphft.runtime.fs.base import FS, Writer
 from graphft.runtime.fs.local import LocalFS
 
+OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss"})
+"""Protocols that have no folders: what would make one makes a bucket of a name that was mistyped."""
+
+
+@contextlib.contextmanager
+def _as_os_error() -> Iterator[None]:
+    """An error of a store's own package (botocore's EndpointConnectionError) becomes an OSError: it is tried again,
+    and says nothing about what lies there. Python's own pass."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, OSError) or type(error).__module__ == "builtins":
+            raise
+        raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
+
+
+class _File:
+    """A file of a store, whose errors are OSErrors."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._file, name)
+
+        def called(*arguments: Any) -> Any:
+            with _as_os_error():
+                return found(*arguments)
+
+        return called if callable(found) else found
+
+    def __enter__(self) -> _File:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
 
 class FsspecFS(FS):
     """A file system of fsspec's (or of a package for it: s3fs, gcsfs, ...).
@@ -32,7 +69,8 @@ class FsspecFS(FS):
     def _entries(self, path: str) -> Iterator[tuple[str, str]]:
         self._forget()
         try:
-            found = self.fs.ls(path, detail=True)
+            with _as_os_error():
+                found = self.fs.ls(path, detail=True)
         except (FileNotFoundError, NotADirectoryError):
             return
         for entry in found:
@@ -43,33 +81,43 @@ class FsspecFS(FS):
     def size(self, path: str) -> int | None:
         self._forget()
         try:
-            found = self.fs.info(path)
+            with _as_os_error():
+                found = self.fs.info(path)
         except FileNotFoundError:
             return None
         return int(found["size"]) if found["type"] == "file" else None
 
     def open(self, path: str) -> BinaryIO:
         self._forget()
-        return self.fs.open(path, "rb")
+        with _as_os_error():
+            return _File(self.fs.open(path, "rb"))  # type: ignore[return-value]
 
     def mkdir(self, path: str) -> None:
-        self.fs.makedirs(path, exist_ok=True)
+        if not OBJECT_STORES.intersection(self._protocols()):
+            with _as_os_error():
+                self.fs.makedirs(path, exist_ok=True)
+
+    def _protocols(self) -> tuple[str, ...]:
+        return (self.fs.protocol,) if isinstance(self.fs.protocol, str) else tuple(self.fs.protocol)
 
     @contextlib.contextmanager
     def writing(self, path: str) -> Iterator[Writer]:
         self.mkdir(posixpath.dirname(path))
-        file = self.fs.open(path, "wb")
+        with _as_os_error():
+            file = self.fs.open(path, "wb")
         try:
-            yield file
+            yield _File(file)
         except BaseException:
             self._give_up(file, path)
             raise
-        file.close()
+        with _as_os_error():
+            file.close()
 
     def create(self, path: str, data: bytes) -> bool:
         self.mkdir(posixpath.dirname(path))
         try:
-            self.fs.pipe_file(path, data, mode="create")
+            with _as_os_error():
+                self.fs.pipe_file(path, data, mode="create")
         except FileExistsError:
             return False
         return True
@@ -77,13 +125,16 @@ class FsspecFS(FS):
     def mv(self, src: str, dst: str) -> None:
         if self.stat(dst):
             raise FileExistsError(errno.EEXIST, "cannot move there: it exists", dst)
-        self.fs.mv(src, dst, recursive=self.size(src) is None)
+        with _as_os_error():
+            self.fs.mv(src, dst, recursive=self.size(src) is None)
 
     def rm(self, path: str) -> None:
-        self.fs.rm_file(path)
+        with _as_os_error():
+            self.fs.rm_file(path)
 
     def rmr(self, path: str) -> None:
-        self.fs.rm(path, recursive=True)
+        with _as_os_error():
+            self.fs.rm(path, recursive=True)
 
     def _give_up(self, file: Any, path: str) -> None:
         """A file that was written in part is not to come to be."""

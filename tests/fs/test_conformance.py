@@ -9,6 +9,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from graphft.errors import GraphftError
 from graphft.runtime.fs import FS, FsspecFS, HDFSClient, LocalFS, file_system
@@ -160,3 +161,56 @@ def test_file_systems_by_url(tmp_path: Path) -> None:
 def test_hdfs_says_what_it_lacks() -> None:
     with pytest.raises(GraphftError, match="HADOOP_HOME"):
         HDFSClient("localhost", 9)
+
+
+class StoreError(Exception):
+    """What the package of a store raises when it does not answer: no OSError."""
+
+
+class Away(MemoryFileSystem):
+    """A store that does not answer. fsspec would give the same object to all who ask."""
+
+    cachable = False
+
+    def _fail(self, *arguments: object, **options: object) -> None:
+        raise StoreError("no answer")
+
+    ls = info = _open = pipe_file = rm_file = makedirs = _fail
+
+
+def test_a_store_that_does_not_answer_is_an_os_error() -> None:
+    """Found on S3: botocore's errors are none, so a save was given up at the first of them."""
+    fs = FsspecFS(Away())
+
+    def write() -> None:
+        with fs.writing("/a/b") as file:
+            file.write(b"")
+
+    for call in (
+        lambda: fs.ls_dir("/a"),
+        lambda: fs.size("/a"),
+        lambda: fs.open("/a"),
+        lambda: fs.create("/a/b", b""),
+        lambda: fs.rm("/a"),
+        write,
+    ):
+        with pytest.raises(OSError, match="StoreError: no answer"):
+            call()
+
+
+def test_in_an_object_store_no_folder_is_made() -> None:
+    """s3fs would make the bucket: one whose name was mistyped."""
+    made: list[str] = []
+
+    class Objects(MemoryFileSystem):
+        protocol = ("s3", "s3a")
+        cachable = False
+
+        def makedirs(self, path: str, exist_ok: bool = False) -> None:
+            made.append(path)
+
+    fs = FsspecFS(Objects())
+    fs.mkdir("/bucket/folder")
+    fs.create("/bucket/folder/a", b"1")
+    assert read(fs, "/bucket/folder/a") == b"1"
+    assert not made
