@@ -88,9 +88,27 @@ def transpile(
     _check_columns(program, config)
     _check_batch_sizes(program, config)
     _tell_idle_slots(config)
+    _tell_nonfinite(program)
     job = Job.make(program, _without_idle_pservers(program, config))
     job.verify()
     return job
+
+
+def _tell_nonfinite(program: Program) -> None:
+    """A warning if a parameter holds NaN or an infinite value before the first step: a damaged file of weights, say."""
+    wild = [
+        v.name
+        for v in program.of_kind(Kind.PARAM, Kind.FROZEN)
+        if v.name in program.values and program.values[v.name].is_floating_point()
+        if not bool(program.values[v.name].isfinite().all())
+    ]
+    if wild:
+        log.warning(
+            "parameter %s of program '%s' is not finite before the first step%s: look at what it was loaded from",
+            wild[0],
+            program.name,
+            f", and so are {len(wild) - 1} others" * (len(wild) > 1),
+        )
 
 
 def _tell_idle_slots(config: JobConfig) -> None:

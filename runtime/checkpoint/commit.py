@@ -158,13 +158,13 @@ class Commits:
         assert current is not None
         return current, not fresh
 
-    def ensure_generation(self, resume: bool = True) -> None:
+    def ensure_generation(self, resume: bool = True) -> Generation | None:
         """Makes the first generation: step 0, or (to `resume`) the newest checkpoint's on disk if etcd's data is new.
 
-        Raises StorageUnavailable.
+        Returns it if this process made it of a checkpoint. Raises StorageUnavailable.
         """
         if self.etcd.get(self.keys.generation) is not None:
-            return
+            return None
         newest = self._newest_on_disk((-1, -1)) if resume else None
         # Never a generation again that has written files here, committed or not.
         generation = self.store.latest_generation() + 1
@@ -174,11 +174,12 @@ class Commits:
             tell_again(self.etcd, self.keys, newest.meta)
             current = Generation(generation, newest.step, newest.directory, "etcd is new; checkpoint found on disk")
             ops = [put_op(self.keys.committed, msgspec.json.encode(record_of(newest)))]
-        self.etcd.txn(
+        made = self.etcd.txn(
             [absent(self.keys.generation)],
             [put_op(self.keys.generation, msgspec.json.encode(current)), *ops],
             token=self.keys.generation,
-        )
+        ).ok
+        return current if made and newest is not None else None
 
     def catch_up(self) -> Generation | None:
         """Makes up for an etcd that was restored from a backup: the job goes on from what lies on disk.

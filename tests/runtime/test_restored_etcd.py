@@ -237,7 +237,10 @@ def test_what_is_left_out_is_known_again_when_etcd_is_lost(cluster: Cluster) -> 
     publish(cluster, cluster.etcd, 50)
     fresh = SimEtcd()
     shard = Commits(fresh, KEYS, cluster.store, 0, SHARDS, "program", "new")
-    shard.ensure_generation()
+    made = shard.ensure_generation()
+    assert made is not None
+    assert made.step == 50, "for the event that tells"
+    assert shard.ensure_generation() is None
     assert left_out(fresh) == {4: [1, 5], 7: [2]}
     assert read_left_out(fresh, KEYS) == read_left_out(cluster.etcd, KEYS), "reasons, records and all"
 

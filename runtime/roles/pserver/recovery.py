@@ -53,7 +53,13 @@ class Recovery:
 
         And before, if etcd was restored from a backup: the job goes on from what the disk holds.
         """
-        self.commits.ensure_generation()
+        if found := self.commits.ensure_generation():
+            self.member.events.emit(
+                "etcd-behind",
+                "etcd knows nothing of this run: its data are lost, or it is another etcd; "
+                f"the job goes on from step {found.step}, where the newest whole checkpoint is",
+                step=found.step,
+            )
         behind = self.commits.catch_up()
         if behind is not None:
             self.member.events.emit(
