@@ -83,7 +83,7 @@ def test_own_loop(tmp_path: Path) -> None:
         killed = subprocess.run([*command, step], cwd=tmp_path, timeout=120, capture_output=True, text=True)
         assert killed.returncode == -signal.SIGKILL, killed.stderr
     text = run("05_own_loop.py", tmp_path)
-    assert re.search(r"going on at epoch 2, step 1[1234]0\n", text), text
+    assert number(r"going on at epoch 2, step (\d+)", text) >= 114, "the one that was saved at the end of epoch 1"
     undisturbed = run("05_own_loop.py", tmp_path, "--checkpoints", "memory://undisturbed")
     assert text.splitlines()[-2:] == undisturbed.splitlines()[-2:]
     assert number(r"accuracy +([\d.]+)", text) > 0.85
