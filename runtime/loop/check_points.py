@@ -109,8 +109,6 @@ class CheckPoints:
         self._thread: threading.Thread | None = None
         self._values: dict[int, float | None] = {}
         """By version, the metric that `keep` looks at: read once."""
-        self.saved_at: float | None = None
-        """When the newest one was committed (time.monotonic())."""
 
     # -- saving -----------------------------------------------------------------------------------------------------
 
@@ -177,7 +175,6 @@ class CheckPoints:
                 log.error("the checkpoint could not be saved in %s: %s", self.path, describe(error))
                 return
             else:
-                self.saved_at = time.monotonic()
                 saving._end(version)
                 self._try_to_prune()
                 return

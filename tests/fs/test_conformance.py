@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from graphft.errors import GraphftError
 from graphft.runtime.fs import FS, FsspecFS, HDFSClient, LocalFS, file_system
+from tests.support.creating import create_together
 
 
 class Renaming(HDFSClient):
@@ -93,19 +93,7 @@ def test_of_those_that_create_a_file_one_does(place: tuple[FS, str]) -> None:
     if isinstance(fs, HDFSClient):
         pytest.skip("pyarrow's rename replaces what is there: HDFSClient says so")
     fs.mkdir(root)
-    together, won = threading.Barrier(4), []
-
-    def create(number: int) -> None:
-        together.wait()
-        if fs.create(f"{root}/a", bytes([number])):
-            won.append(number)
-
-    threads = [threading.Thread(target=create, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    (first,) = won
+    first = create_together(fs, f"{root}/a")
     assert read(fs, f"{root}/a") == bytes([first])
     assert fs.ls_dir(root) == ["a"], "nothing of the others is left"
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,6 +14,7 @@ from graphft.errors import GraphftError
 from graphft.runtime.fs import FS, file_system
 from graphft.runtime.loop.check_points import CheckPoints
 from tests.loop.loops import Loop, same, undisturbed
+from tests.support.creating import create_together
 from tests.support.s3_server import s3_server
 
 pytestmark = [
@@ -59,19 +59,7 @@ def test_a_loop_goes_on_from_s3(options: dict[str, Any]) -> None:
 
 def test_of_those_that_create_an_object_one_does(place: tuple[FS, str]) -> None:
     fs, root = place
-    together, won = threading.Barrier(4), []
-
-    def create(number: int) -> None:
-        together.wait()
-        if fs.create(f"{root}/a", bytes([number])):
-            won.append(number)
-
-    threads = [threading.Thread(target=create, args=(n,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    (first,) = won
+    first = create_together(fs, f"{root}/a")
     with fs.open(f"{root}/a") as file:
         assert file.read() == bytes([first])
     assert not fs.create(f"{root}/a", b"late")
