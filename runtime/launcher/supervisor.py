@@ -210,7 +210,10 @@ class Supervisor:
             return
         self._alone_since = time.monotonic() if self._alone_since is None else self._alone_since
         if time.monotonic() - self._alone_since > (AWAY_SECONDS if self._others_seen else ALONE_SECONDS):
-            self.failed = self.failed or "no trainer is left, and the job is not complete"
+            self.failed = self.failed or (
+                "no trainer is left, and the job is not complete: those of this launcher were "
+                "asked to leave, by SIGTERM"
+            )
 
     @property
     def all_done(self) -> bool:

@@ -79,6 +79,7 @@ def test_a_batch_that_always_hangs_is_left_out(program: ir.Program, folder: Path
     (discarded,) = played.result.discarded
     assert (discarded.chunk, discarded.pass_index) == (2, 0)
     assert "no progress for" in discarded.reason
+    assert f"batch {discarded.batch} of chunk 2 in pass 0 was being read" in discarded.reason
 
 
 @pytest.mark.parametrize("sync", [True, False])

@@ -113,6 +113,7 @@ class ChunkTrainer(Trainer):
         reading, work = self.prefetcher.reading, self.state.work
         if reading is not None:  # perhaps read ahead, of a chunk that is not begun
             batch = reading.batch_index // self.data.count
+            what = self.hung_reading(what, reading)
             self.queue.report_failure((reading.pass_index, reading.chunk), what, batch)
         elif work is not None:
             self.queue.report_failure((work.pass_index, work.chunk), what)

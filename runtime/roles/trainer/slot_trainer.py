@@ -129,7 +129,9 @@ class SlotTrainer(Trainer):
         """A batch that is never done is one that cannot be computed: its failures are counted in the same way."""
         reading = self.prefetcher.reading
         if reading is not None:  # perhaps read ahead: what is to be computed now waits for it
-            self.queue.report_batch(reading.pass_index, reading.chunk, reading.batch_index, what)
+            self.queue.report_batch(
+                reading.pass_index, reading.chunk, reading.batch_index, self.hung_reading(what, reading)
+            )
         elif self._computing is not None:
             self.queue.report_failure(self._computing, what)
 

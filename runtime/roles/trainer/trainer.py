@@ -6,6 +6,7 @@ What sync and async trainers share: data, metrics, status, leaving. Their loops 
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import signal
 import threading
@@ -46,6 +47,8 @@ from graphft.runtime.transport import make_client
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
+
+log = logging.getLogger("graphft")
 
 IDLE_SECONDS = 0.25
 CAREFUL_STEPS = 16
@@ -164,6 +167,7 @@ class Trainer(Role):
             self.close()
             self.transport.close()
         if self.state.leaving:
+            log.info("left: SIGTERM asked this trainer to")
             self.work_record.mark(Phase.LEFT)
 
     def prove(self) -> None:
@@ -184,6 +188,13 @@ class Trainer(Role):
     def _leave(self) -> None:
         """On a signal, which may have interrupted code that holds the transport's lock: it takes none itself."""
         self.state.leaving = True
+
+    def hung_reading(self, what: str, reading: BatchKey) -> str:
+        """Why this trainer ends, though its main thread was `what`: it waited for a batch that is never read."""
+        return (
+            f"trainer {self.member.index} made {what} or waiting for data: batch {reading.batch_index} of chunk "
+            f"{reading.chunk} in pass {reading.pass_index} was being read"
+        )
 
     def _blame_no_batch(self) -> None:
         """This process ends itself, and has said why: no batch that it was at is to blame."""
