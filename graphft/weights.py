@@ -4,12 +4,15 @@
     graphft.save_weights(program, executor.scope(program), "model.safetensors")
     graphft.load_into(model, "model.safetensors")
 
+and into a program, before it is transpiled (`transpile(init_from=...)`): `load_weights`.
+
 The file holds what `model.state_dict()` holds, under the same names, so torch loads it without graphft:
 `model.load_state_dict(safetensors.torch.load_file(path))`.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,6 +25,8 @@ from torch import Tensor, nn
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Kind, Program, Variable
 from graphft.tensor_file import write_tensors
+
+log = logging.getLogger("graphft")
 
 SAVED = (Kind.PARAM, Kind.BUFFER, Kind.FROZEN)
 
@@ -97,6 +102,44 @@ def load_into(model: nn.Module, source: str | os.PathLike[str] | Mapping[str, Te
             if name in state:
                 target.copy_(state[name])
     return model
+
+
+def load_weights(program: Program, state: Mapping[str, Tensor], partial: bool = False) -> Program:
+    """A copy of `program` that begins with these weights: parameters, frozen ones and saved buffers, by the names,
+    shapes and dtypes of the model's `state_dict` (of tied tensors, one name is enough).
+
+    Raises GraphftError[weights] if anything is missing, is too much or differs. With `partial` what fits is loaded, and
+    a warning lists the rest; it is an error if nothing fits.
+    """
+    new, problems, used = program.clone(), [], set()
+    for variable in saved_variables(program):
+        names = (variable.name, *variable.attrs.get("tied", ()))
+        given = [n for n in names if n in state]
+        used.update(given)
+        value, own = state[given[0]] if given else None, program.values[variable.name]
+        if value is None:
+            problems.append(f"{variable.name} is missing")
+        elif value.shape != own.shape or value.dtype != own.dtype:
+            problems.append(f"{given[0]} is {_show(value)}, the program's is {_show(own)}")
+        elif any(not torch.equal(value, state[n]) for n in given[1:]):
+            problems.append(f"{' and '.join(given)} are one tensor in the program, and differ")
+        else:
+            new.values[variable.name] = value.detach().clone(memory_format=torch.contiguous_format).to(own.device)
+    problems += [f"{n} is not in the program" for n in state if n not in used]
+    changed = [n for n, value in new.values.items() if value is not program.values[n]]
+    if problems and not (partial and changed):
+        shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
+        raise GraphftError(
+            f"the weights do not fit program '{program.name}': {shown}",
+            rule="weights",
+            help="give the weights of this model"
+            + ("; nothing of these fits" if partial else ", or load what fits: init_partial=True"),
+        )
+    if problems:
+        log.warning(
+            "%d variables of program '%s' are loaded; not loaded: %s", len(changed), program.name, "; ".join(problems)
+        )
+    return new
 
 
 def _read(path: Path) -> dict[str, Tensor]:

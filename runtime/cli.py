@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import graphft
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.chaos.command import add_parser as add_chaos
+from graphft.runtime.interchange.command import add_parser as add_checkpoint
 from graphft.runtime.launcher.status_command import add_parser as add_status
-from graphft.runtime.loop.command import add_parser as add_checkpoint
 from graphft.runtime.process.role_environment import role_environment
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PARENT, die_with_parent
 from graphft.runtime.replay.command import add_parser as add_replay

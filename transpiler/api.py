@@ -7,14 +7,15 @@ import difflib
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from graphft.data import DataSpec
 from graphft.devices import find_device
-from graphft.errors import GraphftError, ProgramError
+from graphft.errors import GraphftError, ProgramError, UsageError
 from graphft.ir import Kind, Program
 from graphft.literals import evaluate, names_in
 from graphft.loss_results import check_metrics
@@ -23,6 +24,7 @@ from graphft.transpiler.effects import check_effects
 from graphft.transpiler.job import Job
 from graphft.transpiler.passes import SliceParameters
 from graphft.verify import verify
+from graphft.weights import load_weights
 
 log = logging.getLogger("graphft")
 
@@ -41,6 +43,8 @@ def transpile(
     sync: bool = True,
     ft: bool = False,
     etcd_endpoints: str | Sequence[str] | None = None,
+    init_from: str | os.PathLike[str] | Mapping[str, Tensor] | None = None,
+    init_partial: bool = False,
     **options: Any,
 ) -> Job:
     """The job that trains `program` on the data described by `chunks`, with `trainers` logical trainers.
@@ -48,6 +52,10 @@ def transpile(
     A sync step applies the gradients of `trainers` batches of `batch_size` samples, averaged by samples; in async
     mode each batch is applied by itself. `ft` makes the job survive whatever dies. `options` are the other fields of
     `JobConfig`; `seed` and `device` are by default the program's.
+
+    `init_from`: weights to begin with, instead of those that the model had when it was built: whatever
+    `graphft.read_weights` reads, or a state_dict. With `init_partial`, what fits by name, shape and dtype is loaded,
+    and a warning lists the rest; without, anything that does not fit is an error.
 
     Where the program has fewer slices than `pservers`, the job has as many pservers as slices, and a warning says so.
 
@@ -84,6 +92,7 @@ def transpile(
     find_device(config.device)
     _check_program(program)
     verify(program, require_values=True)
+    program = _begin_with(program, init_from, init_partial)
     check_metrics(program)
     _check_columns(program, config)
     _check_batch_sizes(program, config)
@@ -92,6 +101,25 @@ def transpile(
     job = Job.make(program, _without_idle_pservers(program, config))
     job.verify()
     return job
+
+
+def _begin_with(
+    program: Program, source: str | os.PathLike[str] | Mapping[str, Tensor] | None, partial: bool
+) -> Program:
+    if source is None:
+        if partial:
+            raise UsageError(
+                "init_partial is given, and init_from is not",
+                rule="option",
+                help="say where the weights lie: init_from=",
+            )
+        return program
+    if isinstance(source, Mapping):
+        return load_weights(program, source, partial)
+    import graphft  # what reads them is the runtime's: this package does not know it
+
+    log.info("the weights to begin with are those of %s", os.fspath(source))
+    return load_weights(program, graphft.read_weights(source), partial)
 
 
 def _tell_nonfinite(program: Program) -> None:

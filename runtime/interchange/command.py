@@ -1,4 +1,4 @@
-"""`graphft checkpoint`: looks at the checkpoints of a training loop, checks, copies, exports and deletes them.
+"""`graphft checkpoint`: looks at the checkpoints of a training loop, checks, copies and deletes them; exports weights.
 
 Safe to run beside a loop that saves: what it writes counts when it is whole, and the newest is never deleted.
 """
@@ -11,22 +11,25 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphft.errors import GraphftError, UsageError
+from graphft.errors import UsageError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from graphft.runtime.loop.check_points import CheckPoints
     from graphft.runtime.loop.version_store import VersionManifest, VersionStore
 
 MEGABYTE = 1e6
+EXPORTED = "where the loop saves; a job's folder; or whatever else init_from= takes"
 
 
 def add_parser(commands: Any) -> None:
     checkpoint = commands.add_parser("checkpoint", help="list, check, copy, export or delete a loop's checkpoints")
     actions = checkpoint.add_subparsers(required=True, metavar="ACTION")
 
-    def action(name: str, command: Any, help: str) -> argparse.ArgumentParser:
+    def action(name: str, command: Any, help: str, where: str = "where the loop saves") -> argparse.ArgumentParser:
         parser: argparse.ArgumentParser = actions.add_parser(name, help=help)
-        parser.add_argument("path", metavar="PATH_OR_URL", help="where the loop saves")
+        parser.add_argument("path", metavar="PATH_OR_URL", help=where)
         parser.set_defaults(command=command)
         return parser
 
@@ -34,15 +37,24 @@ def add_parser(commands: Any) -> None:
     for name, command, help in (
         ("show", _show, "what is in a version"),
         ("verify", _verify, "read every byte, and check it"),
-        ("export", _export, "an object's tensors as a plain safetensors file"),
+        ("export", _export, "a model's weights, for plain torch, Hugging Face or torch.distributed.checkpoint"),
         ("copy", _copy, "to another place, checked on the way"),
     ):
-        parser = action(name, command, help)
+        parser = action(name, command, help, *([EXPORTED] if name == "export" else []))
         which = "all" if name in ("verify", "copy") else "the newest that is whole"
         parser.add_argument("--version", type=int, help=f"which one (default: {which})")
         if name == "export":
-            parser.add_argument("file", type=Path, help="the file to write")
+            parser.add_argument("file", type=Path, metavar="TO", help="the file, or the new folder, to write")
             parser.add_argument("--object", default="model", help="the name it was saved under (default: model)")
+            parser.add_argument(
+                "--format",
+                choices=("safetensors", "huggingface", "dcp"),
+                help="one file (default for TO that ends in .safetensors), a folder as save_pretrained writes it "
+                "(default otherwise), or a directory of torch.distributed.checkpoint",
+            )
+            parser.add_argument(
+                "--shard-mb", type=float, default=5000.0, help="huggingface: megabytes of a file (default: 5000)"
+            )
         elif name == "copy":
             parser.add_argument("to", metavar="TO", help="a folder or URL")
     prune = action("prune", _prune, "delete what is not to be kept, and what crashes left")
@@ -149,34 +161,33 @@ class _Progress:
 
 
 def _export(options: argparse.Namespace) -> int:
-    from graphft.runtime.loop.check_points import STATE
-    from graphft.runtime.loop.state_codec import decode
-    from graphft.tensor_file import write_tensors
+    """Any source that `read_weights` knows; with --version, what a training loop saved."""
+    tensors = _tensors(options)
+    target: Path = options.file
+    form = options.format or ("safetensors" if target.suffix == ".safetensors" else "huggingface")
+    if form == "safetensors":
+        from graphft.tensor_file import write_tensors
 
-    place, _ = _there(options.path)
-    found = place.newest(options.version)
-    assert found is not None
-    encoded = found.manifest.state[STATE]
-    if options.object not in encoded:
-        raise UsageError(
-            f"checkpoint {found.version} has no {options.object!r}",
-            rule="no-object",
-            help=f"--object takes one of {', '.join(sorted(encoded))}",
-        )
-    state = decode(encoded[options.object], place.store.read(found.manifest))
-    import torch
+        write_tensors(target, tensors, {"format": "pt"})
+        written = [target.name]
+    elif form == "huggingface":
+        from graphft.runtime.interchange.huggingface import write_weights
 
-    tensors = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
-    left_out = [str(name) for name in state if name not in tensors]
-    if not tensors:
-        raise GraphftError(
-            f"{options.object!r} has no tensors at its first level", rule="no-object", help="export a model's state"
-        )
-    write_tensors(options.file, {name: value.clone() for name, value in tensors.items()}, {"format": "pt"})
-    print(f"{options.file}: {len(tensors)} tensors of {options.object!r}, checkpoint {found.version}")
-    if left_out:
-        print(f"left out, for they are no tensors: {', '.join(left_out)}")
+        written = write_weights(target, tensors, round(options.shard_mb * MEGABYTE))
+    else:
+        from graphft.runtime.interchange.distributed import write_distributed
+
+        write_distributed(target, tensors, options.object)
+        written = [f"a directory of torch.distributed.checkpoint, with {options.object!r}"]
+    size = sum(t.nbytes for t in tensors.values()) / MEGABYTE
+    print(f"{target}: {len(tensors)} tensors of {options.object!r}, {size:.1f} MB, in {', '.join(written)}")
     return 0
+
+
+def _tensors(options: argparse.Namespace) -> dict[str, Tensor]:
+    from graphft.runtime.interchange.weights import read_weights
+
+    return read_weights(options.path, options.object, options.version)
 
 
 def _copy(options: argparse.Namespace) -> int:

@@ -1,0 +1,130 @@
+"""What a job's folder holds of its model and optimizer: whole tensors, whatever pservers held them in slices."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from graphft.errors import GraphftError, UsageError
+from graphft.ir import Kind
+from graphft.optim import SCALAR_STATE
+from graphft.runtime.checkpoint.async_writer import FOLDER, shard_store
+from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
+from graphft.transpiler import Job
+from graphft.transpiler.assemble import assemble
+from graphft.transpiler.layout import slices_of
+
+
+@dataclass(frozen=True)
+class JobState:
+    """`step`: async: of the shard that has applied the fewest batches. `model`: its state_dict. `optimizer`: by
+    parameter, its state by the names of torch.optim."""
+
+    step: int
+    model: dict[str, Tensor]
+    optimizer: dict[str, dict[str, Tensor]]
+
+
+def read_job(folder: Path) -> JobState:
+    """From the newest checkpoint in a job's folder that is whole. The job may be running, on any machine.
+
+    Raises UsageError[no-checkpoint] if there is none yet.
+    """
+    job = Job.load(folder)
+    found = [
+        (CheckpointStore(folder / FOLDER), m)
+        for m in CheckpointStore(folder / FOLDER).manifests()
+        if m.run == job.run_id
+    ]
+    if found:
+        store, manifest = found[0]
+        places = [(store, manifest)] * job.config.pservers
+    else:  # async, before the end: each shard has its own
+        places = [_newest(folder, shard, job.run_id) for shard in range(job.config.pservers)]
+    shards = [store.read_part(manifest, shard)[0] for shard, (store, manifest) in enumerate(places)]
+    step = min(manifest.step for _, manifest in places)
+    return JobState(step, assemble(job.trainer_program(), shards), _optimizer(job, shards))
+
+
+def _newest(folder: Path, shard: int, run: str) -> tuple[CheckpointStore, Manifest]:
+    store = shard_store(folder, shard)
+    for manifest in store.manifests():
+        if manifest.run == run:
+            return store, manifest
+    raise UsageError(
+        f"{folder} has no checkpoint yet (of shard {shard})",
+        rule="no-checkpoint",
+        help="let the job run on until it has taken one: `graphft status` says when",
+    )
+
+
+def _optimizer(job: Job, shards: Sequence[Mapping[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    found = {}
+    for v in job.trainer_program().of_kind(Kind.PARAM):
+        slices = slices_of(v)
+        prefix = f"{slices[0].name}@"
+        keys = [
+            n.removeprefix(prefix)
+            for n in shards[slices[0].shard]
+            if n.startswith(prefix) and "@" not in n[len(prefix) :]
+        ]
+        state = {}
+        for key in keys:
+            parts = [shards[s.shard][f"{s.name}@{key}"] for s in slices]
+            if key == SCALAR_STATE:
+                state[key] = parts[0]
+            else:
+                state[key] = torch.cat([p.reshape(-1) for p in parts]).reshape([int(d) for d in v.shape])
+        if state:
+            found[v.name] = state
+    return found
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, source: str | Path) -> int:
+    """Gives `optimizer` the state that the job in folder `source` had at its newest checkpoint; returns its step.
+
+    `model` is what the optimizer trains; its parameters have the job's names and shapes. Options of the groups (lr,
+    betas) stay as they are. With the model's weights (`load_into(model, read_weights(source))`) training goes on as the
+    job would: in plain torch, or in a new job (`minimize(program, optimizer, model=model)`), with any number of
+    pservers.
+
+    Raises GraphftError[optimizer-state] if names, shapes or kinds of state differ; nothing is changed then.
+    """
+    state = read_job(Path(source))
+    names = {id(p): n for n, p in model.named_parameters(remove_duplicate=False) if n in state.optimizer}
+    trained = [p for group in optimizer.param_groups for p in group["params"]]
+    problems = [
+        f"a parameter of shape {tuple(p.shape)} has no state" for p in trained if id(p) not in names and p.requires_grad
+    ]
+    given = {id(p): state.optimizer[names[id(p)]] for p in trained if id(p) in names}
+    for p in trained:
+        for key, value in given.get(id(p), {}).items():
+            if key != SCALAR_STATE and value.shape != p.shape:
+                problems.append(f"{names[id(p)]}@{key} is {tuple(value.shape)}, the parameter {tuple(p.shape)}")
+    unused = sorted(state.optimizer.keys() - {names[i] for i in given})
+    problems += [f"{name} is not among the optimizer's parameters" for name in unused]
+    if not state.optimizer:
+        problems = ["it holds no state of an optimizer (SGD without momentum has none; local steps keep theirs)"]
+    if problems:
+        raise GraphftError(
+            f"the optimizer's state in {source} does not fit: {'; '.join(problems[:5])}"
+            + f"; and {len(problems) - 5} more" * (len(problems) > 5),
+            rule="optimizer-state",
+            help="make model and optimizer as the job's script does",
+        )
+    for p in trained:
+        values = given.get(id(p), {})
+        if isinstance(optimizer, torch.optim.SGD):  # torch has no count, and no buffer before the first step
+            values = (
+                {}
+                if float(values.get(SCALAR_STATE, 1)) == 0
+                else {k: v for k, v in values.items() if k != SCALAR_STATE}
+            )
+        optimizer.state[p] = {
+            k: v.detach().clone().to("cpu" if k == SCALAR_STATE else p.device) for k, v in values.items()
+        }
+    return state.step

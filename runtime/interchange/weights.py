@@ -1,0 +1,121 @@
+"""Weights from wherever they lie: `graphft.read_weights`."""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from graphft.errors import UsageError
+from graphft.runtime.coordination.connect import MODEL
+from graphft.runtime.fs import FS, LocalFS, file_system
+from graphft.runtime.loop.check_points import CheckPoints
+from graphft.tensor_file import read_tensors
+
+log = logging.getLogger("graphft")
+
+_PICKLES = (".pt", ".pth", ".bin", ".ckpt", ".pkl")
+_SOURCES = (
+    "a safetensors file, a folder of them as Hugging Face writes it, the folder of a job, what save_check_point "
+    "saved, or a directory of torch.distributed.checkpoint"
+)
+
+
+def read_weights(source: str | os.PathLike[str], name: str = "model", version: int | None = None) -> dict[str, Tensor]:
+    """A model's `state_dict`, from a file, folder or URL; every checksum that is there is checked.
+
+    `source` is a safetensors file; a folder as Hugging Face's `save_pretrained` writes it, in one file or many; a job's
+    folder (its newest checkpoint that is whole); what `save_check_point` saved (its newest version that is whole);
+    or a directory of `torch.distributed.checkpoint`. In the last two, `name` is what the model was saved as.
+    `version`: of what `save_check_point` saved, not the newest. The first two, and what it saved, may be URLs.
+
+    Raises GraphftError for what is none of them, is damaged, or holds pickles; OSError where the storage fails.
+    """
+    fs, path = file_system(os.fspath(source))
+    if version is not None:
+        return _read_loop(os.fspath(source), name, version)
+    if fs.size(path) is not None:
+        return _read_file(fs, path)
+    names = fs.ls_dir(path)
+    if not names:
+        raise UsageError(f"there is nothing at {source}", rule="weights", help=f"give {_SOURCES}")
+    if any(n.startswith("checkpoint-") for n in names):
+        return _read_loop(os.fspath(source), name, None)
+    indexes = [n for n in names if n.endswith(".safetensors.index.json")]
+    files = [n for n in names if n.endswith(".safetensors")]
+    if len(indexes) == 1 or ("job.json" not in names and len(files) == 1 and ".metadata" not in names):
+        return _read_folder(fs, path, indexes)
+    if not isinstance(fs, LocalFS) and {"job.json", ".metadata"} & set(names):
+        raise UsageError(f"{source} can be read from a local disk only", rule="weights", help="copy the folder first")
+    if "job.json" in names:
+        return _read_job(Path(path))
+    if ".metadata" in names:
+        from graphft.runtime.interchange.distributed import read_distributed
+
+        return read_distributed(Path(path), name)
+    found = ", ".join(names[:4]) + ", ..." * (len(names) > 4)
+    raise UsageError(f"{source} holds no weights that graphft knows: {found}", rule="weights", help=f"give {_SOURCES}")
+
+
+def _read_file(fs: FS, path: str) -> dict[str, Tensor]:
+    if path.endswith(_PICKLES):
+        raise UsageError(
+            f"{path} is a pickle, which runs code when it is read",
+            rule="weights",
+            help="convert it, if you trust it: safetensors.torch.save_file(torch.load(path, weights_only=True), ...)",
+        )
+    with tempfile.TemporaryDirectory(prefix="graphft-") as scratch:
+        return read_tensors(_at_hand(fs, path, Path(scratch)))[0]
+
+
+def _at_hand(fs: FS, path: str, scratch: Path) -> Path:
+    """Where this machine has the file or folder."""
+    if isinstance(fs, LocalFS):
+        return Path(path)
+    target = scratch / "copy"
+    fs.download(path, target)
+    return target
+
+
+def _read_folder(fs: FS, path: str, indexes: list[str]) -> dict[str, Tensor]:
+    from graphft.runtime.interchange.huggingface import read_sharded
+
+    with tempfile.TemporaryDirectory(prefix="graphft-") as scratch:
+        folder = _at_hand(fs, path, Path(scratch))
+        if indexes:
+            return read_sharded(folder / indexes[0])
+        return read_tensors(next(folder.glob("*.safetensors")))[0]
+
+
+def _read_job(folder: Path) -> dict[str, Tensor]:
+    from graphft.runtime.interchange.job_state import read_job
+
+    if (folder / MODEL).exists():
+        return read_tensors(folder / MODEL)[0]
+    state = read_job(folder)
+    log.warning("the job in %s is not complete: its weights are those of step %d", folder, state.step)
+    return state.model
+
+
+def _read_loop(source: str, name: str, version: int | None) -> dict[str, Tensor]:
+    found = CheckPoints(source).newest(version)
+    if found is None:
+        raise UsageError(f"{source} has no checkpoint that is committed", rule="weights", help="save one first")
+    state = found.states.get(name)
+    if not isinstance(state, Mapping):
+        raise UsageError(
+            f"checkpoint {found.version} of {source} has no {name!r}",
+            rule="weights",
+            help=f"name it (name=, --object): it takes one of {', '.join(sorted(found.states))}",
+        )
+    tensors = {str(n): value for n, value in state.items() if isinstance(value, Tensor)}
+    if not tensors:
+        raise UsageError(f"{name!r} has no tensors at its first level", rule="weights", help="name a model's state")
+    if len(tensors) < len(state):
+        others = ", ".join(str(n) for n in state if n not in tensors)
+        log.warning("%r has values that are no tensors, which are left out: %s", name, others)
+    return tensors

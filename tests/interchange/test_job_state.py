@@ -1,0 +1,97 @@
+"""What a job's folder gives to others: its model and its optimizer, whole, however many pservers held them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import graphft
+from graphft.errors import GraphftError, UsageError
+from graphft.runtime.interchange.job_state import load_optimizer, read_job
+
+
+def make_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.Tanh(), nn.Linear(32, 2))
+
+
+def make_job(
+    pservers: int, model: nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **options: object
+) -> graphft.Job:
+    model = model or make_model()
+    program = graphft.build(
+        model, lambda m, x, y: nn.functional.cross_entropy(m(x), y), {"x": (None, 8), "y": ((None,), torch.int64)}
+    )
+    if optimizer is None:
+        graphft.minimize(program, graphft.Adam(lr=0.02))
+    else:
+        graphft.minimize(program, optimizer, model=model)
+    torch.manual_seed(1)
+    x = torch.randn(64, 8)
+    data = graphft.arrays(x=x, y=(x.sum(1) > 0).long(), chunk_size=16)
+    return graphft.transpile(
+        program, chunks=data, batch_size=8, trainers=2, pservers=pservers, ft=True, slice_unit=64, min_block=64,
+        **{"passes": 2, "name": f"j{pservers}", **options},
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """By the number of pservers, the same job."""
+    root, before = tmp_path_factory.mktemp("jobs"), Path.cwd()
+    os.chdir(root)
+    try:
+        return {n: Path(make_job(n).run(quiet=True).model).parent.absolute() for n in (1, 3)}
+    finally:
+        os.chdir(before)
+
+
+def test_slices_are_put_together(folders: dict[int, Path]) -> None:
+    one, three = (read_job(folders[n]) for n in (1, 3))
+    assert one.step == three.step == 8
+    model = graphft.read_weights(folders[3] / "model.safetensors")
+    assert three.model.keys() == model.keys()
+    assert all(torch.equal(three.model[n], model[n]) for n in model)
+    assert three.optimizer.keys() == dict(make_model().named_parameters()).keys()
+    for name, state in three.optimizer.items():
+        assert state.keys() == {"exp_avg", "exp_avg_sq", "step"}
+        assert state["exp_avg"].shape == model[name].shape
+        assert bool(state["exp_avg_sq"].any())
+        assert all(torch.equal(state[key], one.optimizer[name][key]) for key in state)
+
+
+def test_training_goes_on_with_other_pservers(folders: dict[int, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """With 1, 2 and 3 pservers, from what 1 and 3 had: the same bits."""
+    models = []
+    monkeypatch.chdir(folders[1].parent)
+    for source, pservers in ((folders[1], 3), (folders[3], 2)):
+        model = graphft.load_into(make_model(), graphft.read_weights(source))
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+        assert load_optimizer(optimizer, model, source) == 8
+        assert {float(s["step"]) for s in optimizer.state.values()} == {8.0}
+        result = make_job(pservers, model, optimizer, passes=1, name=f"on{pservers}").run(quiet=True)
+        models.append(graphft.read_weights(result.model))
+        assert float(read_job(Path(result.model).parent).optimizer["0.bias"]["step"]) == 12.0
+    assert all(torch.equal(models[0][n], models[1][n]) for n in models[0])
+
+
+def test_what_does_not_fit_changes_nothing(folders: dict[int, Path]) -> None:
+    model = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.Tanh(), nn.Linear(32, 3))
+    optimizer = torch.optim.Adam(model.parameters())
+    with pytest.raises(GraphftError, match=r"3\.weight@exp_avg is \(2, 32\), the parameter \(3, 32\)"):
+        load_optimizer(optimizer, model, folders[3])
+    assert not optimizer.state
+    with pytest.raises(GraphftError, match=r"3\.bias is not among the optimizer's parameters"):
+        load_optimizer(torch.optim.Adam(list(model.parameters())[:-1]), model, folders[3])
+
+
+def test_a_job_without_a_checkpoint(tmp_path: Path) -> None:
+    make_job(2).save(tmp_path / "job")
+    with pytest.raises(UsageError, match="has no checkpoint yet"):
+        read_job(tmp_path / "job")
+    with pytest.raises(UsageError, match="has no checkpoint yet"):
+        graphft.read_weights(tmp_path / "job")
