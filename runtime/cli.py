@@ -191,7 +191,11 @@ def _etcd(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
+    from graphft.runtime.launcher.folder_status import JOBS
+
     path = Path(options.path)
+    if not path.exists() and (JOBS / path / "job.json").exists():
+        path = JOBS / path
     if not path.exists():
         raise UsageError(
             f"there is no {path}", rule="missing-file", help="give the folder of a job, or one that Program.save wrote"

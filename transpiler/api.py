@@ -23,6 +23,7 @@ from graphft.transpiler.config import JobConfig
 from graphft.transpiler.effects import check_effects
 from graphft.transpiler.job import Job
 from graphft.transpiler.passes import SliceParameters
+from graphft.transpiler.rates import tell_zero_rate
 from graphft.verify import verify
 from graphft.weights import load_weights
 
@@ -100,6 +101,7 @@ def transpile(
     _tell_nonfinite(program)
     job = Job.make(program, _without_idle_pservers(program, config))
     job.verify()
+    tell_zero_rate(program, config.total_steps)
     return job
 
 

@@ -71,11 +71,22 @@ def _programs(folder: Path, job: Job) -> list[str]:
 
 def _options(old: JobConfig, new: JobConfig) -> list[str]:
     before, after = old.hashed(), new.hashed()
-    return [
-        f"{k} {before.get(k)!r} -> {after.get(k)!r}" if k != "data" else "how the data is described"
-        for k in after
-        if before.get(k) != after.get(k)
-    ]
+    found = []
+    for k in after:
+        if k == "data" and before[k] != after[k]:
+            found += _description(old, new)
+        elif before.get(k) != after.get(k):
+            found.append(f"{k} {before.get(k)!r} -> {after.get(k)!r}")
+    return found
+
+
+def _description(old: JobConfig, new: JobConfig) -> list[str]:
+    """How the data is described, beside what is in it."""
+    sizes = [[c.records for c in config.data.chunks] for config in (old, new)]
+    if sizes[0] == sizes[1]:
+        return ["how the data is described"]
+    words = [f"{sum(s)} records in {len(s)} chunks of at most {max(s, default=0)}" for s in sizes]
+    return [f"the data's chunks, {' -> '.join(words)}"]
 
 
 def _labels(job: Job) -> dict[str, str]:

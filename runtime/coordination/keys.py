@@ -169,6 +169,11 @@ class Keys:
         """Those of them that live, by id: these hang on their leases."""
         return self.proof("trying/")
 
+    @property
+    def lost_rows(self) -> str:
+        """How many rows of metrics a trainer could not write, by its id."""
+        return f"/{self.job}.lost_rows/"
+
     def loading(self, role: str, name: str) -> str:
         """What a process of a role loads before it registers."""
         return f"{self.status}loading/{role}/{name}"

@@ -55,6 +55,10 @@ class Prefetcher:
         except NeedsCallingThread:
             return self._reader.batch(*key)
 
+    def numbers(self, key: BatchKey) -> list[int]:
+        """Which records of the data a batch has, in its order."""
+        return self._reader.numbers(*key)
+
     def _make(self, key: BatchKey) -> dict[str, torch.Tensor]:
         self._note(key)
         try:

@@ -101,9 +101,7 @@ class Reader(ABC):
             with self._lock:
                 self.reading = (pass_index, chunk, batch_index, batch_size, without)
                 try:
-                    order = self._order(pass_index, info)[start : start + batch_size]
-                    if without:
-                        order = order[~np.isin(order, list(without))]
+                    order = self._places(pass_index, info, start, batch_size, without)
                     return self._read(info, order, (self.seed, pass_index, chunk, batch_index), ahead)
                 finally:
                     self.reading = None
@@ -118,6 +116,21 @@ class Reader(ABC):
             if isinstance(e, BadRecords):
                 raise BadRecords(what, e.positions, help=help) from e
             raise GraphftError(what, rule="read", help=help) from e
+
+    def numbers(
+        self, pass_index: int, chunk: int, batch_index: int, batch_size: int, without: frozenset[int] = frozenset()
+    ) -> list[int]:
+        """Which records of the data a batch has, in its order. The arguments are those of `batch`."""
+        info = self.spec.chunks[chunk]
+        with self._lock:
+            places = self._places(pass_index, info, batch_index * batch_size, batch_size, without)
+        return [int(place) + info.start for place in places]
+
+    def _places(
+        self, pass_index: int, info: ChunkInfo, start: int, batch_size: int, without: frozenset[int]
+    ) -> np.ndarray:
+        order = self._order(pass_index, info)[start : start + batch_size]
+        return order[~np.isin(order, list(without))] if without else order
 
     def probe(self, chunk: int, number: int) -> bool | None:
         """Whether a record of another chunk of the same source can be read now; None if there is no other chunk.

@@ -25,6 +25,12 @@ def nonfinite_of(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     return {n: count for n, count in counts.items() if count}
 
 
+def nonfinite_rows(values: Tensor) -> list[int]:
+    """Along the first dimension, where there is a value that is not finite."""
+    bad = ~values.detach().isfinite()
+    return bad.reshape(len(bad), -1).any(1).nonzero().flatten().tolist() if bad.ndim else []
+
+
 def no_longer_finite(values: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> dict[str, int]:
     """By name, how many values are not finite that were so at first: a buffer may hold a mask of infinities."""
     counts = {}

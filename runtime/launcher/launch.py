@@ -17,6 +17,7 @@ from graphft.runtime.coordination.connect import MODEL, connect, is_complete, wr
 from graphft.runtime.coordination.discarded import discarded_of
 from graphft.runtime.coordination.embedded_etcd import start_etcd
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.lost_rows import read_lost_rows
 from graphft.runtime.coordination.run_record import fenced, put_job
 from graphft.runtime.coordination.stale_run import begin_anew, make_way, revoke_dead, tell_failed, try_again
 from graphft.runtime.coordination.status import JobStatus
@@ -27,7 +28,7 @@ from graphft.runtime.launcher.fork_server import SUPPORTED, ForkServer
 from graphft.runtime.launcher.job_folder import JobFolder, open_folder, saved_folder
 from graphft.runtime.launcher.options import CALLED, LaunchOptions, choose_options
 from graphft.runtime.launcher.process_counts import MissingProcesses, check_counts
-from graphft.runtime.launcher.process_ends import note_failed, note_launch
+from graphft.runtime.launcher.process_ends import note_failed, note_launch, note_lost_rows
 from graphft.runtime.launcher.result import Result
 from graphft.runtime.launcher.supervise import supervise, why_failed
 from graphft.runtime.launcher.supervisor import Supervisor
@@ -181,7 +182,7 @@ def launch_directory(
             if waited and is_complete(folder.path):
                 tell(f"{folder.path} was completed by {waited[0]}")
                 seconds = time.monotonic() - begun_at
-                return Result.of(folder.path, job.config.total_steps, seconds)
+                return _told(Result.of(folder.path, job.config.total_steps, seconds), job)
         tell(_what_runs(folder, job, options))
         return _launch(job, folder.path, options, on_status, reached, stack)
 
@@ -234,9 +235,17 @@ def _launch(
         raise GraphftError(
             f"job {keys.job} failed: {why}", rule="job-failed", help=f"logs of all roles are in {job_dir / 'logs'}"
         )
-    result = Result.of(job_dir, status.step, time.monotonic() - started, discarded_of(job.config, status.left_out))
+    lost_rows = read_lost_rows(supervisor.etcd, keys)
+    note_lost_rows(job_dir, lost_rows)
+    left_out = discarded_of(job.config, status.left_out)
+    result = Result.of(job_dir, status.step, time.monotonic() - started, left_out, lost_rows)
     if display is not None:
         display.console.print(result.describe(status.generation), soft_wrap=True)
+    return _told(result, job)
+
+
+def _told(result: Result, job: Job | JobRecord) -> Result:
+    """After a line for each thing that the job did without."""
     for line in result.lost(job.config.data.records):
         tell(line)
     return result

@@ -1,7 +1,7 @@
 """What became of a run's processes: `ends.jsonl` in its folder, which outlives the launchers that write it.
 
 A line: {at (seconds since 1970), name ("trainer 0"), kind ("failure" or "preemption"), what}; {at, kind: "launch"}; or
-{at, kind: "failed", what}: the job did.
+{at, kind: "failed", what}: the job did; or {at, kind: "lost-rows", what}: so many rows of metrics are lost.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ class ProcessEnds:
     preemptions: dict[str, int] = field(default_factory=dict)
     failed: str = ""
     """Why the job failed in the last launch, if it did."""
+    lost_rows: int = 0
+    """Rows of metrics that the disk did not take."""
 
 
 def note_launch(job_dir: Path) -> None:
@@ -44,20 +46,27 @@ def note_failed(job_dir: Path, why: str) -> None:
     _append(job_dir, {"kind": "failed", "what": why})
 
 
+def note_lost_rows(job_dir: Path, count: int) -> None:
+    """So many rows of metrics are lost; nothing is noted if none is."""
+    if count:
+        _append(job_dir, {"kind": "lost-rows", "what": str(count)})
+
+
 def read_ends(job_dir: Path) -> ProcessEnds:
     """Of all launches of the run in this folder, on all machines that share it."""
-    failed, launches, counts = "", 0, {"failure": Counter[str](), "preemption": Counter[str]()}
+    failed, launches, rows, counts = "", 0, 0, {"failure": Counter[str](), "preemption": Counter[str]()}
     for line in _lines(job_dir):
         try:
             row = json.loads(line)
             kind = row["kind"]
             launches += kind == "launch"
+            rows = int(row["what"]) if kind == "lost-rows" else rows
             failed = {"launch": "", "failed": str(row.get("what", ""))}.get(kind, failed)
             if kind in counts:
                 counts[kind][str(row["name"])] += 1
         except (ValueError, KeyError, TypeError):  # a line that the disk did not take whole
             continue
-    return ProcessEnds(launches, dict(counts["failure"]), dict(counts["preemption"]), failed)
+    return ProcessEnds(launches, dict(counts["failure"]), dict(counts["preemption"]), failed, rows)
 
 
 def _append(job_dir: Path, row: dict[str, str]) -> None:

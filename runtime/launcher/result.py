@@ -31,10 +31,15 @@ class Result:
     discarded: tuple[Discarded, ...] = ()
     """What was left out of the data, and why."""
     launches: int = 1
+    lost_rows: int = 0
+    """Rows of metrics/ that the disk did not take: `losses` and `metrics` lack them."""
 
     @classmethod
-    def of(cls, job_dir: Path, steps: int, seconds: float, discarded: tuple[Discarded, ...] = ()) -> Result:
-        """Of the complete job in this folder. `discarded`: as etcd tells, for a folder without the model."""
+    def of(
+        cls, job_dir: Path, steps: int, seconds: float, discarded: tuple[Discarded, ...] = (), lost_rows: int = 0
+    ) -> Result:
+        """Of the complete job in this folder. `discarded`: as etcd tells, for a folder without the model; `lost_rows`:
+        as etcd tells, for a disk that is full."""
         ends = read_ends(job_dir)
         return cls(
             job_dir,
@@ -45,6 +50,7 @@ class Result:
             ends.preemptions,
             read_discarded(job_dir) or discarded,
             ends.launches,
+            max(lost_rows, ends.lost_rows),
         )
 
     @property
@@ -88,4 +94,9 @@ class Result:
         wild = sum(not math.isfinite(loss) for _, _, loss in self.losses) if losses and not skipped else 0
         lines += [f"{wild} losses were NOT FINITE"] if wild else []
         lines += [f"the model is NOT FINITE: {bad}"] if bad else []
+        if self.lost_rows:
+            lines.append(
+                f"{self.lost_rows} rows of {self.job_dir / 'metrics'} are LOST, for the disk did not take them: "
+                "Result.losses and Result.metrics lack them (the model does not)"
+            )
         return lines + ([describe_discarded(self.discarded, records)] if self.discarded else [])

@@ -87,6 +87,9 @@ def _list_folders(options: argparse.Namespace) -> None:
         print(folders_as_json(found))
     else:
         _table([status.row() for status in found])
+        for status in found:
+            for text in (*status.lost, *([f"failed: {status.failure}"] if status.failure else [])):
+                print(f"{status.folder}: {text}")
 
 
 def _show_folder(folder: Path, options: argparse.Namespace) -> None:

@@ -359,9 +359,10 @@ class Supervisor:
             verb = "start" if time.monotonic() - child.started_at < AT_WORK_SECONDS else "go on"
             self._give_up(child, f"{child.name} cannot {verb} ({what}){self._error_of(child)}")
         elif child.stuck > self.max_restarts:
-            self._give_up(
-                child, f"{child.name} failed {child.stuck} times in a row, --max-restarts is {self.max_restarts}"
-            )
+            why = f"{child.name} failed {child.stuck} times in a row, --max-restarts is {self.max_restarts}"
+            if blamed is not None or (index is not None and self._inquest.reported(index, child.identity)):
+                why += ", while one batch after the other could not be computed, and none was"
+            self._give_up(child, why)
         else:
             delay = (
                 0.0

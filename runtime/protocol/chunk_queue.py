@@ -113,6 +113,8 @@ class Change:
     compares: tuple[Compare, ...]
     puts: tuple[Put, ...] = ()
     deletes: tuple[str, ...] = ()
+    cause: str = ""
+    """"left-out": what failed, without what follows from it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,13 +312,17 @@ def _leave_out(
     lost = f"{len(omission.records)} of its records" if omission.records else "its records"
     same, put = known.leave_out(omission)
     new = Todo(todo.attempt, 0, omission.batch, False)
+    failed = (
+        f"{what} in pass {omission.pass_index} failed {omission.failures} times in a row without progress "
+        f"({omission.reason})"
+    )
     return Change(
         "left-out",
-        f"{what} in pass {omission.pass_index} failed {omission.failures} times in a row without progress "
-        f"({omission.reason}); {lost} are left out from there on",
+        f"{failed}; {lost} are left out from there on",
         (*compares, same),
         (Put(todo_key(prefix, chunk), msgspec.json.encode(new)), put),
         (pending_key(prefix, chunk),),
+        failed,
     )
 
 

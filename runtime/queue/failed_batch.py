@@ -89,10 +89,10 @@ def or_end(store: Store, keys: Keys, plan: Plan, known: Known, change: Change, l
     if count <= limit:
         return change
     if limit < 0:
-        reason = f'on_bad_data="fail" ends the job at the first bad batch: {change.reason}'
+        reason = f'on_bad_data="fail" ends the job at the first bad batch: {change.cause}'
         remedy = 'correct what the error names; or leave it out and go on: transpile(on_bad_data="discard")'
     else:
-        reason = f"{count} of {sum(plan.records)} records would be left out, at most {limit} may be: {change.reason}"
+        reason = f"{count} of {sum(plan.records)} records would be left out, at most {limit} may be: {change.cause}"
         remedy = "mend the data; or let the job lose more: transpile(max_discarded=...)"
     failure = Failure(plain_text(reason), remedy)
     puts = (Put(keys.state, b"failed"), Put(keys.failure, msgspec.json.encode(failure)))

@@ -61,6 +61,8 @@ class Computed:
     loss: float
     pushed: Mapping[tuple[int, int], Tensor]
     finite: bool
+    numbers: Sequence[int]
+    """Which records of the data the batch has."""
     gradients: dict[str, Tensor] = field(default_factory=dict)
     parameters: dict[str, int] = field(default_factory=dict)
     """Of those that were received, how many values are not finite, where any."""
@@ -81,7 +83,8 @@ class LocalTrainer:
         found = self.config.plan.locate(step, slot)
         if found is None:
             return None
-        columns = self.reader.batch(found.pass_index, found.chunk, found.batch, self.config.batch_size)
+        key = (found.pass_index, found.chunk, found.batch, self.config.batch_size)
+        columns = self.reader.batch(*key)
         seed = batch_seed(self.config.seed, step, slot)
         batch = TrialBatch(ChunkWork(found.pass_index, found.chunk, found.batch, found.samples, seed), columns)
         comm = LocalComm(self.job, self.shards)
@@ -90,7 +93,7 @@ class LocalTrainer:
         run = self._quiet if observer is None else self._observed(observer.look)
         with undisturbed():
             (loss,) = run(ctx, ctx.scope)
-        computed = Computed(found, columns, float(loss), comm.pushed, comm.finite)
+        computed = Computed(found, columns, float(loss), comm.pushed, comm.finite, self.reader.numbers(*key))
         if observer is not None:
             computed.gradients, computed.origins = observer.gradients, observer.origins
             computed.parameters = nonfinite_of({v.name: ctx.scope[v.name] for v in self.program.of_kind(Kind.PARAM)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,7 +103,7 @@ def _report(options: argparse.Namespace, computed: Computed) -> list[str]:
     work = computed.work
     where = f"batch {work.batch} of chunk {work.chunk} in pass {work.pass_index}, {work.samples} samples"
     lines = [f"batch        step {options.step}, slot {options.slot}: {where}", f"loss         {computed.loss}"]
-    lines += [_column(name, computed.columns[name]) for name in nonfinite_of(computed.columns)]
+    lines += [_column(name, computed.columns[name], computed.numbers) for name in nonfinite_of(computed.columns)]
     lines += [f"parameter    {n}: {count} values are not finite" for n, count in computed.parameters.items()]
     lines += ["gradients    norm, values that are not finite, of all"]
     for name, gradient in computed.gradients.items():
@@ -111,12 +112,14 @@ def _report(options: argparse.Namespace, computed: Computed) -> list[str]:
     return [*lines, *_origins(computed)]
 
 
-def _column(name: str, values: Tensor) -> str:
-    bad = ~values.isfinite()
-    samples = bad.reshape(len(bad), -1).any(1).nonzero().flatten().tolist()
-    more = f" and {len(samples) - SAMPLES} more" if len(samples) > SAMPLES else ""
-    named = ", ".join(map(str, samples[:SAMPLES]))
-    return f"column       {name}: {int(bad.sum())} values are not finite, in samples {named}{more}"
+def _column(name: str, values: Tensor, numbers: Sequence[int]) -> str:
+    from graphft.runtime.execute.finite import nonfinite_rows
+
+    rows = nonfinite_rows(values)
+    more = f" and {len(rows) - SAMPLES} more" if len(rows) > SAMPLES else ""
+    named = ", ".join(f"{row} (record {numbers[row]})" for row in rows[:SAMPLES])
+    count = int((~values.isfinite()).sum())
+    return f"column       {name}: {count} values are not finite, in samples {named}{more}"
 
 
 def _origins(computed: Computed) -> list[str]:

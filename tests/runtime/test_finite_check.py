@@ -52,6 +52,7 @@ def check(**columns: Tensor) -> FiniteCheck:
 
 def test_a_gradient_is_named_with_the_column_that_may_cause_it() -> None:
     found = check(x=torch.tensor([1.0, math.nan, math.inf]), y=torch.zeros(3))
+    found.numbers = lambda: [7, 19, 4]
     assert found.holds
     found.look_at_loss(torch.tensor(0.25))
     assert found.finite
@@ -60,10 +61,12 @@ def test_a_gradient_is_named_with_the_column_that_may_cause_it() -> None:
     found.look_at_bucket(0, 0, gradient.view(-1), [gradient])
     assert not found.finite
     assert found.describe() == (
-        "the gradients of w (3 values) are not finite; the batch itself holds such values in column x (2 values)"
+        "the gradients of w (3 values) are not finite; the batch itself holds such values in column x (2 values), "
+        "of records 4, 19 (counted from 0)"
     )
     found.begin()
     assert found.finite
+    assert not found.records
 
 
 def test_a_loss_is_told_with_what_is_known_of_its_cause() -> None:

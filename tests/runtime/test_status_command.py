@@ -12,6 +12,7 @@ from threading import Timer
 import msgspec
 import pytest
 
+from graphft.runtime.cli import main
 from graphft.runtime.coordination import connect as connect_module
 from graphft.runtime.coordination.connect import write_endpoints
 from graphft.runtime.coordination.discarded import Discarded, write_discarded
@@ -22,6 +23,7 @@ from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher import status_command
 from graphft.runtime.launcher.folder_status import look_at
+from graphft.runtime.launcher.process_ends import note_failed, note_launch, note_lost_rows
 from graphft.runtime.process.folder_lock import holder_of, locked
 from graphft.transpiler import Job
 from tests.support.commands import refused, shown
@@ -132,6 +134,39 @@ def test_what_a_complete_job_did_without(capsys: pytest.CaptureFixture[str], sav
     assert "what it lost cannot be read" in shown(capsys, "status", "--job", saved)
     (saved / "model.safetensors").write_bytes(b"")
     assert "what it lost cannot be read" in shown(capsys, "status", "--job", saved)
+
+
+def test_the_list_says_what_was_lost_and_why_a_job_failed(capsys: pytest.CaptureFixture[str], job: Job) -> None:
+    for name in ("lossy", "broken"):
+        job.save(Path("jobs", name))
+    (Path("jobs", "lossy") / "model.safetensors").write_bytes(EMPTY_MODEL)
+    write_discarded(Path("jobs", "lossy"), [Discarded(0, 1, 0, (5, 6), "KeyError: 'x'")])
+    note_launch(Path("jobs", "broken"))
+    note_failed(Path("jobs", "broken"), "trainer 1 failed 4 times in a row")
+    (Path("jobs", "broken") / "checkpoints").mkdir()
+    text = shown(capsys, "status")
+    assert "\njobs/lossy: 2 of 32 records were DISCARDED" in text
+    assert "\njobs/broken: failed: trainer 1 failed 4 times in a row\n" in text
+
+
+def test_a_launcher_that_waited_says_what_the_job_lost(
+    capsys: pytest.CaptureFixture[str], saved: Path, job: Job
+) -> None:
+    launcher = locked(saved)
+    launcher.__enter__()
+
+    def complete() -> None:
+        header = b'{"__metadata__": {"skipped_steps": "2"}}'
+        (saved / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+        note_lost_rows(saved, 3)
+        launcher.__exit__(None, None, None)
+
+    Timer(0.3, complete).start()
+    assert main(["launch", "--job", str(saved)]) == 0
+    told = capsys.readouterr().err
+    assert "was completed by pid" in told
+    assert "2 of 4 steps were SKIPPED as not finite" in told
+    assert f"3 rows of {saved / 'metrics'} are LOST" in told
 
 
 def test_a_job_that_is_starting(capsys: pytest.CaptureFixture[str], saved: Path) -> None:

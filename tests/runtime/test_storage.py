@@ -133,7 +133,8 @@ def test_a_job_is_not_complete_before_its_model_is_written(job: Job, etcd: Etcd,
 
 def test_metrics_that_the_disk_does_not_take_stop_nobody(small_disk: Path) -> None:
     """Pitfall 47: the trainer's batch "failed", and its chunk was discarded in the end."""
-    metrics = Metrics(small_disk / "metrics" / "trainer-0.jsonl")
+    told: list[int] = []
+    metrics = Metrics(small_disk / "metrics" / "trainer-0.jsonl", lambda count, what: told.append(count))
     for step in range(40):
         metrics.write({"step": step, "slot": 0, "loss": 0.5})
     filler = small_disk / "filler"
@@ -146,6 +147,8 @@ def test_metrics_that_the_disk_does_not_take_stop_nobody(small_disk: Path) -> No
     filler.unlink()
     metrics.write({"step": 400, "slot": 0, "loss": 0.25})
     metrics.close()
+    assert told[:3] == [1, 2, 4]
+    assert told[-1] == metrics.lost
     found = losses_of(small_disk)
     assert found[:40] == [(step, 0, 0.5) for step in range(40)]
     assert found[-1] == (400, 0, 0.25)

@@ -248,3 +248,28 @@ def test_steps_follow_from_the_plan() -> None:
         assert transpile(chunks=data, sync=False, mode=mode, local_steps=2, passes=3).config.total_steps == 15
         assert transpile(chunks=data, sync=False, mode=mode, local_steps=2, drop_last=True).config.total_steps == 3
     assert transpile(chunks=data, sync=False, mode="geo_sgd").config.total_steps == 8
+
+
+@pytest.mark.parametrize(
+    ("lr", "first"),
+    [
+        (graphft.schedule.cosine(0.1, 3), 3),
+        (graphft.schedule.linear_warmup(graphft.schedule.cosine(0.1, 3), 2), 3),
+        (graphft.schedule.cosine(0.1, 160), None),
+        (graphft.schedule.cosine(0.1, 159), None),
+        (graphft.schedule.cosine(0.1, 3, min_lr=0.01), None),
+        (lambda step: 0.0 * step, 0),
+        (0.1, None),
+    ],
+)
+def test_a_schedule_that_is_shorter_than_the_job_is_told(
+    lr: Any, first: int | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A user's job of 900 steps had the schedule of 75: it was complete, and had learned as much."""
+    program = linear(optimizer=graphft.SGD(lr=lr))
+    assert transpile(program, passes=20).config.total_steps == 160
+    told = [r.getMessage() for r in caplog.records if "learning rate" in r.getMessage()]
+    wanted = (
+        f"the learning rate %lr is 0 from step {first} on, and the job has 160 steps: the last {160 - (first or 0)} do"
+    )
+    assert [text[: len(wanted)] for text in told] == ([] if first is None else [wanted])

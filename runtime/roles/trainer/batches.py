@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -42,6 +43,7 @@ class Batches(DataPort):
         self.work_record.begin(Phase.READING, place, counted.claim)
         batch = self.storage.batch(self._key(work))
         self.check.columns = {c: batch[c] for c in columns}
+        self.check.numbers = functools.partial(self.prefetcher.numbers, self._key(work))
         if "assume" in self.program.attrs:
             check_dims(self.program, {c: batch[c] for c in columns})
         self.work_record.begin(Phase.COMPUTING, place, counted.claim)

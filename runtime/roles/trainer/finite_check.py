@@ -7,7 +7,7 @@ is finite only if all of its terms are. Finite terms may have an infinite sum; s
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -16,10 +16,12 @@ from graphft import registry
 from graphft.errors import UsageError
 from graphft.ir import Kind, Program
 from graphft.ops.context import OnNonfinite
-from graphft.runtime.execute.finite import is_finite, listed, nonfinite_of
+from graphft.runtime.execute.finite import is_finite, listed, nonfinite_of, nonfinite_rows
 from graphft.transpiler.layout import gradient_of
 
 RULE = "nonfinite"
+SHOWN = 5
+"""So many records are named."""
 
 
 class NonFinite(UsageError):
@@ -34,11 +36,15 @@ class FiniteCheck:
     scope: Mapping[str, Tensor]
     columns: Mapping[str, Tensor] = field(default_factory=dict)
     """The batch that was read last."""
+    numbers: Callable[[], Sequence[int]] = tuple
+    """Which records of the data it has."""
     loss: float | None = None
     gradients: dict[str, int] = field(default_factory=dict)
     """By parameter, how many values of its gradient are not finite."""
     inputs: dict[str, int] = field(default_factory=dict)
     """By column, how many values are not finite, of the batch that was at hand then."""
+    records: list[int] = field(default_factory=list)
+    """Which records of the data these values are of."""
     told: int = 0
 
     def __post_init__(self) -> None:
@@ -62,7 +68,7 @@ class FiniteCheck:
         return self.loss is None and not self.gradients
 
     def begin(self) -> None:
-        self.loss, self.gradients, self.inputs = None, {}, {}
+        self.loss, self.gradients, self.inputs, self.records = None, {}, {}, []
 
     # -- what is looked at ----------------------------------------------------------------------------------------
 
@@ -81,7 +87,10 @@ class FiniteCheck:
         self._look_at_columns()
 
     def _look_at_columns(self) -> None:
-        self.inputs = self.inputs or nonfinite_of(self.columns)
+        if not self.inputs and (found := nonfinite_of(self.columns)):
+            rows = sorted({row for name in found for row in nonfinite_rows(self.columns[name])})
+            numbers = self.numbers()
+            self.inputs, self.records = found, sorted(numbers[row] for row in rows if row < len(numbers))
 
     # -- in words -------------------------------------------------------------------------------------------------
 
@@ -90,14 +99,23 @@ class FiniteCheck:
         parts = [f"the loss is {self.loss}"] if self.loss is not None else []
         if self.gradients:
             parts.append(f"the gradients of {listed(self.gradients)} are not finite")
-        already = nonfinite_of({n: self.scope[n] for n in self._parameter.values()})
+        parameters = (v.name for v in self.program.of_kind(Kind.PARAM, Kind.FROZEN))
+        already = nonfinite_of({n: self.scope[n] for n in parameters if n in self.scope})
         if self.inputs:
-            parts.append(f"the batch itself holds such values in column {listed(self.inputs)}")
+            parts.append(f"the batch itself holds such values in column {listed(self.inputs)}{self._of_records()}")
         elif already:
-            parts.append(f"so are parameters before this step: {listed(already)}: an update before made them so")
+            parts.append(
+                f"so are parameters before this step: {listed(already)}: by an update before, or from the start"
+            )
         else:
             parts.append("the batch and the parameters before this step are finite")
         return "; ".join(parts)
+
+    def _of_records(self) -> str:
+        shown = ", ".join(map(str, self.records[:SHOWN])) + f" and {len(self.records) - SHOWN} more" * (
+            len(self.records) > SHOWN
+        )
+        return f", of record{'s' * (len(self.records) > 1)} {shown} (counted from 0)" if self.records else ""
 
     def worth_telling(self) -> bool:
         """The 1st, 2nd, 4th, 8th ... time."""

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import io
 import json
-import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-log = logging.getLogger("graphft")
-
 
 class Metrics:
-    """Appends rows to a file. A row that the disk does not take is lost, and the log says so: training goes on."""
+    """Appends rows to a file. A row that the disk does not take is lost: training goes on.
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.lost = path, 0
+    `tell` gets the number of those that are lost, and why, with the 1st, 2nd, 4th, 8th ... of them, and at the end.
+    """
+
+    def __init__(self, path: Path, tell: Callable[[int, str], object]) -> None:
+        self.path, self._tell, self.lost, self._told = path, tell, 0, 0
+        self._why = ""
         self._file: io.FileIO | None = None
         self._torn = False
 
@@ -33,9 +34,16 @@ class Metrics:
             error = str(failed)
         if error:
             self.lost += 1
-            if self.lost & (self.lost - 1) == 0:  # the 1st, 2nd, 4th, 8th ... time
-                log.warning("a row of %s is lost, the %d. so far: %s", self.path, self.lost, error)
+            self._why = error
+            if self.lost & (self.lost - 1) == 0:
+                self._say()
+
+    def _say(self) -> None:
+        if self.lost > self._told:
+            self._told = self.lost
+            self._tell(self.lost, f"a row of {self.path} is lost, the {self.lost}. so far: {self._why}")
 
     def close(self) -> None:
+        self._say()
         if self._file is not None:
             self._file.close()

@@ -24,6 +24,7 @@ from graphft.errors import GraphftError, UsageError, describe
 from graphft.ir import Kind
 from graphft.loss_results import reported
 from graphft.ops.context import WorkChanged
+from graphft.runtime.coordination.lost_rows import tell_lost_rows
 from graphft.runtime.coordination.records import Failure, TrainerStatus
 from graphft.runtime.coordination.stale_run import tell_failed
 from graphft.runtime.data import BadRecords, BatchKey, Prefetcher, Reader, open_reader
@@ -107,7 +108,7 @@ class Trainer(Role):
         self.state.careful = CAREFUL_STEPS * self.work_record.unfinished
         self.reader = self._open_data()
         self.prefetcher = Prefetcher(self.reader, 2 * self.config.trainers + 4, self._note_ahead)
-        self._metrics = Metrics(self.job_dir / "metrics" / f"trainer-{self.member.id}.jsonl")
+        self._metrics = Metrics(self.job_dir / "metrics" / f"trainer-{self.member.id}.jsonl", self._tell_lost)
         self.ctx.scope.update(trainer_scope(self.program))
         self.check = FiniteCheck(self.program, self.ctx.scope)
         self.end.before.append(self._blame_no_batch)
@@ -201,6 +202,11 @@ class Trainer(Role):
         if self.work_record.phase != Phase.PROVING:
             self.work_record.mark(Phase.IDLE)
         self.work_record.ahead(None)
+
+    def _tell_lost(self, count: int, what: str) -> None:
+        """The disk did not take rows of metrics: the launcher says so at the end."""
+        self.member.events.emit("metrics-lost", what, rows=count)
+        tell_lost_rows(self.member.etcd, self.member.keys, self.member.id, count)
 
     # -- what is reported ---------------------------------------------------------------------------------------
 
