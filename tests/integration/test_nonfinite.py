@@ -134,7 +134,9 @@ def test_async_training_stops_as_well(program: ir.Program, folder: Path) -> None
 
 
 def test_without_fault_tolerance(program: ir.Program, folder: Path) -> None:
-    with pytest.raises(GraphftError, match=rf"column x \(1 values\), of record {RECORD} \(counted from 0\); there is no checkpoint"):
+    with pytest.raises(
+        GraphftError, match=rf"column x \(1 values\), of record {RECORD} \(counted from 0\); there is no checkpoint"
+    ):
         play(job(program, ft=False), folder)
 
 
