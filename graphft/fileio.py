@@ -67,13 +67,14 @@ def write_atomically(path: Path, data: bytes) -> None:
 def make_folder(folder: Path) -> None:
     """Makes a folder and those above it that are missing; the entry of each is on the disk then.
 
-    So is that of the first one that is there: who made it may have ended before it could see to that.
+    So is that of the first one that is there: who made it may have ended, or its disk refused, before it could see to
+    that. Raises OSError: nothing is made in a folder whose own entry may be lost.
     """
     missing, there = [], folder
     while not there.exists():
         missing.append(there)
         there = there.parent
-    with contextlib.suppress(OSError):  # the folder of a mount, say, that this user may not read
+    with contextlib.suppress(PermissionError):  # the folder of a mount, say, that this user may not read
         fsync(there.parent)
     for new in reversed(missing):
         new.mkdir(exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -130,3 +131,19 @@ def test_a_folder_that_is_there_is_made_to_last(tmp_path: Path, monkeypatch: pyt
     synced.clear()
     fileio.make_folder(tmp_path / "job" / "checkpoints" / "step")
     assert synced == [tmp_path / "job" / "checkpoints"]
+
+
+def test_nothing_is_made_in_a_folder_that_may_be_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pitfall 90: the disk had refused to fsync the folder above twice; only the first time it was an error."""
+    asked: list[Path] = []
+
+    def refuse(path: Path) -> None:
+        asked.append(path)
+        raise OSError(errno.ENOSPC, "the disk has trouble")
+
+    monkeypatch.setattr(fileio, "fsync", refuse)
+    for _ in range(2):
+        with pytest.raises(OSError, match="the disk has trouble"):
+            fileio.make_folder(tmp_path / "checkpoints" / "shard-0")
+    assert asked[-1] in (tmp_path, tmp_path.parent)
+    assert not (tmp_path / "checkpoints" / "shard-0").exists()
