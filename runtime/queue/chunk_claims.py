@@ -28,7 +28,7 @@ from graphft.runtime.protocol.left_out import ChunkOmissions
 from graphft.runtime.queue.failed_batch import fail_batch, or_end
 from graphft.runtime.queue.omissions import omissions_of
 from graphft.runtime.queue.pace import Pace
-from graphft.runtime.queue.stale_claims import StaleClaims
+from graphft.runtime.queue.stale_claims import LOOKS, StaleClaims
 from graphft.runtime.queue.transactions import Passes, Terms, commit, give_back, renew, tell_left_out
 
 log = logging.getLogger("graphft")
@@ -286,6 +286,7 @@ class Claims:
         index = _pass(self.member.watcher.snapshot().get(self.keys.pass_))
         if 0 <= index < self.plan.passes:
             self.stale_claims.look(index, timeout, {claim.revision for claim in list(mine.values())})
+        self.passes.let_go(timeout / LOOKS)
 
 
 def _pass(marker: KV | None) -> int:

@@ -34,7 +34,7 @@ from graphft.runtime.queue.failed_batch import fail_batch
 from graphft.runtime.queue.finished_passes import FinishedPasses
 from graphft.runtime.queue.omissions import leave_out, omissions_of
 from graphft.runtime.queue.pace import Pace
-from graphft.runtime.queue.stale_claims import StaleClaims
+from graphft.runtime.queue.stale_claims import LOOKS, StaleClaims
 from graphft.runtime.queue.transactions import Passes, Terms, commit, give_back, renew, tell_left_out, terms_of
 
 if TYPE_CHECKING:
@@ -161,6 +161,7 @@ class SyncQueue(QueuePort, ClaimsPort):
                 )
         held = {claim.revision for claim in list(self.claims.values())}
         self._stale_claims.look(max(self.pace.pass_index, 0), timeout, held)
+        self._passes.let_go(timeout / LOOKS)
 
     def expects(self, located: Located) -> bool:
         """Whether a batch will be computed here, as far as known."""

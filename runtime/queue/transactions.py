@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +20,8 @@ from graphft.runtime.etcd import KV, absent, create_is, delete_op, get_op, mod_i
 from graphft.runtime.etcd.model import Compare, Op, Store, TxnResult
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.chunk_queue import Change
+
+log = logging.getLogger("graphft")
 
 WAIT_SECONDS = 0.2
 
@@ -100,6 +103,9 @@ class Passes:
 
     def __init__(self, member: Member) -> None:
         self.member, self.keys, self.plan = member, member.keys, member.config.plan
+        self._lock_key = f"{self.keys.queues}enqueuer"
+        self._trying = False
+        self._next_look = 0.0
 
     def enqueue(self, index: int, due: Callable[[PassRecord | None], bool], before: Callable[[], None]) -> bool:
         """Makes pass `index` the one that is worked on, as long as it is `due` after what is recorded now.
@@ -107,10 +113,30 @@ class Passes:
         One trainer at a time tries: `before` is called by it, then the missing records are made, and `/<job>/pass`.
         Returns whether it was this process. `index` may be the number of passes: nothing is left to be done then.
         """
-        return self.member.retry_while_leased(functools.partial(self._enqueue, index, due, before))
+        self._trying = True
+        try:
+            return self.member.retry_while_leased(functools.partial(self._enqueue, index, due, before))
+        finally:
+            self._trying = False
+
+    def let_go(self, seconds: float) -> None:
+        """Deletes the lock if it bears this process's name while it does not try: an etcd that was restored from a
+        backup has it again, with a lease that lives, and all others would wait for it. Looks every so many seconds.
+        From any thread: one that is taken meanwhile stays."""
+        now, etcd = time.monotonic(), self.member.etcd
+        if self._trying or now < self._next_look:
+            return
+        self._next_look = now + seconds
+        kv = etcd.get(self._lock_key)
+        if kv is None or kv.value != self.member.id.encode() or self._trying:
+            return
+        if etcd.txn([mod_is(self._lock_key, kv.mod_revision)], [delete_op(self._lock_key)]).ok:
+            log.warning(
+                "the lock of the queue bore this trainer's name, and is let go: was etcd restored from a backup?"
+            )
 
     def _enqueue(self, index: int, due: Callable[[PassRecord | None], bool], before: Callable[[], None]) -> bool:
-        etcd, lock, me = self.member.etcd, f"{self.keys.queues}enqueuer", self.member.id.encode()
+        etcd, lock, me = self.member.etcd, self._lock_key, self.member.id.encode()
         while True:
             kv = etcd.get(self.keys.pass_)
             if not due(decode_pass(kv)):

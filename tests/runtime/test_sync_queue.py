@@ -270,6 +270,34 @@ def test_a_late_enqueuer_changes_nothing_of_its_successors(scene: Stage) -> None
     assert scene.records()["done"] == {chunk_at(scene)}
 
 
+def test_a_lock_that_came_back_with_a_backup_is_let_go(scene: Stage) -> None:
+    """Pitfall 91: its holder lived, and knew nothing of it; the other trainer waited for ever."""
+    holder, other = scene.trainer(0), scene.trainer(1)
+    lock = f"{scene.keys.queues}enqueuer"
+    holder.queue.requeue_stale(60.0)
+    scene.etcd.put(lock, holder.member.id.encode(), holder.member.lease)
+    other.queue.requeue_stale(60.0)
+    assert scene.etcd.get(lock) is not None, "it is not this one's"
+    holder.queue._passes._next_look = 0.0
+    holder.queue.requeue_stale(60.0)
+    assert scene.etcd.get(lock) is None
+    begin(scene, other)
+
+
+def test_a_lock_that_is_held_stays(scene: Stage) -> None:
+    """The daemon looks while the main thread makes the records."""
+    trainer, seen = scene.trainer(0), []
+
+    def look() -> None:
+        trainer.queue._passes._next_look = 0.0
+        trainer.queue.requeue_stale(60.0)
+        seen.append(scene.etcd.get(f"{scene.keys.queues}enqueuer"))
+
+    trainer.queue._passes.enqueue(0, lambda now: now is None, look)
+    assert seen
+    assert seen[0] is not None
+
+
 def left_out(scene: Stage) -> dict[int, tuple[int, int]]:
     """By chunk, the pass and the batch that is left out of it; tests leave one out of each at most."""
     return {
