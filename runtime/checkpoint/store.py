@@ -211,7 +211,7 @@ class CheckpointStore:
         Raises StorageUnavailable: what cannot be read now is neither.
         """
         found = []
-        for directory in self._directories():
+        for directory in self.directories():
             try:
                 found.append(self.read_manifest(directory))
             except DamagedCheckpoint:
@@ -220,7 +220,7 @@ class CheckpointStore:
 
     def latest_generation(self) -> int:
         """The highest generation that has left anything here; -1 if none has."""
-        return max((_key(d)[1] for d in self._directories()), default=-1)
+        return max((_key(d)[1] for d in self.directories()), default=-1)
 
     def prune(self, keep: int, last_good: Manifest) -> None:
         """Deletes what is older than the newest `keep` usable checkpoints: older ones, and what crashes left behind.
@@ -229,7 +229,7 @@ class CheckpointStore:
         StorageUnavailable, when it cannot be told what is usable.
         """
         kept = 0
-        for directory in self._directories():
+        for directory in self.directories():
             step, generation = _key(directory)
             if (step, generation) == (last_good.step, last_good.generation):
                 kept += 1
@@ -247,7 +247,8 @@ class CheckpointStore:
             return False
         return True
 
-    def _directories(self) -> list[str]:
+    def directories(self) -> list[str]:
+        """Names of the folders of checkpoints that are here, whole or not, the newest first."""
         try:
             with storage(self.root):
                 names = [p.name for p in self.root.iterdir()]

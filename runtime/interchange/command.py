@@ -11,15 +11,17 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphft.errors import UsageError
+from graphft.errors import GraphftError, UsageError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from graphft.runtime.interchange.job_checkpoints import JobCheckpoint
     from graphft.runtime.loop.check_points import CheckPoints
     from graphft.runtime.loop.version_store import VersionManifest, VersionStore
 
 MEGABYTE = 1e6
+LOOPS, EITHER = "where the loop saves", "where the loop saves, or a job's folder"
 EXPORTED = "where the loop saves; a job's folder; or whatever else init_from= takes"
 
 
@@ -27,22 +29,23 @@ def add_parser(commands: Any) -> None:
     checkpoint = commands.add_parser("checkpoint", help="list, check, copy, export or delete a loop's checkpoints")
     actions = checkpoint.add_subparsers(required=True, metavar="ACTION")
 
-    def action(name: str, command: Any, help: str, where: str = "where the loop saves") -> argparse.ArgumentParser:
+    def action(name: str, command: Any, help: str, where: str = LOOPS) -> argparse.ArgumentParser:
         parser: argparse.ArgumentParser = actions.add_parser(name, help=help)
         parser.add_argument("path", metavar="PATH_OR_URL", help=where)
         parser.set_defaults(command=command)
         return parser
 
-    action("list", _list, "the versions that are there")
+    action("list", _list, "the versions that are there", EITHER)
     for name, command, help in (
         ("show", _show, "what is in a version"),
         ("verify", _verify, "read every byte, and check it"),
         ("export", _export, "a model's weights, for plain torch, Hugging Face or torch.distributed.checkpoint"),
         ("copy", _copy, "to another place, checked on the way"),
     ):
-        parser = action(name, command, help, *([EXPORTED] if name == "export" else []))
+        where = EXPORTED if name == "export" else LOOPS if name == "copy" else EITHER
+        parser = action(name, command, help, where)
         which = "all" if name in ("verify", "copy") else "the newest that is whole"
-        parser.add_argument("--version", type=int, help=f"which one (default: {which})")
+        parser.add_argument("--version", type=int, help=f"which one; of a job: its step (default: {which})")
         if name == "export":
             parser.add_argument("file", type=Path, metavar="TO", help="the file, or the new folder, to write")
             parser.add_argument("--object", default="model", help="the name it was saved under (default: model)")
@@ -75,9 +78,11 @@ def _there(path: str) -> tuple[CheckPoints, list[int]]:
     place = _place(path)
     versions = [v for v in place.store.versions() if place.store.committed(v)]
     if not versions:
-        hint = "give the path that save_check_point was given"
+        hint = "give the path that save_check_point was given; of a job, its folder: list, show, verify, export"
         if any(name.startswith("step-") for name in place.fs.list_dirs(path)):
-            hint = "these are the checkpoints of a job: `graphft status` tells about them"
+            hint = (
+                "these are the checkpoints of a job: give the job's folder, the one above (list, show, verify, export)"
+            )
         raise UsageError(f"{path} has no checkpoint of a training loop", rule="no-checkpoint", help=hint)
     return place, versions
 
@@ -92,7 +97,29 @@ def _chosen(options: argparse.Namespace, versions: list[int]) -> list[int]:
     return [options.version]
 
 
+def _of_job(options: argparse.Namespace) -> list[JobCheckpoint] | None:
+    """The checkpoints of the job whose folder was given; None if it is no job's. Raises UsageError if it has none."""
+    from graphft.runtime.interchange.job_checkpoints import job_checkpoints
+
+    folder = Path(options.path)
+    if not (folder / "job.json").exists():
+        return None
+    found = job_checkpoints(folder)
+    version = getattr(options, "version", None)
+    if version is not None:
+        found = [c for c in found if c.manifest is not None and c.manifest.step == version]
+    if not found:
+        what = "checkpoint" if version is None else f"checkpoint of step {version}"
+        raise UsageError(f"{folder} has no {what}", rule="no-checkpoint", help=f"graphft checkpoint list {folder}")
+    return found
+
+
 def _list(options: argparse.Namespace) -> int:
+    if (job := _of_job(options)) is not None:
+        from graphft.runtime.interchange.job_checkpoints import HEAD
+
+        print("\n".join([HEAD, *(checkpoint.line() for checkpoint in job)]))
+        return 0
     from graphft.runtime.loop.version_store import DamagedVersion
 
     place, versions = _there(options.path)
@@ -120,6 +147,8 @@ def _line(manifest: VersionManifest) -> str:
 
 
 def _show(options: argparse.Namespace) -> int:
+    if (job := _of_job(options)) is not None:
+        return _show_job(job)
     place, versions = _there(options.path)
     manifest = place.store.manifest(_chosen(options, versions)[0])
     print(_line(manifest).strip())
@@ -130,7 +159,33 @@ def _show(options: argparse.Namespace) -> int:
     return 0
 
 
+def _show_job(found: list[JobCheckpoint]) -> int:
+    """The newest that is whole (or of the step that was asked for), with what each part holds."""
+    checkpoint = next((c for c in found if c.manifest is not None), None)
+    if checkpoint is None or checkpoint.manifest is None:
+        raise GraphftError(found[0].damage, rule="checkpoint", help="none is whole: graphft checkpoint verify")
+    print(checkpoint.line().strip())
+    print(f"run {checkpoint.manifest.run}")
+    for part in checkpoint.manifest.parts:
+        tensors, _ = checkpoint.store.read_part(checkpoint.manifest, part.shard)
+        print(f"{part.file}  sha256 {part.sha256}")
+        for name, tensor in tensors.items():
+            print(f"  {name}  {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}")
+    return 0
+
+
+def _verify_job(found: list[JobCheckpoint]) -> int:
+    damaged = 0
+    for checkpoint in found:
+        wrong = checkpoint.verify(_Progress(str(checkpoint.path), checkpoint.bytes))
+        damaged += bool(wrong)
+        print(f"{checkpoint.path}: {wrong or f'good ({checkpoint.bytes / MEGABYTE:.1f} MB)'}")
+    return 1 if damaged else 0
+
+
 def _verify(options: argparse.Namespace) -> int:
+    if (job := _of_job(options)) is not None:
+        return _verify_job(job)
     from graphft.runtime.loop.version_store import DamagedVersion
 
     place, versions = _there(options.path)

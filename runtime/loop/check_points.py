@@ -8,13 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 import graphft
-from graphft.errors import GraphftError, describe
+from graphft.errors import GraphftError, UsageError, describe
 from graphft.ir import Program
 from graphft.runtime.fs import FS, file_system
 from graphft.runtime.loop.random_states import set_random_states, take_random_states
@@ -70,6 +70,13 @@ class Snapshot:
     tensors: Mapping[str, Tensor]
 
 
+class AtRisk(NamedTuple):
+    """What would be lost if the machine died now: since the newest state that is saved was taken."""
+
+    seconds: float
+    steps: int
+
+
 @dataclass(frozen=True)
 class Found:
     """A checkpoint that was read: `states` by name of the object, `random`: the generators, where they were saved."""
@@ -87,8 +94,8 @@ class CheckPoints:
         checkpoints = graphft.CheckPoints("s3://bucket/run", keep=3)
         saving = checkpoints.begin(state, graphft.TrainStatus(epoch))      # goes on beside the loop
 
-    `save` and `begin` are for one thread of one process: that of trainer 0. A program that ends waits for what it has
-    begun to save.
+    `save`, `begin` and `offer` are for one thread of one process: that of trainer 0. A program that ends waits for what
+    it has begun to save.
     """
 
     def __init__(
@@ -97,16 +104,28 @@ class CheckPoints:
         fs: FS | None = None,
         *,
         keep: int | Keep = 3,
+        every_seconds: float = 600.0,
         storage_options: Mapping[str, Any] | None = None,
         sleep: Callable[[float], object] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """The arguments are those of `save_check_point`."""
+        """The arguments are those of `save_check_point`; `every_seconds` is for `offer`."""
+        if not every_seconds >= 0:
+            raise UsageError(
+                f"every_seconds is {every_seconds!r}, expected a number of seconds",
+                rule="option",
+                help="every_seconds=600",
+            )
         self.fs, self.path = (fs, path) if fs is not None else file_system(path, storage_options)
         self.keep, self._sleep = as_keep(keep), sleep
         self.store = VersionStore(self.fs, self.path)
         self._changed = threading.Condition()
-        self._waiting: tuple[Snapshot, Saving] | None = None
+        self._waiting: tuple[Snapshot, Saving, float] | None = None
         self._thread: threading.Thread | None = None
+        self.every_seconds, self._clock = every_seconds, clock
+        self._begun_at = clock()
+        self._saved: tuple[float, int] = (self._begun_at, 0)
+        """When the newest state that is saved was taken, and its step."""
         self._values: dict[int, float | None] = {}
         """By version, the metric that `keep` looks at: read once."""
 
@@ -118,8 +137,8 @@ class CheckPoints:
         """Saves now; returns the version. Raises OSError after TRIES, GraphftError for what cannot be saved."""
         targets = targets_of(state, main_program)
         self.wait()
-        saving = Saving()
-        self._write(take(targets, status, random_states, copy=False), saving)
+        saving, self._begun_at = Saving(), self._clock()
+        self._write(take(targets, status, random_states, copy=False), saving, self._begun_at)
         version = saving.wait()
         assert version is not None
         return version
@@ -129,16 +148,31 @@ class CheckPoints:
     ) -> Saving:
         """Copies the state, and saves it beside what goes on. One save is at work; of those that wait, the newest."""
         snapshot, saving = take(targets_of(state, main_program), status, random_states, copy=True), Saving()
+        self._begun_at = self._clock()
         with self._changed:
             if self._waiting is not None:
                 self._waiting[1].superseded = True
                 self._waiting[1]._end()
-            self._waiting = snapshot, saving
+            self._waiting = snapshot, saving, self._begun_at
             if self._thread is None:
                 # No daemon: a program that ends waits for what it has begun to save.
                 self._thread = threading.Thread(target=self._run, name=f"checkpoints {self.path}")
                 self._thread.start()
         return saving
+
+    def offer(
+        self, state: Any, status: TrainStatus, *, main_program: Program | None = None, random_states: bool = True
+    ) -> Saving | None:
+        """For the end of each step: as `begin`, when `every_seconds` have passed since the save before began (or since
+        this object was made), however short the epochs are; else None, at no cost."""
+        if self._clock() - self._begun_at < self.every_seconds:
+            return None
+        return self.begin(state, status, main_program=main_program, random_states=random_states)
+
+    def at_risk(self, status: TrainStatus) -> AtRisk:
+        """What would be lost if the machine died now, at `status`."""
+        taken, step = self._saved
+        return AtRisk(self._clock() - taken, status.step - step)
 
     def wait(self) -> None:
         """Until nothing is being saved."""
@@ -152,22 +186,35 @@ class CheckPoints:
                     self._thread = None
                     self._changed.notify_all()
                     return
-                (snapshot, saving), self._waiting = self._waiting, None
-            self._write(snapshot, saving)
+                (snapshot, saving, taken), self._waiting = self._waiting, None
+            self._write(snapshot, saving, taken)
             del snapshot
 
-    def _write(self, snapshot: Snapshot, saving: Saving) -> None:
+    def _write(self, snapshot: Snapshot, saving: Saving, taken: float) -> None:
         pause = FIRST_PAUSE
         while True:
             saving.tries += 1
             try:
                 version = self._commit(snapshot)
             except (OSError, TimeoutError) as error:
+                age = self._clock() - self._saved[0]
                 if saving.tries >= TRIES:
                     saving._end(error=error)
-                    log.error("the checkpoint could not be saved in %s: %s", self.path, describe(error))
+                    log.error(
+                        "the checkpoint of step %d could not be saved in %s: %s; what is saved is %.0f s old",
+                        snapshot.status.step,
+                        self.path,
+                        describe(error),
+                        age,
+                    )
                     return
-                log.warning("checkpoint in %s: %s; trying again in %.1f s", self.path, describe(error), pause)
+                log.warning(
+                    "checkpoint in %s: %s; trying again in %.1f s; what is saved is %.0f s old",
+                    self.path,
+                    describe(error),
+                    pause,
+                    age,
+                )
                 self._sleep(pause)
                 pause = min(2 * pause, LAST_PAUSE)
             except BaseException as error:
@@ -175,6 +222,7 @@ class CheckPoints:
                 log.error("the checkpoint could not be saved in %s: %s", self.path, describe(error))
                 return
             else:
+                self._saved = taken, snapshot.status.step
                 saving._end(version)
                 self._try_to_prune()
                 return
@@ -228,6 +276,7 @@ class CheckPoints:
         load_all(targets, found.states)
         if random_states and found.random is not None:
             set_random_states(found.random)
+        self._saved = self._clock(), found.status.step
         return found.status
 
     def newest(self, version: int | None = None) -> Found | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,9 @@ from torch import nn
 
 import graphft
 from graphft.errors import GraphftError, UsageError
+from graphft.runtime.cli import main
 from graphft.runtime.interchange.job_state import load_optimizer, read_job
+from tests.support.commands import refused, shown
 
 
 def make_model() -> nn.Sequential:
@@ -87,6 +90,43 @@ def test_what_does_not_fit_changes_nothing(folders: dict[int, Path]) -> None:
     assert not optimizer.state
     with pytest.raises(GraphftError, match=r"3\.bias is not among the optimizer's parameters"):
         load_optimizer(torch.optim.Adam(list(model.parameters())[:-1]), model, folders[3])
+
+
+def test_the_command_knows_a_jobs_checkpoints(
+    folders: dict[int, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    job = tmp_path / "job"
+    shutil.copytree(folders[3], job)
+    head, *lines = shown(capsys, "checkpoint", "list", job).splitlines()
+    assert head.split() == ["step", "generation", "saved", "MB", "of"]
+    assert lines[0].split()[0] == "8"
+    assert lines[0].endswith("all shards, in 3 parts")
+    text = shown(capsys, "checkpoint", "show", job, "--version", "8")
+    assert "float32" in text
+    assert "@exp_avg" in text
+    assert ": good (" in shown(capsys, "checkpoint", "verify", job)
+    (part,) = (job / "checkpoints").glob("step-00000008.*/shard-1-of-3.safetensors")
+    data = bytearray(part.read_bytes())
+    data[-3] ^= 4
+    part.write_bytes(data)
+    assert main(["checkpoint", "verify", str(job)]) == 1
+    assert f"{part}: its checksum is" in capsys.readouterr().out
+    part.unlink()
+    assert "DAMAGED: " in shown(capsys, "checkpoint", "list", job)
+    assert "has no checkpoint of step 7" in refused(capsys, "checkpoint", "show", job, "--version", "7")
+    assert "its folder: list, show, verify, export" in refused(capsys, "checkpoint", "prune", job, "--keep", "1")
+
+
+def test_the_command_exports_a_job(
+    folders: dict[int, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    model = graphft.read_weights(folders[1] / "model.safetensors")
+    for name in ("model.safetensors", "huggingface", "dcp"):
+        options = ["--format", "dcp"] if name == "dcp" else ["--shard-mb", "0.0005"] if name == "huggingface" else []
+        shown(capsys, "checkpoint", "export", folders[1], tmp_path / name, *options)
+        found = graphft.read_weights(tmp_path / name)
+        assert all(torch.equal(found[n], model[n]) for n in model)
+    assert len(list((tmp_path / "huggingface").glob("*.safetensors"))) > 1
 
 
 def test_a_job_without_a_checkpoint(tmp_path: Path) -> None:

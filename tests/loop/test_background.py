@@ -13,6 +13,7 @@ import torch
 
 import graphft
 from graphft import LocalFS, TrainStatus
+from graphft.errors import GraphftError
 from graphft.runtime.loop.check_points import CheckPoints
 
 
@@ -91,3 +92,45 @@ def test_a_program_that_ends_has_saved_what_it_began(tmp_path: Path) -> None:
     found = graphft.read_check_point(str(tmp_path))
     assert found is not None
     assert found.status == TrainStatus(3)
+
+
+def test_a_save_is_due_by_the_clock_however_short_the_epochs_are(tmp_path: Path) -> None:
+    """Pitfall 25: a clock that begins anew with each epoch is never due when epochs are shorter."""
+    now, weight = [0.0], Weight()
+    place = CheckPoints(str(tmp_path), every_seconds=60.0, clock=lambda: now[0])
+    saved = []
+    for epoch in range(10):  # of 25 s, in steps of 5 s
+        for offset in range(5):
+            now[0] += 5.0
+            saving = place.offer(weight, TrainStatus(epoch, step=5 * epoch + offset + 1))
+            if saving is not None:
+                saving.wait(60)
+                saved.append(now[0])
+    assert saved == [60.0, 120.0, 180.0, 240.0]
+    assert place.at_risk(TrainStatus(9, step=50)) == (10.0, 2)
+    again = CheckPoints(str(tmp_path), every_seconds=60.0, clock=lambda: now[0])
+    status = again.load(weight)
+    assert status is not None
+    now[0] += 7.0
+    assert again.at_risk(TrainStatus(9, step=status.step + 3)) == (7.0, 3)
+
+
+def test_what_is_at_risk_grows_while_the_storage_refuses(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Full(LocalFS):
+        def writing(self, path: str) -> Any:
+            raise OSError("no space left")
+
+    now = [0.0]
+
+    def sleep(seconds: float) -> None:
+        now[0] += seconds
+
+    place = CheckPoints(str(tmp_path), Full(), clock=lambda: now[0], sleep=sleep)
+    with pytest.raises(OSError, match="no space left"):
+        place.save(Weight(), TrainStatus(0, step=9))
+    assert place.at_risk(TrainStatus(0, step=12)) == (now[0], 12)
+    told = [r.getMessage() for r in caplog.records]
+    assert "trying again in 1.0 s; what is saved is 0 s old" in told[1]
+    assert f"the checkpoint of step 9 could not be saved in {tmp_path}" in told[-1]
+    with pytest.raises(GraphftError, match="every_seconds"):
+        CheckPoints(str(tmp_path), every_seconds=float("nan"))

@@ -1,0 +1,85 @@
+"""The checkpoints of a job, in its folder, for `graphft checkpoint list`, `show` and `verify`. Nothing is changed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from graphft.runtime.checkpoint.async_writer import FOLDER, shard_store
+from graphft.runtime.checkpoint.store import MANIFEST, CheckpointStore, DamagedCheckpoint, Manifest
+from graphft.transpiler.record import read_record
+
+
+@dataclass(frozen=True)
+class JobCheckpoint:
+    """One that is there. `shard`: async, of this shard alone; None: of all. `damage`: why it cannot be used; "" if its
+    files have the sizes that its manifest says."""
+
+    store: CheckpointStore
+    directory: str
+    shard: int | None
+    manifest: Manifest | None
+    damage: str
+    foreign: bool
+    """Whether another run wrote it."""
+
+    @property
+    def path(self) -> Path:
+        return self.store.root / self.directory
+
+    @property
+    def bytes(self) -> int:
+        return sum(part.bytes for part in self.manifest.parts) if self.manifest is not None else 0
+
+    def line(self) -> str:
+        """For a table: step, generation, when, how large, whose, what is wrong with it."""
+        if self.manifest is None:
+            return f"{self.path}  DAMAGED: {self.damage}"
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((self.path / MANIFEST).stat().st_mtime))
+        of = "all shards" if self.shard is None else f"shard {self.shard}"
+        note = "  of another run" if self.foreign else ""
+        return (
+            f"{self.manifest.step:>9} {self.manifest.generation:>10}  {when}  {self.bytes / 1e6:>10.1f}  {of}, in "
+            f"{len(self.manifest.parts)} part{'s' * (len(self.manifest.parts) != 1)}{note}"
+        )
+
+    def verify(self, told: Callable[[int], object] = id) -> str:
+        """Reads every byte. What is wrong, in words; "" if nothing is. Raises StorageUnavailable."""
+        if self.manifest is None:
+            return self.damage
+        for part in self.manifest.parts:
+            try:
+                self.store.read_part(self.manifest, part.shard)
+            except DamagedCheckpoint as error:
+                return error.message
+            told(part.bytes)
+        return ""
+
+
+HEAD = f"{'step':>9} {'generation':>10}  {'saved':19}  {'MB':>10}  of"
+
+
+def job_checkpoints(folder: Path) -> list[JobCheckpoint]:
+    """Of a job's folder, the newest first, whole or damaged; folders without a manifest are being written, or were.
+
+    Raises GraphftError for a folder that holds no job, StorageUnavailable.
+    """
+    record = read_record(folder)
+    shards = [None, *range(record.config.pservers)] if not record.config.sync else [None]
+    found = [c for shard in shards for c in _in_store(folder, shard, record.run_id)]
+    return sorted(found, key=lambda c: c.directory.split(".g"), reverse=True)
+
+
+def _in_store(folder: Path, shard: int | None, run: str) -> Iterator[JobCheckpoint]:
+    store = CheckpointStore(folder / FOLDER) if shard is None else shard_store(folder, shard)
+    for directory in store.directories():
+        if not (store.root / directory / MANIFEST).exists():
+            continue
+        try:
+            manifest = store.read_manifest(directory)
+        except DamagedCheckpoint as error:
+            yield JobCheckpoint(store, directory, shard, None, error.message, False)
+        else:
+            yield JobCheckpoint(store, directory, shard, manifest, "", manifest.run != run)
