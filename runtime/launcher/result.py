@@ -32,7 +32,7 @@ class Result:
     """What was left out of the data, and why."""
     launches: int = 1
     lost_rows: int = 0
-    """Rows of metrics/ that the disk did not take: `losses` and `metrics` lack them."""
+    """Rows of metrics/ that the disk did not take, as far as trainers could tell: `losses` and `metrics` lack them."""
 
     @classmethod
     def of(
@@ -96,7 +96,7 @@ class Result:
         lines += [f"the model is NOT FINITE: {bad}"] if bad else []
         if self.lost_rows:
             lines.append(
-                f"{self.lost_rows} rows of {self.job_dir / 'metrics'} are LOST, for the disk did not take them: "
+                f"at least {self.lost_rows} rows of {self.job_dir / 'metrics'} are LOST, not taken by the disk: "
                 "Result.losses and Result.metrics lack them (the model does not)"
             )
         return lines + ([describe_discarded(self.discarded, records)] if self.discarded else [])
