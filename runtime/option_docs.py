@@ -27,6 +27,10 @@ An option that has no effect in a job (`max_staleness` with `sync=True`) is an e
 `ft=True` (`max_failures`) is a warning. Defaults may be given. `transpiler/effects.py` lists what each option needs.
 
 """
+_BEGIN = """| `init_from` | path, URL or state_dict | none | Weights to begin with ([checkpoints.md](checkpoints.md#to-and-from-others)). |
+| `init_partial` | bool | `False` | Of these what fits is loaded, and a warning lists the rest. |
+"""
+"""Arguments of `transpile` that are no fields of JobConfig: the initial values say it all."""
 _RUN = """
 ## `job.run(...)`
 
@@ -45,7 +49,7 @@ def page() -> str:
     run = list(dataclasses.fields(LaunchOptions))
     where = "[running.md](running.md#everything-on-this-machine)"
     seen = f"| `on_status` | function | none | called with (supervisor, status), as often as the display: {where} |\n"
-    return f"{_HEAD}{_TABLE}{_rows(JobConfig, job)}{_RUN}{_TABLE}{_rows(LaunchOptions, run)}{seen}"
+    return f"{_HEAD}{_TABLE}{_rows(JobConfig, job)}{_BEGIN}{_RUN}{_TABLE}{_rows(LaunchOptions, run)}{seen}"
 
 
 def _rows(options: type, fields: list[dataclasses.Field[Any]]) -> str:

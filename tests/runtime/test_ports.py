@@ -99,6 +99,9 @@ class Read:
         self.phases.append(self.record.phase)
         return {"x": torch.full((key.batch_size,), key.batch_index), "y": torch.zeros(1)}
 
+    def numbers(self, key: BatchKey) -> list[int]:
+        return [key.chunk] * key.batch_size
+
 
 @pytest.fixture
 def record(tmp_path: Path) -> WorkRecord:
@@ -116,6 +119,7 @@ def test_a_batch_is_noted_while_it_is_read_and_computed(record: WorkRecord, job:
     assert (read.phases, record.phase) == ([Phase.READING], Phase.COMPUTING)
     assert (told, state.work, state.batch_samples) == ([work], work, 4)
     assert check.columns["x"] is x
+    assert check.numbers() == [2, 2, 2, 2]
 
 
 def test_of_a_unit_the_first_batch_is_read_ahead(record: WorkRecord, job: Job) -> None:
