@@ -27,9 +27,11 @@ An option that has no effect in a job (`max_staleness` with `sync=True`) is an e
 `ft=True` (`max_failures`) is a warning. Defaults may be given. `transpiler/effects.py` lists what each option needs.
 
 """
-_BEGIN = """| `init_from` | path, URL or state_dict | none | Weights to begin with ([checkpoints.md](checkpoints.md#to-and-from-others)). |
-| `init_partial` | bool | `False` | Of these what fits is loaded, and a warning lists the rest. |
-"""
+_BEGIN = (
+    "| `init_from` | path, URL or state_dict | none | Weights to begin with "
+    "([checkpoints.md](checkpoints.md#to-and-from-others)). |\n"
+    "| `init_partial` | bool | `False` | Of these what fits is loaded, and a warning lists the rest. |\n"
+)
 """Arguments of `transpile` that are no fields of JobConfig: the initial values say it all."""
 _RUN = """
 ## `job.run(...)`
