@@ -119,6 +119,8 @@ def load_weights(program: Program, state: Mapping[str, Tensor], partial: bool = 
         value, own = state[given[0]] if given else None, program.values[variable.name]
         if value is None:
             problems.append(f"{variable.name} is missing")
+        elif not isinstance(value, Tensor) or value.layout != torch.strided or value.is_meta:
+            problems.append(f"{given[0]} is {_kind(value)}, expected a dense tensor with values")
         elif value.shape != own.shape or value.dtype != own.dtype:
             problems.append(f"{given[0]} is {_show(value)}, the program's is {_show(own)}")
         elif any(not torch.equal(value, state[n]) for n in given[1:]):
@@ -163,6 +165,12 @@ def _differences(targets: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> 
         if name in targets and (value.shape != targets[name].shape or value.dtype != targets[name].dtype):
             problems.append(f"{name} is {_show(value)}, the model's is {_show(targets[name])}")
     return problems
+
+
+def _kind(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__module__}.{type(value).__qualname__}"
+    return "a tensor on the meta device" if value.is_meta else f"a tensor of layout {value.layout}"
 
 
 def _show(value: Tensor) -> str:

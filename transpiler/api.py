@@ -16,7 +16,7 @@ from torch import Tensor
 from graphft.data import DataSpec
 from graphft.devices import find_device
 from graphft.errors import GraphftError, ProgramError, UsageError
-from graphft.ir import Kind, Program
+from graphft.ir import Kind, Program, Variable
 from graphft.literals import evaluate, names_in
 from graphft.loss_results import check_metrics
 from graphft.transpiler.config import JobConfig
@@ -116,6 +116,12 @@ def _begin_with(
                 help="say where the weights lie: init_from=",
             )
         return program
+    if not isinstance(source, (Mapping, str, os.PathLike)):
+        raise UsageError(
+            f"init_from is a {type(source).__name__}, expected a path, a URL or a state_dict",
+            rule="option",
+            help="of a model: init_from=model.state_dict()",
+        )
     if isinstance(source, Mapping):
         return load_weights(program, source, partial)
     import graphft  # what reads them is the runtime's: this package does not know it
@@ -125,20 +131,28 @@ def _begin_with(
 
 
 def _tell_nonfinite(program: Program) -> None:
-    """A warning if a parameter holds NaN or an infinite value before the first step: a damaged file of weights, say."""
+    """A warning if a parameter or a buffer is not finite before the first step: a damaged file of weights, say."""
     wild = [
-        v.name
-        for v in program.of_kind(Kind.PARAM, Kind.FROZEN)
-        if v.name in program.values and program.values[v.name].is_floating_point()
-        if not bool(program.values[v.name].isfinite().all())
+        f"{'buffer' if v.kind is Kind.BUFFER else 'parameter'} {v.name}"
+        for v in program.of_kind(Kind.PARAM, Kind.FROZEN, Kind.BUFFER)
+        if v.name in program.values and _is_wild(v, program.values[v.name])
     ]
     if wild:
         log.warning(
-            "parameter %s of program '%s' is not finite before the first step%s: look at what it was loaded from",
+            "%s of program '%s' is not finite before the first step%s: look at what it was loaded from",
             wild[0],
             program.name,
             f", and so are {len(wild) - 1} others" * (len(wild) > 1),
         )
+
+
+def _is_wild(variable: Variable, value: Tensor) -> bool:
+    """A mask has -inf with good reason: in a buffer that is none."""
+    if not value.is_floating_point():
+        return False
+    if variable.kind is Kind.BUFFER:
+        value = value.nan_to_num(nan=float("nan"), neginf=0.0, posinf=float("inf"))
+    return not bool(value.isfinite().all())
 
 
 def _tell_idle_slots(config: JobConfig) -> None:

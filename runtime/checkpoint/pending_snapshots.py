@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from graphft.runtime.checkpoint.store import Part
 from graphft.runtime.coordination.records import Committed
 
 if TYPE_CHECKING:
@@ -28,8 +29,19 @@ class Snapshot:
     meta: Mapping[str, Any]
 
 
-Work = Snapshot | Committed
-"""A snapshot to be written; or the final checkpoint, that the model is to be made of."""
+@dataclass(frozen=True, slots=True)
+class Published:
+    """A part that is written and recorded in etcd, of a checkpoint that was not committed then."""
+
+    generation: int
+    step: int
+    part: Part
+    keep: int
+    meta: Mapping[str, Any]
+
+
+Work = Snapshot | Committed | Published
+"""A snapshot to be written; the final checkpoint, that the model is to be made of; a part to be recorded once more."""
 
 
 def worth(snapshot: Snapshot) -> tuple[int, int]:
@@ -49,6 +61,7 @@ class PendingSnapshots:
         self._changed = threading.Condition()
         self._waiting: list[Snapshot] = []
         self._final: Committed | None = None
+        self._again: Published | None = None
         self._closed = False
 
     def add(self, snapshot: Snapshot) -> list[Snapshot]:
@@ -64,6 +77,8 @@ class PendingSnapshots:
             if isinstance(work, Committed):
                 self._final = work
                 return []
+            if isinstance(work, Published):  # it is asked for again, if that is still of use
+                return []
             self._waiting.insert(0, work)
             return self._thin_out()
 
@@ -73,14 +88,23 @@ class PendingSnapshots:
             self._final = committed
             self._changed.notify_all()
 
+    def publish_again(self, published: Published) -> None:
+        """The record of this part is to be written once more, when nothing else is to be done."""
+        with self._changed:
+            self._again = published
+            self._changed.notify_all()
+
     def take(self) -> Work | None:
         """The oldest work there is, as soon as there is some; None: this queue is closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._waiting or self._final is not None)
+            self._changed.wait_for(lambda: self._closed or self._waiting or self._final or self._again)
             if self._closed:
                 return None
             if self._waiting:
                 return self._waiting.pop(0)
+            again, self._again = self._again, None
+            if again is not None:
+                return again
             final, self._final = self._final, None
             return final
 

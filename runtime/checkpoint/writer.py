@@ -14,7 +14,7 @@ from torch import Tensor
 
 from graphft.runtime.checkpoint.commit import Commits, record_of
 from graphft.runtime.checkpoint.omissions import recorded
-from graphft.runtime.checkpoint.pending_snapshots import PendingSnapshots, Snapshot, Work
+from graphft.runtime.checkpoint.pending_snapshots import PendingSnapshots, Published, Snapshot, Work
 from graphft.runtime.checkpoint.store import MANIFEST, DamagedCheckpoint, Manifest, StorageUnavailable
 from graphft.runtime.coordination.connect import MODEL
 from graphft.runtime.coordination.discarded import discarded_of, write_discarded
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 NONFINITE = "nonfinite"
 """In the metadata of a model: what of it is not finite, in words."""
 RETRY_SECONDS, MAX_RETRY_SECONDS = 0.5, 5.0
+PUBLISH_SECONDS = 5.0
+"""A part whose checkpoint is not committed after so long is recorded again."""
 REMIND_SECONDS = 60.0
 """While checkpoints cannot be written, this is said again and again."""
 MAX_REDO = 3
@@ -62,6 +64,8 @@ class Saver:
         self._pause = RETRY_SECONDS
         self._last: Manifest | None = None
         """What this shard committed last."""
+        self._published: Published | None = None
+        self._published_at = 0.0
         self._failing_since: float | None = None
         self._told = 0.0
         self._thread = threading.Thread(target=self._run, name="saver", daemon=True)
@@ -93,6 +97,17 @@ class Saver:
         last = self._last
         return record_of(last) if last is not None and last.generation == generation else None
 
+    def look_after_part(self, generation: int, known: Committed | None) -> None:
+        """Has the part that this shard recorded last recorded again, when its checkpoint is not committed after a
+        while: an etcd that was restored from a backup may know nothing of it. `generation`: the one that the shard is
+        in; `known`: the newest committed checkpoint."""
+        published = self._published
+        if published is None or published.generation != generation or (known and known.step >= published.step):
+            return
+        if time.monotonic() - self._published_at > PUBLISH_SECONDS:
+            self._published_at = time.monotonic()
+            self._pending.publish_again(published)
+
     def check(self) -> None:
         """Raises what the thread died of."""
         if self._failure is not None:
@@ -113,7 +128,12 @@ class Saver:
 
     def _try(self, work: Work) -> None:
         try:
-            self._save(work) if isinstance(work, Snapshot) else self._finish(work)
+            if isinstance(work, Snapshot):
+                self._save(work)
+            elif isinstance(work, Published):
+                self._publish(work)
+            else:
+                self._finish(work)
         except TransientEtcdError as error:
             self.events.log.warning("checkpoint: etcd: %s; trying again", error.message)
             self._again(work, RETRY_SECONDS)
@@ -175,12 +195,16 @@ class Saver:
             item.generation, item.step, commits.shard, commits.shards, item.values, item.ledger
         )
         meta = {**item.meta, **recorded(commits.etcd, commits.keys)}
-        manifest = commits.publish(item.generation, item.step, part, meta)
+        self._publish(Published(item.generation, item.step, part, item.keep, meta))
+
+    def _publish(self, item: Published) -> None:
+        manifest = self.commits.publish(item.generation, item.step, item.part, item.meta)
+        self._published, self._published_at = (item if manifest is None else None), time.monotonic()
         if manifest is not None:
             self._last = manifest
             self.events.log.info("checkpoint of step %d is committed", item.step)
             with contextlib.suppress(StorageUnavailable):  # what is left goes with a later checkpoint
-                commits.store.prune(item.keep, manifest)
+                self.commits.store.prune(item.keep, manifest)
 
     def _may_be_saved(self, item: Snapshot) -> bool:
         """Whether all is finite, or the job goes on with what is not. What trainers look at does not show it all: an

@@ -46,9 +46,9 @@ class View:
         for key, kv in self.kvs.items():
             if key not in new or new[key].create_revision != kv.create_revision:
                 yield Event("delete", KV(key, b"", 0, revision, 0), kv)
-        for key, kv in new.items():
+        for key, kv in sorted(new.items(), key=lambda item: item[1].mod_revision):
             old = self.kvs.get(key)
             if old is None or old.create_revision != kv.create_revision:
                 yield Event("put", kv)
-            elif old.mod_revision != kv.mod_revision:
+            elif old != kv:  # by more than its revision: a store that was restored gives revisions again
                 yield Event("put", kv, old)

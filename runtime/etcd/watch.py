@@ -22,9 +22,10 @@ class Watch:
     """Keeps a view of all keys under `prefix`, on a thread of its own.
 
     The constructor lists the prefix (`EtcdUnreachable` when it cannot) and hands what is there to `on_event` as
-    puts; from then on the thread does, in order, for every change. When the stream ends it is opened again from the
-    last revision; when that has been compacted, the prefix is listed and the differences are handed over. So the
-    view misses nothing that lasts, and events never contradict it. The view changes first, then `on_event` is
+    puts; from then on the thread does, in order, for every change. When the stream ends, the prefix is listed, the
+    differences are handed over, and a stream is opened from there: etcd may have been restored from a backup meanwhile,
+    and its revisions may say again what they said before, of something else. So the view misses nothing that lasts,
+    and events never contradict it. The view changes first, then `on_event` is
     called, on the thread of the watch, which it must not block; an exception in it ends the watch, and shows in
     `snapshot` and `wait`.
     """
@@ -103,8 +104,12 @@ class Watch:
     def _run(self) -> None:
         try:
             pause = FIRST_PAUSE
+            listed = True
             while not self._closed.is_set():
                 with contextlib.suppress(TransientEtcdError):
+                    if not listed:
+                        self._relist(LIST)
+                    listed = False
                     self._follow()
                 pause = FIRST_PAUSE if self._connected else min(2 * pause, LAST_PAUSE)
                 self._connected = False

@@ -87,6 +87,11 @@ class FsspecFS(FS):
             return None
         return int(found["size"]) if found["type"] == "file" else None
 
+    def stat(self, path: str) -> bool:
+        self._forget()
+        with _as_os_error():
+            return bool(self.fs.exists(path))
+
     def open(self, path: str) -> BinaryIO:
         self._forget()
         with _as_os_error():

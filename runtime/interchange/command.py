@@ -248,15 +248,18 @@ def _tensors(options: argparse.Namespace) -> dict[str, Tensor]:
 def _copy(options: argparse.Namespace) -> int:
     place, versions = _there(options.path)
     target = _place(options.to)
-    there = set(target.store.versions())
+    others = 0
     for version in sorted(_chosen(options, versions)):
-        if version in there:
-            print(f"checkpoint {version}: {options.to} has it already")
-            continue
         manifest = place.store.manifest(version)
-        copy_version(place.store, target.store, manifest)
-        print(f"checkpoint {version}: copied ({manifest.bytes / MEGABYTE:.1f} MB)")
-    return 0
+        if not target.store.committed(version):
+            copy_version(place.store, target.store, manifest)
+            print(f"checkpoint {version}: copied ({manifest.bytes / MEGABYTE:.1f} MB)")
+        elif target.store.manifest(version) == manifest:
+            print(f"checkpoint {version}: {options.to} has it already")
+        else:
+            others += 1
+            print(f"checkpoint {version}: NOT copied, {options.to} has another one of this number")
+    return 1 if others else 0
 
 
 def copy_version(source: VersionStore, target: VersionStore, manifest: VersionManifest) -> None:
@@ -271,6 +274,6 @@ def _prune(options: argparse.Namespace) -> int:
     keep = Keep(options.keep, options.every, options.best, options.mode)
     _there(options.path)
     place = _place(options.path, keep=keep)
-    gone = place.prune()
+    gone = place.prune(_Progress(options.path, 0))
     print(f"deleted: {', '.join(map(str, sorted(gone))) or 'nothing'}")
     return 0

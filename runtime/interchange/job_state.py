@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,10 +15,15 @@ from graphft.errors import GraphftError, UsageError
 from graphft.ir import Kind
 from graphft.optim import SCALAR_STATE
 from graphft.runtime.checkpoint.async_writer import FOLDER, shard_store
-from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
+from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest
 from graphft.transpiler import Job
 from graphft.transpiler.assemble import assemble
 from graphft.transpiler.layout import slices_of
+
+log = logging.getLogger("graphft")
+
+LOOKS, LOOK_SECONDS = 4, 0.1
+"""A running job deletes old checkpoints: what is gone when it is read is looked for again."""
 
 
 @dataclass(frozen=True)
@@ -29,36 +36,75 @@ class JobState:
     optimizer: dict[str, dict[str, Tensor]]
 
 
-def read_job(folder: Path) -> JobState:
-    """From the newest checkpoint in a job's folder that is whole. The job may be running, on any machine.
+def read_job(folder: Path, step: int | None = None) -> JobState:
+    """From the newest checkpoint in a job's folder that is whole, or from that of `step`. The job may be running, on
+    any machine.
 
-    Raises UsageError[no-checkpoint] if there is none yet.
+    Raises UsageError[no-checkpoint] if there is none (yet), DamagedCheckpoint if none is whole.
     """
     job = Job.load(folder)
-    found = [
-        (CheckpointStore(folder / FOLDER), m)
-        for m in CheckpointStore(folder / FOLDER).manifests()
-        if m.run == job.run_id
-    ]
-    if found:
-        store, manifest = found[0]
-        places = [(store, manifest)] * job.config.pservers
-    else:  # async, before the end: each shard has its own
-        places = [_newest(folder, shard, job.run_id) for shard in range(job.config.pservers)]
-    shards = [store.read_part(manifest, shard)[0] for shard, (store, manifest) in enumerate(places)]
-    step = min(manifest.step for _, manifest in places)
-    return JobState(step, assemble(job.trainer_program(), shards), _optimizer(job, shards))
+    for left in reversed(range(LOOKS)):
+        try:
+            reached, shards = _read(job, folder, step)
+            return JobState(reached, assemble(job.trainer_program(), shards), _optimizer(job, shards))
+        except GraphftError:  # the job may have replaced what was looked at just now
+            if not left:
+                raise
+            time.sleep(LOOK_SECONDS)
+    raise AssertionError
 
 
-def _newest(folder: Path, shard: int, run: str) -> tuple[CheckpointStore, Manifest]:
-    store = shard_store(folder, shard)
-    for manifest in store.manifests():
-        if manifest.run == run:
-            return store, manifest
-    raise UsageError(
-        f"{folder} has no checkpoint yet (of shard {shard})",
+def _read(job: Job, folder: Path, step: int | None) -> tuple[int, list[dict[str, Tensor]]]:
+    """The step, and what each shard held."""
+    everything = range(job.config.pservers)
+    store = CheckpointStore(folder / FOLDER)
+    there = [m for m in store.manifests() if m.run == job.run_id and step in (None, m.step)]
+    if there:
+        return _newest_whole(store, there, everything)
+    if step is not None or job.config.sync:
+        what = (
+            "checkpoint yet"
+            if step is None
+            else f"checkpoint of step {step}" + " of all shards" * (not job.config.sync)
+        )
+        raise _none(folder, what)
+    found = []  # async, before the end: each shard has its own
+    for shard in everything:
+        store = shard_store(folder, shard)
+        own = [m for m in store.manifests() if m.run == job.run_id]
+        if not own:
+            raise _none(folder, f"checkpoint yet of shard {shard}")
+        found.append(_newest_whole(store, own, [shard]))
+    return min(reached for reached, _ in found), [tensors for _, (tensors,) in found]
+
+
+def _newest_whole(
+    store: CheckpointStore, manifests: Sequence[Manifest], shards: Sequence[int]
+) -> tuple[int, list[dict[str, Tensor]]]:
+    """Step and tensors of the first that can be read. Raises DamagedCheckpoint if none can."""
+    damaged: list[DamagedCheckpoint] = []
+    for manifest in manifests:
+        try:
+            tensors = [store.read_part(manifest, shard)[0] for shard in shards]
+        except DamagedCheckpoint as error:
+            log.error("%s", error.message)
+            damaged.append(error)
+            continue
+        if damaged:
+            log.error("going back to the checkpoint of step %d, the newest that is whole", manifest.step)
+        return manifest.step, tensors
+    raise DamagedCheckpoint(
+        f"none of the {len(damaged)} checkpoints is whole: {damaged[0].message}",
+        rule="checkpoint",
+        help="let the job run on: it goes back to its initial values",
+    )
+
+
+def _none(folder: Path, what: str) -> UsageError:
+    return UsageError(
+        f"{folder} has no {what}",
         rule="no-checkpoint",
-        help="let the job run on until it has taken one: `graphft status` says when",
+        help=f"`graphft checkpoint list {folder}` says which there are, `graphft status` when the next one comes",
     )
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from graphft.errors import UsageError
 from graphft.runtime.coordination.connect import MODEL
 from graphft.runtime.fs import FS, LocalFS, file_system
+from graphft.runtime.interchange.huggingface import WHOLE, read_sharded
 from graphft.runtime.loop.check_points import CheckPoints
 from graphft.tensor_file import read_tensors
 
@@ -31,12 +32,15 @@ def read_weights(source: str | os.PathLike[str], name: str = "model", version: i
     `source` is a safetensors file; a folder as Hugging Face's `save_pretrained` writes it, in one file or many; a job's
     folder (its newest checkpoint that is whole); what `save_check_point` saved (its newest version that is whole);
     or a directory of `torch.distributed.checkpoint`. In the last two, `name` is what the model was saved as.
-    `version`: of what `save_check_point` saved, not the newest. The first two, and what it saved, may be URLs.
+    `version`: of what `save_check_point` saved, not the newest; of a job, the step of another checkpoint. The first
+    two, and what `save_check_point` saved, may be URLs.
 
     Raises GraphftError for what is none of them, is damaged, or holds pickles; OSError where the storage fails.
     """
     fs, path = file_system(os.fspath(source))
     if version is not None:
+        if isinstance(fs, LocalFS) and fs.size(f"{path}/job.json") is not None:
+            return _read_job(Path(path), version)
         return _read_loop(os.fspath(source), name, version)
     if fs.size(path) is not None:
         return _read_file(fs, path)
@@ -47,8 +51,11 @@ def read_weights(source: str | os.PathLike[str], name: str = "model", version: i
         return _read_loop(os.fspath(source), name, None)
     indexes = [n for n in names if n.endswith(".safetensors.index.json")]
     files = [n for n in names if n.endswith(".safetensors")]
+    if WHOLE in names and indexes and "job.json" not in names:  # as from_pretrained does
+        log.warning("%s has %s and %s: the weights are those of the first", source, WHOLE, indexes[0])
+        indexes, files = [], [WHOLE]
     if len(indexes) == 1 or ("job.json" not in names and len(files) == 1 and ".metadata" not in names):
-        return _read_folder(fs, path, indexes)
+        return _read_folder(fs, path, indexes, files[0] if files else "")
     if not isinstance(fs, LocalFS) and {"job.json", ".metadata"} & set(names):
         raise UsageError(f"{source} can be read from a local disk only", rule="weights", help="copy the folder first")
     if "job.json" in names:
@@ -81,23 +88,23 @@ def _at_hand(fs: FS, path: str, scratch: Path) -> Path:
     return target
 
 
-def _read_folder(fs: FS, path: str, indexes: list[str]) -> dict[str, Tensor]:
-    from graphft.runtime.interchange.huggingface import read_sharded
-
+def _read_folder(fs: FS, path: str, indexes: list[str], file: str) -> dict[str, Tensor]:
+    """What an index names, or one file."""
     with tempfile.TemporaryDirectory(prefix="graphft-") as scratch:
         folder = _at_hand(fs, path, Path(scratch))
         if indexes:
             return read_sharded(folder / indexes[0])
-        return read_tensors(next(folder.glob("*.safetensors")))[0]
+        return read_tensors(folder / file)[0]
 
 
-def _read_job(folder: Path) -> dict[str, Tensor]:
+def _read_job(folder: Path, step: int | None = None) -> dict[str, Tensor]:
     from graphft.runtime.interchange.job_state import read_job
 
-    if (folder / MODEL).exists():
+    if step is None and (folder / MODEL).exists():
         return read_tensors(folder / MODEL)[0]
-    state = read_job(folder)
-    log.warning("the job in %s is not complete: its weights are those of step %d", folder, state.step)
+    state = read_job(folder, step)
+    if step is None:
+        log.warning("the job in %s is not complete: its weights are those of step %d", folder, state.step)
     return state.model
 
 

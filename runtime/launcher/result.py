@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,7 +33,8 @@ class Result:
     """What was left out of the data, and why."""
     launches: int = 1
     lost_rows: int = 0
-    """Rows of metrics/ that the disk did not take, as far as trainers could tell: `losses` and `metrics` lack them."""
+    """Rows of metrics/ that the disk did not take, as far as trainers could tell; a batch that was computed again has
+    more than one. `losses` and `metrics` lack them."""
 
     @classmethod
     def of(
@@ -93,10 +95,17 @@ class Result:
         lines = [f"{skipped} of {self.steps} steps were SKIPPED as not finite"] if skipped else []
         wild = sum(not math.isfinite(loss) for _, _, loss in self.losses) if losses and not skipped else 0
         lines += [f"{wild} losses were NOT FINITE"] if wild else []
+        lines += [f"metric {text}" for text in _not_finite(self.metrics)] if losses else []
         lines += [f"the model is NOT FINITE: {bad}"] if bad else []
         if self.lost_rows:
             lines.append(
-                f"at least {self.lost_rows} rows of {self.job_dir / 'metrics'} are LOST, not taken by the disk: "
+                f"about {self.lost_rows} rows of {self.job_dir / 'metrics'} are LOST, not taken by the disk: "
                 "Result.losses and Result.metrics lack them (the model does not)"
             )
         return lines + ([describe_discarded(self.discarded, records)] if self.discarded else [])
+
+
+def _not_finite(metrics: Mapping[str, Sequence[tuple[int, float]]]) -> list[str]:
+    """Of each metric that is not finite at some steps: at how many. The loss is told with the losses."""
+    wild = {n: sum(not math.isfinite(value) for _, value in values) for n, values in metrics.items() if n != "loss"}
+    return [f"{n} was NOT FINITE at {count} of {len(metrics[n])} steps" for n, count in wild.items() if count]

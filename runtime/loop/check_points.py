@@ -6,6 +6,7 @@ import logging
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,14 +23,14 @@ from graphft.runtime.loop.retention import Keep, as_keep
 from graphft.runtime.loop.state_codec import Encoder, decode
 from graphft.runtime.loop.targets import Stateful, load_all, targets_of
 from graphft.runtime.loop.train_status import TrainStatus
-from graphft.runtime.loop.version_store import DamagedVersion, VersionManifest, VersionStore
+from graphft.runtime.loop.version_store import DamagedVersion, Superseded, VersionManifest, VersionStore
 
 log = logging.getLogger("graphft")
 
 TRIES, FIRST_PAUSE, LAST_PAUSE = 8, 0.5, 30.0
 """A save that the storage refuses is tried again so often, with pauses (seconds) that double."""
-STATE, RANDOM = "state", "random"
-"""What a manifest's `state` has: the objects of the user's, and the random generators."""
+STATE, RANDOM, OPTIMIZERS = "state", "random", "optimizers"
+"""What a manifest's `state` has: the objects of the user's, the random generators, and the classes of optimizers."""
 
 
 class Saving:
@@ -126,6 +127,10 @@ class CheckPoints:
         self._begun_at = clock()
         self._saved: tuple[float, int] = (self._begun_at, 0)
         """When the newest state that is saved was taken, and its step."""
+        self._looked = False
+        """Whether this object has saved, loaded, or looked for what is saved."""
+        self._writer, self._known = uuid.uuid4().hex[:12], -1
+        """Tells this object's versions; the newest version when it loaded or saved last, -1 before that."""
         self._values: dict[int, float | None] = {}
         """By version, the metric that `keep` looks at: read once."""
 
@@ -170,9 +175,22 @@ class CheckPoints:
         return self.begin(state, status, main_program=main_program, random_states=random_states)
 
     def at_risk(self, status: TrainStatus) -> AtRisk:
-        """What would be lost if the machine died now, at `status`."""
+        """What would be lost if the machine died now, at `status`. Once it looks for what an earlier process saved."""
+        if not self._looked:
+            self._look()
         taken, step = self._saved
         return AtRisk(self._clock() - taken, status.step - step)
+
+    def _look(self) -> None:
+        newest = self._committed()[:1]
+        if newest:
+            manifest = self.store.manifest(newest[0])
+            age = max(0.0, time.time() - manifest.made.get("at", 0.0))
+            self._saved = self._clock() - age, TrainStatus.from_json(manifest.status).step
+        self._looked = True
+
+    def _committed(self) -> list[int]:
+        return [v for v in self.store.versions() if self.store.committed(v)]
 
     def wait(self) -> None:
         """Until nothing is being saved."""
@@ -222,15 +240,17 @@ class CheckPoints:
                 log.error("the checkpoint could not be saved in %s: %s", self.path, describe(error))
                 return
             else:
-                self._saved = taken, snapshot.status.step
+                self._saved, self._looked = (taken, snapshot.status.step), True
                 saving._end(version)
-                self._try_to_prune()
+                self._try_to_prune(version)
                 return
 
     def _commit(self, snapshot: Snapshot) -> int:
+        self._check_alone()
         made = {
             "at": time.time(),
             "host": socket.gethostname(),
+            "writer": self._writer,
             "graphft": graphft.__version__,
             "torch": str(torch.__version__),
         }
@@ -238,17 +258,60 @@ class CheckPoints:
             self.store.next_version(), made, snapshot.status.to_json(), snapshot.state, snapshot.tensors
         )
         self._values[manifest.version] = snapshot.status.metrics.get(self.keep.best)
+        self._known = manifest.version
         return manifest.version
 
-    def prune(self) -> list[int]:
-        """Deletes what is not to be kept, and what crashes left before the newest; returns these versions."""
-        whole = [v for v in self.store.versions() if self.store.committed(v)]
-        return self.store.collect(max(whole, default=0), self.keep.of([(v, self._value_of(v)) for v in whole]))
+    def _check_alone(self) -> None:
+        """Raises Superseded if another object has saved here since this one loaded or saved: it goes on from there, or
+        began anew; what this one saves would be taken for what comes after that."""
+        newest = max(self._committed(), default=-1)
+        if self._known < 0 or newest <= self._known:
+            return
+        try:
+            made = self.store.manifest(newest).made
+        except DamagedVersion:
+            return
+        if made.get("writer") != self._writer:  # else the answer to a save of its own was lost
+            raise Superseded(
+                f"{self.path}: {made.get('host', 'another process')} has saved version {newest} meanwhile; the newest "
+                f"that this process knows is {self._known}",
+                rule="superseded",
+                help="only one process may save to a path: trainer 0. Is an earlier one of this job still running? One "
+                "that goes on from there loads it first",
+            )
 
-    def _try_to_prune(self) -> None:
+    def prune(self, told: Callable[[int], None] = lambda count: None) -> list[int]:
+        """Deletes what is not to be kept, and what crashes left before the newest; returns these versions.
+
+        The newest that is whole stays: it is read for that, and `told` gets the bytes. Raises DamagedVersion if none is
+        whole: nothing is deleted then.
+        """
+        damaged = None
+        for version in self._committed():
+            try:
+                self.store.verify(self.store.manifest(version), told)
+                return self._collect(version)
+            except DamagedVersion as error:
+                log.error("%s", error.message)
+                damaged = error
+        if damaged is not None:
+            raise DamagedVersion(
+                f"{self.path}: no checkpoint is whole, so none is deleted: {damaged.message}",
+                rule="checkpoint",
+                help="restore them from a copy; or delete that folder to begin anew",
+            )
+        return []
+
+    def _collect(self, good: int) -> list[int]:
+        """`good`: a version that is whole."""
+        there = self._committed()
+        kept = self.keep.of([(v, self._value_of(v)) for v in there])
+        return self.store.collect(max(there, default=0), {*kept, good})
+
+    def _try_to_prune(self, good: int) -> None:
         """What cannot be deleted now goes with a later save."""
         try:
-            self.prune()
+            self._collect(good)
         except (OSError, GraphftError) as error:
             log.warning("old checkpoints in %s stay for now: %s", self.path, describe(error))
 
@@ -273,10 +336,11 @@ class CheckPoints:
         found = self.newest(version)
         if found is None:
             return None
-        load_all(targets, found.states)
+        load_all(targets, found.states, found.manifest.state.get(OPTIMIZERS, {}))
         if random_states and found.random is not None:
             set_random_states(found.random)
-        self._saved = self._clock(), found.status.step
+        self._saved, self._looked = (self._clock(), found.status.step), True
+        self._known = max(self._committed())
         return found.status
 
     def newest(self, version: int | None = None) -> Found | None:
@@ -287,9 +351,8 @@ class CheckPoints:
         """
         if version is not None:
             if not self.store.committed(version):
-                there = [v for v in self.store.versions() if self.store.committed(v)]
                 raise GraphftError(
-                    f"{self.path} has no checkpoint {version}; it has {there}",
+                    f"{self.path} has no checkpoint {version}; it has {self._committed()}",
                     rule="checkpoint",
                     help="give one of those",
                 )
@@ -337,6 +400,8 @@ def take(targets: Mapping[str, Stateful], status: TrainStatus, random_states: bo
     status.check()
     encoder = Encoder()
     state: dict[str, Any] = {STATE: {n: encoder.encode(t.state_dict(), n) for n, t in sorted(targets.items())}}
+    optimizers = {n: t for n, t in sorted(targets.items()) if isinstance(t, torch.optim.Optimizer)}
+    state[OPTIMIZERS] = {name: type(optimizer).__name__ for name, optimizer in optimizers.items()}
     if random_states:
         state[RANDOM] = encoder.encode(take_random_states(), "random")
     tensors = {n: t.to("cpu", copy=True) for n, t in encoder.tensors.items()} if copy else encoder.tensors

@@ -85,6 +85,7 @@ class Encoder:
                 rule="state",
                 help="save a dense copy: tensor.to_dense()",
             )
+        value = value.resolve_conj().resolve_neg()  # two views of one memory may hold different values
         memory = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
         if value.numel() and memory in self._known:
             return self._known[memory]

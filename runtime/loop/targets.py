@@ -56,12 +56,17 @@ def targets_of(state: Any, main_program: Program | None = None) -> dict[str, Sta
     return named
 
 
-def load_all(targets: Mapping[str, Stateful], states: Mapping[str, Any]) -> None:
+def load_all(
+    targets: Mapping[str, Stateful], states: Mapping[str, Any], optimizers: Mapping[str, str] | None = None
+) -> None:
     """Gives each object its state. What does not fit is found before anything is changed, as far as that can be told;
-    an object of the user's own that refuses is put back to what it was, with those before it. Raises GraphftError."""
+    an object of the user's own that refuses is put back to what it was, with those before it. `optimizers`: of which
+    class those were that were saved, by name. Raises GraphftError."""
     wrong = [f"{name} is not in the checkpoint" for name in targets if name not in states]
     wrong += [f"{name} is in the checkpoint, and not given" for name in states if name not in targets]
     for name in targets.keys() & states.keys():
+        kind, own = (optimizers or {}).get(name), type(targets[name]).__name__
+        wrong += [f"{name} was a {kind} when it was saved, and is a {own}"] if kind not in (None, own) else []
         wrong += [f"{name}: {text}" for text in _misfits(targets[name], states[name])]
     if wrong:
         shown = "; ".join(wrong[:5]) + (f"; and {len(wrong) - 5} more" if len(wrong) > 5 else "")

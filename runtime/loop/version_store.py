@@ -174,7 +174,12 @@ class VersionStore:
             written = self._write_file(self._path(manifest.version, name), {n: tensors[n] for n in entry.tensors})
             if written != entry:
                 raise _damaged(self._path(manifest.version, name), "its copy is not what was read")
-        self.fs.create(self._path(manifest.version, MANIFEST), encode_manifest(manifest))
+        if not self.fs.create(self._path(manifest.version, MANIFEST), encode_manifest(manifest)):
+            raise Superseded(
+                f"{self.root}: another process has made version {manifest.version} meanwhile",
+                rule="superseded",
+                help="copy to a folder of its own",
+            )
 
     def _write_file(self, path: str, tensors: Mapping[str, Tensor]) -> FileEntry:
         header, order = lay_out(tensors)

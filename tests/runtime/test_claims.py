@@ -13,6 +13,7 @@ import pytest
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Barred, Generation, Registration
 from graphft.runtime.etcd import EmbeddedEtcd, LeaseLost
+from graphft.runtime.roles.trainer import slot_claims
 from graphft.transpiler import Job
 from tests.runtime.trainers import Stage, shards_at, stage
 from tests.support.waiting import until
@@ -74,6 +75,24 @@ def test_a_trainer_whose_main_thread_is_stuck_claims_nothing(scene: Stage) -> No
     assert 0 not in claims(trainer), "no mark since it was lost"
     trainer.member.progress.beat()
     assert 0 in claims(trainer)
+
+
+def test_a_claim_that_a_restored_etcd_has_lost_is_made_again(scene: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pitfall 94: the revision of the claim is ahead of what the view ever comes to, as long as nothing is written."""
+    monkeypatch.setattr(slot_claims, "LATE_SECONDS", 0.2)
+    trainer = scene.trainer(0)
+    for shard in range(trainer.config.pservers):
+        record = Registration(f"incarnation {shard}", "tcp://127.0.0.1:1", 1, "host")
+        scene.etcd.put(scene.keys.pserver(shard), msgspec.json.encode(record))
+        sees(trainer, scene.keys.pserver(shard))
+    shards_at(trainer, 0)
+    everything = set(range(trainer.config.trainers))
+    assert claims(trainer) == everything
+    trainer.slots._claimed_at += 1000  # as of a history that is no more
+    for slot in everything:
+        scene.etcd.delete(scene.keys.slot(slot))
+        sees(trainer, scene.keys.slot(slot), there=False)
+    until(lambda: claims(trainer) == everything)
 
 
 def test_a_trainer_that_is_barred_leaves_the_slots_to_others(scene: Stage) -> None:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from graphft.ir import Kind
+from graphft.runtime.checkpoint import writer
 from graphft.runtime.checkpoint.commit import Commits
 from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint
 from graphft.runtime.checkpoint.writer import MAX_REDO, Saver
@@ -204,6 +205,30 @@ def test_a_committed_checkpoint_that_goes_is_told(savers: Savers) -> None:
     (told,) = [event for _, event in read_events(savers.etcd, savers.keys)]
     assert (told.kind, told.who) == ("checkpoint-gone", f"pserver {last.commits.shard}")
     assert "the checkpoint of step 2, which was committed, is not in" in told.text
+
+
+def test_a_part_that_a_restored_etcd_does_not_know_is_recorded_again(
+    savers: Savers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Pitfall 93: no other step would come to have the last checkpoint committed."""
+    monkeypatch.setattr(writer, "PUBLISH_SECONDS", 0.1)
+    one, other = savers.all
+    one.submit(0, 20, state_of(savers.job, 0), 2)
+    key = f"{savers.keys.parts(0, 20)}0"
+    until(lambda: savers.etcd.get(key) is not None)
+    savers.etcd.delete(key)
+    other.submit(0, 20, state_of(savers.job, 1), 2)
+
+    def looked_after() -> bool:
+        for saver in (one, other):
+            saver.look_after_part(0, savers.committed)
+        return savers.committed is not None
+
+    until(looked_after)
+    assert savers.committed is not None
+    assert savers.committed.step == 20
+    one.look_after_part(0, savers.committed)
+    assert not one.counters
 
 
 def test_a_snapshot_of_an_older_generation_is_void(savers: Savers) -> None:

@@ -65,6 +65,13 @@ def test_a_final_checkpoint_that_a_restored_etcd_does_not_know_is_committed_agai
     assert "1 of 1 seeds as they should be" in printed, printed
 
 
+@pytest.mark.parametrize(("scenario", "seed"), [("faults", "7201051"), ("nonfinite", "7201429"), ("faults", "7205725")])
+def test_what_a_restored_etcd_has_lost_is_made_good(scenario: str, seed: str) -> None:
+    """Pitfalls 92, 93 and 94: what each of them hung at."""
+    printed = "\n".join(simulate("--scenario", scenario, "--first", seed, "--seeds", "1"))
+    assert "1 of 1 seeds as they should be" in printed, printed
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_run_without_faults_repeats_nothing(mode: str) -> None:
     check(mode, "calm")

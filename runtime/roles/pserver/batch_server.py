@@ -148,6 +148,7 @@ class BatchServer(ShardServer):
         generation = seen.shard_generations.get(self.member.index)
         committed = seen.shard_commits.get(self.member.index)
         self.recovery.overtake(mine, self.saver.committed_in(mine), generation, committed)
+        self.saver.look_after_part(mine, committed)
         if generation is not None and generation.number > self.machine.generation:
             log.info(
                 "generation %d: back from version %d to %d (%s)",

@@ -175,6 +175,7 @@ class RoundServer(ShardServer):
         seen, mine = self.view.seen, self.machine.generation
         generation, asked = seen.generation, seen.asked
         self.recovery.overtake(mine, self.saver.committed_in(mine), generation, seen.committed)
+        self.saver.look_after_part(mine, seen.committed)
         if generation is not None and generation.number > self.machine.generation:
             self._go_back(generation)
         if asked is not None and asked != self._asked and asked.generation == self.machine.generation:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import time
 from dataclasses import dataclass
 
 from graphft.ops.context import SlotsPort
@@ -21,6 +22,9 @@ from graphft.runtime.roles.trainer.view import SyncTrainerView
 
 log = logging.getLogger("graphft")
 
+LATE_SECONDS = 2.0
+"""A view that does not know of a claim by then is of an etcd that was restored from a backup, and lost it."""
+
 
 @dataclass(eq=False, repr=False)
 class SlotClaims(SlotsPort):
@@ -37,7 +41,7 @@ class SlotClaims(SlotsPort):
 
     def __post_init__(self) -> None:
         self._assignment = Assignment()
-        self._claimed_at = 0
+        self._claimed_at, self._claims_again_at = 0, 0.0
 
     def claim_slots(self, slots: int, policy: str) -> None:
         member, view = self.member, self.member.view
@@ -45,7 +49,7 @@ class SlotClaims(SlotsPort):
             return  # a trainer that leaves now was through with its slots
         if not self.storage.may_claim():
             return  # it could not compute them
-        if member.watcher.revision < self._claimed_at:
+        if member.watcher.revision < self._claimed_at and time.monotonic() < self._claims_again_at:
             return  # the view does not know of the last claim yet, and would have this trainer claim too much
         self._assignment = assign(
             slots=slots,
@@ -61,7 +65,7 @@ class SlotClaims(SlotsPort):
             key = member.keys.slot(slot)
             result = member.etcd.txn([absent(key)], [put_op(key, member.id.encode(), member.lease)], token=key)
             if result.ok:
-                self._claimed_at = result.revision
+                self._claimed_at, self._claims_again_at = result.revision, time.monotonic() + LATE_SECONDS
                 self._tell_claimed(slot)
         if self._assignment.claim:
             self.view.watch()
