@@ -12,8 +12,8 @@ from torch import Tensor
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Kind
 from graphft.optim import SCALAR_STATE
-from graphft.runtime.checkpoint.async_writer import FOLDER, shard_store
 from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
+from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.transpiler import Job
 from graphft.transpiler.assemble import assemble
 from graphft.transpiler.layout import slices_of
@@ -35,14 +35,10 @@ def read_job(folder: Path) -> JobState:
     Raises UsageError[no-checkpoint] if there is none yet.
     """
     job = Job.load(folder)
-    found = [
-        (CheckpointStore(folder / FOLDER), m)
-        for m in CheckpointStore(folder / FOLDER).manifests()
-        if m.run == job.run_id
-    ]
+    store = checkpoints_of(folder)
+    found = [m for m in store.manifests() if m.run == job.run_id]
     if found:
-        store, manifest = found[0]
-        places = [(store, manifest)] * job.config.pservers
+        places = [(store, found[0])] * job.config.pservers
     else:  # async, before the end: each shard has its own
         places = [_newest(folder, shard, job.run_id) for shard in range(job.config.pservers)]
     shards = [store.read_part(manifest, shard)[0] for shard, (store, manifest) in enumerate(places)]
@@ -51,7 +47,7 @@ def read_job(folder: Path) -> JobState:
 
 
 def _newest(folder: Path, shard: int, run: str) -> tuple[CheckpointStore, Manifest]:
-    store = shard_store(folder, shard)
+    store = checkpoints_of(folder, shard)
     for manifest in store.manifests():
         if manifest.run == run:
             return store, manifest
