@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
 
     start = commands.add_parser("start", help="run one role of a saved job in this process")
     start.add_argument("role", choices=("trainer", "pserver", "coordinator"))
-    start.add_argument("--job", required=True, metavar="DIR", help="the job's folder")
+    start.add_argument("--job", required=True, metavar="DIR", help="the job's folder, or the URL of its storage")
     start.add_argument("--etcd", default="", help="host:port[,host:port...] (default: what the folder says)")
     start.add_argument("--index", type=int, default=-1, help="the pserver's index (default: any free one)")
     start.set_defaults(command=_start)
@@ -86,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     etcd.set_defaults(command=_etcd)
 
     show = commands.add_parser("show", help="print programs of a job, or a saved program")
-    show.add_argument("path", help="a job's folder, or a program's")
+    show.add_argument("path", help="a job's folder, the URL of its storage, or a program's folder")
     show.add_argument("--role", help="trainer, pserver0, pserver1, ..., coordinator (default: all)")
     show.add_argument("--passes", action="store_true", help="the programs after each pass of the transpiler")
     show.add_argument("--diff", action="store_true", help="what ft=True changes, as a diff")
@@ -106,7 +106,12 @@ def _add_launch(launch: argparse.ArgumentParser) -> None:
     launch.add_argument("--trainers", type=int, help="trainers to start here (default: what the job says)")
     launch.add_argument("--pservers", type=int, help="pservers to start here (default: what the job says)")
     launch.add_argument("--etcd", help="host:port[,host:port...] (default: start one)")
-    launch.add_argument("--job", dest="job_dir", metavar="DIR", help="the job's folder (default: jobs/<name>)")
+    launch.add_argument(
+        "--job",
+        dest="job_dir",
+        metavar="DIR",
+        help="the job's folder (default: jobs/<name>), or the URL of its storage",
+    )
     launch.add_argument(
         "--max-restarts", type=int, help="failures of a role without a step in between before giving up (default: 3)"
     )
@@ -126,6 +131,7 @@ def _add_launch(launch: argparse.ArgumentParser) -> None:
 
 
 def _launch(options: argparse.Namespace) -> int:
+    from graphft.runtime.coordination.job_storage import local_folder
     from graphft.runtime.launcher import launch
     from graphft.runtime.launcher.options import CALLED, COMMAND_LINE, LaunchOptions
 
@@ -135,7 +141,7 @@ def _launch(options: argparse.Namespace) -> int:
     if options.script is None:
         if not chosen.job_dir:
             raise UsageError("nothing to launch", rule="usage", help="give a script, or --job DIR of a saved job")
-        launch.launch_saved(Path(chosen.job_dir), chosen)
+        launch.launch_saved(local_folder(chosen.job_dir), chosen)
         return EXIT_OK
     if not Path(options.script).is_file():
         raise UsageError(f"there is no script {options.script}", rule="missing-file", help="check the path")
@@ -154,11 +160,13 @@ def _launch(options: argparse.Namespace) -> int:
 
 
 def _start(options: argparse.Namespace) -> int:
+    from graphft.runtime.coordination.job_storage import local_folder, publish
     from graphft.runtime.roles.environment import RoleSpec, explain_on_signal, run_role
 
     explain_on_signal()
-    job = _load_job(options.job)
-    return run_role(job, Path(options.job), RoleSpec(options.role, options.index, options.job, options.etcd))
+    folder = local_folder(options.job)
+    publish(folder)
+    return run_role(_load_job(folder), folder, RoleSpec(options.role, options.index, str(folder), options.etcd))
 
 
 def _fork_server(options: argparse.Namespace) -> int:
@@ -191,9 +199,9 @@ def _etcd(options: argparse.Namespace) -> int:
 
 
 def _show(options: argparse.Namespace) -> int:
-    from graphft.runtime.launcher.folder_status import JOBS
+    from graphft.runtime.coordination.job_storage import JOBS, local_folder
 
-    path = Path(options.path)
+    path = local_folder(options.path)
     if not path.exists() and (JOBS / path / "job.json").exists():
         path = JOBS / path
     if not path.exists():

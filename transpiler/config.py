@@ -47,7 +47,7 @@ _AT_LEAST = {
 }
 _TYPES: dict[str, type | tuple[type, ...]] = {"int": int, "bool": bool, "str": str, "float": (int, float)}
 _POSITIVE = ("recovery_timeout", "chunk_timeout", "daemon_interval", "push_timeout")
-_NOT_HASHED = ("name", "etcd_endpoints", "exact", "torch_version", "cpu_capability", "onednn_isa")
+_NOT_HASHED = ("name", "etcd_endpoints", "storage", "exact", "torch_version", "cpu_capability", "onednn_isa")
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,9 @@ class JobConfig:
     """Leave a chunk's last batch out when it is shorter than the others."""
     etcd_endpoints: tuple[str, ...] | None = None
     """`host:port` of each member of an etcd that runs already. None: etcd is started with the job."""
+    storage: str = ""
+    """URL of a folder that no other job has (`s3://bucket/job`): the job, its checkpoints and its model lie there, and
+    every machine needs it and etcd only. "": they lie in the job's folder, which all machines have to share."""
     checkpoint_every: int = 50
     """Steps between checkpoints; 0: none for their number."""
     checkpoint_seconds: float = 30.0
@@ -246,6 +249,8 @@ def _check(config: JobConfig) -> None:
         raise _bad("max_discarded", config.max_discarded, "a share of the records, 0 to 1")
     if config.slice_unit % 64:
         raise _bad("slice_unit", config.slice_unit, "a multiple of 64, so that vector kernels give the same bits")
+    if config.storage and ("://" not in config.storage or config.storage.startswith("memory://")):
+        raise _bad("storage", config.storage, "a URL that every process reaches: s3://bucket/job, file:///shared/job")
     if config.etcd_endpoints is not None and (
         not config.etcd_endpoints or not all(isinstance(e, str) and e for e in config.etcd_endpoints)
     ):

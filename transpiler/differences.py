@@ -29,8 +29,10 @@ def differences(folder: Path, saved: JobRecord, job: Job) -> list[str]:
     """How `job` differs from the one `saved` in `folder`; [] if it is the same."""
     old, new = saved.fingerprint, job.fingerprint
     found: list[str] = []
+    if saved.config.storage != job.config.storage:
+        found = [f"storage {saved.config.storage!r} -> {job.config.storage!r}"]
     if old.program != new.program:
-        found = [*_options(saved.config, job.config), *_programs(folder, job)] or ["the programs"]
+        found += [*_options(saved.config, job.config), *_programs(folder, job)] or ["the programs"]
     found += data_differences(saved, job)
     labels = _labels(job)
     values = _named("initial value of", _differing(_whole(old.values, labels), _whole(new.values, labels)))

@@ -4,6 +4,7 @@ job.json                      configuration, the id of the run, and digests of w
 source/program.gft            the program it was made from
 programs/<role>/              program.gft and values.safetensors of trainer, pserver0 ..., coordinator
 data/                         arrays that travel with the job
+storage.json                  the URL of its storage, if it has one
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from graphft.transpiler.passes import (
     SplitOptimizer,
 )
 from graphft.transpiler.programs import Pass, Programs, Stage, run_passes
-from graphft.transpiler.record import FORMAT, read_record
+from graphft.transpiler.record import FORMAT, MARKER, RECORD, read_record
 from graphft.verify import verify_job
 
 
@@ -195,13 +196,15 @@ class Job:
         for name, program in self.programs.by_name().items():
             save_program(program, folder / "programs" / name)
         self.config.data.store(folder)
+        if self.config.storage:
+            (folder / MARKER).write_text(json.dumps({"url": self.config.storage}), encoding="utf-8")
         record = {
             "format": FORMAT,
             "run": self.run_id,
             "fingerprint": asdict(self.fingerprint),
             "config": self.config.to_json(),
         }
-        with (folder / "job.json").open("w", encoding="utf-8") as f:
+        with (folder / RECORD).open("w", encoding="utf-8") as f:
             json.dump(record, f, indent=1)
             f.flush()
             os.fsync(f.fileno())

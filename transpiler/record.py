@@ -12,6 +12,9 @@ from graphft.transpiler.fingerprint import Fingerprint
 
 FORMAT = 3
 """Of the job's folder; raised when an older graphft could not read it."""
+RECORD, MARKER = "job.json", "storage.json"
+SAVED = ("source", "programs", "data", MARKER)
+"""What `Job.save` writes beside the record. The marker says where the job's storage is, if it has one."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,7 @@ class JobRecord:
 def read_record(folder: Path) -> JobRecord:
     """Raises GraphftError for a folder that is missing, damaged or no job's."""
     try:
-        record = json.loads((folder / "job.json").read_bytes())
+        record = json.loads((folder / RECORD).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         what = "is no job's folder: it has no job.json" if folder.is_dir() else "is no folder"
         raise UsageError(

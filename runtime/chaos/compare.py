@@ -14,6 +14,7 @@ from torch import Tensor
 
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
+from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.process.metric_files import losses_of
@@ -28,7 +29,7 @@ def final_state(job: Job, folder: Path) -> dict[str, Tensor]:
 
     Raises GraphftError when the job is not complete, or the checkpoint is damaged.
     """
-    store = CheckpointStore(folder / "checkpoints")
+    store = checkpoints_of(folder)
     last = _last(job, store, folder)
     state = {f"model: {name}": value for name, value in load_file(folder / MODEL).items()}
     for shard in range(job.config.pservers):
@@ -77,7 +78,7 @@ def last_loss(job: Job, folder: Path) -> float:
 
 def final_ledgers(job: Job, folder: Path) -> list[tuple[int, Ledger]]:
     """Async: of each shard's last checkpoint, its version and its ledger."""
-    store = CheckpointStore(folder / "checkpoints")
+    store = checkpoints_of(folder)
     last = _last(job, store, folder)
     return [
         (version, Ledger.load(json.loads(store.read_part(last, shard)[1])))

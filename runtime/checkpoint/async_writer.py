@@ -11,22 +11,12 @@ import msgspec
 from torch import Tensor
 
 from graphft.runtime.checkpoint.commit import Commits, record_of
-from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest, storage
+from graphft.runtime.checkpoint.store import DamagedCheckpoint, Manifest, storage
+from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of, shard_folder
 from graphft.runtime.checkpoint.writer import Saver
 from graphft.runtime.coordination.keys import ShardKeys
 from graphft.runtime.coordination.records import Committed, decode_committed
 from graphft.runtime.etcd import mod_is, put_op
-
-FOLDER = "checkpoints"
-
-
-def shard_store(job_dir: Path, shard: int) -> CheckpointStore:
-    """Where one shard's checkpoints are. The job's last manifest lies in the folder above."""
-    return CheckpointStore(job_dir / FOLDER / _folder(shard))
-
-
-def _folder(shard: int) -> str:
-    return f"shard-{shard}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +28,9 @@ class AsyncCommits(Commits):
 
     def of(self, shard: int, job_dir: Path) -> AsyncCommits:
         """Another shard's."""
-        return dataclasses.replace(self, keys=self.keys.of_shard(shard), store=shard_store(job_dir, shard), shard=shard)
+        return dataclasses.replace(
+            self, keys=self.keys.of_shard(shard), store=checkpoints_of(job_dir, shard), shard=shard
+        )
 
     def commit_job(self, job_dir: Path, step: int) -> bool:
         """Commits the job's last checkpoint: the newest of every shard. False: one went back meanwhile, or has to.
@@ -52,17 +44,18 @@ class AsyncCommits(Commits):
             if kv is None or committed is None:
                 return False
             try:
-                manifest = shard_store(job_dir, shard).read_manifest(committed.checkpoint)
+                manifest = checkpoints_of(job_dir, shard).read_manifest(committed.checkpoint)
             except DamagedCheckpoint as error:
                 self.of(shard, job_dir).rollback(error.message, below=committed.step)
                 return False
             part = manifest.parts[0]
-            parts.append(dataclasses.replace(part, file=f"{_folder(shard)}/{part.file}"))
+            parts.append(dataclasses.replace(part, file=f"{shard_folder(shard)}/{part.file}"))
             versions.append(committed.step)
             same.append(mod_is(kv.key, kv.mod_revision))
         last = Manifest(0, step, self.run, tuple(parts), {"versions": versions})
-        with storage(job_dir / FOLDER):
-            CheckpointStore(job_dir / FOLDER).write_manifest(last)
+        whole = checkpoints_of(job_dir)
+        with storage(whole.where()):
+            whole.write_manifest(last)
         key = self.keys.of_job().committed
         before = self.etcd.get(key)
         return self.etcd.txn(
@@ -77,7 +70,7 @@ class AsyncSaver(Saver):
     commits: AsyncCommits
 
     def read_final(self, committed: Committed) -> list[dict[str, Tensor]]:
-        store = CheckpointStore(self.job_dir / FOLDER)
+        store = checkpoints_of(self.job_dir)
         manifest = store.read_manifest(committed.checkpoint)
         return [store.read_part(manifest, shard)[0] for shard in range(self.commits.shards)]
 

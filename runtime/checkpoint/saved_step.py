@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphft.runtime.checkpoint.store import CheckpointStore, StorageUnavailable
+from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 
 if TYPE_CHECKING:
     from graphft.transpiler import JobConfig
@@ -17,17 +18,16 @@ def saved_step(job_dir: Path, config: JobConfig) -> int | None:
     Async, before the end: the lowest of the shards' own. None: the folder cannot be read now. A commit of which the
     process died at once may be one checkpoint behind.
     """
-    root = job_dir / "checkpoints"
     try:
-        step = _newest(root)
+        step = _newest(checkpoints_of(job_dir))
         if step == 0 and not config.sync:
-            step = min(_newest(root / f"shard-{shard}") for shard in range(config.pservers))
+            step = min(_newest(checkpoints_of(job_dir, shard)) for shard in range(config.pservers))
     except StorageUnavailable:
         return None
     return step
 
 
-def _newest(root: Path) -> int:
+def _newest(store: CheckpointStore) -> int:
     """Step of the newest whole checkpoint of the latest generation that left one; 0 if there is none."""
-    found = CheckpointStore(root).manifests()
+    found = store.manifests()
     return max(((m.generation, m.step) for m in found), default=(0, 0))[1]

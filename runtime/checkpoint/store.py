@@ -5,7 +5,8 @@
                             manifest.json                 last: the checkpoint exists from here on
 
 Every file is written under a temporary name, fsynced and renamed. Which checkpoint is *committed* is decided in
-etcd (`runtime.commit`); what lies here is only what a commit may name. No pickle: safetensors and JSON.
+etcd (`runtime.commit`); what lies here is only what a commit may name. No pickle: safetensors and JSON. A job with a
+storage has the same files there, and some of them in its folder (`stored_checkpoints`).
 
 A manifest is checked against the sizes of its files, a part against its checksum when it is read. Two errors are told
 apart: `DamagedCheckpoint`, where what was read is provably not what was written (an older one is used then), and
@@ -19,7 +20,7 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +45,7 @@ class StorageUnavailable(GraphftError):
 
 
 @contextlib.contextmanager
-def storage(what: Path) -> Iterator[None]:
+def storage(what: Path | str) -> Iterator[None]:
     """Turns what the operating system says of a storage that fails into StorageUnavailable. A file that is not there
     is none of it."""
     try:
@@ -102,6 +103,10 @@ class CheckpointStore:
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
 
+    def where(self, name: str = "") -> str:
+        """A file or folder of the store, for a person."""
+        return str(self.root / name)
+
     def write_part(
         self, generation: int, step: int, shard: int, shards: int, tensors: Mapping[str, Tensor], ledger: str = ""
     ) -> Part:
@@ -109,15 +114,16 @@ class CheckpointStore:
 
         Raises OSError. One entry of metadata: safetensors does not say in which order it writes several.
         """
-        from graphft.tensor_file import write_tensors
-
         name = f"{directory_name(generation, step)}/shard-{shard}-of-{shards}.safetensors"
-        written = write_tensors(self.root / name, tensors, {"ledger": ledger})
-        return Part(shard, name, written.sha256, written.bytes)
+        return self._write_tensors(Part(shard, name, "", 0), tensors, {"ledger": ledger})
 
     def write_manifest(self, manifest: Manifest) -> None:
         data = json.dumps(manifest.to_json(), indent=1, sort_keys=True).encode()
-        write_atomically(self.root / manifest.directory / MANIFEST, data)
+        self._write(f"{manifest.directory}/{MANIFEST}", data)
+
+    def has_manifest(self, directory: str) -> bool:
+        """Whether a checkpoint was wholly written here. Raises StorageUnavailable."""
+        return self._size(f"{directory}/{MANIFEST}") is not None
 
     def make_durable(self, manifest: Manifest) -> None:
         """Has the file system write the entries of a checkpoint that was found here: the process that wrote it may have
@@ -132,29 +138,28 @@ class CheckpointStore:
 
         Raises StorageUnavailable when files cannot be read, and when no checkpoint is here at all.
         """
-        path = self.root / directory / MANIFEST
+        name = f"{directory}/{MANIFEST}"
         try:
-            with storage(path):
-                manifest = Manifest.from_json(json.loads(path.read_bytes()))
+            manifest = Manifest.from_json(json.loads(self._read(name)))
         except (OSError, ValueError, KeyError, TypeError) as error:
             self._check_there(directory)
             raise DamagedCheckpoint(
-                f"checkpoint {path.parent} has no usable manifest: {error}",
+                f"checkpoint {self.where(directory)} has no usable manifest: {error}",
                 rule="checkpoint",
                 help=f"{_OLDER}; delete this folder",
             ) from error
         if manifest.directory != directory:
             raise DamagedCheckpoint(
-                f"{path} is the manifest of {manifest.directory}",
+                f"{self.where(name)} is the manifest of {manifest.directory}",
                 rule="checkpoint",
                 help=f"{_OLDER}; give the folder its name back",
             )
         for part in manifest.parts:
-            size = _size(self.root / part.file)
+            size = self._size(part.file)
             if size != part.bytes:
                 found = "it is missing" if size is None else f"found {size}"
                 raise DamagedCheckpoint(
-                    f"{self.root / part.file}: expected {part.bytes} bytes, {found}", rule="checkpoint", help=_OLDER
+                    f"{self.where(part.file)}: expected {part.bytes} bytes, {found}", rule="checkpoint", help=_OLDER
                 )
         return manifest
 
@@ -163,12 +168,9 @@ class CheckpointStore:
 
         That is how a mount looks that is away. A checkpoint that is damaged leaves its folder, or its neighbours.
         """
-        folder = self.root / directory
-        with storage(folder):
-            there = folder.exists()
-        if not there and not self.manifests():
+        if not self._has(directory) and not self.manifests():
             raise StorageUnavailable(
-                f"{self.root} holds no checkpoint, though etcd names {directory}",
+                f"{self.where()} holds no checkpoint, though etcd names {directory}",
                 rule="storage",
                 help="mount the file system that holds them; if they are gone for good, start the "
                 "job anew: in a new folder, under another name",
@@ -186,12 +188,9 @@ class CheckpointStore:
                 rule="checkpoint",
                 help="was the number of pservers changed? start with the number it was saved with",
             )
-        from graphft.tensor_file import read_tensors
-
-        path = self.root / part.file
+        path = self.where(part.file)
         try:
-            with storage(path):
-                tensors, metadata, found = read_tensors(path)
+            tensors, metadata, found = self._read_tensors(part)
         except StorageUnavailable:
             raise
         except (OSError, GraphftError) as error:
@@ -220,7 +219,7 @@ class CheckpointStore:
 
     def latest_generation(self) -> int:
         """The highest generation that has left anything here; -1 if none has."""
-        return max((_key(d)[1] for d in self.directories()), default=-1)
+        return max((directory_key(d)[1] for d in self.directories()), default=-1)
 
     def prune(self, keep: int, last_good: Manifest) -> None:
         """Deletes what is older than the newest `keep` usable checkpoints: older ones, and what crashes left behind.
@@ -230,7 +229,7 @@ class CheckpointStore:
         """
         kept = 0
         for directory in self.directories():
-            step, generation = _key(directory)
+            step, generation = directory_key(directory)
             if (step, generation) == (last_good.step, last_good.generation):
                 kept += 1
             elif step >= last_good.step or generation > last_good.generation:
@@ -238,7 +237,7 @@ class CheckpointStore:
             elif kept < keep and self._usable(directory):
                 kept += 1
             else:
-                shutil.rmtree(self.root / directory, ignore_errors=True)
+                self._delete(directory)
 
     def _usable(self, directory: str) -> bool:
         try:
@@ -249,12 +248,51 @@ class CheckpointStore:
 
     def directories(self) -> list[str]:
         """Names of the folders of checkpoints that are here, whole or not, the newest first."""
+        return newest_first(self._names())
+
+    # -- files: `name` is relative to the root ------------------------------------------------------------------------
+
+    def _write_tensors(self, part: Part, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Part:
+        from graphft.tensor_file import write_tensors
+
+        written = write_tensors(self.root / part.file, tensors, metadata)
+        return Part(part.shard, part.file, written.sha256, written.bytes)
+
+    def _read_tensors(self, part: Part) -> tuple[dict[str, Tensor], dict[str, str], str]:
+        from graphft.tensor_file import read_tensors
+
+        with storage(self.root / part.file):
+            return read_tensors(self.root / part.file)
+
+    def _write(self, name: str, data: bytes) -> None:
+        write_atomically(self.root / name, data)
+
+    def _read(self, name: str) -> bytes:
+        with storage(self.root / name):
+            return (self.root / name).read_bytes()
+
+    def _size(self, name: str) -> int | None:
+        """None: it is not there. Raises StorageUnavailable."""
+        try:
+            with storage(self.root / name):
+                return (self.root / name).stat().st_size
+        except OSError:
+            return None
+
+    def _has(self, directory: str) -> bool:
+        with storage(self.root / directory):
+            return (self.root / directory).exists()
+
+    def _names(self) -> list[str]:
         try:
             with storage(self.root):
-                names = [p.name for p in self.root.iterdir()]
+                return [p.name for p in self.root.iterdir()]
         except FileNotFoundError:
             return []
-        return sorted((n for n in names if _DIRECTORY.fullmatch(n)), key=_key, reverse=True)
+
+    def _delete(self, directory: str) -> None:
+        """As far as it can be deleted."""
+        shutil.rmtree(self.root / directory, ignore_errors=True)
 
 
 class Ages:
@@ -279,16 +317,13 @@ class Ages:
         return self._clock() - self._since
 
 
-def _key(directory: str) -> tuple[int, int]:
+def directory_key(directory: str) -> tuple[int, int]:
+    """Step and generation of a checkpoint's folder."""
     match = _DIRECTORY.fullmatch(directory)
     assert match is not None
     return int(match[1]), int(match[2])
 
 
-def _size(path: Path) -> int | None:
-    """None: it is not there. Raises StorageUnavailable."""
-    try:
-        with storage(path):
-            return path.stat().st_size
-    except OSError:
-        return None
+def newest_first(names: Iterable[str]) -> list[str]:
+    """Those of them that name folders of checkpoints."""
+    return sorted((n for n in names if _DIRECTORY.fullmatch(n)), key=directory_key, reverse=True)

@@ -15,10 +15,10 @@ from torch import Tensor
 from graphft.runtime.checkpoint.commit import Commits, record_of
 from graphft.runtime.checkpoint.omissions import recorded
 from graphft.runtime.checkpoint.pending_snapshots import PendingSnapshots, Published, Snapshot, Work
-from graphft.runtime.checkpoint.store import MANIFEST, DamagedCheckpoint, Manifest, StorageUnavailable
-from graphft.runtime.coordination.connect import MODEL
+from graphft.runtime.checkpoint.store import DamagedCheckpoint, Manifest, StorageUnavailable
 from graphft.runtime.coordination.discarded import discarded_of, write_discarded
 from graphft.runtime.coordination.event_log import Events
+from graphft.runtime.coordination.job_storage import MODEL, publish_result, storage_of
 from graphft.runtime.coordination.records import Committed, Failure, decode_committed
 from graphft.runtime.coordination.stale_run import tell_failed
 from graphft.runtime.coordination.status import read_left_out
@@ -230,13 +230,13 @@ class Saver:
     def _look_for_last(self) -> None:
         """Says so when the committed checkpoint has gone: its file system, say, while this goes on below the mount."""
         last = self._last
-        if last is None or (self.commits.store.root / last.directory / MANIFEST).exists():
+        if last is None or self.commits.store.has_manifest(last.directory):
             return
         if self.commits.committed() == record_of(last):  # and not an older one, which another shard has pruned
             self.events.emit(
                 "checkpoint-gone",
                 f"the checkpoint of step {last.step}, which was committed, is not in "
-                f"{self.commits.store.root} any more: was it deleted, or its file system unmounted? "
+                f"{self.commits.store.where()} any more: was it deleted, or its file system unmounted? "
                 "Checkpoints are written there all the same",
                 shard=self.commits.shard,
                 step=last.step,
@@ -258,9 +258,12 @@ class Saver:
             self._finishing = False
             return
         write_discarded(self.job_dir, discarded_of(self.job.config, read_left_out(commits.etcd, commits.keys)))
-        model = self.job_dir / MODEL
+        model, stored = self.job_dir / MODEL, bool(storage_of(self.job_dir))
         lost = _lost(shards, [self.job.pserver_program(i).values for i in range(commits.shards)])
-        write_tensors(model, assemble(self.job.trainer_program(), shards), lost)
+        pending = self.job_dir / f".{MODEL}" if stored else model  # the model says that the job is complete
+        write_tensors(pending, assemble(self.job.trainer_program(), shards), lost)
+        if stored:
+            publish_result(self.job_dir, pending)
         self._close_records()
         state = commits.keys.state
         if commits.etcd.txn([value_is(state, b"running")], [put_op(state, b"complete")], token=state).ok:

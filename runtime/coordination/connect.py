@@ -11,6 +11,7 @@ from pathlib import Path
 
 from graphft.errors import GraphftError
 from graphft.fileio import write_atomically
+from graphft.runtime.coordination.job_storage import MODEL, is_stored_complete
 from graphft.runtime.etcd import Etcd, EtcdUnreachable
 from graphft.runtime.etcd.open import open_etcd
 
@@ -24,8 +25,6 @@ an etcd that does not answer."""
 TELL_SECONDS = 2.0
 """A wait for it that is longer than this is told."""
 _FILE = "etcd.json"
-MODEL = "model.safetensors"
-"""The trained model, in the folder of a job that is complete."""
 
 
 def connect(endpoints: str, wait: float | None = None, environ: Mapping[str, str] = os.environ) -> Etcd:
@@ -68,9 +67,14 @@ def read_endpoints(job_dir: Path) -> str:
     return str(json.loads(path.read_bytes())["endpoints"]) if path.exists() else ""
 
 
-def is_complete(job_dir: Path) -> bool:
-    """Whether the job in this folder has come to its end: it leaves its model there."""
+def has_model(job_dir: Path) -> bool:
+    """Whether the job in this folder has come to its end, as far as the folder tells: it leaves its model there."""
     return (job_dir / MODEL).exists()
+
+
+def is_complete(job_dir: Path) -> bool:
+    """Whether the job in this folder has come to its end; its storage is asked, too, if it has one."""
+    return has_model(job_dir) or is_stored_complete(job_dir)
 
 
 class JobEnded(GraphftError):

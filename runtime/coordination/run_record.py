@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 def run_record(job: Job | JobRecord, job_dir: Path | None = None) -> RunRecord:
     c, made_of = job.config, job.fingerprint
     folder, file = (str(Path(job_dir).absolute()), _file_of(job_dir)) if job_dir is not None else ("", "")
+    if c.storage:  # any machine may go on with it, from a folder of its own
+        folder, file = c.storage, ""
     return RunRecord(
         made_of.program,
         c.trainers,
@@ -38,7 +40,7 @@ def run_record(job: Job | JobRecord, job_dir: Path | None = None) -> RunRecord:
         _digest(made_of.values),
         folder,
         socket.gethostname(),
-        file_namespace(),
+        file_namespace() if not c.storage else "",
         file,
     )
 

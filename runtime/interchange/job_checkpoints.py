@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphft.runtime.checkpoint.async_writer import FOLDER, shard_store
 from graphft.runtime.checkpoint.store import MANIFEST, CheckpointStore, DamagedCheckpoint, Manifest
+from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.transpiler.record import read_record
 
 
@@ -26,8 +26,8 @@ class JobCheckpoint:
     """Whether another run wrote it."""
 
     @property
-    def path(self) -> Path:
-        return self.store.root / self.directory
+    def path(self) -> str:
+        return self.store.where(self.directory)
 
     @property
     def bytes(self) -> int:
@@ -37,13 +37,20 @@ class JobCheckpoint:
         """For a table: step, generation, when, how large, whose, what is wrong with it."""
         if self.manifest is None:
             return f"{self.path}  DAMAGED: {self.damage}"
-        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime((self.path / MANIFEST).stat().st_mtime))
         of = "all shards" if self.shard is None else f"shard {self.shard}"
         note = "  of another run" if self.foreign else ""
         return (
-            f"{self.manifest.step:>9} {self.manifest.generation:>10}  {when}  {self.bytes / 1e6:>10.1f}  {of}, in "
-            f"{len(self.manifest.parts)} part{'s' * (len(self.manifest.parts) != 1)}{note}"
+            f"{self.manifest.step:>9} {self.manifest.generation:>10}  {self._when():19}  {self.bytes / 1e6:>10.1f}  "
+            f"{of}, in {len(self.manifest.parts)} part{'s' * (len(self.manifest.parts) != 1)}{note}"
         )
+
+    def _when(self) -> str:
+        """ "" where only the job's storage has it, which does not tell."""
+        try:
+            at = (self.store.root / self.directory / MANIFEST).stat().st_mtime
+        except OSError:
+            return ""
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
 
     def verify(self, told: Callable[[int], object] = id) -> str:
         """Reads every byte. What is wrong, in words; "" if nothing is. Raises StorageUnavailable."""
@@ -73,9 +80,9 @@ def job_checkpoints(folder: Path) -> list[JobCheckpoint]:
 
 
 def _in_store(folder: Path, shard: int | None, run: str) -> Iterator[JobCheckpoint]:
-    store = CheckpointStore(folder / FOLDER) if shard is None else shard_store(folder, shard)
+    store = checkpoints_of(folder, shard)
     for directory in store.directories():
-        if not (store.root / directory / MANIFEST).exists():
+        if not store.has_manifest(directory):
             continue
         try:
             manifest = store.read_manifest(directory)

@@ -14,8 +14,8 @@ from torch import Tensor
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Kind
 from graphft.optim import SCALAR_STATE
-from graphft.runtime.checkpoint.async_writer import FOLDER, shard_store
 from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest
+from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.transpiler import Job
 from graphft.transpiler.assemble import assemble
 from graphft.transpiler.layout import slices_of
@@ -57,7 +57,7 @@ def read_job(folder: Path, step: int | None = None) -> JobState:
 def _read(job: Job, folder: Path, step: int | None) -> tuple[int, list[dict[str, Tensor]]]:
     """The step, and what each shard held."""
     everything = range(job.config.pservers)
-    store = CheckpointStore(folder / FOLDER)
+    store = checkpoints_of(folder)
     there = [m for m in store.manifests() if m.run == job.run_id and step in (None, m.step)]
     if there:
         return _newest_whole(store, there, everything)
@@ -70,7 +70,7 @@ def _read(job: Job, folder: Path, step: int | None) -> tuple[int, list[dict[str,
         raise _none(folder, what)
     found = []  # async, before the end: each shard has its own
     for shard in everything:
-        store = shard_store(folder, shard)
+        store = checkpoints_of(folder, shard)
         own = [m for m in store.manifests() if m.run == job.run_id]
         if not own:
             raise _none(folder, f"checkpoint yet of shard {shard}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from graphft.errors import UsageError
-from graphft.runtime.coordination.connect import MODEL
+from graphft.runtime.coordination.job_storage import MODEL
 from graphft.runtime.fs import FS, LocalFS, file_system
 from graphft.runtime.interchange.huggingface import WHOLE, read_sharded
 from graphft.runtime.loop.check_points import CheckPoints

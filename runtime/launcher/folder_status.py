@@ -10,7 +10,8 @@ from typing import Literal
 
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.runtime.checkpoint.saved_step import saved_step
-from graphft.runtime.coordination.connect import MODEL, connect, is_complete, read_endpoints
+from graphft.runtime.coordination.connect import connect, is_complete, read_endpoints
+from graphft.runtime.coordination.job_storage import JOBS, MODEL
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.status import JobStatus, read_status
 from graphft.runtime.launcher.job_folder import begun
@@ -19,8 +20,6 @@ from graphft.runtime.launcher.result import Result
 from graphft.runtime.process.folder_lock import holder_of
 from graphft.transpiler.record import JobRecord, read_record
 
-JOBS = Path("jobs")
-"""Where launchers put the folders of jobs."""
 ANSWER_SECONDS = 1.0
 """For how long a job's etcd may take to answer."""
 State = Literal["complete", "running", "starting", "stopped", "failed", "not begun", "unknown", "unreadable"]

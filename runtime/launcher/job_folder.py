@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +12,7 @@ from graphft.data_fingerprint import is_record, same_entries
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.connect import is_complete
+from graphft.runtime.coordination.job_storage import JOBS, begun_in_storage, fetch, publish, storage_of, stored_run
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job, JobConfig
@@ -72,8 +73,9 @@ class JobFolder:
 
 
 def begun(path: Path) -> bool:
-    """Whether a process of the run in this folder was ever started: the folder may only have been saved."""
-    return any((path / name).exists() for name in _TRACES)
+    """Whether a process of the run in this folder was ever started: the folder may only have been saved, or copied from
+    the job's storage. Raises GraphftError[storage]."""
+    return any((path / name).exists() for name in _TRACES) or begun_in_storage(path)
 
 
 def where(path: Path, config: JobConfig) -> str:
@@ -85,29 +87,31 @@ def where(path: Path, config: JobConfig) -> str:
 def open_folder(job: Job, wanted: str = "", *, resume: bool = False, fresh: bool = False) -> JobFolder:
     """The folder in which `job` is to be run, saved there if it was not. See `choose_directory`."""
     while True:
-        path, passed = choose_directory(job, wanted, resume=resume, fresh=fresh)
-        if (path / "job.json").exists():
-            return JobFolder(path, False, passed, True)
+        chosen, path, passed = choose_directory(job, wanted, resume=resume, fresh=fresh)
+        made = not (path / "job.json").exists()
         try:
-            job.save(path)
-            return JobFolder(path, True, passed, True)
+            if made:
+                chosen.save(path)
+            publish(path)
+            return JobFolder(path, made, passed, True)
         except GraphftError as error:
-            if wanted or error.rule != "job-directory":
-                raise  # else another script, started at the same time, has just taken that folder
+            if wanted or not made or error.rule != "job-directory":
+                raise  # else another script, started at the same time, has just taken that folder, or storage
 
 
 def choose_directory(
     job: Job, wanted: str = "", *, resume: bool = False, fresh: bool = False
-) -> tuple[Path, tuple[str, ...]]:
-    """The folder for `job`, and what other folders hold that were looked at: jobs/<name>, jobs/<name>-2, ... The one
-    with the run most like it comes first.
+) -> tuple[Job, Path, tuple[str, ...]]:
+    """The job with its storage, the folder for it, and what other folders hold that were looked at: jobs/<name>,
+    jobs/<name>-2, ... (the storages: <url>, <url>-2, ...). The one with the run most like it comes first.
 
     `wanted`: this folder and no other. `resume`: an unfinished run of this very job, or none. `fresh`: no such run.
     Raises UsageError if that cannot be, with what differs; GraphftError when a folder cannot be read.
     """
     passed: list[tuple[int, str]] = []
-    for path in [Path(wanted)] if wanted else _folders(job.config.name):
-        held = _obstacle(job, path) or (_unfinished(job, path) if fresh else None)
+    for chosen, path in [(job, Path(wanted))] if wanted else _places(job):
+        _look_in_storage(chosen, path)
+        held = _obstacle(chosen, path) or (_unfinished(chosen, path) if fresh else None)
         if held is None:
             break
         passed.append((held.distance, f"{path} {held.what}"))
@@ -124,7 +128,7 @@ def choose_directory(
             rule="nothing-to-resume",
             help="leave resume out to begin a run; what differs is to be as it was to go on with that run",
         )
-    return path, others
+    return chosen, path, others
 
 
 def saved_folder(path: Path, *, resume: bool, fresh: bool) -> JobFolder:
@@ -141,9 +145,24 @@ def saved_folder(path: Path, *, resume: bool, fresh: bool) -> JobFolder:
     return JobFolder(path)
 
 
-def _folders(name: str) -> Iterator[Path]:
-    yield Path("jobs", name)
-    yield from (Path("jobs", f"{name}-{n}") for n in count(2))
+def _places(job: Job) -> Iterator[tuple[Job, Path]]:
+    name, url = job.config.name, job.config.storage
+    yield job, JOBS / name
+    for n in count(2):
+        stored = replace(job, config=job.config.replace(storage=f"{url}-{n}")) if url else job
+        yield stored, JOBS / f"{name}-{n}"
+
+
+def _look_in_storage(job: Job, path: Path) -> None:
+    """Makes the folder a copy of what the job's storage holds, if it is empty.
+
+    Raises UsageError if the two hold different runs: then one of them is not what it was.
+    """
+    url = job.config.storage
+    if not url or ((path / "job.json").exists() and storage_of(path) != url):
+        return
+    if stored_run(url):
+        fetch(url, path)
 
 
 def _nothing(path: Path) -> str:

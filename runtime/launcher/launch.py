@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError, UsageError
-from graphft.runtime.coordination.connect import MODEL, connect, is_complete, write_endpoints
+from graphft.runtime.coordination.connect import connect, is_complete, write_endpoints
 from graphft.runtime.coordination.discarded import discarded_of
 from graphft.runtime.coordination.embedded_etcd import start_etcd
+from graphft.runtime.coordination.job_storage import MODEL, fetch_result, publish, withdraw
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.lost_rows import read_lost_rows
 from graphft.runtime.coordination.run_record import fenced, put_job
@@ -90,6 +91,7 @@ def _run_here(job: Job, chosen: LaunchOptions, on_status: Callable[[Supervisor, 
         return launch_directory(job, folder, chosen, on_status)
     except GraphftError as error:
         if folder.made and error.rule == "foreign-job":  # nothing was begun: no later script is to find a run here
+            withdraw(folder.path)
             shutil.rmtree(folder.path, ignore_errors=True)
         raise
 
@@ -102,6 +104,7 @@ def launch_saved(path: Path, options: LaunchOptions) -> None:
     folder = saved_folder(path, resume=options.resume, fresh=options.fresh)
     _check_counts(record, options)
     if is_complete(path):
+        fetch_result(path)
         print(f"{path} is complete: {path / MODEL}")
     else:
         launch_directory(record, folder, options)
@@ -168,6 +171,7 @@ def launch_directory(
     If another launcher runs it, that one's end is waited for. Raises Interrupted on Ctrl-C and SIGTERM.
     """
     prepare_structs()
+    publish(folder.path)
     begun_at = time.monotonic()
     reached = Reached(folder.path, job.config)
     waited: list[str] = []
@@ -180,6 +184,7 @@ def launch_directory(
         if not (options.endpoints(job.config) and job.config.ft):  # files that only one launcher at a time may touch
             stack.enter_context(locked(folder.path, wait if options.wait else None))
             if waited and is_complete(folder.path):
+                fetch_result(folder.path)
                 tell(f"{folder.path} was completed by {waited[0]}")
                 seconds = time.monotonic() - begun_at
                 return _told(Result.of(folder.path, job.config.total_steps, seconds), job)
@@ -235,6 +240,7 @@ def _launch(
         raise GraphftError(
             f"job {keys.job} failed: {why}", rule="job-failed", help=f"logs of all roles are in {job_dir / 'logs'}"
         )
+    fetch_result(job_dir)
     lost_rows = read_lost_rows(supervisor.etcd, keys)
     note_lost_rows(job_dir, lost_rows)
     left_out = discarded_of(job.config, status.left_out)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from graphft.fileio import tensor_file_metadata
-from graphft.runtime.coordination.connect import MODEL
 from graphft.runtime.coordination.discarded import Discarded, describe_discarded, read_discarded
+from graphft.runtime.coordination.job_storage import MODEL
 from graphft.runtime.launcher.process_ends import read_ends
 from graphft.runtime.process.metric_files import losses_of, metrics_of
 

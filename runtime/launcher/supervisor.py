@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 
 from graphft.errors import plain_text
-from graphft.runtime.coordination.connect import is_complete
+from graphft.runtime.coordination.connect import has_model
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
@@ -391,7 +391,7 @@ class Supervisor:
 
     def _may_end(self, child: Child) -> bool:
         """Whether a process that ended with status 0 was done. User code may have ended it (`os._exit`)."""
-        if is_complete(self.job_dir) or (child.role == "trainer" and self._inquest.left(child.index, child.identity)):
+        if has_model(self.job_dir) or (child.role == "trainer" and self._inquest.left(child.index, child.identity)):
             return True
         try:
             return self.view.over

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphft.errors import UsageError
-from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
+from graphft.runtime.checkpoint.store import Manifest
+from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.runtime.process.metric_files import losses_of
 from graphft.runtime.replay.batch import Computed, LocalTrainer
 from graphft.runtime.replay.shards import LocalShards
@@ -33,7 +34,7 @@ class Reached:
 
 def newest_before(job: Job, job_dir: Path, step: int) -> Manifest | None:
     """The newest checkpoint of this run at or before `step`."""
-    found = CheckpointStore(job_dir / "checkpoints").manifests()
+    found = checkpoints_of(job_dir).manifests()
     return next((m for m in found if m.run == job.run_id and m.step <= step), None)
 
 
@@ -43,7 +44,7 @@ def reach(
     """Brings the shards to `step`. Raises UsageError where the job itself would not have got there."""
     manifest, start = newest_before(job, job_dir, step), 0
     if manifest is not None:
-        store, start = CheckpointStore(job_dir / "checkpoints"), manifest.step
+        store, start = checkpoints_of(job_dir), manifest.step
         shards.restore([store.read_part(manifest, i)[0] for i in range(job.config.pservers)])
     recorded = {(k, v): loss for k, v, loss in losses_of(job_dir)}
     same, other = 0, []

@@ -19,6 +19,7 @@ from graphft import registry
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.coordination.connect import JobEnded, connect_from, connect_when_back, is_complete, write_endpoints
 from graphft.runtime.coordination.embedded_etcd import start_etcd
+from graphft.runtime.coordination.job_storage import fetch, publish, stored_run
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, Store
 from graphft.runtime.process.folder_lock import locked
@@ -105,9 +106,12 @@ def run_as_role(job: Job, spec: RoleSpec) -> int:
     from graphft.transpiler import Job, read_record
 
     job_dir = Path(spec.job_dir or Path("jobs") / job.config.name)
+    if job.config.storage and not (job_dir / "job.json").exists() and stored_run(job.config.storage):
+        fetch(job.config.storage, job_dir)
     try:
         if not (job_dir / "job.json").exists():
             job.save(job_dir)
+        publish(job_dir)
     except GraphftError:
         if not (job_dir / "job.json").exists():
             raise

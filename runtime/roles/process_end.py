@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from graphft.errors import GraphftError
-from graphft.runtime.coordination.connect import is_complete
+from graphft.runtime.coordination.connect import has_model
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.etcd import LeaseLost
 from graphft.runtime.process.progress import stacks
@@ -53,13 +53,13 @@ class ProcessEnd:
                 tell(what)
         except GraphftError as error:
             log.warning("%s", error.message)
-        self.now(EXIT_OK if is_complete(self.job_dir) else EXIT_FAILED)
+        self.now(EXIT_OK if has_model(self.job_dir) else EXIT_FAILED)
 
     def lease_lost(self, error: LeaseLost) -> None:
         """Ends the process at once: whatever it claims may be somebody else's by now, or the job's etcd has ended."""
         if not self.closing.is_set():
             log.error("lease lost: %s", error.message)
-            self.now(EXIT_OK if is_complete(self.job_dir) else EXIT_LEASE_LOST)
+            self.now(EXIT_OK if has_model(self.job_dir) else EXIT_LEASE_LOST)
 
     def check_lease(self) -> None:
         """For main loops: the daemon thread, which looks as well, may be what hangs."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from graphft.errors import GraphftError
 from graphft.ir import Kind
-from graphft.runtime.checkpoint.store import CheckpointStore
+from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.runtime.coordination.connect import read_endpoints
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.status import JobStatus, read_status
@@ -216,7 +216,7 @@ def look(job_dir: Path, etcd: str = "") -> JobStatus | None:
 
 def whole_state(job: Job, folder: Path) -> dict[str, Tensor]:
     """Parameters, buffers and optimizer state of the newest checkpoint, by the names that they have in one process."""
-    store = CheckpointStore(folder / "checkpoints")
+    store = checkpoints_of(folder)
     newest = next(iter(store.manifests()))
     assert newest.step == job.config.total_steps
     shards = [store.read_part(newest, i)[0] for i in range(job.config.pservers)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from safetensors import safe_open
 
 from graphft.fileio import write_atomically
 from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest, directory_name
+from graphft.runtime.checkpoint.stored_checkpoints import COPIES, StoredCheckpoints
+from graphft.runtime.fs import LocalFS
 
 SHARDS = 2
 
@@ -31,6 +34,8 @@ def write(store: CheckpointStore, step: int, generation: int = 0, meta: dict[str
     parts = tuple(store.write_part(generation, step, s, SHARDS, values(step, s), f"ledger {s}") for s in range(SHARDS))
     manifest = Manifest(generation, step, "program", parts, meta or {})
     store.write_manifest(manifest)
+    if isinstance(store, StoredCheckpoints):
+        shutil.rmtree(store.root)  # the copies: it is read on another machine
     return manifest
 
 
@@ -39,11 +44,19 @@ def steps(store: CheckpointStore) -> list[int]:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> CheckpointStore:
-    return CheckpointStore(tmp_path / "checkpoints")
+def place(tmp_path: Path) -> Path:
+    """Where the checkpoints are that count."""
+    return tmp_path / "checkpoints"
 
 
-def test_round_trip(store: CheckpointStore) -> None:
+@pytest.fixture(params=["in a folder", "in a storage"])
+def store(place: Path, tmp_path: Path, request: pytest.FixtureRequest) -> CheckpointStore:
+    if request.param == "in a folder":
+        return CheckpointStore(place)
+    return StoredCheckpoints(tmp_path / "copies", LocalFS(), str(place), f"file://{place}")
+
+
+def test_round_trip(store: CheckpointStore, place: Path) -> None:
     written = write(store, 50, generation=2, meta={"pass": 1})
     assert store.read_manifest(written.directory) == written
     for shard in range(SHARDS):
@@ -54,8 +67,8 @@ def test_round_trip(store: CheckpointStore) -> None:
         for name, value in wanted.items():
             assert tensors[name].dtype == value.dtype
             assert torch.equal(tensors[name], value)
-    assert sorted(p.name for p in store.root.iterdir()) == ["step-00000050.g2"]
-    assert sorted(p.name for p in (store.root / "step-00000050.g2").iterdir()) == [
+    assert sorted(p.name for p in place.iterdir()) == ["step-00000050.g2"]
+    assert sorted(p.name for p in (place / "step-00000050.g2").iterdir()) == [
         "manifest.json",
         "shard-0-of-2.safetensors",
         "shard-1-of-2.safetensors",
@@ -108,34 +121,34 @@ def test_nothing_there(store: CheckpointStore) -> None:
         b'{"generation": 0, "step": 100, "program": "", "parts": [1], "meta": {}}',
     ],
 )
-def test_damaged_manifest_is_passed_over(store: CheckpointStore, content: bytes) -> None:
+def test_damaged_manifest_is_passed_over(store: CheckpointStore, place: Path, content: bytes) -> None:
     write(store, 50)
     newest = write(store, 100)
-    (store.root / newest.directory / "manifest.json").write_bytes(content)
+    (place / newest.directory / "manifest.json").write_bytes(content)
     assert steps(store) == [50]
     with pytest.raises(DamagedCheckpoint, match="no usable manifest"):
         store.read_manifest(newest.directory)
 
 
-def test_missing_manifest_is_passed_over(store: CheckpointStore) -> None:
+def test_missing_manifest_is_passed_over(store: CheckpointStore, place: Path) -> None:
     write(store, 50)
     newest = write(store, 100)
-    (store.root / newest.directory / "manifest.json").unlink()
+    (place / newest.directory / "manifest.json").unlink()
     assert steps(store) == [50]
 
 
-def test_a_folder_under_another_name_is_passed_over(store: CheckpointStore) -> None:
+def test_a_folder_under_another_name_is_passed_over(store: CheckpointStore, place: Path) -> None:
     write(store, 50)
     newest = write(store, 100)
-    (store.root / newest.directory).rename(store.root / directory_name(0, 200))
+    (place / newest.directory).rename(place / directory_name(0, 200))
     assert steps(store) == [50]
 
 
-def test_missing_or_truncated_part_is_passed_over(store: CheckpointStore) -> None:
+def test_missing_or_truncated_part_is_passed_over(store: CheckpointStore, place: Path) -> None:
     write(store, 50)
     truncated, missing = write(store, 100), write(store, 150)
-    os.truncate(store.root / truncated.parts[1].file, 20)
-    (store.root / missing.parts[0].file).unlink()
+    os.truncate(place / truncated.parts[1].file, 20)
+    (place / missing.parts[0].file).unlink()
     assert steps(store) == [50]
     with pytest.raises(DamagedCheckpoint, match=r"expected \d+ bytes, it is missing"):
         store.read_manifest(missing.directory)
@@ -147,9 +160,9 @@ def test_missing_or_truncated_part_is_passed_over(store: CheckpointStore) -> Non
         store.read_part(missing, 0)
 
 
-def test_a_flipped_bit_is_noticed_when_the_part_is_read(store: CheckpointStore) -> None:
+def test_a_flipped_bit_is_noticed_when_the_part_is_read(store: CheckpointStore, place: Path) -> None:
     manifest = write(store, 50)
-    path = store.root / manifest.parts[0].file
+    path = place / manifest.parts[0].file
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
@@ -173,7 +186,7 @@ def test_prune_keeps_the_newest(store: CheckpointStore) -> None:
     assert steps(store) == [200, 150]
 
 
-def test_prune_never_deletes_the_last_good_nor_anything_newer(store: CheckpointStore) -> None:
+def test_prune_never_deletes_the_last_good_nor_anything_newer(store: CheckpointStore, place: Path) -> None:
     good, newer = write(store, 100), write(store, 150)
     write(store, 50)
     store.write_part(0, 200, 0, SHARDS, values(200, 0))  # being written
@@ -181,7 +194,7 @@ def test_prune_never_deletes_the_last_good_nor_anything_newer(store: CheckpointS
     store.prune(1, good)
     assert steps(store) == [150, 100]
     assert newer in store.manifests()
-    assert {p.name for p in store.root.iterdir()} == {
+    assert {p.name for p in place.iterdir()} == {
         directory_name(0, 100),
         directory_name(0, 150),
         directory_name(0, 200),
@@ -189,28 +202,28 @@ def test_prune_never_deletes_the_last_good_nor_anything_newer(store: CheckpointS
     }
 
 
-def test_prune_counts_only_what_can_be_used(store: CheckpointStore) -> None:
+def test_prune_counts_only_what_can_be_used(store: CheckpointStore, place: Path) -> None:
     write(store, 50)
     damaged, last = write(store, 100), write(store, 150)
-    os.truncate(store.root / damaged.parts[0].file, 3)
+    os.truncate(place / damaged.parts[0].file, 3)
     store.prune(2, last)
     assert steps(store) == [150, 50]
 
 
-def test_prune_removes_what_crashes_left(store: CheckpointStore) -> None:
+def test_prune_removes_what_crashes_left(store: CheckpointStore, place: Path) -> None:
     store.write_part(0, 50, 0, SHARDS, values(50, 0))
-    (store.root / directory_name(0, 50) / ".shard-1-of-2.safetensors.ab.tmp").write_bytes(b"half")
-    (store.root / "notes").mkdir()
+    (place / directory_name(0, 50) / ".shard-1-of-2.safetensors.ab.tmp").write_bytes(b"half")
+    (place / "notes").mkdir()
     store.prune(3, write(store, 100, generation=1))
-    assert sorted(p.name for p in store.root.iterdir()) == ["notes", directory_name(1, 100)]
+    assert sorted(p.name for p in place.iterdir()) == ["notes", directory_name(1, 100)]
 
 
 # -- crashes ----------------------------------------------------------------------------------------------------
 
 
-def test_a_crash_between_any_two_writes_leaves_the_older_one(store: CheckpointStore) -> None:
+def test_a_crash_between_any_two_writes_leaves_the_older_one(store: CheckpointStore, place: Path) -> None:
     write(store, 50)
-    folder = store.root / directory_name(0, 100)
+    folder = place / directory_name(0, 100)
     folder.mkdir()
     assert steps(store) == [50]
     (folder / ".shard-0-of-2.safetensors.1.tmp").write_bytes(b"half")
@@ -256,8 +269,41 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["file"]
 
 
-def test_no_pickle_and_readable_without_graphft(store: CheckpointStore) -> None:
+def test_no_pickle_and_readable_without_graphft(store: CheckpointStore, place: Path) -> None:
     part = store.write_part(4, 7, 0, 1, values(7, 0), "ledger")
-    with safe_open(store.root / part.file, framework="pt") as file:
+    with safe_open(place / part.file, framework="pt") as file:
         assert file.metadata() == {"ledger": "ledger"}
         assert torch.equal(file.get_tensor("w"), torch.full((3, 2), 7.0))
+
+
+# -- copies of what lies in a storage ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> StoredCheckpoints:
+    place = tmp_path / "storage"
+    return StoredCheckpoints(tmp_path / "copies", LocalFS(), str(place), f"file://{place}")
+
+
+def save(store: CheckpointStore, step: int) -> Manifest:
+    manifest = Manifest(0, step, "program", (store.write_part(0, step, 0, 1, values(step, 0)),))
+    store.write_manifest(manifest)
+    return manifest
+
+
+def test_a_copy_is_read_instead_of_the_storage_if_it_is_whole(copied: StoredCheckpoints, tmp_path: Path) -> None:
+    manifest = save(copied, 50)
+    part = manifest.parts[0].file
+    (tmp_path / "storage" / part).write_bytes(b"")  # the copy is enough
+    assert copied.read_part(manifest, 0)[0]["w"][0, 0] == 50
+    save(copied, 50)
+    (tmp_path / "copies" / part).write_bytes(b"damaged")
+    assert copied.read_part(manifest, 0)[0]["w"][0, 0] == 50
+    assert (tmp_path / "copies" / part).read_bytes() == (tmp_path / "storage" / part).read_bytes()
+
+
+def test_of_copies_a_few_are_kept(copied: StoredCheckpoints, tmp_path: Path) -> None:
+    for step in range(10, 80, 10):
+        save(copied, step)
+    assert len(list((tmp_path / "copies").iterdir())) == COPIES
+    assert steps(copied) == [70, 60, 50, 40, 30, 20, 10]  # those are pruned when the newest is committed

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from graphft.runtime.checkpoint.async_writer import AsyncCommits, AsyncSaver, shard_store
+from graphft.runtime.checkpoint.async_writer import AsyncCommits, AsyncSaver
+from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.runtime.roles.pserver.batch_server import BatchServer
 from graphft.runtime.roles.pserver.pserver import Pserver
 
@@ -17,7 +18,7 @@ class BatchPserver(Pserver):
         commits = AsyncCommits(
             member.etcd,
             member.keys.of_shard(index),
-            shard_store(self.job_dir, index),
+            checkpoints_of(self.job_dir, index),
             index,
             self.config.pservers,
             self.job.run_id,

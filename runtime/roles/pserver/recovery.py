@@ -78,7 +78,7 @@ class Recovery:
                 self.member.events.emit(
                     "damaged-checkpoint",
                     f"the checkpoint of step {committed.step}, which was committed, is not in "
-                    f"{self.commits.store.root}, or is damaged: going back to step {self.generation.step}",
+                    f"{self.commits.store.where()}, or is damaged: going back to step {self.generation.step}",
                     step=self.generation.step,
                 )
 

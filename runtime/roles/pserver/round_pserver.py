@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from graphft.runtime.checkpoint.commit import Commits
-from graphft.runtime.checkpoint.store import CheckpointStore
+from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.runtime.checkpoint.writer import Saver
 from graphft.runtime.roles.pserver.pserver import Pserver
 from graphft.runtime.roles.pserver.round_server import RoundServer
@@ -16,7 +16,7 @@ class RoundPserver(Pserver):
 
     def make_port(self) -> RoundServer:
         member, config = self.member, self.config
-        store = CheckpointStore(self.job_dir / "checkpoints")
+        store = checkpoints_of(self.job_dir)
         commits = Commits(member.etcd, member.keys, store, member.index, config.pservers, self.job.run_id, member.id)
         saver = Saver(commits, member.events, self.job, self.job_dir, self.close_records)
         return RoundServer(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
+from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.execute.finite import no_longer_finite
 
@@ -15,16 +16,15 @@ def newest_good_checkpoint(member: Member, job_dir: Path) -> str:
     config = member.config
     if not config.ft:
         return "there is no checkpoint: the job has no fault tolerance"
-    root = job_dir / "checkpoints"
-    stores = [root] if config.sync else [root / f"shard-{i}" for i in range(config.pservers)]
+    stores = [checkpoints_of(job_dir, shard) for shard in ([None] if config.sync else range(config.pservers))]
     try:
-        found = [_newest(member, CheckpointStore(store)) for store in stores]
+        found = [_newest(member, store) for store in stores]
     except GraphftError as error:
         return f"which checkpoint is the newest good one cannot be told: {error.message}"
     if None in found:
         return "no checkpoint was made before that holds finite values only: the job began with its initial values"
     named = ", ".join(
-        f"step {m.step} ({store / m.directory})" for store, m in zip(stores, found, strict=True) if m is not None
+        f"step {m.step} ({store.where(m.directory)})" for store, m in zip(stores, found, strict=True) if m is not None
     )
     return f"the newest good checkpoint is that of {named}"
 

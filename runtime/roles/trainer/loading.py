@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from graphft.errors import GraphftError
-from graphft.runtime.coordination.connect import is_complete
+from graphft.runtime.coordination.connect import has_model
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import LoadingStatus
 from graphft.runtime.etcd import EtcdError
@@ -77,7 +77,7 @@ class Loading:
             log.info("was asked to leave while it loads %s", self._report.what)
             return EXIT_OK
         state = self.member.view.state
-        if state in ("complete", "failed") or is_complete(self.job_dir):
+        if state in ("complete", "failed") or has_model(self.job_dir):
             log.info("the job is over: no need to load %s", self._report.what)
             return EXIT_FAILED if state == "failed" else EXIT_OK
         return None

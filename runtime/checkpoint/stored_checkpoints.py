@@ -1,0 +1,114 @@
+"""The checkpoints of a job with a storage: there they count, and its folder holds copies of what this machine uses.
+
+A part is written to the job's folder and uploaded; the manifest follows when all parts are there. An object appears
+wholly or not at all; where a store cannot do that, the sizes and checksums in the manifest tell. A part is read from
+the folder if its checksum is right there, and is downloaded otherwise: a process that is started again where it was
+before reads nothing from the storage but the manifest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import posixpath
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from graphft.errors import GraphftError
+from graphft.runtime.checkpoint.store import MANIFEST, CheckpointStore, Part, newest_first, storage
+from graphft.runtime.coordination.job_storage import storage_of
+from graphft.runtime.fs import FS, file_system
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FOLDER = "checkpoints"
+COPIES = 2
+"""Checkpoints of which a machine keeps its parts in the job's folder: the newest, and the one that follows it."""
+
+
+def checkpoints_of(job_dir: Path, shard: int | None = None) -> CheckpointStore:
+    """Where the checkpoints of the job in this folder are. `shard`: async, those of one shard; the job's last manifest
+    lies in the folder above."""
+    names = [FOLDER] if shard is None else [FOLDER, shard_folder(shard)]
+    root, url = job_dir.joinpath(*names), storage_of(job_dir)
+    if not url:
+        return CheckpointStore(root)
+    fs, path = file_system(url)
+    return StoredCheckpoints(root, fs, posixpath.join(path, *names), "/".join([url, *names]))
+
+
+def shard_folder(shard: int) -> str:
+    """Of an async shard's checkpoints."""
+    return f"shard-{shard}"
+
+
+class StoredCheckpoints(CheckpointStore):
+    """`root`: in the job's folder; `path`: of `fs`; `url`: the same for a person."""
+
+    def __init__(self, root: Path, fs: FS, path: str, url: str) -> None:
+        super().__init__(root)
+        self.fs, self.path, self.url = fs, path, url
+
+    def where(self, name: str = "") -> str:
+        return f"{self.url}/{name}".rstrip("/")
+
+    def make_durable(self, manifest: object) -> None:
+        """What a storage shows is durable."""
+
+    def _at(self, name: str) -> str:
+        return posixpath.join(self.path, name)
+
+    def _write_tensors(self, part: Part, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Part:
+        written = super()._write_tensors(part, tensors, metadata)
+        self.fs.upload(self.root / part.file, self._at(part.file))
+        found = self.fs.size(self._at(part.file))
+        if found != written.bytes:
+            raise OSError(f"{self.where(part.file)} has {found} bytes after {written.bytes} were uploaded")
+        self._drop_copies(part)
+        return written
+
+    def _drop_copies(self, part: Part) -> None:
+        """Deletes this machine's copies of older parts of the same shard."""
+        name = posixpath.basename(part.file)
+        for directory in [d for d in newest_first(super()._names()) if (self.root / d / name).exists()][COPIES:]:
+            with contextlib.suppress(OSError):
+                (self.root / directory / name).unlink()
+                (self.root / directory / MANIFEST).unlink(missing_ok=True)
+                (self.root / directory).rmdir()  # another shard's part may be there
+
+    def _read_tensors(self, part: Part) -> tuple[dict[str, Tensor], dict[str, str], str]:
+        copy = self.root / part.file
+        with contextlib.suppress(OSError, GraphftError):  # it is not there, or damaged: the storage's counts
+            found = super()._read_tensors(part)
+            if found[2] == part.sha256:
+                return found
+        with storage(self.where(part.file)):
+            self.fs.download(self._at(part.file), copy)
+        return super()._read_tensors(part)
+
+    def _write(self, name: str, data: bytes) -> None:
+        with self.fs.writing(self._at(name)) as file:
+            file.write(data)
+        super()._write(name, data)
+
+    def _read(self, name: str) -> bytes:
+        with storage(self.where(name)), self.fs.open(self._at(name)) as file:
+            return file.read()
+
+    def _size(self, name: str) -> int | None:
+        with storage(self.where(name)):
+            return self.fs.size(self._at(name))
+
+    def _has(self, directory: str) -> bool:
+        with storage(self.where(directory)):
+            return self.fs.stat(self._at(directory))
+
+    def _names(self) -> list[str]:
+        with storage(self.where()):
+            return self.fs.list_dirs(self.path)
+
+    def _delete(self, directory: str) -> None:
+        super()._delete(directory)
+        with contextlib.suppress(OSError):  # what is left goes with a later checkpoint
+            self.fs.delete(self._at(directory))

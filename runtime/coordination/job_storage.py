@@ -1,0 +1,248 @@
+"""The storage of a job, `transpile(storage=URL)`: what lasts of a run lies there, and its folder is a copy.
+
+    <url>/job.json                 made only if there is none: from then on the storage is this run's
+          job-<run>/...            what `Job.save` wrote besides, and files.json: size and sha256 of each file
+          checkpoints/...          parts and manifests (see `checkpoint.stored_checkpoints`)
+          discarded.jsonl, model.safetensors          the model last: the run is complete
+
+A process on any machine needs the URL and etcd. Logs, metrics, and the data of an etcd that was started with the job
+stay in the folder of the machine that writes them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import posixpath
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from graphft.errors import GraphftError, UsageError
+from graphft.fileio import PIECE
+from graphft.runtime.coordination.discarded import FILE as DISCARDED
+from graphft.runtime.fs import FS, file_system
+from graphft.transpiler.record import MARKER, RECORD, SAVED, JobRecord, read_record
+
+JOBS = Path("jobs")
+"""Where the folders of jobs are, in the working directory."""
+MODEL = "model.safetensors"
+"""The trained model, in the folder (and the storage) of a job that is complete."""
+_LISTING = "files.json"
+_HEALTH = "see whether it can be reached from here, and what FSSPEC_* or the store's own variables say"
+
+
+def storage_of(job_dir: Path) -> str:
+    """The URL of the storage of the job in this folder; "" if it has none."""
+    path = job_dir / MARKER
+    return str(json.loads(path.read_bytes())["url"]) if path.exists() else ""
+
+
+def is_url(path: str | os.PathLike[str]) -> bool:
+    return "://" in os.fspath(path)
+
+
+# -- the job ----------------------------------------------------------------------------------------------------------
+
+
+def stored_run(url: str) -> str:
+    """The id of the run that this storage is of; "" if it is free. Raises GraphftError[storage]."""
+    fs, root = file_system(url)
+    data = _read(fs, posixpath.join(root, RECORD), url)
+    try:
+        return str(json.loads(data)["run"]) if data is not None else ""
+    except (ValueError, KeyError, TypeError) as error:
+        raise GraphftError(
+            f"{url}/{RECORD} is damaged: {error}", rule="load", help="give the job a new storage; this one stays"
+        ) from error
+
+
+def publish(job_dir: Path) -> None:
+    """Puts the job in this folder into its storage, where others find it. Nothing happens if it is there.
+
+    Raises UsageError[job-directory] if the storage is another run's, GraphftError[storage].
+    """
+    url, run = storage_of(job_dir), read_record(job_dir).run_id
+    if not url or stored_run(url) == run:
+        return
+    fs, root = file_system(url)
+    try:
+        _upload(fs, posixpath.join(root, f"job-{run}"), job_dir)
+        made = fs.create(posixpath.join(root, RECORD), (job_dir / RECORD).read_bytes())
+    except OSError as error:
+        raise _unavailable(url, error) from error
+    if not made and (found := stored_run(url)) != run:
+        fs.delete(posixpath.join(root, f"job-{run}"))
+        raise UsageError(
+            f"{url} holds run {found}, and that in {job_dir} is {run}",
+            rule="job-directory",
+            help="give this run another storage, or go on with that one: graphft launch --job " + url,
+        )
+
+
+def withdraw(job_dir: Path) -> None:
+    """Deletes from its storage what `publish` put there: the run was never begun."""
+    url = storage_of(job_dir)
+    if not url or stored_run(url) != (run := read_record(job_dir).run_id):
+        return
+    fs, root = file_system(url)
+    for name in (RECORD, f"job-{run}"):
+        fs.delete(posixpath.join(root, name))
+
+
+def fetch(url: str, target: Path, *, whole: bool = True) -> JobRecord:
+    """Makes `target` a copy of the job in this storage, wholly or not at all; nothing happens if it is one already.
+
+    `whole`: False for its record alone. Raises UsageError[job-directory] if the storage holds no job, or the folder
+    something else; GraphftError[storage]; GraphftError[load] for a file that is not what was uploaded.
+    """
+    run = stored_run(url)
+    if not run:
+        raise UsageError(f"{url} holds no job", rule="job-directory", help="give what was given to transpile(storage=)")
+    if (target / RECORD).exists():
+        found = read_record(target)
+        if found.run_id == run:
+            return found
+    if target.exists() and any(target.iterdir()):
+        raise UsageError(
+            f"{target} is to be a copy of the job in {url}, run {run}, and holds something else",
+            rule="job-directory",
+            help="start from another folder, or delete this one",
+        )
+    fs, root = file_system(url)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{target.name}.", dir=target.parent) as scratch:
+        new = Path(scratch, "job")
+        try:
+            _download(fs, posixpath.join(root, f"job-{run}"), new, None if whole else {MARKER})
+            fs.download(posixpath.join(root, RECORD), new / RECORD)
+        except OSError as error:
+            raise _unavailable(url, error) from error
+        try:
+            new.rename(target)
+        except OSError:  # another process has just made it
+            if not (target / RECORD).exists() or read_record(target).run_id != run:
+                raise
+    return read_record(target)
+
+
+def local_folder(path: str | os.PathLike[str]) -> Path:
+    """The folder of a job that is given by its folder, or by the URL of its storage: then a copy in ./jobs."""
+    if not is_url(path):
+        return Path(path)
+    url = os.fspath(path).rstrip("/")
+    target = JOBS / posixpath.basename(url)
+    fetch(url, target)
+    return target
+
+
+def _upload(fs: FS, root: str, job_dir: Path) -> None:
+    listing = {}
+    for name in _saved_files(job_dir):
+        fs.upload(job_dir / name, posixpath.join(root, name))
+        listing[name] = {"bytes": (job_dir / name).stat().st_size, "sha256": _sha256(job_dir / name)}
+    with fs.writing(posixpath.join(root, _LISTING)) as file:
+        file.write(json.dumps(listing, indent=1).encode())
+
+
+def _saved_files(job_dir: Path) -> Iterator[str]:
+    for top in SAVED:
+        path = job_dir / top
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.is_file():
+                yield file.relative_to(job_dir).as_posix()
+
+
+def _download(fs: FS, root: str, target: Path, only: set[str] | None) -> None:
+    with fs.open(posixpath.join(root, _LISTING)) as file:
+        listing = json.loads(file.read())
+    for name, expected in listing.items():
+        place = Path(os.path.normpath(target / name))
+        if not place.is_relative_to(target):
+            raise GraphftError(f"{root}/{_LISTING} names {name}", rule="load", help="it is no job of graphft's")
+        if only is not None and name not in only:
+            continue
+        fs.download(posixpath.join(root, name), place)
+        if _sha256(place) != expected["sha256"]:
+            raise GraphftError(
+                f"{root}/{name} is not what was uploaded: {place.stat().st_size} bytes, expected {expected['bytes']} "
+                f"with sha256 {expected['sha256'][:12]}...",
+                rule="load",
+                help="transpile the job again, with another storage",
+            )
+
+
+# -- its end ----------------------------------------------------------------------------------------------------------
+
+
+def is_stored_complete(job_dir: Path) -> bool:
+    """Whether the storage of the job in this folder has its model. False if it cannot be reached, or there is none."""
+    url = storage_of(job_dir)
+    if not url:
+        return False
+    fs, root = file_system(url)
+    try:
+        return fs.size(posixpath.join(root, MODEL)) is not None
+    except OSError:
+        return False
+
+
+def begun_in_storage(job_dir: Path) -> bool:
+    """Whether a checkpoint of the job lies in its storage, which another machine may have written."""
+    url = storage_of(job_dir)
+    if not url:
+        return False
+    fs, root = file_system(url)
+    try:
+        return bool(fs.ls_dir(posixpath.join(root, "checkpoints")))
+    except OSError as error:
+        raise _unavailable(url, error) from error
+
+
+def publish_result(job_dir: Path, model: Path) -> None:
+    """Uploads what a complete job leaves, the model last; then that gets its name here, too. Raises OSError."""
+    fs, root = file_system(storage_of(job_dir))
+    discarded = posixpath.join(root, DISCARDED)
+    if (job_dir / DISCARDED).exists():
+        fs.upload(job_dir / DISCARDED, discarded)
+    else:
+        fs.delete(discarded)
+    fs.upload(model, posixpath.join(root, MODEL))
+    os.replace(model, job_dir / MODEL)
+
+
+def fetch_result(job_dir: Path) -> None:
+    """Downloads what a complete job has left, unless it is here. Raises GraphftError[storage]."""
+    url = storage_of(job_dir)
+    if not url or (job_dir / MODEL).exists():
+        return
+    fs, root = file_system(url)
+    try:
+        for name in (DISCARDED, MODEL):
+            if fs.size(posixpath.join(root, name)) is not None:
+                fs.download(posixpath.join(root, name), job_dir / name)
+    except OSError as error:
+        raise _unavailable(url, error) from error
+
+
+def _read(fs: FS, path: str, url: str) -> bytes | None:
+    try:
+        with fs.open(path) as file:
+            return file.read()
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise _unavailable(url, error) from error
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(PIECE):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+def _unavailable(url: str, error: OSError) -> GraphftError:
+    return GraphftError(f"the storage {url} cannot be used: {error}", rule="storage", help=_HEALTH)

@@ -1,0 +1,192 @@
+"""Machines that share nothing but a storage and etcd: the job, its checkpoints and its model are in the storage."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+
+from graphft import ir
+from graphft.errors import UsageError
+from graphft.runtime.chaos.compare import not_once
+from graphft.runtime.coordination.connect import is_complete
+from graphft.runtime.coordination.job_storage import fetch, fetch_result, publish
+from graphft.runtime.etcd import EmbeddedEtcd
+from graphft.runtime.launcher.folder_status import look_at
+from graphft.transpiler import Job
+from tests.integration import training
+from tests.integration.plays import SCRIPT, Pace, Played, Program, assert_same_bits, at, processes_of, whole_state
+from tests.support.commands import refused
+from tests.support.s3_server import s3_server
+
+pytestmark = pytest.mark.timeout(300)
+S3 = [name for name in ("s3fs", "moto") if importlib.util.find_spec(name) is None]
+
+
+class Machine:
+    """Its working directory is its own."""
+
+    def __init__(self, folder: Path, **environment: str) -> None:
+        folder.mkdir(parents=True)
+        self.folder, self.environment = folder, environment
+
+    def launch(self, *arguments: str | Path) -> Program:
+        return Program(self.folder, "-m", "graphft", "launch", "--quiet", *arguments, **self.environment)
+
+    def script(self, pace: Pace, **options: object) -> Program:
+        return self.launch(SCRIPT, pace.file, json.dumps(options))
+
+    def dies(self) -> None:
+        """All its processes, and its disk."""
+        for process in processes_of(self.folder):
+            process.send_signal(signal.SIGKILL)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        for process in processes_of(self.folder):  # started meanwhile
+            process.send_signal(signal.SIGKILL)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@pytest.fixture
+def url(folder: Path) -> str:
+    return f"file://{folder}/storage/job"
+
+
+def test_machines_die_with_their_disks(
+    program: ir.Program, folder: Path, url: str, pace: Pace, undisturbed: Played, etcd_server: EmbeddedEtcd
+) -> None:
+    """The one that began, with all shards; then another takes the shards over from the storage."""
+    etcd = ",".join(etcd_server.endpoints)
+    one, two, three = (Machine(folder / name) for name in ("one", "two", "three"))
+    first = one.script(pace, name="stored", storage=url, etcd_endpoints=etcd)
+    first.until(one.folder / "jobs" / "stored", at(5), etcd)
+    second = two.launch("--job", url, "--pservers", "0", "--trainers", "1", "--etcd", etcd)
+    second.until(two.folder / "jobs" / "job", lambda s: at(22)(s) and len(s.trainers) == 4, etcd)
+    one.dies()
+    third = three.launch("--job", url, "--trainers", "2", "--etcd", etcd)
+    status = third.until(three.folder / "jobs" / "job", at(30), etcd)
+    assert any("going back to step" in e.text or "generation" in e.text for e in status.events)
+    pace.set(0)
+    assert (third.wait(), second.wait()) == (0, 0), third.output + second.output
+    job = three.folder / "jobs" / "job"
+    assert_same_bits(whole_state(Job.load(job), job), undisturbed.state)
+    model = undisturbed.result.model.read_bytes()
+    assert (job / "model.safetensors").read_bytes() == model
+    assert (two.folder / "jobs" / "job" / "model.safetensors").read_bytes() == model  # a launcher has it downloaded
+    assert (folder / "storage" / "job" / "model.safetensors").read_bytes() == model
+
+
+@pytest.mark.skipif(bool(S3), reason=f"{', '.join(S3)} not installed")
+def test_a_machine_and_its_etcd_are_lost_and_the_storage_is_s3(
+    program: ir.Program, folder: Path, pace: Pace, undisturbed: Played
+) -> None:
+    with s3_server("bucket") as options:
+        environment = {
+            "FSSPEC_S3_ENDPOINT_URL": options["endpoint_url"],
+            "FSSPEC_S3_KEY": options["key"],
+            "FSSPEC_S3_SECRET": options["secret"],
+        }
+        one, two = (Machine(folder / name, **environment) for name in ("one", "two"))
+        first = one.script(pace, storage="s3://bucket/runs/blobs")
+        first.until(one.folder / "jobs" / "blobs", at(25))
+        one.dies()
+        pace.set(0)
+        again = two.script(pace, storage="s3://bucket/runs/blobs")
+        assert again.wait() == 0, again.output
+    begun = again.output.splitlines()[0]
+    assert begun.startswith("resuming jobs/blobs at step ")
+    assert int(begun.split()[4]) >= 10
+    model = (two.folder / "jobs" / "blobs" / "model.safetensors").read_bytes()
+    assert model == undisturbed.result.model.read_bytes()
+
+
+def test_async_batches_are_applied_once(program: ir.Program, folder: Path, url: str, pace: Pace) -> None:
+    one, two = Machine(folder / "one"), Machine(folder / "two")
+    options = {"sync": False, "name": "stored-async", "storage": url}
+    first = one.script(pace, **options)
+    first.until(one.folder / "jobs" / "stored-async", at(40))
+    one.dies()
+    pace.set(0)
+    again = two.script(pace, **options)
+    assert again.wait() == 0, again.output
+    job = two.folder / "jobs" / "stored-async"
+    assert "\nresuming jobs/stored-async at step " in again.output
+    assert not not_once(Job.load(job), job)
+
+
+# -- which run a storage is of ----------------------------------------------------------------------------------------
+
+
+def test_a_complete_run_stays_and_the_next_one_has_a_storage_of_its_own(folder: Path, url: str, pace: Pace) -> None:
+    pace.set(0)
+    small = {"trainers": 1, "pservers": 1, "passes": 1, "storage": url}
+    one, two = Machine(folder / "one"), Machine(folder / "two")
+    assert one.script(pace, **small).wait() == 0
+    again = two.script(pace, **small)
+    assert again.wait() == 0, again.output
+    assert again.output.startswith("jobs/blobs is complete; new run in jobs/blobs-2\n")
+    assert is_complete(two.folder / "jobs" / "blobs")  # as the storage tells: the model is not in this folder
+    assert look_at(two.folder / "jobs" / "blobs").state == "complete"
+    assert sorted(p.name for p in (folder / "storage").iterdir()) == ["job", "job-2"]
+    models = [folder / "storage" / name / "model.safetensors" for name in ("job", "job-2")]
+    assert models[0].read_bytes() == models[1].read_bytes()
+    changed = two.script(pace, **small | {"seed": 12})
+    assert changed.wait() == 0, changed.output
+    assert "differs in: seed 11 -> 12" in changed.output.splitlines()[0]
+    assert (folder / "storage" / "job-3").is_dir()
+
+
+def test_another_storage_is_another_run(folder: Path, url: str, pace: Pace) -> None:
+    pace.set(0)
+    machine = Machine(folder / "one")
+    assert machine.launch("--save-only", "--job", "saved", SCRIPT, pace.file, json.dumps({"storage": url})).wait() == 0
+    other = machine.launch("--job", "saved", SCRIPT, pace.file, json.dumps({"storage": url + "x"}))
+    assert other.wait() == 2
+    assert f"differs in: storage '{url}' -> '{url}x'" in other.output
+
+
+def test_of_two_runs_that_take_a_storage_one_has_it(program: ir.Program, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/storage"
+    jobs = [training.job(program, storage=url) for _ in range(2)]
+    for number, job in enumerate(jobs):
+        job.save(tmp_path / str(number))
+    publish(tmp_path / "0")
+    publish(tmp_path / "0")  # again: nothing happens
+    with pytest.raises(UsageError, match=f"{url} holds run {jobs[0].run_id}, and that in .*1 is {jobs[1].run_id}"):
+        publish(tmp_path / "1")
+    assert sorted(p.name for p in (tmp_path / "storage").iterdir()) == ["job-" + jobs[0].run_id, "job.json"]
+    assert fetch(url, tmp_path / "copy").run_id == jobs[0].run_id
+    with pytest.raises(UsageError, match="holds something else"):
+        fetch(url, tmp_path / "1")
+
+
+def test_a_job_that_was_damaged_in_its_storage(program: ir.Program, tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/storage"
+    job = training.job(program, storage=url)
+    job.save(tmp_path / "job")
+    publish(tmp_path / "job")
+    path = tmp_path / "storage" / f"job-{job.run_id}" / "programs" / "trainer" / "values.safetensors"
+    path.write_bytes(path.read_bytes()[:-1] + b"x")
+    with pytest.raises(Exception, match=r"values\.safetensors is not what was uploaded"):
+        fetch(url, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+    listing = path.parents[2] / "files.json"
+    listing.write_text(json.dumps({"../../outside": {"bytes": 1, "sha256": ""}}))
+    with pytest.raises(Exception, match="names \\.\\./\\.\\./outside"):
+        fetch(url, tmp_path / "copy")
+
+
+@pytest.mark.parametrize("storage", ["/shared/job", "memory://job", "s3://bucket/job"])
+def test_a_storage_that_cannot_be_one(program: ir.Program, storage: str) -> None:
+    ft = storage.startswith(("/", "memory"))
+    with pytest.raises(Exception, match=r"storage is '.*'") as caught:
+        training.job(program, storage=storage, ft=ft)
+    assert ("expected a URL" in str(caught.value)) == ft
+
+
+def test_a_storage_that_holds_no_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert f"file://{tmp_path}/none holds no job" in refused(capsys, "launch", "--job", f"file://{tmp_path}/none")
+    fetch_result(tmp_path)  # a folder without a storage: nothing to do
