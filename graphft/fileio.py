@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -10,6 +11,7 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+_NO_FSYNC = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP, errno.EROFS)
 PIECE = 8 << 20
 """Bytes that are read, written or hashed at a time. Each piece is one call that gives the interpreter's lock up."""
 
@@ -74,8 +76,11 @@ def make_folder(folder: Path) -> None:
     while not there.exists():
         missing.append(there)
         there = there.parent
-    with contextlib.suppress(PermissionError):  # the folder of a mount, say, that this user may not read
+    try:
         fsync(there.parent)
+    except OSError as error:  # of a mount, say: not to be read by this user, or of a kind that keeps nothing
+        if error.errno not in _NO_FSYNC:
+            raise
     for new in reversed(missing):
         new.mkdir(exist_ok=True)
         fsync(new.parent)

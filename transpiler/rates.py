@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Any
@@ -47,7 +48,7 @@ def _value(arg: Arg, values: Mapping[str, Any]) -> Any:
 
 
 def tell_zero_rate(program: Program, steps: int) -> None:
-    """A warning if a learning rate is 0 in the last steps of the job, for more than one in a hundred."""
+    """A warning if a learning rate is 0 in the last steps of the job: in more than one, and one in a hundred."""
     looked = sorted({steps * i // PIECES for i in range(PIECES)} | {steps - 1})
     for name, last in rates_at(program, steps - 1).items():
         if last != 0:
@@ -56,7 +57,10 @@ def tell_zero_rate(program: Program, steps: int) -> None:
         low = before[-1] + 1 if before else 0
         high = next(k for k in looked if k >= low)
         first = low + bisect_left(range(low, high), True, key=lambda k: rates_at(program, k)[name] == 0)
-        if (steps - first) * 100 > steps:
+        rest = random.Random(0).sample(range(first, steps), min(PIECES, steps - first))
+        if any(rates_at(program, k)[name] != 0 for k in rest):
+            continue  # it comes and goes
+        if steps - first > max(1, steps // 100):
             log.warning(
                 "the learning rate %%%s is 0 from step %d on, and the job has %d steps: the last %d do not change its "
                 "parameters (is its schedule made for fewer steps?)",

@@ -6,7 +6,10 @@ Safe to run beside a loop that saves: what it writes counts when it is whole, an
 from __future__ import annotations
 
 import argparse
+import atexit
+import shutil
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -101,7 +104,7 @@ def _of_job(options: argparse.Namespace) -> list[JobCheckpoint] | None:
     """The checkpoints of the job whose folder was given; None if it is no job's. Raises UsageError if it has none."""
     from graphft.runtime.interchange.job_checkpoints import job_checkpoints
 
-    folder = Path(options.path)
+    folder = _job_folder(options.path)
     if not (folder / "job.json").exists():
         return None
     found = job_checkpoints(folder)
@@ -110,8 +113,22 @@ def _of_job(options: argparse.Namespace) -> list[JobCheckpoint] | None:
         found = [c for c in found if c.manifest is not None and c.manifest.step == version]
     if not found:
         what = "checkpoint" if version is None else f"checkpoint of step {version}"
-        raise UsageError(f"{folder} has no {what}", rule="no-checkpoint", help=f"graphft checkpoint list {folder}")
+        raise UsageError(
+            f"{options.path} has no {what}", rule="no-checkpoint", help=f"graphft checkpoint list {options.path}"
+        )
     return found
+
+
+def _job_folder(path: str) -> Path:
+    """Of a job's storage, a copy of its record for as long as this command runs."""
+    from graphft.runtime.coordination.job_storage import fetch, is_url, stored_run
+
+    if not is_url(path) or not stored_run(path):
+        return Path(path)
+    scratch = tempfile.mkdtemp(prefix="graphft-")
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    fetch(path, Path(scratch, "job"), whole=False)
+    return Path(scratch, "job")
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -175,10 +192,12 @@ def _show_job(found: list[JobCheckpoint]) -> int:
 
 
 def _verify_job(found: list[JobCheckpoint]) -> int:
+    from graphft.runtime.interchange.job_checkpoints import GONE
+
     damaged = 0
     for checkpoint in found:
         wrong = checkpoint.verify(_Progress(str(checkpoint.path), checkpoint.bytes))
-        damaged += bool(wrong)
+        damaged += bool(wrong) and wrong != GONE
         print(f"{checkpoint.path}: {wrong or f'good ({checkpoint.bytes / MEGABYTE:.1f} MB)'}")
     return 1 if damaged else 0
 
@@ -228,6 +247,8 @@ def _export(options: argparse.Namespace) -> int:
     elif form == "huggingface":
         from graphft.runtime.interchange.huggingface import write_weights
 
+        if not 0 < options.shard_mb < float("inf"):
+            raise UsageError(f"--shard-mb is {options.shard_mb}", rule="usage", help="give megabytes: --shard-mb 5000")
         written = write_weights(target, tensors, round(options.shard_mb * MEGABYTE))
     else:
         from graphft.runtime.interchange.distributed import write_distributed

@@ -1,14 +1,12 @@
 """Directories of `torch.distributed.checkpoint`: their tensors, by name, in one process.
 
-Their `.metadata` is a pickle. What reads it here makes the few classes of which such a file consists, and nothing else;
-tensors are read by torch's own reader, with `weights_only=True`.
+Their `.metadata` is a pickle. What reads it here (`distributed_metadata`) makes no object of any real class; what is
+given to torch's own reader then is made anew, of fields that were checked. It reads tensors with `weights_only=True`,
+and is not let near anything else.
 """
 
 from __future__ import annotations
 
-import functools
-import pathlib
-import pickle
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,94 +17,45 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint import filesystem, metadata
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 from graphft.errors import GraphftError, UsageError, plain_text
-
-METADATA = ".metadata"
-_CLASSES = (
-    "BytesStorageMetadata",
-    "ChunkStorageMetadata",
-    "Metadata",
-    "MetadataIndex",
-    "StorageMeta",
-    "TensorProperties",
-    "TensorStorageMetadata",
-    "_MEM_FORMAT_ENCODING",
-)
-
-
-class _Unpickler(pickle.Unpickler):
-    """Makes what a `.metadata` consists of, and nothing else."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        if module == metadata.__name__ and name in _CLASSES:
-            return getattr(metadata, name)
-        if module == filesystem.__name__ and name == "_StorageInfo":
-            return filesystem._StorageInfo
-        if (module, name) == ("torch", "Size") or (
-            module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
-        ):
-            return getattr(torch, name)
-        if (module, name) == ("torch.serialization", "_get_layout"):
-            return _layout
-        if module.startswith("pathlib") and name in ("PosixPath", "WindowsPath", "PurePosixPath", "PureWindowsPath"):
-            return pathlib.PurePath
-        if (module, name) == ("collections", "OrderedDict"):
-            return dict
-        raise pickle.UnpicklingError(f"it makes a {module}.{name}")
-
-
-def _layout(name: str) -> torch.layout:
-    found = getattr(torch, name.removeprefix("torch."), None)
-    if not isinstance(found, torch.layout):
-        raise pickle.UnpicklingError(f"it makes a {name}")
-    return found
+from graphft.runtime.interchange.distributed_metadata import Described, read_description
 
 
 class _Reader(dcp.FileSystemReader):
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        return _read_metadata(Path(self.path))
+    """Of files whose metadata are known already."""
+
+    def __init__(self, folder: Path, known: metadata.Metadata) -> None:
+        super().__init__(folder)
+        self._known = known
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> metadata.Metadata:
+        return self._known
 
 
-@functools.lru_cache(maxsize=1)
-def _read_metadata(folder: Path) -> Metadata:
-    try:
-        with (folder / METADATA).open("rb") as file:
-            found = _Unpickler(file).load()
-    except (
-        OSError,
-        pickle.UnpicklingError,
-        AttributeError,
-        TypeError,
-        ValueError,
-        EOFError,
-        IndexError,
-        KeyError,
-    ) as error:
-        raise GraphftError(
-            f"{folder / METADATA} is not what torch.distributed.checkpoint writes: {error}",
-            rule="weights",
-            help="give the folder that torch.distributed.checkpoint.save wrote",
-        ) from error
-    if not isinstance(found, Metadata):
-        raise GraphftError(f"{folder / METADATA} holds no Metadata", rule="weights", help="give another folder")
-    return found
+class _Planner(DefaultLoadPlanner):
+    """For tensors only: anything else would be unpickled."""
+
+    def load_bytes(self, read_item: Any, value: Any) -> None:
+        raise ValueError(f"{read_item.dest_index.fqn} is no tensor")
 
 
 def read_distributed(folder: Path, name: str = "model") -> dict[str, Tensor]:
-    """The tensors below `name` of what was saved, without that name; all of them, where nothing is called so."""
-    _read_metadata.cache_clear()
-    found = _read_metadata(folder)
-    tensors = {n: m for n, m in found.state_dict_metadata.items() if isinstance(m, TensorStorageMetadata)}
-    paths = dict(found.planner_data or {}) if isinstance(found.planner_data, Mapping) else {}
-    below = {
-        n: ".".join(map(str, paths[n][1:])) for n in tensors if n in paths and len(paths[n]) > 1 and paths[n][0] == name
-    }
-    wanted = below or {n: n for n in tensors}
-    state = {n: torch.empty(tensors[n].size, dtype=tensors[n].properties.dtype) for n in wanted}
+    """The tensors below `name` of what was saved, without that name; all of them, where none has a name before it."""
+    found = read_description(folder)
+    paths = {n: t.path for n, t in found.items()}
+    below = {n: ".".join(path[1:]) for n, path in paths.items() if len(path) > 1 and path[0] == name}
+    if not below and any(len(path) > 1 for path in paths.values()):
+        raise UsageError(
+            f"{folder} has no {name!r}",
+            rule="weights",
+            help=f"name it (name=, --object): it has {', '.join(sorted({path[0] for path in paths.values()}))}",
+        )
+    wanted = below or {n: n for n in found}
+    state = {n: torch.empty(found[n].shape, dtype=found[n].dtype) for n in wanted}
     try:
-        _load(state, folder)
+        _load(state, folder, {n: found[n] for n in wanted})
     except CheckpointException as error:  # a BaseException, with the traceback as its text
         causes = [f"{type(cause).__name__}: {cause}" for cause, _ in error.failures.values()]
         raise GraphftError(
@@ -117,10 +66,24 @@ def read_distributed(folder: Path, name: str = "model") -> dict[str, Tensor]:
     return {wanted[n]: value for n, value in state.items()}
 
 
-def _load(state: dict[str, Tensor], folder: Path) -> None:
+def _load(state: dict[str, Tensor], folder: Path, described: Mapping[str, Described]) -> None:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.load(state, storage_reader=_Reader(folder), no_dist=True)
+        reader = _Reader(folder, _metadata_of(described))
+        dcp.load(state, storage_reader=reader, planner=_Planner(), no_dist=True)
+
+
+def _metadata_of(described: Mapping[str, Described]) -> metadata.Metadata:
+    tensors: dict[str, Any] = {}
+    places: dict[Any, Any] = {}
+    for name, tensor in described.items():
+        chunks = [metadata.ChunkStorageMetadata(torch.Size(c.offsets), torch.Size(c.sizes)) for c in tensor.chunks]
+        properties = metadata.TensorProperties(dtype=tensor.dtype)
+        tensors[name] = metadata.TensorStorageMetadata(properties, torch.Size(tensor.shape), chunks)
+        for number, chunk in enumerate(tensor.chunks):
+            index = metadata.MetadataIndex(name, torch.Size(chunk.offsets), number)
+            places[index] = filesystem._StorageInfo(chunk.file, chunk.start, chunk.bytes)
+    return metadata.Metadata(tensors, None, places, metadata.StorageMeta())
 
 
 def write_distributed(folder: Path, tensors: Mapping[str, Tensor], name: str = "model") -> None:

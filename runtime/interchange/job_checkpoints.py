@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphft.runtime.checkpoint.store import MANIFEST, CheckpointStore, DamagedCheckpoint, Manifest
+from graphft.runtime.checkpoint.store import MANIFEST, CheckpointStore, DamagedCheckpoint, Manifest, directory_key
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.transpiler.record import read_record
 
@@ -60,11 +60,15 @@ class JobCheckpoint:
             try:
                 self.store.read_part(self.manifest, part.shard)
             except DamagedCheckpoint as error:
+                if not self.store.has_manifest(self.directory):
+                    return GONE
                 return error.message
             told(part.bytes)
         return ""
 
 
+GONE = "gone meanwhile: the job keeps newer ones"
+"""What `verify` says of a checkpoint that the running job has deleted."""
 HEAD = f"{'step':>9} {'generation':>10}  {'saved':19}  {'MB':>10}  of"
 
 
@@ -76,7 +80,7 @@ def job_checkpoints(folder: Path) -> list[JobCheckpoint]:
     record = read_record(folder)
     shards = [None, *range(record.config.pservers)] if not record.config.sync else [None]
     found = [c for shard in shards for c in _in_store(folder, shard, record.run_id)]
-    return sorted(found, key=lambda c: c.directory.split(".g"), reverse=True)
+    return sorted(found, key=lambda c: directory_key(c.directory), reverse=True)
 
 
 def _in_store(folder: Path, shard: int | None, run: str) -> Iterator[JobCheckpoint]:

@@ -130,6 +130,27 @@ def _optimizer(job: Job, shards: Sequence[Mapping[str, Tensor]]) -> dict[str, di
     return found
 
 
+def _other_kinds(optimizer: torch.optim.Optimizer, given: Mapping[int, Mapping[str, Tensor]]) -> list[str]:
+    """Whether it keeps another state than what is given: looked up by a step of its like with small parameters."""
+    for group in optimizer.param_groups:
+        given_here = [given[id(p)] for p in group["params"] if id(p) in given]
+        if not given_here:
+            continue
+        small = torch.nn.Parameter(torch.ones([1] * group["params"][0].ndim, dtype=group["params"][0].dtype))
+        small.grad = torch.ones_like(small)
+        try:
+            like = type(optimizer)([{**group, "params": [small]}])  # type: ignore[call-arg]
+            like.step()
+        except Exception:  # an optimizer that needs more to be made: it is left to itself
+            continue
+        kept = {k for k, v in like.state[small].items() if isinstance(v, Tensor)} - {SCALAR_STATE}
+        held = given_here[0].keys() - {SCALAR_STATE}
+        if kept != held:
+            words = [", ".join(sorted(kinds)) or "nothing" for kinds in (held, kept)]
+            return [f"the job's optimizer keeps {words[0]}, a {type(optimizer).__name__} as this one {words[1]}"]
+    return []
+
+
 def load_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, source: str | Path) -> int:
     """Gives `optimizer` the state that the job in folder `source` had at its newest checkpoint; returns its step.
 
@@ -151,6 +172,9 @@ def load_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, sou
         for key, value in given.get(id(p), {}).items():
             if key != SCALAR_STATE and value.shape != p.shape:
                 problems.append(f"{names[id(p)]}@{key} is {tuple(value.shape)}, the parameter {tuple(p.shape)}")
+            elif key != SCALAR_STATE and value.dtype != p.dtype:
+                problems.append(f"{names[id(p)]}@{key} is {value.dtype}, the parameter {p.dtype}")
+    problems += _other_kinds(optimizer, given)
     unused = sorted(state.optimizer.keys() - {names[i] for i in given})
     problems += [f"{name} is not among the optimizer's parameters" for name in unused]
     if not state.optimizer:

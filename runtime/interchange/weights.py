@@ -11,10 +11,11 @@ from pathlib import Path
 from torch import Tensor
 
 from graphft.errors import UsageError
-from graphft.runtime.coordination.job_storage import MODEL
+from graphft.runtime.coordination.job_storage import MODEL, fetch, is_url
 from graphft.runtime.fs import FS, LocalFS, file_system
 from graphft.runtime.interchange.huggingface import WHOLE, read_sharded
 from graphft.runtime.loop.check_points import CheckPoints
+from graphft.runtime.loop.version_store import FOLDER
 from graphft.tensor_file import read_tensors
 
 log = logging.getLogger("graphft")
@@ -30,16 +31,18 @@ def read_weights(source: str | os.PathLike[str], name: str = "model", version: i
     """A model's `state_dict`, from a file, folder or URL; every checksum that is there is checked.
 
     `source` is a safetensors file; a folder as Hugging Face's `save_pretrained` writes it, in one file or many; a job's
-    folder (its newest checkpoint that is whole); what `save_check_point` saved (its newest version that is whole);
-    or a directory of `torch.distributed.checkpoint`. In the last two, `name` is what the model was saved as.
-    `version`: of what `save_check_point` saved, not the newest; of a job, the step of another checkpoint. The first
-    two, and what `save_check_point` saved, may be URLs.
+    folder or storage (its newest checkpoint that is whole); what `save_check_point` saved (its newest version that is
+    whole); or a directory of `torch.distributed.checkpoint`. In the last two, `name` is what the model was saved as.
+    `version`: of what `save_check_point` saved, not the newest; of a job, the step of another checkpoint. All but the
+    last may be URLs.
 
     Raises GraphftError for what is none of them, is damaged, or holds pickles; OSError where the storage fails.
     """
     fs, path = file_system(os.fspath(source))
     if version is not None:
-        if isinstance(fs, LocalFS) and fs.size(f"{path}/job.json") is not None:
+        if fs.size(f"{path}/job.json") is not None:
+            if is_url(source):
+                return _read_stored_job(fs, path, os.fspath(source), [], version)
             return _read_job(Path(path), version)
         return _read_loop(os.fspath(source), name, version)
     if fs.size(path) is not None:
@@ -47,7 +50,7 @@ def read_weights(source: str | os.PathLike[str], name: str = "model", version: i
     names = fs.ls_dir(path)
     if not names:
         raise UsageError(f"there is nothing at {source}", rule="weights", help=f"give {_SOURCES}")
-    if any(n.startswith("checkpoint-") for n in names):
+    if any(map(FOLDER.fullmatch, names)):
         return _read_loop(os.fspath(source), name, None)
     indexes = [n for n in names if n.endswith(".safetensors.index.json")]
     files = [n for n in names if n.endswith(".safetensors")]
@@ -56,7 +59,9 @@ def read_weights(source: str | os.PathLike[str], name: str = "model", version: i
         indexes, files = [], [WHOLE]
     if len(indexes) == 1 or ("job.json" not in names and len(files) == 1 and ".metadata" not in names):
         return _read_folder(fs, path, indexes, files[0] if files else "")
-    if not isinstance(fs, LocalFS) and {"job.json", ".metadata"} & set(names):
+    if "job.json" in names and is_url(source):
+        return _read_stored_job(fs, path, os.fspath(source), names, None)
+    if not isinstance(fs, LocalFS) and ".metadata" in names:
         raise UsageError(f"{source} can be read from a local disk only", rule="weights", help="copy the folder first")
     if "job.json" in names:
         return _read_job(Path(path))
@@ -106,6 +111,15 @@ def _read_job(folder: Path, step: int | None = None) -> dict[str, Tensor]:
     if step is None:
         log.warning("the job in %s is not complete: its weights are those of step %d", folder, state.step)
     return state.model
+
+
+def _read_stored_job(fs: FS, path: str, url: str, names: list[str], step: int | None) -> dict[str, Tensor]:
+    """Of a job that lies in its storage."""
+    if MODEL in names:
+        return _read_file(fs, f"{path}/{MODEL}")
+    with tempfile.TemporaryDirectory(prefix="graphft-") as scratch:
+        fetch(url, Path(scratch, "job"))
+        return _read_job(Path(scratch, "job"), step)
 
 
 def _read_loop(source: str, name: str, version: int | None) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from typing import Literal
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.connect import connect, is_complete, read_endpoints
-from graphft.runtime.coordination.job_storage import JOBS, MODEL
+from graphft.runtime.coordination.job_storage import JOBS, MODEL, is_url, local_folder
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.status import JobStatus, read_status
 from graphft.runtime.launcher.job_folder import begun
@@ -84,6 +84,8 @@ class FolderStatus:
 
 def find_folder(name: str) -> Path:
     """The folder of a job that is given by its folder or its name. Raises UsageError if there is none."""
+    if is_url(name):
+        return local_folder(name)
     for folder in (Path(name), JOBS / name):
         if (folder / "job.json").exists():
             return folder

@@ -111,7 +111,7 @@ class CheckPoints:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """The arguments are those of `save_check_point`; `every_seconds` is for `offer`."""
-        if not every_seconds >= 0:
+        if not isinstance(every_seconds, (int, float)) or not every_seconds >= 0:
             raise UsageError(
                 f"every_seconds is {every_seconds!r}, expected a number of seconds",
                 rule="option",
@@ -215,24 +215,22 @@ class CheckPoints:
             try:
                 version = self._commit(snapshot)
             except (OSError, TimeoutError) as error:
-                age = self._clock() - self._saved[0]
+                left = (
+                    f"what is saved is {self._clock() - self._saved[0]:.0f} s old"
+                    if self._looked
+                    else "nothing is saved by this process"
+                )
                 if saving.tries >= TRIES:
                     saving._end(error=error)
                     log.error(
-                        "the checkpoint of step %d could not be saved in %s: %s; what is saved is %.0f s old",
+                        "the checkpoint of step %d could not be saved in %s: %s; %s",
                         snapshot.status.step,
                         self.path,
                         describe(error),
-                        age,
+                        left,
                     )
                     return
-                log.warning(
-                    "checkpoint in %s: %s; trying again in %.1f s; what is saved is %.0f s old",
-                    self.path,
-                    describe(error),
-                    pause,
-                    age,
-                )
+                log.warning("checkpoint in %s: %s; trying again in %.1f s; %s", self.path, describe(error), pause, left)
                 self._sleep(pause)
                 pause = min(2 * pause, LAST_PAUSE)
             except BaseException as error:

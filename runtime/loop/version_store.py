@@ -29,7 +29,8 @@ MANIFEST = "manifest.json"
 FORMAT = 1
 PIECE = 8 << 20
 """Bytes that are read, written and hashed at a time."""
-_FOLDER = re.compile(r"checkpoint-(\d{8,})")
+FOLDER = re.compile(r"checkpoint-(\d{8,})")
+"""Of a version. (The folders of Hugging Face's Trainer have fewer digits.)"""
 
 
 class DamagedVersion(GraphftError):
@@ -87,7 +88,7 @@ class VersionStore:
 
     def versions(self) -> list[int]:
         """Of all that left a folder, whole or not; the newest first."""
-        found = (_FOLDER.fullmatch(name) for name in self.fs.list_dirs(self.root))
+        found = (FOLDER.fullmatch(name) for name in self.fs.list_dirs(self.root))
         return sorted((int(match[1]) for match in found if match), reverse=True)
 
     def committed(self, version: int) -> bool:

@@ -9,8 +9,10 @@ import signal
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
-from graphft import ir
+from graphft import ir, read_weights
 from graphft.errors import UsageError
 from graphft.runtime.chaos.compare import not_once
 from graphft.runtime.coordination.connect import is_complete
@@ -20,7 +22,7 @@ from graphft.runtime.launcher.folder_status import look_at
 from graphft.transpiler import Job
 from tests.integration import training
 from tests.integration.plays import SCRIPT, Pace, Played, Program, assert_same_bits, at, processes_of, whole_state
-from tests.support.commands import refused
+from tests.support.commands import refused, shown
 from tests.support.s3_server import s3_server
 
 pytestmark = pytest.mark.timeout(300)
@@ -120,7 +122,13 @@ def test_async_batches_are_applied_once(program: ir.Program, folder: Path, url: 
 # -- which run a storage is of ----------------------------------------------------------------------------------------
 
 
-def test_a_complete_run_stays_and_the_next_one_has_a_storage_of_its_own(folder: Path, url: str, pace: Pace) -> None:
+def same_tensors(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
+
+
+def test_a_complete_run_stays_and_the_next_one_has_a_storage_of_its_own(
+    folder: Path, url: str, pace: Pace, capsys: pytest.CaptureFixture[str]
+) -> None:
     pace.set(0)
     small = {"trainers": 1, "pservers": 1, "passes": 1, "storage": url}
     one, two = Machine(folder / "one"), Machine(folder / "two")
@@ -133,6 +141,13 @@ def test_a_complete_run_stays_and_the_next_one_has_a_storage_of_its_own(folder: 
     assert sorted(p.name for p in (folder / "storage").iterdir()) == ["job", "job-2"]
     models = [folder / "storage" / name / "model.safetensors" for name in ("job", "job-2")]
     assert models[0].read_bytes() == models[1].read_bytes()
+    head, newest, *_ = shown(capsys, "checkpoint", "list", url).splitlines()
+    assert head.split()[0] == "step"
+    assert "all shards, in 1 part" in newest
+    assert ": good (" in shown(capsys, "checkpoint", "verify", url)
+    shown(capsys, "checkpoint", "export", url, folder / "model.safetensors")
+    assert same_tensors(read_weights(url), read_weights(folder / "model.safetensors"))
+    assert same_tensors(read_weights(url, version=int(newest.split()[0])), read_weights(url))
     changed = two.script(pace, **small | {"seed": 12})
     assert changed.wait() == 0, changed.output
     assert "differs in: seed 11 -> 12" in changed.output.splitlines()[0]

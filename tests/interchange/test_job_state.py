@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -92,6 +93,26 @@ def test_what_does_not_fit_changes_nothing(folders: dict[int, Path]) -> None:
         load_optimizer(torch.optim.Adam(list(model.parameters())[:-1]), model, folders[3])
 
 
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9), "keeps exp_avg, exp_avg_sq, a SGD as this one momentum"),
+        (lambda p: torch.optim.Adam(p, amsgrad=True), "a Adam as this one exp_avg, exp_avg_sq, max_exp_avg_sq"),
+        (torch.optim.RMSprop, "a RMSprop as this one square_avg"),
+    ],
+)
+def test_another_kind_of_optimizer_is_refused(folders: dict[int, Path], make: Any, says: str) -> None:
+    """Found in review: its momentum began from nothing, or its next step failed."""
+    model = make_model()
+    optimizer = make(model.parameters())
+    with pytest.raises(GraphftError, match=says):
+        load_optimizer(optimizer, model, folders[1])
+    assert not optimizer.state
+    double = make_model().double()
+    with pytest.raises(GraphftError, match=r"is torch\.float32, the parameter torch\.float64"):
+        load_optimizer(torch.optim.Adam(double.parameters()), double, folders[1])
+
+
 def test_the_command_knows_a_jobs_checkpoints(
     folders: dict[int, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -127,6 +148,29 @@ def test_the_command_exports_a_job(
         found = graphft.read_weights(tmp_path / name)
         assert all(torch.equal(found[n], model[n]) for n in model)
     assert len(list((tmp_path / "huggingface").glob("*.safetensors"))) > 1
+
+
+def test_a_step_of_a_job_and_the_newest_that_is_whole(
+    folders: dict[int, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Found under attack: `--version` was looked for among a loop's, and a damaged newest checkpoint was the end."""
+    job = tmp_path / "job"
+    shutil.copytree(folders[1], job)
+    shown(capsys, "checkpoint", "export", job, tmp_path / "step.safetensors", "--version", "8")
+    model = graphft.read_weights(job / "model.safetensors")
+    assert all(torch.equal(t, model[n]) for n, t in graphft.read_weights(tmp_path / "step.safetensors").items())
+    assert "has no checkpoint of step 7" in refused(
+        capsys, "checkpoint", "export", job, tmp_path / "other", "--version", "7"
+    )
+    (job / "model.safetensors").unlink()
+    (newest,) = (job / "checkpoints").iterdir()
+    older = newest.with_name("step-00000004.g0")
+    shutil.copytree(newest, older)
+    manifest = (older / "manifest.json").read_text()
+    (older / "manifest.json").write_text(manifest.replace('"step": 8', '"step": 4').replace(newest.name, older.name))
+    (part,) = newest.glob("shard-0-*")
+    part.write_bytes(part.read_bytes()[:-1] + b"?")
+    assert read_job(job).step == 4
 
 
 def test_a_job_without_a_checkpoint(tmp_path: Path) -> None:

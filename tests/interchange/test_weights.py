@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import pickle
@@ -9,11 +10,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch.distributed.checkpoint import filesystem, metadata
 
 import graphft
 from graphft.errors import GraphftError, UsageError
@@ -150,6 +153,89 @@ def test_a_pickle_that_runs_code_does_not(tmp_path: Path, weights: dict[str, Ten
     assert not (tmp_path / "made").exists()
 
 
+def damaged_metadata(folder: Path, **changes: Any) -> None:
+    """Writes a directory's `.metadata` again, as an attacker would."""
+    path = folder / ".metadata"
+    found = pickle.loads(path.read_bytes())
+    for name, value in changes.items():
+        setattr(found, name, value(getattr(found, name)))
+    path.write_bytes(pickle.dumps(found))
+
+
+def test_nothing_but_tensors_is_read(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    """Found in review: torch unpickled what stood under a name that is no text."""
+    write_distributed(tmp_path / "d", weights)
+    evil = io.BytesIO()
+    torch.save(Evil(tmp_path / "made"), evil)
+    (tmp_path / "d" / "x").write_bytes(evil.getvalue())
+    index = metadata.MetadataIndex("1")
+    place = filesystem._StorageInfo("x", 0, len(evil.getvalue()))
+    tensor = metadata.TensorStorageMetadata(metadata.TensorProperties(), torch.Size([1]), [])
+    damaged_metadata(
+        tmp_path / "d",
+        state_dict_metadata=lambda _: {1: tensor, "1": metadata.BytesStorageMetadata()},
+        storage_data=lambda _: {index: place},
+    )
+    with pytest.raises(GraphftError, match="1 is no name"):
+        graphft.read_weights(tmp_path / "d")
+    assert not (tmp_path / "made").exists()
+
+
+def test_classes_of_the_process_stay_as_they_are(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    """Found in review: an attribute of a class was set, for the rest of the process."""
+    write_distributed(tmp_path / "d", weights)
+    (tmp_path / "d" / ".metadata").write_bytes(
+        b"\x80\x02cpathlib\nPosixPath\nN}X\x06\x00\x00\x00parentX\x04\x00\x00\x00/etcs\x86b."
+    )
+    with pytest.raises(GraphftError, match="is not what"):
+        graphft.read_weights(tmp_path / "d")
+    assert Path("/a/b/c").parent == Path("/a/b")
+
+
+@pytest.mark.parametrize("way", ["fewer", "elsewhere", "outside", "huge"])
+def test_tensors_that_are_not_wholly_there(tmp_path: Path, weights: dict[str, Tensor], way: str) -> None:
+    """Found in review: what no part covers was memory that nobody had written."""
+    write_distributed(tmp_path / "d", weights)
+    (tmp_path / "secret").write_bytes(b"secret")
+
+    def tensors(found: Any) -> Any:
+        name = next(n for n, t in found.items() if t.size.numel() > 16)
+        old = found[name]
+        chunks = [] if way == "fewer" else old.chunks
+        if way == "outside":
+            chunks = [metadata.ChunkStorageMetadata(torch.Size([1] * len(old.size)), old.size)]
+        size = torch.Size([1 << 40]) if way == "huge" else old.size
+        return {**found, name: metadata.TensorStorageMetadata(old.properties, size, chunks)}
+
+    def places(found: Any) -> Any:
+        name = "../secret" if way == "elsewhere" else None
+        return {i: filesystem._StorageInfo(name or p.relative_path, p.offset, p.length) for i, p in found.items()}
+
+    damaged_metadata(tmp_path / "d", state_dict_metadata=tensors, storage_data=places)
+    says = {
+        "fewer": "have 0 elements",
+        "elsewhere": "names the file",
+        "outside": "does not say",
+        "huge": "all files have",
+    }
+    with pytest.raises(GraphftError, match=says[way]):
+        graphft.read_weights(tmp_path / "d")
+
+
+def test_a_name_that_is_not_there(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    write_distributed(tmp_path / "d", weights)
+    with pytest.raises(UsageError, match="has no 'modle'") as caught:
+        graphft.read_weights(tmp_path / "d", "modle")
+    assert "it has model" in caught.value.help
+
+
+def test_the_folder_of_hugging_faces_trainer(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    """Found in review: its `checkpoint-500` was taken for a loop's."""
+    save_file(weights, tmp_path / "model.safetensors")
+    (tmp_path / "checkpoint-500").mkdir()
+    assert same(graphft.read_weights(tmp_path), weights)
+
+
 def test_a_truncated_directory(tmp_path: Path, weights: dict[str, Tensor]) -> None:
     write_distributed(tmp_path / "d", weights)
     (data,) = (tmp_path / "d").glob("*.distcp")
@@ -230,6 +316,35 @@ def test_what_does_not_fit_is_an_error_and_partly_a_warning(caplog: pytest.LogCa
         assert name in text
     with pytest.raises(UsageError, match="init_from is not"):
         transpile(program, init_partial=True)
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (np.zeros((16, 8), np.float32), "is a numpy.ndarray, expected a dense tensor"),
+        (torch.zeros(16, 8).to_sparse(), "is a tensor of layout torch.sparse_coo, expected a dense tensor"),
+        (torch.zeros(16, 8, device="meta"), "is a tensor on the meta device, expected a dense tensor"),
+    ],
+)
+def test_what_is_no_tensor_with_values(value: Any, says: str) -> None:
+    program = make_program(make_model())
+    with pytest.raises(GraphftError, match=says):
+        transpile(program, init_from=graphft.state_dict(program) | {"0.weight": value})
+
+
+def test_what_is_no_source_at_all() -> None:
+    with pytest.raises(UsageError, match="init_from is a Sequential, expected a path, a URL or a state_dict"):
+        transpile(make_program(make_model()), init_from=make_model())
+
+
+def test_a_whole_file_counts_before_an_index(
+    tmp_path: Path, weights: dict[str, Tensor], caplog: pytest.LogCaptureFixture
+) -> None:
+    """As `from_pretrained` has it; what lies beside it is told."""
+    write_weights(tmp_path, {n: torch.zeros_like(t) for n, t in weights.items()}, 500)
+    save_file(weights, tmp_path / "model.safetensors")
+    assert same(graphft.read_weights(tmp_path), weights)
+    assert "the weights are those of the first" in caplog.text
 
 
 def test_tied_weights_go_by_one_name() -> None:

@@ -115,6 +115,55 @@ def test_a_save_is_due_by_the_clock_however_short_the_epochs_are(tmp_path: Path)
     assert again.at_risk(TrainStatus(9, step=status.step + 3)) == (7.0, 3)
 
 
+def test_what_is_at_risk_of_what_an_earlier_process_saved(tmp_path: Path) -> None:
+    """With `load_check_point` and an object of one's own: what was loaded is not at risk."""
+    CheckPoints(str(tmp_path)).save(Weight(), TrainStatus(1, step=40))
+    place = CheckPoints(str(tmp_path))
+    assert place.at_risk(TrainStatus(1, step=44)).steps == 4
+    assert 0 <= place.at_risk(TrainStatus(1, step=44)).seconds < 60
+
+
+def test_of_two_loops_on_one_path_the_older_is_told(tmp_path: Path) -> None:
+    """Found under attack: they saved in turn, and one went on with the weights of the other."""
+    one, other = CheckPoints(str(tmp_path)), CheckPoints(str(tmp_path))
+    one.save(Weight(), TrainStatus(0, step=1000))
+    other.load(Weight())
+    one.save(Weight(), TrainStatus(0, step=1001))
+    with pytest.raises(GraphftError, match="has saved version 1 meanwhile; the newest that this process knows is 0"):
+        other.save(Weight(), TrainStatus(0, step=3))
+    newcomer = CheckPoints(str(tmp_path))
+    newcomer.save(Weight(), TrainStatus(0, step=0))  # begins anew
+    with pytest.raises(GraphftError, match="has saved version 2 meanwhile"):
+        one.begin(Weight(), TrainStatus(0, step=1002)).wait(60)
+    newcomer.save(Weight(), TrainStatus(0, step=1))
+
+
+def test_a_save_whose_answer_was_lost_is_its_own(tmp_path: Path) -> None:
+    class Deaf(LocalFS):
+        deaf = False
+
+        def create(self, path: str, data: bytes) -> bool:
+            made = super().create(path, data)
+            if self.deaf:
+                self.deaf = False
+                raise OSError("no answer")
+            return made
+
+    fs = Deaf()
+    place = CheckPoints(str(tmp_path), fs, sleep=lambda _: None)
+    place.save(Weight(), TrainStatus(0))
+    fs.deaf = True
+    assert place.save(Weight(), TrainStatus(1)) == 2
+
+
+@pytest.mark.parametrize("other", [torch.optim.AdamW, torch.optim.SGD])
+def test_the_state_of_another_optimizer_is_refused(tmp_path: Path, other: Any) -> None:
+    parameter = torch.nn.Parameter(torch.ones(3))
+    graphft.save_check_point(torch.optim.Adam([parameter]), TrainStatus(0), str(tmp_path))
+    with pytest.raises(GraphftError, match=f"state was a Adam when it was saved, and is a {other.__name__}"):
+        graphft.load_check_point(other([parameter], lr=0.1), str(tmp_path))
+
+
 def test_what_is_at_risk_grows_while_the_storage_refuses(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Full(LocalFS):
         def writing(self, path: str) -> Any:
@@ -130,7 +179,9 @@ def test_what_is_at_risk_grows_while_the_storage_refuses(tmp_path: Path, caplog:
         place.save(Weight(), TrainStatus(0, step=9))
     assert place.at_risk(TrainStatus(0, step=12)) == (now[0], 12)
     told = [r.getMessage() for r in caplog.records]
-    assert "trying again in 1.0 s; what is saved is 0 s old" in told[1]
+    assert "trying again in 1.0 s; nothing is saved by this process" in told[1]
     assert f"the checkpoint of step 9 could not be saved in {tmp_path}" in told[-1]
     with pytest.raises(GraphftError, match="every_seconds"):
         CheckPoints(str(tmp_path), every_seconds=float("nan"))
+    with pytest.raises(GraphftError, match="every_seconds"):
+        CheckPoints(str(tmp_path), every_seconds="600")  # type: ignore[arg-type]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -95,6 +96,28 @@ def test_copy_and_prune(root: Path, says: Says, tmp_path: Path) -> None:
     damage(root, 1)
     assert "is damaged" in "\n".join(says("copy", root, tmp_path / "other", status=2))
     assert not (tmp_path / "other" / "checkpoint-00000001" / "manifest.json").exists()
+
+
+def test_prune_keeps_the_newest_that_is_whole(root: Path, says: Says) -> None:
+    """Found under attack: the newest was damaged, and all others were deleted."""
+    damage(root, 1)
+    assert says("prune", root, "--keep", 1) == ["deleted: nothing"]
+    assert graphft.load_check_point(Loop().state, str(root)) is not None
+    damage(root, 0)
+    assert "no checkpoint is whole, so none is deleted" in "\n".join(says("prune", root, "--keep", 1, status=2))
+
+
+def test_a_copy_that_was_interrupted_and_another_loops(root: Path, says: Says, tmp_path: Path) -> None:
+    """Found under attack: both were taken for copies that are there."""
+    to = tmp_path / "copy"
+    (to / "checkpoint-00000001").mkdir(parents=True)
+    (to / "checkpoint-00000001" / "tensors-dead.safetensors").write_bytes(b"half")
+    graphft.save_check_point(Loop().state, graphft.TrainStatus(7), str(tmp_path / "another"))
+    shutil.copytree(tmp_path / "another" / "checkpoint-00000000", to / "checkpoint-00000000")
+    zero, one = says("copy", root, to, status=1)
+    assert zero == f"checkpoint 0: NOT copied, {to} has another one of this number"
+    assert one.startswith("checkpoint 1: copied")
+    assert says("verify", to, "--version", 1)[0].startswith("checkpoint 1: good")
 
 
 def test_what_is_not_there(tmp_path: Path, says: Says) -> None:

@@ -95,3 +95,12 @@ def test_names_that_meet_are_told_apart() -> None:
 def test_what_cannot_be_saved_is_named(value: Any) -> None:
     with pytest.raises(GraphftError, match=r"^error\[state\]: model\.x[.0-9x]* cannot be saved"):
         Encoder().encode({"x": value}, "model")
+
+
+def test_views_of_one_memory_that_are_conjugated_or_negated() -> None:
+    """Found under attack: they were taken for one tensor."""
+    z = torch.tensor([1 + 2j, 3 - 4j])
+    encoder = Encoder()
+    state = {"z": z, "conjugate": z.conj(), "imaginary": z.imag, "negated": z.conj().imag}
+    found = decode(encoder.encode(state, "state"), encoder.tensors)
+    assert all(torch.equal(found[n].resolve_neg(), value.resolve_conj().resolve_neg()) for n, value in state.items())

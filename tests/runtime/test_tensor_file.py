@@ -133,6 +133,21 @@ def test_a_folder_that_is_there_is_made_to_last(tmp_path: Path, monkeypatch: pyt
     assert synced == [tmp_path / "job" / "checkpoints"]
 
 
+def test_a_mount_that_keeps_nothing_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Found in review: the folder above an automounted home cannot be fsynced."""
+    real = fileio.fsync
+
+    def fsync(path: Path) -> None:
+        if path == tmp_path:
+            raise OSError(errno.EINVAL, "Invalid argument", str(path))
+        real(path)
+
+    monkeypatch.setattr(fileio, "fsync", fsync)
+    (tmp_path / "home").mkdir()
+    fileio.make_folder(tmp_path / "home" / "job")
+    assert (tmp_path / "home" / "job").is_dir()
+
+
 def test_nothing_is_made_in_a_folder_that_may_be_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pitfall 90: the disk had refused to fsync the folder above twice; only the first time it was an error."""
     asked: list[Path] = []

@@ -227,6 +227,17 @@ def test_parameters_that_are_not_finite_at_first_are_told(
     assert "mask" not in caplog.text
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_buffers_that_are_not_finite_at_first_are_told(value: float, caplog: pytest.LogCaptureFixture) -> None:
+    """Found under attack: the statistics of batch norm, from a damaged file."""
+    model = torch.nn.Sequential(torch.nn.Linear(200, 1), torch.nn.BatchNorm1d(1))
+    model[1].running_var.fill_(value)
+    program = graphft.build(model, lambda m, x, y: (m(x) - y).square().mean(), {"x": (None, 200), "y": (None, 1)})
+    graphft.minimize(program, graphft.SGD(lr=0.1))
+    transpile(program)
+    assert "buffer 1.running_var of program" in caplog.text
+
+
 def test_defaults_come_from_the_program() -> None:
     program = linear()
     program.name, program.attrs["seed"] = "my model (v2)", 11
@@ -259,6 +270,7 @@ def test_steps_follow_from_the_plan() -> None:
         (graphft.schedule.cosine(0.1, 159), None),
         (graphft.schedule.cosine(0.1, 3, min_lr=0.01), None),
         (lambda step: 0.0 * step, 0),
+        (lambda step: 0.1 * (step % 4 == 0), None),
         (0.1, None),
     ],
 )
