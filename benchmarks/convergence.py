@@ -30,8 +30,7 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 import graphft
-from graphft.runtime.checkpoint.async_writer import shard_store
-from graphft.runtime.checkpoint.store import CheckpointStore
+from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.transpiler import Job
 from graphft.transpiler.assemble import assemble
 
@@ -202,11 +201,7 @@ def train(subject: Subject, mode: str, seed: int, faults: int = 0) -> Run:
 def snapshots(job: Job, folder: Path) -> Iterable[dict[str, Tensor]]:
     """The model as it was when each pass's number of updates was made: in async mode, by each shard for itself."""
     c = job.config
-    stores = (
-        [CheckpointStore(folder / "checkpoints")] * c.pservers
-        if c.sync
-        else [shard_store(folder, i) for i in range(c.pservers)]
-    )
+    stores = [checkpoints_of(folder, None if c.sync else i) for i in range(c.pservers)]
     found = [{m.step: m for m in store.manifests()} for store in stores]
     for step in range(c.checkpoint_every, c.total_steps + 1, c.checkpoint_every):
         parts = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import configparser
+import importlib.util
 import os
 import re
 import shutil
@@ -134,6 +135,26 @@ def test_protocol_is_pure() -> None:
                 impure.append(f"{name_of(path)}:{line} imports {module}")
     assert not impure
     assert not violations(protocol, "zmq", "etcd3", "threading", "time", "random", "torch")
+
+
+def test_names_that_tests_and_benchmarks_import_exist() -> None:
+    """Types are checked in the package alone; a name that has moved would else show in a benchmark a month later."""
+    missing = []
+    for path in sources("tests", "benchmarks", "examples"):
+        for node in ast.walk(ast.parse(path.read_text(), str(path))):
+            if isinstance(node, ast.ImportFrom) and within(str(node.module), "graphft"):
+                missing += [
+                    f"{name_of(path)}:{node.lineno}: {node.module} has no {alias.name}"
+                    for alias in node.names
+                    if not _importable(str(node.module), alias.name)
+                ]
+    assert not missing
+
+
+def _importable(module: str, name: str) -> bool:
+    if importlib.util.find_spec(module) is None:
+        return False
+    return hasattr(importlib.import_module(module), name) or importlib.util.find_spec(f"{module}.{name}") is not None
 
 
 def modules() -> dict[str, Path]:

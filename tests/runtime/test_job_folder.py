@@ -41,15 +41,15 @@ def folder(path: str, job: Job | None = None, complete: bool = False) -> None:
 
 def test_a_default_folder_is_new_or_an_unfinished_run_of_the_same_job(job: Job) -> None:
     name = job.config.name
-    assert choose_directory(job)[0] == Path("jobs", name)
+    assert choose_directory(job)[1] == Path("jobs", name)
     folder(f"jobs/{name}", Job.make(job.source, job.config.replace(seed=1)))
-    assert choose_directory(job)[0] == Path("jobs", f"{name}-2")
+    assert choose_directory(job)[1] == Path("jobs", f"{name}-2")
     folder(f"jobs/{name}-2", job, complete=True)
     folder(f"jobs/{name}-3")
     Path(f"jobs/{name}-4").write_text("a file")
-    assert choose_directory(job)[0] == Path("jobs", f"{name}-5")
+    assert choose_directory(job)[1] == Path("jobs", f"{name}-5")
     folder(f"jobs/{name}-5", job)
-    assert choose_directory(job)[0] == Path("jobs", f"{name}-5"), "an unfinished run is gone on with"
+    assert choose_directory(job)[1] == Path("jobs", f"{name}-5"), "an unfinished run is gone on with"
 
 
 def test_scripts_that_start_at_once_take_folders_of_their_own(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,11 +106,11 @@ def test_a_wanted_folder_that_is_taken(job: Job, content: str, message: str) -> 
 
 
 def test_a_wanted_folder_that_is_free(job: Job) -> None:
-    assert choose_directory(job, "wanted")[0] == Path("wanted")
+    assert choose_directory(job, "wanted")[1] == Path("wanted")
     Path("wanted").mkdir()
-    assert choose_directory(job, "wanted")[0] == Path("wanted")
+    assert choose_directory(job, "wanted")[1] == Path("wanted")
     folder("wanted", job)
-    assert choose_directory(job, "wanted")[0] == Path("wanted")
+    assert choose_directory(job, "wanted")[1] == Path("wanted")
 
 
 def variant(job: Job, **changes: Any) -> Job:
@@ -126,10 +126,10 @@ def test_a_script_that_is_run_again_finds_its_run_and_a_corrected_one_does_not()
     program = frozen_linear()
     x, y = torch.arange(160.0).reshape(8, 20), torch.zeros(8, 1)
     job = graphft.transpile(program, chunks=graphft.arrays(chunk_size=8, x=x, y=y), batch_size=4, ft=True, name="lin")
-    path, _ = choose_directory(job)
+    _, path, _ = choose_directory(job)
     job.save(path)
     run_id = Job.load(path).run_id
-    assert choose_directory(variant(job))[0] == path
+    assert choose_directory(variant(job))[1] == path
     assert Job.load(path).run_id == run_id == job.run_id != variant(job).run_id
     corrected = {"data column y": {"data": graphft.arrays(chunk_size=8, x=x, y=y + 1)}}
     for name, value in program.values.items():
@@ -140,7 +140,7 @@ def test_a_script_that_is_run_again_finds_its_run_and_a_corrected_one_does_not()
     for what, change in corrected.items():
         other = variant(job, **change)
         assert other.hash == job.hash, "programs and options are the same"
-        assert choose_directory(other) == (Path("jobs/lin-2"), (f"jobs/lin differs in: {what}",))
+        assert choose_directory(other)[1:] == (Path("jobs/lin-2"), (f"jobs/lin differs in: {what}",))
         with pytest.raises(GraphftError, match=f"holds another job, which differs in: {re.escape(what)}"):
             other.save(path)
 

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from graphft.errors import GraphftError
-from graphft.runtime.checkpoint.async_writer import FOLDER, shard_store
-from graphft.runtime.checkpoint.store import CheckpointStore
+from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.runtime.coordination.connect import JobEnded
 from graphft.runtime.coordination.job_view import read_view
 from graphft.runtime.coordination.keys import Keys
@@ -178,9 +177,9 @@ class Simulation:
     def check_committed(self) -> None:
         """What etcd calls a checkpoint lies on the disk, whole."""
         view = read_view(self.keys, self.store.range(self.keys.control).kvs)
-        commits = {shard_store(self.folder, shard): c for shard, c in view.shard_commits.items()}
+        commits = {checkpoints_of(self.folder, shard): c for shard, c in view.shard_commits.items()}
         if view.committed is not None:
-            commits[CheckpointStore(self.folder / FOLDER)] = view.committed
+            commits[checkpoints_of(self.folder)] = view.committed
         for store, committed in commits.items():
             self.counts["checkpoints checked"] += 1
             try:

@@ -34,6 +34,7 @@ OTHER: dict[str, Any] = {
     "on_bad_data": "fail",
     "max_discarded": 0.5,
     "lease_ttl": 7,
+    "storage": "file:///shared/run",
     "push_timeout": 7.0,
     "max_skipped": 7,
     "max_staleness": 7,
@@ -53,8 +54,9 @@ OTHER: dict[str, Any] = {
 ELSEWHERE = {"name", "trainers", "pservers", "sync", "mode", "ft", "batch_size", "etcd_endpoints", "device"}
 """Options that say what and where the job is: they have an effect in every one, and `mode` is refused with sync."""
 NOT_IN_PROGRAMS = {"drop_last", "slice_unit", "min_block", "bucket_bytes", "threads", "exact", "lease_ttl"}
-NOT_IN_PROGRAMS |= {"on_bad_data"}
-"""Their effect is not in these programs: the plan, the machine, the lease, small tensors, a share of few records."""
+NOT_IN_PROGRAMS |= {"on_bad_data", "storage"}
+"""Their effect is not in these programs: the plan, the machine, the lease, small tensors, a share of few records, where
+the checkpoints are."""
 
 
 def transpile(job: str, **options: Any) -> Job:
