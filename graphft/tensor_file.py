@@ -88,7 +88,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str], str]:
         length = int.from_bytes(_read(file, bytearray(min(8, size)), digest), "little")
         if length > size - 8:
             raise _damaged(path, f"its header has {length} bytes, the file {size}")
-        layout, metadata = _layout(path, bytes(_read(file, bytearray(length), digest)), size - 8 - length)
+        layout, metadata = layout_of(path, bytes(_read(file, bytearray(length), digest)), size - 8 - length)
         tensors = {}
         for name, (dtype, shape) in layout.items():
             tensors[name] = torch.empty(shape, dtype=dtype)
@@ -118,8 +118,13 @@ def _header(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None) -
     return len(text).to_bytes(8, "little") + text
 
 
-def _layout(path: Path, header: bytes, size: int) -> tuple[dict[str, tuple[torch.dtype, list[int]]], dict[str, str]]:
-    """What lies in the `size` bytes behind the header, in this order; and the metadata."""
+def layout_of(
+    path: Path | str, header: bytes, size: int
+) -> tuple[dict[str, tuple[torch.dtype, list[int]]], dict[str, str]]:
+    """What lies in the `size` bytes behind the header, in this order; and the metadata.
+
+    Raises GraphftError[tensor-file] if that is not what the header says. `path`: for that.
+    """
     try:
         entries = json.loads(header)
         metadata = dict(entries.pop("__metadata__", {}))
@@ -159,7 +164,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     return tensor.reshape(-1).view(torch.uint8).numpy().data
 
 
-def _damaged(path: Path, what: str) -> GraphftError:
+def _damaged(path: Path | str, what: str) -> GraphftError:
     return GraphftError(
         f"'{path}' is no whole safetensors file: {what}",
         rule="tensor-file",

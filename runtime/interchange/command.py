@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from graphft.runtime.interchange.job_checkpoints import JobCheckpoint
     from graphft.runtime.loop.check_points import CheckPoints
-    from graphft.runtime.loop.version_store import VersionManifest, VersionStore
+    from graphft.runtime.loop.version_store import VersionManifest
 
 MEGABYTE = 1e6
 LOOPS, EITHER = "where the loop saves", "where the loop saves, or a job's folder"
@@ -170,9 +170,8 @@ def _show(options: argparse.Namespace) -> int:
     manifest = place.store.manifest(_chosen(options, versions)[0])
     print(_line(manifest).strip())
     print("  ".join(f"{name} {value}" for name, value in manifest.made.items() if name != "at"))
-    for file in manifest.files.values():
-        for name, tensor in file.tensors.items():
-            print(f"  {name}  {tensor.dtype} {tuple(tensor.shape)}")
+    for name, tensor in place.store.tensors_in(manifest).items():
+        print(f"  {name}  {tensor.dtype} {tensor.shape}")
     return 0
 
 
@@ -273,7 +272,7 @@ def _copy(options: argparse.Namespace) -> int:
     for version in sorted(_chosen(options, versions)):
         manifest = place.store.manifest(version)
         if not target.store.committed(version):
-            copy_version(place.store, target.store, manifest)
+            target.store.copy(manifest, place.store, _Progress(f"checkpoint {version}", manifest.bytes))
             print(f"checkpoint {version}: copied ({manifest.bytes / MEGABYTE:.1f} MB)")
         elif target.store.manifest(version) == manifest:
             print(f"checkpoint {version}: {options.to} has it already")
@@ -281,12 +280,6 @@ def _copy(options: argparse.Namespace) -> int:
             others += 1
             print(f"checkpoint {version}: NOT copied, {options.to} has another one of this number")
     return 1 if others else 0
-
-
-def copy_version(source: VersionStore, target: VersionStore, manifest: VersionManifest) -> None:
-    """Reads, checks and writes a version, byte by byte the same; its manifest last."""
-    tensors = source.read(manifest)
-    target.write_copy(manifest, tensors)
 
 
 def _prune(options: argparse.Namespace) -> int:

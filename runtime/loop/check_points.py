@@ -360,7 +360,7 @@ class CheckPoints:
             if not self.store.committed(candidate):
                 continue  # its process ended while it wrote it
             try:
-                found = self._read(candidate)
+                found = self._read(candidate, to_go_on=not damaged)
             except DamagedVersion as error:
                 damaged.append(error)
                 log.error("%s", error.message)
@@ -377,9 +377,9 @@ class CheckPoints:
             )
         return None
 
-    def _read(self, version: int) -> Found:
+    def _read(self, version: int, *, to_go_on: bool = False) -> Found:
         manifest = self.store.manifest(version)
-        tensors = self.store.read(manifest)
+        tensors = self.store.read(manifest, to_go_on=to_go_on)
         try:
             states = {name: decode(value, tensors) for name, value in manifest.state[STATE].items()}
             random = decode(manifest.state[RANDOM], tensors) if RANDOM in manifest.state else None

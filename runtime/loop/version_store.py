@@ -3,32 +3,34 @@
     <root>/checkpoint-00000012/tensors-<token>.safetensors     written first, under a name that no other process has
                                manifest.json                    last, made only if there is none: the commit
 
-The manifest has the size and layout of the file, a checksum of its header and of each tensor, and what is no tensor. It
-is written in one canonical form, with a checksum of its own, so that every flipped bit of either file is found.
+The manifest has what the file must be, and is sealed; the file has a checksum of each tensor (`checked_file`). So every
+flipped bit of either is found. A file may need those of earlier versions, for what did not change since: these stay
+when their version goes.
 """
 
 from __future__ import annotations
 
-import json
+import contextlib
 import posixpath
 import re
 import uuid
-from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any, BinaryIO
 
 import msgspec
-import torch
-import xxhash
 from torch import Tensor
 
+from graphft.block_deltas import Base, Known
+from graphft.checked_file import FileEntry, checked_file, read_base, read_checked
 from graphft.errors import GraphftError
+from graphft.fileio import PIECE
 from graphft.runtime.fs import FS
-from graphft.tensor_file import TENSOR_DTYPES, bytes_of, lay_out
+from graphft.sealed_json import seal, unseal
 
 MANIFEST = "manifest.json"
-FORMAT = 1
-PIECE = 8 << 20
-"""Bytes that are read, written and hashed at a time."""
+FORMAT = 2
+_FILE = re.compile(r"checkpoint-\d{8,}/tensors-[0-9a-f]+\.safetensors")
+_OLDER = "an older checkpoint is used instead"
 FOLDER = re.compile(r"checkpoint-(\d{8,})")
 """Of a version. (The folders of Hugging Face's Trainer have fewer digits.)"""
 
@@ -41,29 +43,11 @@ class Superseded(GraphftError):
     """Another process has committed this version, or a later one: there are two that save to one place."""
 
 
-class TensorEntry(msgspec.Struct, frozen=True):
-    """Where a tensor lies in its file: in bytes, from its beginning."""
-
-    dtype: str
-    shape: list[int]
-    offset: int
-    bytes: int
-    checksum: str
-
-
-class FileEntry(msgspec.Struct, frozen=True):
-    """A file of tensors. `header`: bytes before the first tensor; `checksum`: of these."""
-
-    bytes: int
-    header: int
-    checksum: str
-    tensors: dict[str, TensorEntry]
-
-
 class VersionManifest(msgspec.Struct, frozen=True):
     """What a checkpoint consists of. `made`: when (Unix seconds), where, and by which versions of what.
 
-    `state`: what is no tensor, by the names under which it was saved, as `state_codec` writes it.
+    `state`: what is no tensor, by the names under which it was saved, as `state_codec` writes it. `files`: by their
+    names below the root.
     """
 
     version: int
@@ -75,7 +59,13 @@ class VersionManifest(msgspec.Struct, frozen=True):
 
     @property
     def bytes(self) -> int:
+        """Of its own files."""
         return sum(file.bytes for file in self.files.values())
+
+    @property
+    def needs(self) -> dict[str, int]:
+        """Files of earlier versions, and their sizes."""
+        return {name: size for file in self.files.values() for name, size in file.needs.items()}
 
 
 class VersionStore:
@@ -83,6 +73,10 @@ class VersionStore:
 
     def __init__(self, fs: FS, root: str) -> None:
         self.fs, self.root = fs, root
+        self._base: Base | None = None
+        """What is known of the newest version, for the next one to refer to."""
+        self._needs: dict[int, dict[str, int]] = {}
+        """By version, once its manifest was read."""
 
     # -- looking ----------------------------------------------------------------------------------------------------
 
@@ -103,46 +97,52 @@ class VersionStore:
         manifest = decode_manifest(data, path)
         if manifest.version != version:
             raise _damaged(path, f"it is of version {manifest.version}")
-        for name, entry in manifest.files.items():
-            size = self.fs.size(self._path(version, name))
-            if size != entry.bytes:
+        expected = {**{name: entry.bytes for name, entry in manifest.files.items()}, **manifest.needs}
+        for name, expected_bytes in expected.items():
+            size = self.fs.size(self._at(name))
+            if size != expected_bytes:
                 found = "it is missing" if size is None else f"found {size}"
-                raise _damaged(self._path(version, name), f"expected {entry.bytes} bytes, {found}")
+                raise _damaged(self._at(name), f"expected {expected_bytes} bytes, {found}")
         return manifest
 
-    def read(self, manifest: VersionManifest, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, Tensor]:
-        """The tensors that are wanted, by name, each checked. Raises DamagedVersion."""
+    def read(self, manifest: VersionManifest, *, to_go_on: bool = False) -> dict[str, Tensor]:
+        """Its tensors by name, each checked. `to_go_on`: it is the newest version; the next one is written to what it
+        has. Raises DamagedVersion."""
         tensors: dict[str, Tensor] = {}
         for name, entry in manifest.files.items():
-            self._read_file(self._path(manifest.version, name), entry, wanted, tensors)
+            with self._reading():
+                contents = read_checked(self._open, name, entry)
+            tensors |= contents.tensors
+            if to_go_on and len(manifest.files) == 1:
+                self._base = contents.base
         return tensors
 
-    def verify(self, manifest: VersionManifest, told: Callable[[int], None] = lambda count: None) -> None:
-        """Reads everything. `told` gets the bytes of each tensor that is good. Raises DamagedVersion."""
+    def tensors_in(self, manifest: VersionManifest) -> dict[str, Known]:
+        """By name, what its files say of them. Raises DamagedVersion."""
+        found: dict[str, Known] = {}
         for name, entry in manifest.files.items():
-            for tensor in entry.tensors:
-                scratch: dict[str, Tensor] = {}
-                self._read_file(self._path(manifest.version, name), entry, tensor.__eq__, scratch)
-                told(entry.tensors[tensor].bytes)
+            with self._reading():
+                found |= read_base(self._open, name, entry).tensors
+        return found
 
-    def _read_file(self, path: str, entry: FileEntry, wanted: Callable[[str], bool], into: dict[str, Tensor]) -> None:
+    def verify(self, manifest: VersionManifest, told: Callable[[int], object] = id) -> None:
+        """Reads everything. `told` gets the bytes of each tensor that is good. Raises DamagedVersion."""
+        for tensor in self.tensors_in(manifest):
+            for name, entry in manifest.files.items():
+                with self._reading():
+                    read_checked(self._open, name, entry, tensor.__eq__, told)
+
+    def _open(self, name: str) -> BinaryIO:
+        return self.fs.open(self._at(name))
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
         try:
-            file = self.fs.open(path)
+            yield
         except FileNotFoundError as error:
-            raise _damaged(path, "it is missing") from error
-        with file:
-            if _checksum(_fill(file, bytearray(entry.header))) != entry.checksum:
-                raise _damaged(path, "its header is not what was written")
-            at = entry.header
-            for name, tensor in sorted(entry.tensors.items(), key=lambda item: item[1].offset):
-                if not wanted(name):
-                    continue
-                if tensor.offset != at:
-                    file.seek(tensor.offset)
-                value = torch.empty(tensor.shape, dtype=TENSOR_DTYPES[tensor.dtype])
-                if _checksum(_fill(file, bytes_of(value))) != tensor.checksum:
-                    raise _damaged(path, f"%{name} is not what was written")
-                into[name], at = value, tensor.offset + tensor.bytes
+            raise _damaged(self.root, f"a file is missing: {error}") from error
+        except GraphftError as error:
+            raise DamagedVersion(posixpath.join(self.root, error.message), rule="checkpoint", help=_OLDER) from error
 
     # -- writing ----------------------------------------------------------------------------------------------------
 
@@ -155,109 +155,140 @@ class VersionStore:
         tensors: Mapping[str, Tensor],
     ) -> VersionManifest:
         """Writes a version and commits it. Raises Superseded; GraphftError[save] for a dtype that cannot be saved."""
-        name = f"tensors-{uuid.uuid4().hex[:12]}.safetensors"
-        path = self._path(version, name)
-        entry = self._write_file(path, tensors)
-        manifest = VersionManifest(version, dict(made), dict(status), dict(state), {name: entry})
+        token = uuid.uuid4().hex[:12]
+        name = f"{_folder(version)}/tensors-{token}.safetensors"
+        file = checked_file(tensors, lambda refers: name, base=self._base_there())
+        path = self._at(name)
+        with self.fs.writing(path) as target:
+            file.write(target)
+        manifest = VersionManifest(version, dict(made), dict(status), dict(state), {name: file.entry})
         newer = [v for v in self.versions() if v > version and self.committed(v)]
-        if newer or not self.fs.create(self._path(version, MANIFEST), encode_manifest(manifest)):
+        if newer or not self._commit(manifest):
             self.fs.delete(path)
             raise Superseded(
                 f"{self.root}: another process has saved version {max([version, *newer])} meanwhile",
                 rule="superseded",
                 help="only one process may save to a path: trainer 0. Is an earlier one of this job still running?",
             )
+        self._base = file.base
         return manifest
 
-    def write_copy(self, manifest: VersionManifest, tensors: Mapping[str, Tensor]) -> None:
-        """Writes a version of another place here, under the same number: `tensors` are all of it."""
-        for name, entry in manifest.files.items():
-            written = self._write_file(self._path(manifest.version, name), {n: tensors[n] for n in entry.tensors})
-            if written != entry:
-                raise _damaged(self._path(manifest.version, name), "its copy is not what was read")
-        if not self.fs.create(self._path(manifest.version, MANIFEST), encode_manifest(manifest)):
+    def _base_there(self) -> Base | None:
+        """What is known of the newest version; None if that is nothing, or one of its files is gone."""
+        if self._base is None:
+            self._base = self._base_of_newest()
+        base = self._base
+        if base is not None and any(self.fs.size(self._at(name)) != size for name, size in base.files.items()):
+            self._base = None
+        return self._base
+
+    def _base_of_newest(self) -> Base | None:
+        newest = next((v for v in self.versions() if self.committed(v)), None)
+        if newest is None:
+            return None
+        try:
+            ((name, entry),) = self.manifest(newest).files.items()
+            with self._reading():
+                return read_base(self._open, name, entry)
+        except (DamagedVersion, ValueError):
+            return None
+
+    def _commit(self, manifest: VersionManifest) -> bool:
+        """False: another process has committed this version."""
+        return self.fs.create(self._path(manifest.version, MANIFEST), encode_manifest(manifest))
+
+    def copy(self, manifest: VersionManifest, source: VersionStore, told: Callable[[int], object] = id) -> None:
+        """Writes a version of another place here, byte by byte the same, with what it needs of earlier ones.
+
+        Raises DamagedVersion if it is damaged there, or its copy is not what was read; Superseded.
+        """
+        source.verify(manifest)
+        for name, size in {**manifest.needs, **{n: entry.bytes for n, entry in manifest.files.items()}}.items():
+            if self.fs.size(self._at(name)) == size:
+                continue
+            with source._open(name) as file, self.fs.writing(self._at(name)) as target:
+                while piece := file.read(PIECE):
+                    target.write(piece)
+        self.verify(manifest, told)
+        if not self._commit(manifest):
             raise Superseded(
                 f"{self.root}: another process has made version {manifest.version} meanwhile",
                 rule="superseded",
                 help="copy to a folder of its own",
             )
 
-    def _write_file(self, path: str, tensors: Mapping[str, Tensor]) -> FileEntry:
-        header, order = lay_out(tensors)
-        entries, at = {}, len(header)
-        with self.fs.writing(path) as file:
-            file.write(header)
-            for name in order:
-                tensor, data, digest = tensors[name], bytes_of(tensors[name]), xxhash.xxh3_128()
-                for start in range(0, data.nbytes, PIECE):
-                    piece = data[start : start + PIECE]
-                    digest.update(piece)
-                    file.write(piece)
-                dtype = str(tensor.dtype).removeprefix("torch.")
-                entries[name] = TensorEntry(dtype, list(tensor.shape), at, data.nbytes, digest.hexdigest())
-                at += data.nbytes
-        return FileEntry(at, len(header), _checksum(header), entries)
-
     def next_version(self) -> int:
         """Higher than all that left a folder."""
         return max(self.versions(), default=-1) + 1
 
-    def delete(self, version: int) -> None:
-        """Its manifest goes first: what is left of it does not count."""
-        self.fs.delete(self._path(version, MANIFEST))
-        self.fs.delete(self._path(version))
-
     def collect(self, below: int, keep: Collection[int]) -> list[int]:
-        """Deletes the versions below, but for those to keep: also what crashes left behind. Returns them."""
-        gone = [v for v in self.versions() if v < below and v not in keep]
+        """Deletes the versions below, but for those to keep and the files that these need; also what crashes left
+        behind. Returns those that counted until then, or left nothing now."""
+        there = self.versions()
+        gone = [v for v in there if v < below and v not in keep]
+        needed = {name for v in there if v not in gone for name in self._needs_of(v)}
+        found = []
         for version in gone:
-            self.delete(version)
-        return gone
+            counted = self.committed(version)
+            self.fs.delete(self._path(version, MANIFEST))  # first: what is left of it does not count
+            if not self._trim(version, needed) or counted:
+                found.append(version)
+        return found
+
+    def _needs_of(self, version: int) -> dict[str, int]:
+        """Nothing if it is not committed (yet): its writer refers to what the newest version has, or needs itself."""
+        if version not in self._needs:
+            try:
+                with self.fs.open(self._path(version, MANIFEST)) as file:
+                    self._needs[version] = decode_manifest(file.read(), "").needs
+            except (FileNotFoundError, DamagedVersion):
+                return {}
+        return self._needs[version]
+
+    def _trim(self, version: int, needed: Collection[str]) -> bool:
+        """Whether something of it is left."""
+        folder = _folder(version)
+        if not any(posixpath.dirname(name) == folder for name in needed):
+            self.fs.delete(self._at(folder))
+            return False
+        for name in self.fs.ls_dir(self._at(folder)):
+            if f"{folder}/{name}" not in needed:
+                self.fs.delete(self._at(f"{folder}/{name}"))
+        return True
 
     def _path(self, version: int, *names: str) -> str:
-        return posixpath.join(self.root, f"checkpoint-{version:08d}", *names)
+        return posixpath.join(self.root, _folder(version), *names)
+
+    def _at(self, name: str) -> str:
+        return posixpath.join(self.root, name)
+
+
+def _folder(version: int) -> str:
+    return f"checkpoint-{version:08d}"
 
 
 def encode_manifest(manifest: VersionManifest) -> bytes:
-    body = _canonical(msgspec.to_builtins(manifest))
-    return b'{"checksum":"%s","manifest":%s}\n' % (_checksum(body).encode(), body)
+    return seal(msgspec.to_builtins(manifest))
 
 
 def decode_manifest(data: bytes, path: str) -> VersionManifest:
     """Raises DamagedVersion unless `data` is, byte for byte, what `encode_manifest` gives."""
     try:
-        found = json.loads(data)
-        if found["manifest"]["format"] != FORMAT:
+        found = unseal(data)
+        if found["format"] != FORMAT:
             raise GraphftError(
-                f"{path} has format {found['manifest']['format']}, this graphft knows {FORMAT}",
+                f"{path} has format {found['format']}, this graphft knows {FORMAT}",
                 rule="checkpoint-format",
                 help="read it with the version of graphft that wrote it: the manifest names that under `made`",
             )
-        manifest = msgspec.convert(found["manifest"], VersionManifest)
-        same = encode_manifest(manifest) == data
+        manifest = msgspec.convert(found, VersionManifest)
+        foreign = [name for name in (*manifest.files, *manifest.needs) if not _FILE.fullmatch(name)]
+        if foreign:
+            raise ValueError(f"it names the file {foreign[0]!r}")
+        return manifest
     except (ValueError, KeyError, TypeError, msgspec.ValidationError) as error:
-        raise _damaged(path, f"it is no manifest ({error})") from error
-    if not same:
-        raise _damaged(path, "it is not what was written")
-    return manifest
-
-
-def _canonical(value: Any) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
-
-
-def _checksum(data: bytes | bytearray | memoryview) -> str:
-    return xxhash.xxh3_128_hexdigest(data)
-
-
-def _fill(file: Any, into: bytearray | memoryview) -> bytearray | memoryview:
-    """Reads until it is full. What is missing at the end stays as it was: the checksum tells."""
-    view = memoryview(into)
-    at = 0
-    while at < view.nbytes and (count := file.readinto(view[at : at + PIECE])):
-        at += count
-    return into
+        raise _damaged(path, str(error)) from error
 
 
 def _damaged(path: str, what: str) -> DamagedVersion:
-    return DamagedVersion(f"{path} is damaged: {what}", rule="checkpoint", help="an older checkpoint is used instead")
+    return DamagedVersion(f"{path} is damaged: {what}", rule="checkpoint", help=_OLDER)
