@@ -6,10 +6,13 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+import msgspec
 import xxhash
-from torch import Tensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 BLOCK = 64 << 10
 YIELD = 32 * BLOCK
@@ -35,6 +38,16 @@ class Piece(NamedTuple):
     def located(self, file: str, header: int) -> Piece:
         """With the name of its file, and from there on where that begins."""
         return self if self.file else Piece(file, header + self.offset, self.bytes)
+
+
+class FileEntry(msgspec.Struct, frozen=True):
+    """What must be known to check a file. `checksum`: of its header, `header` bytes. `needs`: other files, and their
+    sizes."""
+
+    bytes: int
+    header: int
+    checksum: str
+    needs: dict[str, int] = {}
 
 
 @dataclass(frozen=True)

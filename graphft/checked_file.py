@@ -23,6 +23,7 @@ from torch import Tensor
 
 from graphft.block_deltas import (
     Base,
+    FileEntry,
     Known,
     Piece,
     Runs,
@@ -35,19 +36,9 @@ from graphft.block_deltas import (
 )
 from graphft.errors import GraphftError
 from graphft.fileio import PIECE
-from graphft.tensor_file import TENSOR_DTYPES, bytes_of, lay_out, layout_of
+from graphft.tensor_file import TENSOR_DTYPES, bytes_of, fill, lay_out, layout_of
 
 META = "graphft"
-
-
-class FileEntry(msgspec.Struct, frozen=True):
-    """What must be known to check a file. `checksum`: of its header, `header` bytes. `needs`: other files, and their
-    sizes."""
-
-    bytes: int
-    header: int
-    checksum: str
-    needs: dict[str, int] = {}
 
 
 class _Written(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -202,7 +193,7 @@ def read_base(open_file: Callable[[str], BinaryIO], name: str, entry: FileEntry)
 
 def _described(file: BinaryIO, name: str, entry: FileEntry) -> tuple[Base, str]:
     """What the header says, in the order in which the tensors lie there, and the note."""
-    header = bytes(_fill(file, bytearray(entry.header)))
+    header = bytes(fill(file, bytearray(entry.header)))
     if checksum_of(header) != entry.checksum:
         raise damaged(name, "its header is not what was written")
     try:  # what follows was written so
@@ -220,12 +211,12 @@ def _described(file: BinaryIO, name: str, entry: FileEntry) -> tuple[Base, str]:
 
 def _read_tensor(opened: Callable[[str], BinaryIO], tensor: str, name: str, known: Known) -> tuple[Tensor, Known]:
     value = torch.empty(known.shape, dtype=TENSOR_DTYPES[known.dtype])
-    data, at = bytes_of(value), 0
+    data, at = bytes_of(value), 0  # what a file lacks shows in the checksum
     for piece in known.pieces:
         file = opened(piece.file)
         if file.tell() != piece.offset:
             file.seek(piece.offset)
-        _fill(file, data[at : at + piece.bytes])
+        fill(file, data[at : at + piece.bytes])
         at += piece.bytes
     digests = block_digests(data)
     if at != data.nbytes or checksum_of(digests) != known.checksum:
@@ -237,12 +228,3 @@ def _read_tensor(opened: Callable[[str], BinaryIO], tensor: str, name: str, know
 
 def damaged(name: str, what: str) -> GraphftError:
     return GraphftError(f"{name} is damaged: {what}", rule="tensor-file", help="use an older one, or a copy")
-
-
-def _fill(file: BinaryIO, into: bytearray | memoryview) -> bytearray | memoryview:
-    """Reads until it is full. What is missing at the end stays as it was: the checksum tells."""
-    view = memoryview(into)
-    at = 0
-    while at < view.nbytes and (count := file.readinto(view[at : at + PIECE])):  # type: ignore[attr-defined]
-        at += count
-    return into

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import uuid
@@ -17,23 +16,16 @@ PIECE = 8 << 20
 
 
 class PieceWriter:
-    """Writes bytes to an unbuffered file, piece by piece, and keeps their sha256 and number on the way."""
+    """Writes bytes to an unbuffered file, piece by piece."""
 
     def __init__(self, descriptor: int) -> None:
-        self._descriptor, self._digest, self.bytes = descriptor, hashlib.sha256(), 0
-
-    @property
-    def sha256(self) -> str:
-        """Of everything written so far, in hexadecimal."""
-        return self._digest.hexdigest()
+        self._descriptor = descriptor
 
     def write(self, data: bytes | memoryview) -> None:
         """Raises OSError; what was written up to then stays in the file."""
         view = memoryview(data)
         for start in range(0, view.nbytes, PIECE):
             piece = view[start : start + PIECE]
-            self._digest.update(piece)
-            self.bytes += piece.nbytes
             while piece.nbytes:
                 piece = piece[os.write(self._descriptor, piece) :]
 

@@ -8,7 +8,6 @@ as it is, and each piece gives the lock up.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor
 
 from graphft.errors import GraphftError
-from graphft.fileio import PIECE, PieceWriter, replacing
+from graphft.fileio import PIECE, replacing
 
 _DTYPES = {
     "U64": torch.uint64,
@@ -49,8 +48,8 @@ _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _ORDER = {dtype: place for place, dtype in enumerate(_NAMES)}
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> PieceWriter:
-    """Writes a safetensors file, whole or not at all; returns its checksum and size. Raises OSError.
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
+    """Writes a safetensors file, whole or not at all. Raises OSError.
 
     Tensors that share memory (tied weights, views) are each written whole. The same tensors give the same bytes.
     Memory is needed for one tensor at a time, and only where it is not contiguous in the processor's memory.
@@ -60,7 +59,6 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
         file.write(header)
         for name in order:
             file.write(bytes_of(tensors[name]))
-    return file
 
 
 def lay_out(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> tuple[bytes, list[str]]:
@@ -77,23 +75,31 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return _bytes_of(tensor.detach().cpu().contiguous())
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str], str]:
-    """The tensors of a safetensors file, its metadata, and the sha256 of what was read.
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a safetensors file, and its metadata.
 
     Raises OSError; GraphftError[tensor-file] for what is no whole safetensors file.
     """
     with path.open("rb", buffering=0) as file:
-        digest = hashlib.sha256()
         size = os.fstat(file.fileno()).st_size
-        length = int.from_bytes(_read(file, bytearray(min(8, size)), digest), "little")
+        length = int.from_bytes(fill(file, bytearray(min(8, size))), "little")
         if length > size - 8:
             raise _damaged(path, f"its header has {length} bytes, the file {size}")
-        layout, metadata = layout_of(path, bytes(_read(file, bytearray(length), digest)), size - 8 - length)
+        layout, metadata = layout_of(path, bytes(fill(file, bytearray(length))), size - 8 - length)
         tensors = {}
         for name, (dtype, shape) in layout.items():
             tensors[name] = torch.empty(shape, dtype=dtype)
-            _read(file, _bytes_of(tensors[name]), digest)
-        return tensors, metadata, digest.hexdigest()
+            fill(file, _bytes_of(tensors[name]))
+        return tensors, metadata
+
+
+def fill(file: BinaryIO, into: bytearray | memoryview) -> bytearray | memoryview:
+    """Reads until it is full. What is missing at the end stays as it was."""
+    view = memoryview(into)
+    at = 0
+    while at < view.nbytes and (count := file.readinto(view[at : at + PIECE])):  # type: ignore[attr-defined]
+        at += count
+    return into
 
 
 def _known(name: str, tensor: Tensor) -> torch.dtype:
@@ -146,17 +152,6 @@ def layout_of(
     if at != size:
         raise _damaged(path, f"expected {at} bytes of tensors, found {size}")
     return {name: (_DTYPES[dtype], shape) for _, _, name, dtype, shape in found}, metadata
-
-
-def _read(file: BinaryIO, into: bytearray | memoryview, digest: Any) -> bytearray | memoryview:
-    """Fills `into` from the file. What is missing at its end stays as it was: the checksum tells."""
-    view = memoryview(into)
-    for start in range(0, view.nbytes, PIECE):
-        piece = view[start : start + PIECE]
-        while piece.nbytes and (count := file.readinto(piece)):  # type: ignore[attr-defined]
-            digest.update(piece[:count])
-            piece = piece[count:]
-    return into
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:

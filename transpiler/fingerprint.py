@@ -42,6 +42,12 @@ class Fingerprint:
         return Fingerprint(str(data["program"]), dict(data["data"]), dict(data["values"]), bool(data["unseeded"]))
 
 
+def digest_of(digests: Mapping[str, str]) -> str:
+    """One digest of several, by name."""
+    text = "".join(f"{name}\n{digest}\n" for name, digest in sorted(digests.items()))
+    return hashlib.sha256(text.encode()).hexdigest()[: 2 * DIGEST_BYTES]
+
+
 def drawn_without_seed() -> bool:
     """Whether torch's generator still has the seed that torch gave it: 53 random bits, which no one chooses."""
     import torch

@@ -10,7 +10,7 @@ from graphft.errors import GraphftError, UsageError
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.fingerprint import Fingerprint
 
-FORMAT = 3
+FORMAT = 4
 """Of the job's folder; raised when an older graphft could not read it."""
 RECORD, MARKER = "job.json", "storage.json"
 SAVED = ("source", "programs", "data", MARKER)

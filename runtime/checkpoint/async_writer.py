@@ -49,7 +49,7 @@ class AsyncCommits(Commits):
                 self.of(shard, job_dir).rollback(error.message, below=committed.step)
                 return False
             part = manifest.parts[0]
-            parts.append(dataclasses.replace(part, file=f"{shard_folder(shard)}/{part.file}"))
+            parts.append(msgspec.structs.replace(part, file=f"{shard_folder(shard)}/{part.file}"))
             versions.append(committed.step)
             same.append(mod_is(kv.key, kv.mod_revision))
         last = Manifest(0, step, self.run, tuple(parts), {"versions": versions})

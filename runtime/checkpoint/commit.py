@@ -10,7 +10,6 @@ from the disk; `_newest_on_disk` says why that is right.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -88,7 +87,9 @@ class Commits:
             return None
         kvs, current = found.range(1).kvs, found.kv(2)
         prefix = self.keys.parts(generation, step)
-        parts = sorted((Part(**json.loads(kv.value)) for kv in kvs if kv.key.startswith(prefix)), key=lambda p: p.shard)
+        parts = sorted(
+            (msgspec.json.decode(kv.value, type=Part) for kv in kvs if kv.key.startswith(prefix)), key=lambda p: p.shard
+        )
         manifest = Manifest(generation, step, self.run, tuple(parts), dict(meta or {}))
         if decode_committed(current) == record_of(manifest):  # an answer was lost
             return self.store.read_manifest(manifest.directory)

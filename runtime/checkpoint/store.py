@@ -8,31 +8,43 @@ Every file is written under a temporary name, fsynced and renamed. Which checkpo
 etcd (`runtime.commit`); what lies here is only what a commit may name. No pickle: safetensors and JSON. A job with a
 storage has the same files there, and some of them in its folder (`stored_checkpoints`).
 
-A manifest is checked against the sizes of its files, a part against its checksum when it is read. Two errors are told
-apart: `DamagedCheckpoint`, where what was read is provably not what was written (an older one is used then), and
-`StorageUnavailable`, where nothing can be said, because the storage does not answer or is not there (then one waits).
+A part may need files of earlier checkpoints, for what did not change since (`graphft.checked_file`); it has the name of
+its process then, `shard-0-of-2.5f0c….safetensors`. What it refers to is the part before it of the same process, in the
+same generation: that one, or what it needs, is in every newer checkpoint, and so nothing of it is deleted before.
+
+A manifest is sealed, and checked against the sizes of its files; a part against its checksums when it is read. Two
+errors are told apart: `DamagedCheckpoint`, where what was read is provably not what was written (an older one is used
+then), and `StorageUnavailable`, where nothing can be said, because the storage does not answer or is not there (then
+one waits).
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+import uuid
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
+import msgspec
+
+from graphft.block_deltas import Base, FileEntry
 from graphft.errors import GraphftError
-from graphft.fileio import fsync, write_atomically
+from graphft.fileio import fsync, replacing, write_atomically
+from graphft.sealed_json import seal, unseal
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from graphft.checked_file import CheckedFile, Contents
+
 MANIFEST = "manifest.json"
 _DIRECTORY = re.compile(r"step-(\d+)\.g(\d+)")
+_FILE = re.compile(r"(shard-\d+/)?step-\d+\.g\d+/shard-\d+-of-\d+(\.[0-9a-f]+)?\.safetensors")
 _OLDER = "an older checkpoint is used instead"
 
 
@@ -60,19 +72,28 @@ def storage(what: Path | str) -> Iterator[None]:
         ) from error
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
-    """One shard's file of a checkpoint. `file` is relative to the store's root."""
+class Part(msgspec.Struct, frozen=True):
+    """One shard's file of a checkpoint. `file` is relative to the store's root; what `entry` needs, to the shard's."""
 
     shard: int
     file: str
-    sha256: str
-    bytes: int
+    entry: FileEntry
+
+    @property
+    def root(self) -> str:
+        """Of the shard's checkpoints, from the store's root on: "shard-0/" in the last manifest of an async job."""
+        return self.file.removesuffix("/".join(self.file.split("/")[-2:]))
+
+    def files(self) -> dict[str, int]:
+        """All that it consists of, relative to the store's root, and their sizes."""
+        return {self.root + name: size for name, size in self.entry.needs.items()} | {self.file: self.entry.bytes}
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a checkpoint consists of. `step` is the version of the parameters in it, `run` the run that it is of."""
+    """What a checkpoint consists of. `step` is the version of the parameters in it, `run` the run that it is of.
+
+    `meta["made"]`: when (Unix seconds), where, and by which versions of what."""
 
     generation: int
     step: int
@@ -84,17 +105,41 @@ class Manifest:
     def directory(self) -> str:
         return directory_name(self.generation, self.step)
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    @property
+    def bytes(self) -> int:
+        """Of its own files."""
+        return sum(part.entry.bytes for part in self.parts)
 
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Manifest:
-        parts = tuple(Part(int(p["shard"]), str(p["file"]), str(p["sha256"]), int(p["bytes"])) for p in data["parts"])
-        return Manifest(int(data["generation"]), int(data["step"]), str(data["run"]), parts, dict(data["meta"]))
+    def files(self) -> dict[str, int]:
+        """All that it consists of, and their sizes."""
+        return {name: size for part in self.parts for name, size in part.files().items()}
+
+
+def encode_manifest(manifest: Manifest) -> bytes:
+    return seal(msgspec.to_builtins(manifest))
+
+
+def decode_manifest(data: bytes) -> Manifest:
+    """Raises ValueError unless `data` is what `encode_manifest` gives."""
+    manifest = msgspec.convert(unseal(data), Manifest)
+    for name in manifest.files():
+        if not _FILE.fullmatch(name):
+            raise ValueError(f"it names the file {name!r}")
+    return manifest
 
 
 def directory_name(generation: int, step: int) -> str:
     return f"step-{step:08d}.g{generation}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """The part that was written last: to what it may have referred, and what one after it may."""
+
+    generation: int
+    step: int
+    before: Base | None
+    base: Base
 
 
 class CheckpointStore:
@@ -102,6 +147,8 @@ class CheckpointStore:
 
     def __init__(self, root: str | Path) -> None:
         self.root = Path(root)
+        self._token = uuid.uuid4().hex[:8]
+        self._last: _Written | None = None
 
     def where(self, name: str = "") -> str:
         """A file or folder of the store, for a person."""
@@ -112,14 +159,33 @@ class CheckpointStore:
     ) -> Part:
         """Writes one shard's file and returns its record. Safe to call again: the same bytes replace themselves.
 
-        Raises OSError. One entry of metadata: safetensors does not say in which order it writes several.
+        Raises OSError, StorageUnavailable. A store writes the parts of one shard.
         """
-        name = f"{directory_name(generation, step)}/shard-{shard}-of-{shards}.safetensors"
-        return self._write_tensors(Part(shard, name, "", 0), tensors, {"ledger": ledger})
+        from graphft.checked_file import checked_file
+
+        folder, base = directory_name(generation, step), self._base_for(generation, step)
+
+        def name(refers: bool) -> str:
+            token = f".{self._token}" * refers
+            return f"{folder}/shard-{shard}-of-{shards}{token}.safetensors"
+
+        file = checked_file(tensors, name, ledger, base)
+        self._write_tensors(file)
+        self._last = _Written(generation, step, base, file.base)
+        return Part(shard, file.name, file.entry)
+
+    def _base_for(self, generation: int, step: int) -> Base | None:
+        """What a part may refer to. If it is written once more, to the same as before."""
+        last = self._last
+        if last is None or last.generation != generation or last.step > step:
+            return None
+        base = last.before if last.step == step else last.base
+        if base is None or any(self._size(name) != size for name, size in base.files.items()):
+            return None
+        return base
 
     def write_manifest(self, manifest: Manifest) -> None:
-        data = json.dumps(manifest.to_json(), indent=1, sort_keys=True).encode()
-        self._write(f"{manifest.directory}/{MANIFEST}", data)
+        self._write(f"{manifest.directory}/{MANIFEST}", encode_manifest(manifest))
 
     def has_manifest(self, directory: str) -> bool:
         """Whether a checkpoint was wholly written here. Raises StorageUnavailable."""
@@ -128,7 +194,7 @@ class CheckpointStore:
     def make_durable(self, manifest: Manifest) -> None:
         """Has the file system write the entries of a checkpoint that was found here: the process that wrote it may have
         died between the last rename and the fsync of the folder. Raises StorageUnavailable."""
-        files = {self.root / part.file for part in manifest.parts} | {self.root / manifest.directory / MANIFEST}
+        files = {self.root / name for name in manifest.files()} | {self.root / manifest.directory / MANIFEST}
         for folder in [*sorted({path.parent for path in files}), self.root]:
             with storage(folder):
                 fsync(folder)
@@ -140,8 +206,8 @@ class CheckpointStore:
         """
         name = f"{directory}/{MANIFEST}"
         try:
-            manifest = Manifest.from_json(json.loads(self._read(name)))
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            manifest = decode_manifest(self._read(name))
+        except (OSError, ValueError) as error:
             self._check_there(directory)
             raise DamagedCheckpoint(
                 f"checkpoint {self.where(directory)} has no usable manifest: {error}",
@@ -154,12 +220,12 @@ class CheckpointStore:
                 rule="checkpoint",
                 help=f"{_OLDER}; give the folder its name back",
             )
-        for part in manifest.parts:
-            size = self._size(part.file)
-            if size != part.bytes:
+        for file, expected in manifest.files().items():
+            size = self._size(file)
+            if size != expected:
                 found = "it is missing" if size is None else f"found {size}"
                 raise DamagedCheckpoint(
-                    f"{self.where(part.file)}: expected {part.bytes} bytes, {found}", rule="checkpoint", help=_OLDER
+                    f"{self.where(file)}: expected {expected} bytes, {found}", rule="checkpoint", help=_OLDER
                 )
         return manifest
 
@@ -188,21 +254,17 @@ class CheckpointStore:
                 rule="checkpoint",
                 help="was the number of pservers changed? start with the number it was saved with",
             )
-        path = self.where(part.file)
         try:
-            tensors, metadata, found = self._read_tensors(part)
+            contents = self._read_part(part)
         except StorageUnavailable:
             raise
         except (OSError, GraphftError) as error:
             self._check_there(manifest.directory)
-            raise DamagedCheckpoint(f"{path} cannot be read: {error}", rule="checkpoint", help=_OLDER) from error
-        if found != part.sha256:
-            raise DamagedCheckpoint(
-                f"{path}: its checksum is {found[:12]}..., the manifest says {part.sha256[:12]}...",
-                rule="checkpoint",
-                help=_OLDER,
-            )
-        return tensors, metadata.get("ledger", "")
+            what = f"{self.where(part.file)} cannot be read: {error}"
+            if isinstance(error, GraphftError):
+                what = self.where(f"{part.root}{error.message}")
+            raise DamagedCheckpoint(what, rule="checkpoint", help=_OLDER) from error
+        return contents.tensors, contents.note
 
     def manifests(self) -> list[Manifest]:
         """Usable checkpoints, newest (by step, then generation) first. Damaged ones are left out.
@@ -223,28 +285,34 @@ class CheckpointStore:
 
     def prune(self, keep: int, last_good: Manifest) -> None:
         """Deletes what is older than the newest `keep` usable checkpoints: older ones, and what crashes left behind.
+        Files that these checkpoints need stay.
 
         Never `last_good`, nor anything of a later step or generation, which may be being written. Raises
         StorageUnavailable, when it cannot be told what is usable.
         """
-        kept = 0
+        kept, needed, gone = 0, set(last_good.files()), list[str]()
         for directory in self.directories():
             step, generation = directory_key(directory)
             if (step, generation) == (last_good.step, last_good.generation):
                 kept += 1
             elif step >= last_good.step or generation > last_good.generation:
                 continue
-            elif kept < keep and self._usable(directory):
+            elif kept < keep and (usable := self._usable(directory)) is not None:
                 kept += 1
+                needed |= usable.files().keys()
+            else:
+                gone.append(directory)
+        for directory in gone:
+            if any(name.startswith(f"{directory}/") for name in needed):
+                self._trim(directory, needed)
             else:
                 self._delete(directory)
 
-    def _usable(self, directory: str) -> bool:
+    def _usable(self, directory: str) -> Manifest | None:
         try:
-            self.read_manifest(directory)
+            return self.read_manifest(directory)
         except DamagedCheckpoint:
-            return False
-        return True
+            return None
 
     def directories(self) -> list[str]:
         """Names of the folders of checkpoints that are here, whole or not, the newest first."""
@@ -252,17 +320,20 @@ class CheckpointStore:
 
     # -- files: `name` is relative to the root ------------------------------------------------------------------------
 
-    def _write_tensors(self, part: Part, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Part:
-        from graphft.tensor_file import write_tensors
+    def _write_tensors(self, file: CheckedFile) -> None:
+        with replacing(self.root / file.name) as written:
+            file.write(written)
 
-        written = write_tensors(self.root / part.file, tensors, metadata)
-        return Part(part.shard, part.file, written.sha256, written.bytes)
+    def _read_part(self, part: Part) -> Contents:
+        from graphft.checked_file import read_checked
 
-    def _read_tensors(self, part: Part) -> tuple[dict[str, Tensor], dict[str, str], str]:
-        from graphft.tensor_file import read_tensors
+        def opened(name: str) -> BinaryIO:
+            path = self.root / f"{part.root}{name}"
+            with storage(path):
+                return path.open("rb", buffering=0)
 
         with storage(self.root / part.file):
-            return read_tensors(self.root / part.file)
+            return read_checked(opened, part.file.removeprefix(part.root), part.entry)
 
     def _write(self, name: str, data: bytes) -> None:
         write_atomically(self.root / name, data)
@@ -293,6 +364,14 @@ class CheckpointStore:
     def _delete(self, directory: str) -> None:
         """As far as it can be deleted."""
         shutil.rmtree(self.root / directory, ignore_errors=True)
+
+    def _trim(self, directory: str, needed: Collection[str]) -> None:
+        """Deletes its manifest, and then what is not needed, as far as it can be deleted."""
+        with contextlib.suppress(OSError):
+            (self.root / directory / MANIFEST).unlink(missing_ok=True)
+            for path in self.root.joinpath(directory).iterdir():
+                if f"{directory}/{path.name}" not in needed:
+                    path.unlink(missing_ok=True)
 
 
 class Ages:

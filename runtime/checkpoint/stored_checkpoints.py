@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import posixpath
-from collections.abc import Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +20,7 @@ from graphft.runtime.coordination.job_storage import storage_of
 from graphft.runtime.fs import FS, file_system
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from graphft.checked_file import CheckedFile, Contents
 
 FOLDER = "checkpoints"
 COPIES = 2
@@ -59,33 +59,26 @@ class StoredCheckpoints(CheckpointStore):
     def _at(self, name: str) -> str:
         return posixpath.join(self.path, name)
 
-    def _write_tensors(self, part: Part, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Part:
-        written = super()._write_tensors(part, tensors, metadata)
-        self.fs.upload(self.root / part.file, self._at(part.file))
-        found = self.fs.size(self._at(part.file))
-        if found != written.bytes:
-            raise OSError(f"{self.where(part.file)} has {found} bytes after {written.bytes} were uploaded")
-        self._drop_copies(part)
-        return written
+    def _write_tensors(self, file: CheckedFile) -> None:
+        super()._write_tensors(file)
+        self.fs.upload(self.root / file.name, self._at(file.name))
+        found = self.fs.size(self._at(file.name))
+        if found != file.entry.bytes:
+            raise OSError(f"{self.where(file.name)} has {found} bytes after {file.entry.bytes} were uploaded")
+        self._drop_copies()
 
-    def _drop_copies(self, part: Part) -> None:
-        """Deletes this machine's copies of older parts of the same shard."""
-        name = posixpath.basename(part.file)
-        for directory in [d for d in newest_first(super()._names()) if (self.root / d / name).exists()][COPIES:]:
-            with contextlib.suppress(OSError):
-                (self.root / directory / name).unlink()
-                (self.root / directory / MANIFEST).unlink(missing_ok=True)
-                (self.root / directory).rmdir()  # another shard's part may be there
+    def _drop_copies(self) -> None:
+        """Deletes this machine's copies of older parts. What is needed of them is downloaded again."""
+        for directory in newest_first(super()._names())[COPIES:]:
+            super()._delete(directory)
 
-    def _read_tensors(self, part: Part) -> tuple[dict[str, Tensor], dict[str, str], str]:
-        copy = self.root / part.file
+    def _read_part(self, part: Part) -> Contents:
         with contextlib.suppress(OSError, GraphftError):  # it is not there, or damaged: the storage's counts
-            found = super()._read_tensors(part)
-            if found[2] == part.sha256:
-                return found
-        with storage(self.where(part.file)):
-            self.fs.download(self._at(part.file), copy)
-        return super()._read_tensors(part)
+            return super()._read_part(part)
+        for name in part.files():
+            with storage(self.where(name)):
+                self.fs.download(self._at(name), self.root / name)
+        return super()._read_part(part)
 
     def _write(self, name: str, data: bytes) -> None:
         with self.fs.writing(self._at(name)) as file:
@@ -112,3 +105,11 @@ class StoredCheckpoints(CheckpointStore):
         super()._delete(directory)
         with contextlib.suppress(OSError):  # what is left goes with a later checkpoint
             self.fs.delete(self._at(directory))
+
+    def _trim(self, directory: str, needed: Collection[str]) -> None:
+        super()._delete(directory)
+        with contextlib.suppress(OSError):
+            self.fs.delete(self._at(f"{directory}/{MANIFEST}"))
+            for name in self.fs.ls_dir(self._at(directory)):
+                if f"{directory}/{name}" not in needed:
+                    self.fs.delete(self._at(f"{directory}/{name}"))

@@ -181,10 +181,12 @@ def _show_job(found: list[JobCheckpoint]) -> int:
     if checkpoint is None or checkpoint.manifest is None:
         raise GraphftError(found[0].damage, rule="checkpoint", help="none is whole: graphft checkpoint verify")
     print(checkpoint.line().strip())
-    print(f"run {checkpoint.manifest.run}")
+    made = checkpoint.manifest.meta.get("made", {})
+    print("  ".join([f"run {checkpoint.manifest.run}", *(f"{k} {v}" for k, v in made.items() if k != "at")]))
     for part in checkpoint.manifest.parts:
         tensors, _ = checkpoint.store.read_part(checkpoint.manifest, part.shard)
-        print(f"{part.file}  sha256 {part.sha256}")
+        needs = f"; needs {', '.join(part.entry.needs)}" if part.entry.needs else ""
+        print(f"{part.file}  {part.entry.bytes / MEGABYTE:.1f} MB{needs}")
         for name, tensor in tensors.items():
             print(f"  {name}  {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}")
     return 0

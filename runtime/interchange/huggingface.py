@@ -74,7 +74,7 @@ def read_sharded(index: Path) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for file in sorted(set(places.values())):
         try:
-            tensors, _, _ = read_tensors(index.parent / file)
+            tensors, _ = read_tensors(index.parent / file)
         except OSError as error:
             raise GraphftError(
                 f"{index} names {file}, which cannot be read: {error}", rule="weights", help=_AGAIN

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphft.runtime.checkpoint.store import MANIFEST, CheckpointStore, DamagedCheckpoint, Manifest, directory_key
+from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest, directory_key
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.transpiler.record import read_record
 
@@ -31,7 +31,7 @@ class JobCheckpoint:
 
     @property
     def bytes(self) -> int:
-        return sum(part.bytes for part in self.manifest.parts) if self.manifest is not None else 0
+        return self.manifest.bytes if self.manifest is not None else 0
 
     def line(self) -> str:
         """For a table: step, generation, when, how large, whose, what is wrong with it."""
@@ -45,12 +45,8 @@ class JobCheckpoint:
         )
 
     def _when(self) -> str:
-        """ "" where only the job's storage has it, which does not tell."""
-        try:
-            at = (self.store.root / self.directory / MANIFEST).stat().st_mtime
-        except OSError:
-            return ""
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
+        at = self.manifest.meta.get("made", {}).get("at", 0) if self.manifest is not None else 0
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) if at else ""
 
     def verify(self, told: Callable[[int], object] = id) -> str:
         """Reads every byte. What is wrong, in words; "" if nothing is. Raises StorageUnavailable."""
@@ -63,7 +59,7 @@ class JobCheckpoint:
                 if not self.store.has_manifest(self.directory):
                     return GONE
                 return error.message
-            told(part.bytes)
+            told(part.entry.bytes)
         return ""
 
 

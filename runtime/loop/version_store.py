@@ -20,8 +20,8 @@ from typing import Any, BinaryIO
 import msgspec
 from torch import Tensor
 
-from graphft.block_deltas import Base, Known
-from graphft.checked_file import FileEntry, checked_file, read_base, read_checked
+from graphft.block_deltas import Base, FileEntry, Known
+from graphft.checked_file import checked_file, read_base, read_checked
 from graphft.errors import GraphftError
 from graphft.fileio import PIECE
 from graphft.runtime.fs import FS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from pathlib import Path
@@ -15,6 +16,7 @@ import graphft
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.cli import main
 from graphft.runtime.interchange.job_state import load_optimizer, read_job
+from graphft.sealed_json import seal
 from tests.support.commands import refused, shown
 
 
@@ -131,7 +133,7 @@ def test_the_command_knows_a_jobs_checkpoints(
     data[-3] ^= 4
     part.write_bytes(data)
     assert main(["checkpoint", "verify", str(job)]) == 1
-    assert f"{part}: its checksum is" in capsys.readouterr().out
+    assert f"{part} is damaged: %" in capsys.readouterr().out
     part.unlink()
     assert "DAMAGED: " in shown(capsys, "checkpoint", "list", job)
     assert "has no checkpoint of step 7" in refused(capsys, "checkpoint", "show", job, "--version", "7")
@@ -166,8 +168,8 @@ def test_a_step_of_a_job_and_the_newest_that_is_whole(
     (newest,) = (job / "checkpoints").iterdir()
     older = newest.with_name("step-00000004.g0")
     shutil.copytree(newest, older)
-    manifest = (older / "manifest.json").read_text()
-    (older / "manifest.json").write_text(manifest.replace('"step": 8', '"step": 4').replace(newest.name, older.name))
+    manifest = (older / "manifest.json").read_text().replace('"step":8', '"step":4').replace(newest.name, older.name)
+    (older / "manifest.json").write_bytes(seal(json.loads(manifest)["content"]))
     (part,) = newest.glob("shard-0-*")
     part.write_bytes(part.read_bytes()[:-1] + b"?")
     assert read_job(job).step == 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from safetensors import safe_open
@@ -17,6 +19,7 @@ from graphft.fileio import write_atomically
 from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest, directory_name
 from graphft.runtime.checkpoint.stored_checkpoints import COPIES, StoredCheckpoints
 from graphft.runtime.fs import LocalFS
+from graphft.sealed_json import seal
 
 SHARDS = 2
 
@@ -90,7 +93,8 @@ def test_a_shard_without_variables(store: CheckpointStore) -> None:
 
 def test_writing_a_part_again_gives_the_same_bytes(store: CheckpointStore) -> None:
     """A shard whose answer from etcd was lost writes once more: what others have committed by then must still hold."""
-    assert len({store.write_part(0, 1, 0, 1, values(1, 0), "ledger") for _ in range(10)}) == 1
+    first = store.write_part(0, 1, 0, 1, values(1, 0), "ledger")
+    assert all(store.write_part(0, 1, 0, 1, values(1, 0), "ledger") == first for _ in range(9))
 
 
 def test_newest_is_by_step_then_generation(store: CheckpointStore) -> None:
@@ -166,7 +170,7 @@ def test_a_flipped_bit_is_noticed_when_the_part_is_read(store: CheckpointStore, 
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    with pytest.raises(DamagedCheckpoint, match="checksum"):
+    with pytest.raises(DamagedCheckpoint, match="is not what was written"):
         store.read_part(manifest, 0)
     assert store.read_part(manifest, 1)[0]["w"][0, 0] == 50
 
@@ -272,8 +276,111 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path) -> None:
 def test_no_pickle_and_readable_without_graphft(store: CheckpointStore, place: Path) -> None:
     part = store.write_part(4, 7, 0, 1, values(7, 0), "ledger")
     with safe_open(place / part.file, framework="pt") as file:
-        assert file.metadata() == {"ledger": "ledger"}
+        assert json.loads(file.metadata()["graphft"])["note"] == "ledger"
         assert torch.equal(file.get_tensor("w"), torch.full((3, 2), 7.0))
+
+
+# -- what did not change is not written again -------------------------------------------------------------------------
+
+
+def large(step: int) -> dict[str, torch.Tensor]:
+    """4 MB that stay the same, and 2 MB of which one block changes with each step, besides some that is always new."""
+    rows = torch.arange(1 << 19, dtype=torch.float32)
+    rows[step * 20_000] += 1
+    return {"frozen": torch.arange(1 << 20, dtype=torch.float32), "rows": rows, "w": torch.full((8,), float(step))}
+
+
+def save_large(store: CheckpointStore, step: int, generation: int = 0, keep: int = 2) -> Manifest:
+    parts = (store.write_part(generation, step, 0, 1, large(step), "ledger"),)
+    manifest = Manifest(generation, step, "program", parts)
+    store.write_manifest(manifest)
+    store.prune(keep, manifest)
+    return manifest
+
+
+def is_large(store: CheckpointStore, manifest: Manifest) -> bool:
+    tensors, ledger = store.read_part(store.read_manifest(manifest.directory), 0)
+    wanted = large(manifest.step)
+    return ledger == "ledger" and all(torch.equal(tensors[n], wanted[n]) for n in wanted)
+
+
+def test_parts_refer_to_those_before(store: CheckpointStore, place: Path, tmp_path: Path) -> None:
+    made = [save_large(store, step) for step in range(1, 8)]
+    sizes = [m.bytes // 1000 for m in made]
+    assert sizes[0] > 6_000
+    assert max(sizes[1:]) < 200
+    assert [m.step for m in store.manifests()] == [7, 6]
+    assert all(is_large(store, m) for m in made[-2:])
+    assert (place / made[0].parts[0].file).exists(), "most of it is there"
+    assert not (place / made[0].directory / "manifest.json").exists(), "it does not count any more"
+    if isinstance(store, StoredCheckpoints):  # another machine
+        assert is_large(StoredCheckpoints(tmp_path / "other", store.fs, store.path, store.url), made[-1])
+    again = store.write_part(0, 7, 0, 1, large(7), "ledger")
+    assert again == made[-1].parts[0], "once more: the same, and not what refers to itself"
+
+
+def test_what_nothing_needs_is_deleted_at_last(store: CheckpointStore, place: Path) -> None:
+    for step in range(1, 4):
+        save_large(store, step)
+    for step in range(4, 6):  # a new generation refers to nothing before it
+        save_large(store, step, generation=1)
+    assert sorted(p.name for p in place.iterdir()) == ["step-00000004.g1", "step-00000005.g1"]
+    assert [m.step for m in store.manifests()] == [5, 4]
+
+
+def test_another_process_writes_everything_under_the_plain_name(store: CheckpointStore, place: Path) -> None:
+    """Two processes of a shard (one was frozen) never write different bytes under one name."""
+    save_large(store, 1)
+    refers = store.write_part(0, 2, 0, 1, large(2), "ledger")
+    other = CheckpointStore(place).write_part(0, 2, 0, 1, large(2), "ledger")
+    assert refers.entry.needs
+    assert not other.entry.needs
+    assert other.file == "step-00000002.g0/shard-0-of-1.safetensors" != refers.file
+    assert refers == store.write_part(0, 2, 0, 1, large(2), "ledger")
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "missing"])
+def test_damage_in_an_older_part(store: CheckpointStore, place: Path, harm: str) -> None:
+    first, second = save_large(store, 1, keep=9), save_large(store, 2, keep=9)
+    if isinstance(store, StoredCheckpoints):
+        shutil.rmtree(store.root)
+    path = place / first.parts[0].file
+    data = path.read_bytes()
+    if harm == "missing":
+        path.unlink()
+    else:
+        path.write_bytes(data[:-1] if harm == "cut" else data[:2_000_000] + b"?" + data[2_000_001:])
+    with pytest.raises(DamagedCheckpoint, match=first.parts[0].file):
+        is_large(store, second)
+
+
+def test_a_part_that_is_needed_and_gone_before_the_next(store: CheckpointStore, place: Path) -> None:
+    first = save_large(store, 1)
+    (place / first.parts[0].file).unlink()
+    assert is_large(store, save_large(store, 2))
+
+
+def test_parts_of_an_async_job_as_a_whole_see_it_names_them(place: Path) -> None:
+    """The last manifest of an async job lies above the shards' own folders."""
+    own = CheckpointStore(place / "shard-0")
+    save_large(own, 1)
+    part = save_large(own, 2).parts[0]
+    whole = Manifest(0, 9, "program", (msgspec.structs.replace(part, file=f"shard-0/{part.file}"),))
+    store = CheckpointStore(place)
+    store.write_manifest(whole)
+    tensors, _ = store.read_part(store.read_manifest(whole.directory), 0)
+    assert all(torch.equal(tensors[n], t) for n, t in large(2).items())
+
+
+def test_a_manifest_that_names_files_elsewhere_is_refused(store: CheckpointStore, place: Path) -> None:
+    write(store, 40)
+    manifest = write(store, 50)
+    path = place / manifest.directory / "manifest.json"
+    text = path.read_text()
+    for name in ("../../shard-0-of-2.safetensors", "/etc/passwd"):
+        path.write_bytes(seal(json.loads(text.replace(manifest.parts[0].file, name))["content"]))
+        with pytest.raises(DamagedCheckpoint, match="it names the file"):
+            store.read_manifest(manifest.directory)
 
 
 # -- copies of what lies in a storage ---------------------------------------------------------------------------------

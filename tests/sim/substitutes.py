@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
+from graphft import block_deltas
 from graphft.runtime import roles
 from graphft.runtime.checkpoint.store import Ages
 from graphft.runtime.data.forks import forks_are_told_to_end
@@ -90,12 +91,21 @@ class _Ids:
         return uuid.UUID(int=self._world.random.getrandbits(128), version=4)
 
 
+DELTAS = {"BLOCK": 16, "LEAST_SAVED": 0, "LEAST_SHARE": 0.0}
+"""Of `block_deltas`: parts of small models, too, refer to those before them."""
+
+
 @functools.cache
 def _import_all() -> None:
     """Modules that a role would import when it starts, in the middle of a simulation."""
     for module in pkgutil.walk_packages(roles.__path__, f"{roles.__name__}."):
         importlib.import_module(module.name)
-    for name in ("graphft.tensor_file", "graphft.transpiler.assemble", "graphft.runtime.coordination.stale_run"):
+    for name in (
+        "graphft.checked_file",
+        "graphft.tensor_file",
+        "graphft.transpiler.assemble",
+        "graphft.runtime.coordination.stale_run",
+    ):
         importlib.import_module(name)
 
 
@@ -139,6 +149,9 @@ def substituted(
                 if id(value) in places:
                     before.append((module, attribute, value))
                     setattr(module, attribute, places[id(value)])
+    for attribute, value in DELTAS.items():
+        before.append((block_deltas, attribute, getattr(block_deltas, attribute)))
+        setattr(block_deltas, attribute, value)
     try:
         yield
     finally:
