@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -164,10 +165,11 @@ class Job:
 
     # -- files ------------------------------------------------------------------------------------------------
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], prepare: Callable[[Path], object] = id) -> None:
         """Writes the job's folder, wholly or not at all. A folder that holds the same job is left as it is.
 
-        Raises GraphftError when the folder holds anything else, or cannot be written.
+        `prepare` is called with the folder before it has its name: for what is to be there besides. Raises GraphftError
+        when the folder holds anything else, or cannot be written.
         """
         target = Path(path).absolute()
         if _holds(target, self):
@@ -178,6 +180,7 @@ class Job:
                 new = Path(scratch, "job")
                 new.mkdir()
                 self._write(new)
+                prepare(new)
                 if not _holds(target, self):  # another process may have saved it meanwhile
                     new.rename(target)
         except OSError as error:

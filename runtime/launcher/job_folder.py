@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -17,6 +18,8 @@ from graphft.runtime.coordination.job_storage import JOBS, begun_in_storage, fet
 if TYPE_CHECKING:
     from graphft.transpiler import Job, JobConfig
 
+CONTINUED = "continued.json"
+"""In a run's folder: which other one went on from its checkpoint with other pservers."""
 _TRACES = ("etcd.json", "etcd", "logs", "checkpoints")
 """What a run that was begun has in its folder, beside what `Job.save` writes."""
 
@@ -28,6 +31,20 @@ class Obstacle:
 
     what: str
     distance: int = 1 << 30
+    layout: bool = False
+    """Whether it is an unfinished run of the very job, but on other pservers."""
+
+
+@dataclass(frozen=True)
+class Passed:
+    """A folder that was looked at, and holds something else."""
+
+    path: Path
+    held: Obstacle
+
+    @property
+    def text(self) -> str:
+        return f"{self.path} {self.held.what}"
 
 
 @dataclass(frozen=True)
@@ -42,6 +59,8 @@ class JobFolder:
     made: bool = False
     passed: tuple[str, ...] = ()
     job: bool = False
+    carried: str = ""
+    """What it goes on with, of the nearest folder's run: another layout of it on other pservers."""
 
     def describe(self, config: JobConfig) -> str:
         """What is run here, on one line: the first one that a launcher prints."""
@@ -50,6 +69,8 @@ class JobFolder:
         return "; ".join([*self.passed[:1], *more, self._here(config)])
 
     def _here(self, config: JobConfig) -> str:
+        if self.carried:
+            return f"going on {self.carried} in {self.path}"
         if not begun(self.path):
             return f"new run in {self.path}"
         same = f" (job unchanged{self._as_far(config)})" if self.job else ""
@@ -87,44 +108,80 @@ def where(path: Path, config: JobConfig) -> str:
 def open_folder(job: Job, wanted: str = "", *, resume: bool = False, fresh: bool = False) -> JobFolder:
     """The folder in which `job` is to be run, saved there if it was not. See `choose_directory`."""
     while True:
-        chosen, path, passed = choose_directory(job, wanted, resume=resume, fresh=fresh)
-        made = not (path / "job.json").exists()
+        chosen, path, others = choose_directory(job, wanted, resume=resume, fresh=fresh)
+        passed, made = tuple(other.text for other in others), not (path / "job.json").exists()
+        start = _Start(chosen, path, () if fresh else others)
         try:
             if made:
-                chosen.save(path)
+                chosen.save(path, start.carry_over)
             publish(path)
-            return JobFolder(path, made, passed, True)
+            return JobFolder(path, made, passed, True, start.carried)
         except GraphftError as error:
             if wanted or not made or error.rule != "job-directory":
                 raise  # else another script, started at the same time, has just taken that folder, or storage
 
 
+@dataclass
+class _Start:
+    """A run that begins in `path`: where one is that differs in nothing but its number of pservers."""
+
+    job: Job
+    path: Path
+    others: Sequence[Passed]
+    carried: str = ""
+
+    def carry_over(self, new: Path) -> None:
+        """`new`: what will be `path`."""
+        from graphft.runtime.checkpoint.reshard import carry_over
+
+        config = self.job.config
+        there = [(saved_step(other.path, config) or 0, other.path) for other in self.others if other.held.layout]
+        step, source = max(there, key=lambda one: one[0], default=(0, Path()))
+        if not step or (found := carry_over(source, self.job, new)) is None:
+            return
+        (source / CONTINUED).write_text(json.dumps({"folder": str(self.path.absolute()), "run": self.job.run_id}))
+        pservers = f"{config.pservers} pserver{'s' * (config.pservers > 1)}"
+        self.carried = f"from step {found} of {config.total_steps} of {source}, carried over to {pservers},"
+
+
+def _continued(path: Path) -> str:
+    """Where the run in this folder went on with other pservers; "" if it did not."""
+    from graphft.transpiler import read_record
+
+    try:
+        found = json.loads((path / CONTINUED).read_bytes())
+        return str(found["folder"]) if read_record(Path(found["folder"])).run_id == found["run"] else ""
+    except (OSError, ValueError, KeyError, TypeError, GraphftError):
+        return ""
+
+
 def choose_directory(
     job: Job, wanted: str = "", *, resume: bool = False, fresh: bool = False
-) -> tuple[Job, Path, tuple[str, ...]]:
+) -> tuple[Job, Path, tuple[Passed, ...]]:
     """The job with its storage, the folder for it, and what other folders hold that were looked at: jobs/<name>,
     jobs/<name>-2, ... (the storages: <url>, <url>-2, ...). The one with the run most like it comes first.
 
     `wanted`: this folder and no other. `resume`: an unfinished run of this very job, or none. `fresh`: no such run.
     Raises UsageError if that cannot be, with what differs; GraphftError when a folder cannot be read.
     """
-    passed: list[tuple[int, str]] = []
+    passed: list[Passed] = []
     for chosen, path in [(job, Path(wanted))] if wanted else _places(job):
         _look_in_storage(chosen, path)
         held = _obstacle(chosen, path) or (_unfinished(chosen, path) if fresh else None)
         if held is None:
             break
-        passed.append((held.distance, f"{path} {held.what}"))
-    others = tuple(text for _, text in sorted(passed, key=lambda one: one[0]))
+        passed.append(Passed(path, held))
+    others = tuple(sorted(passed, key=lambda one: one.held.distance))
     if wanted and others:
         raise UsageError(
-            f"{'cannot resume: ' if resume else ''}{others[0]}",
+            f"{'cannot resume: ' if resume else ''}{others[0].text}",
             rule="job-directory",
             help="choose another directory, or delete this one",
         )
-    if resume and not begun(path):
+    texts = [other.text for other in others]
+    if resume and not begun(path) and not any(other.held.layout for other in others):
         raise UsageError(
-            f"there is no unfinished run of this job to resume: {'; '.join([*others, _nothing(path)])}",
+            f"there is no unfinished run of this job to resume: {'; '.join([*texts, _nothing(path)])}",
             rule="nothing-to-resume",
             help="leave resume out to begin a run; what differs is to be as it was to go on with that run",
         )
@@ -176,6 +233,7 @@ def _unfinished(job: Job, path: Path) -> Obstacle | None:
 
 def _obstacle(job: Job, path: Path) -> Obstacle | None:
     """What keeps `job` from being run in this folder; None if nothing does."""
+    from graphft.runtime.checkpoint.reshard import layout_differences
     from graphft.transpiler import read_record
     from graphft.transpiler.differences import differences, needs_older_data
 
@@ -189,9 +247,14 @@ def _obstacle(job: Job, path: Path) -> Obstacle | None:
         return Obstacle(f"holds something else ({error.message})")
     changed = differences(path, found, job)
     if changed:
-        goes_on = ""
-        if begun(path) and not is_complete(path):
+        goes_on, unfinished = "", begun(path) and not is_complete(path)
+        if unfinished:
             before = "with the data as they were, " if needs_older_data(found, job) else ""
             goes_on = f" ({before}graphft launch --job {path} goes on with it)"
-        return Obstacle(f"differs in: {', '.join(changed)}{goes_on}", len(changed))
-    return Obstacle("is complete", 0) if is_complete(path) else None
+        layout = layout_differences(job, path) if unfinished else []
+        what = f"differs in: {', '.join(layout or changed)}{goes_on}"
+        return Obstacle(what, 0 if layout else len(changed), bool(layout))
+    if is_complete(path):
+        return Obstacle("is complete", 0)
+    continued = _continued(path)
+    return Obstacle(f"went on in {continued}", 0) if continued else None

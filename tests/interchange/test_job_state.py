@@ -40,8 +40,8 @@ def make_job(
     x = torch.randn(64, 8)
     data = graphft.arrays(x=x, y=(x.sum(1) > 0).long(), chunk_size=16)
     return graphft.transpile(
-        program, chunks=data, batch_size=8, trainers=2, pservers=pservers, ft=True, slice_unit=64, min_block=64,
-        **{"passes": 2, "name": f"j{pservers}", **options},
+        program, chunks=data, trainers=2, pservers=pservers, ft=True, slice_unit=64, min_block=64,
+        **{"batch_size": 8, "passes": 2, "name": f"j{pservers}", **options},
     )  # fmt: skip
 
 

@@ -56,10 +56,10 @@ def test_scripts_that_start_at_once_take_folders_of_their_own(job: Job, monkeypa
     """A sweep: the folder that is chosen may be another's a moment later."""
     name, save = job.config.name, Job.save
 
-    def be_late(this: Job, path: Any) -> None:
+    def be_late(this: Job, path: Any, *more: Any) -> None:
         monkeypatch.setattr(Job, "save", save)
         folder(str(path), Job.make(job.source, job.config.replace(seed=1)))
-        save(this, path)
+        save(this, path, *more)
 
     monkeypatch.setattr(Job, "save", be_late)
     with pytest.raises(SystemExit):
@@ -140,7 +140,8 @@ def test_a_script_that_is_run_again_finds_its_run_and_a_corrected_one_does_not()
     for what, change in corrected.items():
         other = variant(job, **change)
         assert other.hash == job.hash, "programs and options are the same"
-        assert choose_directory(other)[1:] == (Path("jobs/lin-2"), (f"jobs/lin differs in: {what}",))
+        _, found, passed = choose_directory(other)
+        assert (found, [p.text for p in passed]) == (Path("jobs/lin-2"), [f"jobs/lin differs in: {what}"])
         with pytest.raises(GraphftError, match=f"holds another job, which differs in: {re.escape(what)}"):
             other.save(path)
 

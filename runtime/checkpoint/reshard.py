@@ -1,0 +1,135 @@
+"""A checkpoint of a sync job for another number of pservers: the same bits, cut elsewhere.
+
+What a shard holds is slices of variables, their optimizer's state, and a few counters that are the same on all shards.
+Where an async job's shards are differs, each at batches of its own: it has no state as a whole before its end.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from graphft.errors import GraphftError
+from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest
+from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
+from graphft.transpiler import Job
+from graphft.transpiler.layout import Slice, evolving, slices_of
+
+log = logging.getLogger("graphft")
+
+LAYOUT = ("pservers", "slice_unit", "min_block")
+"""Options that say where what lies, and change no bit."""
+
+
+def layout_differences(job: Job, folder: Path) -> list[str]:
+    """How the run in a folder differs from the job, if that is in nothing but where what lies, and both are sync and
+    fault-tolerant; else [].
+
+    Raises GraphftError for a folder that holds no job.
+    """
+    from graphft.transpiler.differences import differences
+    from graphft.transpiler.record import read_record
+
+    found = read_record(folder)
+    if not (job.config.sync and job.config.ft and found.config.sync and found.config.ft):
+        return []
+    layout = {name: getattr(found.config, name) for name in LAYOUT}
+    words = [
+        f"{n} {value} -> {getattr(job.config, n)}" for n, value in layout.items() if value != getattr(job.config, n)
+    ]
+    same = Job.make(job.source, job.config.replace(**layout, storage=found.config.storage))
+    return words if words and not differences(folder, found, same) else []
+
+
+def carry_over(source: Path, job: Job, target: Path) -> int | None:
+    """Writes the newest whole checkpoint of the run in `source`, which has `layout_differences`, as one of `job` in the
+    folder `target`. Returns its step; None if there is none: nothing is written then.
+
+    Raises DamagedCheckpoint if none is whole, OSError or StorageUnavailable where files cannot be read or written.
+    """
+    old = Job.load(source)
+    manifest, shards = _newest_whole(checkpoints_of(source), old)
+    if manifest is None:
+        return None
+    store = checkpoints_of(target)
+    values = reshard(old, shards, job)
+    parts = tuple(store.write_part(0, manifest.step, i, len(values), each) for i, each in enumerate(values))
+    made = {"at": time.time(), "host": socket.gethostname(), "from": f"{manifest.directory} of run {old.run_id}"}
+    store.write_manifest(Manifest(0, manifest.step, job.run_id, parts, {**manifest.meta, "made": made}))
+    return manifest.step
+
+
+def _newest_whole(store: CheckpointStore, job: Job) -> tuple[Manifest | None, list[dict[str, Tensor]]]:
+    damaged: DamagedCheckpoint | None = None
+    own = [m for m in store.manifests() if m.run == job.run_id]
+    for manifest in sorted(own, key=lambda m: (m.generation, m.step), reverse=True):
+        try:
+            return manifest, [store.read_part(manifest, i)[0] for i in range(job.config.pservers)]
+        except DamagedCheckpoint as error:
+            log.error("%s", error.message)
+            damaged = error
+    if damaged is not None:
+        raise damaged
+    return None, []
+
+
+def reshard(old: Job, shards: Sequence[Mapping[str, Tensor]], new: Job) -> list[dict[str, Tensor]]:
+    """What each shard of `new` is to hold, of what those of `old` held.
+
+    Raises GraphftError[reshard] if the two jobs do not hold the same.
+    """
+    whole, rest = _whole(old, shards)
+    found: list[dict[str, Tensor]] = [dict(rest) for _ in range(new.config.pservers)]
+    for v in evolving(new.trainer_program()):
+        for s in slices_of(v):
+            for key, value in whole[v.name].items():
+                mine = value if value.dim() == 0 else value[s.start : s.end]
+                found[s.shard][f"{s.name}{key}"] = mine.clone()
+    for i, values in enumerate(found):
+        wanted = new.pserver_program(i).values
+        kinds = {n: (t.shape, t.dtype) for n, t in values.items()}
+        if kinds != {n: (t.shape, t.dtype) for n, t in wanted.items()}:
+            names = sorted(kinds.keys() ^ wanted.keys()) or [n for n, t in wanted.items() if kinds[n][0] != t.shape]
+            raise GraphftError(
+                f"the checkpoint does not have what pserver {i} holds: {', '.join(names[:5])}",
+                rule="reshard",
+                help="go on with as many pservers as before",
+            )
+    return found
+
+
+def _whole(job: Job, shards: Sequence[Mapping[str, Tensor]]) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
+    """By variable, its value (key "") and its state ("@exp_avg"), flat or without a dimension; and what is no slice."""
+    left = [dict(values) for values in shards]
+    whole: dict[str, dict[str, Tensor]] = {}
+    for v in evolving(job.trainer_program()):
+        parts = [_of_slice(left[s.shard], s) for s in slices_of(v)]
+        whole[v.name] = {
+            key: value if value.dim() == 0 else torch.cat([p[key].reshape(-1) for p in parts])
+            for key, value in parts[0].items()
+        }
+    rest = left[0]
+    for i, other in enumerate(left):
+        if other.keys() != rest.keys() or any(not torch.equal(other[n], rest[n]) for n in rest):
+            raise GraphftError(
+                f"shard {i} does not hold the same as shard 0: {', '.join(sorted(other.keys() | rest.keys())[:5])}",
+                rule="reshard",
+                help="go on with as many pservers as before",
+            )
+    return whole, rest
+
+
+def _of_slice(values: dict[str, Tensor], part: Slice) -> dict[str, Tensor]:
+    """Takes a slice and its state out of what a shard holds."""
+    names = [n for n in values if n == part.name or _state_of(part.name, n)]
+    return {n.removeprefix(part.name): values.pop(n) for n in names}
+
+
+def _state_of(name: str, other: str) -> bool:
+    return other.startswith(f"{name}@") and "@" not in other[len(name) + 1 :]

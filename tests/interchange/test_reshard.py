@@ -1,0 +1,181 @@
+"""A sync job goes on with another number of pservers: the same bits."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import graphft
+from graphft.errors import GraphftError, UsageError
+from graphft.runtime.checkpoint.reshard import carry_over, layout_differences, reshard
+from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
+from graphft.runtime.launcher.job_folder import CONTINUED, open_folder
+from graphft.transpiler import Job
+from tests.interchange.test_job_state import make_job
+
+STEP = 5
+
+
+plain = functools.cache(make_job)
+
+
+def states(job: Job, seed: int = 3) -> list[dict[str, Tensor]]:
+    """What shards may hold, other than at the start."""
+    generator = torch.Generator().manual_seed(seed)
+    one = plain(1)  # the same variables whole, so that it does not depend on the number of shards
+    drawn = {
+        n: torch.randn(t.shape, generator=generator) if t.is_floating_point() and t.dim() else t + STEP
+        for n, t in sorted(one.pserver_program(0).values.items())
+    }
+    return reshard(one, [drawn], job)
+
+
+def begin(folder: Path, job: Job, values: list[dict[str, Tensor]], step: int = STEP) -> None:
+    """A run that was interrupted at a step."""
+    job.save(folder)
+    store = CheckpointStore(folder / "checkpoints")
+    parts = tuple(store.write_part(0, step, i, len(values), each) for i, each in enumerate(values))
+    store.write_manifest(Manifest(0, step, job.run_id, parts, {"left_out": {}}))
+
+
+def held(folder: Path) -> tuple[int, list[dict[str, Tensor]]]:
+    job, store = Job.load(folder), CheckpointStore(folder / "checkpoints")
+    (manifest,) = store.manifests()
+    assert manifest.run == job.run_id
+    return manifest.step, [store.read_part(manifest, i)[0] for i in range(job.config.pservers)]
+
+
+def is_same(one: list[dict[str, Tensor]], other: list[dict[str, Tensor]]) -> bool:
+    return [values.keys() for values in one] == [values.keys() for values in other] and all(
+        torch.equal(mine[n], theirs[n]) for mine, theirs in zip(one, other, strict=True) for n in mine
+    )
+
+
+@pytest.mark.parametrize("way", [(1, 5, 3), (2, 4, 1), (3, 1, 5)])
+def test_any_number_and_back(way: tuple[int, ...]) -> None:
+    jobs = [plain(n) for n in (*way, way[0])]
+    first = values = states(jobs[0])
+    for old, new in itertools.pairwise(jobs):
+        values = reshard(old, values, new)
+        assert is_same(values, states(new))
+    assert is_same(values, first)
+
+
+def test_a_run_is_carried_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    named = {"name": "lin"}
+    begin(tmp_path / "jobs" / "lin", job := make_job(2, **named), states(job))
+    other = make_job(3, **named)
+    line = open_folder(other).describe(other.config)
+    assert line.startswith("jobs/lin differs in: pservers 2 -> 3 (graphft launch --job jobs/lin goes on with it); ")
+    assert line.endswith("; going on from step 5 of 8 of jobs/lin, carried over to 3 pservers, in jobs/lin-2")
+    assert (held(Path("jobs/lin-2"))[0], is_same(held(Path("jobs/lin-2"))[1], states(other))) == (5, True)
+    again = make_job(3, **named)
+    assert "resuming jobs/lin-2 at step 5 of 8 (job unchanged)" in open_folder(again).describe(again.config)
+    back = make_job(2, **named)
+    line = open_folder(back).describe(back.config)
+    assert line.endswith("going on from step 5 of 8 of jobs/lin-2, carried over to 2 pservers, in jobs/lin-3"), line
+    assert "jobs/lin went on in " in line or "1 other folder" in line
+    assert is_same(held(Path("jobs/lin-3"))[1], states(back))
+    shutil.rmtree("jobs/lin-3")
+    shutil.rmtree("jobs/lin-2")
+    assert "resuming jobs/lin at step 5 of 8" in open_folder(back).describe(back.config), "what it went on in is gone"
+
+
+def test_the_one_that_is_farthest_is_carried_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, pservers, step in (("lin", 2, 3), ("lin-2", 3, 6), ("lin-3", 1, 4)):
+        job = make_job(pservers, name="lin")
+        begin(tmp_path / "jobs" / name, job, states(job), step)
+    job = make_job(4, name="lin")
+    assert "from step 6 of 8 of jobs/lin-2" in open_folder(job).describe(job.config)
+
+
+def test_fresh_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    begin(tmp_path / "jobs" / "lin", job := make_job(2, name="lin"), states(job))
+    fresh = make_job(3, name="lin")
+    assert open_folder(fresh, fresh=True).describe(fresh.config).endswith("; new run in jobs/lin-2")
+    shutil.rmtree("jobs/lin-2")
+    assert "carried over to 3 pservers" in open_folder(fresh, resume=True).describe(fresh.config)
+
+
+@pytest.mark.parametrize(
+    "options", [{"seed": 4}, {"sync": False}, {"passes": 3}, {"batch_size": 4}], ids=lambda o: next(iter(o))
+)
+def test_what_differs_in_more_is_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, object]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    begin(tmp_path / "jobs" / "lin", job := make_job(2, name="lin"), states(job))
+    other = make_job(3, **{"name": "lin", **options})
+    assert not layout_differences(other, Path("jobs/lin"))
+    assert open_folder(other).describe(other.config).endswith("; new run in jobs/lin-2")
+    with pytest.raises(UsageError, match="there is no unfinished run of this job to resume"):
+        open_folder(make_job(1, **{"name": "lin", **options}), resume=True)
+
+
+def test_without_a_whole_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    begin(tmp_path / "jobs" / "lin", job := make_job(2, name="lin"), states(job))
+    (part,) = Path("jobs/lin/checkpoints").glob("*/shard-0-*")
+    part.write_bytes(part.read_bytes()[:-1] + b"?")
+    other = make_job(3, name="lin")
+    with pytest.raises(GraphftError, match="is not what was written"):
+        open_folder(other)
+    assert not Path("jobs/lin-2").exists(), "nothing is begun from nothing without a word"
+    assert not Path("jobs/lin", CONTINUED).exists()
+    assert open_folder(other, fresh=True).describe(other.config).endswith("; new run in jobs/lin-2")
+
+
+def test_no_checkpoint_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_job(2, name="lin").save("jobs/lin")
+    Path("jobs/lin/logs").mkdir()
+    other = make_job(3, name="lin")
+    assert open_folder(other).describe(other.config).endswith("; new run in jobs/lin-2")
+
+
+def test_what_a_shard_holds_is_checked(tmp_path: Path) -> None:
+    old, new = make_job(2), make_job(3)
+    values = states(old)
+    del values[1]["global_step"]
+    with pytest.raises(GraphftError, match="shard 1 does not hold the same as shard 0"):
+        reshard(old, values, new)
+    old.save(tmp_path / "old")
+    assert carry_over(tmp_path / "old", new, tmp_path / "new") is None
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_carried_checkpoint_trains_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """1 -> 3 -> 2 pservers, in the middle of the job each time."""
+    monkeypatch.chdir(tmp_path)
+    whole = make_job(2, name="whole").run(quiet=True)
+    options = {"name": "lin", "checkpoint_every": 1, "keep_checkpoints": 99}
+    make_job(1, **options).run(quiet=True)
+    source = Path("jobs/lin")
+    for pservers, step in ((3, 3), (2, 6)):
+        _cut_off(source, step)
+        job = make_job(pservers, **options)
+        result = job.run(quiet=True)
+        source = Path(result.model).parent
+        assert json.loads((source / "job.json").read_bytes())["config"]["pservers"] == pservers
+    end, same = graphft.read_weights(result.model), graphft.read_weights(whole.model)
+    assert all(torch.equal(end[n], same[n]) for n in same)
+    assert source == Path("jobs/lin-3").absolute() or source == Path("jobs/lin-3")
+
+
+def _cut_off(folder: Path, step: int) -> None:
+    """As if it had been interrupted there."""
+    (folder / "model.safetensors").unlink()
+    for path in (folder / "checkpoints").iterdir():
+        if int(path.name.split("-")[1].split(".")[0]) > step:
+            shutil.rmtree(path)
+    shutil.rmtree(folder / "etcd", ignore_errors=True)
