@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from graphft.errors import GraphftError
-from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest
+from graphft.runtime.checkpoint.store import SOURCE, CheckpointStore, DamagedCheckpoint, Manifest
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.transpiler import Job
 from graphft.transpiler.layout import Slice, evolving, slices_of
@@ -60,7 +60,7 @@ def carry_over(source: Path, job: Job, target: Path) -> int | None:
     store = checkpoints_of(target)
     values = reshard(old, shards, job)
     parts = tuple(store.write_part(0, manifest.step, i, len(values), each) for i, each in enumerate(values))
-    made = {"at": time.time(), "host": socket.gethostname(), "from": f"{manifest.directory} of run {old.run_id}"}
+    made = {"at": time.time(), "host": socket.gethostname(), SOURCE: f"{manifest.directory} of run {old.run_id}"}
     store.write_manifest(Manifest(0, manifest.step, job.run_id, parts, {**manifest.meta, "made": made}))
     return manifest.step
 

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from graphft.checked_file import CheckedFile, Contents
 
 MANIFEST = "manifest.json"
+SOURCE = "from"
+"""In `meta["made"]`: which checkpoint of which run this one was made of."""
 _DIRECTORY = re.compile(r"step-(\d+)\.g(\d+)")
 _FILE = re.compile(r"(shard-\d+/)?step-\d+\.g\d+/shard-\d+-of-\d+(\.[0-9a-f]+)?\.safetensors")
 _OLDER = "an older checkpoint is used instead"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from graphft.runtime.checkpoint.commit import Commits, reaches
-from graphft.runtime.checkpoint.store import MANIFEST, Ages, DamagedCheckpoint, StorageUnavailable
+from graphft.runtime.checkpoint.store import MANIFEST, SOURCE, Ages, DamagedCheckpoint, StorageUnavailable
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Committed, Generation
 from graphft.runtime.etcd import TransientEtcdError
@@ -48,18 +48,27 @@ class Recovery:
             root / committed.checkpoint / MANIFEST if committed is not None else self.job_dir / "job.json"
         )
 
+    def _tell_of_start(self, found: Generation) -> None:
+        """Of a run that etcd did not know, and that goes on from what the disk holds."""
+        manifest = self.commits.manifest_of(found)
+        source = manifest.meta.get("made", {}).get(SOURCE) if manifest is not None else None
+        if source is not None:
+            self.member.events.log.info("the job begins at step %d, with checkpoint %s", found.step, source)
+            return
+        self.member.events.emit(
+            "etcd-behind",
+            "etcd knows nothing of this run: its data are lost, or it is another etcd; "
+            f"the job goes on from step {found.step}, where the newest whole checkpoint is",
+            step=found.step,
+        )
+
     def join(self) -> None:
         """Joins the shard's generation: as it is on a first start; raising the generation on a restart.
 
         And before, if etcd was restored from a backup: the job goes on from what the disk holds.
         """
         if found := self.commits.ensure_generation():
-            self.member.events.emit(
-                "etcd-behind",
-                "etcd knows nothing of this run: its data are lost, or it is another etcd; "
-                f"the job goes on from step {found.step}, where the newest whole checkpoint is",
-                step=found.step,
-            )
+            self._tell_of_start(found)
         behind = self.commits.catch_up()
         if behind is not None:
             self.member.events.emit(
