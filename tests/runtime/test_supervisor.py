@@ -114,15 +114,16 @@ def pid(child: Child) -> int:
 # -- restarts ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_killed_child_is_started_again_at_once(supervise: Any, stubs: Stubs, etcd: Etcd, keys: Keys) -> None:
+def test_a_killed_child_is_started_again_at_once(
+    supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch, etcd: Etcd, keys: Keys
+) -> None:
+    monkeypatch.setattr(module, "BACKOFF_SECONDS", 60.0)
     supervisor = supervise(max_restarts=0)
     child = supervisor.add("trainer", 1)
     other = supervisor.add("pserver", 0)
     first, spared = pid(child), pid(other)
     assert supervisor.signal("trainer", 1, signal.SIGKILL)
-    killed = time.monotonic()
     steps(supervisor, lambda: pid(child) != first)
-    assert stubs.started[-1] - killed < 1.0
     assert (child.preemptions, child.failures, pid(other)) == (1, 0, spared)
     assert texts(etcd, keys) == ["trainer 1 died (killed by SIGKILL), starting it again"]
     assert read_ends(supervisor.job_dir) == ProcessEnds(0, {}, {"trainer 1": 1})
@@ -416,9 +417,10 @@ def test_nothing_is_started_after_stop(supervise: Any, stubs: Stubs, monkeypatch
     child = supervisor.add("trainer", 0)
     steps(supervisor, lambda: child.restart_at is not None)
     supervisor.stop()
+    started = len(stubs.started)  # more than one, where a step took longer than the delay
     time.sleep(0.15)
     supervisor.step(0.0)
-    assert len(stubs.started) == 1
+    assert len(stubs.started) == started
 
 
 def gone(process: psutil.Process) -> bool:
