@@ -1,4 +1,4 @@
-"""`graphft checkpoint`: looks at the checkpoints of a training loop, checks, copies and deletes them; exports weights.
+"""`graphft checkpoint`: looks at the checkpoints of a loop, checks, copies and deletes them; takes weights out and in.
 
 Safe to run beside a loop that saves: what it writes counts when it is whole, and the newest is never deleted.
 """
@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphft.errors import GraphftError, UsageError
+from graphft.errors import GraphftError, UsageError, describe
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,13 +29,13 @@ EXPORTED = "where the loop saves; a job's folder; or whatever else init_from= ta
 
 
 def add_parser(commands: Any) -> None:
-    checkpoint = commands.add_parser("checkpoint", help="list, check, copy, export or delete a loop's checkpoints")
+    checkpoint = commands.add_parser("checkpoint", help="list, check, copy, export, import or delete checkpoints")
     actions = checkpoint.add_subparsers(required=True, metavar="ACTION")
 
     def action(name: str, command: Any, help: str, where: str = LOOPS) -> argparse.ArgumentParser:
         parser: argparse.ArgumentParser = actions.add_parser(name, help=help)
         parser.add_argument("path", metavar="PATH_OR_URL", help=where)
-        parser.set_defaults(command=command)
+        parser.set_defaults(command=lambda options: _told(command, options))
         return parser
 
     action("list", _list, "the versions that are there", EITHER)
@@ -63,11 +63,27 @@ def add_parser(commands: Any) -> None:
             )
         elif name == "copy":
             parser.add_argument("to", metavar="TO", help="a folder or URL")
+    into = action("import", _import, "weights as the first checkpoint of a new place: for load_check_point", EXPORTED)
+    into.add_argument("to", metavar="TO", help="where the loop will save: a folder or URL without checkpoints")
+    into.add_argument("--object", default="model", help="the name it has in the loop, and in FROM (default: model)")
+    into.add_argument("--version", type=int, help="of what a loop or a job saved: which one (default: the newest)")
     prune = action("prune", _prune, "delete what is not to be kept, and what crashes left")
     prune.add_argument("--keep", type=int, required=True, help="how many of the newest to keep")
     prune.add_argument("--every", type=int, default=0, help="and each whose version is a multiple of this")
     prune.add_argument("--best", default="", help="and the best by this metric")
     prune.add_argument("--mode", choices=("min", "max"), default="min", help="which value is the best")
+
+
+def _told(command: Any, options: argparse.Namespace) -> int:
+    """A storage's own errors as ours."""
+    try:
+        return int(command(options))
+    except BrokenPipeError:  # of the terminal, not the storage
+        raise
+    except OSError as error:
+        raise GraphftError(
+            f"{options.path}: {describe(error)}", rule="storage", help="is the path right, and the storage there?"
+        ) from error
 
 
 def _place(path: str, **options: Any) -> CheckPoints:
@@ -258,6 +274,40 @@ def _export(options: argparse.Namespace) -> int:
         written = [f"a directory of torch.distributed.checkpoint, with {options.object!r}"]
     size = sum(t.nbytes for t in tensors.values()) / MEGABYTE
     print(f"{target}: {len(tensors)} tensors of {options.object!r}, {size:.1f} MB, in {', '.join(written)}")
+    return 0
+
+
+class _Weights:
+    """What was read, as an object that a loop would save."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.tensors = tensors
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.tensors)
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        self.tensors = state_dict
+
+
+def _import(options: argparse.Namespace) -> int:
+    """What `_export` reads, in the other direction; the loop begins at its epoch 0, with new random states."""
+    from graphft.runtime.loop.train_status import TrainStatus
+
+    place = _place(options.to)
+    is_file = place.fs.size(place.path) is not None
+    if found := ["a file"] if is_file else place.fs.ls_dir(place.path):
+        raise UsageError(
+            f"{options.to} is not a new place: there is {', '.join(found[:3])}{', ...' * (len(found) > 3)}",
+            rule="usage",
+            help="give one that is not there yet; a loop that has saved already takes weights by "
+            "model.load_state_dict(graphft.read_weights(...))",
+        )
+    tensors = _tensors(options)
+    state = {options.object: _Weights(tensors)}
+    version = place.save(state, TrainStatus(), random_states=False)
+    size = sum(t.nbytes for t in tensors.values()) / MEGABYTE
+    print(f"{options.to}: checkpoint {version}, {len(tensors)} tensors as {options.object!r}, {size:.1f} MB")
     return 0
 
 

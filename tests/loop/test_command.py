@@ -125,3 +125,46 @@ def test_what_is_not_there(tmp_path: Path, says: Says) -> None:
     assert "has no checkpoint of a training loop" in text
     (tmp_path / "step-00000010.g0").mkdir()
     assert "these are the checkpoints of a job" in "\n".join(says("verify", tmp_path, status=2))
+
+
+def test_import_begins_a_loop_with_weights_from_elsewhere(root: Path, says: Says, tmp_path: Path) -> None:
+    """There and back: what was exported is a first checkpoint, which a loop loads by its object's name."""
+    says("export", root, tmp_path / "model.safetensors")
+    (line,) = says("import", tmp_path / "model.safetensors", tmp_path / "new")
+    assert line.startswith(f"{tmp_path / 'new'}: checkpoint 0, ")
+    assert "as 'model'" in line
+    wanted, found = Loop(), Loop()
+    graphft.load_check_point(wanted.state, str(root))
+    state = torch.get_rng_state()
+    assert graphft.load_check_point({"model": found.model}, str(tmp_path / "new")) == TrainStatus()
+    assert torch.equal(torch.get_rng_state(), state), "weights bring no random states along"
+    assert all(torch.equal(v, wanted.model.state_dict()[n]) for n, v in found.model.state_dict().items())
+    assert says("verify", tmp_path / "new")[0].startswith("checkpoint 0: good")
+    with pytest.raises(graphft.GraphftError, match="optimizer is not in the checkpoint"):
+        graphft.load_check_point(Loop().state, str(tmp_path / "new"))
+    says("import", root, tmp_path / "older", "--version", 0, "--object", "model")
+    assert not torch.equal(
+        load_file(tmp_path / "model.safetensors")["0.weight"], graphft.read_weights(tmp_path / "older")["0.weight"]
+    )
+
+
+def test_import_never_adds_to_what_is_there(root: Path, says: Says, tmp_path: Path) -> None:
+    says("export", root, tmp_path / "model.safetensors")
+    before = sorted(path.name for path in root.rglob("*"))
+    assert "is not a new place: there is checkpoint-00000000, checkpoint-00000001" in "\n".join(
+        says("import", tmp_path / "model.safetensors", root, status=2)
+    )
+    assert sorted(path.name for path in root.rglob("*")) == before
+    says("import", tmp_path / "nothing", tmp_path / "new", status=2)
+    assert not (tmp_path / "new").exists()
+    says("import", tmp_path / "model.safetensors", tmp_path / "model.safetensors", status=2)
+    assert load_file(tmp_path / "model.safetensors")
+
+
+@pytest.mark.parametrize("action", ["list", "show", "verify", "prune"])
+def test_a_file_is_no_place(says: Says, tmp_path: Path, action: str) -> None:
+    (tmp_path / "file").write_text("text")
+    more = ["--keep", "1"] if action == "prune" else []
+    text = "\n".join(says(action, tmp_path / "file", *more, status=2))
+    assert text.startswith("error[storage]"), text
+    assert "Not a directory" in text

@@ -404,9 +404,7 @@ def test_stop_ends_stopped_children_and_those_that_ignore_sigterm(supervise: Any
     stubs.code = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); {SLEEP}"
     stubborn = supervisor.add("trainer", 1)
     steps(supervisor, lambda: "up" in (tmp_path / "logs" / "trainer-1.log").read_text())
-    started = time.monotonic()
     supervisor.stop(grace=0.5)
-    assert time.monotonic() - started < 5
     assert (stopped.process.returncode, stubborn.process.returncode) == (-signal.SIGTERM, -signal.SIGKILL)
 
 
