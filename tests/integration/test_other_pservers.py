@@ -1,0 +1,50 @@
+"""A run that goes on with another number of pservers, and is killed on the way: the bits of an undisturbed one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from graphft.runtime.coordination.status import JobStatus
+from graphft.transpiler import Job
+from tests.integration.plays import SCRIPT, Pace, Played, Program, assert_same_bits, at, whole_state
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def saved(step: int) -> Callable[[JobStatus], bool]:
+    """At `step` or beyond, with a checkpoint that is committed."""
+    return lambda status: at(step)(status) and (status.checkpoint or 0) > 0
+
+
+def kill_pserver(status: JobStatus) -> None:
+    os.kill(next(iter(status.pservers.values()))["pid"], signal.SIGKILL)
+
+
+def test_two_three_one(folder: Path, pace: Pace, undisturbed: Played) -> None:
+    def run(pservers: int) -> Program:
+        options = json.dumps({"pservers": pservers})
+        return Program(folder, SCRIPT, pace.file, options, GRAPHFT_LAUNCH='{"quiet": true}')
+
+    jobs = folder / "jobs"
+    first = run(2)
+    first.until(jobs / "blobs", saved(22))
+    first.kill()
+    second = run(3)
+    kill_pserver(second.until(jobs / "blobs-2", at(30)))
+    second.until(jobs / "blobs-2", lambda s: at(45)(s) and any(e.kind == "died" for e in s.events))
+    second.kill()
+    pace.set(0)
+    third = run(1)
+    assert third.wait() == 0, third.output
+    for program, number in ((second, 3), (third, 1)):
+        assert "; going on from step " in program.output, program.output
+        assert f"carried over to {number} pserver" in program.output, program.output
+    done = jobs / "blobs-3"
+    assert (done / "model.safetensors").read_bytes() == (undisturbed.folder / "model.safetensors").read_bytes()
+    assert_same_bits(whole_state(Job.load(done), done), undisturbed.state)
