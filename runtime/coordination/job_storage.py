@@ -19,6 +19,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
+
 from graphft.errors import GraphftError, UsageError
 from graphft.fileio import PIECE
 from graphft.runtime.coordination.discarded import FILE as DISCARDED
@@ -31,6 +33,11 @@ MODEL = "model.safetensors"
 """The trained model, in the folder (and the storage) of a job that is complete."""
 _LISTING = "files.json"
 _HEALTH = "see whether it can be reached from here, and what FSSPEC_* or the store's own variables say"
+
+
+class _Uploaded(msgspec.Struct, frozen=True):
+    bytes: int
+    sha256: str
 
 
 def storage_of(job_dir: Path) -> str:
@@ -141,9 +148,9 @@ def _upload(fs: FS, root: str, job_dir: Path) -> None:
     listing = {}
     for name in _saved_files(job_dir):
         fs.upload(job_dir / name, posixpath.join(root, name))
-        listing[name] = {"bytes": (job_dir / name).stat().st_size, "sha256": _sha256(job_dir / name)}
+        listing[name] = _Uploaded((job_dir / name).stat().st_size, _sha256(job_dir / name))
     with fs.writing(posixpath.join(root, _LISTING)) as file:
-        file.write(json.dumps(listing, indent=1).encode())
+        file.write(msgspec.json.format(msgspec.json.encode(listing)))
 
 
 def _saved_files(job_dir: Path) -> Iterator[str]:
@@ -154,20 +161,30 @@ def _saved_files(job_dir: Path) -> Iterator[str]:
                 yield file.relative_to(job_dir).as_posix()
 
 
+def _listing(fs: FS, root: str) -> dict[str, _Uploaded]:
+    path = posixpath.join(root, _LISTING)
+    with fs.open(path) as file:
+        data = file.read()
+    try:
+        return msgspec.json.decode(data, type=dict[str, _Uploaded])
+    except msgspec.DecodeError as error:
+        raise GraphftError(
+            f"{path} is damaged: {error}", rule="load", help="transpile the job again, with another storage"
+        ) from error
+
+
 def _download(fs: FS, root: str, target: Path, only: set[str] | None) -> None:
-    with fs.open(posixpath.join(root, _LISTING)) as file:
-        listing = json.loads(file.read())
-    for name, expected in listing.items():
+    for name, expected in _listing(fs, root).items():
         place = Path(os.path.normpath(target / name))
         if not place.is_relative_to(target):
             raise GraphftError(f"{root}/{_LISTING} names {name}", rule="load", help="it is no job of graphft's")
         if only is not None and name not in only:
             continue
         fs.download(posixpath.join(root, name), place)
-        if _sha256(place) != expected["sha256"]:
+        if _sha256(place) != expected.sha256:
             raise GraphftError(
-                f"{root}/{name} is not what was uploaded: {place.stat().st_size} bytes, expected {expected['bytes']} "
-                f"with sha256 {expected['sha256'][:12]}...",
+                f"{root}/{name} is not what was uploaded: {place.stat().st_size} bytes, expected {expected.bytes} "
+                f"with sha256 {expected.sha256[:12]}...",
                 rule="load",
                 help="transpile the job again, with another storage",
             )

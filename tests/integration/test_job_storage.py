@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from graphft import ir, read_weights
-from graphft.errors import UsageError
+from graphft.errors import GraphftError, UsageError
 from graphft.runtime.chaos.compare import not_once
 from graphft.runtime.coordination.connect import is_complete
 from graphft.runtime.coordination.job_storage import fetch, fetch_result, publish
@@ -191,6 +191,11 @@ def test_a_job_that_was_damaged_in_its_storage(program: ir.Program, tmp_path: Pa
     listing.write_text(json.dumps({"../../outside": {"bytes": 1, "sha256": ""}}))
     with pytest.raises(Exception, match="names \\.\\./\\.\\./outside"):
         fetch(url, tmp_path / "copy")
+    for wrong in (b"", b"{", b"[]", b'{"job.json": 7}', b'{"job.json": {"bytes": 1}}', b"\xff\x00"):
+        listing.write_bytes(wrong)
+        with pytest.raises(GraphftError, match=r"files\.json is damaged: "):
+            fetch(url, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
 
 
 @pytest.mark.parametrize("storage", ["/shared/job", "memory://job", "s3://bucket/job"])
