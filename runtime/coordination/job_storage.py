@@ -3,7 +3,8 @@
     <url>/job.json                 made only if there is none: from then on the storage is this run's
           job-<run>/...            what `Job.save` wrote besides, and files.json: size and sha256 of each file
           checkpoints/...          parts and manifests (see `checkpoint.stored_checkpoints`)
-          discarded.jsonl, model.safetensors          the model last: the run is complete
+          discarded.jsonl, result.json, model.safetensors
+                               result.json: size and sha256 of the others; the model last: the run is complete
 
 A process on any machine needs the URL and etcd. Logs, metrics, and the data of an etcd that was started with the job
 stay in the folder of the machine that writes them.
@@ -16,7 +17,7 @@ import json
 import os
 import posixpath
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -31,7 +32,7 @@ JOBS = Path("jobs")
 """Where the folders of jobs are, in the working directory."""
 MODEL = "model.safetensors"
 """The trained model, in the folder (and the storage) of a job that is complete."""
-_LISTING = "files.json"
+_LISTING, _RESULT = "files.json", "result.json"
 _HEALTH = "see whether it can be reached from here, and what FSSPEC_* or the store's own variables say"
 
 
@@ -148,8 +149,16 @@ def _upload(fs: FS, root: str, job_dir: Path) -> None:
     listing = {}
     for name in _saved_files(job_dir):
         fs.upload(job_dir / name, posixpath.join(root, name))
-        listing[name] = _Uploaded((job_dir / name).stat().st_size, _sha256(job_dir / name))
-    with fs.writing(posixpath.join(root, _LISTING)) as file:
+        listing[name] = _uploaded(job_dir / name)
+    _write_listing(fs, posixpath.join(root, _LISTING), listing)
+
+
+def _uploaded(file: Path) -> _Uploaded:
+    return _Uploaded(file.stat().st_size, _sha256(file))
+
+
+def _write_listing(fs: FS, path: str, listing: Mapping[str, _Uploaded]) -> None:
+    with fs.writing(path) as file:
         file.write(msgspec.json.format(msgspec.json.encode(listing)))
 
 
@@ -161,8 +170,7 @@ def _saved_files(job_dir: Path) -> Iterator[str]:
                 yield file.relative_to(job_dir).as_posix()
 
 
-def _listing(fs: FS, root: str) -> dict[str, _Uploaded]:
-    path = posixpath.join(root, _LISTING)
+def _listing(fs: FS, path: str) -> dict[str, _Uploaded]:
     with fs.open(path) as file:
         data = file.read()
     try:
@@ -174,20 +182,25 @@ def _listing(fs: FS, root: str) -> dict[str, _Uploaded]:
 
 
 def _download(fs: FS, root: str, target: Path, only: set[str] | None) -> None:
-    for name, expected in _listing(fs, root).items():
+    for name, expected in _listing(fs, posixpath.join(root, _LISTING)).items():
         place = Path(os.path.normpath(target / name))
         if not place.is_relative_to(target):
             raise GraphftError(f"{root}/{_LISTING} names {name}", rule="load", help="it is no job of graphft's")
-        if only is not None and name not in only:
-            continue
-        fs.download(posixpath.join(root, name), place)
-        if _sha256(place) != expected.sha256:
-            raise GraphftError(
-                f"{root}/{name} is not what was uploaded: {place.stat().st_size} bytes, expected {expected.bytes} "
-                f"with sha256 {expected.sha256[:12]}...",
-                rule="load",
-                help="transpile the job again, with another storage",
-            )
+        if only is None or name in only:
+            fs.download(posixpath.join(root, name), place)
+            _check(place, expected, f"{root}/{name}", "transpile the job again, with another storage")
+
+
+def _check(file: Path, expected: _Uploaded, source: str, remedy: str) -> None:
+    """Raises GraphftError[load] for a file that was downloaded, and is not what was uploaded."""
+    found = _uploaded(file)
+    if found != expected:
+        raise GraphftError(
+            f"{source} is not what was uploaded: {found.bytes} bytes with sha256 {found.sha256[:12]}..., expected "
+            f"{expected.bytes} with {expected.sha256[:12]}...",
+            rule="load",
+            help=remedy,
+        )
 
 
 # -- its end ----------------------------------------------------------------------------------------------------------
@@ -220,27 +233,51 @@ def begun_in_storage(job_dir: Path) -> bool:
 def publish_result(job_dir: Path, model: Path) -> None:
     """Uploads what a complete job leaves, the model last; then that gets its name here, too. Raises OSError."""
     fs, root = file_system(storage_of(job_dir))
-    discarded = posixpath.join(root, DISCARDED)
+    result = {MODEL: _uploaded(model)}
     if (job_dir / DISCARDED).exists():
-        fs.upload(job_dir / DISCARDED, discarded)
+        result[DISCARDED] = _uploaded(job_dir / DISCARDED)
+        fs.upload(job_dir / DISCARDED, posixpath.join(root, DISCARDED))
     else:
-        fs.delete(discarded)
+        fs.delete(posixpath.join(root, DISCARDED))
+    _write_listing(fs, posixpath.join(root, _RESULT), result)
     fs.upload(model, posixpath.join(root, MODEL))
     os.replace(model, job_dir / MODEL)
 
 
 def fetch_result(job_dir: Path) -> None:
-    """Downloads what a complete job has left, unless it is here. Raises GraphftError[storage]."""
+    """Downloads what a complete job has left, unless it is here. Raises as `download_result`."""
     url = storage_of(job_dir)
     if not url or (job_dir / MODEL).exists():
         return
     fs, root = file_system(url)
     try:
-        for name in (DISCARDED, MODEL):
-            if fs.size(posixpath.join(root, name)) is not None:
-                fs.download(posixpath.join(root, name), job_dir / name)
+        there = fs.size(posixpath.join(root, MODEL)) is not None
     except OSError as error:
         raise _unavailable(url, error) from error
+    if there:
+        download_result(url, job_dir)
+
+
+def download_result(url: str, target: Path) -> None:
+    """What the complete job in this storage has left, into a folder: the model last, and nothing that is damaged.
+
+    Raises GraphftError[storage]; GraphftError[load] for a file that is not what was uploaded.
+    """
+    fs, root = file_system(url)
+    remedy = f"graphft checkpoint export {url} model.safetensors --version STEP has it from the last checkpoint"
+    target.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".result.", dir=target) as scratch:
+        try:
+            result = _listing(fs, posixpath.join(root, _RESULT))
+            names = [name for name in (DISCARDED, MODEL) if name in result]
+            for name in names:
+                fs.download(posixpath.join(root, name), Path(scratch, name))
+        except OSError as error:
+            raise _unavailable(url, error) from error
+        for name in names:
+            _check(Path(scratch, name), result[name], f"{url}/{name}", remedy)
+        for name in names:
+            os.replace(Path(scratch, name), target / name)
 
 
 def _read(fs: FS, path: str, url: str) -> bytes | None:

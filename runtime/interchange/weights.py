@@ -11,7 +11,7 @@ from pathlib import Path
 from torch import Tensor
 
 from graphft.errors import UsageError
-from graphft.runtime.coordination.job_storage import MODEL, fetch, is_url
+from graphft.runtime.coordination.job_storage import MODEL, download_result, fetch, is_url
 from graphft.runtime.fs import FS, LocalFS, file_system
 from graphft.runtime.interchange.huggingface import WHOLE, read_sharded
 from graphft.runtime.loop.check_points import CheckPoints
@@ -42,7 +42,7 @@ def read_weights(source: str | os.PathLike[str], name: str = "model", version: i
     if version is not None:
         if fs.size(f"{path}/job.json") is not None:
             if is_url(source):
-                return _read_stored_job(fs, path, os.fspath(source), [], version)
+                return _read_stored_job(os.fspath(source), [], version)
             return _read_job(Path(path), version)
         return _read_loop(os.fspath(source), name, version)
     if fs.size(path) is not None:
@@ -60,7 +60,7 @@ def read_weights(source: str | os.PathLike[str], name: str = "model", version: i
     if len(indexes) == 1 or ("job.json" not in names and len(files) == 1 and ".metadata" not in names):
         return _read_folder(fs, path, indexes, files[0] if files else "")
     if "job.json" in names and is_url(source):
-        return _read_stored_job(fs, path, os.fspath(source), names, None)
+        return _read_stored_job(os.fspath(source), names, None)
     if not isinstance(fs, LocalFS) and ".metadata" in names:
         raise UsageError(f"{source} can be read from a local disk only", rule="weights", help="copy the folder first")
     if "job.json" in names:
@@ -113,11 +113,12 @@ def _read_job(folder: Path, step: int | None = None) -> dict[str, Tensor]:
     return state.model
 
 
-def _read_stored_job(fs: FS, path: str, url: str, names: list[str], step: int | None) -> dict[str, Tensor]:
+def _read_stored_job(url: str, names: list[str], step: int | None) -> dict[str, Tensor]:
     """Of a job that lies in its storage."""
-    if MODEL in names:
-        return _read_file(fs, f"{path}/{MODEL}")
     with tempfile.TemporaryDirectory(prefix="graphft-") as scratch:
+        if MODEL in names:
+            download_result(url, Path(scratch))
+            return read_tensors(Path(scratch, MODEL))[0]
         fetch(url, Path(scratch, "job"))
         return _read_job(Path(scratch, "job"), step)
 
