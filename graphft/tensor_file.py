@@ -4,6 +4,9 @@ The format is a header (its length in 8 bytes, little-endian; JSON; padded with 
 the tensors' bytes. The package writes the same bytes from one buffer that holds everything, and keeps the interpreter's
 lock meanwhile: no other thread of the process runs, and memory is needed twice. Here a tensor's memory goes to the file
 as it is, and each piece gives the lock up.
+
+The metadata of what graphft writes has a checksum of each tensor, by its name, with its dtype and shape. It is checked
+where graphft reads the file; to others it is metadata like any other.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from typing import Any, BinaryIO
 import torch
 from torch import Tensor
 
+from graphft.block_deltas import block_digests, checksum_of
 from graphft.errors import GraphftError
 from graphft.fileio import PIECE, replacing
 
@@ -46,6 +50,10 @@ TENSOR_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _DTYPES.v
 """Those that the format has, by their names in torch."""
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _ORDER = {dtype: place for place, dtype in enumerate(_NAMES)}
+CHECKSUMS = "checksums"
+"""In the metadata: JSON, {tensor: checksum}; that of the rest of the metadata under "", which comes first."""
+_BEGINNING = '{"":"'
+"""By it they are known where it is their name in which a bit was flipped."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> None:
@@ -54,7 +62,9 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
     Tensors that share memory (tied weights, views) are each written whole. The same tensors give the same bytes.
     Memory is needed for one tensor at a time, and only where it is not contiguous in the processor's memory.
     """
-    header, order = lay_out(tensors, metadata)
+    others = dict(metadata or {})
+    found = {"": _checksum(others)} | {n: _checksum_of(n, t) for n, t in sorted(tensors.items())}
+    header, order = lay_out(tensors, others | {CHECKSUMS: json.dumps(found, separators=(",", ":"))})
     with replacing(path) as file:
         file.write(header)
         for name in order:
@@ -78,7 +88,8 @@ def bytes_of(tensor: Tensor) -> memoryview:
 def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     """The tensors of a safetensors file, and its metadata.
 
-    Raises OSError; GraphftError[tensor-file] for what is no whole safetensors file.
+    Raises OSError; GraphftError[tensor-file] for what is no whole safetensors file, and for one of ours in which
+    anything is not what was written.
     """
     with path.open("rb", buffering=0) as file:
         size = os.fstat(file.fileno()).st_size
@@ -90,7 +101,32 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         for name, (dtype, shape) in layout.items():
             tensors[name] = torch.empty(shape, dtype=dtype)
             fill(file, _bytes_of(tensors[name]))
+        if CHECKSUMS in metadata or any(str(value).startswith(_BEGINNING) for value in metadata.values()):
+            _check(path, tensors, metadata)
         return tensors, metadata
+
+
+def _check(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    """Takes the checksums out of the metadata."""
+    try:
+        written = dict(json.loads(metadata.pop(CHECKSUMS, "")))
+    except ValueError as error:
+        raise _damaged(path, f"its checksums are damaged ({error})") from error
+    if written.pop("", "") != _checksum(metadata):
+        raise _damaged(path, "its metadata is not what was written")
+    for name in sorted(tensors.keys() | written.keys()):
+        if name not in tensors or written.get(name) != _checksum_of(name, tensors[name]):
+            raise _damaged(path, f"%{name} is not what was written")
+
+
+def _checksum_of(name: str, tensor: Tensor) -> str:
+    """Of its dtype and shape, and its elements."""
+    described = f"{_NAMES[_known(name, tensor)]}{list(tensor.shape)}"
+    return checksum_of(described.encode() + block_digests(bytes_of(tensor)))
+
+
+def _checksum(metadata: Mapping[str, str]) -> str:
+    return checksum_of(json.dumps(dict(sorted(metadata.items()))).encode())
 
 
 def fill(file: BinaryIO, into: bytearray | memoryview) -> bytearray | memoryview:
@@ -140,7 +176,7 @@ def layout_of(
             for start, end in [e["data_offsets"]]
         )
         unknown = {dtype for *_, dtype, _ in found} - _DTYPES.keys()
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise _damaged(path, f"its header is damaged ({error!r})") from error
     if unknown:
         raise _damaged(path, f"there is no dtype {', '.join(sorted(unknown))}")

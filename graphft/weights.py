@@ -18,13 +18,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Kind, Program, Variable
-from graphft.tensor_file import write_tensors
+from graphft.tensor_file import read_tensors, write_tensors
 
 log = logging.getLogger("graphft")
 
@@ -147,14 +145,7 @@ def load_weights(program: Program, state: Mapping[str, Tensor], partial: bool = 
 def _read(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise GraphftError(f"there is no file '{path}'", rule="weights", help="give the path of a safetensors file")
-    try:
-        return load_file(path)
-    except SafetensorError as error:
-        raise GraphftError(
-            f"'{path}' is no readable safetensors file: {error}",
-            rule="weights",
-            help="give a file that save_weights or safetensors wrote",
-        ) from error
+    return read_tensors(path)[0]
 
 
 def _differences(targets: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> list[str]:

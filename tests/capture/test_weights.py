@@ -61,7 +61,7 @@ def test_bad_files(tmp_path: Path) -> None:
         graphft.load_into(nn.Linear(2, 1), tmp_path / "none.safetensors")
     damaged = tmp_path / "damaged.safetensors"
     damaged.write_bytes(b"\xff" * 100)
-    with pytest.raises(GraphftError, match="is no readable safetensors file"):
+    with pytest.raises(GraphftError, match="is no whole safetensors file"):
         graphft.load_into(nn.Linear(2, 1), damaged)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -42,14 +44,43 @@ def example() -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("metadata", [None, {"ledger": '{"0": [[0, 3]], "é": "\\u0001/\\n"}'}])
 def test_the_bytes_are_those_of_safetensors(tmp_path: Path, metadata: dict[str, str] | None) -> None:
+    """But for the checksums in the metadata."""
     path = tmp_path / "file"
     write_tensors(path, example(), metadata)
-    assert path.read_bytes() == save(example(), metadata)
+    (header, data), (expected, bytes_) = parts_of(path.read_bytes()), parts_of(save(example(), metadata))
+    checksums = json.loads(header["__metadata__"].pop("checksums"))
+    assert checksums.keys() == example().keys() | {""}
+    assert (header, data) == ({"__metadata__": {}} | expected, bytes_)
     tensors, found = read_tensors(path)
     assert found == (metadata or {})
     for name, value in example().items():
         assert (tensors[name].dtype, tensors[name].shape) == (value.dtype, value.shape)
         assert tensors[name].reshape(-1).view(torch.uint8).tolist() == value.reshape(-1).view(torch.uint8).tolist()
+
+
+def parts_of(file: bytes) -> tuple[dict[str, Any], bytes]:
+    """The header of a safetensors file, and the tensors' bytes."""
+    end = 8 + int.from_bytes(file[:8], "little")
+    return json.loads(file[8:end]), file[end:]
+
+
+def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_tensors(path, {"w": torch.arange(3.0), "n": torch.tensor(7)}, {"skipped_steps": "12", "format": "pt"})
+    good = path.read_bytes()
+    for bit in range(8 * len(good)):
+        flipped = bytearray(good)
+        flipped[bit // 8] ^= 1 << bit % 8
+        path.write_bytes(flipped)
+        with pytest.raises(GraphftError) as caught:
+            read_tensors(path)
+        assert caught.value.rule == "tensor-file"
+
+
+def test_a_file_of_others_is_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(save({"w": torch.arange(3.0)}, {"format": "pt"}))
+    tensors, metadata = read_tensors(tmp_path / "file")
+    assert (tensors["w"].tolist(), metadata) == ([0, 1, 2], {"format": "pt"})
 
 
 def test_tensors_that_share_memory_or_are_not_contiguous(tmp_path: Path) -> None:
@@ -104,6 +135,8 @@ def test_memory_is_not_needed_twice(tmp_path: Path) -> None:
                 b'{"a":{"dtype":"F32","shape":[1000000000000],"data_offsets":[0,8]}}',
                 b'{"a":{"dtype":"F32","shape":[2]}}',
                 b'{"a":7}',
+                b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,Infinity]}}',
+                b'{"a":' + b"[" * 100_000,
             )
         ),
     ],
