@@ -28,7 +28,7 @@ import graphft
 
 def make() -> tuple[nn.Module, torch.optim.Optimizer]:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 8))
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 4096))
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     model(torch.randn(4, 32)).sum().backward()
     optimizer.step()
@@ -55,6 +55,10 @@ def load_graphft(path: Path) -> list[Tensor]:
     return tensors(states(model, optimizer))
 
 
+def load_weights(path: Path) -> list[Tensor]:
+    return tensors(graphft.read_weights(path / "model.safetensors"))
+
+
 def load_torch(path: Path) -> list[Tensor]:
     return tensors(torch.load(path / "checkpoint.pt", weights_only=True))
 
@@ -67,26 +71,35 @@ def load_dcp(path: Path) -> list[Tensor]:
     return tensors(state)
 
 
+def loss(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).mean()
+
+
 def save_all(root: Path) -> dict[str, tuple[Path, Callable[[Path], list[Tensor]]]]:
     model, optimizer = make()
     for epoch in range(2):
         graphft.save_check_point(
             {"model": model, "optimizer": optimizer}, graphft.TrainStatus(epoch), str(root / "graphft")
         )
+        for parameter in model[0].parameters():  # the other layer stays
+            parameter.data.add_(0.125)
     (root / "torch").mkdir()
+    (root / "weights").mkdir()
+    graphft.save_weights(graphft.build(model, loss, {"x": (None, 32)}), None, root / "weights" / "model.safetensors")
     torch.save(states(model, optimizer), root / "torch" / "checkpoint.pt")
     dcp.save(states(model, optimizer), checkpoint_id=str(root / "dcp"))
     return {
         "graphft": (root / "graphft", load_graphft),
+        "graphft, a model alone": (root / "weights", load_weights),
         "torch.save": (root / "torch", load_torch),
         "torch.distributed.checkpoint": (root / "dcp", load_dcp),
     }
 
 
 def damage(path: Path, pick: random.Random) -> None:
-    """One bit of one byte of all files, or one file cut off at it. Of graphft's, those of the newest version."""
-    newest = max((p for p in path.iterdir() if p.is_dir()), default=path)
-    files = sorted(p for p in newest.rglob("*") if p.is_file())
+    """One bit of one byte of all files, or one file cut off at it. Of graphft's, those of the newest version, and the
+    tensors of the first, to which it refers."""
+    files = sorted(p for p in path.rglob("*") if p.is_file() and p.parent.name[-1:] + p.name != "0manifest.json")
     file = pick.choices(files, [p.stat().st_size for p in files])[0] if pick.random() < 0.5 else pick.choice(files)
     data = bytearray(file.read_bytes())
     place = pick.randrange(len(data))

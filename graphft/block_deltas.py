@@ -18,7 +18,7 @@ BLOCK = 64 << 10
 YIELD = 32 * BLOCK
 DIGEST = 16
 """Bytes of a block's checksum (xxh3, 128 bits)."""
-MAX_FILES, MAX_PIECES = 8, 64
+MAX_FILES, MAX_PIECES = 8, 4096
 """So many other files may be needed for one, and so many pieces for a tensor."""
 LEAST_SAVED, LEAST_SHARE = 1 << 20, 0.1
 """A file refers to others if that saves so many bytes, and such a share of its own; and to one of which it needs such a
@@ -82,9 +82,17 @@ def changed_runs(tensor: Tensor, digests: bytes, known: Known | None) -> Runs:
     places = [slice(at, at + DIGEST) for at in range(0, len(digests), DIGEST)]
     blocks = [number for number, place in enumerate(places) if digests[place] != known.digests[place]]
     runs = _joined([(number * BLOCK, min((number + 1) * BLOCK, size)) for number in blocks])
-    if len(runs) + len(known.pieces) > MAX_PIECES:
-        return [(0, size)]
-    return runs
+    return _at_most(max(1, (MAX_PIECES - len(known.pieces)) // 2), runs)
+
+
+def _at_most(count: int, runs: Runs) -> Runs:
+    """So many runs, which have what lies between them where that is least: each run costs the header two pieces."""
+    if len(runs) <= count:
+        return runs
+    gaps = sorted(range(1, len(runs)), key=lambda i: runs[i - 1][1] - runs[i][0])[: count - 1]
+    starts = [0, *sorted(gaps)]
+    ends = [*starts[1:], len(runs)]
+    return [(runs[first][0], runs[end - 1][1]) for first, end in zip(starts, ends, strict=True)]
 
 
 def without_small_shares(tensors: Mapping[str, Tensor], runs: Mapping[str, Runs], base: Base) -> dict[str, Runs]:
@@ -133,15 +141,21 @@ def pieces_of(runs: Runs, at: int, known: Known | None, size: int) -> tuple[Piec
 
 def _kept(runs: Runs, pieces: tuple[Piece, ...], size: int) -> Iterator[tuple[int, Piece]]:
     """What of the pieces is in none of `runs`, and from where on in the tensor."""
-    before = 0
-    for start, end in [*runs, (size, size)]:
-        at = 0
-        for piece in pieces:
-            first, last = max(before, at), min(start, at + piece.bytes)
-            if first < last:
-                yield first, Piece(piece.file, piece.offset + first - at, last - first)
-            at += piece.bytes
-        before = end
+    left = iter([*runs, (size, size)])
+    start, end = next(left)
+    at = 0
+    for piece in pieces:
+        first, last = at, at + piece.bytes
+        while first < last:
+            if first < start:
+                until = min(start, last)
+                yield first, Piece(piece.file, piece.offset + first - at, until - first)
+                first = until
+            elif first < end:
+                first = end
+            else:
+                start, end = next(left)
+        at = last
 
 
 def block_digests(data: memoryview) -> bytes:

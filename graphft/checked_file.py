@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from graphft.block_deltas import (
+    DIGEST,
     Base,
     FileEntry,
     Known,
@@ -42,9 +43,11 @@ META = "graphft"
 
 
 class _Written(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A tensor in the metadata. With `pieces`, what lies under its name in the file is a part of it, or nothing."""
+    """A tensor in the metadata. With `pieces`, what lies under its name in the file is a part of it, or nothing.
+    `blocks`: the checksum of each, where there are several: for the next file, which another process may write."""
 
     checksum: str
+    blocks: bytes = b""
     dtype: str = ""
     shape: tuple[int, ...] = ()
     pieces: tuple[Piece, ...] = ()
@@ -133,8 +136,9 @@ def _plan(
         for n, t in tensors.items()
     }
     written = {
-        n: _Written(k.checksum) if n in whole else _Written(k.checksum, k.dtype, k.shape, k.pieces)
+        n: _Written(k.checksum, blocks) if n in whole else _Written(k.checksum, blocks, k.dtype, k.shape, k.pieces)
         for n, k in sorted(found.items())
+        for blocks in [k.digests if len(k.digests) > DIGEST else b""]
     }
     header, order = lay_out(there, {META: msgspec.json.encode(_Meta(written, note)).decode()})
     needs = {p.file: base.files[p.file] for k in found.values() for p in k.pieces if p.file}
@@ -183,7 +187,7 @@ def read_checked(
 
 
 def read_base(open_file: Callable[[str], BinaryIO], name: str, entry: FileEntry) -> Base:
-    """What a file says of its tensors: one that is written next may refer to them, each as a whole.
+    """What a file says of its tensors: one that is written next may refer to them.
 
     Reads the header only. Raises as `read_checked`.
     """
@@ -203,9 +207,10 @@ def _described(file: BinaryIO, name: str, entry: FileEntry) -> tuple[Base, str]:
     found, at = {}, 0
     for n, (dtype, shape) in layout_of(name, header[8:], entry.bytes - entry.header)[0].items():
         size = int(torch.Size(shape).numel()) * dtype.itemsize
-        found[n] = Known(_name_of(dtype), tuple(shape), meta.tensors[n].checksum, (Piece("", at, size),))
+        w = meta.tensors[n]
+        found[n] = Known(_name_of(dtype), tuple(shape), w.checksum, (Piece("", at, size),), w.blocks)
         at += size
-    found |= {n: Known(w.dtype, w.shape, w.checksum, w.pieces) for n, w in meta.tensors.items() if w.pieces}
+    found |= {n: Known(w.dtype, w.shape, w.checksum, w.pieces, w.blocks) for n, w in meta.tensors.items() if w.pieces}
     return _base(name, entry, found), meta.note
 
 

@@ -16,9 +16,11 @@ from torch import Tensor
 import graphft
 from graphft import TrainStatus, block_deltas
 from graphft.block_deltas import BLOCK, MAX_FILES
+from graphft.checked_file import read_base
 from graphft.errors import GraphftError
 from graphft.runtime.cli import main
 from graphft.runtime.loop.check_points import CheckPoints
+from graphft.runtime.loop.version_store import decode_manifest
 from tests.loop.test_kills import die_at, loaded, save
 
 ROWS, WIDTH = 8192, 64  # 2 MB: 256 rows in a block
@@ -78,16 +80,42 @@ def test_frozen_layers_are_written_once(tmp_path: Path) -> None:
     assert all(is_same(read(tmp_path, n), {**state, "head": torch.full((100,), float(n))}) for n in range(4))
 
 
-def test_rows_that_were_not_touched(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", ["one", "many"])
+def test_rows_that_were_not_touched(tmp_path: Path, processes: str) -> None:
+    """Another process knows from the newest version of which blocks it consists."""
     place, rows = CheckPoints(str(tmp_path), keep=9), table()
     versions = []
     for step, touched in enumerate([[], [5], [5, 4000], [8191]]):
         rows[touched] += 1
+        if processes == "many":
+            place = CheckPoints(str(tmp_path), keep=9)
         place.save(Tensors({"table": rows}), TrainStatus(step=step))
         versions.append(rows.clone())
     _, *others = sizes(tmp_path)
     assert [size // BLOCK for size in others] == [1, 2, 1]
     assert all(torch.equal(read(tmp_path, n)["table"], versions[n]) for n in range(4))
+
+
+@pytest.mark.parametrize("pieces", [block_deltas.MAX_PIECES, 9])
+def test_rows_all_over_an_embedding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
+    """Every second block changes, then every third, and so on. A tensor of too many pieces has what lies between."""
+    monkeypatch.setattr(block_deltas, "MAX_PIECES", pieces)
+    rows, versions = torch.arange(64 * BLOCK, dtype=torch.uint8), []
+    for step, every in enumerate((1, 2, 3, 5, 7)):
+        rows[:: every * BLOCK] += 1
+        graphft.save_check_point(Tensors({"table": rows}), TrainStatus(step), str(tmp_path), keep=9)
+        versions.append(rows.clone())
+    if pieces > 64:
+        assert [size // BLOCK for size in sizes(tmp_path)] == [64, 32, 22, 13, 10]
+    assert all(torch.equal(read(tmp_path, n)["table"], versions[n]) for n in range(5))
+    for name in tmp_path.glob("*/manifest.json"):
+        found = read_base(lambda name: (tmp_path / name).open("rb"), *newest_file(name))
+        assert len(found.tensors["state.table"].pieces) <= pieces
+
+
+def newest_file(manifest: Path) -> tuple[str, block_deltas.FileEntry]:
+    ((name, entry),) = decode_manifest(manifest.read_bytes(), "").files.items()
+    return name, entry
 
 
 def test_a_file_without_others_is_one_for_everyone(tmp_path: Path) -> None:
