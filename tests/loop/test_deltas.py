@@ -82,7 +82,7 @@ def test_frozen_layers_are_written_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("processes", ["one", "many"])
 def test_rows_that_were_not_touched(tmp_path: Path, processes: str) -> None:
-    """Another process knows from the newest version of which blocks it consists."""
+    """Pitfall 95: another process knows from the newest version of which blocks it consists."""
     place, rows = CheckPoints(str(tmp_path), keep=9), table()
     versions = []
     for step, touched in enumerate([[], [5], [5, 4000], [8191]]):
@@ -98,7 +98,7 @@ def test_rows_that_were_not_touched(tmp_path: Path, processes: str) -> None:
 
 @pytest.mark.parametrize("pieces", [block_deltas.MAX_PIECES, 9])
 def test_rows_all_over_an_embedding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pieces: int) -> None:
-    """Every second block changes, then every third, and so on. A tensor of too many pieces has what lies between."""
+    """Pitfall 95: every second block changes, then every third. A tensor of too many pieces has what lies between."""
     monkeypatch.setattr(block_deltas, "MAX_PIECES", pieces)
     rows, versions = torch.arange(64 * BLOCK, dtype=torch.uint8), []
     for step, every in enumerate((1, 2, 3, 5, 7)):

@@ -65,6 +65,7 @@ def parts_of(file: bytes) -> tuple[dict[str, Any], bytes]:
 
 
 def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
+    """Pitfall 96: also in the name of the checksums."""
     path = tmp_path / "file"
     write_tensors(path, {"w": torch.arange(3.0), "n": torch.tensor(7)}, {"skipped_steps": "12", "format": "pt"})
     good = path.read_bytes()
