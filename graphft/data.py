@@ -9,6 +9,7 @@ from a reference to the function that makes it), `files` (in `graphft.data_files
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -72,6 +73,10 @@ class DataSpec:
     def records(self) -> int:
         """Records of one pass."""
         return sum(c.records for c in self.chunks)
+
+    def first_records(self) -> list[int]:
+        """By chunk, the number of its first record in the data; `ChunkInfo.start` is counted in its file."""
+        return [0, *itertools.accumulate(c.records for c in self.chunks[:-1])]
 
     def record_shape(self, column: str) -> tuple[int, ...]:
         """The shape of one record's entry in a column."""

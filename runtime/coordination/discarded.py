@@ -36,9 +36,9 @@ class Discarded(msgspec.Struct, frozen=True):
 
 def discarded_of(config: JobConfig, left_out: Mapping[int, LeftOut]) -> tuple[Discarded, ...]:
     """In the order of passes, chunks and batches. `left_out`: by chunk, as etcd has it."""
-    found = []
+    found, first_records = [], config.data.first_records()
     for chunk, record in left_out.items():
-        start = config.data.chunks[chunk].start
+        start = first_records[chunk]
         for omission in record.omissions:
             positions = sorted(positions_of(config.plan, chunk, omission))
             numbers = tuple(start + position for position in positions)

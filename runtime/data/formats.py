@@ -100,21 +100,24 @@ class ChunkFiles:
                     rule="data",
                     help="the file was changed: describe the data and the job again",
                 )
-        return Decoded(columns, self._placed(info, bad) if bad else bad)
+        names = self.names(info, bad) if bad else {}
+        return Decoded(columns, {i: f"{names[i]}: {what}" for i, what in bad.items()})
 
-    def _placed(self, info: ChunkInfo, bad: dict[int, str]) -> dict[int, str]:
-        """With the line of each record, where it is known; a job that was saved long ago does not know it."""
+    def names(self, info: ChunkInfo, positions: Iterable[int]) -> dict[int, str]:
+        """What a person finds these records of the chunk by, by position: their lines, where the format has lines; of
+        a job that was saved long ago they are not known."""
+        name = self.url(info).rpartition("/")[2]
         first = self._source.get("lines")
         if not first:
-            return {i: f"record {info.start + i}: {what}" for i, what in bad.items()}
+            return {i: f"record {info.start + i} of {name}" for i in positions}
         url = self._source["urls"][info.file]
+        csv = self._source["format"] == "csv"
         with self._open(url) as f:
+            width = len(self._header(f, url)) if csv else 0
             f.seek(info.offset)
             data = io.BytesIO(f.read(info.size))
-        csv = self._source["format"] == "csv"
-        begin = _lines_before((raw for raw, *_ in CsvRecords(data, len(self._headers[url]))) if csv else data)
-        name = self.url(info).rpartition("/")[2]
-        return {i: f"line {first[info.id] + begin[i]:,} of {name}: {what}" for i, what in bad.items()}
+        begin = _lines_before((raw for raw, *_ in CsvRecords(data, width)) if csv else data)
+        return {i: f"line {first[info.id] + begin[i]:,} of {name}" for i in positions}
 
     def _fields(self, info: ChunkInfo, bad: dict[int, str]) -> dict[str, np.ndarray]:
         fields: dict[str, list[str]] = self._source["fields"]
@@ -150,9 +153,7 @@ class ChunkFiles:
     def _csv(
         self, f: IO[bytes], url: str, info: ChunkInfo, names: list[str], bad: dict[int, str]
     ) -> dict[str, Sequence[Any]]:
-        if url not in self._headers:
-            self._headers[url] = csv_header(f.readline(), url)
-        header = self._headers[url]
+        header = self._header(f, url)
         places = [header.index(n) for n in names]
         f.seek(info.offset)
         rows: list[list[str]] = []
@@ -162,6 +163,11 @@ class ChunkFiles:
                     bad[len(rows)] = record[2]
                 rows.append([""] * len(header) if record[2] else csv_fields(record))
         return {n: [row[p] or None for row in rows] for n, p in zip(names, places, strict=True)}
+
+    def _header(self, f: IO[bytes], url: str) -> list[str]:
+        if url not in self._headers:
+            self._headers[url] = csv_header(f.readline(), url)
+        return self._headers[url]
 
     def _jsonl(
         self, f: IO[bytes], url: str, info: ChunkInfo, names: list[str], bad: dict[int, str]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -58,6 +58,10 @@ class Prefetcher:
     def numbers(self, key: BatchKey) -> list[int]:
         """Which records of the data a batch has, in its order."""
         return self._reader.numbers(*key)
+
+    def names(self, records: Sequence[int]) -> list[str]:
+        """What a person finds these records of the data by."""
+        return self._reader.names(records)
 
     def _make(self, key: BatchKey) -> dict[str, torch.Tensor]:
         self._note(key)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import logging
 import os
 import threading
@@ -121,10 +122,27 @@ class Reader(ABC):
         self, pass_index: int, chunk: int, batch_index: int, batch_size: int, without: frozenset[int] = frozenset()
     ) -> list[int]:
         """Which records of the data a batch has, in its order. The arguments are those of `batch`."""
-        info = self.spec.chunks[chunk]
+        info, first = self.spec.chunks[chunk], self.spec.first_records()[chunk]
         with self._lock:
             places = self._places(pass_index, info, batch_index * batch_size, batch_size, without)
-        return [int(place) + info.start for place in places]
+        return [int(place) + first for place in places]
+
+    def names(self, records: Sequence[int]) -> list[str]:
+        """What a person finds them by: `line 219 of f.csv`; `record 217`, counted from 0, where there are no lines.
+
+        `records`: numbers as `numbers` returns them. Never fails: where a file cannot be read now, it is the number.
+        """
+        found, first_records = [], self.spec.first_records()
+        for record in records:
+            chunk = bisect.bisect_right(first_records, record) - 1
+            try:
+                found.append(self._name(self.spec.chunks[chunk], record - first_records[chunk]))
+            except (GraphftError, OSError):
+                found.append(f"record {record}")
+        return found
+
+    def _name(self, info: ChunkInfo, position: int) -> str:
+        return f"record {info.start + position}"
 
     def _places(
         self, pass_index: int, info: ChunkInfo, start: int, batch_size: int, without: frozenset[int]
@@ -225,6 +243,9 @@ class FileReader(Reader):
 
     def _source(self, info: ChunkInfo) -> str:
         return self._files.url(info).rpartition("/")[0]
+
+    def _name(self, info: ChunkInfo, position: int) -> str:
+        return self._files.names(info, [position])[position]
 
     def _look_at(self, info: ChunkInfo) -> None:
         self._files.read(info)  # never from the chunks that are kept

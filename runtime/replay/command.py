@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from graphft.runtime.replay.batch import Computed
     from graphft.runtime.replay.state import Reached
     from graphft.transpiler import Job
+
+    Names = Callable[[Sequence[int]], list[str]]
+    """What a person finds records by."""
 
 ORIGINS, SAMPLES = 10, 8
 """So many are shown."""
@@ -56,7 +59,7 @@ def replay(options: argparse.Namespace) -> int:
             rule="replay",
             help="name another step or slot",
         )
-    print("\n".join([*_origin_of_state(folder, reached), *_report(options, computed)]))
+    print("\n".join([*_origin_of_state(folder, reached), *_report(options, computed, reader.names)]))
     return EXIT_OK
 
 
@@ -97,13 +100,14 @@ def _origin_of_state(folder: Path, reached: Reached) -> list[str]:
     return lines
 
 
-def _report(options: argparse.Namespace, computed: Computed) -> list[str]:
+def _report(options: argparse.Namespace, computed: Computed, names: Names) -> list[str]:
     from graphft.runtime.execute.finite import nonfinite_of
 
     work = computed.work
     where = f"batch {work.batch} of chunk {work.chunk} in pass {work.pass_index}, {work.samples} samples"
     lines = [f"batch        step {options.step}, slot {options.slot}: {where}", f"loss         {computed.loss}"]
-    lines += [_column(name, computed.columns[name], computed.numbers) for name in nonfinite_of(computed.columns)]
+    for name in nonfinite_of(computed.columns):
+        lines.append(_column(name, computed.columns[name], lambda rows: names([computed.numbers[r] for r in rows])))
     lines += [f"parameter    {n}: {count} values are not finite" for n, count in computed.parameters.items()]
     lines += ["gradients    norm, values that are not finite, of all"]
     for name, gradient in computed.gradients.items():
@@ -112,12 +116,13 @@ def _report(options: argparse.Namespace, computed: Computed) -> list[str]:
     return [*lines, *_origins(computed)]
 
 
-def _column(name: str, values: Tensor, numbers: Sequence[int]) -> str:
+def _column(name: str, values: Tensor, names: Names) -> str:
     from graphft.runtime.execute.finite import nonfinite_rows
 
     rows = nonfinite_rows(values)
     more = f" and {len(rows) - SAMPLES} more" if len(rows) > SAMPLES else ""
-    named = ", ".join(f"{row} (record {numbers[row]})" for row in rows[:SAMPLES])
+    shown = rows[:SAMPLES]
+    named = ", ".join(f"{row} ({record})" for row, record in zip(shown, names(shown), strict=True))
     count = int((~values.isfinite()).sum())
     return f"column       {name}: {count} values are not finite, in samples {named}{more}"
 

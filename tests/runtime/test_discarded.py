@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from graphft.runtime.coordination.discarded import Discarded, describe_discarded
+from pathlib import Path
+
+import graphft
+from graphft.runtime.coordination.discarded import Discarded, describe_discarded, discarded_of
+from graphft.runtime.protocol.left_out import LeftOut, Omission
+from tests.support.programs_by_hand import linear
 
 
 def test_their_numbers_are_listed_and_not_the_range_that_they_are_in() -> None:
@@ -23,3 +28,16 @@ def test_of_many_the_first_are_named() -> None:
     found = (Discarded(0, 5, 1, tuple(range(640, 656)), "KeyError"),)
     assert ": 640, 641, 642, 643, 644 and 11 more; the first in chunk 5: KeyError" in describe_discarded(found, 800)
     assert describe_discarded((), 800) == ""
+
+
+def test_records_of_two_files_are_two(tmp_path: Path) -> None:
+    """They were counted in their files: the third of each was one record."""
+    for name in ("one.csv", "two.csv"):
+        (tmp_path / name).write_text("a,b,y\n" + "1,2,3\n" * 20)
+    paths = [str(tmp_path / "one.csv"), str(tmp_path / "two.csv")]
+    data = graphft.files(paths, "csv", {"x": ["a", "b"], "y": ["y"]}, chunk_size=10)
+    job = graphft.transpile(linear(2), chunks=data, batch_size=5)
+    third = LeftOut((Omission(0, 0, "ValueError", records=(3,)),))
+    found = discarded_of(job.config, {0: third, 2: third})
+    assert [one.records for one in found] == [(3,), (23,)]
+    assert describe_discarded(found, 40).startswith("2 of 40 records were DISCARDED, as their batches failed: 3, 23;")

@@ -53,6 +53,7 @@ def check(**columns: Tensor) -> FiniteCheck:
 def test_a_gradient_is_named_with_the_column_that_may_cause_it() -> None:
     found = check(x=torch.tensor([1.0, math.nan, math.inf]), y=torch.zeros(3))
     found.numbers = lambda: [7, 19, 4]
+    found.names = lambda records: [f"line {record + 2} of f.csv" for record in records]
     assert found.holds
     found.look_at_loss(torch.tensor(0.25))
     assert found.finite
@@ -62,7 +63,7 @@ def test_a_gradient_is_named_with_the_column_that_may_cause_it() -> None:
     assert not found.finite
     assert found.describe() == (
         "the gradients of w (3 values) are not finite; the batch itself holds such values in column x (2 values), "
-        "of records 4, 19 (counted from 0)"
+        "of line 6 of f.csv, line 21 of f.csv"
     )
     found.begin()
     assert found.finite

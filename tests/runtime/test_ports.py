@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -102,6 +103,9 @@ class Read:
     def numbers(self, key: BatchKey) -> list[int]:
         return [key.chunk] * key.batch_size
 
+    def names(self, records: Sequence[int]) -> list[str]:
+        return [f"line {record}" for record in records]
+
 
 @pytest.fixture
 def record(tmp_path: Path) -> WorkRecord:
@@ -120,6 +124,7 @@ def test_a_batch_is_noted_while_it_is_read_and_computed(record: WorkRecord, job:
     assert (told, state.work, state.batch_samples) == ([work], work, 4)
     assert check.columns["x"] is x
     assert check.numbers() == [2, 2, 2, 2]
+    assert check.names([7]) == ["line 7"]
 
 
 def test_of_a_unit_the_first_batch_is_read_ahead(record: WorkRecord, job: Job) -> None:

@@ -44,6 +44,7 @@ class Batches(DataPort):
         batch = self.storage.batch(self._key(work))
         self.check.columns = {c: batch[c] for c in columns}
         self.check.numbers = functools.partial(self.prefetcher.numbers, self._key(work))
+        self.check.names = self.prefetcher.names
         if "assume" in self.program.attrs:
             check_dims(self.program, {c: batch[c] for c in columns})
         self.work_record.begin(Phase.COMPUTING, place, counted.claim)

@@ -38,6 +38,8 @@ class FiniteCheck:
     """The batch that was read last."""
     numbers: Callable[[], Sequence[int]] = tuple
     """Which records of the data it has."""
+    names: Callable[[Sequence[int]], list[str]] = list  # type: ignore[assignment]
+    """What a person finds records of the data by."""
     loss: float | None = None
     gradients: dict[str, int] = field(default_factory=dict)
     """By parameter, how many values of its gradient are not finite."""
@@ -112,10 +114,9 @@ class FiniteCheck:
         return "; ".join(parts)
 
     def _of_records(self) -> str:
-        shown = ", ".join(map(str, self.records[:SHOWN])) + f" and {len(self.records) - SHOWN} more" * (
-            len(self.records) > SHOWN
-        )
-        return f", of record{'s' * (len(self.records) > 1)} {shown} (counted from 0)" if self.records else ""
+        more = len(self.records) - SHOWN
+        shown = ", ".join(self.names(self.records[:SHOWN])) + f" and {more} more" * (more > 0)
+        return f", of {shown}" if self.records else ""
 
     def worth_telling(self) -> bool:
         """The 1st, 2nd, 4th, 8th ... time."""
