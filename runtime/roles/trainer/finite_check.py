@@ -94,6 +94,11 @@ class FiniteCheck:
             numbers = self.numbers()
             self.inputs, self.records = found, sorted(numbers[row] for row in rows if row < len(numbers))
 
+    def names_of_samples(self, samples: Sequence[int]) -> list[str]:
+        """What a person finds these samples of the batch by."""
+        numbers = self.numbers()
+        return self.names([numbers[sample] for sample in samples])
+
     # -- in words -------------------------------------------------------------------------------------------------
 
     def describe(self) -> str:

@@ -18,10 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import torch
 
 from graphft.errors import GraphftError, UsageError, describe
-from graphft.ir import Kind
 from graphft.loss_results import reported
 from graphft.ops.context import WorkChanged
 from graphft.runtime.coordination.lost_rows import tell_lost_rows
@@ -44,6 +42,7 @@ from graphft.runtime.roles.trainer.state import TrainerState
 from graphft.runtime.roles.trainer.step_proof import prove_step
 from graphft.runtime.roles.trainer.storage_wait import open_when_there
 from graphft.runtime.roles.trainer.view import TrainerView
+from graphft.runtime.roles.trainer.whole_numbers import whole_numbers
 from graphft.runtime.transport import make_client
 
 if TYPE_CHECKING:
@@ -54,7 +53,6 @@ log = logging.getLogger("graphft")
 IDLE_SECONDS = 0.25
 CAREFUL_STEPS = 16
 """So many steps a trainer does not read ahead when the one before it has died at work."""
-_WHOLE = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 OF_THE_BATCH = frozenset({"op-failed", "read", "feed", "data"})
 """Rules of errors that reading or computing a batch gives."""
 
@@ -254,13 +252,7 @@ class Trainer(Role):
         that is too large."""
         if self.work_record.phase != Phase.COMPUTING:
             return ""
-        batch = {v.name: self.ctx.scope.get(v.name) for v in self.program.of_kind(Kind.INPUT)}
-        found = [
-            f"{name} from {int(value.min())} to {int(value.max())}"
-            for name, value in batch.items()
-            if isinstance(value, torch.Tensor) and value.numel() and value.dtype in _WHOLE
-        ]
-        return f" (the batch has {', '.join(found)})" if found else ""
+        return whole_numbers(self.check.columns, self.check.names_of_samples)
 
     @property
     def at_step(self) -> int | None:
