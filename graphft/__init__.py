@@ -29,6 +29,7 @@ _PUBLIC = {
     "graphft.runtime.launcher.result": ("Result",),
     "graphft.runtime.loop.api": ("load_check_point", "read_check_point", "save_check_point", "wait_for_check_point"),
     "graphft.runtime.loop.check_points": ("CheckPoints",),
+    "graphft.runtime.loop.ranks": ("gather_rank_states",),
     "graphft.runtime.loop.retention": ("Keep",),
     "graphft.runtime.loop.train_status": ("TrainStatus",),
 }

@@ -11,6 +11,7 @@ where graphft reads the file; to others it is metadata like any other.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -71,6 +72,17 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[s
             file.write(bytes_of(tensors[name]))
 
 
+def pack_tensors(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> bytes:
+    """What a safetensors file of them would hold, without checksums: for a message."""
+    header, order = lay_out(tensors, metadata)
+    return header + b"".join(bytes_of(tensors[name]) for name in order)
+
+
+def unpack_tensors(data: bytes) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The inverse of `pack_tensors`. Raises GraphftError[tensor-file] for anything else."""
+    return _read("a message", io.BytesIO(data), len(data))
+
+
 def lay_out(tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> tuple[bytes, list[str]]:
     """The header of a safetensors file, and the order of the tensors whose bytes follow it, one behind the other.
 
@@ -92,18 +104,23 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     anything is not what was written.
     """
     with path.open("rb", buffering=0) as file:
-        size = os.fstat(file.fileno()).st_size
-        length = int.from_bytes(fill(file, bytearray(min(8, size))), "little")
-        if length > size - 8:
-            raise _damaged(path, f"its header has {length} bytes, the file {size}")
-        layout, metadata = layout_of(path, bytes(fill(file, bytearray(length))), size - 8 - length)
-        tensors = {}
-        for name, (dtype, shape) in layout.items():
-            tensors[name] = torch.empty(shape, dtype=dtype)
-            fill(file, _bytes_of(tensors[name]))
-        if CHECKSUMS in metadata or any(str(value).startswith(_BEGINNING) for value in metadata.values()):
-            _check(path, tensors, metadata)
-        return tensors, metadata
+        tensors, metadata = _read(path, file, os.fstat(file.fileno()).st_size)
+    if CHECKSUMS in metadata or any(str(value).startswith(_BEGINNING) for value in metadata.values()):
+        _check(path, tensors, metadata)
+    return tensors, metadata
+
+
+def _read(path: Path | str, file: BinaryIO, size: int) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """`path`: for errors."""
+    length = int.from_bytes(fill(file, bytearray(min(8, size))), "little")
+    if length > size - 8:
+        raise _damaged(path, f"its header has {length} bytes, the file {size}")
+    layout, metadata = layout_of(path, bytes(fill(file, bytearray(length))), size - 8 - length)
+    tensors = {}
+    for name, (dtype, shape) in layout.items():
+        tensors[name] = torch.empty(shape, dtype=dtype)
+        fill(file, _bytes_of(tensors[name]))
+    return tensors, metadata
 
 
 def _check(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:

@@ -11,9 +11,11 @@ from typing import Any
 
 from graphft.ir import Program
 from graphft.runtime.fs import FS
-from graphft.runtime.loop.check_points import CheckPoints, Found
+from graphft.runtime.loop.check_points import CheckPoints
+from graphft.runtime.loop.ranks import check_rank, gather_rank_states
 from graphft.runtime.loop.retention import Keep
-from graphft.runtime.loop.targets import targets_of
+from graphft.runtime.loop.snapshot import Found
+from graphft.runtime.loop.targets import Stateful, targets_of
 from graphft.runtime.loop.train_status import TrainStatus
 
 LOOK_SECONDS = 0.2
@@ -29,6 +31,7 @@ def save_check_point(
     main_program: Program | None = None,
     keep: int | Keep = 3,
     random_states: bool = True,
+    per_rank: Mapping[str, Stateful] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> int | None:
     """Saves the state of a training loop as the next version in a folder: wholly, or not at all.
@@ -43,7 +46,10 @@ def save_check_point(
         fs: The file system that `path` is on; by default that of the URL, else this machine's.
         trainer_id: Only trainer 0 saves; for others nothing is done (call it in all of them, or in trainer 0 alone).
         keep: How many of the newest versions are kept, or a `Keep`. Older ones are deleted, never the newest good one.
-        random_states: Whether torch's, NumPy's and Python's generators are saved, too.
+        random_states: Whether torch's, NumPy's and Python's generators are saved, too: those of trainer 0.
+        per_rank: What each rank of `torch.distributed` has for itself, by name, `{"loader": loader}`, or `{}`. Given
+            (by every rank, at the same step: it is a collective), these objects and the generators of all ranks are
+            saved, and each rank goes on with its own.
         storage_options: Go to fsspec, with a URL.
 
     Returns:
@@ -51,15 +57,20 @@ def save_check_point(
         saves while the loop goes on.
 
     Raises:
-        GraphftError: [state] or [save] for what cannot be saved, [superseded] if another process saves here, too.
+        GraphftError: [state] or [save] for what cannot be saved, [rank] if trainer_id is not the rank, [superseded] if
+            another process saves here, too.
         OSError: The storage refused it eight times, within about a minute.
     """
     targets_of(executor, main_program)  # a mistake shows in every trainer
     train_status.check()
+    ranks = None
+    if per_rank is not None:
+        check_rank(trainer_id)
+        ranks = gather_rank_states(per_rank)
     if trainer_id != 0:
         return None
     place = CheckPoints(path, fs, keep=keep, storage_options=storage_options)
-    return place.save(executor, train_status, main_program=main_program, random_states=random_states)
+    return place.save(executor, train_status, main_program=main_program, random_states=random_states, ranks=ranks)
 
 
 def load_check_point(
@@ -71,13 +82,14 @@ def load_check_point(
     main_program: Program | None = None,
     version: int | None = None,
     random_states: bool = True,
+    per_rank: Mapping[str, Stateful] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> TrainStatus | None:
     """Gives the objects the state of the newest checkpoint that is whole, and returns where the loop was.
 
     None, and nothing is changed, where there is no checkpoint. The arguments are those of `save_check_point`; all
-    trainers load. `version`: another one than the newest. `random_states`: trainer 0 goes on with the random numbers of
-    trainer 0; the others' generators stay as they are.
+    trainers load. `version`: another one than the newest. `random_states`: each trainer goes on with its own random
+    numbers, if it was saved with `per_rank`; else trainer 0 does, and the others' generators stay as they are.
 
     Raises:
         GraphftError: [checkpoint] if no checkpoint is whole; [checkpoint-fit] if the objects are not those that were
@@ -85,8 +97,14 @@ def load_check_point(
         OSError: The storage fails, so nothing can be said of the checkpoints.
     """
     place = CheckPoints(path, fs, storage_options=storage_options)
-    own = random_states and trainer_id == 0
-    return place.load(executor, main_program=main_program, version=version, random_states=own)
+    return place.load(
+        executor,
+        main_program=main_program,
+        version=version,
+        random_states=random_states,
+        trainer_id=trainer_id,
+        per_rank=per_rank,
+    )
 
 
 def read_check_point(

@@ -8,29 +8,25 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 import graphft
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.ir import Program
 from graphft.runtime.fs import FS, file_system
-from graphft.runtime.loop.random_states import set_random_states, take_random_states
+from graphft.runtime.loop.ranks import RankStates
 from graphft.runtime.loop.retention import Keep, as_keep
-from graphft.runtime.loop.state_codec import Encoder, decode
-from graphft.runtime.loop.targets import Stateful, load_all, targets_of
+from graphft.runtime.loop.snapshot import Found, Snapshot, found_in, load_found, take
+from graphft.runtime.loop.targets import Stateful, targets_of
 from graphft.runtime.loop.train_status import TrainStatus
-from graphft.runtime.loop.version_store import DamagedVersion, Superseded, VersionManifest, VersionStore
+from graphft.runtime.loop.version_store import DamagedVersion, Superseded, VersionStore
 
 log = logging.getLogger("graphft")
 
 TRIES, FIRST_PAUSE, LAST_PAUSE = 8, 0.5, 30.0
 """A save that the storage refuses is tried again so often, with pauses (seconds) that double."""
-STATE, RANDOM, OPTIMIZERS = "state", "random", "optimizers"
-"""What a manifest's `state` has: the objects of the user's, the random generators, and the classes of optimizers."""
 
 
 class Saving:
@@ -62,31 +58,11 @@ class Saving:
         self._done.set()
 
 
-@dataclass(frozen=True)
-class Snapshot:
-    """A state at one moment. Nothing in it changes any more."""
-
-    status: TrainStatus
-    state: Mapping[str, Any]
-    tensors: Mapping[str, Tensor]
-
-
 class AtRisk(NamedTuple):
     """What would be lost if the machine died now: since the newest state that is saved was taken."""
 
     seconds: float
     steps: int
-
-
-@dataclass(frozen=True)
-class Found:
-    """A checkpoint that was read: `states` by name of the object, `random`: the generators, where they were saved."""
-
-    version: int
-    status: TrainStatus
-    states: dict[str, Any]
-    random: dict[str, Any] | None
-    manifest: VersionManifest
 
 
 class CheckPoints:
@@ -137,22 +113,37 @@ class CheckPoints:
     # -- saving -----------------------------------------------------------------------------------------------------
 
     def save(
-        self, state: Any, status: TrainStatus, *, main_program: Program | None = None, random_states: bool = True
+        self,
+        state: Any,
+        status: TrainStatus,
+        *,
+        main_program: Program | None = None,
+        random_states: bool = True,
+        ranks: RankStates | None = None,
     ) -> int:
-        """Saves now; returns the version. Raises OSError after TRIES, GraphftError for what cannot be saved."""
+        """Saves now; returns the version. `ranks`: what `gather_rank_states` returned.
+
+        Raises OSError after TRIES, GraphftError for what cannot be saved.
+        """
         targets = targets_of(state, main_program)
         self.wait()
         saving, self._begun_at = Saving(), self._clock()
-        self._write(take(targets, status, random_states, copy=False), saving, self._begun_at)
+        self._write(take(targets, status, random_states, ranks, copy=False), saving, self._begun_at)
         version = saving.wait()
         assert version is not None
         return version
 
     def begin(
-        self, state: Any, status: TrainStatus, *, main_program: Program | None = None, random_states: bool = True
+        self,
+        state: Any,
+        status: TrainStatus,
+        *,
+        main_program: Program | None = None,
+        random_states: bool = True,
+        ranks: RankStates | None = None,
     ) -> Saving:
         """Copies the state, and saves it beside what goes on. One save is at work; of those that wait, the newest."""
-        snapshot, saving = take(targets_of(state, main_program), status, random_states, copy=True), Saving()
+        snapshot, saving = take(targets_of(state, main_program), status, random_states, ranks, copy=True), Saving()
         self._begun_at = self._clock()
         with self._changed:
             if self._waiting is not None:
@@ -327,16 +318,21 @@ class CheckPoints:
     # -- loading ----------------------------------------------------------------------------------------------------
 
     def load(
-        self, state: Any, *, main_program: Program | None = None, version: int | None = None, random_states: bool = True
+        self,
+        state: Any,
+        *,
+        main_program: Program | None = None,
+        version: int | None = None,
+        random_states: bool = True,
+        trainer_id: int = 0,
+        per_rank: Mapping[str, Stateful] | None = None,
     ) -> TrainStatus | None:
         """See `load_check_point`."""
-        targets = targets_of(state, main_program)
+        targets, own = targets_of(state, main_program), (targets_of(per_rank) if per_rank else {})
         found = self.newest(version)
         if found is None:
             return None
-        load_all(targets, found.states, found.manifest.state.get(OPTIMIZERS, {}))
-        if random_states and found.random is not None:
-            set_random_states(found.random)
+        load_found(found, targets, own, trainer_id, random_states)
         self._saved, self._looked = (self._clock(), found.status.step), True
         self._known = max(self._committed())
         return found.status
@@ -381,26 +377,10 @@ class CheckPoints:
         manifest = self.store.manifest(version)
         tensors = self.store.read(manifest, to_go_on=to_go_on)
         try:
-            states = {name: decode(value, tensors) for name, value in manifest.state[STATE].items()}
-            random = decode(manifest.state[RANDOM], tensors) if RANDOM in manifest.state else None
-            status = TrainStatus.from_json(manifest.status)
+            return found_in(manifest, tensors)
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedVersion(
                 f"checkpoint {version} of {self.path} does not say what its tensors are: {error!r}",
                 rule="checkpoint",
                 help="was it written by a newer graphft? its manifest names that under `made`",
             ) from error
-        return Found(version, status, states, random, manifest)
-
-
-def take(targets: Mapping[str, Stateful], status: TrainStatus, random_states: bool, copy: bool) -> Snapshot:
-    """The state of these objects now. `copy`: so that they may change while it is saved."""
-    status.check()
-    encoder = Encoder()
-    state: dict[str, Any] = {STATE: {n: encoder.encode(t.state_dict(), n) for n, t in sorted(targets.items())}}
-    optimizers = {n: t for n, t in sorted(targets.items()) if isinstance(t, torch.optim.Optimizer)}
-    state[OPTIMIZERS] = {name: type(optimizer).__name__ for name, optimizer in optimizers.items()}
-    if random_states:
-        state[RANDOM] = encoder.encode(take_random_states(), "random")
-    tensors = {n: t.to("cpu", copy=True) for n, t in encoder.tensors.items()} if copy else encoder.tensors
-    return Snapshot(TrainStatus.from_json(status.to_json()), state, tensors)

@@ -1,0 +1,95 @@
+"""The state of a loop at one moment: as it is saved, and as it is found again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graphft.errors import GraphftError, UsageError
+from graphft.runtime.loop.random_states import set_random_states, take_random_states
+from graphft.runtime.loop.ranks import OBJECTS, RANDOM, RankStates, of_rank
+from graphft.runtime.loop.state_codec import Encoder, decode
+from graphft.runtime.loop.targets import Stateful, load_all
+from graphft.runtime.loop.train_status import TrainStatus
+from graphft.runtime.loop.version_store import VersionManifest
+
+STATE, RANKS, OPTIMIZERS = "state", "ranks", "optimizers"
+"""What a manifest's `state` has, beside RANDOM, the generators of trainer 0: the user's objects, what each rank has for
+itself, and the classes of optimizers."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Nothing in it changes any more."""
+
+    status: TrainStatus
+    state: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A checkpoint that was read: `states` by name of the object, `random`: the generators, where they were saved."""
+
+    version: int
+    status: TrainStatus
+    states: dict[str, Any]
+    random: dict[str, Any] | None
+    ranks: RankStates | None
+    manifest: VersionManifest
+
+
+def take(
+    targets: Mapping[str, Stateful], status: TrainStatus, random_states: bool, ranks: RankStates | None, copy: bool
+) -> Snapshot:
+    """The state of these objects now. `copy`: so that they may change while it is saved."""
+    status.check()
+    encoder = Encoder()
+    state: dict[str, Any] = {STATE: {n: encoder.encode(t.state_dict(), n) for n, t in sorted(targets.items())}}
+    optimizers = {n: t for n, t in sorted(targets.items()) if isinstance(t, torch.optim.Optimizer)}
+    state[OPTIMIZERS] = {name: type(optimizer).__name__ for name, optimizer in optimizers.items()}
+    if random_states:
+        state[RANDOM] = encoder.encode(take_random_states(), RANDOM)
+    if ranks is not None:
+        state[RANKS] = encoder.encode(ranks.states, RANKS)
+    tensors = {n: t.to("cpu", copy=True) for n, t in encoder.tensors.items()} if copy else encoder.tensors
+    return Snapshot(TrainStatus.from_json(status.to_json()), state, tensors)
+
+
+def found_in(manifest: VersionManifest, tensors: Mapping[str, Tensor]) -> Found:
+    """What was taken. Raises KeyError, TypeError or ValueError for what `take` did not make."""
+    saved = {name: decode(manifest.state[name], tensors) for name in (RANDOM, RANKS) if name in manifest.state}
+    states = {name: decode(value, tensors) for name, value in manifest.state[STATE].items()}
+    ranks = RankStates(tuple(saved[RANKS])) if RANKS in saved else None
+    return Found(manifest.version, TrainStatus.from_json(manifest.status), states, saved.get(RANDOM), ranks, manifest)
+
+
+def load_found(
+    found: Found, targets: Mapping[str, Stateful], per_rank: Mapping[str, Stateful], rank: int, random_states: bool
+) -> None:
+    """Gives all objects their state, and the process its generators: those of its rank, where ranks have saved theirs;
+    else trainer 0 has them. What ranks have saved is left alone if neither objects nor generators are asked for.
+
+    Raises GraphftError[checkpoint-fit], and changes nothing, if that does not fit.
+    """
+    if clash := targets.keys() & per_rank.keys():
+        raise UsageError(
+            f"{', '.join(sorted(clash))} is in the state and in per_rank",
+            rule="state",
+            help="give it once, or by another name",
+        )
+    own = of_rank(found.ranks, rank, per_rank) if random_states or per_rank else {}
+    if missing := own.get(OBJECTS, {}).keys() - per_rank.keys():
+        raise GraphftError(
+            f"the checkpoint does not fit: it has {', '.join(sorted(missing))} of each rank, which per_rank= lacks",
+            rule="checkpoint-fit",
+            help="give the objects that were saved, made as they were then",
+        )
+    load_all({**targets, **per_rank}, {**found.states, **own.get(OBJECTS, {})}, found.manifest.state.get(OPTIMIZERS))
+    random = own.get(RANDOM) if own else found.random if rank == 0 else None
+    if random_states and random is not None:
+        set_random_states(random)
