@@ -97,17 +97,17 @@ def _at_most(count: int, runs: Runs) -> Runs:
 
 def without_small_shares(tensors: Mapping[str, Tensor], runs: Mapping[str, Runs], base: Base) -> dict[str, Runs]:
     """`runs`, and what lies in files of which little is needed, or in too many: these need not be kept for it."""
-    kept = {
-        n: list(_kept(runs[n], base.tensors[n].pieces, t.nbytes) if n in base.tensors else ())
+    found = {
+        n: list(kept(runs[n], base.tensors[n].pieces, t.nbytes) if n in base.tensors else ())
         for n, t in tensors.items()
         if runs[n] != [(0, t.nbytes)]
     }
     used: Counter[str] = Counter()
-    for each in kept.values():
+    for each in found.values():
         for _, piece in each:
             used[piece.file] += piece.bytes
     worth = [f for f, count in used.most_common() if count >= LEAST_SHARE * base.files[f]][:MAX_FILES]
-    more = {n: [(at, at + p.bytes) for at, p in each if p.file not in worth] for n, each in kept.items()}
+    more = {n: [(at, at + p.bytes) for at, p in each if p.file not in worth] for n, each in found.items()}
     return {n: _joined([*runs[n], *more.get(n, [])]) for n in tensors}
 
 
@@ -132,14 +132,14 @@ def pieces_of(runs: Runs, at: int, known: Known | None, size: int) -> tuple[Piec
     were."""
     if known is None:
         return (Piece("", at, size),) if size else ()
-    found = list(_kept(runs, known.pieces, size))
+    found = list(kept(runs, known.pieces, size))
     for start, end in runs:
         found.append((start, Piece("", at, end - start)))
         at += end - start
     return tuple(piece for _, piece in sorted(found))
 
 
-def _kept(runs: Runs, pieces: tuple[Piece, ...], size: int) -> Iterator[tuple[int, Piece]]:
+def kept(runs: Runs, pieces: tuple[Piece, ...], size: int) -> Iterator[tuple[int, Piece]]:
     """What of the pieces is in none of `runs`, and from where on in the tensor."""
     left = iter([*runs, (size, size)])
     start, end = next(left)

@@ -12,6 +12,7 @@ that needs no other is a plain safetensors file to everyone.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ from graphft.block_deltas import (
     block_digests,
     changed_runs,
     checksum_of,
+    kept,
     pieces_of,
     without_small_shares,
     worth_it,
@@ -94,19 +96,54 @@ class Contents:
 
 
 def checked_file(
-    tensors: Mapping[str, Tensor], name: Callable[[bool], str], note: str = "", base: Base | None = None
+    tensors: Mapping[str, Tensor],
+    name: Callable[[bool], str],
+    note: str = "",
+    base: Base | None = None,
+    open_file: Callable[[str], BinaryIO] | None = None,
 ) -> CheckedFile:
     """Plans a file. `name`: what it will be called, given whether it refers to others; so others will refer to it.
 
-    Reads every byte once, for the checksums. Raises GraphftError[save] for a dtype that safetensors does not have.
+    `open_file`: for a base of which only headers were read. What the new file would refer to is read and compared; if
+    anything is not what the header says, the file refers to nothing. Reads every byte of the tensors once, for the
+    checksums.
+
+    Raises OSError where files that are there cannot be read, GraphftError[save] for a dtype that safetensors does not
+    have.
     """
     digests = {n: block_digests(bytes_of(t)) for n, t in tensors.items()}
     if base is not None:
         runs = {n: changed_runs(t, digests[n], base.tensors.get(n)) for n, t in tensors.items()}
         runs = without_small_shares(tensors, runs, base)
-        if worth_it(tensors, runs):
+        if worth_it(tensors, runs) and (open_file is None or _is_there(open_file, tensors, runs, base)):
             return _plan(tensors, name(True), note, digests, runs, base)
     return _plan(tensors, name(False), note, digests, {n: [(0, t.nbytes)] for n, t in tensors.items()}, Base())
+
+
+def _is_there(
+    open_file: Callable[[str], BinaryIO], tensors: Mapping[str, Tensor], runs: Mapping[str, Runs], base: Base
+) -> bool:
+    """Whether the bytes that are not in `runs` lie where the base says, in files that may have been damaged since."""
+    wanted = sorted(
+        (piece.file, piece.offset, n, at, piece.bytes)
+        for n, t in tensors.items()
+        if runs[n] != [(0, t.nbytes)]
+        for at, piece in kept(runs[n], base.tensors[n].pieces, t.nbytes)
+    )
+    for name, pieces in itertools.groupby(wanted, lambda one: one[0]):
+        try:
+            file = open_file(name)
+        except FileNotFoundError:
+            return False
+        with contextlib.closing(file):
+            for _, offset, n, start, count in pieces:
+                file.seek(offset)
+                whole = bytes_of(tensors[n])
+                for at in range(start, start + count, PIECE):
+                    part = whole[at : min(at + PIECE, start + count)]
+                    if fill(file, bytearray(part.nbytes)) != part:
+                        return False
+    return True
 
 
 def _plan(

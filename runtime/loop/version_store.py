@@ -74,7 +74,8 @@ class VersionStore:
     def __init__(self, fs: FS, root: str) -> None:
         self.fs, self.root = fs, root
         self._base: Base | None = None
-        """What is known of the newest version, for the next one to refer to."""
+        """What is known of the newest version, for the next one to refer to; None before this object has read all of a
+        version, or written one."""
         self._needs: dict[int, dict[str, int]] = {}
         """By version, once its manifest was read."""
 
@@ -157,7 +158,12 @@ class VersionStore:
         """Writes a version and commits it. Raises Superseded; GraphftError[save] for a dtype that cannot be saved."""
         token = uuid.uuid4().hex[:12]
         name = f"{_folder(version)}/tensors-{token}.safetensors"
-        file = checked_file(tensors, lambda refers: name, base=self._base_there())
+        if self._base is not None:
+            file = checked_file(tensors, lambda refers: name, base=self._if_there(self._base))
+        else:  # it may have been damaged since it was written, or have been found to be damaged
+            file = checked_file(
+                tensors, lambda refers: name, base=self._if_there(self._base_of_newest()), open_file=self._open
+            )
         path = self._at(name)
         with self.fs.writing(path) as target:
             file.write(target)
@@ -173,16 +179,13 @@ class VersionStore:
         self._base = file.base
         return manifest
 
-    def _base_there(self) -> Base | None:
-        """What is known of the newest version; None if that is nothing, or one of its files is gone."""
-        if self._base is None:
-            self._base = self._base_of_newest()
-        base = self._base
-        if base is not None and any(self.fs.size(self._at(name)) != size for name, size in base.files.items()):
-            self._base = None
-        return self._base
+    def _if_there(self, base: Base | None) -> Base | None:
+        """None if one of its files is gone, or has another size."""
+        gone = base is None or any(self.fs.size(self._at(name)) != size for name, size in base.files.items())
+        return None if gone else base
 
     def _base_of_newest(self) -> Base | None:
+        """What its header says."""
         newest = next((v for v in self.versions() if self.committed(v)), None)
         if newest is None:
             return None

@@ -16,7 +16,7 @@ from torch import Tensor
 import graphft
 from graphft import TrainStatus, block_deltas
 from graphft.block_deltas import BLOCK, MAX_FILES
-from graphft.checked_file import read_base
+from graphft.checked_file import checked_file, read_base
 from graphft.errors import GraphftError
 from graphft.runtime.cli import main
 from graphft.runtime.loop.check_points import CheckPoints
@@ -266,3 +266,41 @@ def test_kills_at_any_operation(eager: None, tmp_path: Path, monkeypatch: pytest
 def _needs(path: Path) -> list[dict[str, int]]:
     store = CheckPoints(str(path)).store
     return [store.manifest(v).needs for v in store.versions() if store.committed(v)]
+
+
+@pytest.mark.parametrize("one_object", [True, False])
+def test_what_was_damaged_is_not_referred_to(tmp_path: Path, one_object: bool) -> None:
+    """A loop that went back by a version made the same values again; the new version referred to the damaged ones, and
+    all later ones to it: of one flipped bit, which had been noticed, all was lost."""
+    place, state = CheckPoints(str(tmp_path)), Tensors({"x": table()})
+    place.save(state, TrainStatus(0))
+    state.tensors = {"x": table() * 2}
+    place.save(state, TrainStatus(1))
+    _, newest = sorted(tmp_path.glob("*/*.safetensors"))
+    data = bytearray(newest.read_bytes())
+    data[-1000] ^= 1
+    newest.write_bytes(data)
+    place = CheckPoints(str(tmp_path))
+    assert place.load(Tensors({}) if one_object else {"state": Tensors({})}) == TrainStatus(0)
+    for _ in range(2):
+        if one_object:
+            place.save(state, TrainStatus(1))
+        else:
+            graphft.save_check_point(state, TrainStatus(1), str(tmp_path))
+    assert is_same(read(tmp_path, 2), state.tensors)
+    assert is_same(read(tmp_path, 3), state.tensors)
+    whole, small = sizes(tmp_path)[-2:]
+    assert whole > 2**21, "it refers to nothing"
+    assert small < 2**16, "what is whole is referred to"
+
+
+def test_what_cannot_be_read_is_not_referred_to(tmp_path: Path) -> None:
+    """It was deleted between two looks at it."""
+    place = CheckPoints(str(tmp_path))
+    place.save(Tensors({"x": table()}), TrainStatus(0))
+    store = CheckPoints(str(tmp_path)).store
+    (file,) = tmp_path.glob("*/*.safetensors")
+    base = store._base_of_newest()
+    file.unlink()
+    written = checked_file({"state.x": table()}, lambda refers: "x", base=base, open_file=store._open)
+    assert not written.entry.needs
