@@ -29,6 +29,7 @@ from graphft.runtime import roles
 from graphft.runtime.checkpoint.store import Ages
 from graphft.runtime.data.forks import forks_are_told_to_end
 from graphft.runtime.etcd.lease import Session
+from graphft.runtime.etcd.lease_keeper import LeasePage
 from graphft.runtime.execute.determinism import settings
 from graphft.runtime.execute.lowering import lower
 from graphft.runtime.process.identity import UNKNOWN, identify
@@ -91,6 +92,13 @@ class _Ids:
         return uuid.UUID(int=self._world.random.getrandbits(128), version=4)
 
 
+class _LeasePages:
+    """`LeasePage`: no other process maps them, and of a process that is killed nobody would close the file."""
+
+    SIZE = LeasePage.SIZE
+    make = staticmethod(LeasePage)
+
+
 DELTAS = {"BLOCK": 16, "LEAST_SAVED": 0, "LEAST_SHARE": 0.0}
 """Of `block_deltas`: parts of small models, too, refer to those before them."""
 
@@ -130,6 +138,7 @@ def substituted(
         id(concurrent.futures.ThreadPoolExecutor): functools.partial(SimThreadPool, world),
         id(Session): functools.partial(Session, clock=clock.monotonic),
         id(Progress): functools.partial(Progress, clock=clock.monotonic),
+        id(LeasePage): _LeasePages,
         id(Ages): functools.partial(Ages, clock=clock.monotonic),
         id(lower): functools.partial(_lower_once, world, pace),
         id(identify): lambda pid=None: UNKNOWN,
