@@ -55,11 +55,16 @@ def open_reader(spec: DataSpec, root: str | os.PathLike[str], seed: int, cached_
 
 
 class BadRecords(GraphftError):
-    """Some records of a batch cannot be read, and the others can. `positions`: of the bad ones, in their chunk."""
+    """Some records of a batch cannot be read, and the others can. `positions`: of the bad ones, in their chunk.
 
-    def __init__(self, message: str, positions: Collection[int], *, rule: str = "read", help: str = "") -> None:
+    `certain`: the file's bytes are no records, whoever reads them; then `positions` has all such records of the chunk.
+    """
+
+    def __init__(
+        self, message: str, positions: Collection[int], *, rule: str = "read", help: str = "", certain: bool = False
+    ) -> None:
         super().__init__(message, rule=rule, help=help)
-        self.positions = frozenset(positions)
+        self.positions, self.certain = frozenset(positions), certain
 
 
 class Reader(ABC):
@@ -115,7 +120,7 @@ class Reader(ABC):
             what = f"reading chunk {chunk} ({self._where(info)}) failed: {describe(e)}"
             help = "see the error above; the data must stay as it was described"
             if isinstance(e, BadRecords):
-                raise BadRecords(what, e.positions, help=help) from e
+                raise BadRecords(what, e.positions, help=help, certain=e.certain) from e
             raise GraphftError(what, rule="read", help=help) from e
 
     def numbers(
@@ -253,13 +258,15 @@ class FileReader(Reader):
     def _read(
         self, info: ChunkInfo, order: np.ndarray, key: tuple[int, int, int, int], ahead: bool
     ) -> dict[str, torch.Tensor]:
-        chunk = self._chunks.get(info.id)
-        if chunk is None:
-            chunk = self._chunks.put(info.id, self._files.read(info))
-        if chunk.bad and (bad := sorted({int(i) for i in order} & chunk.bad.keys())):
-            listed = "; ".join(chunk.bad[i] for i in bad[:LISTED])
+        chunk = self._chunks.get(info.id) or self._chunks.put(info.id, self._files.read(info))
+        if chunk.bad.keys() & {int(i) for i in order}:
+            again = self._chunks.put(info.id, self._files.read(info))
+            bad = sorted(chunk.bad.keys() & again.bad.keys())
+            if not bad:
+                return self._read(info, order, key, ahead)
+            listed = "; ".join(again.bad[i] for i in bad[:LISTED])
             more = f"; and {len(bad) - LISTED} more" if len(bad) > LISTED else ""
-            raise BadRecords(listed + more, bad, rule="data")
+            raise BadRecords(listed + more, bad, rule="data", certain=True)
         return {c: torch.from_numpy(a[order]) for c, a in chunk.columns.items()}
 
 

@@ -361,7 +361,7 @@ class Supervisor:
         elif child.stuck > self.max_restarts:
             why = f"{child.name} failed {child.stuck} times in a row, --max-restarts is {self.max_restarts}"
             if blamed is not None or (index is not None and self._inquest.reported(index, child.identity)):
-                why += ", while one batch after the other could not be computed, and none was"
+                why += ": one batch after the other failed, and none in between was computed"
             self._give_up(child, why)
         else:
             delay = (

@@ -310,12 +310,10 @@ def _leave_out(
         f"chunk {chunk} from batch {omission.batch} on" if omission.rest else f"batch {omission.batch} of chunk {chunk}"
     )
     lost = f"{len(omission.records)} of its records" if omission.records else "its records"
+    times = f" {omission.failures} times in a row without progress" if omission.failures > 1 else ""
     same, put = known.leave_out(omission)
     new = Todo(todo.attempt, 0, omission.batch, False)
-    failed = (
-        f"{what} in pass {omission.pass_index} failed {omission.failures} times in a row without progress "
-        f"({omission.reason})"
-    )
+    failed = f"{what} in pass {omission.pass_index} failed{times} ({omission.reason})"
     return Change(
         "left-out",
         f"{failed}; {lost} are left out from there on",

@@ -113,15 +113,24 @@ class AsyncQueue(QueuePort, ClaimsPort):
             self._drop(claim)
 
     def report_failure(
-        self, key: ChunkKey, reason: str, batch: int | None = None, records: Collection[int] = ()
-    ) -> None:
+        self,
+        key: ChunkKey,
+        reason: str,
+        batch: int | None = None,
+        records: Collection[int] = (),
+        *,
+        certain: bool = False,
+    ) -> bool:
         """This batch of a claimed chunk (None: the one that was begun last) cannot be computed. From any thread.
 
-        `records`: positions in the chunk of those to blame, if known.
+        `records`: positions in the chunk of those to blame, if known; `certain`: no trainer can read them. Returns
+        whether the queue knows now.
         """
         claim = self.claims.get(key)
-        if self.records is not None and claim is not None:
-            self.records.fail(claim, claim.last if batch is None else batch, reason, records)
+        if self.records is None or claim is None:
+            return False
+        batch = claim.last if batch is None else batch
+        return self.records.fail(claim, batch, reason, records, certain) is not None
 
     def drop(self, key: ChunkKey) -> None:
         """The chunk is not this trainer's any more, if it was."""

@@ -250,7 +250,10 @@ class Claims:
             )
         )
 
-    def fail(self, claim: Claim, batch: int, reason: str, records: Collection[int] = ()) -> None:
+    def fail(
+        self, claim: Claim, batch: int, reason: str, records: Collection[int] = (), certain: bool = False
+    ) -> Change | None:
+        """None: the claim is another trainer's by now."""
         make = functools.partial(
             fail_batch,
             self.etcd,
@@ -261,10 +264,12 @@ class Claims:
             claim=claim.revision,
             reason=reason,
             records=records,
+            certain=certain,
         )
         change = self.member.retry_while_leased(make)
         if change is not None:
             tell_left_out(self.member.events, *claim.key, change)
+        return change
 
     # -- the daemon thread --------------------------------------------------------------------------------------
 

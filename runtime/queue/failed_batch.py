@@ -31,11 +31,12 @@ def fail_batch(
     claim: int,
     reason: str,
     records: Collection[int] = (),
+    certain: bool = False,
 ) -> Change | None:
     """Counts a failure of this batch, under that claim of its chunk; None: the claim is somebody else's by now.
 
     `claim`: its revision. The claim itself says how many failures are too many, and how many records may be left out.
-    `records`: which of the batch's are to blame, if that is known.
+    `records`: which of the batch's are to blame, if that is known. `certain`: the first failure is one too many.
 
     Outcome "left-out": the batch is, from now on. In sync mode a new generation begins with that: a holder before may
     have sent the batch to some of the shards, so this step and what follows is done again, without it on all of them.
@@ -64,7 +65,7 @@ def fail_batch(
             known,
             batch=batch,
             reason=reason,
-            max_failures=terms.max_failures,
+            max_failures=1 if certain else terms.max_failures,
             records=records,
         )
         change, back, same = or_end(store, keys, plan, known, change, terms.max_discarded), [], []

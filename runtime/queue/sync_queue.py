@@ -208,24 +208,29 @@ class SyncQueue(QueuePort, ClaimsPort):
     def close(self) -> None:
         self._background.close()
 
-    def report_failure(self, work: Work, reason: str, records: Collection[int] = ()) -> None:
+    def report_failure(self, work: Work, reason: str, records: Collection[int] = (), *, certain: bool = False) -> bool:
         """Counts a failure of the batch of (step, slot); after too many in a row it is left out.
 
         Then a new generation begins: a holder before may have sent the batch to some of the shards, so this step and
-        what follows is done again, without it on all of them.
+        what follows is done again, without it on all of them. `certain`: no trainer can read `records`, so one failure
+        is too many. Returns whether etcd knows now.
         """
         located = self.plan.locate(work.step, work.slot)
-        if located is not None:
-            self.report_batch(located.pass_index, located.chunk, located.batch, reason, records)
+        if located is None:
+            return False
+        return self.report_batch(located.pass_index, located.chunk, located.batch, reason, records, certain)
 
-    def report_batch(self, pass_index: int, chunk: int, batch: int, reason: str, records: Collection[int] = ()) -> None:
+    def report_batch(
+        self, pass_index: int, chunk: int, batch: int, reason: str, records: Collection[int] = (), certain: bool = False
+    ) -> bool:
         """As `report_failure`, of a batch of a claimed chunk. `records`: positions of those to blame, if known."""
         claim = self.claims.get((pass_index, chunk))
         if claim is None:
-            return
-        change = self.member.retry_while_leased(functools.partial(self._fail, claim, batch, reason, records))
+            return False
+        change = self.member.retry_while_leased(functools.partial(self._fail, claim, batch, reason, records, certain))
         if change is not None:
             tell_left_out(self.member.events, claim.pass_index, claim.chunk, change)
+        return change is not None
 
     def forget_claims(self) -> None:
         """The last step is applied: what is claimed still, the first shard completes."""
@@ -331,11 +336,19 @@ class SyncQueue(QueuePort, ClaimsPort):
                 wanted.append((located, todo))
         return wanted, left_over
 
-    def _fail(self, claim: Claim, batch: int, reason: str, records: Collection[int]) -> Change | None:
+    def _fail(self, claim: Claim, batch: int, reason: str, records: Collection[int], certain: bool) -> Change | None:
         """None: the claim is somebody else's by now."""
-        place = (claim.pass_index, claim.chunk, batch)
         return fail_batch(
-            self.member.etcd, self.keys, self.plan, *place, claim=claim.revision, reason=reason, records=records
+            self.member.etcd,
+            self.keys,
+            self.plan,
+            claim.pass_index,
+            claim.chunk,
+            batch,
+            claim=claim.revision,
+            reason=reason,
+            records=records,
+            certain=certain,
         )
 
     def _claim_of(self, slot: int, located: Located, todo: KV) -> Change:

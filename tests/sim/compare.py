@@ -12,7 +12,7 @@ import torch
 from graphft.errors import GraphftError
 from graphft.plan import record_order
 from graphft.runtime.coordination.status import read_left_out
-from graphft.runtime.data import Reader
+from graphft.runtime.data import BadRecords, Reader
 from graphft.runtime.protocol.left_out import ChunkOmissions, LeftOut, count_records
 from tests.sim.job import Simulation
 from tests.sim.variants import Variant, expected_counts
@@ -27,6 +27,8 @@ class ComparedSimulation(Simulation):
 
     bad = 0.0
     flaky = False
+    certain = False
+    """Whether the reader knows the bad ones: lines that are no records."""
     expected: Left = ({}, 0)
     """Sync: what the same job leaves without faults."""
     restored = False
@@ -61,7 +63,11 @@ class ComparedSimulation(Simulation):
             without = more[0] if more else options.get("without", ())
             bad = self.bad_records(pass_index, chunk, range(index * size, (index + 1) * size)) - set(without)
             if bad and not (self.flaky and self.world.random.random() < 0.3):
-                raise GraphftError(f"records {sorted(bad)} of chunk {chunk} cannot be read", rule="read")
+                what = f"records {sorted(bad)} of chunk {chunk} cannot be read"
+                if self.certain:
+                    batches = range(-(-self.variant.chunks[chunk] // size) * size)
+                    raise BadRecords(what, self.bad_records(pass_index, chunk, batches), certain=True)
+                raise GraphftError(what, rule="read")
             return read(pass_index, chunk, index, size, *more, **options)
 
         reader.batch = batch  # type: ignore[method-assign]
@@ -106,17 +112,17 @@ class ComparedSimulation(Simulation):
 class Undisturbed(ComparedSimulation):
     """Nothing happens, but that some records are bad."""
 
-    def __init__(self, seed: int, variant: Variant, bad: float) -> None:
+    def __init__(self, seed: int, variant: Variant, bad: float, certain: bool) -> None:
         super().__init__(seed, variant)
-        self.bad = bad
+        self.bad, self.certain = bad, certain
 
     def check(self) -> None:
         Simulation.check(self)
 
 
-def run_undisturbed(seed: int, variant: Variant, bad: float = 0.0) -> Left:
+def run_undisturbed(seed: int, variant: Variant, bad: float = 0.0, certain: bool = False) -> Left:
     """What a job leaves to which nothing happens, but that some of its records are bad."""
-    with Undisturbed(seed, variant, bad) as simulation:
+    with Undisturbed(seed, variant, bad, certain) as simulation:
         simulation.begin_all()
         simulation.run()
         return simulation.model(), simulation.skipped()

@@ -72,8 +72,8 @@ class ChunkTrainer(Trainer):
         except LeaseLost:
             raise
         except Exception as error:
-            self._report(error)
-            raise
+            if not self._report(error):
+                raise
         finally:
             self.work_record.end()
 
@@ -93,18 +93,25 @@ class ChunkTrainer(Trainer):
             self._first_steps = {work.pass_index: {c.chunk: c.first_step for c in self.plan.chunks_of(work.pass_index)}}
         self.record(self._first_steps[work.pass_index][work.chunk] + work.batch, 0, work.samples, values)
 
-    def _report(self, error: Exception) -> None:
+    def _report(self, error: Exception) -> bool:
+        """Whether that is all: records that no trainer can read are left out, and this one goes on."""
         work = self.state.work
-        if work is not None and blames_batch(error):
-            text = self.tell_failure(
-                f"batch {work.batch} of chunk {work.chunk} in pass {work.pass_index}",
-                error,
-                chunk=work.chunk,
-                pass_index=work.pass_index,
-            )
-            self.queue.report_failure((work.pass_index, work.chunk), text, records=bad_records(error))
-            self.queue.drop((work.pass_index, work.chunk))
-            self.work_record.mark(Phase.REPORTED)
+        if work is None or not blames_batch(error):
+            return False
+        key = work.pass_index, work.chunk
+        text = self.tell_failure(
+            f"batch {work.batch} of chunk {work.chunk} in pass {work.pass_index}",
+            error,
+            chunk=work.chunk,
+            pass_index=work.pass_index,
+        )
+        records, certain = bad_records(error)
+        known = self.queue.report_failure(key, text, records=records, certain=certain)
+        self.queue.drop(key)
+        if known and certain:
+            return True
+        self.work_record.mark(Phase.REPORTED)
+        return False
 
     # -- the end ------------------------------------------------------------------------------------------------
 

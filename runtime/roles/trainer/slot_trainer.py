@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from graphft import registry
 from graphft.errors import GraphftError
 from graphft.ops.context import NoData, WorkChanged
+from graphft.runtime.coordination.records import Generation
 from graphft.runtime.etcd import Store
 from graphft.runtime.process.work_record import Phase
 from graphft.runtime.protocol.sync_events import Work
@@ -86,7 +87,11 @@ class SlotTrainer(Trainer):
             if not self._is_next(work):
                 return
             text = self.tell_failure(f"step {work.step} of slot {work.slot}", error, step=work.step, slot=work.slot)
-            self.queue.report_failure(work, f"{text}, at step {work.step}, slot {work.slot}", bad_records(error))
+            text, (records, certain) = f"{text}, at step {work.step}, slot {work.slot}", bad_records(error)
+            generation = self.member.view.generation
+            if self.queue.report_failure(work, text, records, certain=certain) and certain:
+                self._await_generation_after(generation)
+                return
             self.work_record.mark(Phase.REPORTED)
             raise
         finally:
@@ -104,6 +109,12 @@ class SlotTrainer(Trainer):
         except WorkChanged:
             return False
         return True
+
+    def _await_generation_after(self, generation: Generation | None) -> None:
+        """What is left out now is computed without in the generation that began with that, by all alike."""
+        while self.member.view.generation == generation and not (self.member.over() or self.state.leaving):
+            with suppress(WorkChanged):
+                self.comm.pump(IDLE_SECONDS)
 
     def _contribute_nothing(self) -> None:
         """The slot has no data at this step: an empty contribution is a barrier without sends."""

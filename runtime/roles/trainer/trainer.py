@@ -62,13 +62,14 @@ def blames_batch(error: Exception) -> bool:
     return not isinstance(error, GraphftError) or error.rule in OF_THE_BATCH
 
 
-def bad_records(error: BaseException | None) -> frozenset[int]:
-    """Positions in its chunk of the records of a batch that an error of its step is about; none if it does not say."""
+def bad_records(error: BaseException | None) -> tuple[frozenset[int], bool]:
+    """Positions in its chunk of the records that an error of a step is about, none if it does not say; and whether no
+    trainer can read them."""
     while error is not None:
         if isinstance(error, BadRecords):
-            return error.positions
+            return error.positions, error.certain
         error = error.__cause__
-    return frozenset()
+    return frozenset(), False
 
 
 def _check_index(job: Job, index: int) -> None:
