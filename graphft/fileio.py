@@ -77,6 +77,8 @@ def make_folder(folder: Path) -> None:
         new.mkdir(exist_ok=True)
         fsync(new.parent)
     if not folder.is_dir():
+        if not folder.exists():
+            raise FileNotFoundError(f"{folder} was deleted in the moment in which it was made")
         raise NotADirectoryError(f"{folder} is a file, not a folder")
 
 

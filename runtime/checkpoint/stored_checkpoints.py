@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import posixpath
 from collections.abc import Collection
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from graphft.errors import GraphftError
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from graphft.checked_file import CheckedFile, Contents
 
 FOLDER = "checkpoints"
+BEHIND = 8
+"""No shard writes a part so many checkpoints after those that are kept."""
 COPIES = 2
 """Checkpoints of which a machine keeps its parts in the job's folder: the newest, and the one that follows it."""
 
@@ -65,12 +67,23 @@ class StoredCheckpoints(CheckpointStore):
         found = self.fs.size(self._at(file.name))
         if found != file.entry.bytes:
             raise OSError(f"{self.where(file.name)} has {found} bytes after {file.entry.bytes} were uploaded")
-        self._drop_copies()
+        self._drop_copies(PurePosixPath(file.name).name)
 
-    def _drop_copies(self) -> None:
-        """Deletes this machine's copies of older parts. What is needed of them is downloaded again."""
-        for directory in newest_first(super()._names())[COPIES:]:
-            super()._delete(directory)
+    def _drop_copies(self, part: str) -> None:
+        """Deletes this machine's copies of the shard's older parts. What is needed of them is downloaded again.
+
+        Other processes of the machine write and read the parts of other shards there: those are left to them, and a
+        folder that is empty is deleted only when nobody can be about to write there.
+        """
+        shard = part.partition(".")[0]
+        for number, directory in enumerate(newest_first(super()._names())[COPIES:]):
+            with contextlib.suppress(FileNotFoundError):  # another process has just deleted it
+                files = list(self.root.joinpath(directory).iterdir())
+                mine = [file for file in files if file.name.partition(".")[0] == shard]
+                for file in mine:
+                    file.unlink(missing_ok=True)
+                if number >= BEHIND and {file.name for file in files if file not in mine} <= {MANIFEST}:
+                    super()._delete(directory)
 
     def _read_part(self, part: Part) -> Contents:
         with contextlib.suppress(OSError, GraphftError):  # it is not there, or damaged: the storage's counts

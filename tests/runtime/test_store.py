@@ -17,7 +17,7 @@ from safetensors import safe_open
 
 from graphft.fileio import write_atomically
 from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest, directory_name
-from graphft.runtime.checkpoint.stored_checkpoints import COPIES, StoredCheckpoints
+from graphft.runtime.checkpoint.stored_checkpoints import BEHIND, COPIES, StoredCheckpoints
 from graphft.runtime.fs import LocalFS
 from graphft.sealed_json import seal
 
@@ -410,7 +410,22 @@ def test_a_copy_is_read_instead_of_the_storage_if_it_is_whole(copied: StoredChec
 
 
 def test_of_copies_a_few_are_kept(copied: StoredCheckpoints, tmp_path: Path) -> None:
-    for step in range(10, 80, 10):
+    for step in range(10, 210, 10):
         save(copied, step)
-    assert len(list((tmp_path / "copies").iterdir())) == COPIES
-    assert steps(copied) == [70, 60, 50, 40, 30, 20, 10]  # those are pruned when the newest is committed
+    parts = sorted((tmp_path / "copies").glob("*/shard*"))
+    assert [path.parent.name for path in parts] == [directory_name(0, step) for step in (190, 200)]
+    assert len(list((tmp_path / "copies").iterdir())) == COPIES + BEHIND
+    assert steps(copied)[-1] == 10  # those are pruned when the newest is committed
+
+
+def test_copies_of_another_shard_are_left_to_it(copied: StoredCheckpoints, tmp_path: Path) -> None:
+    """Its process is about to write, or to read there: pservers of an undisturbed job ended 4 times of it."""
+    other = StoredCheckpoints(copied.root, copied.fs, copied.path, copied.url)
+    slow = other.write_part(0, 10, 1, 2, values(10, 1))
+    (copied.root / directory_name(0, 20)).mkdir()
+    for step in range(10, 150, 10):
+        copied.write_part(0, step, 0, 2, values(step, 0))
+    assert (copied.root / slow.file).exists()
+    assert not (copied.root / directory_name(0, 20)).exists(), "nobody writes there any more"
+    other.write_part(0, 150, 1, 2, values(150, 1))
+    assert (copied.root / directory_name(0, 140)).exists()
