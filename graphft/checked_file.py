@@ -12,9 +12,10 @@ that needs no other is a plain safetensors file to everyone.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import BinaryIO, Protocol
 
@@ -207,20 +208,30 @@ def read_checked(
 
     Raises OSError, and GraphftError[tensor-file] for what is not what was written.
     """
-    with contextlib.ExitStack() as stack:
-        files: dict[str, BinaryIO] = {}
-
-        def opened(file: str) -> BinaryIO:
-            if file not in files:
-                files[file] = stack.enter_context(contextlib.closing(open_file(file)))
-            return files[file]
-
-        found, note = _described(opened(name), name, entry)
-        tensors, known = {}, {}
+    tensors, known = {}, {}
+    with opened(open_file) as files:
+        found, note = _described(files(name), name, entry)
         for n in filter(wanted, found.tensors):
-            tensors[n], known[n] = _read_tensor(opened, n, name, found.tensors[n])
+            tensors[n], known[n] = _read_tensor(files, n, name, found.tensors[n])
             told(tensors[n].nbytes)
-        return Contents(tensors, note, replace(found, tensors=known))
+    return Contents(tensors, note, replace(found, tensors=known))
+
+
+def verify_checked(
+    open_file: Callable[[str], BinaryIO], name: str, entry: FileEntry, told: Callable[[int], object] = id
+) -> None:
+    """As `read_checked`, of all tensors, and keeps none."""
+    with opened(open_file) as files:
+        found, _ = _described(files(name), name, entry)
+        for n, known in found.tensors.items():
+            told(_read_tensor(files, n, name, known)[0].nbytes)
+
+
+@contextlib.contextmanager
+def opened(open_file: Callable[[str], BinaryIO]) -> Iterator[Callable[[str], BinaryIO]]:
+    """By name, files that are opened once, and closed at the end."""
+    with contextlib.ExitStack() as stack:
+        yield functools.cache(lambda name: stack.enter_context(contextlib.closing(open_file(name))))
 
 
 def read_base(open_file: Callable[[str], BinaryIO], name: str, entry: FileEntry) -> Base:

@@ -19,7 +19,7 @@ def unseal(data: bytes) -> Any:
     try:
         content = json.loads(data)["content"]
         same = seal(content) == data
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"it is no manifest ({error!r})") from error
     if not same:
         raise ValueError("it is not what was written")

@@ -156,6 +156,8 @@ def fill(file: BinaryIO, into: bytearray | memoryview) -> bytearray | memoryview
 
 
 def _known(name: str, tensor: Tensor) -> torch.dtype:
+    if name == "__metadata__":
+        raise GraphftError("no tensor can be saved as __metadata__", rule="save", help="that name is safetensors' own")
     if tensor.dtype not in _NAMES:
         raise GraphftError(
             f"%{name} cannot be saved: safetensors has no {tensor.dtype}",
@@ -185,10 +187,10 @@ def layout_of(
     Raises GraphftError[tensor-file] if that is not what the header says. `path`: for that.
     """
     try:
-        entries = json.loads(header)
+        entries = json.loads(header, object_pairs_hook=_once_each)
         metadata = dict(entries.pop("__metadata__", {}))
         found = sorted(
-            (int(start), int(end), name, e["dtype"], [int(n) for n in e["shape"]])
+            (_index(start), _index(end), name, e["dtype"], [_index(n) for n in e["shape"]])
             for name, e in entries.items()
             for start, end in [e["data_offsets"]]
         )
@@ -207,9 +209,23 @@ def layout_of(
     return {name: (_DTYPES[dtype], shape) for _, _, name, dtype, shape in found}, metadata
 
 
+def _once_each(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("it has a name twice")
+    return found
+
+
+def _index(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{value!r} is no whole number")
+    return value
+
+
 def _bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor of any dtype, without a copy."""
-    return tensor.reshape(-1).view(torch.uint8).numpy().data
+    flat = tensor.reshape(-1).as_strided((tensor.numel(),), (1,))  # of one element, any stride is contiguous
+    return flat.view(torch.uint8).numpy().data
 
 
 def _damaged(path: Path | str, what: str) -> GraphftError:

@@ -19,11 +19,12 @@ OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl
 @contextlib.contextmanager
 def _as_os_error() -> Iterator[None]:
     """An error of a store's own package (botocore's EndpointConnectionError) becomes an OSError: it is tried again,
-    and says nothing about what lies there. Python's own pass."""
+    and says nothing about what lies there. So does RuntimeError ("Session is closed"); others of Python's own pass."""
     try:
         yield
     except Exception as error:
-        if isinstance(error, OSError) or type(error).__module__ == "builtins":
+        own = type(error).__module__ == "builtins" and type(error) is not RuntimeError
+        if isinstance(error, OSError) or own:
             raise
         raise OSError(errno.EIO, f"{type(error).__name__}: {error}") from error
 

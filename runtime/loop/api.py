@@ -5,6 +5,7 @@ Source: the design "Fault tolerance for sync training" of PaddlePaddle's fleet, 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -16,7 +17,7 @@ from graphft.runtime.loop.ranks import check_rank, gather_rank_states
 from graphft.runtime.loop.retention import Keep
 from graphft.runtime.loop.snapshot import Found
 from graphft.runtime.loop.targets import Stateful, targets_of
-from graphft.runtime.loop.train_status import TrainStatus
+from graphft.runtime.loop.train_status import TrainStatus, check_status
 
 LOOK_SECONDS = 0.2
 
@@ -24,7 +25,7 @@ LOOK_SECONDS = 0.2
 def save_check_point(
     executor: Any,
     train_status: TrainStatus,
-    path: str,
+    path: str | os.PathLike[str],
     fs: FS | None = None,
     trainer_id: int = 0,
     *,
@@ -62,7 +63,7 @@ def save_check_point(
         OSError: The storage refused it eight times, within about a minute.
     """
     targets_of(executor, main_program)  # a mistake shows in every trainer
-    train_status.check()
+    check_status(train_status)
     ranks = None
     if per_rank is not None:
         check_rank(trainer_id)
@@ -75,7 +76,7 @@ def save_check_point(
 
 def load_check_point(
     executor: Any,
-    path: str,
+    path: str | os.PathLike[str],
     fs: FS | None = None,
     trainer_id: int = 0,
     *,
@@ -108,7 +109,11 @@ def load_check_point(
 
 
 def read_check_point(
-    path: str, fs: FS | None = None, *, version: int | None = None, storage_options: Mapping[str, Any] | None = None
+    path: str | os.PathLike[str],
+    fs: FS | None = None,
+    *,
+    version: int | None = None,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Found | None:
     """The newest checkpoint that is whole, as it was saved: `states` by name, `status`, `random`. None: there is none.
 
@@ -118,7 +123,12 @@ def read_check_point(
 
 
 def wait_for_check_point(
-    path: str, version: int, timeout: float, fs: FS | None = None, *, storage_options: Mapping[str, Any] | None = None
+    path: str | os.PathLike[str],
+    version: int,
+    timeout: float,
+    fs: FS | None = None,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
 ) -> None:
     """For trainers that do not save: returns when this version (or a later one) is committed.
 

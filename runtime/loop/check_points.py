@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import socket
 import threading
 import time
@@ -27,6 +29,8 @@ log = logging.getLogger("graphft")
 
 TRIES, FIRST_PAUSE, LAST_PAUSE = 8, 0.5, 30.0
 """A save that the storage refuses is tried again so often, with pauses (seconds) that double."""
+HOPELESS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG})
+"""But for these errors."""
 
 
 class Saving:
@@ -77,7 +81,7 @@ class CheckPoints:
 
     def __init__(
         self,
-        path: str,
+        path: str | os.PathLike[str],
         fs: FS | None = None,
         *,
         keep: int | Keep = 3,
@@ -93,6 +97,9 @@ class CheckPoints:
                 rule="option",
                 help="every_seconds=600",
             )
+        path = os.fspath(path)
+        if not path:
+            raise UsageError("the path of the checkpoints is empty", rule="path", help='a folder or URL: "checkpoints"')
         self.fs, self.path = (fs, path) if fs is not None else file_system(path, storage_options)
         self.keep, self._sleep = as_keep(keep), sleep
         self.store = VersionStore(self.fs, self.path)
@@ -107,6 +114,8 @@ class CheckPoints:
         """Whether this object has saved, loaded, or looked for what is saved."""
         self._writer, self._known = uuid.uuid4().hex[:12], -1
         """Tells this object's versions; the newest version when it loaded or saved last, -1 before that."""
+        self._damaged: set[int] = set()
+        """Versions that this object found damaged: none of those to keep."""
         self._values: dict[int, float | None] = {}
         """By version, the metric that `keep` looks at: read once."""
 
@@ -196,7 +205,11 @@ class CheckPoints:
                     self._changed.notify_all()
                     return
                 (snapshot, saving, taken), self._waiting = self._waiting, None
-            self._write(snapshot, saving, taken)
+            try:
+                self._write(snapshot, saving, taken)
+            except BaseException as error:  # what was not thought of ends this save, and not all that come
+                saving._end(error=error)
+                log.error("the checkpoint could not be saved in %s: %s", self.path, describe(error))
             del snapshot
 
     def _write(self, snapshot: Snapshot, saving: Saving, taken: float) -> None:
@@ -211,7 +224,7 @@ class CheckPoints:
                     if self._looked
                     else "nothing is saved by this process"
                 )
-                if saving.tries >= TRIES:
+                if saving.tries >= TRIES or self._is_hopeless(error):
                     saving._end(error=error)
                     log.error(
                         "the checkpoint of step %d could not be saved in %s: %s; %s",
@@ -233,6 +246,11 @@ class CheckPoints:
                 saving._end(version)
                 self._try_to_prune(version)
                 return
+
+    def _is_hopeless(self, error: BaseException) -> bool:
+        """Trying again does not help; of a first save, neither where nothing is there to save in: a bucket, a mount."""
+        first = not self._looked and isinstance(error, FileNotFoundError)
+        return first or (isinstance(error, OSError) and error.errno in HOPELESS)
 
     def _commit(self, snapshot: Snapshot) -> int:
         self._check_alone()
@@ -294,14 +312,16 @@ class CheckPoints:
     def _collect(self, good: int) -> list[int]:
         """`good`: a version that is whole."""
         there = self._committed()
-        kept = self.keep.of([(v, self._value_of(v)) for v in there])
-        return self.store.collect(max(there, default=0), {*kept, good})
+        values = [(v, self._value_of(v)) for v in there if v not in self._damaged]
+        if self.keep.best and not any(value is not None for _, value in values):
+            log.warning("keep best=%r: no checkpoint in %s has that metric", self.keep.best, self.path)
+        return self.store.collect(max(there, default=0), {*self.keep.of(values), good})
 
     def _try_to_prune(self, good: int) -> None:
         """What cannot be deleted now goes with a later save."""
         try:
             self._collect(good)
-        except (OSError, GraphftError) as error:
+        except Exception as error:
             log.warning("old checkpoints in %s stay for now: %s", self.path, describe(error))
 
     def _value_of(self, version: int) -> float | None:
@@ -359,6 +379,7 @@ class CheckPoints:
                 found = self._read(candidate, to_go_on=not damaged)
             except DamagedVersion as error:
                 damaged.append(error)
+                self._damaged.add(candidate)
                 log.error("%s", error.message)
                 continue
             if damaged:
@@ -371,6 +392,7 @@ class CheckPoints:
                 rule="checkpoint",
                 help="restore them from a copy; or delete that folder to begin anew",
             )
+        self.store.check_place()
         return None
 
     def _read(self, version: int, *, to_go_on: bool = False) -> Found:

@@ -15,7 +15,7 @@ class Keep:
 
     Attributes:
         newest: So many of the newest.
-        every: And each whose version is a multiple of this; 0: none.
+        every: And the first of each so many versions: 10, 20, 30 ... for 10 (where 20 is missing, 21); 0: none.
         best: And the one with the best value of this metric of `TrainStatus.metrics`; "": none.
         mode: "min" or "max": which value is the best.
     """
@@ -39,7 +39,8 @@ class Keep:
         """Those to keep, of (version, value of the metric `best`). None, and what is no number, is never the best."""
         known = sorted(versions, reverse=True)
         kept = {version for version, _ in known[: self.newest]}
-        kept |= {version for version, _ in known if self.every and version % self.every == 0}
+        if self.every:
+            kept |= set({version // self.every: version for version, _ in known}.values())
         sign = 1 if self.mode == "min" else -1
         values = [(sign * value, -version) for version, value in known if value is not None and not math.isnan(value)]
         return kept | ({-min(values)[1]} if values else set())

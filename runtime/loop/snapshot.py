@@ -14,7 +14,7 @@ from graphft.runtime.loop.random_states import set_random_states, take_random_st
 from graphft.runtime.loop.ranks import OBJECTS, RANDOM, RankStates, of_rank
 from graphft.runtime.loop.state_codec import Encoder, decode
 from graphft.runtime.loop.targets import Stateful, load_all
-from graphft.runtime.loop.train_status import TrainStatus
+from graphft.runtime.loop.train_status import TrainStatus, check_status
 from graphft.runtime.loop.version_store import VersionManifest
 
 STATE, RANKS, OPTIMIZERS = "state", "ranks", "optimizers"
@@ -47,9 +47,9 @@ def take(
     targets: Mapping[str, Stateful], status: TrainStatus, random_states: bool, ranks: RankStates | None, copy: bool
 ) -> Snapshot:
     """The state of these objects now. `copy`: so that they may change while it is saved."""
-    status.check()
+    check_status(status)
     encoder = Encoder()
-    state: dict[str, Any] = {STATE: {n: encoder.encode(t.state_dict(), n) for n, t in sorted(targets.items())}}
+    state: dict[str, Any] = {STATE: {n: _encoded(encoder, n, t.state_dict()) for n, t in sorted(targets.items())}}
     optimizers = {n: t for n, t in sorted(targets.items()) if isinstance(t, torch.optim.Optimizer)}
     state[OPTIMIZERS] = {name: type(optimizer).__name__ for name, optimizer in optimizers.items()}
     if random_states:
@@ -58,6 +58,17 @@ def take(
         state[RANKS] = encoder.encode(ranks.states, RANKS)
     tensors = {n: t.to("cpu", copy=True) for n, t in encoder.tensors.items()} if copy else encoder.tensors
     return Snapshot(TrainStatus.from_json(status.to_json()), state, tensors)
+
+
+def _encoded(encoder: Encoder, name: str, state: Any) -> Any:
+    try:
+        return encoder.encode(state, name)
+    except RecursionError as error:
+        raise GraphftError(
+            f"{name} cannot be saved: its state_dict contains itself, or is nested too deeply",
+            rule="state",
+            help="have state_dict() return dicts and lists that do not contain themselves",
+        ) from error
 
 
 def found_in(manifest: VersionManifest, tensors: Mapping[str, Tensor]) -> Found:

@@ -17,7 +17,10 @@ from torch import Tensor
 
 from graphft.errors import GraphftError
 
-PLAIN = (str, int, bool, type(None))
+PLAIN = (str, bool, type(None))
+LARGEST = 2**63
+"""JSON's readers agree on whole numbers below it."""
+TENSORS = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _DTYPES = {str(d).removeprefix("torch."): d for d in vars(torch).values() if isinstance(d, torch.dtype)}
 
 
@@ -35,7 +38,9 @@ class Encoder:
         """
         if type(value) in PLAIN:
             return value
-        if isinstance(value, Tensor):
+        if type(value) is int:
+            return value if abs(value) < LARGEST else {"$int": hex(value)}
+        if type(value) in TENSORS:
             return {"$tensor": self._tensor(value.detach(), where)}
         if type(value) is float:
             return value if math.isfinite(value) else {"$float": repr(value)}
@@ -56,39 +61,46 @@ class Encoder:
         return {"$ordered" if type(value) is OrderedDict else "$items": pairs}
 
     def _other(self, value: Any, where: str) -> Any:
-        if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and value.dtype.isnative:
+        if type(value) is np.ndarray and _has_tensors_dtype(value) and value.dtype.isnative:
             return {"$array": self._tensor(torch.from_numpy(np.array(value)), where)}
-        if isinstance(value, np.generic) and value.dtype.kind in "biuf":
+        if isinstance(value, np.generic) and _has_tensors_dtype(value):
             return {"$scalar": [value.dtype.str, self.encode(value.item(), where)]}
-        if isinstance(value, (bytes, bytearray)):
-            return {"$bytes": base64.b64encode(value).decode()}
+        if type(value) in (bytes, bytearray):
+            return {f"${type(value).__name__}": base64.b64encode(value).decode()}
         if isinstance(value, torch.dtype):
             return {"$dtype": str(value).removeprefix("torch.")}
         if isinstance(value, torch.device):
             return {"$device": str(value)}
-        if isinstance(value, complex):
+        if type(value) is complex:
             return {"$complex": [self.encode(value.real, where), self.encode(value.imag, where)]}
-        if isinstance(value, (set, frozenset)):
-            items = sorted(value, key=lambda v: (type(v).__name__, v)) if value else []
+        if type(value) in (set, frozenset):
+            items = sorted(value, key=lambda v: (type(v).__name__, repr(v)))
             return {"$set" if type(value) is set else "$frozenset": [self.encode(v, where) for v in items]}
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        of = f" of {value.dtype}" if isinstance(value, (np.ndarray, np.generic)) else ""
         raise GraphftError(
-            f"{where} cannot be saved: it is a {type(value).__module__}.{type(value).__qualname__}",
+            f"{where} cannot be saved: it is a {kind}{of}",
             rule="state",
             help="a state_dict may hold tensors, arrays, numbers, text, bytes, and dicts, lists and tuples of them; "
             "have state_dict() return such values, and load_state_dict() make the object again",
         )
 
     def _tensor(self, value: Tensor, where: str) -> str:
-        if value.layout != torch.strided or value.is_quantized:
+        if value.layout != torch.strided or value.is_nested or value.is_quantized or value.is_meta:
+            odd = "nested" if value.is_nested else "quantized" if value.is_quantized else "on device meta"
+            remedy = (
+                "to_padded_tensor(0.0)" if value.is_nested else "dequantize()" if value.is_quantized else "to_dense()"
+            )
             raise GraphftError(
-                f"{where} cannot be saved: its layout is {value.layout}",
+                f"{where} cannot be saved: it is {odd if value.layout == torch.strided else value.layout}",
                 rule="state",
-                help="save a dense copy: tensor.to_dense()",
+                help="give it values first" if value.is_meta else f"save a dense copy: tensor.{remedy}",
             )
         value = value.resolve_conj().resolve_neg()  # two views of one memory may hold different values
         memory = (value.device, value.data_ptr(), value.dtype, value.shape, value.stride())
         if value.numel() and memory in self._known:
             return self._known[memory]
+        where = where.encode("utf-8", "backslashreplace").decode()
         name, number = where, 1
         while name in self.tensors:
             number += 1
@@ -96,6 +108,11 @@ class Encoder:
         self._known[memory] = name
         self.tensors[name] = value
         return name
+
+
+def _has_tensors_dtype(value: Any) -> bool:
+    """np.longdouble has no tensors."""
+    return value.dtype.kind in "biuf" and value.dtype.itemsize <= 8
 
 
 def decode(value: Any, tensors: Mapping[str, Tensor]) -> Any:
@@ -125,8 +142,12 @@ def _decode_kind(kind: str, inner: Any, tensors: Mapping[str, Tensor]) -> Any:
         return float(inner)
     if kind == "$complex":
         return complex(*all_of())
+    if kind == "$int":
+        return int(inner, 16)
     if kind == "$bytes":
         return base64.b64decode(inner, validate=True)
+    if kind == "$bytearray":
+        return bytearray(base64.b64decode(inner, validate=True))
     if kind == "$dtype":
         return _DTYPES[inner]
     if kind == "$device":

@@ -76,6 +76,7 @@ def load_all(
             help="give the objects that were saved, made as they were then; for another model load what fits by hand: "
             "graphft.read_check_point(path)",
         )
+    states = {name: _with_tied(target, states[name]) for name, target in targets.items()}
     done: list[tuple[Stateful, Any]] = []
     # Those that are certain to take it come last: then nothing has to be put back that is large.
     for name in sorted(targets, key=lambda name: (_is_sure(targets[name]), name)):
@@ -96,13 +97,34 @@ def load_all(
 
 
 def _is_sure(target: Stateful) -> bool:
-    return isinstance(target, (nn.Module, torch.optim.Optimizer))
+    """Whether what fits is taken: torch's own loading, of tensors alone."""
+    if isinstance(target, nn.Module):
+        own = type(target).load_state_dict is nn.Module.load_state_dict
+        return own and all(isinstance(value, Tensor) for value in target.state_dict().values())
+    return isinstance(target, torch.optim.Optimizer)
+
+
+def _with_tied(target: Stateful, state: Any) -> Any:
+    """A module's state, with each name of tied tensors of which it has one."""
+    if not isinstance(target, nn.Module) or not isinstance(state, Mapping):
+        return state
+    own = _tensors(target.state_dict())
+    memory = {name: (v.data_ptr(), v.dtype, v.shape, v.stride()) for name, v in own.items() if v.numel()}
+    given = {memory[name]: state[name] for name in memory if name in state}
+    missing = {name: given[place] for name, place in memory.items() if name not in state and place in given}
+    return {**state, **missing} if missing else state
 
 
 def _misfits(target: Stateful, state: Any) -> list[str]:
     if isinstance(target, nn.Module):
-        own = target.state_dict()
-        return differences(_tensors(own), _tensors(state)) if isinstance(state, Mapping) else ["it is no state_dict"]
+        if not isinstance(state, Mapping):
+            return ["it is no state_dict"]
+        own, state = target.state_dict(), _with_tied(target, state)
+        others = [f"{name} is missing" for name in own if name not in state and not isinstance(own[name], Tensor)]
+        others += [
+            f"{name} is not expected" for name in state if name not in own and not isinstance(state[name], Tensor)
+        ]
+        return [*differences(_tensors(own), _tensors(state)), *others]
     if isinstance(target, torch.optim.Optimizer):
         return _misfits_of_optimizer(target, state)
     return []

@@ -61,3 +61,12 @@ class TrainStatus:
                     rule="train-status",
                     help="take a tensor's .item()",
                 )
+
+
+def check_status(status: Any) -> None:
+    """Raises GraphftError[train-status] for what is none, and for one that no loop can be at."""
+    if not isinstance(status, TrainStatus):
+        raise GraphftError(
+            f"the status is {status!r}, expected a TrainStatus", rule="train-status", help="graphft.TrainStatus(epoch)"
+        )
+    status.check()

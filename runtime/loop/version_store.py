@@ -11,6 +11,7 @@ when their version goes.
 from __future__ import annotations
 
 import contextlib
+import logging
 import posixpath
 import re
 import uuid
@@ -21,18 +22,22 @@ import msgspec
 from torch import Tensor
 
 from graphft.block_deltas import Base, FileEntry, Known
-from graphft.checked_file import checked_file, read_base, read_checked
+from graphft.checked_file import checked_file, read_base, read_checked, verify_checked
 from graphft.errors import GraphftError
 from graphft.fileio import PIECE
 from graphft.runtime.fs import FS
 from graphft.sealed_json import seal, unseal
 
+log = logging.getLogger("graphft")
+
 MANIFEST = "manifest.json"
 FORMAT = 2
 _FILE = re.compile(r"checkpoint-\d{8,}/tensors-[0-9a-f]+\.safetensors")
 _OLDER = "an older checkpoint is used instead"
-FOLDER = re.compile(r"checkpoint-(\d{8,})")
-"""Of a version. (The folders of Hugging Face's Trainer have fewer digits.)"""
+FOLDER = re.compile(r"checkpoint-(\d{8}|[1-9]\d{8,})")
+"""Of a version. (The folders of Hugging Face's Trainer have fewer digits, most of them.)"""
+_OURS = re.compile(r"manifest\.json|tensors-[0-9a-f]+\.safetensors|\..*")
+"""Files of a version's folder; the last are halves that a process left."""
 
 
 class DamagedVersion(GraphftError):
@@ -86,6 +91,19 @@ class VersionStore:
         found = (FOLDER.fullmatch(name) for name in self.fs.list_dirs(self.root))
         return sorted((int(match[1]) for match in found if match), reverse=True)
 
+    def check_place(self) -> None:
+        """Nothing is here: but is it beside a place where checkpoints are? Raises GraphftError, or warns."""
+        above, name = posixpath.split(self.root.rstrip("/"))
+        if FOLDER.fullmatch(name) and self.fs.size(posixpath.join(self.root, MANIFEST)) is not None:
+            raise GraphftError(
+                f"{self.root} is a version of a checkpoint, not the place where they are saved",
+                rule="checkpoint",
+                help=f"give {above}; and version={int(name.rpartition('-')[2])} for this one",
+            )
+        for folder in self.fs.list_dirs(self.root):
+            if any(map(FOLDER.fullmatch, self.fs.list_dirs(self._at(folder)))):
+                log.warning("%s has no checkpoint, but %s has: is that meant?", self.root, self._at(folder))
+
     def committed(self, version: int) -> bool:
         """Whether it has a manifest: then it counts, if it is not damaged."""
         return self.fs.size(self._path(version, MANIFEST)) is not None
@@ -128,10 +146,9 @@ class VersionStore:
 
     def verify(self, manifest: VersionManifest, told: Callable[[int], object] = id) -> None:
         """Reads everything. `told` gets the bytes of each tensor that is good. Raises DamagedVersion."""
-        for tensor in self.tensors_in(manifest):
-            for name, entry in manifest.files.items():
-                with self._reading():
-                    read_checked(self._open, name, entry, tensor.__eq__, told)
+        for name, entry in manifest.files.items():
+            with self._reading():
+                verify_checked(self._open, name, entry, told)
 
     def _open(self, name: str) -> BinaryIO:
         return self.fs.open(self._at(name))
@@ -233,6 +250,8 @@ class VersionStore:
         found = []
         for version in gone:
             counted = self.committed(version)
+            if not counted and not all(map(_OURS.fullmatch, self.fs.ls_dir(self._at(_folder(version))))):
+                continue  # a folder of this name that is another program's
             self.fs.delete(self._path(version, MANIFEST))  # first: what is left of it does not count
             if not self._trim(version, needed) or counted:
                 found.append(version)
