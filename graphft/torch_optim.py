@@ -116,12 +116,16 @@ def refused_scheduler(name: str, what: str) -> GraphftError:
 def _scheduler_of(optimizer: torch.optim.Optimizer) -> str:
     """The class of the scheduler that is attached to `optimizer`; "" if there is none.
 
-    Most leave `initial_lr` in the groups. ReduceLROnPlateau leaves nothing, but refers to its optimizer.
+    Most leave `initial_lr` in the groups, which says nothing where `lr` is a schedule by now. ReduceLROnPlateau leaves
+    nothing, but refers to its optimizer.
     """
     for candidate in gc.get_objects():
         if issubclass(type(candidate), LRScheduler) and vars(candidate).get("optimizer") is optimizer:
             return type(candidate).__name__
-    return "which was deleted, and set initial_lr" if any("initial_lr" in g for g in optimizer.param_groups) else ""
+    left = any(
+        "initial_lr" in group and isinstance(group["lr"], (float, int, Tensor)) for group in optimizer.param_groups
+    )
+    return "which was deleted, and set initial_lr" if left else ""
 
 
 def _value(option: Any) -> Any:

@@ -11,19 +11,20 @@ import shutil
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError, UsageError, describe
+from graphft.runtime.interchange.weights_command import MEGABYTE, export, import_
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from graphft.runtime.interchange.job_checkpoints import JobCheckpoint
     from graphft.runtime.loop.check_points import CheckPoints
-    from graphft.runtime.loop.version_store import VersionManifest
+    from graphft.runtime.loop.version_store import VersionManifest, VersionStore
 
-MEGABYTE = 1e6
+SHORT = 8
+"""Longer lists are not shown."""
 LOOPS, EITHER = "where the loop saves", "where the loop saves, or a job's folder"
 EXPORTED = "where the loop saves; a job's folder; or whatever else init_from= takes"
 
@@ -42,7 +43,7 @@ def add_parser(commands: Any) -> None:
     for name, command, help in (
         ("show", _show, "what is in a version"),
         ("verify", _verify, "read every byte, and check it"),
-        ("export", _export, "a model's weights, for plain torch, Hugging Face or torch.distributed.checkpoint"),
+        ("export", export, "a model's weights, for plain torch, Hugging Face or torch.distributed.checkpoint"),
         ("copy", _copy, "to another place, checked on the way"),
     ):
         where = EXPORTED if name == "export" else LOOPS if name == "copy" else EITHER
@@ -50,7 +51,7 @@ def add_parser(commands: Any) -> None:
         which = "all" if name in ("verify", "copy") else "the newest that is whole"
         parser.add_argument("--version", type=int, help=f"which one; of a job: its step (default: {which})")
         if name == "export":
-            parser.add_argument("file", type=Path, metavar="TO", help="the file, or the new folder, to write")
+            parser.add_argument("file", metavar="TO", help="the file, or the new folder, to write; a path or URL")
             parser.add_argument("--object", default="model", help="the name it was saved under (default: model)")
             parser.add_argument(
                 "--format",
@@ -63,7 +64,7 @@ def add_parser(commands: Any) -> None:
             )
         elif name == "copy":
             parser.add_argument("to", metavar="TO", help="a folder or URL")
-    into = action("import", _import, "weights as the first checkpoint of a new place: for load_check_point", EXPORTED)
+    into = action("import", import_, "weights as the first checkpoint of a new place: for load_check_point", EXPORTED)
     into.add_argument("to", metavar="TO", help="where the loop will save: a folder or URL without checkpoints")
     into.add_argument("--object", default="model", help="the name it has in the loop, and in FROM (default: model)")
     into.add_argument("--version", type=int, help="of what a loop or a job saved: which one (default: the newest)")
@@ -183,12 +184,42 @@ def _show(options: argparse.Namespace) -> int:
     if (job := _of_job(options)) is not None:
         return _show_job(job)
     place, versions = _there(options.path)
-    manifest = place.store.manifest(_chosen(options, versions)[0])
+    manifest = _newest_manifest(place.store, _chosen(options, versions))
     print(_line(manifest).strip())
     print("  ".join(f"{name} {value}" for name, value in manifest.made.items() if name != "at"))
     for name, tensor in place.store.tensors_in(manifest).items():
         print(f"  {name}  {tensor.dtype} {tensor.shape}")
+    for name, value in _plain(manifest.state["state"]):
+        print(f"  {name}  {value}")
     return 0
+
+
+def _newest_manifest(store: VersionStore, versions: list[int]) -> VersionManifest:
+    """Of these, in their order, the first that is whole; those that are not are told. Raises DamagedVersion."""
+    from graphft.runtime.loop.version_store import DamagedVersion
+
+    for version in versions[:-1]:
+        try:
+            return store.manifest(version)
+        except DamagedVersion as error:
+            print(error.message, file=sys.stderr)
+    return store.manifest(versions[-1])
+
+
+def _plain(state: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of a manifest's state that are no tensors; of lists, the short ones."""
+    items = state.items() if isinstance(state, dict) else enumerate(state) if isinstance(state, list) else None
+    if items is None:
+        yield name, state
+    elif isinstance(state, dict) and len(state) == 1 and next(iter(state)).startswith("$"):
+        ((kind, inner),) = state.items()
+        if kind in ("$float", "$int", "$dtype", "$device"):
+            yield name, inner
+        elif kind != "$tensor":
+            yield from _plain(inner, name)
+    elif not isinstance(state, list) or len(state) <= SHORT:
+        for key, value in items:
+            yield from _plain(value, f"{name}.{key}" if name else str(key))
 
 
 def _show_job(found: list[JobCheckpoint]) -> int:
@@ -251,87 +282,38 @@ class _Progress:
                 print("\r", end="", file=sys.stderr)
 
 
-def _export(options: argparse.Namespace) -> int:
-    """Any source that `read_weights` knows; with --version, what a training loop saved."""
-    tensors = _tensors(options)
-    target: Path = options.file
-    form = options.format or ("safetensors" if target.suffix == ".safetensors" else "huggingface")
-    if form == "safetensors":
-        from graphft.tensor_file import write_tensors
-
-        write_tensors(target, tensors, {"format": "pt"})
-        written = [target.name]
-    elif form == "huggingface":
-        from graphft.runtime.interchange.huggingface import write_weights
-
-        if not 0 < options.shard_mb < float("inf"):
-            raise UsageError(f"--shard-mb is {options.shard_mb}", rule="usage", help="give megabytes: --shard-mb 5000")
-        written = write_weights(target, tensors, round(options.shard_mb * MEGABYTE))
-    else:
-        from graphft.runtime.interchange.distributed import write_distributed
-
-        write_distributed(target, tensors, options.object)
-        written = [f"a directory of torch.distributed.checkpoint, with {options.object!r}"]
-    size = sum(t.nbytes for t in tensors.values()) / MEGABYTE
-    print(f"{target}: {len(tensors)} tensors of {options.object!r}, {size:.1f} MB, in {', '.join(written)}")
-    return 0
-
-
-class _Weights:
-    """What was read, as an object that a loop would save."""
-
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
-        self.tensors = tensors
-
-    def state_dict(self) -> dict[str, Any]:
-        return dict(self.tensors)
-
-    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
-        self.tensors = state_dict
-
-
-def _import(options: argparse.Namespace) -> int:
-    """What `_export` reads, in the other direction; the loop begins at its epoch 0, with new random states."""
-    from graphft.runtime.loop.train_status import TrainStatus
-
-    place = _place(options.to)
-    is_file = place.fs.size(place.path) is not None
-    if found := ["a file"] if is_file else place.fs.ls_dir(place.path):
-        raise UsageError(
-            f"{options.to} is not a new place: there is {', '.join(found[:3])}{', ...' * (len(found) > 3)}",
-            rule="usage",
-            help="give one that is not there yet; a loop that has saved already takes weights by "
-            "model.load_state_dict(graphft.read_weights(...))",
-        )
-    tensors = _tensors(options)
-    state = {options.object: _Weights(tensors)}
-    version = place.save(state, TrainStatus(), random_states=False)
-    size = sum(t.nbytes for t in tensors.values()) / MEGABYTE
-    print(f"{options.to}: checkpoint {version}, {len(tensors)} tensors as {options.object!r}, {size:.1f} MB")
-    return 0
-
-
-def _tensors(options: argparse.Namespace) -> dict[str, Tensor]:
-    from graphft.runtime.interchange.weights import read_weights
-
-    return read_weights(options.path, options.object, options.version)
-
-
 def _copy(options: argparse.Namespace) -> int:
+    """What is whole is copied, whatever else is damaged."""
+    from graphft.runtime.loop.version_store import DamagedVersion
+
     place, versions = _there(options.path)
     target = _place(options.to)
-    others = 0
+    not_copied = 0
     for version in sorted(_chosen(options, versions)):
-        manifest = place.store.manifest(version)
-        if not target.store.committed(version):
-            target.store.copy(manifest, place.store, _Progress(f"checkpoint {version}", manifest.bytes))
-            print(f"checkpoint {version}: copied ({manifest.bytes / MEGABYTE:.1f} MB)")
-        elif target.store.manifest(version) == manifest:
-            print(f"checkpoint {version}: {options.to} has it already")
-        else:
-            others += 1
-            print(f"checkpoint {version}: NOT copied, {options.to} has another one of this number")
-    return 1 if others else 0
+        try:
+            said = _copied(place.store.manifest(version), place.store, target.store, options.to)
+        except DamagedVersion as error:
+            said = f"NOT copied, {error.message}"
+        not_copied += said.startswith("NOT")
+        print(f"checkpoint {version}: {said}")
+    return 1 if not_copied else 0
+
+
+def _copied(manifest: VersionManifest, source: VersionStore, target: VersionStore, to: str) -> str:
+    """What became of it. Raises DamagedVersion if it is damaged in `source`."""
+    from graphft.runtime.loop.version_store import DamagedVersion
+
+    told, repaired = _Progress(f"checkpoint {manifest.version}", manifest.bytes), ""
+    if target.committed(manifest.version):
+        if not target.has(manifest):
+            return f"NOT copied, {to} has another one of this number"
+        try:
+            target.verify(target.manifest(manifest.version), told)
+            return f"{to} has it already"
+        except DamagedVersion as error:
+            repaired = f", as {error.message}"
+    target.copy(manifest, source, told)
+    return f"copied ({manifest.bytes / MEGABYTE:.1f} MB){repaired}"
 
 
 def _prune(options: argparse.Namespace) -> int:

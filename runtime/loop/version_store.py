@@ -33,7 +33,7 @@ log = logging.getLogger("graphft")
 MANIFEST = "manifest.json"
 FORMAT = 2
 _FILE = re.compile(r"checkpoint-\d{8,}/tensors-[0-9a-f]+\.safetensors")
-_OLDER = "an older checkpoint is used instead"
+_OLDER = "`graphft checkpoint verify` says which are whole; loading takes the newest of these"
 FOLDER = re.compile(r"checkpoint-(\d{8}|[1-9]\d{8,})")
 """Of a version. (The folders of Hugging Face's Trainer have fewer digits, most of them.)"""
 _OURS = re.compile(r"manifest\.json|tensors-[0-9a-f]+\.safetensors|\..*")
@@ -218,24 +218,35 @@ class VersionStore:
         return self.fs.create(self._path(manifest.version, MANIFEST), encode_manifest(manifest))
 
     def copy(self, manifest: VersionManifest, source: VersionStore, told: Callable[[int], object] = id) -> None:
-        """Writes a version of another place here, byte by byte the same, with what it needs of earlier ones.
+        """Writes a version of another place here, byte by byte the same, with what it needs of earlier ones. One that
+        this place has is written again: it is damaged.
 
         Raises DamagedVersion if it is damaged there, or its copy is not what was read; Superseded.
         """
         source.verify(manifest)
+        there = self.committed(manifest.version)
         for name, size in {**manifest.needs, **{n: entry.bytes for n, entry in manifest.files.items()}}.items():
-            if self.fs.size(self._at(name)) == size:
+            if self.fs.size(self._at(name)) == size and not there:
                 continue
             with source._open(name) as file, self.fs.writing(self._at(name)) as target:
                 while piece := file.read(PIECE):
                     target.write(piece)
         self.verify(manifest, told)
-        if not self._commit(manifest):
+        if not there and not self._commit(manifest):
             raise Superseded(
                 f"{self.root}: another process has made version {manifest.version} meanwhile",
                 rule="superseded",
                 help="copy to a folder of its own",
             )
+
+    def has(self, manifest: VersionManifest) -> bool:
+        """Whether this very version was committed here, damaged or not."""
+        with (
+            contextlib.suppress(FileNotFoundError, DamagedVersion),
+            self.fs.open(self._path(manifest.version, MANIFEST)) as file,
+        ):
+            return decode_manifest(file.read(), "") == manifest
+        return False
 
     def next_version(self) -> int:
         """Higher than all that left a folder."""

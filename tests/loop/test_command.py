@@ -93,9 +93,47 @@ def test_copy_and_prune(root: Path, says: Says, tmp_path: Path) -> None:
         assert {f.name: f.read_bytes() for f in one.iterdir()} == {f.name: f.read_bytes() for f in other.iterdir()}
     assert says("prune", to, "--keep", 1) == ["deleted: 0"]
     assert says("prune", to, "--keep", 1) == ["deleted: nothing"]
-    damage(root, 1)
-    assert "is damaged" in "\n".join(says("copy", root, tmp_path / "other", status=2))
-    assert not (tmp_path / "other" / "checkpoint-00000001" / "manifest.json").exists()
+
+
+def test_copy_goes_on_behind_what_is_damaged_and_repairs_a_copy(root: Path, says: Says, tmp_path: Path) -> None:
+    """It ended there: newer ones that were whole were never copied. And a damaged copy was there already."""
+    to = tmp_path / "copy"
+    before = damage(root, 0)
+    zero, one = says("copy", root, to, status=1)
+    assert zero.startswith(f"checkpoint 0: NOT copied, {before}")
+    assert one.startswith("checkpoint 1: copied (")
+    assert not (to / "checkpoint-00000000" / "manifest.json").exists()
+    damage(to, 1)
+    assert ", as " in says("copy", root, to, status=1)[1]
+    assert says("verify", to)[0].startswith("checkpoint 1: good")
+    (found,) = (to / "checkpoint-00000001").glob("*.safetensors")
+    found.unlink()
+    assert "it is missing" in says("copy", root, to, status=1)[1]
+    assert says("verify", to)[0].startswith("checkpoint 1: good")
+
+
+def test_show_has_values_and_takes_the_newest_manifest_that_is_whole(root: Path, says: Says) -> None:
+    shown = says("show", root)
+    assert "  optimizer.param_groups.0.lr  0.0" in shown
+    assert "  schedule.last_epoch  18" in shown
+    (root / "checkpoint-00000001" / "manifest.json").write_text("[" * 100_000)
+    shown = says("show", root)
+    assert shown[0].split()[0] == "0"
+    assert "checkpoint-00000001/manifest.json is damaged" in shown[-1]
+    assert graphft.load_check_point(Loop().state, root) == TrainStatus(0, 6, 0, {"loss": 0.5})
+
+
+def test_export_takes_urls_and_overwrites_exports_only(root: Path, says: Says, tmp_path: Path) -> None:
+    to = tmp_path / "store"
+    assert says("export", root, f"file://{to}/model.safetensors")[-1] == f"uploaded to file://{to}/model.safetensors"
+    assert load_file(to / "model.safetensors")
+    says("export", root, f"file://{to}/hf")
+    assert load_file(to / "hf" / "model.safetensors")
+    says("export", root, tmp_path / "m.safetensors")
+    says("export", root, tmp_path / "m.safetensors")
+    (tmp_path / "notes.safetensors").write_text("mine")
+    assert "is no whole safetensors file" in "\n".join(says("export", root, tmp_path / "notes.safetensors", status=2))
+    assert (tmp_path / "notes.safetensors").read_text() == "mine"
 
 
 def test_prune_keeps_the_newest_that_is_whole(root: Path, says: Says) -> None:

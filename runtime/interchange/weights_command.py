@@ -1,0 +1,116 @@
+"""`graphft checkpoint export` and `import`: weights out of a job or a loop, and into a loop."""
+
+from __future__ import annotations
+
+import argparse
+import posixpath
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from graphft.errors import GraphftError, UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+MEGABYTE = 1e6
+
+
+def export(options: argparse.Namespace) -> int:
+    """Any source that `read_weights` knows; with --version, what a training loop saved."""
+    from graphft.runtime.coordination.job_storage import is_url
+
+    if is_url(options.file):
+        return _export_to_url(options)
+    tensors = _tensors(options)
+    target = Path(options.file)
+    form = options.format or ("safetensors" if target.suffix == ".safetensors" else "huggingface")
+    if form == "safetensors":
+        from graphft.tensor_file import write_tensors
+
+        _check_new(target)
+        write_tensors(target, tensors, {"format": "pt"})
+        written = [target.name]
+    elif form == "huggingface":
+        from graphft.runtime.interchange.huggingface import write_weights
+
+        if not 0 < options.shard_mb < float("inf"):
+            raise UsageError(f"--shard-mb is {options.shard_mb}", rule="usage", help="give megabytes: --shard-mb 5000")
+        written = write_weights(target, tensors, round(options.shard_mb * MEGABYTE))
+    else:
+        from graphft.runtime.interchange.distributed import write_distributed
+
+        write_distributed(target, tensors, options.object)
+        written = [f"a directory of torch.distributed.checkpoint, with {options.object!r}"]
+    count = len({id(t) for t in tensors.values()}) if form == "huggingface" else len(tensors)
+    size = sum(t.nbytes for t in tensors.values()) / MEGABYTE
+    print(f"{target}: {count} tensors of {options.object!r}, {size:.1f} MB, in {', '.join(written)}")
+    return 0
+
+
+def _check_new(target: Path) -> None:
+    """Raises UsageError for a file of another kind: an older export may be overwritten."""
+    from graphft.tensor_file import read_tensors
+
+    if target.exists():
+        try:
+            read_tensors(target)
+        except (GraphftError, OSError) as error:
+            raise UsageError(
+                f"{target} is there, and is no whole safetensors file", rule="usage", help="give another name"
+            ) from error
+
+
+def _export_to_url(options: argparse.Namespace) -> int:
+    """Made here, and uploaded."""
+    from graphft.runtime.fs import file_system
+
+    url = options.file.rstrip("/")
+    fs, path = file_system(url)
+    with tempfile.TemporaryDirectory(prefix="graphft-") as scratch:
+        made = Path(scratch, posixpath.basename(url))
+        export(argparse.Namespace(**{**vars(options), "file": str(made)}))
+        fs.upload(made, path)
+    print(f"uploaded to {url}")
+    return 0
+
+
+class _Weights:
+    """What was read, as an object that a loop would save."""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        self.tensors = tensors
+
+    def state_dict(self) -> dict[str, Any]:
+        return dict(self.tensors)
+
+    def load_state_dict(self, state_dict: dict[str, Any], /) -> None:
+        self.tensors = state_dict
+
+
+def import_(options: argparse.Namespace) -> int:
+    """What `_export` reads, in the other direction; the loop begins at its epoch 0, with new random states."""
+    from graphft.runtime.loop.check_points import CheckPoints
+    from graphft.runtime.loop.train_status import TrainStatus
+
+    place = CheckPoints(options.to)
+    is_file = place.fs.size(place.path) is not None
+    if found := ["a file"] if is_file else place.fs.ls_dir(place.path):
+        raise UsageError(
+            f"{options.to} is not a new place: there is {', '.join(found[:3])}{', ...' * (len(found) > 3)}",
+            rule="usage",
+            help="give one that is not there yet; a loop that has saved already takes weights by "
+            "model.load_state_dict(graphft.read_weights(...))",
+        )
+    tensors = _tensors(options)
+    state = {options.object: _Weights(tensors)}
+    version = place.save(state, TrainStatus(), random_states=False)
+    size = sum(t.nbytes for t in tensors.values()) / MEGABYTE
+    print(f"{options.to}: checkpoint {version}, {len(tensors)} tensors as {options.object!r}, {size:.1f} MB")
+    return 0
+
+
+def _tensors(options: argparse.Namespace) -> dict[str, Tensor]:
+    from graphft.runtime.interchange.weights import read_weights
+
+    return read_weights(options.path, options.object, options.version)

@@ -1,0 +1,228 @@
+"""What people do that is not quite what was meant: each an error that says so, or done as they mean it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import graphft
+from graphft import Keep, LocalFS, TrainStatus
+from graphft.errors import GraphftError
+from graphft.runtime.loop.check_points import CheckPoints
+from graphft.runtime.loop.state_codec import Encoder
+
+
+class Extra(nn.Linear):
+    """With a state that is no tensor."""
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": 3}
+
+    def set_extra_state(self, state: Any) -> None:
+        assert state == {"calls": 3}
+
+
+class Tied(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(4, 3), nn.Linear(3, 4, bias=False)
+        self.head.weight = self.embedding.weight
+
+
+@pytest.mark.parametrize(("saved", "given"), [(nn.Linear, Extra), (Extra, nn.Linear)])
+def test_a_refused_load_changes_nothing(tmp_path: Path, saved: type[nn.Linear], given: type[nn.Linear]) -> None:
+    graphft.save_check_point({"model": saved(2, 1)}, TrainStatus(0), tmp_path)
+    model = given(2, 1)
+    before = model.weight.clone()
+    with pytest.raises(GraphftError, match=r"_extra_state is (missing|not expected)"):
+        graphft.load_check_point({"model": model}, tmp_path)
+    assert torch.equal(model.weight, before)
+
+
+def test_one_name_of_tied_weights_is_enough(tmp_path: Path) -> None:
+    saved, model = Tied(), Tied()
+
+    class One:
+        def state_dict(self) -> dict[str, Any]:
+            return {"head.weight": saved.head.weight}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    graphft.save_check_point({"model": One()}, TrainStatus(0), tmp_path)
+    graphft.load_check_point({"model": model}, tmp_path)
+    assert torch.equal(model.embedding.weight, saved.embedding.weight)
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.ones(1, 4)[:, 0], torch.tensor(5.0).expand(1), torch.arange(2.0)[::2], torch.zeros(0, 3)[:, ::2]]
+)
+def test_tensors_of_odd_strides(tmp_path: Path, tensor: torch.Tensor) -> None:
+    class Odd:
+        value = tensor
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"value": self.value}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            self.value = state["value"]
+
+    graphft.save_check_point(Odd(), TrainStatus(0), tmp_path)
+    odd = Odd()
+    graphft.load_check_point(odd, tmp_path)
+    assert torch.equal(odd.value, tensor)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: np.ma.masked_array([1.0, 2.0], [True, False]), "MaskedArray of float64"),
+        (lambda: np.matrix([[1.0]]), "matrix of float64"),
+        (lambda: np.array(["a"]), "numpy.ndarray of <U1"),
+        (lambda: np.longdouble(1), "longdouble of"),
+        (lambda: np.complex128(1j), "complex128"),
+        (lambda: torch.zeros(2, device="meta"), "it is on device meta"),
+        (lambda: torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.qint8), "it is quantized"),
+        (lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]), "it is nested"),
+        (lambda: torch.zeros(2).to_sparse(), "it is torch.sparse_coo"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_what_would_come_back_as_something_else_is_refused(make: Callable[[], Any], message: str) -> None:
+    with pytest.raises(GraphftError, match=message):
+        Encoder().encode(make(), "value")
+
+
+def test_a_state_that_contains_itself(tmp_path: Path) -> None:
+    class Knot:
+        def state_dict(self) -> dict[str, Any]:
+            knot: dict[str, Any] = {}
+            knot["knot"] = knot
+            return knot
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    with pytest.raises(GraphftError, match="its state_dict contains itself"):
+        graphft.save_check_point({"knot": Knot()}, TrainStatus(0), tmp_path)
+
+
+def test_a_status_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(GraphftError, match="the status is 3, expected a TrainStatus"):
+        graphft.save_check_point(nn.Linear(1, 1), 3, tmp_path)  # type: ignore[arg-type]
+    with pytest.raises(GraphftError, match="the path of the checkpoints is empty"):
+        graphft.save_check_point(nn.Linear(1, 1), TrainStatus(0), "")
+
+
+def test_the_path_of_a_version_or_of_many_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """None would be a start from nothing."""
+    model = nn.Linear(1, 1)
+    graphft.save_check_point(model, TrainStatus(0), tmp_path / "runs" / "one")
+    with pytest.raises(GraphftError, match=r"is a version of a checkpoint(.|\n)*runs/one; and version=0"):
+        graphft.load_check_point(model, tmp_path / "runs" / "one" / "checkpoint-00000000")
+    assert graphft.load_check_point(model, tmp_path / "runs") is None
+    assert "runs has no checkpoint, but" in caplog.text
+    assert "runs/one has: is that meant?" in caplog.text
+
+
+@pytest.mark.parametrize("place", ["/proc/nothing", "/dev/null/there"])
+def test_a_first_save_where_none_can_be_fails_at_once(place: str) -> None:
+    slept: list[float] = []
+    with pytest.raises(OSError, match=r"nothing|null|there"):
+        CheckPoints(place, sleep=slept.append).save(nn.Linear(1, 1), TrainStatus(0))
+    assert not slept
+
+
+def test_an_error_that_nobody_thought_of_ends_one_save(tmp_path: Path) -> None:
+    """The thread ended with it: no later save was ever made, and `wait` never returned."""
+
+    class Odd(LocalFS):
+        broken = True
+
+        def delete(self, path: str) -> None:
+            if self.broken:
+                raise LookupError("client closed")
+            super().delete(path)
+
+        def writing(self, path: str) -> Any:
+            if threading.current_thread() is not threading.main_thread() and self.broken:
+                raise LookupError("client closed")
+            return super().writing(path)
+
+    fs, model = Odd(), nn.Linear(1, 1)
+    place = CheckPoints(str(tmp_path), fs, keep=1)
+    for epoch in range(2):
+        place.save(model, TrainStatus(epoch))  # nothing can be deleted
+    with pytest.raises(LookupError):
+        place.begin(model, TrainStatus(2)).wait(30)
+    fs.broken = False
+    assert place.begin(model, TrainStatus(3)).wait(30) == 2
+    place.wait()
+
+
+def test_a_metric_that_no_checkpoint_has_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    place = CheckPoints(str(tmp_path), keep=Keep(newest=1, best="acc"))
+    place.save(nn.Linear(1, 1), TrainStatus(0, metrics={"accuracy": 0.5}))
+    assert "keep best='acc': no checkpoint in" in caplog.text
+    caplog.clear()
+    place.save(nn.Linear(1, 1), TrainStatus(0, metrics={"acc": 0.5}))
+    assert not caplog.records
+
+
+def test_each_tenth_is_kept_also_where_a_kill_took_its_number() -> None:
+    versions = [0, 1, *range(11, 26)]
+    assert Keep(newest=1, every=10).of([(v, None) for v in versions]) == {0, 11, 20, 25}
+    there: list[int] = []
+    for version in versions:  # the same, when each save deletes
+        there = sorted(Keep(newest=1, every=10).of([(v, None) for v in [*there, version]]))
+    assert there == [0, 11, 20, 25]
+
+
+def test_damaged_versions_are_none_of_those_to_keep(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Linear(1, 1)
+    for epoch in range(2):
+        graphft.save_check_point(model, TrainStatus(epoch), tmp_path, keep=2)
+    (newest,) = (tmp_path / "checkpoint-00000001").glob("*.safetensors")
+    newest.write_bytes(b"damaged")
+    caplog.set_level(logging.CRITICAL)
+    place = CheckPoints(str(tmp_path), keep=2)
+    assert place.load(model) == TrainStatus(0)
+    place.save(model, TrainStatus(1))
+    assert sorted(place.store.versions()) == [0, 2]
+
+
+def test_folders_of_other_programs_stay(tmp_path: Path) -> None:
+    theirs = tmp_path / "checkpoint-10000000" / "pytorch_model.bin"
+    theirs.parent.mkdir()
+    theirs.write_bytes(b"theirs")
+    twice = tmp_path / "checkpoint-000000003"
+    twice.mkdir()
+    for epoch in range(3):
+        graphft.save_check_point(nn.Linear(1, 1), TrainStatus(epoch), tmp_path, keep=1)
+    assert theirs.read_bytes() == b"theirs"
+    assert twice.exists()
+    assert graphft.load_check_point(nn.Linear(1, 1), tmp_path) == TrainStatus(2)
+
+
+def test_verify_reads_each_file_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It opened it, and read its header, for each tensor."""
+
+    class Many:
+        def state_dict(self) -> dict[str, Any]:
+            return {str(i): torch.full((2,), float(i)) for i in range(300)}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    graphft.save_check_point(Many(), TrainStatus(0), tmp_path)
+    store = CheckPoints(tmp_path).store
+    opened, told = [], list[int]()
+    monkeypatch.setattr(store, "_open", lambda name, real=store._open: opened.append(name) or real(name))
+    store.verify(store.manifest(0), told.append)
+    assert len(opened) == 1
+    assert told.count(8) == 300
