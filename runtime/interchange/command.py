@@ -70,7 +70,7 @@ def add_parser(commands: Any) -> None:
     into.add_argument("--version", type=int, help="of what a loop or a job saved: which one (default: the newest)")
     prune = action("prune", _prune, "delete what is not to be kept, and what crashes left")
     prune.add_argument("--keep", type=int, required=True, help="how many of the newest to keep")
-    prune.add_argument("--every", type=int, default=0, help="and each whose version is a multiple of this")
+    prune.add_argument("--every", type=int, default=0, help="and the first of each so many versions")
     prune.add_argument("--best", default="", help="and the best by this metric")
     prune.add_argument("--mode", choices=("min", "max"), default="min", help="which value is the best")
 

@@ -180,6 +180,19 @@ def test_a_scheduler_is_refused(captured: graphft.Program, name: str) -> None:
         graphft.minimize(captured.clone(), scheduler, model=model)
 
 
+def test_a_schedule_takes_the_place_of_a_deleted_scheduler(captured: graphft.Program) -> None:
+    """As the help says; it was refused all the same, because of the `initial_lr` that the scheduler had left."""
+    model = line()
+    trained = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optim.lr_scheduler.StepLR(trained, 3)
+    optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer.load_state_dict(trained.state_dict())
+    with pytest.raises(GraphftError, match="which was deleted, and set initial_lr"):
+        graphft.minimize(captured.clone(), optimizer, model=model)
+    optimizer.param_groups[0]["lr"] = graphft.schedule.step(0.1, 3, 0.5)
+    graphft.minimize(captured.clone(), optimizer, model=model)
+
+
 @pytest.mark.parametrize(
     ("name", "remedy"),
     [
