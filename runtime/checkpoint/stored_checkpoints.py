@@ -9,14 +9,16 @@ before reads nothing from the storage but the manifest.
 from __future__ import annotations
 
 import contextlib
+import functools
 import posixpath
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from graphft.errors import GraphftError
-from graphft.runtime.checkpoint.store import MANIFEST, CheckpointStore, Part, newest_first, storage
+from graphft.runtime.checkpoint.store import MANIFEST, CheckpointStore, Manifest, Part, newest_first, storage
 from graphft.runtime.coordination.job_storage import storage_of
+from graphft.runtime.coordination.storage_claim import check_claim
 from graphft.runtime.fs import FS, file_system
 
 if TYPE_CHECKING:
@@ -37,7 +39,8 @@ def checkpoints_of(job_dir: Path, shard: int | None = None) -> CheckpointStore:
     if not url:
         return CheckpointStore(root)
     fs, path = file_system(url)
-    return StoredCheckpoints(root, fs, posixpath.join(path, *names), "/".join([url, *names]))
+    may_commit = functools.partial(check_claim, job_dir)
+    return StoredCheckpoints(root, fs, posixpath.join(path, *names), "/".join([url, *names]), may_commit)
 
 
 def shard_folder(shard: int) -> str:
@@ -46,11 +49,14 @@ def shard_folder(shard: int) -> str:
 
 
 class StoredCheckpoints(CheckpointStore):
-    """`root`: in the job's folder; `path`: of `fs`; `url`: the same for a person."""
+    """`root`: in the job's folder; `path`: of `fs`; `url`: the same for a person. `may_commit` raises OSError if this
+    machine is not to."""
 
-    def __init__(self, root: Path, fs: FS, path: str, url: str) -> None:
+    def __init__(
+        self, root: Path, fs: FS, path: str, url: str, may_commit: Callable[[], object] = lambda: None
+    ) -> None:
         super().__init__(root)
-        self.fs, self.path, self.url = fs, path, url
+        self.fs, self.path, self.url, self._may_commit = fs, path, url, may_commit
 
     def where(self, name: str = "") -> str:
         return f"{self.url}/{name}".rstrip("/")
@@ -92,6 +98,11 @@ class StoredCheckpoints(CheckpointStore):
             with storage(self.where(name)):
                 self.fs.download(self._at(name), self.root / name)
         return super()._read_part(part)
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Raises OSError if this machine is not the one that runs the job any more."""
+        self._may_commit()
+        super().write_manifest(manifest)
 
     def _write(self, name: str, data: bytes) -> None:
         with self.fs.writing(self._at(name)) as file:

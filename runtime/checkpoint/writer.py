@@ -26,6 +26,7 @@ from graphft.runtime.coordination.job_storage import MODEL, publish_result, stor
 from graphft.runtime.coordination.records import Committed, Failure, decode_committed
 from graphft.runtime.coordination.stale_run import tell_failed
 from graphft.runtime.coordination.status import read_left_out
+from graphft.runtime.coordination.storage_claim import check_claim
 from graphft.runtime.etcd import TransientEtcdError, put_op, value_is
 from graphft.runtime.execute.finite import listed, no_longer_finite
 from graphft.transpiler.fingerprint import digest_of
@@ -283,6 +284,7 @@ class Saver:
         pending = self.job_dir / f".{MODEL}" if stored else model  # the model says that the job is complete
         write_tensors(pending, assemble(self.job.trainer_program(), shards), lost)
         if stored:
+            check_claim(self.job_dir)
             publish_result(self.job_dir, pending)
         self._close_records()
         state = commits.keys.state

@@ -22,6 +22,7 @@ from graphft.runtime.coordination.lost_rows import read_lost_rows
 from graphft.runtime.coordination.run_record import fenced, put_job
 from graphft.runtime.coordination.stale_run import begin_anew, make_way, revoke_dead, tell_failed, try_again
 from graphft.runtime.coordination.status import JobStatus
+from graphft.runtime.coordination.storage_claim import StorageClaim, claimed
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.launcher.ending import Reached, interruptible, without_traceback
 from graphft.runtime.launcher.folder_status import look_at
@@ -172,7 +173,7 @@ def launch_directory(
     """
     prepare_structs()
     publish(folder.path)
-    begun_at = time.monotonic()
+    begun_at, claim = time.monotonic(), None
     reached = Reached(folder.path, job.config)
     waited: list[str] = []
 
@@ -183,13 +184,14 @@ def launch_directory(
     with interruptible(reached.describe), ExitStack() as stack:
         if not (options.endpoints(job.config) and job.config.ft):  # files that only one launcher at a time may touch
             stack.enter_context(locked(folder.path, wait if options.wait else None))
+            claim = stack.enter_context(claimed(folder.path, wait if options.wait else None))
             if waited and is_complete(folder.path):
                 fetch_result(folder.path)
                 tell(f"{folder.path} was completed by {waited[0]}")
                 seconds = time.monotonic() - begun_at
                 return _told(Result.of(folder.path, job.config.total_steps, seconds), job)
         tell(_what_runs(folder, job, options))
-        return _launch(job, folder.path, options, on_status, reached, stack)
+        return _launch(job, folder.path, options, on_status, reached, claim, stack)
 
 
 def _what_runs(folder: JobFolder, job: Job | JobRecord, options: LaunchOptions) -> str:
@@ -206,6 +208,7 @@ def _launch(
     options: LaunchOptions,
     on_status: Callable[[Supervisor, JobStatus], None] | None,
     reached: Reached,
+    claim: StorageClaim | None,
     stack: ExitStack,
 ) -> Result:
     """Starts everything, and hands it to `stack`, which ends it: etcd, roles, display."""
@@ -226,6 +229,8 @@ def _launch(
     def look(supervisor: Supervisor, status: JobStatus) -> None:
         reached.status = status
         missing.look(status)
+        if claim is not None and claim.lost:
+            supervisor.failed = supervisor.failed or claim.lost
         if on_status is not None:
             on_status(supervisor, status)
 

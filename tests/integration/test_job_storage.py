@@ -105,13 +105,16 @@ def test_a_machine_and_its_etcd_are_lost_and_the_storage_is_s3(
 
 
 def test_async_batches_are_applied_once(program: ir.Program, folder: Path, url: str, pace: Pace) -> None:
+    """Also when another machine was started meanwhile: it ran the job a second time, and one of the runs was lost."""
     one, two = Machine(folder / "one"), Machine(folder / "two")
     options = {"sync": False, "name": "stored-async", "storage": url}
     first = one.script(pace, **options)
     first.until(one.folder / "jobs" / "stored-async", at(40))
+    pace.set(1.0)
+    again = two.script(pace, **options)
+    again.says("jobs/stored-async is being run by pid ")
     one.dies()
     pace.set(0)
-    again = two.script(pace, **options)
     assert again.wait() == 0, again.output
     job = two.folder / "jobs" / "stored-async"
     assert "\nresuming jobs/stored-async at step " in again.output

@@ -1,0 +1,195 @@
+"""Which machine runs the job of a storage, where each brings an etcd of its own: all that they see of each other.
+
+    <url>/running-<n>.json     the claim of number n, made only if there is none; the highest counts
+          running-<n>.beat     its launcher writes another number there every BEAT seconds
+
+A claim is over when its launcher has deleted it, is known to be dead, or has not beaten for SILENT seconds; then the
+next number is claimed, which one of several does. No clocks are compared. A launcher that was only frozen, or cut off,
+finds the higher number when it beats again, and ends; from the higher claim on, its pservers commit no checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import posixpath
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from graphft.errors import GraphftError, UsageError
+from graphft.fileio import write_atomically
+from graphft.runtime.coordination.job_storage import storage_of
+from graphft.runtime.fs import FS, file_system
+from graphft.runtime.process.identity import Identity, identify
+
+BEAT, SILENT, LOOK = 4.0, 20.0, 1.0
+"""Seconds."""
+_NAME = re.compile(r"running-(\d+)\.json")
+_LOCAL = "storage-claim.json"
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """Of one launcher."""
+
+    number: int
+    host: str
+    process: Identity
+
+    def __str__(self) -> str:
+        return f"pid {self.process.pid} on host {self.host}"
+
+
+class StorageClaim:
+    """This process's claim of a job's storage."""
+
+    def __init__(self, job_dir: Path, url: str) -> None:
+        self.job_dir, self.url = job_dir, url
+        self.fs, self.root = file_system(url)
+        self.claim = Claim(0, socket.gethostname(), identify())
+        self.lost = ""
+        """Why this process may not go on; "" while it may."""
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="storage claim", daemon=True)
+
+    def take(self, wait: Callable[[str], None] | None) -> None:
+        """Returns when the storage is this process's. While it is another's: raises UsageError[job-running]; or, given
+        `wait`, calls that with who it is, and waits for its end."""
+        told = False
+        while (found := newest_claim(self.fs, self.root)) is not None:
+            alive = self._is_at_work(found)
+            if alive is None:
+                break
+            if alive and wait is None:
+                raise UsageError(
+                    f"the job in {self.url} is being run by {found}",
+                    rule="job-running",
+                    help="wait for its end, or stop it there",
+                )
+            if alive and not told and wait is not None:
+                wait(str(found))
+                told = True
+        self._claim_after(found)
+
+    def _is_at_work(self, claim: Claim) -> bool | None:
+        """Waits for a sign of life. False: it has ended meanwhile, or another has followed; None: it is over."""
+        if claim.process.dead:
+            return None
+        first, end = self._beat_of(claim.number), time.monotonic() + SILENT
+        while time.monotonic() < end:
+            if newest_claim(self.fs, self.root) != claim:
+                return False
+            if self._beat_of(claim.number) != first:
+                return True
+            time.sleep(LOOK)
+        return None
+
+    def _claim_after(self, before: Claim | None) -> None:
+        self.claim = msgspec.structs.replace(self.claim, number=before.number + 1 if before is not None else 1)
+        if not self.fs.create(self._path("json"), msgspec.json.encode(self.claim)):
+            raise UsageError(
+                f"another machine has begun to run the job in {self.url} at this moment",
+                rule="job-running",
+                help="start again, to wait for its end",
+            )
+        self._write_beat(0)
+        if before is not None:
+            self._delete(before.number)
+        write_atomically(self.job_dir / _LOCAL, msgspec.json.encode(self.claim))
+        self._thread.start()
+
+    def close(self) -> None:
+        """Another machine may run the job now."""
+        self._closed.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        (self.job_dir / _LOCAL).unlink(missing_ok=True)
+        if self.claim.number and not self.lost:
+            with contextlib.suppress(OSError):  # it is over in SILENT seconds then
+                self._delete(self.claim.number)
+
+    # -- the thread -------------------------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        count = 0
+        while not self._closed.wait(BEAT):
+            with contextlib.suppress(OSError):  # the storage is away; is it for others, too?
+                found = newest_claim(self.fs, self.root)
+                if found != self.claim:
+                    who = f"{found} runs it now" if found is not None else "its claim was deleted"
+                    self.lost = f"this launcher could not reach {self.url} for some time, or stood still: {who}"
+                    return
+                count += 1
+                self._write_beat(count)
+
+    # -- files ------------------------------------------------------------------------------------------------------
+
+    def _path(self, kind: str, number: int | None = None) -> str:
+        return posixpath.join(self.root, f"running-{self.claim.number if number is None else number}.{kind}")
+
+    def _write_beat(self, count: int) -> None:
+        with self.fs.writing(self._path("beat")) as file:
+            file.write(str(count).encode())
+
+    def _beat_of(self, number: int) -> bytes:
+        try:
+            with self.fs.open(self._path("beat", number)) as file:
+                return file.read()
+        except FileNotFoundError:
+            return b""
+
+    def _delete(self, number: int) -> None:
+        for kind in ("json", "beat"):
+            self.fs.delete(self._path(kind, number))
+
+
+def newest_claim(fs: FS, root: str) -> Claim | None:
+    """The one that counts. Raises OSError; GraphftError for one that is damaged."""
+    while numbers := [int(match[1]) for match in map(_NAME.fullmatch, fs.ls_dir(root)) if match]:
+        path = posixpath.join(root, f"running-{max(numbers)}.json")
+        try:
+            with fs.open(path) as file:
+                return msgspec.json.decode(file.read(), type=Claim)
+        except FileNotFoundError:
+            continue  # it was deleted in between
+        except msgspec.MsgspecError as error:
+            raise GraphftError(
+                f"{path} is damaged: {error}", rule="load", help="if no machine runs the job, delete it"
+            ) from error
+    return None
+
+
+@contextlib.contextmanager
+def claimed(job_dir: Path, wait: Callable[[str], None] | None) -> Iterator[StorageClaim | None]:
+    """Holds the storage of the job in this folder, if it has one. Raises UsageError[job-running],
+    GraphftError[storage]."""
+    url = storage_of(job_dir)
+    if not url:
+        yield None
+        return
+    claim = StorageClaim(job_dir, url)
+    try:
+        claim.take(wait)
+    except OSError as error:
+        raise GraphftError(
+            f"{url} cannot be used: {error}", rule="storage", help="see whether it can be reached from here"
+        ) from error
+    try:
+        yield claim
+    finally:
+        claim.close()
+
+
+def check_claim(job_dir: Path) -> None:
+    """Raises OSError if another machine has claimed the storage after the launcher of this job's processes."""
+    try:
+        mine = msgspec.json.decode((job_dir / _LOCAL).read_bytes(), type=Claim)
+    except FileNotFoundError:
+        return  # an etcd that all machines share keeps them apart
+    found = newest_claim(*file_system(storage_of(job_dir)))
+    if found is not None and found != mine:
+        raise OSError(f"{found} runs the job in this storage now: checkpoints of this machine do not count any more")

@@ -1,0 +1,136 @@
+"""Of machines that share nothing but a job's storage, one runs the job."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from graphft.errors import GraphftError, UsageError
+from graphft.runtime.coordination import storage_claim
+from graphft.runtime.coordination.storage_claim import Claim, StorageClaim, check_claim, claimed, newest_claim
+from graphft.runtime.fs import LocalFS
+from graphft.runtime.process.identity import Identity, identify
+from graphft.transpiler.record import MARKER
+from tests.support.waiting import until
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, seconds in (("BEAT", 0.02), ("SILENT", 1.0), ("LOOK", 0.01)):
+        monkeypatch.setattr(storage_claim, name, seconds)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    path = tmp_path / "storage"
+    path.mkdir()
+    return path
+
+
+def machine(place: Path, name: str) -> Path:
+    """A copy of the job's folder."""
+    folder = place.parent / name
+    folder.mkdir(exist_ok=True)
+    (folder / MARKER).write_text(json.dumps({"url": f"file://{place}"}))
+    return folder
+
+
+def write_claim(place: Path, number: int, process: Identity) -> None:
+    (place / f"running-{number}.json").write_bytes(msgspec.json.encode(Claim(number, "far", process)))
+
+
+def names(place: Path) -> list[str]:
+    return sorted(path.name for path in place.iterdir())
+
+
+ELSEWHERE = Identity("another machine", "1", 12, 3)
+
+
+def test_it_is_there_while_the_job_runs(place: Path) -> None:
+    folder = machine(place, "one")
+    with claimed(folder, None) as claim:
+        assert claim is not None
+        assert names(place) == ["running-1.beat", "running-1.json"]
+        first = (place / "running-1.beat").read_text()
+        until(lambda: (place / "running-1.beat").read_text() not in ("", first))
+        check_claim(folder)
+    assert names(place) == []
+    check_claim(folder)
+    with claimed(place.parent / "without-a-storage", None) as claim:
+        assert claim is None
+
+
+def test_of_a_launcher_that_is_dead_it_is_over(place: Path) -> None:
+    write_claim(place, 7, msgspec.structs.replace(identify(), started=1))
+    with claimed(machine(place, "one"), None):
+        assert names(place) == ["running-8.beat", "running-8.json"]
+
+
+def test_while_another_machine_runs_the_job_this_one_waits(place: Path) -> None:
+    told: list[str] = []
+    began = threading.Event()
+
+    def second() -> None:
+        with claimed(machine(place, "two"), told.append):
+            began.set()
+
+    with claimed(machine(place, "one"), None) as claim:
+        assert claim is not None
+        who = rf"is being run by pid {claim.claim.process.pid} on host "
+        with pytest.raises(UsageError, match=who), claimed(machine(place, "two"), None):
+            pass
+        thread = threading.Thread(target=second)
+        thread.start()
+        until(lambda: bool(told))
+        assert not began.is_set()
+        assert not claim.lost
+    thread.join(60)
+    assert began.is_set()
+    assert told == [str(claim.claim)]
+
+
+def test_a_launcher_that_stood_still_finds_who_followed_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pservers commit nothing from that moment on, also before it finds it."""
+    monkeypatch.setattr(storage_claim, "BEAT", 3600.0)
+    one, two = machine(place, "one"), machine(place, "two")
+    frozen = StorageClaim(one, f"file://{place}")
+    frozen.take(None)
+    elsewhere = msgspec.structs.replace(frozen.claim, process=ELSEWHERE)
+    write_claim(place, 1, ELSEWHERE)
+    (one / "storage-claim.json").write_bytes(msgspec.json.encode(elsewhere))
+    frozen.claim = elsewhere
+    monkeypatch.setattr(storage_claim, "BEAT", 0.02)
+    with claimed(two, None):
+        with pytest.raises(OSError, match="runs the job in this storage now"):
+            check_claim(one)
+        check_claim(two)
+        frozen._beat()
+        assert "stood still: pid" in frozen.lost
+        frozen._closed.set()
+        frozen.close()
+        assert names(place) == ["running-2.beat", "running-2.json"], "it leaves the other's alone"
+    late = StorageClaim(one, f"file://{place}")
+    late.claim = elsewhere
+    late._beat()
+    assert "its claim was deleted" in late.lost, "the other has even ended"
+
+
+def test_of_two_that_follow_one_does(place: Path) -> None:
+    write_claim(place, 1, ELSEWHERE)
+    claims = [StorageClaim(machine(place, name), f"file://{place}") for name in ("one", "two")]
+    before = newest_claim(LocalFS(), str(place))
+    claims[0]._claim_after(before)
+    with pytest.raises(UsageError, match="another machine has begun to run the job"):
+        claims[1]._claim_after(before)
+    for claim in claims[:1]:
+        claim.close()
+
+
+def test_a_claim_that_is_damaged_is_no_start(place: Path) -> None:
+    (place / "running-1.json").write_text("{")
+    with pytest.raises(GraphftError, match=r"running-1\.json is damaged"), claimed(machine(place, "one"), None):
+        pass
