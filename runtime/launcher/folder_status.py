@@ -11,9 +11,10 @@ from typing import Literal
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.connect import connect, is_complete, read_endpoints
-from graphft.runtime.coordination.job_storage import JOBS, MODEL, is_url, local_folder
+from graphft.runtime.coordination.job_storage import JOBS, MODEL, is_url, local_folder, storage_of
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.status import JobStatus, read_status
+from graphft.runtime.coordination.storage_claim import claim_elsewhere
 from graphft.runtime.launcher.job_folder import begun
 from graphft.runtime.launcher.process_ends import read_ends
 from graphft.runtime.launcher.result import Result
@@ -46,16 +47,23 @@ class FolderStatus:
     def describe(self) -> str:
         """On one line, with what to do about it."""
         what = {
-            "complete": f"is complete: {self.steps} steps, model {self.folder / MODEL}",
+            "complete": f"is complete: {self.steps} steps, model {self.model}",
             "running": f"is running, {self.where}",
             "starting": f"is starting ({self.holder}), {self.where}",
             "stopped": f"is not running; it stopped {self.where}: graphft launch --job {self.folder} goes on with it",
             "failed": f"failed {self.where}: {self.failure}; graphft launch --job {self.folder} tries it once more",
             "not begun": f"was saved and never begun: graphft launch --job {self.folder}",
-            "unknown": f"may run elsewhere: its etcd does not answer; its newest checkpoint here is {self.where}",
+            "unknown": f"may run elsewhere: {self.holder or 'its etcd does not answer'}; "
+            f"its newest checkpoint here is {self.where}",
             "unreadable": "cannot be read",
         }[self.state]
         return "; ".join([f"the job in {self.folder} {what}", *self.lost])
+
+    @property
+    def model(self) -> str:
+        """Of a complete job: here, or in its storage, if another machine completed it."""
+        here = self.folder / MODEL
+        return str(here) if here.exists() or not (url := storage_of(self.folder)) else f"{url}/{MODEL}"
 
     @property
     def where(self) -> str:
@@ -67,7 +75,7 @@ class FolderStatus:
         return str(self.folder), self.state, step, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.at))
 
     def to_json(self) -> dict[str, object]:
-        model = str(self.folder / MODEL) if self.state == "complete" else None
+        model = self.model if self.state == "complete" else None
         return {
             "job": self.name,
             "folder": str(self.folder),
@@ -122,6 +130,8 @@ def look_at(folder: Path) -> FolderStatus:
     saved = saved_step(folder, record.config)
     if holder:
         return FolderStatus(folder, name, "starting", saved, steps, time.time(), holder)
+    if claim := claim_elsewhere(folder):
+        return FolderStatus(folder, name, "unknown", saved, steps, time.time(), claim)
     if begun(folder):
         if failure := read_ends(folder).failed:
             return FolderStatus(folder, name, "failed", saved, steps, _last_work(folder), failure=failure)

@@ -139,7 +139,8 @@ def test_a_complete_run_stays_and_the_next_one_has_a_storage_of_its_own(
     assert again.wait() == 0, again.output
     assert again.output.startswith("jobs/blobs is complete; new run in jobs/blobs-2\n")
     assert is_complete(two.folder / "jobs" / "blobs")  # as the storage tells: the model is not in this folder
-    assert look_at(two.folder / "jobs" / "blobs").state == "complete"
+    found = look_at(two.folder / "jobs" / "blobs")
+    assert (found.state, found.to_json()["model"]) == ("complete", f"{url}/model.safetensors")
     assert sorted(p.name for p in (folder / "storage").iterdir()) == ["job", "job-2"]
     models = [folder / "storage" / name / "model.safetensors" for name in ("job", "job-2")]
     assert models[0].read_bytes() == models[1].read_bytes()

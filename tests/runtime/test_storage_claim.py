@@ -11,7 +11,14 @@ import pytest
 
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.coordination import storage_claim
-from graphft.runtime.coordination.storage_claim import Claim, StorageClaim, check_claim, claimed, newest_claim
+from graphft.runtime.coordination.storage_claim import (
+    Claim,
+    StorageClaim,
+    check_claim,
+    claim_elsewhere,
+    claimed,
+    newest_claim,
+)
 from graphft.runtime.fs import LocalFS
 from graphft.runtime.process.identity import Identity, identify
 from graphft.transpiler.record import MARKER
@@ -44,7 +51,8 @@ def write_claim(place: Path, number: int, process: Identity) -> None:
 
 
 def names(place: Path) -> list[str]:
-    return sorted(path.name for path in place.iterdir())
+    """But for what is being written."""
+    return sorted(path.name for path in place.iterdir() if not path.name.startswith("."))
 
 
 ELSEWHERE = Identity("another machine", "1", 12, 3)
@@ -58,7 +66,9 @@ def test_it_is_there_while_the_job_runs(place: Path) -> None:
         first = (place / "running-1.beat").read_text()
         until(lambda: (place / "running-1.beat").read_text() not in ("", first))
         check_claim(folder)
+        assert claim_elsewhere(machine(place, "two")) == str(claim.claim)
     assert names(place) == []
+    assert claim_elsewhere(folder) == ""
     check_claim(folder)
     with claimed(place.parent / "without-a-storage", None) as claim:
         assert claim is None
