@@ -60,10 +60,11 @@ class StorageClaim:
         """Returns when the storage is this process's. While it is another's: raises UsageError[job-running]; or, given
         `wait`, calls that with who it is, and waits for its end."""
         told = False
-        while (found := newest_claim(self.fs, self.root)) is not None:
-            alive = self._is_at_work(found)
-            if alive is None:
-                break
+        while True:
+            found = newest_claim(self.fs, self.root)
+            alive = None if found is None else self._is_at_work(found)
+            if alive is None and self._follow(found):
+                return
             if alive and wait is None:
                 raise UsageError(
                     f"the job in {self.url} is being run by {found}",
@@ -73,7 +74,6 @@ class StorageClaim:
             if alive and not told and wait is not None:
                 wait(str(found))
                 told = True
-        self._claim_after(found)
 
     def _is_at_work(self, claim: Claim) -> bool | None:
         """Waits for a sign of life. False: it has ended meanwhile, or another has followed; None: it is over."""
@@ -88,25 +88,24 @@ class StorageClaim:
             time.sleep(LOOK)
         return None
 
-    def _claim_after(self, before: Claim | None) -> None:
-        self.claim = msgspec.structs.replace(self.claim, number=before.number + 1 if before is not None else 1)
-        if not self.fs.create(self._path("json"), msgspec.json.encode(self.claim)):
-            raise UsageError(
-                f"another machine has begun to run the job in {self.url} at this moment",
-                rule="job-running",
-                help="start again, to wait for its end",
-            )
+    def _follow(self, before: Claim | None) -> bool:
+        """False: another process has just done so."""
+        claim = msgspec.structs.replace(self.claim, number=before.number + 1 if before is not None else 1)
+        if not self.fs.create(self._path("json", claim.number), msgspec.json.encode(claim)):
+            return False
+        self.claim = claim
         self._write_beat(0)
         if before is not None:
             self._delete(before.number)
-        write_atomically(self.job_dir / _LOCAL, msgspec.json.encode(self.claim))
+        write_atomically(self.job_dir / _LOCAL, msgspec.json.encode(claim))
         self._thread.start()
+        return True
 
     def close(self) -> None:
         """Another machine may run the job now."""
         self._closed.set()
         if self._thread.is_alive():
-            self._thread.join()
+            self._thread.join(BEAT)
         (self.job_dir / _LOCAL).unlink(missing_ok=True)
         if self.claim.number and not self.lost:
             with contextlib.suppress(OSError):  # it is over in SILENT seconds then
@@ -117,7 +116,7 @@ class StorageClaim:
     def _beat(self) -> None:
         count = 0
         while not self._closed.wait(BEAT):
-            with contextlib.suppress(OSError):  # the storage is away; is it for others, too?
+            with contextlib.suppress(OSError, GraphftError):  # the storage is away; is it for others, too?
                 found = newest_claim(self.fs, self.root)
                 if found != self.claim:
                     who = f"{found} runs it now" if found is not None else "its claim was deleted"
@@ -201,5 +200,11 @@ def check_claim(job_dir: Path) -> None:
     except FileNotFoundError:
         return  # an etcd that all machines share keeps them apart
     found = newest_claim(*file_system(storage_of(job_dir)))
-    if found is not None and found != mine:
-        raise OSError(f"{found} runs the job in this storage now: checkpoints of this machine do not count any more")
+    if found != mine:
+        who = f"{found} runs" if found is not None else "another machine has run"
+        raise OSError(f"{who} the job in this storage: checkpoints of this machine do not count any more")
+
+
+def forget_claim(job_dir: Path) -> None:
+    """For a run on an etcd that all machines share: what a launcher that was killed has left."""
+    (job_dir / _LOCAL).unlink(missing_ok=True)

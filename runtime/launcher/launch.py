@@ -22,7 +22,7 @@ from graphft.runtime.coordination.lost_rows import read_lost_rows
 from graphft.runtime.coordination.run_record import fenced, put_job
 from graphft.runtime.coordination.stale_run import begin_anew, make_way, revoke_dead, tell_failed, try_again
 from graphft.runtime.coordination.status import JobStatus
-from graphft.runtime.coordination.storage_claim import StorageClaim, claimed
+from graphft.runtime.coordination.storage_claim import StorageClaim, claimed, forget_claim
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.launcher.ending import Reached, interruptible, without_traceback
 from graphft.runtime.launcher.folder_status import look_at
@@ -190,6 +190,8 @@ def launch_directory(
                 tell(f"{folder.path} was completed by {waited[0]}")
                 seconds = time.monotonic() - begun_at
                 return _told(Result.of(folder.path, job.config.total_steps, seconds), job)
+        else:
+            forget_claim(folder.path)
         tell(_what_runs(folder, job, options))
         return _launch(job, folder.path, options, on_status, reached, claim, stack)
 

@@ -17,6 +17,7 @@ from graphft.runtime.coordination.storage_claim import (
     check_claim,
     claim_elsewhere,
     claimed,
+    forget_claim,
     newest_claim,
 )
 from graphft.runtime.fs import LocalFS
@@ -48,6 +49,10 @@ def machine(place: Path, name: str) -> Path:
 
 def write_claim(place: Path, number: int, process: Identity) -> None:
     (place / f"running-{number}.json").write_bytes(msgspec.json.encode(Claim(number, "far", process)))
+
+
+def write_local(folder: Path, number: int) -> None:
+    (folder / "storage-claim.json").write_bytes(msgspec.json.encode(Claim(number, "far", ELSEWHERE)))
 
 
 def names(place: Path) -> list[str]:
@@ -115,7 +120,7 @@ def test_a_launcher_that_stood_still_finds_who_followed_it(place: Path, monkeypa
     frozen.claim = elsewhere
     monkeypatch.setattr(storage_claim, "BEAT", 0.02)
     with claimed(two, None):
-        with pytest.raises(OSError, match="runs the job in this storage now"):
+        with pytest.raises(OSError, match="runs the job in this storage: checkpoints of this machine do not count"):
             check_claim(one)
         check_claim(two)
         frozen._beat()
@@ -133,11 +138,17 @@ def test_of_two_that_follow_one_does(place: Path) -> None:
     write_claim(place, 1, ELSEWHERE)
     claims = [StorageClaim(machine(place, name), f"file://{place}") for name in ("one", "two")]
     before = newest_claim(LocalFS(), str(place))
-    claims[0]._claim_after(before)
-    with pytest.raises(UsageError, match="another machine has begun to run the job"):
-        claims[1]._claim_after(before)
-    for claim in claims[:1]:
-        claim.close()
+    assert claims[0]._follow(before)
+    assert not claims[1]._follow(before)
+    with pytest.raises(UsageError, match="is being run by"):
+        claims[1].take(None)
+    assert names(place) == ["running-2.beat", "running-2.json"]
+    claims[0].close()
+    write_local(claims[1].job_dir, 1)
+    with pytest.raises(OSError, match="another machine has run the job"):
+        check_claim(claims[1].job_dir)
+    forget_claim(claims[1].job_dir)
+    check_claim(claims[1].job_dir)
 
 
 def test_a_claim_that_is_damaged_is_no_start(place: Path) -> None:
