@@ -125,7 +125,7 @@ def look_at(folder: Path) -> FolderStatus:
         return FolderStatus(folder, name, "complete", steps, steps, _modified(folder / MODEL), lost=lost)
     holder, endpoints = holder_of(folder), read_endpoints(folder) or ",".join(record.config.etcd_endpoints or ())
     live = _live(endpoints, record) if endpoints else None
-    if live is not None and not is_copy(folder, live) and (live.pservers or live.trainers or holder):
+    if live is not None and not is_copy(folder, live) and not live.idle:
         return FolderStatus(folder, name, "running", live.step, steps, time.time(), holder)
     saved = saved_step(folder, record.config)
     if holder:

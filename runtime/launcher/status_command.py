@@ -109,7 +109,8 @@ def _show_folder(folder: Path, options: argparse.Namespace) -> None:
             if endpoints:
                 with connect(endpoints, wait=None if holder_of(folder) else ANSWER_SECONDS) as etcd:
                     seen = read_status(etcd, Keys(config.name), brief=True)
-                    if holder_of(folder) or not (seen.idle or is_copy(folder, seen)):
+                    watched = options.watch and holder_of(folder)  # while it starts, too
+                    if watched or not (seen.idle or is_copy(folder, seen)):
                         return _show(etcd, Keys(config.name), options)
         except EtcdUnreachable:
             pass

@@ -7,7 +7,7 @@ import os
 import shutil
 import socket
 from pathlib import Path
-from threading import Timer
+from threading import Thread, Timer
 
 import msgspec
 import pytest
@@ -21,12 +21,13 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Registration
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import Etcd
-from graphft.runtime.launcher import status_command
+from graphft.runtime.launcher import launch, status_command
 from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.launcher.process_ends import note_failed, note_launch, note_lost_rows
 from graphft.runtime.process.folder_lock import holder_of, locked
 from graphft.transpiler import Job
 from tests.support.commands import refused, shown
+from tests.support.waiting import until
 
 NOBODY = "127.0.0.1:1"
 EMPTY_MODEL = (2).to_bytes(8, "little") + b"{}"
@@ -150,23 +151,26 @@ def test_the_list_says_what_was_lost_and_why_a_job_failed(capsys: pytest.Capture
 
 
 def test_a_launcher_that_waited_says_what_the_job_lost(
-    capsys: pytest.CaptureFixture[str], saved: Path, job: Job
+    capsys: pytest.CaptureFixture[str], saved: Path, job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launcher = locked(saved)
     launcher.__enter__()
+    told: list[str] = []
+    monkeypatch.setattr(launch, "tell", lambda text, tell=launch.tell: (tell(text), told.append(text)))
 
     def complete() -> None:
+        until(lambda: any("waiting" in text for text in told))
         header = b'{"__metadata__": {"skipped_steps": "2"}}'
         (saved / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
         note_lost_rows(saved, 3)
         launcher.__exit__(None, None, None)
 
-    Timer(0.3, complete).start()
+    Thread(target=complete).start()
     assert main(["launch", "--job", str(saved)]) == 0
-    told = capsys.readouterr().err
-    assert "was completed by pid" in told
-    assert "2 of 4 steps were SKIPPED as not finite" in told
-    assert f"3 rows of {saved / 'metrics'} are LOST" in told
+    said = capsys.readouterr().err
+    assert "was completed by pid" in said
+    assert "2 of 4 steps were SKIPPED as not finite" in said
+    assert f"3 rows of {saved / 'metrics'} are LOST" in said
 
 
 def test_a_job_that_is_starting(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
@@ -214,7 +218,7 @@ def test_all_jobs_of_the_folder(
     with locked(tmp_path / "jobs" / keys.job):
         rows = [line.split()[:5] for line in shown(capsys, "status").splitlines()]
     assert rows[0] == ["jobs/a", "complete", "4", "of", "4"], "the oldest"
-    assert rows[-1] == [f"jobs/{keys.job}", "running", "0", "of", "4"], "the newest"
+    assert rows[-1] == [f"jobs/{keys.job}", "starting", "0", "of", "4"], "the newest"
     assert ["jobs/b", "not", "begun", "0", "of"] in rows
     assert [row[:2] for row in rows if row[0] == "jobs/damaged"] == [["jobs/damaged", "unreadable"]]
     assert "--watch is for one job" in refused(capsys, "status", "--watch")
