@@ -33,8 +33,8 @@ def test_work_goes_on_when_the_leader_is_killed(cluster: EmbeddedCluster) -> Non
                 key = f"/w/{cycle}-{i}"
                 assert etcd.txn([absent(key)], [put_op(key, b"me")], token=key).ok
                 expected.append(key)
-            assert time.monotonic() - started < 8
-            assert watch.wait(lambda view: len(view) == len(expected), 8)
+            assert time.monotonic() - started < 60
+            assert watch.wait(lambda view: len(view) == len(expected), 60)
             leader.start()
         session.check()
         kv = etcd.get("/mine")

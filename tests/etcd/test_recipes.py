@@ -89,7 +89,7 @@ def test_a_dead_holder_is_replaced_after_its_ttl(etcd: Etcd, prefix: str) -> Non
         started = time.monotonic()
         lock = Lock(alive, prefix + "lock")
         assert lock.acquire(timeout=10)
-        assert 0.5 < time.monotonic() - started < 5
+        assert 0.5 < time.monotonic() - started < 30
         assert not lost.held
         assert not etcd.txn([lost.fence()], [put_op(prefix + "data", b"stale")]).ok
         assert etcd.txn([lock.fence()], [put_op(prefix + "data", b"good")]).ok

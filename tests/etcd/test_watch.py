@@ -151,7 +151,7 @@ def test_no_processor_time_is_burnt_while_etcd_is_away(tmp_path: Path) -> None:
         assert not watch.connected
         started = time.monotonic()
         watch.close()
-        assert time.monotonic() - started < 2.5
+        assert time.monotonic() - started < 30
 
 
 def test_a_frozen_server_is_noticed(tmp_path: Path) -> None:

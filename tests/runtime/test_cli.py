@@ -134,7 +134,7 @@ def test_etcd_that_cannot_be_reached(
     started = time.monotonic()
     assert message in refused(capsys, "status", "--etcd", endpoints)
     assert message in refused(capsys, "launch", "--etcd", endpoints, "--job", saved)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 60
     assert sorted(p.name for p in saved.iterdir()) == ["data", "job.json", "programs", "source"], "nothing half-written"
 
 

@@ -36,6 +36,7 @@ from graphft.runtime.launcher.result import Result
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_USAGE
 from graphft.runtime.roles.environment import RoleSpec, role_of_environment, run_as_role, run_role
 from graphft.transpiler import Job
+from tests.support.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -249,18 +250,24 @@ def test_endpoints_that_lead_nowhere(tmp_path: Path) -> None:
     write_endpoints(tmp_path, "127.0.0.1:1")
     with pytest.raises(EtcdUnreachable):
         connect_from(tmp_path, wait=0.2)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
 
 
 def test_a_role_waits_for_an_etcd_that_is_away(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """It need not be started again, and load everything again."""
     server = EmbeddedEtcd(tmp_path / "etcd").start()
     server.pause()
-    threading.Timer(1.0, server.resume).start()
+
+    def resume() -> None:
+        until(lambda: "waiting for it" in caplog.text)
+        server.resume()
+
+    told = threading.Thread(target=resume)
+    told.start()
     try:
         with connect_when_back(server.endpoints[0], tmp_path) as etcd:
             assert etcd.count("/") == 0
-        assert "waiting for it" in caplog.text
+        told.join()
     finally:
         server.stop()
 
