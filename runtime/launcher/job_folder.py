@@ -150,7 +150,11 @@ def _continued(path: Path) -> str:
 
     try:
         found = json.loads((path / CONTINUED).read_bytes())
-        return str(found["folder"]) if read_record(Path(found["folder"])).run_id == found["run"] else ""
+        folder = Path(found["folder"])
+        if read_record(folder).run_id != found["run"]:
+            return ""
+        shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
+        return f"{shown}, which is complete" if is_complete(folder) else str(shown)
     except (OSError, ValueError, KeyError, TypeError, GraphftError):
         return ""
 
@@ -245,9 +249,9 @@ def _obstacle(job: Job, path: Path) -> Obstacle | None:
         if error.rule == "storage":  # it may be this very job, and is not to be begun anew elsewhere
             raise
         return Obstacle(f"holds something else ({error.message})")
-    changed = differences(path, found, job)
+    changed, continued = differences(path, found, job), _continued(path)
     if changed:
-        goes_on, unfinished = "", begun(path) and not is_complete(path)
+        goes_on, unfinished = "", begun(path) and not is_complete(path) and not continued
         if unfinished:
             before = "with the data as they were, " if needs_older_data(found, job) else ""
             goes_on = f" ({before}graphft launch --job {path} goes on with it)"
@@ -256,5 +260,4 @@ def _obstacle(job: Job, path: Path) -> Obstacle | None:
         return Obstacle(what, 0 if layout else len(changed), bool(layout))
     if is_complete(path):
         return Obstacle("is complete", 0)
-    continued = _continued(path)
     return Obstacle(f"went on in {continued}", 0) if continued else None

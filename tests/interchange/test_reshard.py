@@ -88,6 +88,23 @@ def test_a_run_is_carried_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert "resuming jobs/lin at step 5 of 8" in open_folder(back).describe(back.config), "what it went on in is gone"
 
 
+def test_a_run_that_went_on_and_is_complete_is_not_gone_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A third number of pservers went on from where the first had been left, as if there were no second."""
+    monkeypatch.chdir(tmp_path)
+    begin(tmp_path / "jobs" / "lin", job := make_job(2, name="lin"), states(job))
+    assert "carried over to 3 pservers" in open_folder(other := make_job(3, name="lin")).describe(other.config)
+    (tmp_path / "jobs" / "lin-2" / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    for pservers in (2, 4):
+        job = make_job(pservers, name="lin")
+        line = open_folder(job, fresh=False).describe(job.config)
+        assert "; new run in jobs/lin-" in line, line
+        assert "carried over" not in line
+        if pservers == 2:
+            assert "jobs/lin went on in jobs/lin-2, which is complete" in line, line
+
+
 def test_the_one_that_is_farthest_is_carried_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name, pservers, step in (("lin", 2, 3), ("lin-2", 3, 6), ("lin-3", 1, 4)):
