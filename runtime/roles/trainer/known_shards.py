@@ -58,6 +58,11 @@ class SyncShards(KnownShards, Shards):
         """The revision of the claim that a held slot is this trainer's by."""
         return self.machine.slots[slot].claim if self.machine is not None else 0
 
+    @property
+    def generation(self) -> int:
+        """The one that this trainer is in; the view that its daemon watches may be ahead."""
+        return self.machine.generation if self.machine is not None else -1
+
     def lowest(self) -> int:
         lowest = self.machine.lowest() if self.machine is not None else None
         return -1 if lowest is None else lowest

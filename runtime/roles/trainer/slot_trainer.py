@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING
 from graphft import registry
 from graphft.errors import GraphftError
 from graphft.ops.context import NoData, WorkChanged
-from graphft.runtime.coordination.records import Generation
 from graphft.runtime.etcd import Store
 from graphft.runtime.process.work_record import Phase
 from graphft.runtime.protocol.sync_events import Work
@@ -26,6 +26,9 @@ from graphft.runtime.roles.trainer.view import SyncTrainerView
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
+
+CHANGE_SECONDS = 5.0
+"""For which a trainer that has lost a claim waits to hear why."""
 
 
 class SlotTrainer(Trainer):
@@ -88,9 +91,9 @@ class SlotTrainer(Trainer):
                 return
             text = self.tell_failure(f"step {work.step} of slot {work.slot}", error, step=work.step, slot=work.slot)
             text, (records, certain) = f"{text}, at step {work.step}, slot {work.slot}", bad_records(error)
-            generation = self.member.view.generation
-            if self.queue.report_failure(work, text, records, certain=certain) and certain:
-                self._await_generation_after(generation)
+            generation = self.shards.generation
+            known = self.queue.report_failure(work, text, records, certain=certain)
+            if certain and self._is_void(generation, known):
                 return
             self.work_record.mark(Phase.REPORTED)
             raise
@@ -110,11 +113,20 @@ class SlotTrainer(Trainer):
             return False
         return True
 
-    def _await_generation_after(self, generation: Generation | None) -> None:
-        """What is left out now is computed without in the generation that began with that, by all alike."""
-        while self.member.view.generation == generation and not (self.member.over() or self.state.leaving):
+    def _is_void(self, generation: int, known: bool) -> bool:
+        """Waits until this trainer is in the generation that begins with a batch left out.
+
+        What counts is the generation that the protocol's machine is in: the daemon's view may be ahead of it, and the
+        same work would be begun again. `known`: whether etcd has left the batch out. If not, the claim is somebody
+        else's by now, or there are no claims: False if the work stays as it is all the same.
+        """
+        until = time.monotonic() + CHANGE_SECONDS
+        while not (self.member.over() or self.state.leaving) and self.shards.generation == generation:
+            if not known and (self.shards.work_changed or time.monotonic() > until):
+                return self.shards.work_changed
             with suppress(WorkChanged):
                 self.comm.pump(IDLE_SECONDS)
+        return True
 
     def _contribute_nothing(self) -> None:
         """The slot has no data at this step: an empty contribution is a barrier without sends."""
