@@ -96,7 +96,7 @@ def _place(path: str, **options: Any) -> CheckPoints:
 def _there(path: str) -> tuple[CheckPoints, list[int]]:
     """The place, and its committed versions, the newest first. Raises UsageError if there are none."""
     place = _place(path)
-    versions = [v for v in place.store.versions() if place.store.committed(v)]
+    versions = place.store.all_committed()
     if not versions:
         hint = "give the path that save_check_point was given; of a job, its folder: list, show, verify, export"
         if any(name.startswith("step-") for name in place.fs.list_dirs(path)):
@@ -154,17 +154,21 @@ def _list(options: argparse.Namespace) -> int:
 
         print("\n".join([HEAD, *(checkpoint.line() for checkpoint in job)]))
         return 0
-    from graphft.runtime.loop.version_store import DamagedVersion
+    from graphft.runtime.loop.version_store import DamagedVersion, DeletedVersion
 
     place, versions = _there(options.path)
-    print(f"{'version':>8}  {'saved':19}  {'epoch':>5} {'step':>9} {'offset':>7}  {'MB':>10}  metrics")
+    lines = []
     for version in versions:
         try:
-            manifest = place.store.manifest(version)
-        except DamagedVersion as error:
-            print(f"{version:>8}  DAMAGED: {error.message}")
+            lines.append(_line(place.store.manifest(version)))
+        except DeletedVersion:
             continue
-        print(_line(manifest))
+        except DamagedVersion as error:
+            lines.append(f"{version:>8}  DAMAGED: {error.message}")
+    if not lines:
+        return _list(options)  # there are newer ones by now
+    head = f"{'version':>8}  {'saved':19}  {'epoch':>5} {'step':>9} {'offset':>7}  {'MB':>10}  metrics"
+    print("\n".join([head, *lines]))
     return 0
 
 
@@ -183,11 +187,17 @@ def _line(manifest: VersionManifest) -> str:
 def _show(options: argparse.Namespace) -> int:
     if (job := _of_job(options)) is not None:
         return _show_job(job)
+    from graphft.runtime.loop.version_store import DeletedVersion
+
     place, versions = _there(options.path)
-    manifest = _newest_manifest(place.store, _chosen(options, versions))
+    try:
+        manifest = _newest_manifest(place.store, _chosen(options, versions))
+        tensors = place.store.tensors_in(manifest)
+    except DeletedVersion:
+        return _show(options)  # there is a newer one by now
     print(_line(manifest).strip())
     print("  ".join(f"{name} {value}" for name, value in manifest.made.items() if name != "at"))
-    for name, tensor in place.store.tensors_in(manifest).items():
+    for name, tensor in tensors.items():
         print(f"  {name}  {tensor.dtype} {tensor.shape}")
     for name, value in _plain(manifest.state["state"]):
         print(f"  {name}  {value}")
@@ -196,11 +206,13 @@ def _show(options: argparse.Namespace) -> int:
 
 def _newest_manifest(store: VersionStore, versions: list[int]) -> VersionManifest:
     """Of these, in their order, the first that is whole; those that are not are told. Raises DamagedVersion."""
-    from graphft.runtime.loop.version_store import DamagedVersion
+    from graphft.runtime.loop.version_store import DamagedVersion, DeletedVersion
 
     for version in versions[:-1]:
         try:
             return store.manifest(version)
+        except DeletedVersion:
+            raise
         except DamagedVersion as error:
             print(error.message, file=sys.stderr)
     return store.manifest(versions[-1])
@@ -253,7 +265,7 @@ def _verify_job(found: list[JobCheckpoint]) -> int:
 def _verify(options: argparse.Namespace) -> int:
     if (job := _of_job(options)) is not None:
         return _verify_job(job)
-    from graphft.runtime.loop.version_store import DamagedVersion
+    from graphft.runtime.loop.version_store import DamagedVersion, DeletedVersion
 
     place, versions = _there(options.path)
     damaged = 0
@@ -262,6 +274,8 @@ def _verify(options: argparse.Namespace) -> int:
             manifest = place.store.manifest(version)
             place.store.verify(manifest, _Progress(f"checkpoint {version}", manifest.bytes))
             print(f"checkpoint {version}: good ({manifest.bytes / MEGABYTE:.1f} MB)")
+        except DeletedVersion:
+            print(f"checkpoint {version}: deleted meanwhile")
         except DamagedVersion as error:
             damaged += 1
             print(f"checkpoint {version}: {error.message}")
@@ -284,19 +298,23 @@ class _Progress:
 
 def _copy(options: argparse.Namespace) -> int:
     """What is whole is copied, whatever else is damaged."""
-    from graphft.runtime.loop.version_store import DamagedVersion
+    from graphft.runtime.loop.version_store import DamagedVersion, DeletedVersion
 
     place, versions = _there(options.path)
     target = _place(options.to)
-    not_copied = 0
+    copied = not_copied = 0
     for version in sorted(_chosen(options, versions)):
         try:
             said = _copied(place.store.manifest(version), place.store, target.store, options.to)
+            copied += not said.startswith("NOT")
+        except DeletedVersion:
+            print(f"checkpoint {version}: not copied, it was deleted meanwhile")
+            continue
         except DamagedVersion as error:
             said = f"NOT copied, {error.message}"
         not_copied += said.startswith("NOT")
         print(f"checkpoint {version}: {said}")
-    return 1 if not_copied else 0
+    return 1 if not_copied or not copied else 0
 
 
 def _copied(manifest: VersionManifest, source: VersionStore, target: VersionStore, to: str) -> str:

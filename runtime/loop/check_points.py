@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import logging
 import os
@@ -23,7 +24,7 @@ from graphft.runtime.loop.retention import Keep, as_keep
 from graphft.runtime.loop.snapshot import Found, Snapshot, found_in, load_found, take
 from graphft.runtime.loop.targets import Stateful, targets_of
 from graphft.runtime.loop.train_status import TrainStatus
-from graphft.runtime.loop.version_store import DamagedVersion, Superseded, VersionStore
+from graphft.runtime.loop.version_store import DamagedVersion, DeletedVersion, Superseded, VersionManifest, VersionStore
 
 log = logging.getLogger("graphft")
 
@@ -182,15 +183,11 @@ class CheckPoints:
         return AtRisk(self._clock() - taken, status.step - step)
 
     def _look(self) -> None:
-        newest = self._committed()[:1]
-        if newest:
-            manifest = self.store.manifest(newest[0])
+        manifest = self._newest_manifest()
+        if manifest is not None:
             age = max(0.0, time.time() - manifest.made.get("at", 0.0))
             self._saved = self._clock() - age, TrainStatus.from_json(manifest.status).step
         self._looked = True
-
-    def _committed(self) -> list[int]:
-        return [v for v in self.store.versions() if self.store.committed(v)]
 
     def wait(self) -> None:
         """Until nothing is being saved."""
@@ -252,6 +249,13 @@ class CheckPoints:
         first = not self._looked and isinstance(error, FileNotFoundError)
         return first or (isinstance(error, OSError) and error.errno in HOPELESS)
 
+    def _newest_manifest(self) -> VersionManifest | None:
+        """Raises DamagedVersion."""
+        while newest := self.store.all_committed()[:1]:
+            with contextlib.suppress(DeletedVersion):
+                return self.store.manifest(newest[0])
+        return None
+
     def _commit(self, snapshot: Snapshot) -> int:
         self._check_alone()
         made = {
@@ -271,16 +275,18 @@ class CheckPoints:
     def _check_alone(self) -> None:
         """Raises Superseded if another object has saved here since this one loaded or saved: it goes on from there, or
         began anew; what this one saves would be taken for what comes after that."""
-        newest = max(self._committed(), default=-1)
-        if self._known < 0 or newest <= self._known:
+        if self._known < 0 or max(self.store.all_committed(), default=-1) <= self._known:
             return
         try:
-            made = self.store.manifest(newest).made
+            newest = self._newest_manifest()
         except DamagedVersion:
             return
-        if made.get("writer") != self._writer:  # else the answer to a save of its own was lost
+        if newest is None or newest.version <= self._known:
+            return
+        if newest.made.get("writer") != self._writer:  # else the answer to a save of its own was lost
+            host = newest.made.get("host", "another process")
             raise Superseded(
-                f"{self.path}: {made.get('host', 'another process')} has saved version {newest} meanwhile; the newest "
+                f"{self.path}: {host} has saved version {newest.version} meanwhile; the newest "
                 f"that this process knows is {self._known}",
                 rule="superseded",
                 help="only one process may save to a path: trainer 0. Is an earlier one of this job still running? One "
@@ -294,10 +300,12 @@ class CheckPoints:
         whole: nothing is deleted then.
         """
         damaged = None
-        for version in self._committed():
+        for version in self.store.all_committed():
             try:
                 self.store.verify(self.store.manifest(version), told)
                 return self._collect(version)
+            except DeletedVersion:
+                return self.prune(told)
             except DamagedVersion as error:
                 log.error("%s", error.message)
                 damaged = error
@@ -311,7 +319,7 @@ class CheckPoints:
 
     def _collect(self, good: int) -> list[int]:
         """`good`: a version that is whole."""
-        there = self._committed()
+        there = self.store.all_committed()
         values = [(v, self._value_of(v)) for v in there if v not in self._damaged]
         if self.keep.best and not any(value is not None for _, value in values):
             log.warning("keep best=%r: no checkpoint in %s has that metric", self.keep.best, self.path)
@@ -349,12 +357,13 @@ class CheckPoints:
     ) -> TrainStatus | None:
         """See `load_check_point`."""
         targets, own = targets_of(state, main_program), (targets_of(per_rank) if per_rank else {})
+        known = max(self.store.all_committed(), default=-1)
         found = self.newest(version)
         if found is None:
             return None
         load_found(found, targets, own, trainer_id, random_states)
         self._saved, self._looked = (self._clock(), found.status.step), True
-        self._known = max(self._committed())
+        self._known = max(known, found.version)  # what comes after that is another process's
         return found.status
 
     def newest(self, version: int | None = None) -> Found | None:
@@ -366,17 +375,17 @@ class CheckPoints:
         if version is not None:
             if not self.store.committed(version):
                 raise GraphftError(
-                    f"{self.path} has no checkpoint {version}; it has {self._committed()}",
+                    f"{self.path} has no checkpoint {version}; it has {self.store.all_committed()}",
                     rule="checkpoint",
                     help="give one of those",
                 )
             return self._read(version)
         damaged: list[DamagedVersion] = []
-        for candidate in self.store.versions():
-            if not self.store.committed(candidate):
-                continue  # its process ended while it wrote it
+        for candidate in self.store.all_committed():
             try:
                 found = self._read(candidate, to_go_on=not damaged)
+            except DeletedVersion:
+                return self.newest()
             except DamagedVersion as error:
                 damaged.append(error)
                 self._damaged.add(candidate)

@@ -32,6 +32,9 @@ log = logging.getLogger("graphft")
 
 MANIFEST = "manifest.json"
 FORMAT = 2
+LOOKS = 10
+"""Before old versions are deleted: so often it looks again while others come and go; then they stay for now."""
+_OTHER_FORMAT = "checkpoint-format"
 _FILE = re.compile(r"checkpoint-\d{8,}/tensors-[0-9a-f]+\.safetensors")
 _OLDER = "`graphft checkpoint verify` says which are whole; loading takes the newest of these"
 FOLDER = re.compile(r"checkpoint-(\d{8}|[1-9]\d{8,})")
@@ -42,6 +45,10 @@ _OURS = re.compile(r"manifest\.json|tensors-[0-9a-f]+\.safetensors|\..*")
 
 class DamagedVersion(GraphftError):
     """A file of a checkpoint is missing, or is not what was written."""
+
+
+class DeletedVersion(DamagedVersion):
+    """It was there, and was deleted while it was read: by the retention of the process that saves here."""
 
 
 class Superseded(GraphftError):
@@ -91,6 +98,17 @@ class VersionStore:
         found = (FOLDER.fullmatch(name) for name in self.fs.list_dirs(self.root))
         return sorted((int(match[1]) for match in found if match), reverse=True)
 
+    def all_committed(self) -> list[int]:
+        """The versions that count, if they are not damaged; the newest first.
+
+        While another process saves and deletes here, all that were listed may be gone when they are looked at.
+        """
+        found: list[int] = []
+        listed: list[int] = []
+        while not found and listed != (now := self.versions()):
+            listed, found = now, [version for version in now if self.committed(version)]
+        return found
+
     def check_place(self) -> None:
         """Nothing is here: but is it beside a place where checkpoints are? Raises GraphftError, or warns."""
         above, name = posixpath.split(self.root.rstrip("/"))
@@ -109,19 +127,20 @@ class VersionStore:
         return self.fs.size(self._path(version, MANIFEST)) is not None
 
     def manifest(self, version: int) -> VersionManifest:
-        """Raises DamagedVersion; FileNotFoundError where there is none."""
+        """Raises DamagedVersion; DeletedVersion where there is none."""
         path = self._path(version, MANIFEST)
-        with self.fs.open(path) as file:
-            data = file.read()
-        manifest = decode_manifest(data, path)
-        if manifest.version != version:
-            raise _damaged(path, f"it is of version {manifest.version}")
-        expected = {**{name: entry.bytes for name, entry in manifest.files.items()}, **manifest.needs}
-        for name, expected_bytes in expected.items():
-            size = self.fs.size(self._at(name))
-            if size != expected_bytes:
-                found = "it is missing" if size is None else f"found {size}"
-                raise _damaged(self._at(name), f"expected {expected_bytes} bytes, {found}")
+        with self._reading(version):
+            with self.fs.open(path) as file:
+                data = file.read()
+            manifest = decode_manifest(data, path)
+            if manifest.version != version:
+                raise _damaged(path, f"it is of version {manifest.version}")
+            expected = {**{name: entry.bytes for name, entry in manifest.files.items()}, **manifest.needs}
+            for name, expected_bytes in expected.items():
+                size = self.fs.size(self._at(name))
+                if size != expected_bytes:
+                    found = "it is missing" if size is None else f"found {size}"
+                    raise _damaged(self._at(name), f"expected {expected_bytes} bytes, {found}")
         return manifest
 
     def read(self, manifest: VersionManifest, *, to_go_on: bool = False) -> dict[str, Tensor]:
@@ -129,7 +148,7 @@ class VersionStore:
         has. Raises DamagedVersion."""
         tensors: dict[str, Tensor] = {}
         for name, entry in manifest.files.items():
-            with self._reading():
+            with self._reading(manifest.version):
                 contents = read_checked(self._open, name, entry)
             tensors |= contents.tensors
             if to_go_on and len(manifest.files) == 1:
@@ -140,26 +159,35 @@ class VersionStore:
         """By name, what its files say of them. Raises DamagedVersion."""
         found: dict[str, Known] = {}
         for name, entry in manifest.files.items():
-            with self._reading():
+            with self._reading(manifest.version):
                 found |= read_base(self._open, name, entry).tensors
         return found
 
     def verify(self, manifest: VersionManifest, told: Callable[[int], object] = id) -> None:
         """Reads everything. `told` gets the bytes of each tensor that is good. Raises DamagedVersion."""
         for name, entry in manifest.files.items():
-            with self._reading():
+            with self._reading(manifest.version):
                 verify_checked(self._open, name, entry, told)
 
     def _open(self, name: str) -> BinaryIO:
         return self.fs.open(self._at(name))
 
     @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
+    def _reading(self, version: int) -> Iterator[None]:
+        """What is wrong with a version becomes DamagedVersion; DeletedVersion if it is there no more."""
         try:
             yield
-        except FileNotFoundError as error:
-            raise _damaged(self.root, f"a file is missing: {error}") from error
-        except GraphftError as error:
+        except (FileNotFoundError, GraphftError) as error:
+            if not self.committed(version):
+                raise DeletedVersion(
+                    f"checkpoint {version} of {self.root} is there no more: it was deleted meanwhile",
+                    rule="checkpoint",
+                    help="the process that saves there keeps the newest; so look again",
+                ) from error
+            if isinstance(error, FileNotFoundError):
+                raise _damaged(self.root, f"a file is missing: {error}") from error
+            if isinstance(error, DamagedVersion) or error.rule == _OTHER_FORMAT:
+                raise
             raise DamagedVersion(posixpath.join(self.root, error.message), rule="checkpoint", help=_OLDER) from error
 
     # -- writing ----------------------------------------------------------------------------------------------------
@@ -185,7 +213,7 @@ class VersionStore:
         with self.fs.writing(path) as target:
             file.write(target)
         manifest = VersionManifest(version, dict(made), dict(status), dict(state), {name: file.entry})
-        newer = [v for v in self.versions() if v > version and self.committed(v)]
+        newer = [v for v in self.all_committed() if v > version]
         if newer or not self._commit(manifest):
             self.fs.delete(path)
             raise Superseded(
@@ -203,12 +231,12 @@ class VersionStore:
 
     def _base_of_newest(self) -> Base | None:
         """What its header says."""
-        newest = next((v for v in self.versions() if self.committed(v)), None)
+        newest = next(iter(self.all_committed()), None)
         if newest is None:
             return None
         try:
             ((name, entry),) = self.manifest(newest).files.items()
-            with self._reading():
+            with self._reading(newest):
                 return read_base(self._open, name, entry)
         except (DamagedVersion, ValueError):
             return None
@@ -228,7 +256,11 @@ class VersionStore:
         for name, size in {**manifest.needs, **{n: entry.bytes for n, entry in manifest.files.items()}}.items():
             if self.fs.size(self._at(name)) == size and not there:
                 continue
-            with source._open(name) as file, self.fs.writing(self._at(name)) as target:
+            with (
+                source._reading(manifest.version),
+                source._open(name) as file,
+                self.fs.writing(self._at(name)) as target,
+            ):
                 while piece := file.read(PIECE):
                     target.write(piece)
         self.verify(manifest, told)
@@ -255,9 +287,12 @@ class VersionStore:
     def collect(self, below: int, keep: Collection[int]) -> list[int]:
         """Deletes the versions below, but for those to keep and the files that these need; also what crashes left
         behind. Returns those that counted until then, or left nothing now."""
-        there = self.versions()
+        looked = self._look_at_needs()
+        if looked is None:
+            return []
+        there, needs = looked
         gone = [v for v in there if v < below and v not in keep]
-        needed = {name for v in there if v not in gone for name in self._needs_of(v)}
+        needed = {name for v, names in needs.items() if v not in gone for name in names}
         found = []
         for version in gone:
             counted = self.committed(version)
@@ -268,8 +303,21 @@ class VersionStore:
                 found.append(version)
         return found
 
+    def _look_at_needs(self) -> tuple[list[int], dict[int, dict[str, int]]] | None:
+        """All versions, and what each that is committed needs of others, at one time; None while others change them.
+
+        The next version refers to what the newest has, or needs itself. So the needs of the newest must be known,
+        though another process may commit versions and delete some while this one looks.
+        """
+        for _ in range(LOOKS):
+            there, needs = self.versions(), {}
+            for version in filter(self.committed, there):
+                needs[version] = self._needs_of(version)
+            if self.all_committed() == list(needs):
+                return there, needs
+        return None
+
     def _needs_of(self, version: int) -> dict[str, int]:
-        """Nothing if it is not committed (yet): its writer refers to what the newest version has, or needs itself."""
         if version not in self._needs:
             try:
                 with self.fs.open(self._path(version, MANIFEST)) as file:
@@ -311,7 +359,7 @@ def decode_manifest(data: bytes, path: str) -> VersionManifest:
         if found["format"] != FORMAT:
             raise GraphftError(
                 f"{path} has format {found['format']}, this graphft knows {FORMAT}",
-                rule="checkpoint-format",
+                rule=_OTHER_FORMAT,
                 help="read it with the version of graphft that wrote it: the manifest names that under `made`",
             )
         manifest = msgspec.convert(found, VersionManifest)

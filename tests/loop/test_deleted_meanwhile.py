@@ -1,0 +1,129 @@
+"""A loop saves, with its retention, between any two file operations of another process that reads or prunes there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from graphft import LocalFS, TrainStatus
+from graphft.runtime import cli
+from graphft.runtime.loop import check_points
+from graphft.runtime.loop.check_points import CheckPoints
+
+ROWS, SAVES = 40_000, 2
+LOOKS = ("ls_dir", "list_dirs", "size", "open", "delete")
+
+
+class Loop:
+    """Touches other rows at each step, so that its versions need files of earlier ones."""
+
+    def __init__(self, path: Path, keep: int) -> None:
+        self.model, self.step = nn.Embedding(ROWS, 4), 0
+        self.points = CheckPoints(path, keep=keep)
+
+    def save(self) -> None:
+        self.step += 1
+        with torch.no_grad():
+            self.model.weight[self.step * 50 : self.step * 50 + 3] += 1
+        self.points.save({"model": self.model}, TrainStatus(0, step=self.step))
+
+    def loads(self) -> None:
+        found = nn.Embedding(ROWS, 4)
+        status = CheckPoints(self.points.path).load({"model": found})
+        assert status is not None
+        assert status.step == self.step
+        assert torch.equal(found.weight, self.model.weight)
+
+
+class Interrupted(LocalFS):
+    """Before its operation of that number, something else happens."""
+
+    def __init__(self, at: int, meanwhile: Callable[[], None]) -> None:
+        self.at, self.meanwhile, self.count = at, meanwhile, 0
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in LOOKS:
+            self.count += 1
+            if self.count == self.at:
+                self.meanwhile()
+        return super().__getattribute__(name)
+
+
+def _at_each(tmp_path: Path, use: Callable[[Loop, LocalFS], None]) -> None:
+    at, done = 1, False
+    while not done:
+        loop = Loop(tmp_path / f"at-{at}", keep=1)
+        for _ in range(4):
+            loop.save()
+        fs = Interrupted(at, lambda loop=loop: [loop.save() for _ in range(SAVES)])  # type: ignore[misc]
+        use(loop, fs)
+        loop.loads()
+        loop.save()
+        loop.loads()
+        done, at = fs.count < at, at + 1
+    assert at > 5
+
+
+def test_prune_beside_a_loop_deletes_nothing_that_is_needed(tmp_path: Path) -> None:
+    """Pitfall 101."""
+    _at_each(tmp_path, lambda loop, fs: CheckPoints(loop.points.path, fs, keep=1).prune() and None)
+
+
+def test_load_beside_a_loop_finds_the_newest(tmp_path: Path) -> None:
+    def load(loop: Loop, fs: LocalFS) -> None:
+        before = loop.step
+        status = CheckPoints(loop.points.path, fs).load({"model": nn.Embedding(ROWS, 4)})
+        assert status is not None
+        assert status.step >= before
+
+    _at_each(tmp_path, load)
+
+
+COMMANDS = {
+    "list": ["list", "{}"],
+    "verify": ["verify", "{}"],
+    "show": ["show", "{}"],
+    "prune": ["prune", "{}", "--keep", "1"],
+    "export": ["export", "{}", "{}.safetensors"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_beside_a_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    def run(loop: Loop, fs: LocalFS) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(check_points, "file_system", lambda path, options: (fs, os.fspath(path)))
+            words = [word.format(loop.points.path) for word in COMMANDS[command]]
+            assert cli.main(["checkpoint", *words]) == 0, capsys.readouterr().err
+
+    _at_each(tmp_path, run)
+
+
+def test_a_copy_beside_a_loop_says_what_was_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def run(loop: Loop, fs: LocalFS) -> None:
+        places, to = {os.fspath(loop.points.path): fs}, f"{loop.points.path}-to"
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                check_points,
+                "file_system",
+                lambda path, options: (places.get(os.fspath(path), LocalFS()), os.fspath(path)),
+            )
+            status, said = cli.main(["checkpoint", "copy", os.fspath(loop.points.path), to]), capsys.readouterr()
+        assert not said.err
+        copied = CheckPoints(to).newest()
+        assert (copied is not None) == (status == 0) == ("copied (" in said.out)
+        told.add("deleted meanwhile" in said.out)
+
+    told: set[bool] = set()
+    _at_each(tmp_path, run)
+    assert told == {True, False}
