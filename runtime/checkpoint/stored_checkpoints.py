@@ -11,18 +11,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import posixpath
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.store import MANIFEST, CheckpointStore, Manifest, Part, newest_first, storage
 from graphft.runtime.coordination.job_storage import storage_of
-from graphft.runtime.coordination.storage_claim import check_claim
+from graphft.runtime.coordination.storage_claim import check_claim, is_away
 from graphft.runtime.fs import FS, file_system
 
 if TYPE_CHECKING:
     from graphft.checked_file import CheckedFile, Contents
+
+T = TypeVar("T")
 
 FOLDER = "checkpoints"
 BEHIND = 8
@@ -40,7 +42,7 @@ def checkpoints_of(job_dir: Path, shard: int | None = None) -> CheckpointStore:
         return CheckpointStore(root)
     fs, path = file_system(url)
     may_commit = functools.partial(check_claim, job_dir)
-    return StoredCheckpoints(root, fs, posixpath.join(path, *names), "/".join([url, *names]), may_commit)
+    return StoredCheckpoints(root, fs, posixpath.join(path, *names), "/".join([url, *names]), path, may_commit)
 
 
 def shard_folder(shard: int) -> str:
@@ -49,14 +51,14 @@ def shard_folder(shard: int) -> str:
 
 
 class StoredCheckpoints(CheckpointStore):
-    """`root`: in the job's folder; `path`: of `fs`; `url`: the same for a person. `may_commit` raises OSError if this
-    machine is not to."""
+    """`root`: in the job's folder; `path`: of `fs`; `url`: the same for a person. `job`: what else is of the job lies
+    there. `may_commit` raises OSError if this machine is not to."""
 
     def __init__(
-        self, root: Path, fs: FS, path: str, url: str, may_commit: Callable[[], object] = lambda: None
+        self, root: Path, fs: FS, path: str, url: str, job: str, may_commit: Callable[[], object] = lambda: None
     ) -> None:
         super().__init__(root)
-        self.fs, self.path, self.url, self._may_commit = fs, path, url, may_commit
+        self.fs, self.path, self.url, self.job, self._may_commit = fs, path, url, job, may_commit
 
     def where(self, name: str = "") -> str:
         return f"{self.url}/{name}".rstrip("/")
@@ -69,7 +71,9 @@ class StoredCheckpoints(CheckpointStore):
 
     def _write_tensors(self, file: CheckedFile) -> None:
         super()._write_tensors(file)
+        self._may_commit()
         self.fs.upload(self.root / file.name, self._at(file.name))
+        self._may_commit()  # else it may have gone into the folder that is there while nothing is mounted
         found = self.fs.size(self._at(file.name))
         if found != file.entry.bytes:
             raise OSError(f"{self.where(file.name)} has {found} bytes after {file.entry.bytes} were uploaded")
@@ -95,7 +99,7 @@ class StoredCheckpoints(CheckpointStore):
         with contextlib.suppress(OSError, GraphftError):  # it is not there, or damaged: the storage's counts
             return super()._read_part(part)
         for name in part.files():
-            with storage(self.where(name)):
+            with self._asking(name):
                 self.fs.download(self._at(name), self.root / name)
         return super()._read_part(part)
 
@@ -110,20 +114,37 @@ class StoredCheckpoints(CheckpointStore):
         super()._write(name, data)
 
     def _read(self, name: str) -> bytes:
-        with storage(self.where(name)), self.fs.open(self._at(name)) as file:
+        with self._asking(name), self.fs.open(self._at(name)) as file:
             return file.read()
 
     def _size(self, name: str) -> int | None:
-        with storage(self.where(name)):
-            return self.fs.size(self._at(name))
+        with self._asking(name):
+            return self._unless_away(self.fs.size(self._at(name)))
 
     def _has(self, directory: str) -> bool:
-        with storage(self.where(directory)):
-            return self.fs.stat(self._at(directory))
+        with self._asking(directory):
+            return bool(self._unless_away(self.fs.stat(self._at(directory))))
 
     def _names(self) -> list[str]:
-        with storage(self.where()):
-            return self.fs.list_dirs(self.path)
+        with self._asking():
+            return self._unless_away(self.fs.list_dirs(self.path))
+
+    @contextlib.contextmanager
+    def _asking(self, name: str = "") -> Iterator[None]:
+        """Raises StorageUnavailable; FileNotFoundError for what the storage does not have."""
+        with storage(self.where(name)):
+            try:
+                yield
+            except FileNotFoundError:
+                self._unless_away(None)
+                raise
+
+    def _unless_away(self, found: T) -> T:
+        """What was found. That nothing was counts only if the job's record is there: a file system that is not mounted
+        is an empty folder."""
+        if not found and is_away(self.fs, self.job):
+            raise OSError("nothing of the job is there: is the file system mounted?")
+        return found
 
     def _delete(self, directory: str) -> None:
         super()._delete(directory)

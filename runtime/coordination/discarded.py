@@ -62,7 +62,7 @@ def read_discarded(job_dir: Path) -> tuple[Discarded, ...]:
         return ()
     try:
         return tuple(msgspec.json.decode(line, type=Discarded) for line in lines)
-    except msgspec.MsgspecError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise GraphftError(f"{job_dir / FILE} is damaged: {error}", rule="load") from error
 
 

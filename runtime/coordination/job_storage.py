@@ -175,7 +175,7 @@ def _listing(fs: FS, path: str) -> dict[str, _Uploaded]:
         data = file.read()
     try:
         return msgspec.json.decode(data, type=dict[str, _Uploaded])
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise GraphftError(
             f"{path} is damaged: {error}", rule="load", help="transpile the job again, with another storage"
         ) from error

@@ -6,6 +6,8 @@
 A claim is over when its launcher has deleted it, is known to be dead, or has not beaten for SILENT seconds; then the
 next number is claimed, which one of several does. No clocks are compared. A launcher that was only frozen, or cut off,
 finds the higher number when it beats again, and ends; from the higher claim on, its pservers commit no checkpoint.
+Where the job's record is missing, too, the storage is away (a file system that is not mounted is an empty folder), and
+nothing follows from that. What counts is the number in a claim's name: a damaged one is written again by its launcher.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from graphft.errors import GraphftError, UsageError
 from graphft.fileio import write_atomically
 from graphft.runtime.coordination.job_storage import storage_of
 from graphft.runtime.fs import FS, file_system
-from graphft.runtime.process.identity import Identity, identify
+from graphft.runtime.process.identity import UNKNOWN, Identity, identify
+from graphft.transpiler.record import RECORD
 
 BEAT, SILENT, LOOK = 4.0, 20.0, 1.0
 """Seconds."""
@@ -41,7 +44,15 @@ class Claim(msgspec.Struct, frozen=True):
     process: Identity
 
     def __str__(self) -> str:
-        return f"pid {self.process.pid} on host {self.host}"
+        return f"pid {self.process.pid} on host {self.host}" if self.host else "a process whose claim is damaged"
+
+    @property
+    def damaged(self) -> bool:
+        return not self.host
+
+    def is_of(self, mine: Claim) -> bool:
+        """Whether this, which was read, is what the process wrote that has made `mine`."""
+        return self == mine or (self.damaged and self.number == mine.number)
 
 
 class StorageClaim:
@@ -118,10 +129,14 @@ class StorageClaim:
         while not self._closed.wait(BEAT):
             with contextlib.suppress(OSError, GraphftError):  # the storage is away; is it for others, too?
                 found = newest_claim(self.fs, self.root)
-                if found != self.claim:
+                if found is None and is_away(self.fs, self.root):
+                    continue
+                if found is None or not found.is_of(self.claim):
                     who = f"{found} runs it now" if found is not None else "its claim was deleted"
                     self.lost = f"this launcher could not reach {self.url} for some time, or stood still: {who}"
                     return
+                if found.damaged:
+                    self._write_claim()
                 count += 1
                 self._write_beat(count)
 
@@ -129,6 +144,10 @@ class StorageClaim:
 
     def _path(self, kind: str, number: int | None = None) -> str:
         return posixpath.join(self.root, f"running-{self.claim.number if number is None else number}.{kind}")
+
+    def _write_claim(self) -> None:
+        with self.fs.writing(self._path("json")) as file:
+            file.write(msgspec.json.encode(self.claim))
 
     def _write_beat(self, count: int) -> None:
         with self.fs.writing(self._path("beat")) as file:
@@ -147,19 +166,23 @@ class StorageClaim:
 
 
 def newest_claim(fs: FS, root: str) -> Claim | None:
-    """The one that counts. Raises OSError; GraphftError for one that is damaged."""
+    """The one that counts. Raises OSError."""
     while numbers := [int(match[1]) for match in map(_NAME.fullmatch, fs.ls_dir(root)) if match]:
-        path = posixpath.join(root, f"running-{max(numbers)}.json")
+        number = max(numbers)
         try:
-            with fs.open(path) as file:
-                return msgspec.json.decode(file.read(), type=Claim)
+            with fs.open(posixpath.join(root, f"running-{number}.json")) as file:
+                found = msgspec.json.decode(file.read(), type=Claim)
         except FileNotFoundError:
             continue  # it was deleted in between
-        except msgspec.MsgspecError as error:
-            raise GraphftError(
-                f"{path} is damaged: {error}", rule="load", help="if no machine runs the job, delete it"
-            ) from error
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            return Claim(number, "", UNKNOWN)
+        return found if found.number == number else Claim(number, "", UNKNOWN)
     return None
+
+
+def is_away(fs: FS, root: str) -> bool:
+    """Whether nothing of the job is in its storage: then it is not there now, and no word of it counts."""
+    return fs.size(posixpath.join(root, RECORD)) is None
 
 
 @contextlib.contextmanager
@@ -199,8 +222,12 @@ def check_claim(job_dir: Path) -> None:
         mine = msgspec.json.decode((job_dir / _LOCAL).read_bytes(), type=Claim)
     except FileNotFoundError:
         return  # an etcd that all machines share keeps them apart
-    found = newest_claim(*file_system(storage_of(job_dir)))
-    if found != mine:
+    url = storage_of(job_dir)
+    fs, root = file_system(url)
+    found = newest_claim(fs, root)
+    if found is None and is_away(fs, root):
+        raise OSError(f"nothing of the job is in {url}: is its file system mounted?")
+    if found is None or not found.is_of(mine):
         who = f"{found} runs" if found is not None else "another machine has run"
         raise OSError(f"{who} the job in this storage: checkpoints of this machine do not count any more")
 

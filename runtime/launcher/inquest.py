@@ -83,7 +83,7 @@ class Inquest:
             if run is None or proof is None:
                 return False
             return msgspec.json.decode(proof.value, type=_Proof).run == run.value.decode()
-        except (EtcdError, msgspec.DecodeError):
+        except (EtcdError, msgspec.DecodeError, UnicodeDecodeError):
             return False
 
     def _where(self, note: Note, verdict: Verdict, peak: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -110,15 +111,18 @@ def open_folder(job: Job, wanted: str = "", *, resume: bool = False, fresh: bool
     while True:
         chosen, path, others = choose_directory(job, wanted, resume=resume, fresh=fresh)
         passed, made = tuple(other.text for other in others), not (path / "job.json").exists()
-        start = _Start(chosen, path, () if fresh else others)
+        start, saved = _Start(chosen, path, () if fresh else others), False
         try:
             if made:
                 chosen.save(path, start.carry_over)
+                saved = True
             publish(path)
             return JobFolder(path, made, passed, True, start.carried)
         except GraphftError as error:
             if wanted or not made or error.rule != "job-directory":
-                raise  # else another script, started at the same time, has just taken that folder, or storage
+                raise
+        if saved:  # another machine has just taken the storage: this folder is to be a copy of what is there now
+            shutil.rmtree(path)
 
 
 @dataclass

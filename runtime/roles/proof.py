@@ -142,7 +142,7 @@ def _read(member: Member, kv: KV | None) -> Proof | None:
     """What is recorded of this very run; None otherwise, also of a record of another version of graphft."""
     try:
         proof = msgspec.json.decode(kv.value, type=Proof) if kv is not None else None
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError):
         return None
     return proof if proof is not None and proof.run == member.job.run_id else None
 

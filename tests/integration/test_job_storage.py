@@ -18,8 +18,9 @@ from graphft.runtime.chaos.compare import not_once
 from graphft.runtime.coordination.connect import is_complete
 from graphft.runtime.coordination.job_storage import fetch, fetch_result, publish
 from graphft.runtime.etcd import EmbeddedEtcd
+from graphft.runtime.launcher import job_folder
 from graphft.runtime.launcher.folder_status import look_at
-from graphft.transpiler import Job
+from graphft.transpiler import Job, read_record
 from tests.integration import training
 from tests.integration.plays import SCRIPT, Pace, Played, Program, assert_same_bits, at, processes_of, whole_state
 from tests.support.commands import refused, shown
@@ -189,6 +190,25 @@ def test_of_two_runs_that_take_a_storage_one_has_it(program: ir.Program, tmp_pat
     assert fetch(url, tmp_path / "copy").run_id == jobs[0].run_id
     with pytest.raises(UsageError, match="holds something else"):
         fetch(url, tmp_path / "1")
+
+
+def test_of_two_machines_that_begin_at_once_the_later_one_finds_the_run_of_the_other(
+    program: ir.Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It ended with an error, and left a folder that each later start ended at, too."""
+    url = f"file://{tmp_path}/storage"
+    elsewhere, here = (training.job(program, storage=url) for _ in range(2))
+    elsewhere.save(tmp_path / "elsewhere")
+    monkeypatch.chdir(tmp_path)
+
+    def just_before(folder: Path) -> None:
+        publish(tmp_path / "elsewhere")
+        publish(folder)
+
+    monkeypatch.setattr(job_folder, "publish", just_before)
+    found = job_folder.open_folder(here)
+    assert (found.made, read_record(found.path).run_id) == (False, elsewhere.run_id)
+    assert [path.name for path in (tmp_path / "jobs").iterdir()] == [found.path.name]
 
 
 def test_a_job_that_was_damaged_in_its_storage(program: ir.Program, tmp_path: Path) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from graphft.errors import GraphftError, UsageError
+from graphft.errors import UsageError
 from graphft.runtime.coordination import storage_claim
 from graphft.runtime.coordination.storage_claim import (
     Claim,
@@ -36,6 +37,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def place(tmp_path: Path) -> Path:
     path = tmp_path / "storage"
     path.mkdir()
+    (path / "job.json").touch()
     return path
 
 
@@ -56,8 +58,8 @@ def write_local(folder: Path, number: int) -> None:
 
 
 def names(place: Path) -> list[str]:
-    """But for what is being written."""
-    return sorted(path.name for path in place.iterdir() if not path.name.startswith("."))
+    """But for the job's record, and what is being written."""
+    return sorted(path.name for path in place.iterdir() if not path.name.startswith(".") and path.name != "job.json")
 
 
 ELSEWHERE = Identity("another machine", "1", 12, 3)
@@ -151,7 +153,43 @@ def test_of_two_that_follow_one_does(place: Path) -> None:
     check_claim(claims[1].job_dir)
 
 
-def test_a_claim_that_is_damaged_is_no_start(place: Path) -> None:
+@pytest.mark.parametrize("damage", [b"{", b'{"number":1,"host":"\xff"}', b"", b"[]"])
+def test_a_claim_that_is_damaged_is_its_launchers_all_the_same(place: Path, damage: bytes) -> None:
+    """Pitfall 102. One flipped bit killed the pservers of a healthy job at each checkpoint, until it failed."""
+    folder = machine(place, "one")
+    with claimed(folder, None) as claim:
+        assert claim is not None
+        whole = (place / "running-1.json").read_bytes()
+        (place / "running-1.json").write_bytes(damage)
+        check_claim(folder)
+        with pytest.raises(UsageError, match="is being run by"), claimed(machine(place, "two"), None):
+            pass
+        until(lambda: (place / "running-1.json").read_bytes() == whole)
+        assert not claim.lost
+    assert names(place) == []
+
+
+def test_a_damaged_claim_of_a_machine_that_is_gone_is_over(place: Path) -> None:
     (place / "running-1.json").write_text("{")
-    with pytest.raises(GraphftError, match=r"running-1\.json is damaged"), claimed(machine(place, "one"), None):
-        pass
+    with claimed(machine(place, "one"), None):
+        assert names(place) == ["running-2.beat", "running-2.json"]
+
+
+def test_while_the_storage_is_away_nothing_follows_from_that(place: Path) -> None:
+    """Pitfall 103: a file system that is not mounted is an empty folder. The job was ended: 'its claim was deleted'."""
+    folder = machine(place, "one")
+    with claimed(folder, None) as claim:
+        assert claim is not None
+        place.rename(place.parent / "away")
+        place.mkdir()
+        with pytest.raises(OSError, match=r"nothing of the job is in file://.*: is its file system mounted"):
+            check_claim(folder)
+        time.sleep(0.2)
+        assert not claim.lost
+        assert names(place) == [], "nothing is written there"
+        place.rmdir()
+        (place.parent / "away").rename(place)
+        first = (place / "running-1.beat").read_text()
+        until(lambda: (place / "running-1.beat").read_text() not in ("", first))
+        check_claim(folder)
+    assert names(place) == []

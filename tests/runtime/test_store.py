@@ -16,7 +16,13 @@ import torch
 from safetensors import safe_open
 
 from graphft.fileio import write_atomically
-from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest, directory_name
+from graphft.runtime.checkpoint.store import (
+    CheckpointStore,
+    DamagedCheckpoint,
+    Manifest,
+    StorageUnavailable,
+    directory_name,
+)
 from graphft.runtime.checkpoint.stored_checkpoints import BEHIND, COPIES, StoredCheckpoints
 from graphft.runtime.fs import LocalFS
 from graphft.sealed_json import seal
@@ -56,7 +62,8 @@ def place(tmp_path: Path) -> Path:
 def store(place: Path, tmp_path: Path, request: pytest.FixtureRequest) -> CheckpointStore:
     if request.param == "in a folder":
         return CheckpointStore(place)
-    return StoredCheckpoints(tmp_path / "copies", LocalFS(), str(place), f"file://{place}")
+    (tmp_path / "job.json").touch()
+    return StoredCheckpoints(tmp_path / "copies", LocalFS(), str(place), f"file://{place}", str(place.parent))
 
 
 def test_round_trip(store: CheckpointStore, place: Path) -> None:
@@ -314,7 +321,7 @@ def test_parts_refer_to_those_before(store: CheckpointStore, place: Path, tmp_pa
     assert (place / made[0].parts[0].file).exists(), "most of it is there"
     assert not (place / made[0].directory / "manifest.json").exists(), "it does not count any more"
     if isinstance(store, StoredCheckpoints):  # another machine
-        assert is_large(StoredCheckpoints(tmp_path / "other", store.fs, store.path, store.url), made[-1])
+        assert is_large(StoredCheckpoints(tmp_path / "other", store.fs, store.path, store.url, store.job), made[-1])
     again = store.write_part(0, 7, 0, 1, large(7), "ledger")
     assert again == made[-1].parts[0], "once more: the same, and not what refers to itself"
 
@@ -389,7 +396,8 @@ def test_a_manifest_that_names_files_elsewhere_is_refused(store: CheckpointStore
 @pytest.fixture
 def copied(tmp_path: Path) -> StoredCheckpoints:
     place = tmp_path / "storage"
-    return StoredCheckpoints(tmp_path / "copies", LocalFS(), str(place), f"file://{place}")
+    (tmp_path / "job.json").touch()
+    return StoredCheckpoints(tmp_path / "copies", LocalFS(), str(place), f"file://{place}", str(place.parent))
 
 
 def save(store: CheckpointStore, step: int) -> Manifest:
@@ -420,7 +428,7 @@ def test_of_copies_a_few_are_kept(copied: StoredCheckpoints, tmp_path: Path) -> 
 
 def test_copies_of_another_shard_are_left_to_it(copied: StoredCheckpoints, tmp_path: Path) -> None:
     """Its process is about to write, or to read there: pservers of an undisturbed job ended 4 times of it."""
-    other = StoredCheckpoints(copied.root, copied.fs, copied.path, copied.url)
+    other = StoredCheckpoints(copied.root, copied.fs, copied.path, copied.url, copied.job)
     slow = other.write_part(0, 10, 1, 2, values(10, 1))
     (copied.root / directory_name(0, 20)).mkdir()
     for step in range(10, 150, 10):
@@ -429,3 +437,17 @@ def test_copies_of_another_shard_are_left_to_it(copied: StoredCheckpoints, tmp_p
     assert not (copied.root / directory_name(0, 20)).exists(), "nobody writes there any more"
     other.write_part(0, 150, 1, 2, values(150, 1))
     assert (copied.root / directory_name(0, 140)).exists()
+
+
+def test_a_storage_that_is_away_is_no_empty_one(copied: StoredCheckpoints, tmp_path: Path) -> None:
+    """Pitfall 103. The folder in which nothing is mounted is there; who believed that would begin the job anew."""
+    manifest = save(copied, 3)
+    (tmp_path / "job.json").rename(tmp_path / "away")
+    (tmp_path / "storage").rename(tmp_path / "checkpoints away")
+    for ask in (copied.manifests, lambda: copied.read_manifest(manifest.directory)):
+        with pytest.raises(StorageUnavailable, match="nothing of the job is there"):
+            ask()
+    (tmp_path / "away").rename(tmp_path / "job.json")
+    assert not copied.manifests(), "the job's record is there: it has no checkpoint"
+    (tmp_path / "checkpoints away").rename(tmp_path / "storage")
+    assert steps(copied) == [3]
