@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import IO, Any
@@ -125,7 +126,7 @@ def open_url(url: str, options: Mapping[str, Any]) -> Iterator[tuple[IO[bytes], 
             raise GraphftError(
                 f"{url} needs a package that is not installed", rule="missing-package", help=str(e)
             ) from e
-        except (OSError, KeyError, ValueError) as e:
+        except (OSError, EOFError, zlib.error, KeyError, ValueError) as e:
             raise UsageError(
                 f"cannot open {url}: {describe(e)}",
                 rule="missing-file",
@@ -233,7 +234,7 @@ def _parquet_ranges(f: IO[bytes], url: str, number: int, fields: Mapping[str, st
     except ImportError as e:
         raise GraphftError("reading Parquet needs pyarrow", rule="format", help="pip install 'graphft[files]'") from e
     try:
-        opened = pyarrow.parquet.ParquetFile(f)
+        opened = pyarrow.parquet.ParquetFile(f, page_checksum_verification=True)
     except pyarrow.ArrowInvalid as e:
         raise GraphftError(f"{url} is no Parquet file: {e}", rule="format", help="check the format") from e
     _need(list(fields), opened.schema_arrow.names, url)

@@ -43,23 +43,14 @@ def inspect_dataset(reference: Reference, columns: Sequence[str], random: bool |
     """Reads some of the dataset's items; `random`: what its user says of it.
 
     Up to five are read twice with the same seeds: whether the dataset draws is told by these alone. Up to eleven more
-    are read once, for their digests. Raises GraphftError if the first cannot be read, or if one differs then.
+    are read once, for their digests. Raises GraphftError if none of the five can be read, or if one differs then.
     """
     made = reference.make()
     records = len(made)
     if records == 0:
         raise GraphftError(f"the dataset of {reference} has no records", rule="short-data", help="give at least one")
     own = own_generators(made)
-    try:
-        batch, draws = _read(made, 0, columns, own)
-    except (GraphftError, KeyboardInterrupt):
-        raise
-    except BaseException as e:
-        raise UsageError(
-            f"reading record 0 of the dataset of {reference} failed: {describe(e)}",
-            rule="dataset",
-            help="its items must be what torch's default_collate takes",
-        ) from e
+    batch, draws = _first(reference, made, columns, own)
     types = {name: _type(reference, name, value) for name, value in batch.items()}
     digests: dict[int, str] = {}
     for index in _chosen(records):
@@ -82,13 +73,31 @@ def inspect_dataset(reference: Reference, columns: Sequence[str], random: bool |
     return Inspected(records, types, draws, digests)
 
 
+def _first(reference: Reference, made: Any, columns: Sequence[str], own: Sequence[Any]) -> tuple[dict[str, Any], bool]:
+    """What `_read` gives of the first record, or of another if that one is damaged."""
+    failed: BaseException | None = None
+    for index in _chosen(len(made)):
+        try:
+            return _read(made, index, columns, own)
+        except (GraphftError, KeyboardInterrupt):
+            raise
+        except BaseException as e:
+            failed = failed or e
+    assert failed is not None
+    raise UsageError(
+        f"reading record 0 of the dataset of {reference} failed: {describe(failed)}",
+        rule="dataset",
+        help="its items must be what torch's default_collate takes",
+    ) from failed
+
+
 def _tell_unreadable(reference: Reference, records: int, digests: Mapping[int, str]) -> None:
     """A warning if a record that was looked at cannot be read. Raises UsageError if most of them cannot."""
     bad = sorted(index for index, found in digests.items() if found == UNREADABLE)
     if not bad:
         return
     text = (
-        f"{len(bad)} of the {len(digests) + 1} records of {reference} that were looked at cannot be read, the first is "
+        f"{len(bad)} of the {len(digests)} records of {reference} that were looked at cannot be read, the first is "
         f"{bad[0]} of {records}"
     )
     if 2 * len(bad) > len(digests):

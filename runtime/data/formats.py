@@ -138,7 +138,7 @@ class ChunkFiles:
     ) -> dict[str, Sequence[Any]]:
         import pyarrow.parquet
 
-        opened = pyarrow.parquet.ParquetFile(f)
+        opened = pyarrow.parquet.ParquetFile(f, page_checksum_verification=True)
         groups: list[int] = []
         first = start = 0
         for i in range(opened.metadata.num_row_groups):

@@ -193,14 +193,14 @@ class Triples(Images):
 class Short(Lines):
     """Says that it has more records than it has, from `end` on."""
 
-    def __init__(self, end: int = 99) -> None:
-        self.end = end
+    def __init__(self, end: int = 99, begin: int = 0) -> None:
+        self.end, self.begin = end, begin
 
     def __len__(self) -> int:
         return 100
 
     def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
-        if i >= self.end:
+        if not self.begin <= i < self.end:
             raise IndexError(f"there is no record {i}")
         return torch.zeros(3), 1
 
@@ -210,8 +210,12 @@ def test_records_that_cannot_be_read_are_told_when_the_dataset_is_described(capl
     dataset(Short, {"end": 100})
     assert "cannot be read" not in caplog.text
     dataset(Short, {"end": 99})
-    assert "1 of the 16 records" in caplog.text
+    assert "1 of the 15 records" in caplog.text
     assert "the first is 99 of 100; each batch with such a record is left out" in caplog.text
+    caplog.clear()
+    found = dataset(Short, {"begin": 1, "end": 100})
+    assert "the first is 0 of 100; each" in caplog.text
+    assert found.types == dataset(Short, {"end": 100}).types
     with pytest.raises(UsageError, match=r"records .* cannot be read, the first is 33 of 100"):
         dataset(Short, {"end": 30})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import zipfile
@@ -20,7 +21,7 @@ from hypothesis import strategies as st
 
 from graphft.data import DataSpec
 from graphft.data_files import files
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, UsageError
 from graphft.runtime.data import open_reader
 
 COLUMNS = {"x": ("a", "b"), "y": "label"}
@@ -248,3 +249,24 @@ def test_fingerprints(format: str, tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(WRITERS[format](rows(1, 20)))
     after = described()
     assert [k for k in before if before[k] != after[k]] == [str(tmp_path / "f")]
+
+
+def test_a_page_of_parquet_that_was_damaged_is_found_where_the_file_has_checksums(tmp_path: Path) -> None:
+    """pyarrow does not look at them unless it is told to: numbers that nobody wrote were trained on."""
+    path = tmp_path / "f.parquet"
+    table = pyarrow.table({"x": np.arange(1000, dtype="float32")})
+    pyarrow.parquet.write_table(table, path, compression="none", use_dictionary=False, write_page_checksum=True)
+    whole = path.read_bytes()
+    at = whole.index(np.float32(700).tobytes())
+    path.write_bytes(whole[:at] + b"\xff\xff\xff\x7f" + whole[at + 4 :])
+    reader = open_reader(files(str(path), "parquet", {"x": "x"}, {"x": "float32"}), ".", 0)
+    with pytest.raises(GraphftError, match=r"f\.parquet\) failed: .*CRC"):
+        reader.batch(0, 0, 0, 1000)
+
+
+@pytest.mark.parametrize("cut", [20, 1])
+def test_a_compressed_file_that_was_cut_cannot_be_opened(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "f.csv.gz"
+    path.write_bytes(gzip.compress(b"x\n" + b"1\n" * 1000)[:-cut])
+    with pytest.raises(UsageError, match=r"cannot open .*f\.csv\.gz"):
+        files(str(path), "csv", {"x": "x"}, {"x": "float32"}, storage_options={"compression": "gzip"})
