@@ -26,7 +26,7 @@ from graphft.inputs import Input, LossFn, check_names, input_type, with_targets
 from graphft.ir import Kind, Program, Type, grad_name
 from graphft.loss_results import loss_and_extras
 from graphft.mode import tell_mode
-from graphft.outside import refuse_outside
+from graphft.outside import refuse_outside, tell_kept
 from graphft.side_effects import side_effects_refused
 from graphft.symbolic import Symbols
 from graphft.tracing import Recorder, Traced, emit, settle, storage, trace
@@ -206,6 +206,7 @@ class _Step:
         given = {f"model.{n}": t for n, t in tensors.items()}
         with side_effects_refused():
             result = functional_call(self.whole, given, (), feeds)
+        tell_kept(self.whole.model, self.whole.loss_fn)
         loss, extras = loss_and_extras(result, {*self.inputs, *self.state.tensors})
         self.extras = list(extras)
         refuse_outside(loss, self.whole.model, self.whole.loss_fn, self.state.tensors, self.recorder.line_of)

@@ -1,13 +1,15 @@
 """Tensors that would train in eager torch, but are not the model's: a program would hold them as constants.
 
 The loss may close over another module, or a model keep layers in a plain list. What gradients reach in the autograd
-graph of the loss is looked at, so a tensor that is used under `no_grad()`, or detached, is no concern.
+graph of the loss is looked at, so a tensor that is used under `no_grad()`, or detached, is no concern. And the other
+way round: what the trace leaves in containers that the loss refers to.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -16,6 +18,9 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from graphft.errors import GraphftError
 
+log = logging.getLogger("graphft")
+
+TOLD = 3
 DEPTH, LONG = 4, 1000
 """How deep names are looked for, in the containers, objects and functions that the loss refers to; and containers with
 more items are not looked into."""
@@ -53,6 +58,19 @@ def refuse_outside(loss: Tensor, model: nn.Module, loss_fn: Any, own: Mapping[st
         "nn.ModuleList, tensors as nn.Parameter); if it is meant to stay as it is: requires_grad_(False), or use it "
         "under torch.no_grad()",
     )
+
+
+def tell_kept(model: nn.Module, loss_fn: Any) -> None:
+    """Warns of tensors of the trace that were left in something that the loss or the model refers to: a list that it
+    appends to, an average of its own. That happened once, when it was captured, and happens in no step."""
+    names = sorted({name for name, value in _names(model, loss_fn) if isinstance(value, FakeTensor)})
+    if names:
+        log.warning(
+            "loss_fn keeps what it computes in %s: that happens once, when it is captured, and in no step of the job; "
+            "what is to last from step to step is a buffer of the model (register_buffer), what is to be recorded a "
+            "metric that loss_fn returns",
+            ", ".join(names[:TOLD]) + f" and {len(names) - TOLD} more" * (len(names) > TOLD),
+        )
 
 
 def _reached(loss: Tensor, line_of: LineOf) -> list[tuple[Tensor, str]]:

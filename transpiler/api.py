@@ -90,6 +90,7 @@ def transpile(
         **{**defaults, **options},
     )
     check_effects(config, options)
+    _check_scheme(config.storage)
     find_device(config.device)
     _check_program(program)
     verify(program, require_values=True)
@@ -97,6 +98,7 @@ def transpile(
     check_metrics(program)
     _check_columns(program, config)
     _check_batch_sizes(program, config)
+    _tell_unread_columns(program, config)
     _tell_idle_slots(config)
     _tell_nonfinite(program)
     job = Job.make(program, _without_idle_pservers(program, config))
@@ -229,7 +231,8 @@ def _check_columns(program: Program, config: JobConfig) -> None:
             raise GraphftError(
                 f"input %{v.name} is {wanted}, but the data's column is {given}",
                 rule="columns",
-                help=f"convert the column to {wanted.dtype}, or declare the input as {given.dtype}",
+                help=f"convert the column to {wanted.dtype}{_by_file(config, v.name, wanted.dtype)}, or declare the "
+                f"input as {given.dtype}",
             )
         if not wanted.shape or not isinstance(wanted.shape[0], str) or not names_in(wanted.shape[0]):
             _check_fixed_batch(v.name, wanted.shape, config)
@@ -244,6 +247,36 @@ def _check_columns(program: Program, config: JobConfig) -> None:
                 rule="columns",
                 help="reshape the column, or declare the input with the data's shape",
             )
+
+
+def _check_scheme(storage: str) -> None:
+    """That of the URL is known. Whether its package is there is for the machines of the job's processes to say."""
+    if not storage:
+        return
+    import fsspec
+
+    scheme = storage.partition("://")[0].rpartition("::")[2]
+    if scheme not in fsspec.available_protocols():
+        raise UsageError(
+            f"storage is {storage!r}: no file system has URLs that begin with {scheme}://",
+            rule="storage-url",
+            help="a URL that fsspec knows: s3://bucket/job, gs://bucket/job, hdfs://host/job, file:///shared/job",
+        )
+
+
+def _by_file(config: JobConfig, column: str, dtype: str) -> str:
+    return f" (files(..., dtypes={{{column!r}: {dtype!r}}}))" if config.data.kind == "files" else ""
+
+
+def _tell_unread_columns(program: Program, config: JobConfig) -> None:
+    unread = sorted(config.data.types.keys() - {v.name for v in program.of_kind(Kind.INPUT)})
+    if unread:
+        log.warning(
+            "the data's column%s %s %s read by no input of the program: name %s among the inputs of build(), or leave "
+            "%s out",
+            *("s" * (len(unread) > 1), ", ".join(unread), "is" if len(unread) == 1 else "are"),
+            *(("it", "it") if len(unread) == 1 else ("them", "them")),
+        )
 
 
 def _check_batch_sizes(program: Program, config: JobConfig) -> None:

@@ -21,6 +21,8 @@ from graphft.runtime.process.identity import Identity
 from graphft.runtime.protocol.chunk_queue import chunk_of
 from graphft.runtime.protocol.left_out import LeftOut
 
+UNKNOWN_JOB = "unknown-job"
+"""The rule of the error that etcd knows nothing of a job."""
 _SPEC = re.compile(r"/([A-Za-z0-9_-]{1,64})/spec")
 
 
@@ -119,9 +121,7 @@ def read_status(etcd: Store, keys: Keys, deadline: float | None = None, *, brief
 def _status(etcd: Store, keys: Keys, control: Mapping[str, KV], deadline: float | None, brief: bool) -> JobStatus:
     if keys.spec not in control:
         known = ", ".join(list_jobs(etcd)) or "none"
-        raise GraphftError(
-            f"etcd knows no job named {keys.job}", rule="unknown-job", help=f"jobs that it knows: {known}"
-        )
+        raise GraphftError(f"etcd knows no job named {keys.job}", rule=UNKNOWN_JOB, help=f"jobs that it knows: {known}")
     spec = json.loads(control[keys.spec].value)
     view = read_view(keys, control.values())
     generation = view.generation.number if view.generation else sum(g.number for g in view.shard_generations.values())

@@ -71,7 +71,7 @@ class JobFolder:
 
     def _here(self, config: JobConfig) -> str:
         if self.carried:
-            return f"going on {self.carried} in {self.path}"
+            return f"going on {self.carried} in {self.path} (its losses before that stay in the old folder)"
         if not begun(self.path):
             return f"new run in {self.path}"
         same = f" (job unchanged{self._as_far(config)})" if self.job else ""

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from graphft.errors import GraphftError
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.status import JobStatus, read_status
+from graphft.runtime.coordination.status import UNKNOWN_JOB, JobStatus, read_status
 from graphft.runtime.etcd import EmbeddedEtcd, EtcdError, Store
 from graphft.runtime.launcher.etcd_keeper import EtcdKeeper
 from graphft.runtime.launcher.supervisor import Supervisor
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
 
 STATUS_EVERY_SECONDS = 0.5
 EXIT_GRACE_SECONDS = 30.0
+LOST_SECONDS = 60.0
+"""For which etcd may know nothing of a job that it knew."""
 LOOK_SECONDS = 1.0
 """For how long one read of the display may keep this process from looking after its children and etcd."""
 
@@ -35,7 +38,7 @@ def supervise(
 ) -> JobStatus | None:
     """Looks after the processes until the job is over. Returns its last status; None if etcd never told one."""
     status, next_status, complete_at = None, 0.0, None
-    keeper = EtcdKeeper(embedded) if embedded is not None else None
+    keeper, look = EtcdKeeper(embedded) if embedded is not None else None, _Look(etcd, keys)
     while not supervisor.all_done and not supervisor.failed:
         supervisor.step(0.2)
         if keeper is not None:
@@ -43,7 +46,7 @@ def supervise(
         if time.monotonic() < next_status:
             continue
         next_status = time.monotonic() + STATUS_EVERY_SECONDS
-        seen = _look(etcd, keys, status, brief)
+        seen = look(status, brief)
         if keeper is not None:
             keeper.heard(seen is not status)
         if seen is None:
@@ -64,7 +67,7 @@ def supervise(
             complete_at = complete_at or time.monotonic()
             if time.monotonic() - complete_at > EXIT_GRACE_SECONDS:
                 break
-    last = _look(etcd, keys, status)
+    last = look(status)
     if last is not None:
         on_status(supervisor, last)
     return last
@@ -75,11 +78,36 @@ def _registered(status: JobStatus) -> set[Identity]:
     return {msgspec.convert(member["process"], Identity) for member in members}
 
 
-def _look(etcd: Store, keys: Keys, last: JobStatus | None, brief: bool = False) -> JobStatus | None:
-    try:
-        return read_status(etcd, keys, deadline=LOOK_SECONDS, brief=brief)
-    except EtcdError:
-        return last  # etcd is away for a moment: the display waits, the job decides for itself
+class _Look:
+    """Reads the status; the one before while etcd is away: the display waits, the job decides for itself."""
+
+    def __init__(self, etcd: Store, keys: Keys) -> None:
+        self.etcd, self.keys = etcd, keys
+        self._unknown_since: float | None = None
+
+    def __call__(self, last: JobStatus | None, brief: bool = False) -> JobStatus | None:
+        try:
+            found = read_status(self.etcd, self.keys, deadline=LOOK_SECONDS, brief=brief)
+        except EtcdError:
+            return last
+        except GraphftError as error:
+            if last is None or error.rule != UNKNOWN_JOB:
+                raise
+            self._check_lost(error)
+            return last
+        self._unknown_since = None
+        return found
+
+    def _check_lost(self, error: GraphftError) -> None:
+        """Processes that lose their leases with etcd's data are started again, and record the job anew."""
+        self._unknown_since = self._unknown_since or time.monotonic()
+        if time.monotonic() - self._unknown_since > LOST_SECONDS:
+            raise GraphftError(
+                f"etcd has lost the records of job {self.keys.job}, and no process of it has made them again within "
+                f"{LOST_SECONDS:.0f} s: its data were deleted, or are another etcd's",
+                rule=UNKNOWN_JOB,
+                help="run it again: it goes on from its newest checkpoint",
+            ) from error
 
 
 def why_failed(supervisor: Supervisor, status: JobStatus | None) -> str:

@@ -15,7 +15,7 @@ class Keep:
 
     Attributes:
         newest: So many of the newest.
-        every: And the first of each so many versions: 10, 20, 30 ... for 10 (where 20 is missing, 21); 0: none.
+        every: And the first of each so many versions: 0, 10, 20 ... for 10 (where 20 is missing, 21); 0: none.
         best: And the one with the best value of this metric of `TrainStatus.metrics`; "": none.
         mode: "min" or "max": which value is the best.
     """

@@ -154,3 +154,35 @@ def test_a_gradient_penalty_of_the_input_is_no_such_tensor() -> None:
 
     program = build(penalised)
     assert [v.name for v in program.of_kind(Kind.PARAM)] == ["weight", "bias"]
+
+
+class Averaging(nn.Linear):
+    """Keeps an average in a plain attribute."""
+
+    average: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x)
+        self.average = y.detach().mean()
+        return y
+
+
+def test_what_the_loss_keeps_for_later_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Found by a user: a history and an average of the weights had one entry, of tensors without data."""
+    history: list[Tensor] = []
+    shadow = {"weight": torch.zeros(4, 8)}
+
+    def loss_fn(model: nn.Linear, x: Tensor) -> Tensor:
+        loss = model(x).square().mean()
+        history.append(loss.detach())
+        shadow["weight"] = shadow["weight"] * 0.9 + model.weight.detach() * 0.1
+        return loss
+
+    build(loss_fn)
+    assert "loss_fn keeps what it computes in history[0], shadow['weight']: that happens once" in caplog.text
+    caplog.clear()
+    build(plain, Averaging(8, 4))
+    assert "keeps what it computes in model.average: " in caplog.text
+    caplog.clear()
+    build(plain, nn.Sequential(nn.Linear(8, 4), HEAD))
+    assert "keeps" not in caplog.text

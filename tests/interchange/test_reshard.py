@@ -74,13 +74,14 @@ def test_a_run_is_carried_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     other = make_job(3, **named)
     line = open_folder(other).describe(other.config)
     assert line.startswith("jobs/lin differs in: pservers 2 -> 3 (graphft launch --job jobs/lin goes on with it); ")
-    assert line.endswith("; going on from step 5 of 8 of jobs/lin, carried over to 3 pservers, in jobs/lin-2")
+    stay = "(its losses before that stay in the old folder)"
+    assert line.endswith(f"; going on from step 5 of 8 of jobs/lin, carried over to 3 pservers, in jobs/lin-2 {stay}")
     assert (held(Path("jobs/lin-2"))[0], is_same(held(Path("jobs/lin-2"))[1], states(other))) == (5, True)
     again = make_job(3, **named)
     assert "resuming jobs/lin-2 at step 5 of 8 (job unchanged)" in open_folder(again).describe(again.config)
     back = make_job(2, **named)
     line = open_folder(back).describe(back.config)
-    assert line.endswith("going on from step 5 of 8 of jobs/lin-2, carried over to 2 pservers, in jobs/lin-3"), line
+    assert line.endswith(f"of 8 of jobs/lin-2, carried over to 2 pservers, in jobs/lin-3 {stay}"), line
     assert "jobs/lin went on in " in line or "1 other folder" in line
     assert is_same(held(Path("jobs/lin-3"))[1], states(back))
     shutil.rmtree("jobs/lin-3")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -115,10 +116,28 @@ def test_a_batch_that_the_program_was_not_captured_for() -> None:
     assert transpile(program, graphft.arrays(chunk_size=8, x=torch.zeros(18, 3))).config.total_steps == 5
 
 
-def test_more_columns_than_inputs_are_fine() -> None:
+def test_columns_that_no_input_reads_are_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Found by a user: a column of sample weights, with no input of that name, was left out without a word."""
     data = graphft.arrays(chunk_size=8, id=torch.arange(32), x=torch.zeros(32, 200), y=torch.zeros(32, 1))
+    transpile(chunks=data)
+    assert "the data's column id is read by no input of the program: name it among the inputs of build()" in caplog.text
     step = transpile(chunks=data).trainer_program().blocks["step"]
     assert step.ops[1].attrs["columns"] == ("x", "y")
+
+
+def test_a_storage_of_a_scheme_that_nobody_knows() -> None:
+    with pytest.raises(GraphftError, match="no file system has URLs that begin with s4://") as caught:
+        transpile(storage="s4://bucket/job", ft=True)
+    assert caught.value.rule == "storage-url"
+    transpile(storage="s3://bucket/job", ft=True)
+
+
+def test_an_integer_column_of_files_is_told_how(tmp_path: Path) -> None:
+    (tmp_path / "f.csv").write_text("x,y\n" + "1,2\n" * 32)
+    data = graphft.files(str(tmp_path / "f.csv"), "csv", {"x": ["x"] * 200, "y": ["y"]}, {"x": "int64"}, 8)
+    with pytest.raises(GraphftError, match="input %x is float32") as caught:
+        transpile(chunks=data)
+    assert """convert the column to float32 (files(..., dtypes={'x': 'float32'}))""" in caught.value.help
 
 
 def fixed_batch(size: int) -> Program:
