@@ -13,8 +13,8 @@ from functools import cache
 import pytest
 
 SEEDS = {
-    "sync": ("faults=30", "bad-batches=8", "nonfinite=8", "calm=5", "bad-lines=8", "cut-off=8", "late-trainer=3"),
-    "async": ("faults=30", "bad-batches=8", "nonfinite=8", "calm=5", "bad-lines=5"),
+    "sync": ("faults=16", "bad-batches=8", "nonfinite=8", "calm=5", "bad-lines=8", "cut-off=8", "late-trainer=3"),
+    "async": ("faults=16", "bad-batches=8", "nonfinite=8", "calm=5", "bad-lines=5"),
 }
 
 
