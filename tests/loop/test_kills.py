@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
-import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,7 @@ from graphft import TrainStatus
 from graphft.runtime.fs import FsspecFS
 from graphft.runtime.loop.check_points import CheckPoints
 from graphft.runtime.loop.version_store import encode_manifest
-
-CALLS = ("open", "write", "fsync", "replace", "link", "unlink", "mkdir", "rmdir", "rename", "close")
-"""Of module os: all that a save on the local disk does to it."""
+from tests.support.killing import die_at
 
 
 class Values:
@@ -48,34 +46,6 @@ def loaded(path: str, **options: Any) -> int:
     return status.epoch_no
 
 
-def die_at(count: int, path: str, number: int) -> bool:
-    """A child process saves, and is killed before its `count`-th operation. Whether it was; not if it had fewer."""
-    child = os.fork()
-    if child == 0:
-        done = 0
-
-        def counted(call: Callable[..., Any]) -> Callable[..., Any]:
-            def called(*arguments: Any, **options: Any) -> Any:
-                nonlocal done
-                done += 1
-                if done == count:
-                    os.kill(os.getpid(), signal.SIGKILL)
-                return call(*arguments, **options)
-
-            return called
-
-        try:
-            for name in CALLS:
-                setattr(os, name, counted(getattr(os, name)))
-            save(path, number, random_states=False)
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert not os.WIFEXITED(status) or os.WEXITSTATUS(status) == 0
-    return os.WIFSIGNALED(status)
-
-
 def test_on_the_disk(tmp_path: Path) -> None:
     """The saves go on: each finds what the killed ones before it left."""
     path = str(tmp_path)
@@ -84,7 +54,8 @@ def test_on_the_disk(tmp_path: Path) -> None:
     newest, count = 2, 0
     while True:
         count += 1
-        killed = die_at(count, path, number := count + 2)
+        number = count + 2
+        killed = die_at(count, functools.partial(save, path, number, random_states=False))
         found = loaded(path)
         assert found in (newest, number), "the newest that was committed"
         newest = found

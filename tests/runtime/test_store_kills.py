@@ -1,0 +1,74 @@
+"""The processes of a job are killed at any operation of a checkpoint, in a folder or a storage: the newest that was
+committed is whole, always, and what the killed ones left costs nothing."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
+from graphft.runtime.checkpoint.stored_checkpoints import StoredCheckpoints
+from graphft.runtime.fs import LocalFS
+from tests.support.killing import die_at
+
+SHARDS, KEEP = 2, 2
+ROWS = 17_000
+
+
+def opened(tmp_path: Path, kind: str, machine: str) -> CheckpointStore:
+    place = tmp_path / "checkpoints"
+    if kind == "folder":
+        return CheckpointStore(place)
+    return StoredCheckpoints(tmp_path / machine, LocalFS(), str(place), f"file://{place}", str(tmp_path))
+
+
+def values(step: int, shard: int) -> dict[str, torch.Tensor]:
+    """Each step touches other rows, so that parts refer to those before."""
+    table = torch.zeros(ROWS, 4)
+    for done in range(step + 1):
+        table[done * 50 : done * 50 + 3] = done + 1
+    return {"table": table, "step": torch.tensor(step * 10 + shard)}
+
+
+def checkpoint(stores: list[CheckpointStore], step: int) -> None:
+    """What the pservers of one machine do."""
+    parts = tuple(store.write_part(0, step, s, SHARDS, values(step, s)) for s, store in enumerate(stores))
+    manifest = Manifest(0, step, "program", parts, {})
+    stores[0].write_manifest(manifest)
+    stores[0].prune(KEEP, manifest)
+
+
+def check(store: CheckpointStore, *steps: int) -> int:
+    """All that counts is whole; returns the newest, one of `steps`."""
+    found = store.manifests()
+    for manifest in found:
+        for shard in range(SHARDS):
+            tensors, _ = store.read_part(manifest, shard)
+            assert all(torch.equal(tensors[name], value) for name, value in values(manifest.step, shard).items())
+    assert found[0].step in steps
+    return found[0].step
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("kind", ["folder", "storage"])
+def test_at_each_operation(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "job.json").touch()
+    stores = [opened(tmp_path, kind, "one") for _ in range(SHARDS)]
+    for step in range(3):
+        checkpoint(stores, step)
+    newest, count, killed = 2, 0, True
+    while killed:
+        count += 1
+        step = newest + 1
+        # A child has what the pserver before it knew: it refers to parts that are there.
+        killed = die_at(count, lambda step=step: checkpoint(stores, step))  # type: ignore[misc]
+        newest = check(opened(tmp_path, kind, "other"), newest, step)
+        shutil.rmtree(tmp_path / "other", ignore_errors=True)
+    assert (newest, count > 20) == (step, True)
+    checkpoint([opened(tmp_path, kind, "one") for _ in range(SHARDS)], step + 1)
+    assert check(opened(tmp_path, kind, "other"), step + 1) == step + 1
+    left = [path.name for path in (tmp_path / "checkpoints").rglob(".*")]
+    assert not left, "nothing that was left stays"

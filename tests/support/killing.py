@@ -1,0 +1,40 @@
+"""Children that are killed at one operation on the disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+CALLS = ("open", "write", "fsync", "replace", "link", "unlink", "mkdir", "rmdir", "rename", "close")
+"""Of module os: all that a save does to the disk."""
+
+
+def die_at(count: int, work: Callable[[], object]) -> bool:
+    """A child process does the work, and is killed before its `count`-th operation. Whether it was; not if it had
+    fewer."""
+    child = os.fork()
+    if child == 0:
+        done = 0
+
+        def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+            def called(*arguments: Any, **options: Any) -> Any:
+                nonlocal done
+                done += 1
+                if done == count:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return call(*arguments, **options)
+
+            return called
+
+        try:
+            for name in CALLS:
+                setattr(os, name, counted(getattr(os, name)))
+            work()
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert not os.WIFEXITED(status) or os.WEXITSTATUS(status) == 0
+    return os.WIFSIGNALED(status)
