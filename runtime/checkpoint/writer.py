@@ -25,7 +25,7 @@ from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.job_storage import MODEL, publish_result, storage_of
 from graphft.runtime.coordination.records import Committed, Failure, decode_committed
 from graphft.runtime.coordination.stale_run import tell_failed
-from graphft.runtime.coordination.status import read_left_out
+from graphft.runtime.coordination.status import read_left_out, read_metrics
 from graphft.runtime.coordination.storage_claim import check_claim
 from graphft.runtime.etcd import TransientEtcdError, put_op, value_is
 from graphft.runtime.execute.finite import listed, no_longer_finite
@@ -202,7 +202,8 @@ class Saver:
         part = commits.store.write_part(
             item.generation, item.step, commits.shard, commits.shards, item.values, item.ledger
         )
-        meta = {**item.meta, **recorded(commits.etcd, commits.keys), "made": self._made()}
+        found = {"metrics": read_metrics(commits.etcd, commits.keys), "made": self._made()}
+        meta = {**item.meta, **recorded(commits.etcd, commits.keys), **found}
         self._publish(Published(item.generation, item.step, part, item.keep, meta))
 
     def _made(self) -> dict[str, Any]:

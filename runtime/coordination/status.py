@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import time
 from collections.abc import Mapping
@@ -162,6 +163,19 @@ def read_left_out(etcd: Store, keys: Keys, deadline: float | None = None) -> dic
     """By chunk, what is left out of the data."""
     kvs = etcd.range(keys.all_left_out, deadline=deadline).kvs
     return {chunk_of(kv.key): msgspec.json.decode(kv.value, type=LeftOut) for kv in kvs}
+
+
+def read_metrics(etcd: Store, keys: Keys) -> dict[str, float]:
+    """`loss`, and each metric that `loss_fn` returned: means of what the live trainers reported last, at most some
+    seconds ago; without those that are not finite. Raises EtcdError."""
+    reports: list[dict[str, Any]] = [json.loads(kv.value) for kv in etcd.range(f"{keys.status}trainer/").kvs]
+    found: dict[str, list[float]] = {}
+    for report in reports:
+        for name, value in {"loss": report.get("loss"), **report.get("metrics", {})}.items():
+            if value is not None:
+                found.setdefault(name, []).append(value)
+    means = {name: sum(values) / len(values) for name, values in found.items()}
+    return {name: mean for name, mean in means.items() if math.isfinite(mean)}
 
 
 def _queue(etcd: Store, prefix: str, deadline: float | None) -> dict[str, int]:

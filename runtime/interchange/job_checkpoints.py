@@ -39,6 +39,9 @@ class JobCheckpoint:
             return f"{self.path}  DAMAGED: {self.damage}"
         of = "all shards" if self.shard is None else f"shard {self.shard}"
         note = "  of another run" if self.foreign else ""
+        values = self.manifest.meta.get("metrics", {})
+        for name in sorted(values, key=lambda name: (name != "loss", name)):
+            note += f"  {name} {values[name]:.6g}"
         return (
             f"{self.manifest.step:>9} {self.manifest.generation:>10}  {self._when():19}  {self.bytes / 1e6:>10.1f}  "
             f"{of}, in {len(self.manifest.parts)} part{'s' * (len(self.manifest.parts) != 1)}{note}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -21,8 +23,9 @@ from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint
 from graphft.runtime.checkpoint.writer import MAX_REDO, Saver
 from graphft.runtime.coordination.event_log import Events, read_events
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Committed, decode_committed, decode_generation
+from graphft.runtime.coordination.records import Committed, TrainerStatus, decode_committed, decode_generation
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.interchange.job_checkpoints import JobCheckpoint
 from graphft.transpiler import Job
 from tests.support.waiting import until
 
@@ -109,6 +112,20 @@ class Looking:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.etcd, name)
+
+
+def test_a_checkpoint_has_what_the_trainers_reported_last(savers: Savers) -> None:
+    """Means over the trainers; NaN is no word of a manifest."""
+    nothing = savers.commit(1)
+    store = CheckpointStore(savers.folder / "checkpoints")
+    assert store.read_manifest(nothing.checkpoint).meta["metrics"] == {}
+    for name, loss, accuracy in (("0-aa", 1.0, 0.5), ("1-bb", 2.0, math.nan)):
+        status = TrainerStatus(loss=loss, metrics={"accuracy": accuracy, "f1": 0.25})
+        savers.etcd.put(savers.keys.status_of("trainer", name), msgspec.json.encode(status))
+    manifest = store.read_manifest(savers.commit(2).checkpoint)
+    assert manifest.meta["metrics"] == {"loss": 1.5, "accuracy": 0.5, "f1": 0.25}
+    line = JobCheckpoint(store, manifest.directory, None, manifest, "", False).line()
+    assert line.endswith("in 2 parts  loss 1.5  accuracy 0.5  f1 0.25")
 
 
 def test_the_committed_checkpoint_is_there_at_any_moment(job: Job, etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
