@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 import shutil
 from pathlib import Path
@@ -250,7 +251,8 @@ def test_kills_at_any_operation(eager: None, tmp_path: Path, monkeypatch: pytest
     save(path, 0, random_states=False)
     save(path, newest := 1, random_states=False)
     for count in range(1, 200):
-        killed = die_at(count, path, number := count + 1)
+        number = count + 1
+        killed = die_at(count, functools.partial(save, path, number, random_states=False))
         found = loaded(path)
         assert found in (newest, number)
         newest = found
