@@ -24,6 +24,10 @@ from graphft.runtime.protocol.left_out import LeftOut
 
 UNKNOWN_JOB = "unknown-job"
 """The rule of the error that etcd knows nothing of a job."""
+ETCD_FULL = (
+    "etcd is FULL: its quota is used up, and the job waits. Compact it, defragment, disarm the alarm (etcdctl compact, "
+    "defrag, alarm disarm), or start it with a larger --quota-backend-bytes"
+)
 _SPEC = re.compile(r"/([A-Za-z0-9_-]{1,64})/spec")
 
 
@@ -53,6 +57,9 @@ class JobStatus:
     events: list[Event] = field(default_factory=list)
     failure: str = ""
     """Why the job has failed, and what to do about it."""
+    etcd_full: bool = False
+    """Whether etcd's quota is used up: nothing is recorded, what is told here is old, and the job waits. (As its reader
+    has asked; etcd orders that question among its writes.)"""
 
     @property
     def told(self) -> str:

@@ -190,7 +190,7 @@ class Calls:
 
     def _exhausted(self, said: str, request: Any) -> EtcdError:
         """The quota is used up: then there is an alarm. Else the request is too large for gRPC, or etcd is busy."""
-        if self._has_alarm():
+        if self.has_alarm(unknown=True):  # waiting is right, if none tells
             return EtcdFull(
                 said,
                 rule="etcd-full",
@@ -202,13 +202,13 @@ class Calls:
             return EtcdError(said, rule="etcd-request", help="the request is larger than etcd's --max-request-bytes")
         return EtcdBusy(said, rule="etcd-busy", help="it is tried again; if it lasts, give this etcd fewer jobs")
 
-    def _has_alarm(self) -> bool:
-        """Whether a member says that its space is used up; also if none tells: then waiting is right."""
+    def has_alarm(self, unknown: bool = False) -> bool:
+        """Whether a member says that its space is used up; `unknown` if none answers."""
         request = etcdrpc.AlarmRequest(action="GET", alarm="NOSPACE")
         try:
             return bool(self.once(self.maintenance.Alarm, request, ALARM_SECONDS).alarms)
         except grpc.RpcError:
-            return True
+            return unknown
 
     def unreachable(self, seconds: float, tries: int, error: grpc.RpcError) -> EtcdUnreachable:
         return EtcdUnreachable(

@@ -225,6 +225,10 @@ class Etcd:
         """Forget the history before `revision`. `CompactedError` when that is done already, or lies ahead."""
         self._calls.repeat(self._calls.kv.Compact, etcdrpc.CompactionRequest(revision=revision), deadline)
 
+    def is_full(self) -> bool:
+        """Whether its quota is used up, and it takes no records. False if it does not answer."""
+        return self._calls.has_alarm()
+
     def status(self, *, deadline: float | None = None) -> Status:
         """What one member (whichever answers; the only one, with one endpoint) says of itself."""
         s = self._calls.repeat(self._calls.maintenance.Status, etcdrpc.StatusRequest(), deadline)

@@ -120,6 +120,9 @@ class FencedStore:
     def compact(self, revision: int, *, deadline: float | None = None) -> None:
         self.store.compact(revision, deadline=deadline)
 
+    def is_full(self) -> bool:
+        return self.store.is_full()
+
     def watch(self, prefix: str, start_revision: int) -> WatchStream:
         return self.store.watch(prefix, start_revision)
 

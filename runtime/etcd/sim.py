@@ -149,6 +149,9 @@ class SimEtcd:
             self._history = [e for e in self._history if e.kv.mod_revision > revision]
             self._compacted = revision
 
+    def is_full(self) -> bool:
+        return False
+
     def watch(self, prefix: str, start_revision: int) -> SimStream:
         return SimStream(self, prefix, start_revision)
 

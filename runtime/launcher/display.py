@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from graphft.runtime.coordination.records import Event
-from graphft.runtime.coordination.status import JobStatus
+from graphft.runtime.coordination.status import ETCD_FULL, JobStatus
 
 LINE_EVERY_SECONDS = 5.0
 EVENTS_SHOWN = 6
@@ -80,7 +80,7 @@ def render(status: JobStatus) -> Group:
             "",
             "",
         )
-    failed = [Text(status.failure, style="bold red")] if status.failure else []
+    failed = [Text(text, style="bold red") for text in (status.failure, ETCD_FULL * status.etcd_full) if text]
     bar = ProgressBar(total=status.spec["total_steps"] or None, completed=status.step, width=60)
     events = [Text(format_event(e), style="yellow") for e in status.events[-EVENTS_SHOWN:]]
     # A progress bar ends without a line break.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import time
 from pathlib import Path
@@ -131,16 +132,17 @@ def _show(etcd: Etcd, keys: Keys, options: argparse.Namespace) -> None:
     from graphft.runtime.coordination.status import read_status
     from graphft.runtime.launcher.display import render
 
+    status = dataclasses.replace(read_status(etcd, keys), etcd_full=etcd.is_full())
     if options.json:
-        print(read_status(etcd, keys).to_json())
+        print(status.to_json())
     elif options.watch:
-        with Live(render(read_status(etcd, keys)), refresh_per_second=4) as live:
+        with Live(render(status), refresh_per_second=4) as live:
             while (status := read_status(etcd, keys)).state == "running":
                 live.update(render(status))
                 time.sleep(WATCH_SECONDS)
             live.update(render(status))
     else:
-        Console(highlight=False, markup=False, emoji=False).print(render(read_status(etcd, keys)))
+        Console(highlight=False, markup=False, emoji=False).print(render(status))
 
 
 def _name_of(job: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -10,10 +11,11 @@ import msgspec
 
 from graphft.errors import GraphftError
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.status import UNKNOWN_JOB, JobStatus, read_status
+from graphft.runtime.coordination.status import ETCD_FULL, UNKNOWN_JOB, JobStatus, read_status
 from graphft.runtime.etcd import EmbeddedEtcd, EtcdError, Store
 from graphft.runtime.launcher.etcd_keeper import EtcdKeeper
 from graphft.runtime.launcher.supervisor import Supervisor
+from graphft.runtime.launcher.tell import tell
 from graphft.runtime.process.identity import Identity
 
 if TYPE_CHECKING:
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 STATUS_EVERY_SECONDS = 0.5
 EXIT_GRACE_SECONDS = 30.0
+ALARM_EVERY_SECONDS = 5.0
 LOST_SECONDS = 60.0
 """For which etcd may know nothing of a job that it knew."""
 LOOK_SECONDS = 1.0
@@ -84,6 +87,7 @@ class _Look:
     def __init__(self, etcd: Store, keys: Keys) -> None:
         self.etcd, self.keys = etcd, keys
         self._unknown_since: float | None = None
+        self._full, self._next_alarm = False, 0.0
 
     def __call__(self, last: JobStatus | None, brief: bool = False) -> JobStatus | None:
         try:
@@ -96,7 +100,18 @@ class _Look:
             self._check_lost(error)
             return last
         self._unknown_since = None
-        return found
+        self._look_for_alarm()
+        return dataclasses.replace(found, etcd_full=self._full)
+
+    def _look_for_alarm(self) -> None:
+        """Now and then, and says once what has changed."""
+        if time.monotonic() < self._next_alarm:
+            return
+        self._next_alarm = time.monotonic() + ALARM_EVERY_SECONDS
+        full = self.etcd.is_full()
+        if full != self._full:
+            self._full = full
+            tell(ETCD_FULL if full else "etcd takes records again")
 
     def _check_lost(self, error: GraphftError) -> None:
         """Processes that lose their leases with etcd's data are started again, and record the job anew."""

@@ -31,7 +31,9 @@ def test_a_full_etcd_is_waited_for(tmp_path: Path) -> None:
     with full_etcd(tmp_path) as server, Etcd(server.endpoints) as etcd, Watch(etcd, "/w/") as watch:
         lease, ttl = etcd.lease_grant(10)
         etcd.put("/w/before", b"1", lease)
+        assert not etcd.is_full()
         fill(etcd)
+        assert etcd.is_full()
         with pytest.raises(EtcdFull) as caught:
             etcd.txn([absent("/w/a")], [put_op("/w/a", b"1")], token="/w/a")
         assert "quota" in caught.value.help
@@ -41,6 +43,7 @@ def test_a_full_etcd_is_waited_for(tmp_path: Path) -> None:
         assert etcd.lease_keepalive_once(lease) == ttl, "nobody loses its lease"
         assert etcd.get("/w/a") is None, "what was refused was not done"
         cure(etcd)
+        assert not etcd.is_full()
         assert etcd.txn([absent("/w/a")], [put_op("/w/a", b"1")], token="/w/a").ok
         assert watch.wait(lambda view: set(view) == {"/w/before", "/w/a"}, 10)
 

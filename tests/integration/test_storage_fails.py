@@ -17,6 +17,7 @@ from graphft import ir
 from graphft.runtime.chaos.compare import not_once
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.etcd import Etcd
+from graphft.runtime.launcher import supervise
 from graphft.transpiler import Job
 from tests.integration import training
 from tests.integration.plays import (
@@ -83,9 +84,17 @@ def kinds(status: JobStatus) -> list[str]:
 
 
 def test_a_job_waits_for_an_etcd_that_is_full(
-    program: ir.Program, folder: Path, pace: Pace, undisturbed: Played, workplace: Path
+    program: ir.Program,
+    folder: Path,
+    pace: Pace,
+    undisturbed: Played,
+    workplace: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nothing ends, is lost, or is done twice; a shard that dies meanwhile comes back when etcd takes records again."""
+    """Nothing ends, is lost, or is done twice; a shard that dies meanwhile comes back when etcd takes records again.
+    The launcher says so, and that it is over."""
+    monkeypatch.setattr(supervise, "ALARM_EVERY_SECONDS", 0.2)
     with full_etcd(workplace / "full etcd") as server, Etcd(server.endpoints) as etcd:
 
         def be_full(supervisor: Any) -> None:
@@ -97,13 +106,18 @@ def test_a_job_waits_for_an_etcd_that_is_full(
             while time.monotonic() < end:  # no act, but a while: what lives must go on living
                 supervisor.step(0.1)
             cure(etcd)
-            pace.set(0)
 
-        acts = [Act(at(12), be_full), Act(lambda _: True, be_cured)]
+        acts = [
+            Act(at(12), be_full),
+            Act(lambda status: status.etcd_full, be_cured),
+            Act(lambda status: not status.etcd_full, lambda _: pace.set(0)),
+        ]
         played = play(training.job(program, pace=pace.file), folder, acts, etcd=",".join(server.endpoints))
     assert_same_bits(played.state, undisturbed.state)
     assert played.result.failures == {}
     assert set(played.result.preemptions) == {"pserver 1"}
+    said = capsys.readouterr().err
+    assert said.index("etcd is FULL: its quota is used up, and the job waits") < said.index("etcd takes records again")
 
 
 @pytest.fixture

@@ -214,6 +214,9 @@ class Client:
     def compact(self, revision: int, *, deadline: float | None = None) -> None:
         self._repeat("compact", lambda: self._store.compact(revision), deadline)
 
+    def is_full(self) -> bool:
+        return False
+
     def watch(self, prefix: str, start_revision: int) -> Stream:
         return Stream(self._way, self._process, self._store.watch(prefix, start_revision))
 
