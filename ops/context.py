@@ -69,6 +69,9 @@ class SessionPort(Protocol):
     def wait_pservers(self, count: int, timeout: float) -> None:
         """Waits until `count` pservers are registered, and connects to them."""
 
+    def find_coordinator(self, timeout: float) -> None:
+        """Waits until a coordinator serves."""
+
     def report_status(self) -> None:
         """Writes what this process has reached where displays read it."""
 
@@ -105,12 +108,24 @@ class QueuePort(Protocol):
     def complete_chunks(self) -> None:
         """Completes the chunks whose last batch every shard has applied."""
 
+    def get_task(self) -> ChunkWork:
+        """The batch to compute now, of a task of the coordinator's. Raises EndOfPass, NoData or WorkChanged."""
+
+    def finish_tasks(self) -> None:
+        """Tells the coordinator of tasks whose last batch every shard has applied."""
+
+    def fail_task(self) -> None:
+        """Tells the coordinator of the batch that has just failed."""
+
 
 class ClaimsPort(Protocol):
     """Claims of chunks: the own ones, and those that others have left."""
 
     def requeue_stale(self, timeout: float) -> None:
         """Returns chunks to todo whose claims were not renewed for `timeout` seconds; renews the own ones."""
+
+    def renew_tasks(self, timeout: float) -> None:
+        """Tells the coordinator, some times in `timeout` seconds, what this process holds and works on."""
 
 
 class CommPort(Protocol):
@@ -183,6 +198,10 @@ class CoordinatorPort(Protocol):
 
     def put_job(self, pservers: int) -> None: ...
     def await_job(self) -> None: ...
+    def acquire_lock(self) -> None: ...
+    def load_tasks(self) -> None: ...
+    def publish(self) -> None: ...
+    def serve_tasks(self, timeout: float, max_failures: int, max_discarded: int) -> None: ...
 
 
 @dataclass(slots=True)

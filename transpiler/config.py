@@ -22,6 +22,7 @@ _LOCAL = ("half_async", "geo_sgd")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _CHOICES = {
     "mode": ("async", "dc_asgd", "half_async", "geo_sgd"),
+    "dispatch": ("etcd", "coordinator"),
     "on_trainer_loss": ("takeover", "wait"),
     "on_barrier_timeout": ("rollback", "proceed"),
     "on_nonfinite": ("stop", "skip", "warn"),
@@ -47,6 +48,7 @@ _AT_LEAST = {
 }
 _TYPES: dict[str, type | tuple[type, ...]] = {"int": int, "bool": bool, "str": str, "float": (int, float)}
 _POSITIVE = ("recovery_timeout", "chunk_timeout", "daemon_interval", "push_timeout")
+_YOUNG = ("dispatch",)
 _NOT_HASHED = ("name", "etcd_endpoints", "storage", "exact", "torch_version", "cpu_capability", "onednn_isa")
 
 
@@ -78,6 +80,9 @@ class JobConfig:
     per batch; 0: it is constant."""
     ft: bool = False
     """Fault tolerance: the job survives whatever dies, and can be resumed. Without it, it ends at the first death."""
+    dispatch: Literal["etcd", "coordinator"] = "etcd"
+    """Who gives out the chunks: each trainer claims its own in etcd; or a coordinator process, which trainers ask for
+    tasks. See docs/dispatch.md."""
     passes: int = 1
     """Passes over the data."""
     seed: int = 0
@@ -194,8 +199,10 @@ class JobConfig:
 
     def hashed(self) -> dict[str, Any]:
         """What makes two jobs different, as JSON: not the name, where etcd is, what machine transpiled it, or what the
-        data held then."""
-        return {k: v for k, v in self.to_json().items() if k not in _NOT_HASHED} | {"data": self.data.options()}
+        data held then. Nor are options that are younger than jobs that were saved, where they have their defaults."""
+        young = {k for k in _YOUNG if getattr(self, k) == getattr(JobConfig, k)}
+        options = {k: v for k, v in self.to_json().items() if k not in _NOT_HASHED and k not in young}
+        return options | {"data": self.data.options()}
 
     def to_json(self) -> dict[str, Any]:
         values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}

@@ -35,6 +35,7 @@ class Needs:
 _ENDS = "without fault tolerance the job ends at the first death or bad batch, and is never resumed"
 _FT = Needs("ft", (True,), _ENDS, refused=False)
 _STORED = Needs("ft", (True,), "without fault tolerance there are no checkpoints to put there")
+_QUEUE = Needs("ft", (True,), "without fault tolerance each trainer works on its share of the plan, and nothing is queued")
 _SYNC = Needs("sync", (True,), "no process waits for all trainers in async mode")
 _ASYNC = Needs("sync", (False,), "a sync step waits for every shard, and has no stale gradients")
 _DC_ASGD = Needs("mode", ("dc_asgd",), "no other mode compensates the delay of gradients")
@@ -44,6 +45,7 @@ NEEDS: dict[str, tuple[Needs, ...]] = {
     "dc_lambda": (_ASYNC, _DC_ASGD),
     "dc_decay": (_ASYNC, _DC_ASGD),
     "storage": (_STORED,),
+    "dispatch": (_QUEUE,),
     "checkpoint_every": (_FT,),
     "checkpoint_seconds": (_FT,),
     "keep_checkpoints": (_FT,),

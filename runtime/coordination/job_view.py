@@ -50,6 +50,15 @@ class JobView:
     asked: Asked | None = None
     """The checkpoint that was asked for last."""
     failure: Failure | None = None
+    coordinators: dict[str, Registration] = field(default_factory=dict)
+    """By id: the one that serves, and those that stand by."""
+    coordinator: Registration | None = None
+    """The one that serves."""
+
+    @property
+    def registrations(self) -> list[Registration]:
+        """Of all processes that are registered."""
+        return [*self.pservers.values(), *self.trainers.values(), *self.coordinators.values()]
 
     @property
     def over(self) -> bool:
@@ -63,6 +72,7 @@ def read_view(keys: Keys, kvs: Iterable[KV]) -> JobView:
     slots: dict[int, KV] = {}
     barred: dict[str, Barred] = {}
     leases: dict[str, int] = {}
+    coordinators: dict[str, Registration] = {}
     by_key: dict[str, KV] = {}
     for kv in kvs:
         by_key[kv.key] = kv
@@ -74,6 +84,10 @@ def read_view(keys: Keys, kvs: Iterable[KV]) -> JobView:
             record = msgspec.json.decode(kv.value, type=Registration)
             trainers[record.id] = record
             leases[record.id] = kv.lease
+        elif kv.key.startswith(keys.coordinators):
+            record = msgspec.json.decode(kv.value, type=Registration)
+            coordinators[record.id] = record
+            leases[record.id] = kv.lease
         elif kv.key.startswith(keys.slots):
             slots[int(kv.key.removeprefix(keys.slots))] = kv
         elif kv.key.startswith(keys.all_barred):
@@ -82,6 +96,7 @@ def read_view(keys: Keys, kvs: Iterable[KV]) -> JobView:
         s: e for s, k in _by_shard(by_key, keys.generation) if (e := decode_generation(by_key[k])) is not None
     }
     commits = {s: c for s, k in _by_shard(by_key, keys.committed) if (c := decode_committed(by_key[k])) is not None}
+    address = by_key.get(keys.coordinator_addr)
     state, run = by_key.get(keys.state), by_key.get(keys.run)
     return JobView(
         pservers,
@@ -99,6 +114,8 @@ def read_view(keys: Keys, kvs: Iterable[KV]) -> JobView:
         commits,
         decode_asked(by_key.get(keys.checkpoint_at)),
         decode_failure(by_key.get(keys.failure)),
+        coordinators,
+        msgspec.json.decode(address.value, type=Registration) if address is not None else None,
     )
 
 

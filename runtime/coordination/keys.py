@@ -97,6 +97,43 @@ class Keys:
         return f"/{self.job}/trainers/{trainer}"
 
     @property
+    def coordinators(self) -> str:
+        """Registrations of coordinators: the one that serves, and those that stand by."""
+        return f"/{self.job}/coordinator/members/"
+
+    def coordinator(self, id: str) -> str:
+        return f"{self.coordinators}{id}"
+
+    @property
+    def coordinator_lock(self) -> str:
+        """Its holder is the coordinator (`etcd.recipes.Lock`)."""
+        return f"/{self.job}/coordinator/lock"
+
+    @property
+    def coordinator_addr(self) -> str:
+        """Where trainers ask for tasks: the registration of the coordinator that serves."""
+        return f"/{self.job}/coordinator/addr"
+
+    @property
+    def all_tasks(self) -> str:
+        """What the coordinator saves of its queues."""
+        return f"/{self.job}.tasks/"
+
+    def tasks(self, pass_index: int) -> str:
+        """Groups of a pass's tasks, by number."""
+        return f"{self.all_tasks}{pass_index}/"
+
+    @property
+    def task_counts(self) -> str:
+        """By pass, how many tasks are in which state."""
+        return f"{self.all_tasks}counts"
+
+    @property
+    def model_saver(self) -> str:
+        """The trainer that was elected to save the model, and until when."""
+        return f"{self.all_tasks}model_saver"
+
+    @property
     def all_barred(self) -> str:
         """Trainers that work should not go to now."""
         return f"/{self.job}/barred/"

@@ -18,7 +18,7 @@ def out_of_reach(me: Registration, view: JobView) -> str:
                 f"pserver {shard} listens at {record.address} on {record.host} (pid {record.pid}), which cannot be "
                 f"reached from another host or network namespace: this process runs on {me.host} (pid {me.pid})"
             )
-    others = (r for r in (*view.pservers.values(), *view.trainers.values()) if r.id != me.id and _apart(me, r))
+    others = (r for r in view.registrations if r.id != me.id and _apart(me, r))
     other = next(others, None) if _local(me) else None
     return (
         ""

@@ -155,6 +155,36 @@ class ShardStatus(msgspec.Struct, frozen=True):
     skipped_steps: int = 0
 
 
+class CoordinatorStatus(msgspec.Struct, frozen=True):
+    """What a coordinator reports of itself. Rates are over its last few seconds; `memory_bytes`: of its process.
+
+    `tasks_per_second`: given out. `commits_per_second`: transactions of etcd, each of which makes many changes last.
+    """
+
+    serving: bool = False
+    """Whether it holds the lock; else it stands by."""
+    tasks_per_second: float = 0.0
+    commits_per_second: float = 0.0
+    reloads: int = 0
+    """How often it has read its queues from etcd."""
+    counters: dict[str, int] = {}
+
+
+class TaskCounts(msgspec.Struct, frozen=True):
+    """Of one pass, in `/<job>.tasks/counts`."""
+
+    todo: int
+    pending: int
+    done: int
+
+
+class ModelSaver(msgspec.Struct, frozen=True):
+    """The value of `/<job>.tasks/model_saver`. `until`: Unix seconds, on the coordinator's clock."""
+
+    trainer: str
+    until: float
+
+
 class LoadingStatus(msgspec.Struct, frozen=True):
     """What a process reports that is not ready to register: what it loads, and since when (seconds since 1970)."""
 

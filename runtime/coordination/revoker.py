@@ -25,7 +25,7 @@ def leases_of_processes(etcd: Store, keys: Keys, deadline: float | None = None) 
     `deadline`: in seconds, for each call.
     """
     view = read_view(keys, etcd.range(keys.control, deadline=deadline).kvs)
-    registered = [(r.process, view.leases[r.id]) for r in [*view.pservers.values(), *view.trainers.values()]]
+    registered = [(r.process, view.leases[r.id]) for r in view.registrations]
     proving = etcd.range(keys.trying, deadline=deadline).kvs
     return [(p, lease) for p, lease in [*registered, *((decode_trying(kv), kv.lease) for kv in proving)] if lease]
 

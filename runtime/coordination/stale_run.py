@@ -119,7 +119,7 @@ def forget_dead(etcd: Store, keys: Keys, force: bool = False) -> RunRecord:
 
 def _living(view: JobView) -> list[Registration]:
     """Registered processes that are not known to be dead."""
-    return [m for m in (*view.pservers.values(), *view.trainers.values()) if not m.process.dead]
+    return [m for m in view.registrations if not m.process.dead]
 
 
 def _spec_of(keys: Keys, kvs: Sequence[KV]) -> RunRecord | None:

@@ -38,6 +38,7 @@ class InsertLiveness:
             job.trainer,
             Operator("etcd_register", (), self._role("trainer")),
             Operator("wait_pservers", (), {"count": shards}),
+            *([Operator("find_coordinator")] if job.trainer.find_op("get_task") is not None else []),
         )
         self._daemon(
             job.trainer,
@@ -53,8 +54,12 @@ class InsertLiveness:
             if takes_slots:
                 program.blocks["serve"].ops[-1].attrs["idle_timeout"] = self.chunk_timeout
         if job.coordinator is not None:
-            self._start(job.coordinator, Operator("etcd_put_job", (), {"pservers": shards}))
-            job.coordinator.block("serve").append_op("await_job")
+            put_job = Operator("etcd_put_job", (), {"pservers": shards})
+            if job.coordinator.find_op("serve_tasks") is not None:
+                self._start(job.coordinator, Operator("etcd_register", (), self._role("coordinator")), put_job)
+            else:
+                self._start(job.coordinator, put_job)
+                job.coordinator.block("serve").append_op("await_job")
             self._daemon(job.coordinator)
             order_blocks(job.coordinator, "init", "serve")
         return job
