@@ -11,19 +11,25 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
 from graphft.runtime.coordination import revoker
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.launcher import supervisor as module
 from graphft.runtime.launcher.process_ends import ProcessEnds, read_ends
+from graphft.runtime.launcher.supervise import _registered
 from graphft.runtime.launcher.supervisor import Child, Supervisor
+from graphft.runtime.process.identity import Identity
+from graphft.runtime.roles.environment import ROLES
 
 SLEEP = "import time; time.sleep(100)"
 REGISTER = """
@@ -37,7 +43,7 @@ endpoints, job, role, index = sys.argv[1:5]
 etcd, keys = Etcd([endpoints]), Keys(job)
 session = Session(etcd, 100)
 name = f"{index}-abcd"
-key = keys.pserver(int(index)) if role == "pserver" else keys.trainer(name)
+key = keys.pserver(int(index)) if role == "pserver" else getattr(keys, role)(name)
 etcd.put(keys.slot(int(index)), name.encode(), session.lease)
 record = Registration(name, "", os.getpid(), socket.gethostname(), process=identify())
 etcd.put(key, msgspec.json.encode(record), session.lease)
@@ -321,7 +327,7 @@ def test_trainers_of_others_may_come_back(supervise: Any, stubs: Stubs, monkeypa
 # -- leases -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("role", ["trainer", "pserver"])
+@pytest.mark.parametrize("role", ["trainer", "pserver", "coordinator"])
 def test_the_lease_of_a_dead_child_is_revoked_at_once(
     supervise: Any, stubs: Stubs, etcd: Etcd, keys: Keys, role: str
 ) -> None:
@@ -329,7 +335,7 @@ def test_the_lease_of_a_dead_child_is_revoked_at_once(
     stubs.arguments += [role, "1"]
     supervisor = supervise()
     child = supervisor.add(role, 1)
-    prefix = keys.trainers if role == "trainer" else keys.pservers
+    prefix = getattr(keys, f"{role}s")
     steps(supervisor, lambda: etcd.count(prefix) == 1, 20)
     other = etcd.lease_grant(100)[0]
     etcd.put(keys.slot(0), b"another's", other)
@@ -392,6 +398,14 @@ def test_a_frozen_child_is_replaced_when_its_lease_has_ended(
     supervisor.step(0.3)
     assert [pid(slow), pid(new)] == before[1:]
     assert frozen.preemptions == 1
+
+
+def test_who_is_registered_of_each_role() -> None:
+    """A frozen coordinator is replaced as others are, and one that is registered is not."""
+    identities = {role: Identity(pid=pid) for pid, role in enumerate(ROLES, 1)}
+    members = {f"{role}s": {"x": {"process": msgspec.to_builtins(found)}} for role, found in identities.items()}
+    status = replace(JobStatus("j", "running", {}, 0, 0, 0, None), **members)  # type: ignore[arg-type]
+    assert _registered(status) == set(identities.values())
 
 
 # -- the end ----------------------------------------------------------------------------------------------------------
