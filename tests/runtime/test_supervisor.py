@@ -11,25 +11,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import psutil
 import pytest
 
 from graphft.runtime.coordination import revoker
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.launcher import supervisor as module
 from graphft.runtime.launcher.process_ends import ProcessEnds, read_ends
-from graphft.runtime.launcher.supervise import _registered
 from graphft.runtime.launcher.supervisor import Child, Supervisor
-from graphft.runtime.process.identity import Identity
-from graphft.runtime.roles.environment import ROLES
 
 SLEEP = "import time; time.sleep(100)"
 REGISTER = """
@@ -398,14 +392,6 @@ def test_a_frozen_child_is_replaced_when_its_lease_has_ended(
     supervisor.step(0.3)
     assert [pid(slow), pid(new)] == before[1:]
     assert frozen.preemptions == 1
-
-
-def test_who_is_registered_of_each_role() -> None:
-    """A frozen coordinator is replaced as others are, and one that is registered is not."""
-    identities = {role: Identity(pid=pid) for pid, role in enumerate(ROLES, 1)}
-    members = {f"{role}s": {"x": {"process": msgspec.to_builtins(found)}} for role, found in identities.items()}
-    status = replace(JobStatus("j", "running", {}, 0, 0, 0, None), **members)  # type: ignore[arg-type]
-    assert _registered(status) == set(identities.values())
 
 
 # -- the end ----------------------------------------------------------------------------------------------------------
