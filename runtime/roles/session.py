@@ -49,7 +49,7 @@ class MemberSession(SessionPort):
     def register(self, *, role: str, index: int, lease: bool) -> None:
         """Claims this process's key; waits while a live process holds it. Raises JobEnded when the job is over."""
         member, keys = self.member, self.member.keys
-        key = keys.pserver(index) if role == "pserver" else keys.trainer(member.id)
+        key = keys.registration(role, index, member.id)
         record = Registration(
             member.id, member.address, os.getpid(), socket.gethostname(), network_identity(), identify()
         )
@@ -107,6 +107,16 @@ class MemberSession(SessionPort):
                 f"waited {timeout:.0f} s for {count} pservers, {len(self.member.view.pservers)} are there",
                 rule="wait-pservers",
                 help="start the missing ones; `graphft status` shows who is alive",
+            )
+
+    def find_coordinator(self, timeout: float) -> None:
+        """Returns when there is one, or when the job is over."""
+        keys = self.member.keys
+        if not self.member.await_view(lambda kvs: keys.coordinator_addr in kvs or _over(kvs, keys), timeout):
+            raise GraphftError(
+                f"waited {timeout:.0f} s for a coordinator, and none serves",
+                rule="find-coordinator",
+                help="start one: graphft start coordinator --job DIR --etcd ...; `graphft status` shows who is alive",
             )
 
     # -- life ---------------------------------------------------------------------------------------------------
