@@ -267,7 +267,7 @@ class CloseTasks(Message, frozen=True, tag="close-tasks"):
 
 
 class TasksSettled(Message, frozen=True, tag="tasks-settled"):
-    """What was told is recorded, but for tasks that were another's by then (`refused`)."""
+    """What was told is recorded, but for tasks that were another's by then, or to do already (`refused`)."""
 
     call: int
     refused: list[int] = []

@@ -43,7 +43,7 @@ from graphft.runtime.protocol.messages import (
     TasksSettled,
 )
 from graphft.runtime.protocol.story import Story
-from graphft.runtime.protocol.task_groups import ModelSaver, QueueState, Task, TaskCounts
+from graphft.runtime.protocol.task_groups import ModelSaver, QueueState, Task, TaskCounts, group_of
 from graphft.runtime.protocol.task_pass import PassTasks
 
 MAX_GIVEN = 1024
@@ -78,7 +78,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Fenced:
-    """This call came, but a fence of its answer does not hold."""
+    """This call came, but one of its fences does not hold."""
 
     peer: bytes
     call: FinishTasks | GetTasks
@@ -145,6 +145,15 @@ class Changes:
     over: list[int]
 
 
+def fences_of(call: TASK_CALLS) -> tuple[tuple[str, int, int], ...]:
+    """What must hold in etcd when what this call changes is saved: see `Answer`."""
+    if isinstance(call, GetTasks) and call.slot >= 0:
+        return (("slot", call.slot, call.holds),)
+    if isinstance(call, FinishTasks):
+        return tuple(("shard", shard, revision) for shard, revision in enumerate(call.fences))
+    return ()
+
+
 class TaskQueue:
     """`passes`: those that are begun and not wholly done, by number. A pass below `begun` that is not among them is."""
 
@@ -162,7 +171,8 @@ class TaskQueue:
         self.story = Story()
         self.given = 0
         """Tasks, so far."""
-        self._calls: dict[str, int] = {}
+        self.calls: dict[str, int] = {}
+        """The newest call of each trainer."""
         self._held: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
         """By trainer, (pass, chunk) of what it holds."""
         self.closed = False
@@ -262,12 +272,12 @@ class TaskQueue:
     # -- get ----------------------------------------------------------------------------------------------------
 
     def _get(self, event: Asked, call: GetTasks, now: float) -> list[Effect]:
-        newest = self._calls.get(call.trainer, 0)
+        newest = self.calls.get(call.trainer, 0)
         if call.call < newest:
             return []  # an echo: its trainer has its answer, and asks for others by now
         if call.trainer not in self.living:
             return [Answer(event.peer, TasksRefused(call.call, "unknown", f"{call.trainer} is not registered"))]
-        self._calls[call.trainer] = call.call
+        self.calls[call.trainer] = call.call
         if self.closed:
             return [Answer(event.peer, Tasks(call.call, self.current, []))]
         if self.options.sync:
@@ -326,7 +336,7 @@ class TaskQueue:
                 given.append((chunk, task.attempt))
             else:
                 given.append((chunk, self._give_one(tasks, chunk, call, now, vanished=False)))
-        return [Answer(peer, Tasks(call.call, call.pass_index, given), (("slot", call.slot, call.holds),))]
+        return [Answer(peer, Tasks(call.call, call.pass_index, given), fences_of(call))]
 
     def _close_applied(self, lowest: int, before: int) -> None:
         """Sync: what every shard has applied wholly is done, also if its holder did not live to say so."""
@@ -346,9 +356,8 @@ class TaskQueue:
                 finished = True
             elif not tasks.done[chunk]:
                 refused.append(chunk)
-        fences = tuple(("shard", shard, revision) for shard, revision in enumerate(call.fences)) if finished else ()
         self._roll()
-        return [Answer(event.peer, TasksSettled(call.call, refused), fences)]
+        return [Answer(event.peer, TasksSettled(call.call, refused), fences_of(call) if finished else ())]
 
     def _fenced(self, event: Fenced) -> Answer:
         """Async: a shard has gone back since it acknowledged these tasks. They are to do again."""
@@ -384,18 +393,23 @@ class TaskQueue:
         return []
 
     def _requeue(self, event: Asked, call: RequeueTasks, now: float) -> list[Effect]:
-        if call.pass_index <= self.begun and call.tasks:
+        refused: list[int] = []
+        if call.pass_index <= self.begun and call.tasks and not self.closed:
             tasks = self._pass(call.pass_index)
             for chunk, progress in call.tasks:
                 if tasks.done[chunk]:
                     tasks.put_back(chunk, Todo(progress=progress))
+                else:
+                    refused.append(chunk)
             if call.pass_index < self.current:
                 self._mark(call.pass_index)
-        return [Answer(event.peer, TasksSettled(call.call))]
+        return [Answer(event.peer, TasksSettled(call.call, refused))]
 
     def _close(self, event: Asked, call: CloseTasks, now: float) -> list[Effect]:
         for index in list(self.passes):
             self._drop(index)
+        if not self.options.sync:
+            self._mark(self.plan.passes)
         self.closed = self._closing = True
         return [Answer(event.peer, TasksSettled(call.call))]
 
@@ -439,8 +453,8 @@ class TaskQueue:
                 self.story.tell(f"{gone} is gone: task {chunk} is todo", f"trainer {gone}")
                 self._put_back(self.passes[index], chunk, self.passes[index].open[chunk].todo)
             self._held.pop(gone, None)
-        for gone in [t for t in self._calls if t not in trainers]:
-            del self._calls[gone]
+        for gone in [t for t in self.calls if t not in trainers]:
+            del self.calls[gone]
         return []
 
     def _look(self, now: float) -> list[Effect]:
@@ -475,8 +489,11 @@ class TaskQueue:
     def _pass(self, index: int) -> PassTasks:
         """The pass; if it is not there, it was not begun so far, or is wholly done."""
         if index not in self.passes:
-            self.passes[index] = self._pass_tasks(index, done=index <= self.begun)
+            self.passes[index] = tasks = self._pass_tasks(index, done=index <= self.begun)
             self.begun = max(self.begun, index)
+            if index in self._over:  # its records are there still, and say otherwise
+                self._over.remove(index)
+                tasks.touched.update(range(group_of(len(self.exists) - 1) + 1))
         return self.passes[index]
 
     def _drop(self, index: int) -> None:

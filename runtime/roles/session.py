@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import time
 from collections.abc import Callable, Mapping
 
@@ -20,9 +18,7 @@ from graphft.runtime.coordination.reach import out_of_reach
 from graphft.runtime.coordination.records import Registration
 from graphft.runtime.etcd import KV, LeaseLost, absent, put_op, value_is
 from graphft.runtime.etcd.lease_keeper import LATE
-from graphft.runtime.process.identity import identify
 from graphft.runtime.roles.process_end import ProcessEnd
-from graphft.runtime.transport.address import network_identity
 
 log = logging.getLogger("graphft")
 
@@ -50,9 +46,7 @@ class MemberSession(SessionPort):
         """Claims this process's key; waits while a live process holds it. Raises JobEnded when the job is over."""
         member, keys = self.member, self.member.keys
         key = keys.registration(role, index, member.id)
-        record = Registration(
-            member.id, member.address, os.getpid(), socket.gethostname(), network_identity(), identify()
-        )
+        record = member.registration()
         member.await_view(
             lambda kvs: not out_of_reach(record, read_view(keys, kvs.values())), member.config.lease_ttl + 1.0
         )  # what is in the way may be dead
