@@ -10,12 +10,15 @@ from graphft.runtime.transport.address import is_loopback, split_endpoint
 def out_of_reach(me: Registration, view: JobView) -> str:
     """Why this process and another of the job cannot exchange messages, in words; "" when all is well.
 
-    Everybody sends to pservers. One that listens on loopback is reached only by processes of its own network.
+    Others send to pservers and coordinators. One that listens on loopback is reached only by processes of its own
+    network.
     """
-    for shard, record in sorted(view.pservers.items()):
+    pservers = ((f"pserver {shard}", record) for shard, record in sorted(view.pservers.items()))
+    coordinators = ((f"coordinator {name}", record) for name, record in sorted(view.coordinators.items()))
+    for name, record in (*pservers, *coordinators):
         if record.id != me.id and _apart(me, record) and _local(record):
             return (
-                f"pserver {shard} listens at {record.address} on {record.host} (pid {record.pid}), which cannot be "
+                f"{name} listens at {record.address} on {record.host} (pid {record.pid}), which cannot be "
                 f"reached from another host or network namespace: this process runs on {me.host} (pid {me.pid})"
             )
     others = (r for r in view.registrations if r.id != me.id and _apart(me, r))
@@ -24,7 +27,7 @@ def out_of_reach(me: Registration, view: JobView) -> str:
         ""
         if other is None
         else (
-            f"this pserver listens at {me.address} on {me.host} (pid {me.pid}), which {other.id} on {other.host} "
+            f"this process listens at {me.address} on {me.host} (pid {me.pid}), which {other.id} on {other.host} "
             f"(pid {other.pid}) cannot reach: it runs on another host or in another network namespace"
         )
     )

@@ -14,7 +14,7 @@ from graphft.runtime.process.identity import UNKNOWN, Identity
 class RunRecord(msgspec.Struct, frozen=True):
     """The run's record at `/<job>/spec`. `run`: its id; `data`, `values`: digests of its data and initial values;
     `folder`, `host`: where it was begun; `place`: in which namespace of files; `file`: the identity
-    of the folder's job.json there."""
+    of the folder's job.json there; `dispatch`: who gives out the chunks ("coordinator" has one that serves)."""
 
     program: str
     trainers: int
@@ -30,6 +30,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     host: str = ""
     place: str = ""
     file: str = ""
+    dispatch: str = "etcd"
 
 
 class Registration(msgspec.Struct, frozen=True):

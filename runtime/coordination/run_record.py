@@ -42,6 +42,7 @@ def run_record(job: Job | JobRecord, job_dir: Path | None = None) -> RunRecord:
         socket.gethostname(),
         file_namespace() if not c.storage else "",
         file,
+        c.dispatch,
     )
 
 

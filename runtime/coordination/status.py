@@ -16,6 +16,7 @@ from graphft.errors import GraphftError
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.queue_counts import count_queue
 from graphft.runtime.coordination.records import Event
 from graphft.runtime.etcd.model import KV, Store, Transactions
 from graphft.runtime.process.identity import Identity
@@ -48,6 +49,8 @@ class JobStatus:
     checkpoint: int | None
     pservers: dict[int, dict[str, Any]] = field(default_factory=dict)
     trainers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    coordinators: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By id: those that are registered. `serving`: whether this is the one that trainers are to ask for tasks."""
     loading: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By id: processes that load something before they register: `role`, `what`, for how many `seconds`, `pid`."""
     slots: dict[int, str] = field(default_factory=dict)
@@ -64,12 +67,27 @@ class JobStatus:
     @property
     def told(self) -> str:
         """Its state, for people: `running` is what etcd says of a job until it has ended, whoever is there."""
-        return self.state + (", but no process of it is there" if self.idle else "")
+        if self.idle:
+            return f"{self.state}, but {'only a coordinator' if self.coordinators else 'no process of it'} is there"
+        return self.state
 
     @property
     def idle(self) -> bool:
-        """Not over, and nobody works on it."""
+        """Not over, and nobody works on it: a coordinator gives out work, and does none."""
         return self.state == "running" and not (self.pservers or self.trainers or self.loading)
+
+    @property
+    def has_coordinator(self) -> bool:
+        """Whether its tasks are given out by a coordinator, if one is there."""
+        return bool(self.spec.get("dispatch") == "coordinator")
+
+    @property
+    def waiting(self) -> str:
+        """What a job that runs cannot go on without, in words: "a coordinator" that serves, when trainers have worked
+        off what they hold. "" if nothing is missing, or nobody is there to wait."""
+        serves = any(coordinator["serving"] for coordinator in self.coordinators.values())
+        lacks = self.has_coordinator and self.state == "running" and not self.idle and not serves
+        return "a coordinator" * lacks
 
     @property
     def skipped_steps(self) -> int:
@@ -101,6 +119,7 @@ class JobStatus:
             "metrics": self.metrics,
             "samples_per_second": self.samples_per_second,
             "skipped_steps": self.skipped_steps,
+            "waiting": self.waiting,
         }
         data["events"] = [msgspec.to_builtins(e) for e in self.events]
         data["left_out"] = {chunk: msgspec.to_builtins(found) for chunk, found in self.left_out.items()}
@@ -146,7 +165,11 @@ def _status(etcd: Store, keys: Keys, control: Mapping[str, KV], deadline: float 
     )
     if not spec["sync"]:  # which records the number of passes when all are done
         pass_index = min(pass_index, spec["passes"] - 1)
-    queue = _queue(etcd, keys.queue(pass_index), deadline) if spec["ft"] and not brief else {}
+    coordinators = _members(control, keys.coordinators, reports, f"{keys.status}coordinator/")
+    for name, coordinator in coordinators.items():
+        coordinator["serving"] = view.coordinator is not None and view.coordinator.id == name
+    dispatch, chunks = spec.get("dispatch", "etcd"), view.pass_.chunks if view.pass_ else 0
+    counts = count_queue(etcd, keys, dispatch, pass_index, chunks, deadline) if spec["ft"] and not brief else None
     return JobStatus(
         keys.job,
         control[keys.state].value.decode() if keys.state in control else "running",
@@ -157,9 +180,10 @@ def _status(etcd: Store, keys: Keys, control: Mapping[str, KV], deadline: float 
         saved,
         {int(k): v for k, v in sorted(pservers.items(), key=lambda kv: int(kv[0]))},
         trainers,
+        coordinators,
         _loading(reports, f"{keys.status}loading/"),
         dict(sorted(slots.items())),
-        queue,
+        msgspec.to_builtins(counts) if counts is not None else {},
         {} if brief else read_left_out(etcd, keys, deadline),
         [] if brief else [event for _, event in read_events(etcd, keys, deadline)],
         f"{view.failure.reason}\nhelp: {view.failure.help}" if view.failure is not None else "",
@@ -183,13 +207,6 @@ def read_metrics(etcd: Store, keys: Keys) -> dict[str, float]:
                 found.setdefault(name, []).append(value)
     means = {name: sum(values) / len(values) for name, values in found.items()}
     return {name: mean for name, mean in means.items() if math.isfinite(mean)}
-
-
-def _queue(etcd: Store, prefix: str, deadline: float | None) -> dict[str, int]:
-    """How many chunks of a pass are in which state."""
-    counts = {name: etcd.count(f"{prefix}{name}/", deadline=deadline) for name in ("todo", "pending", "done")}
-    counts["todo"] = max(0, counts["todo"] - counts["pending"])  # the todo record stays until its chunk is done
-    return counts
 
 
 def _loading(reports: Mapping[str, Any], prefix: str) -> dict[str, dict[str, Any]]:

@@ -42,13 +42,22 @@ def _progress(status: JobStatus) -> str:
 def _live(status: JobStatus) -> str:
     loading = f" ({len(status.loading)} more loading)" if status.loading else ""
     roles = f"{len(status.trainers)} trainers{loading}  {len(status.pservers)}/{status.spec['pservers']} pservers"
-    chunks = " ".join(f"{n} {name}" for name, n in status.queue.items())
-    if not chunks:
+    if not status.spec["ft"]:
         return f"{roles}  (no fault tolerance)"
+    if status.has_coordinator:
+        roles += f"  {_coordinators(status)}"
+    chunks = " ".join(f"{n} {name}" for name, n in status.queue.items()) or "not counted"
     slots = status.spec["trainers"] if status.spec["sync"] and status.trainers else 0
     free = f"  {slots - len(status.slots)} of {slots} slots wait for a trainer" if len(status.slots) < slots else ""
     left_out = sum(len(found.omissions) for found in status.left_out.values())
     return f"{roles}{free}  chunks {chunks}" + f"  {left_out} batches DISCARDED" * bool(left_out)
+
+
+def _coordinators(status: JobStatus) -> str:
+    """Who gives out the tasks."""
+    standing_by = sum(not coordinator["serving"] for coordinator in status.coordinators.values())
+    serving = "WAITING for a coordinator" if status.waiting else f"{len(status.coordinators) - standing_by} coordinator"
+    return serving + f" ({standing_by} standing by)" * bool(standing_by)
 
 
 def render(status: JobStatus) -> Group:
@@ -60,6 +69,10 @@ def render(status: JobStatus) -> Group:
     for index, shard in status.pservers.items():
         at = f"version {shard.get('version', '-')}"
         table.add_row(f"pserver {index}", f"{shard['host']}:{shard['pid']}", at, "", _staleness(shard))
+    for name, coordinator in status.coordinators.items():
+        at = "serving" if coordinator["serving"] else "standing by"
+        rate = f"{coordinator.get('tasks_per_second', 0):,.0f} tasks/s" * coordinator["serving"]
+        table.add_row(f"coordinator {name}", f"{coordinator['host']}:{coordinator['pid']}", at, "", rate)
     for name, trainer in status.trainers.items():
         slots = ", ".join(str(v) for v, holder in status.slots.items() if holder == name)
         rate = f"{trainer.get('samples_per_second', 0):,.0f} samples/s"

@@ -39,6 +39,8 @@ class FolderStatus:
     at: float
     holder: str = ""
     """Of a job that runs or starts: its launcher, where that holds the folder."""
+    waiting: str = ""
+    """Of a job that runs: what it lacks, in words."""
     lost: tuple[str, ...] = ()
     """What a complete job did without, in words."""
     failure: str = ""
@@ -48,7 +50,7 @@ class FolderStatus:
         """On one line, with what to do about it."""
         what = {
             "complete": f"is complete: {self.steps} steps, model {self.model}",
-            "running": f"is running, {self.where}",
+            "running": f"is running, {self.where}{self._waits}",
             "starting": f"is starting ({self.holder}), {self.where}",
             "stopped": f"is not running; it stopped {self.where}: graphft launch --job {self.folder} goes on with it",
             "failed": f"failed {self.where}: {self.failure}; graphft launch --job {self.folder} tries it once more",
@@ -69,10 +71,19 @@ class FolderStatus:
     def where(self) -> str:
         return f"at step {'?' if self.step is None else self.step} of {self.steps}"
 
+    @property
+    def _waits(self) -> str:
+        return f", waiting for {self.waiting}" if self.waiting else ""
+
     def row(self) -> tuple[str, str, str, str]:
         """Folder, state, step of steps, and when, for a table."""
         step = "" if self.state == "unreadable" else f"{'?' if self.step is None else self.step} of {self.steps}"
-        return str(self.folder), self.state, step, time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.at))
+        return (
+            str(self.folder),
+            self.state + self._waits,
+            step,
+            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.at)),
+        )
 
     def to_json(self) -> dict[str, object]:
         model = self.model if self.state == "complete" else None
@@ -84,6 +95,7 @@ class FolderStatus:
             "total_steps": self.steps,
             "at": self.at,
             "launcher": self.holder,
+            "waiting": self.waiting,
             "model": model,
             "lost": list(self.lost),
             "failure": self.failure,
@@ -126,7 +138,7 @@ def look_at(folder: Path) -> FolderStatus:
     holder, endpoints = holder_of(folder), read_endpoints(folder) or ",".join(record.config.etcd_endpoints or ())
     live = _live(endpoints, record) if endpoints else None
     if live is not None and not is_copy(folder, live) and not live.idle:
-        return FolderStatus(folder, name, "running", live.step, steps, time.time(), holder)
+        return FolderStatus(folder, name, "running", live.step, steps, time.time(), holder, live.waiting)
     saved = saved_step(folder, record.config)
     if holder:
         return FolderStatus(folder, name, "starting", saved, steps, time.time(), holder)

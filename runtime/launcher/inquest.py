@@ -10,6 +10,7 @@ import msgspec
 
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.run_record import read_secret
 from graphft.runtime.etcd import EtcdError, Store
 from graphft.runtime.process.identity import Identity
 from graphft.runtime.process.memory_use import oom_kills
@@ -19,11 +20,15 @@ from graphft.runtime.protocol.chunk_queue import Change
 from graphft.runtime.protocol.deaths import Deaths, Died, Verdict
 from graphft.runtime.queue.failed_batch import fail_batch
 from graphft.runtime.queue.transactions import tell_left_out
+from graphft.runtime.transport.login import Login
 
 log = logging.getLogger("graphft")
 
 _AT_NOTHING = (Phase.IDLE, Phase.REPORTED)
 """Phases in which the main thread runs none of the user's code; another one may read ahead."""
+REPORT_SECONDS = 2.0
+"""For how long a coordinator is waited for: the launcher has other processes to look after, and coordinators to start
+again."""
 
 
 class Finding(NamedTuple):
@@ -75,6 +80,23 @@ class Inquest:
             return Finding(where)
         return Finding(where, self._charge(f"{name} died ({describe_death(status)}){where}", note, status, peak))
 
+    def _count(self, note: Note, what: str) -> Change | None:
+        """Where the batch's failures are counted; None: it was not, for the claim is somebody else's by now, say."""
+        from graphft.transpiler import read_record
+
+        record = read_record(self.job_dir)
+        if record.config.dispatch != "coordinator":
+            return fail_batch(self.etcd, self.keys, record.config.plan, *note.place, claim=note.claim, reason=what)
+        from graphft.runtime.queue.task_client import report_failed
+
+        login = Login(record.run_id, read_secret(self.etcd, self.keys))
+        change = report_failed(
+            self.etcd, self.keys, login, note.place, claim=note.claim, reason=what, deadline=REPORT_SECONDS
+        )
+        if change is None:
+            log.warning("no coordinator has counted that %s", what)
+        return change
+
     def _is_proven(self) -> bool:
         """Whether a trainer has computed the batch that all prove themselves with. Until then they give it up by
         themselves if it ends one after the other; after that, who ends in it has only itself to blame."""
@@ -105,12 +127,9 @@ class Inquest:
         return ", ".join(parts)
 
     def _charge(self, what: str, note: Note, status: int, peak: int) -> Change | None:
-        from graphft.transpiler import read_record
-
         place = note.place
         try:
-            plan = read_record(self.job_dir).config.plan
-            change = fail_batch(self.etcd, self.keys, plan, *place, claim=note.claim, reason=what)
+            change = self._count(note, what)
         except EtcdError as error:
             log.warning("cannot record that %s: %s", what, error.message)
             return None

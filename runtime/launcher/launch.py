@@ -129,7 +129,7 @@ def _act_as_role(job: Job, overrides: Mapping[str, Any]) -> None:
     from graphft.runtime.roles.environment import role_of_environment, run_as_role
 
     try:
-        role = role_of_environment(os.environ, job.config.pservers)
+        role = role_of_environment(os.environ, job.config.pservers, job.config.dispatch == "coordinator")
         if role is None:
             return
         _check_role_options(Path(role.job_dir or Path("jobs") / job.config.name), overrides)
@@ -158,7 +158,7 @@ def _check_role_options(job_dir: Path, overrides: Mapping[str, Any]) -> None:
 
 def _check_counts(job: Job | JobRecord, options: LaunchOptions) -> None:
     if not options.save_only:
-        check_counts(job.config, *options.counts(job.config), embedded=not options.endpoints(job.config))
+        check_counts(job.config, options.counts(job.config), embedded=not options.endpoints(job.config))
 
 
 def launch_directory(
@@ -218,15 +218,13 @@ def _launch(
     keys = Keys(job.config.name)
     supervisor, embedded = _start(job, job_dir, options, keys, stack)
     note_launch(job_dir)
-    trainers, pservers = options.counts(job.config)
-    for index in range(pservers):
-        supervisor.add("pserver", index)
-    for index in range(trainers):
-        supervisor.add("trainer", index)
+    counts = options.counts(job.config)
+    for role, index in counts.processes():
+        supervisor.add(role, index)
     display = None if options.quiet else _display(since)
     if display is not None:
         stack.callback(display.close)
-    missing = MissingProcesses(job_dir, supervisor.endpoints, trainers, pservers, tell)
+    missing = MissingProcesses(job_dir, supervisor.endpoints, counts, tell)
 
     def look(supervisor: Supervisor, status: JobStatus) -> None:
         reached.status = status

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError, UsageError
+from graphft.runtime.launcher.process_counts import Counts
 from graphft.runtime.launcher.tell import tell
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ class LaunchOptions:
     """Trainers to start here; those beyond the number of slots wait as spares."""
     pservers: int | None = None
     """Pservers to start here."""
+    coordinators: int | None = None
+    """Coordinators to start here: of a job with dispatch "coordinator" 1, and no other job has any. One serves, the
+    others stand by."""
     etcd: str = ""
     """`host:port[,host:port...]` of an etcd that runs; "": one is started, with its data in the folder."""
     job_dir: str = ""
@@ -49,18 +53,19 @@ class LaunchOptions:
     """While another launcher runs the job: wait for its end. False: an error."""
 
     def __post_init__(self) -> None:
-        for name in ("trainers", "pservers", "max_restarts"):
+        for name in ("trainers", "pservers", "coordinators", "max_restarts"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise GraphftError(f"{name} is {value}, expected 0 or more", rule="option", help=f"correct {name}")
         if self.resume and self.fresh:
             raise UsageError("resume and fresh exclude each other", rule="option", help="give one of them, or neither")
 
-    def counts(self, config: JobConfig) -> tuple[int, int]:
-        """Trainers and pservers to start here."""
-        return (
+    def counts(self, config: JobConfig) -> Counts:
+        """How many processes of each role to start here."""
+        return Counts(
             self.trainers if self.trainers is not None else config.trainers,
             self.pservers if self.pservers is not None else config.pservers,
+            self.coordinators if self.coordinators is not None else int(config.dispatch == "coordinator"),
         )
 
     def endpoints(self, config: JobConfig) -> str:

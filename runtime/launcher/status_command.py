@@ -70,7 +70,13 @@ def _state(status: JobStatus) -> str:
 
 
 def _row(status: JobStatus) -> tuple[str, str, str, str]:
-    return status.job, _state(status), f"{status.step} of {status.spec['total_steps']}", status.spec.get("folder", "")
+    waiting = f", waiting for {status.waiting}" if status.waiting else ""
+    return (
+        status.job,
+        _state(status) + waiting,
+        f"{status.step} of {status.spec['total_steps']}",
+        status.spec.get("folder", ""),
+    )
 
 
 def _list_folders(options: argparse.Namespace) -> None:

@@ -77,7 +77,7 @@ def supervise(
 
 
 def _registered(status: JobStatus) -> set[Identity]:
-    members = [*status.pservers.values(), *status.trainers.values()]
+    members = [*status.pservers.values(), *status.trainers.values(), *status.coordinators.values()]
     return {msgspec.convert(member["process"], Identity) for member in members}
 
 

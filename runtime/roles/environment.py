@@ -53,12 +53,13 @@ class RoleSpec:
     embed_etcd: bool = False
 
 
-def role_of_environment(env: Mapping[str, str], pservers: int) -> RoleSpec | None:
+def role_of_environment(env: Mapping[str, str], pservers: int, coordinator: bool = False) -> RoleSpec | None:
     """The role that the environment names, or None when it names none.
 
     GRAPHFT_ROLE, GRAPHFT_INDEX, GRAPHFT_JOB_DIR, GRAPHFT_ETCD; or torchrun's RANK: the first ranks are pservers, the
-    others trainers, and without GRAPHFT_ETCD rank 0 starts etcd (ranks on one machine). `graphft launch` (which says so
-    in GRAPHFT_LAUNCH) starts all roles itself: ranks that happen to be in its environment do not count then.
+    next one is the coordinator if the job has one (`coordinator`), the others are trainers; and without GRAPHFT_ETCD
+    rank 0 starts etcd (ranks on one machine). `graphft launch` (which says so in GRAPHFT_LAUNCH) starts all roles
+    itself: ranks that happen to be in its environment do not count then.
     """
     job_dir, etcd = env.get("GRAPHFT_JOB_DIR", ""), env.get("GRAPHFT_ETCD", "")
     if env.get("GRAPHFT_ROLE"):
@@ -68,11 +69,13 @@ def role_of_environment(env: Mapping[str, str], pservers: int) -> RoleSpec | Non
         return RoleSpec(kind, _integer(env, "GRAPHFT_INDEX", -1), job_dir, etcd)
     if env.get("RANK") and env.get("WORLD_SIZE") and not env.get("GRAPHFT_LAUNCH"):
         rank, world = _integer(env, "RANK", 0), _integer(env, "WORLD_SIZE", 1)
-        if world <= pservers:
+        before = pservers + coordinator
+        if world <= before:
             raise GraphftError(
-                f"WORLD_SIZE is {world}, but the job has {pservers} pservers and needs a trainer, too",
+                f"WORLD_SIZE is {world}, but the job has {pservers} pservers{', a coordinator' * coordinator} "
+                "and needs a trainer, too",
                 rule="world-size",
-                help=f"start at least {pservers + 1} processes",
+                help=f"start at least {before + 1} processes",
             )
         if not 0 <= rank < world:
             raise UsageError(
@@ -83,7 +86,9 @@ def role_of_environment(env: Mapping[str, str], pservers: int) -> RoleSpec | Non
         embed = rank == 0 and not etcd
         if rank < pservers:
             return RoleSpec("pserver", rank, job_dir, etcd, embed)
-        return RoleSpec("trainer", rank - pservers, job_dir, etcd, embed)
+        if rank < before:
+            return RoleSpec("coordinator", 0, job_dir, etcd, embed)
+        return RoleSpec("trainer", rank - before, job_dir, etcd, embed)
     return None
 
 
@@ -270,7 +275,7 @@ def _await_others(job: Job, embedded: EmbeddedEtcd) -> None:
     """The others still read from etcd that the job is complete: it ends when they have left."""
     keys, end = Keys(job.config.name), time.monotonic() + LEAVE_SECONDS
     with Etcd(embedded.endpoints) as etcd:
-        while time.monotonic() < end and (etcd.count(keys.pservers) or etcd.count(keys.trainers)):
+        while time.monotonic() < end and any(map(etcd.count, (keys.pservers, keys.trainers, keys.coordinators))):
             time.sleep(0.1)
 
 

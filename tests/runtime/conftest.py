@@ -33,6 +33,12 @@ def job() -> Job:
     )
 
 
+@pytest.fixture(scope="session")
+def coordinated(job: Job) -> Job:
+    """The same job, whose chunks a coordinator gives out."""
+    return Job.make(job.source, job.config.replace(dispatch="coordinator"))
+
+
 @pytest.fixture
 def saved(job: Job, tmp_path: Path) -> Path:
     job.save(tmp_path / "job")

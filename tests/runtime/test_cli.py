@@ -185,14 +185,16 @@ def test_launch_runs_the_script_with_its_arguments(
         "import sys, launched_helper\nfrom graphft.runtime.launcher.options import choose_options\n"
         "assert __name__ == '__main__'\nprint(launched_helper.NAME, sys.argv, choose_options(None, {}))\n"
     )
-    arguments = ["--trainers", "3", "--etcd", "h:1", "--job", "d", "--max-restarts", "7", "--quiet", "--no-fork-server"]
+    arguments = ["--trainers", "3", "--coordinators", "2", "--etcd", "h:1", "--job", "d"]
+    arguments += ["--max-restarts", "7", "--quiet", "--no-fork-server"]
     assert main(["launch", *arguments, str(tmp_path / "script.py"), "--trainers", "9", "x"]) == 2
     text, err = capsys.readouterr()
-    options = LaunchOptions(3, None, "h:1", "d", 7, quiet=True, fork_server=False)
+    options = LaunchOptions(3, None, 2, "h:1", "d", 7, quiet=True, fork_server=False)
     assert text == f"helped {[str(tmp_path / 'script.py'), '--trainers', '9', 'x']} {options}\n"
     assert "script.py ended and never called job.run(): nothing was run" in err
     assert json.loads(os.environ["GRAPHFT_LAUNCH"]).keys() == {
         "trainers",
+        "coordinators",
         "etcd",
         "job_dir",
         "max_restarts",

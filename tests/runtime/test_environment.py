@@ -89,6 +89,20 @@ def test_role_of_environment(env: dict[str, str], role: RoleSpec | None) -> None
     assert role_of_environment(env, pservers=2) == role
 
 
+def test_the_rank_after_the_pservers_is_the_coordinator_of_a_job_that_has_one() -> None:
+    ranks = [role_of_environment({"RANK": str(r), "WORLD_SIZE": "5"}, 2, coordinator=True) for r in range(5)]
+    assert [(role.kind, role.index) for role in ranks if role is not None] == [
+        ("pserver", 0),
+        ("pserver", 1),
+        ("coordinator", 0),
+        ("trainer", 0),
+        ("trainer", 1),
+    ]
+    with pytest.raises(GraphftError, match="WORLD_SIZE is 3, but the job has 2 pservers, a coordinator") as caught:
+        role_of_environment({"RANK": "0", "WORLD_SIZE": "3"}, 2, coordinator=True)
+    assert caught.value.help == "start at least 4 processes"
+
+
 @pytest.mark.parametrize(
     ("env", "rule", "message"),
     [
@@ -289,7 +303,7 @@ def test_login_and_certificates_come_from_the_environment(etcd: Etcd, tmp_path: 
 def test_unknown_options_are_refused(job: Job) -> None:
     with pytest.raises(GraphftError, match="run has no option trainer") as caught:
         run_job(job, trainer=3)
-    assert "trainers, pservers, etcd" in caught.value.help
+    assert "trainers, pservers, coordinators, etcd" in caught.value.help
     with pytest.raises(GraphftError, match="pservers is -1"):
         LaunchOptions(pservers=-1)
 

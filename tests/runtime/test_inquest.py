@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import signal
+import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from graphft.runtime.coordination.event_log import Events
+from graphft.runtime.coordination.event_log import Events, read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import Etcd
-from graphft.runtime.launcher.inquest import Finding, Inquest
+from graphft.runtime.launcher.inquest import REPORT_SECONDS, Finding, Inquest
 from graphft.runtime.process.identity import identify
 from graphft.runtime.process.role_process import EXIT_LEASE_LOST
 from graphft.runtime.process.work_record import Phase, Place, WorkRecord, record_path
+from graphft.runtime.protocol.chunk_queue import Change
 from graphft.runtime.roles.proof import Proof
+from graphft.runtime.transport.login import Login
+from graphft.transpiler import Job
 
 WHERE = " while proving itself with batch 0 of chunk 2 in pass 0"
 
@@ -72,6 +77,43 @@ def test_user_code_that_ends_with_the_status_of_a_lost_lease(
     WorkRecord(record_path(inquest.job_dir, 0)).begin(phase, Place(0, 2, 0), claim=7)
     inquest.died("trainer 0", 0, identify(), EXIT_LEASE_LOST, 0)
     assert bool(charged) == fatal
+
+
+@dataclass
+class Coordinator:
+    """Stands for the one that failures are reported to: `graphft.runtime.queue.task_client`."""
+
+    answer: Change | None
+    run: str
+    told: list[tuple[Place, int, str]] = field(default_factory=list)
+
+    def report_failed(
+        self, etcd: Etcd, keys: Keys, login: Login, place: Place, claim: int, reason: str, deadline: float
+    ) -> Change | None:
+        assert login.admits(self.run.encode(), b"the secret")
+        assert deadline == REPORT_SECONDS
+        self.told.append((place, claim, reason))
+        return self.answer
+
+
+@pytest.mark.parametrize("counted", [True, False])
+def test_a_batch_that_kills_is_told_to_the_coordinator_of_a_job_that_has_one(
+    inquest: Inquest, etcd: Etcd, keys: Keys, coordinated: Job, monkeypatch: pytest.MonkeyPatch, counted: bool
+) -> None:
+    named = Job.make(coordinated.source, coordinated.config.replace(name=keys.job))
+    named.save(inquest.job_dir / "job")
+    inquest.job_dir /= "job"
+    etcd.put(keys.secret, b"the secret")
+    change = Change("released", "it failed once", (), ()) if counted else None
+    coordinator = Coordinator(change, named.run_id)
+    monkeypatch.setitem(sys.modules, "graphft.runtime.queue.task_client", coordinator)  # type: ignore[arg-type]
+    WorkRecord(record_path(inquest.job_dir, 0)).begin(Phase.COMPUTING, Place(1, 2, 3), claim=7)
+    found = inquest.died("trainer 0", 0, identify(), -signal.SIGSEGV, 0)
+    reason = "trainer 0 died (killed by SIGSEGV) while computing batch 3 of chunk 2 in pass 1"
+    assert coordinator.told == [(Place(1, 2, 3), 7, reason)]
+    assert found.blamed is change
+    kinds = [event.kind for _, event in read_events(etcd, keys)]
+    assert kinds == ["step-failed"] * counted
 
 
 def test_a_note_that_makes_no_sense_tells_nothing(inquest: Inquest) -> None:

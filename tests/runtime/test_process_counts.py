@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from graphft.errors import UsageError
+from graphft.errors import GraphftError, UsageError
 from graphft.runtime.coordination.status import JobStatus
-from graphft.runtime.launcher.process_counts import AGAIN_SECONDS, FIRST_SECONDS, MissingProcesses, check_counts
+from graphft.runtime.launcher.options import LaunchOptions
+from graphft.runtime.launcher.process_counts import AGAIN_SECONDS, FIRST_SECONDS, Counts, MissingProcesses, check_counts
 from graphft.transpiler import Job
 
 
@@ -25,15 +26,38 @@ from graphft.transpiler import Job
 )
 def test_what_can_never_work_is_an_error(job: Job, trainers: int, pservers: int, message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        check_counts(job.config, trainers, pservers, embedded=True)
+        check_counts(job.config, Counts(trainers, pservers), embedded=True)
 
 
 def test_a_shared_etcd_lets_others_bring_what_is_missing(job: Job) -> None:
     for trainers, pservers in ((0, 2), (2, 1), (2, 0), (5, 2)):
-        check_counts(job.config, trainers, pservers, embedded=False)
-    check_counts(job.config, 1, 2, embedded=True)
+        check_counts(job.config, Counts(trainers, pservers), embedded=False)
+    check_counts(job.config, Counts(1, 2), embedded=True)
     with pytest.raises(UsageError, match="pservers is 3, but the job has 2"):
-        check_counts(job.config, 2, 3, embedded=False)
+        check_counts(job.config, Counts(2, 3), embedded=False)
+
+
+def test_as_many_coordinators_as_the_job_can_use(job: Job, coordinated: Job) -> None:
+    assert LaunchOptions().counts(job.config) == Counts(2, 2, 0)
+    assert LaunchOptions().counts(coordinated.config) == Counts(2, 2, 1)
+    asked = LaunchOptions(trainers=1, coordinators=2).counts(coordinated.config)
+    assert list(asked.processes()) == [
+        ("coordinator", 0),
+        ("coordinator", 1),
+        ("pserver", 0),
+        ("pserver", 1),
+        ("trainer", 0),
+    ]
+    check_counts(coordinated.config, asked, embedded=True)
+    check_counts(coordinated.config, Counts(2, 2, 0), embedded=False)
+    with pytest.raises(UsageError, match=r"coordinators is 0, and .* brings its own etcd: nothing would give"):
+        check_counts(coordinated.config, Counts(2, 2, 0), embedded=True)
+    for embedded in (True, False):
+        with pytest.raises(UsageError, match=r"coordinators is 1, but the job's trainers claim .* in etcd") as no:
+            check_counts(job.config, Counts(2, 2, 1), embedded=embedded)
+        assert 'dispatch="coordinator"' in no.value.help
+    with pytest.raises(GraphftError, match="coordinators is -1, expected 0 or more"):
+        LaunchOptions(coordinators=-1)
 
 
 def status(**changes: Any) -> JobStatus:
@@ -42,7 +66,7 @@ def status(**changes: Any) -> JobStatus:
 
 def test_what_is_missing_is_told_again_and_again() -> None:
     now, told = [0.0], list[str]()
-    missing = MissingProcesses(Path("jobs/x"), "h:1", 0, 1, told.append, lambda: now[0])
+    missing = MissingProcesses(Path("jobs/x"), "h:1", Counts(0, 1), told.append, lambda: now[0])
     alone = status(pservers={0: {}})
     missing.look(alone)
     assert told == [], "processes elsewhere take a moment to start, too"
@@ -62,9 +86,29 @@ def test_what_is_missing_is_told_again_and_again() -> None:
     assert len(told) == 3
 
 
+@pytest.mark.parametrize(
+    ("own", "there", "dispatch", "missing"),
+    [
+        (0, {}, "coordinator", True),
+        (0, {"0-a": {"serving": False}}, "coordinator", False),
+        (1, {}, "coordinator", False),
+        (0, {}, "etcd", False),
+    ],
+    ids=["nowhere", "elsewhere", "here", "not needed"],
+)
+def test_a_coordinator_that_is_missing_is_told(own: int, there: dict[str, Any], dispatch: str, missing: bool) -> None:
+    now, told = [0.0], list[str]()
+    look = MissingProcesses(Path("jobs/x"), "h:1", Counts(1, 2, own), told.append, lambda: now[0])
+    now[0] = 100.0
+    look.look(status(spec={"pservers": 2, "dispatch": dispatch}, coordinators=there))
+    assert [t.startswith("waiting for a coordinator, which this launcher does not start") for t in told] == [
+        True
+    ] * missing
+
+
 def test_own_processes_that_are_late_are_not_missing() -> None:
     now, told = [0.0], list[str]()
-    missing = MissingProcesses(Path("jobs/x"), "h:1", 1, 2, told.append, lambda: now[0])
+    missing = MissingProcesses(Path("jobs/x"), "h:1", Counts(1, 2), told.append, lambda: now[0])
     now[0] = 100.0
     missing.look(status())
     assert told == []

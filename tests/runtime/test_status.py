@@ -15,7 +15,17 @@ from graphft.runtime.coordination import event_log as events_module
 from graphft.runtime.coordination.event_log import Events, read_events
 from graphft.runtime.coordination.job_view import read_view
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Committed, Event, Generation, Registration, ShardStatus, TrainerStatus
+from graphft.runtime.coordination.queue_counts import count_queue
+from graphft.runtime.coordination.records import (
+    Committed,
+    CoordinatorStatus,
+    Event,
+    Generation,
+    Registration,
+    ShardStatus,
+    TaskCounts,
+    TrainerStatus,
+)
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.coordination.status import JobStatus, list_jobs, read_status
 from graphft.runtime.etcd import Etcd, EtcdUnreachable
@@ -92,6 +102,72 @@ def test_a_job_without_fault_tolerance_has_no_queue(etcd: Etcd, keys: Keys, job:
     status = read_status(etcd, keys)
     assert (status.queue, status.pass_index) == ({}, 1), "the pass is the slowest trainer's"
     assert format_line(status).endswith("2 trainers  0/2 pservers  (no fault tolerance)")
+
+
+def coordinate(etcd: Etcd, keys: Keys, job: Job) -> None:
+    """The job of `fill`, with two coordinators: the second one serves."""
+    fill(etcd, keys, job)
+    for name, serving in (("0-aa", False), ("1-bb", True)):
+        etcd.put(keys.coordinator(name), msgspec.json.encode(Registration(name, "tcp://a:7", 30, "host")))
+        report = CoordinatorStatus(serving, 1234.5, 20.0, 1, {"tasks": 7})
+        etcd.put(keys.status_of("coordinator", name), msgspec.json.encode(report))
+    etcd.put(keys.coordinator_addr, msgspec.json.encode(Registration("1-bb", "tcp://a:7", 30, "host")))
+    etcd.put(keys.task_counts, msgspec.json.encode({1: TaskCounts(5, 6, 7)}))
+
+
+def shown(status: JobStatus) -> str:
+    text = io.StringIO()
+    Console(file=text, width=120).print(render(status))
+    return text.getvalue()
+
+
+def test_who_gives_out_the_tasks(etcd: Etcd, keys: Keys, coordinated: Job) -> None:
+    coordinate(etcd, keys, coordinated)
+    status = read_status(etcd, keys)
+    assert {n: (c["serving"], c["pid"], c["counters"]) for n, c in status.coordinators.items()} == {
+        "0-aa": (False, 30, {"tasks": 7}),
+        "1-bb": (True, 30, {"tasks": 7}),
+    }
+    assert status.queue == {"todo": 5, "pending": 6, "done": 7}, "what the coordinator says, and no records of claims"
+    assert (status.waiting, status.told) == ("", "running")
+    assert "2/2 pservers  1 coordinator (1 standing by)  chunks 5 todo 6 pending 7 done" in format_line(status)
+    rows = [line.split() for line in shown(status).splitlines() if line.startswith("coordinator")]
+    assert [row[:2] + row[3:] for row in rows] == [
+        ["coordinator", "0-aa", "standing", "by"],
+        ["coordinator", "1-bb", "serving", "1,234", "tasks/s"],
+    ]
+    data = json.loads(status.to_json())
+    assert data["coordinators"]["1-bb"]["tasks_per_second"] == 1234.5
+    assert (data["waiting"], data["spec"]["dispatch"]) == ("", "coordinator")
+
+
+def test_a_job_waits_for_a_coordinator_that_serves(etcd: Etcd, keys: Keys, coordinated: Job) -> None:
+    """What a process reports of itself may be old: trainers go by the address."""
+    coordinate(etcd, keys, coordinated)
+    etcd.delete(keys.coordinator_addr)
+    status = read_status(etcd, keys)
+    assert status.waiting == "a coordinator"
+    assert "WAITING for a coordinator (2 standing by)" in format_line(status)
+    etcd.delete_prefix(keys.coordinators)
+    etcd.delete(keys.task_counts)
+    line = format_line(read_status(etcd, keys))
+    assert "WAITING for a coordinator  chunks not counted" in line
+    etcd.put(keys.state, b"complete")
+    assert read_status(etcd, keys).waiting == ""
+
+
+def test_a_coordinator_alone_works_on_nothing(etcd: Etcd, keys: Keys, coordinated: Job) -> None:
+    coordinate(etcd, keys, coordinated)
+    for prefix in (keys.pservers, keys.trainers):
+        etcd.delete_prefix(prefix)
+    status = read_status(etcd, keys)
+    assert (status.idle, status.waiting, status.told) == (True, "", "running, but only a coordinator is there")
+
+
+def test_a_pass_that_the_coordinator_has_dropped_is_done(etcd: Etcd, keys: Keys) -> None:
+    etcd.put(keys.task_counts, msgspec.json.encode({3: TaskCounts(1, 2, 3)}))
+    assert count_queue(etcd, keys, "coordinator", 3, 6) == TaskCounts(1, 2, 3)
+    assert count_queue(etcd, keys, "coordinator", 2, 6) == TaskCounts(0, 0, 6)
 
 
 def test_unknown_job(etcd: Etcd, keys: Keys, job: Job) -> None:

@@ -93,6 +93,26 @@ def test_the_jobs_of_an_etcd(capsys: pytest.CaptureFixture[str], etcd: Etcd, run
     assert other.job in refused(capsys, "status", "--etcd", endpoints, "--watch")
 
 
+@pytest.mark.parametrize("serves", [True, False])
+def test_the_list_says_which_jobs_wait_for_a_coordinator(
+    capsys: pytest.CaptureFixture[str], etcd: Etcd, keys: Keys, coordinated: Job, tmp_path: Path, serves: bool
+) -> None:
+    named = Job.make(coordinated.source, coordinated.config.replace(name=keys.job))
+    named.save(tmp_path / "jobs" / keys.job)
+    endpoints = ",".join(etcd.endpoints)
+    write_endpoints(tmp_path / "jobs" / keys.job, endpoints)
+    for name in (keys.job, f"{keys.job}-2"):
+        put_job(etcd, Keys(name), named)
+        etcd.put(Keys(name).trainer("0-a"), msgspec.json.encode(Registration("0-a", "", 1, "h")))
+        for key in (Keys(name).coordinator("0-c"), Keys(name).coordinator_addr) if serves else ():
+            etcd.put(key, msgspec.json.encode(Registration("0-c", "tcp://a:1", 1, "h")))
+    state = "running" if serves else "running, waiting for a coordinator"
+    assert f"jobs/{keys.job}  {state}  0 of 4" in shown(capsys, "status")
+    assert f"{keys.job}-2  {state}  0 of 4" in shown(capsys, "status", "--etcd", endpoints)
+    (found,) = json.loads(shown(capsys, "status", "--json"))
+    assert (found["state"], found["waiting"]) == ("running", "" if serves else "a coordinator")
+
+
 # -- jobs of this machine ---------------------------------------------------------------------------------------------
 
 

@@ -37,7 +37,7 @@ endpoints, job, role, index = sys.argv[1:5]
 etcd, keys = Etcd([endpoints]), Keys(job)
 session = Session(etcd, 100)
 name = f"{index}-abcd"
-key = keys.pserver(int(index)) if role == "pserver" else keys.trainer(name)
+key = keys.pserver(int(index)) if role == "pserver" else getattr(keys, role)(name)
 etcd.put(keys.slot(int(index)), name.encode(), session.lease)
 record = Registration(name, "", os.getpid(), socket.gethostname(), process=identify())
 etcd.put(key, msgspec.json.encode(record), session.lease)
@@ -321,7 +321,7 @@ def test_trainers_of_others_may_come_back(supervise: Any, stubs: Stubs, monkeypa
 # -- leases -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("role", ["trainer", "pserver"])
+@pytest.mark.parametrize("role", ["trainer", "pserver", "coordinator"])
 def test_the_lease_of_a_dead_child_is_revoked_at_once(
     supervise: Any, stubs: Stubs, etcd: Etcd, keys: Keys, role: str
 ) -> None:
@@ -329,7 +329,7 @@ def test_the_lease_of_a_dead_child_is_revoked_at_once(
     stubs.arguments += [role, "1"]
     supervisor = supervise()
     child = supervisor.add(role, 1)
-    prefix = keys.trainers if role == "trainer" else keys.pservers
+    prefix = getattr(keys, f"{role}s")
     steps(supervisor, lambda: etcd.count(prefix) == 1, 20)
     other = etcd.lease_grant(100)[0]
     etcd.put(keys.slot(0), b"another's", other)
