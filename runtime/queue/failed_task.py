@@ -48,13 +48,13 @@ def change_of(answer: TaskFailed) -> Change | None:
 
 
 def report_failed(
-    etcd: Store, keys: Keys, login: Login, place: tuple[int, int, int], attempt: int, reason: str, deadline: float
+    etcd: Store, keys: Keys, login: Login, place: tuple[int, int, int], claim: int, reason: str, deadline: float
 ) -> Change | None:
-    """`fail_task` for a process that is no member of the job: of (pass, chunk, batch), under the attempt of its
-    trainer, which is dead. None also when no coordinator has answered within `deadline` seconds."""
+    """`fail_task` for a process that is no member of the job: of (pass, chunk, batch), under the claim (the
+    attempt) of its trainer, which is dead. None also when no coordinator has answered within `deadline` seconds."""
     end = time.monotonic() + deadline
     client = make_client("launcher", "launcher", LIMITS, login)
-    message = FailTask(1, "", place[0], place[1], attempt, place[2], reason[:LONGEST])
+    message = FailTask(1, "", place[0], place[1], claim, place[2], reason[:LONGEST])
     try:
         while (left := end - time.monotonic()) > 0:
             kv = etcd.get(keys.coordinator_addr, deadline=left)
