@@ -2,4 +2,4 @@
 
 from graphft.ops import aten, clip, comm, compensate, data, etcd, local, optimize, prim, serve, tasks
 
-__all__ = ["aten", "clip", "comm", "compensate", "data", "etcd", "local", "optimize", "prim", "serve"]
+__all__ = ["aten", "clip", "comm", "compensate", "data", "etcd", "local", "optimize", "prim", "serve", "tasks"]

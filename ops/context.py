@@ -108,15 +108,6 @@ class QueuePort(Protocol):
     def complete_chunks(self) -> None:
         """Completes the chunks whose last batch every shard has applied."""
 
-    def get_task(self) -> ChunkWork:
-        """The batch to compute now, of a task of the coordinator's. Raises EndOfPass, NoData or WorkChanged."""
-
-    def finish_tasks(self) -> None:
-        """Tells the coordinator of tasks whose last batch every shard has applied."""
-
-    def fail_task(self) -> None:
-        """Tells the coordinator of the batch that has just failed."""
-
 
 class ClaimsPort(Protocol):
     """Claims of chunks: the own ones, and those that others have left."""
@@ -124,8 +115,21 @@ class ClaimsPort(Protocol):
     def requeue_stale(self, timeout: float) -> None:
         """Returns chunks to todo whose claims were not renewed for `timeout` seconds; renews the own ones."""
 
+
+class TasksPort(Protocol):
+    """Tasks (chunks) that a coordinator gives out."""
+
+    def get_task(self) -> ChunkWork:
+        """The batch to compute now, of a task that this trainer holds. Raises EndOfPass, NoData or WorkChanged."""
+
+    def finish_tasks(self) -> None:
+        """Tells the coordinator of tasks whose last batch every shard has applied."""
+
+    def fail_task(self) -> None:
+        """Tells the coordinator of the batch that has just failed."""
+
     def renew_tasks(self, timeout: float) -> None:
-        """Tells the coordinator, some times in `timeout` seconds, what this process holds and works on."""
+        """Tells it, some times in `timeout` seconds, what this trainer holds and works on."""
 
 
 class CommPort(Protocol):
@@ -198,10 +202,15 @@ class CoordinatorPort(Protocol):
 
     def put_job(self, pservers: int) -> None: ...
     def await_job(self) -> None: ...
+
+
+class TaskServerPort(Protocol):
+    """What a coordinator does that gives out tasks."""
+
     def acquire_lock(self) -> None: ...
     def load_tasks(self) -> None: ...
     def publish(self) -> None: ...
-    def serve_tasks(self, timeout: float, max_failures: int, max_discarded: int) -> None: ...
+    def serve(self, timeout: float, max_failures: int, max_discarded: int) -> None: ...
 
 
 @dataclass(slots=True)
@@ -223,3 +232,5 @@ class Context:
     local: LocalPort | None = None
     server: ServerPort | None = None
     coordinator: CoordinatorPort | None = None
+    tasks: TasksPort | None = None
+    task_server: TaskServerPort | None = None

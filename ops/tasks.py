@@ -12,7 +12,7 @@ from graphft.registry import op
 
 @op("find_coordinator", effect=True)
 def find_coordinator(ctx: Context, *, timeout: float = 600.0) -> None:
-    """Waits until a coordinator has written its address to `/<job>/coordinator/addr`. Seconds; raises after `timeout`."""
+    """Waits for the address of a coordinator at `/<job>/coordinator/addr`. Raises after `timeout` seconds."""
     assert ctx.session is not None
     ctx.session.find_coordinator(timeout)
 
@@ -25,51 +25,51 @@ def get_task(ctx: Context) -> ChunkWork:
     coordinator's `serve_tasks` has the terms. Raises NoData when there is no batch now, EndOfPass when todo and pending
     are empty.
     """
-    assert ctx.queue is not None
-    return ctx.queue.get_task()
+    assert ctx.tasks is not None
+    return ctx.tasks.get_task()
 
 
 @op("finish_task", effect=True)
 def finish_task(ctx: Context) -> None:
     """Tells the coordinator (pending -> done) which of this trainer's tasks every shard has applied wholly."""
-    assert ctx.queue is not None
-    ctx.queue.finish_tasks()
+    assert ctx.tasks is not None
+    ctx.tasks.finish_tasks()
 
 
 @op("fail_task", effect=True)
 def fail_task(ctx: Context) -> None:
     """Tells the coordinator that the batch at hand cannot be computed, and why: its task goes back to todo, with its
     failures counted. A batch that failed too often is left out."""
-    assert ctx.queue is not None
-    ctx.queue.fail_task()
+    assert ctx.tasks is not None
+    ctx.tasks.fail_task()
 
 
 @op("renew_tasks", effect=True)
 def renew_tasks(ctx: Context, *, timeout: float = 60.0) -> None:
     """Tells the coordinator, some times in `timeout` seconds, that this trainer is at work, and what it holds."""
-    assert ctx.claims is not None
-    ctx.claims.renew_tasks(timeout)
+    assert ctx.tasks is not None
+    ctx.tasks.renew_tasks(timeout)
 
 
 @op("acquire_coordinator_lock", effect=True)
 def acquire_coordinator_lock(ctx: Context) -> None:
     """Waits for the lock `/<job>/coordinator/lock`, which one process holds at a time: until then it stands by."""
-    assert ctx.coordinator is not None
-    ctx.coordinator.acquire_lock()
+    assert ctx.task_server is not None
+    ctx.task_server.acquire_lock()
 
 
 @op("load_tasks", effect=True)
 def load_tasks(ctx: Context) -> None:
     """Recovers the task queues from etcd, or creates them."""
-    assert ctx.coordinator is not None
-    ctx.coordinator.load_tasks()
+    assert ctx.task_server is not None
+    ctx.task_server.load_tasks()
 
 
 @op("publish_coordinator", effect=True)
 def publish_coordinator(ctx: Context) -> None:
     """Writes this process's address to `/<job>/coordinator/addr`, for trainers to find."""
-    assert ctx.coordinator is not None
-    ctx.coordinator.publish()
+    assert ctx.task_server is not None
+    ctx.task_server.publish()
 
 
 @op("serve_tasks", effect=True)
@@ -80,5 +80,5 @@ def serve_tasks(ctx: Context, *, timeout: float = 60.0, max_failures: int = 3, m
     batch that failed `max_failures` times in a row is left out, its records in later passes, too; the job fails when
     these are more than `max_discarded` records (-1: at the first).
     """
-    assert ctx.coordinator is not None
-    ctx.coordinator.serve_tasks(timeout, max_failures, max_discarded)
+    assert ctx.task_server is not None
+    ctx.task_server.serve(timeout, max_failures, max_discarded)

@@ -35,7 +35,9 @@ class Needs:
 _ENDS = "without fault tolerance the job ends at the first death or bad batch, and is never resumed"
 _FT = Needs("ft", (True,), _ENDS, refused=False)
 _STORED = Needs("ft", (True,), "without fault tolerance there are no checkpoints to put there")
-_QUEUE = Needs("ft", (True,), "without fault tolerance each trainer works on its share of the plan, and nothing is queued")
+_QUEUE = Needs(
+    "ft", (True,), "without fault tolerance each trainer works on its share of the plan, and nothing is queued"
+)
 _SYNC = Needs("sync", (True,), "no process waits for all trainers in async mode")
 _ASYNC = Needs("sync", (False,), "a sync step waits for every shard, and has no stale gradients")
 _DC_ASGD = Needs("mode", ("dc_asgd",), "no other mode compensates the delay of gradients")

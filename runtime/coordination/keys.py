@@ -96,6 +96,10 @@ class Keys:
     def trainer(self, trainer: str) -> str:
         return f"/{self.job}/trainers/{trainer}"
 
+    def registration(self, role: str, index: int, id: str) -> str:
+        """Where a process of this role is registered."""
+        return {"pserver": self.pserver(index), "trainer": self.trainer(id), "coordinator": self.coordinator(id)}[role]
+
     @property
     def coordinators(self) -> str:
         """Registrations of coordinators: the one that serves, and those that stand by."""
@@ -127,6 +131,10 @@ class Keys:
     def task_counts(self) -> str:
         """By pass, how many tasks are in which state."""
         return f"{self.all_tasks}counts"
+
+    @property
+    def task_state(self) -> str:
+        return f"{self.all_tasks}state"
 
     @property
     def model_saver(self) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import socket
 import threading
 import time
 import uuid
@@ -13,9 +15,12 @@ from graphft.errors import GraphftError, UsageError
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import Registration
 from graphft.runtime.coordination.run_record import fenced, read_secret
 from graphft.runtime.etcd import KV, Session, Store, TransientEtcdError, Watch
+from graphft.runtime.process.identity import identify
 from graphft.runtime.process.progress import Progress
+from graphft.runtime.transport.address import network_identity
 from graphft.runtime.transport.login import Login
 
 if TYPE_CHECKING:
@@ -66,6 +71,10 @@ class Member:
     def _notify(self) -> None:
         self.changed.set()
         self.wake()
+
+    def registration(self) -> Registration:
+        """What others are told of this process."""
+        return Registration(self.id, self.address, os.getpid(), socket.gethostname(), network_identity(), identify())
 
     # -- the lease ----------------------------------------------------------------------------------------------
 

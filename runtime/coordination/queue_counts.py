@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import TaskCounts
 from graphft.runtime.etcd.model import Store
+from graphft.runtime.protocol.task_groups import TaskCounts
 
 
 def count_queue(

@@ -1,4 +1,5 @@
-"""What is stored in etcd, each record once; its fields are its JSON. The queue's are in `protocol.chunk_queue`."""
+"""What is stored in etcd, each record once; its fields are its JSON. The queue's are in `protocol.chunk_queue` and
+`protocol.task_groups`."""
 
 from __future__ import annotations
 
@@ -169,21 +170,6 @@ class CoordinatorStatus(msgspec.Struct, frozen=True):
     reloads: int = 0
     """How often it has read its queues from etcd."""
     counters: dict[str, int] = {}
-
-
-class TaskCounts(msgspec.Struct, frozen=True):
-    """Of one pass, in `/<job>.tasks/counts`."""
-
-    todo: int
-    pending: int
-    done: int
-
-
-class ModelSaver(msgspec.Struct, frozen=True):
-    """The value of `/<job>.tasks/model_saver`. `until`: Unix seconds, on the coordinator's clock."""
-
-    trainer: str
-    until: float
 
 
 class LoadingStatus(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.queue_counts import count_queue
 from graphft.runtime.coordination.records import Event
-from graphft.runtime.etcd.model import KV, Store
+from graphft.runtime.etcd.model import KV, Store, Transactions
 from graphft.runtime.process.identity import Identity
 from graphft.runtime.protocol.chunk_queue import chunk_of
 from graphft.runtime.protocol.left_out import LeftOut
@@ -190,7 +190,7 @@ def _status(etcd: Store, keys: Keys, control: Mapping[str, KV], deadline: float 
     )
 
 
-def read_left_out(etcd: Store, keys: Keys, deadline: float | None = None) -> dict[int, LeftOut]:
+def read_left_out(etcd: Transactions, keys: Keys, deadline: float | None = None) -> dict[int, LeftOut]:
     """By chunk, what is left out of the data."""
     kvs = etcd.range(keys.all_left_out, deadline=deadline).kvs
     return {chunk_of(kv.key): msgspec.json.decode(kv.value, type=LeftOut) for kv in kvs}

@@ -191,6 +191,16 @@ class WatchStream(Protocol):
     def cancel(self) -> None: ...
 
 
+class Transactions(Protocol):
+    """The part of a store that reads and changes the queue's records."""
+
+    def range(self, prefix: str, *, deadline: float | None = None) -> RangeResult: ...
+
+    def txn(
+        self, compare: Sequence[Compare], success: Sequence[Op], failure: Sequence[Op] = (), *, token: str | None = None
+    ) -> TxnResult: ...
+
+
 class Store(Protocol):
     """What both drivers, `Etcd` and `SimEtcd`, do. `Etcd` documents each method; times are seconds."""
 

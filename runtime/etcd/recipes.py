@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from graphft.runtime.etcd.errors import EtcdError, LeaseLost
 from graphft.runtime.etcd.lease import Session
@@ -62,7 +62,7 @@ class _Contender:
             )
         return create_is(self.key, self.revision)
 
-    def _acquire(self, value: bytes, timeout: float | None) -> bool:
+    def _acquire(self, value: bytes, timeout: float | None, while_waiting: Callable[[], object] = bool) -> bool:
         if self.revision:
             raise EtcdError(
                 f"{self.name} is held already", rule="etcd-lock", help="release it before acquiring it again"
@@ -74,7 +74,7 @@ class _Contender:
             put = put_op(self.key, value, self.session.lease)
             own = self._store.txn([absent(self.key)], [put], token=self.key).revision
             while (before := self._predecessor(own)) is not None:
-                if not self._await_deleted(before, end):
+                if not self._await_deleted(before, end, while_waiting):
                     self._release()
                     return False
         except BaseException:
@@ -102,13 +102,14 @@ class _Contender:
         older = [kv for kv in kvs if kv.create_revision < own]
         return max(older, key=lambda kv: kv.create_revision, default=None)
 
-    def _await_deleted(self, before: KV, end: float | None) -> bool:
+    def _await_deleted(self, before: KV, end: float | None, while_waiting: Callable[[], object]) -> bool:
         def gone(view: Mapping[str, KV]) -> bool:
             return before.key not in view
 
         with Watch(self._store, before.key) as watch:
             while True:
                 self.session.check()
+                while_waiting()
                 left = CHECK if end is None else min(CHECK, end - time.monotonic())
                 if watch.wait(gone, left):
                     return True
@@ -119,9 +120,12 @@ class _Contender:
 class Lock(_Contender):
     """Mutual exclusion: `with Lock(session, "/job/lock") as lock: store.txn([lock.fence(), ...], ...)`."""
 
-    def acquire(self, timeout: float | None = None) -> bool:
-        """Wait until this holds. False after `timeout` seconds (0: just try), having withdrawn. `LeaseLost`."""
-        return self._acquire(b"", timeout)
+    def acquire(self, timeout: float | None = None, while_waiting: Callable[[], object] = bool) -> bool:
+        """Wait until this holds. False after `timeout` seconds (0: just try), having withdrawn. `LeaseLost`.
+
+        `while_waiting` is called some times a second meanwhile; what it raises ends the wait, and withdraws.
+        """
+        return self._acquire(b"", timeout, while_waiting)
 
     def release(self) -> None:
         """Give the lock up. Does nothing if it is not held."""

@@ -37,7 +37,10 @@ MAX_PUTS = 100  # per transaction; etcd takes 128 operations
 
 
 class Todo(msgspec.Struct, frozen=True):
-    """Value of `todo/<chunk>`. `progress`: batches that were applied when it was claimed (or renewed) last."""
+    """Value of `todo/<chunk>`. `progress`: batches that were applied when it was claimed (or renewed) last.
+
+    What becomes of it is decided by its methods, for the queue in etcd and the coordinator's alike.
+    """
 
     attempt: int = 0
     failures: int = 0
@@ -46,6 +49,29 @@ class Todo(msgspec.Struct, frozen=True):
     """The last claim has not been released: when no claim is there any more, it failed."""
     suspects: tuple[int, ...] = ()
     """Records of the batch that all failures in a row blame; (): none of them said which."""
+
+    def claimed(self, progress: int = 0, vanished: bool = False) -> Todo:
+        """By a new holder, who knows of this progress. `vanished`: a holder before who did is a failure."""
+        failures = 0 if progress > self.progress else self.failures + (self.open and vanished)
+        return Todo(self.attempt + 1, failures, max(progress, self.progress), True, self.suspects)
+
+    def renewed(self, progress: int) -> Todo:
+        """When more has been applied, the failures so far are forgotten."""
+        failures = 0 if progress > self.progress else self.failures
+        return Todo(self.attempt, failures, max(progress, self.progress), True, self.suspects)
+
+    def released(self, progress: int) -> Todo:
+        """On purpose: no failure."""
+        return Todo(self.attempt, self.failures, max(progress, self.progress), False, self.suspects)
+
+    def failed(self, batch: int, records: Collection[int]) -> Todo:
+        """Failures of another batch before do not count."""
+        failures = self.failures + 1 if batch == self.progress else 1
+        return Todo(self.attempt, failures, batch, False, _suspects(self.suspects if failures > 1 else (), records))
+
+    def left_out(self, batch: int) -> Todo:
+        """Free again, without that batch; its failures so far are forgotten."""
+        return Todo(self.attempt, 0, batch, False)
 
 
 class Pending(msgspec.Struct, frozen=True):
@@ -171,19 +197,18 @@ def claim(
     `lost`: how many holders in a row may vanish, and what is left out so far; None: they are not held against it.
     """
     old = msgspec.json.decode(todo.value, type=Todo)
-    failures = 0 if progress > old.progress else old.failures + (old.open and lost is not None)
+    new = old.claimed(progress, lost is not None)
     compares = (
         Compare(todo_key(prefix, chunk), "mod", todo.mod_revision),
         Compare(pending_key(prefix, chunk), "create", 0),
     )
-    if lost is not None and failures >= lost[0]:
-        omission = Omission(lost[1].pass_index, progress, "its holders vanished", failures, rest=True)
+    if lost is not None and new.failures >= lost[0]:
+        omission = Omission(lost[1].pass_index, progress, "its holders vanished", new.failures, rest=True)
         return _leave_out(prefix, chunk, old, omission, lost[1], compares)
-    new = Todo(old.attempt + 1, failures, max(progress, old.progress), True, old.suspects)
     pending = Pending(trainer, slot, start_step, now + timeout, new.attempt, max_failures, max_discarded)
     return Change(
         "claimed",
-        f"{trainer} claims chunk {chunk}, attempt {new.attempt}, {failures} failures",
+        f"{trainer} claims chunk {chunk}, attempt {new.attempt}, {new.failures} failures",
         compares,
         (
             Put(todo_key(prefix, chunk), msgspec.json.encode(new)),
@@ -207,10 +232,8 @@ def renew(
     prefix: str, chunk: int, fence: int, pending: Pending, todo: Record, *, progress: int, now: float, timeout: float
 ) -> Change:
     """Moves the deadline of one's own claim on. When more has been applied, the failures so far are forgotten."""
-    old = msgspec.json.decode(todo.value, type=Todo)
     moved = msgspec.structs.replace(pending, deadline=now + timeout)
-    failures = 0 if progress > old.progress else old.failures
-    new = Todo(old.attempt, failures, max(progress, old.progress), True, old.suspects)
+    new = msgspec.json.decode(todo.value, type=Todo).renewed(progress)
     return Change(
         "renewed",
         f"chunk {chunk} has {progress} batches applied",
@@ -224,8 +247,7 @@ def renew(
 
 def release(prefix: str, chunk: int, fence: int, todo: Record, *, progress: int) -> Change:
     """Gives one's own claim back on purpose (a slot is handed over): no failure."""
-    old = msgspec.json.decode(todo.value, type=Todo)
-    new = Todo(old.attempt, old.failures, max(progress, old.progress), False, old.suspects)
+    new = msgspec.json.decode(todo.value, type=Todo).released(progress)
     return Change(
         "released",
         f"chunk {chunk} is handed over after {progress} batches",
@@ -282,12 +304,10 @@ def fail(
     """
     reason = plain_text(reason)
     old = msgspec.json.decode(todo.value, type=Todo)
-    failures = old.failures + 1 if batch == old.progress else 1
-    suspects = _suspects(old.suspects if failures > 1 else (), records)
-    if failures >= max_failures:
-        omission = Omission(known.pass_index, batch, reason, failures, records=suspects)
+    new = old.failed(batch, records)
+    if new.failures >= max_failures:
+        omission = Omission(known.pass_index, batch, reason, new.failures, records=new.suspects)
         return _leave_out(prefix, chunk, old, omission, known, _own(prefix, chunk, fence, todo))
-    new = Todo(old.attempt, failures, batch, False, suspects)
     return Change(
         "released",
         f"chunk {chunk} failed at batch {batch}: {reason}",
@@ -312,13 +332,12 @@ def _leave_out(
     lost = f"{len(omission.records)} of its records" if omission.records else "its records"
     times = f" {omission.failures} times in a row without progress" if omission.failures > 1 else ""
     same, put = known.leave_out(omission)
-    new = Todo(todo.attempt, 0, omission.batch, False)
     failed = f"{what} in pass {omission.pass_index} failed{times} ({omission.reason})"
     return Change(
         "left-out",
         f"{failed}; {lost} are left out from there on",
         (*compares, same),
-        (Put(todo_key(prefix, chunk), msgspec.json.encode(new)), put),
+        (Put(todo_key(prefix, chunk), msgspec.json.encode(todo.left_out(omission.batch))), put),
         (pending_key(prefix, chunk),),
         failed,
     )

@@ -1,4 +1,5 @@
-"""What travels between trainers and shards: a small typed header, and at most one raw frame (a bucket's bytes).
+"""What travels between trainers, shards and the coordinator: a small typed header, and at most one raw frame (a
+bucket's bytes).
 
 Headers are msgspec structs, told apart by their tag; unknown fields, wrong types and foreign tags are refused by
 decoding. The frame is opaque here: its length is checked against the program's bucket layout by the receiver.
@@ -10,6 +11,8 @@ from __future__ import annotations
 import hmac
 
 import msgspec
+
+from graphft.runtime.protocol.left_out import LeftOut
 
 UNTOLD = -1
 """Generation and version in an answer that tells neither."""
@@ -166,6 +169,140 @@ class PartialsQuery(Message, frozen=True, tag="partials?"):
     shard: int
 
 
+class GetTasks(Message, frozen=True, tag="get-tasks"):
+    """Asks the coordinator for tasks of a pass. `call`: counts a process's calls; the same one again is answered alike.
+
+    Async: about `want` of them, of any. Sync: `chunks` of the pass, for `slot`, which the trainer holds: `holds` is the
+    revision of its claim. `generation`: the job's. `lowest`: every shard has reached this version.
+    """
+
+    call: int
+    trainer: str
+    pass_index: int
+    want: int = 0
+    slot: int = -1
+    holds: int = 0
+    chunks: list[int] = []
+    generation: int = 0
+    lowest: int = 0
+
+
+class Tasks(Message, frozen=True, tag="tasks"):
+    """Tasks that the trainer holds from now on: chunks, each with the number of this attempt; and what is left out of
+    them. `pass_index`: the pass that is worked on; if it is not the one asked for, no task is given."""
+
+    call: int
+    pass_index: int
+    tasks: list[tuple[int, int]]
+    left_out: list[tuple[int, LeftOut]] = []
+
+
+class FinishTasks(Message, frozen=True, tag="finish-tasks"):
+    """These tasks (chunk, attempt) are applied wholly. `fences` (async): by shard, the revision of the record of the
+    generation in which it has acknowledged them: if a shard has begun another one, the tasks are to do again."""
+
+    call: int
+    trainer: str
+    pass_index: int
+    tasks: list[tuple[int, int]]
+    fences: list[int] = []
+
+
+class ReleaseTasks(Message, frozen=True, tag="release-tasks"):
+    """The trainer gives these tasks (chunk, attempt, batches applied) back: no failure."""
+
+    call: int
+    trainer: str
+    pass_index: int
+    tasks: list[tuple[int, int, int]]
+
+
+class RenewTasks(Message, frozen=True, tag="renew-tasks"):
+    """The trainer is at work, and holds these tasks (pass, chunk, attempt, batches applied) of its calls up to `call`,
+    and no others. Not answered."""
+
+    call: int
+    trainer: str
+    tasks: list[tuple[int, int, int, int]]
+
+
+class FailTask(Message, frozen=True, tag="fail-task"):
+    """This batch of the task cannot be computed. `records`: positions in the chunk of those to blame, if known;
+    `certain`: no trainer can read them, one failure is too many."""
+
+    call: int
+    trainer: str
+    pass_index: int
+    chunk: int
+    attempt: int
+    batch: int
+    reason: str
+    records: list[int] = []
+    certain: bool = False
+
+
+class TaskFailed(Message, frozen=True, tag="task-failed"):
+    """The failure is counted, with this outcome (of a `chunk_queue.Change`); "": the task is another's by now."""
+
+    call: int
+    outcome: str
+    reason: str = ""
+    cause: str = ""
+
+
+class RequeueTasks(Message, frozen=True, tag="requeue-tasks"):
+    """Async: a shard that has gone back lacks some of these tasks (chunk, batches applied): to do again."""
+
+    call: int
+    trainer: str
+    pass_index: int
+    tasks: list[tuple[int, int]]
+
+
+class CloseTasks(Message, frozen=True, tag="close-tasks"):
+    """The last step is applied: nothing is left to do."""
+
+    call: int
+    trainer: str
+
+
+class TasksSettled(Message, frozen=True, tag="tasks-settled"):
+    """What was told is recorded, but for tasks that were another's by then, or to do already (`refused`)."""
+
+    call: int
+    refused: list[int] = []
+
+
+class TasksRefused(Message, frozen=True, tag="tasks-refused"):
+    """The call changed nothing. malformed: no coordinator can accept it. unknown: the trainer is not registered, as far
+    as is known here; ask again. fenced: the slot is another's by now."""
+
+    call: int
+    code: str
+    reason: str
+
+
+class RequestSaveModel(Message, frozen=True, tag="request-save-model"):
+    """Asks to be the one trainer that saves the model, for so many seconds."""
+
+    call: int
+    trainer: str
+    seconds: float
+
+
+class SaveModelAnswer(Message, frozen=True, tag="save-model-answer"):
+    """Whether it is. `seconds`: until another one may be."""
+
+    call: int
+    granted: bool
+    seconds: float
+
+
+TASK_CALLS = (
+    GetTasks | FinishTasks | ReleaseTasks | RenewTasks | FailTask | RequeueTasks | CloseTasks | RequestSaveModel
+)
+TASK_ANSWERS = Tasks | TasksSettled | TasksRefused | TaskFailed | SaveModelAnswer
+
 CODES = frozenset(
     {"denied", "malformed", "unknown-peer", "stale-generation", "not-ready", "future-step", "gone", "complete", "stale"}
 )
@@ -186,6 +323,8 @@ AnyMessage = (
     | Ledger
     | Partials
     | PartialsQuery
+    | TASK_CALLS
+    | TASK_ANSWERS
 )
 """What `decode` accepts."""
 

@@ -6,18 +6,18 @@ come from `Claims` (etcd's todo records) or, without fault tolerance, from the p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
-from graphft.ir import Operator
-from graphft.ops.context import ChunkWork, ClaimsPort, NoData, QueuePort
+from graphft.ops.context import ChunkWork, ClaimsPort, NoData, QueuePort, TasksPort
 from graphft.plan import chunk_batch_seed
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.protocol.async_events import ChunkKey
+from graphft.runtime.protocol.chunk_queue import Change
 from graphft.runtime.queue.chunk_claims import Claim, Claims
 from graphft.runtime.queue.omissions import leave_out
 from graphft.runtime.queue.pace import Pace
-from graphft.runtime.queue.transactions import Terms, terms_of
+from graphft.runtime.queue.transactions import Terms
 
 
 class Source(Protocol):
@@ -26,8 +26,22 @@ class Source(Protocol):
     def take(self) -> list[Claim]:
         """New chunks. Raises EndOfPass when the pass has no more, NoData when others hold all that is left."""
 
+    def next_pass(self) -> int:
+        """The pass to go on with at the end of the trainer's own."""
+
     def complete(self, claims: list[Claim]) -> list[Claim]:
         """Completes wholly applied chunks; returns those that are settled, by whomever."""
+
+    def release(self, claims: list[Claim]) -> None:
+        """Gives chunks back, and whatever is held besides."""
+
+    def fail(
+        self, claim: Claim, batch: int, reason: str, records: Collection[int] = (), certain: bool = False
+    ) -> Change | None:
+        """Counts a failure of a batch; None: the claim is another's by now."""
+
+    def renew(self, timeout: float, mine: Mapping[ChunkKey, Claim]) -> None:
+        """Some times in `timeout` seconds: says that the own claims are worked on."""
 
 
 class Ledgers(Protocol):
@@ -42,28 +56,34 @@ class Ledgers(Protocol):
     def generations(self) -> list[int]: ...
 
 
-class AsyncQueue(QueuePort, ClaimsPort):
-    """The QueuePort and the ClaimsPort of an async trainer: the main thread's, and the daemon thread's.
+class AsyncQueue(QueuePort, ClaimsPort, TasksPort):
+    """The QueuePort, ClaimsPort and TasksPort of an async trainer: the main thread's, and the daemon thread's.
 
-    `op`: its program's `etcd_get_chunk`; None: it works on its share of the plan. `read_ahead` begins to make a batch
-    that will be wanted.
+    `read_ahead` begins to make a batch that will be wanted.
     """
 
     def __init__(
-        self, member: Member, op: Operator | None, ledgers: Ledgers, pace: Pace, read_ahead: Callable[[ChunkWork], None]
+        self, member: Member, source: Source, ledgers: Ledgers, pace: Pace, read_ahead: Callable[[ChunkWork], None]
     ) -> None:
         self.member, self.plan, self.ledgers, self.pace = member, member.config.plan, ledgers, pace
         self.read_ahead = read_ahead
         self.claims: dict[ChunkKey, Claim] = {}
-        self.records = Claims(member, pace, ledgers.generations, terms_of(op)) if op is not None else None
-        self.source: Source = self.records or StaticAssignment(member)
+        self.source = source
+        self.failing: Callable[[], bool] | None = None
+        """Reports the batch that has just failed; whether that was `counted`."""
+        self.counted = False
 
     # -- QueuePort ----------------------------------------------------------------------------------------------
 
     def claim_chunk(self, timeout: float, max_failures: int, max_discarded: int) -> ChunkWork:
-        assert self.records is not None
-        self.records.terms = Terms(timeout, max_failures, max_discarded)
+        self._etcd.terms = Terms(timeout, max_failures, max_discarded)
         return self.planned_chunk()
+
+    @property
+    def _etcd(self) -> Claims:
+        """The source, of a program that has the operators of the queue in etcd."""
+        assert isinstance(self.source, Claims)
+        return self.source
 
     def planned_chunk(self) -> ChunkWork:
         work = self._next()
@@ -90,26 +110,38 @@ class AsyncQueue(QueuePort, ClaimsPort):
             self._drop(claim)
 
     def enqueue_pass(self) -> None:
-        assert self.records is not None
-        self.records.enqueue(self.pace.pass_index)
+        self._etcd.enqueue(self.pace.pass_index)
 
     def requeue_stale(self, timeout: float) -> None:
-        assert self.records is not None
-        self.records.renew(timeout, self.claims)
+        self._etcd.renew(timeout, self.claims)
+
+    # -- TasksPort ----------------------------------------------------------------------------------------------
+
+    def get_task(self) -> ChunkWork:
+        return self.planned_chunk()
+
+    def finish_tasks(self) -> None:
+        self.complete_chunks()
+
+    def fail_task(self) -> None:
+        report, self.failing = self.failing, None
+        self.counted = report() if report is not None else False
+
+    def renew_tasks(self, timeout: float) -> None:
+        self.source.renew(timeout, self.claims)
 
     # -- for the trainer ----------------------------------------------------------------------------------------
 
     def next_pass(self) -> int:
         """The pass to go on with at the end of the trainer's own."""
-        assert self.records is not None
-        return self.records.next_pass()
+        return self.source.next_pass()
 
     def release_all(self) -> None:
         """Gives all chunks back; others go on with them where the shards' ledgers say."""
         self._complete_whole()
-        for claim in list(self.claims.values()):
-            if self.records is not None:
-                self.records.release(claim)
+        claims = list(self.claims.values())
+        self.source.release(claims)
+        for claim in claims:
             self._drop(claim)
 
     def report_failure(
@@ -127,10 +159,10 @@ class AsyncQueue(QueuePort, ClaimsPort):
         whether the queue knows now.
         """
         claim = self.claims.get(key)
-        if self.records is None or claim is None:
+        if claim is None:
             return False
         batch = claim.last if batch is None else batch
-        return self.records.fail(claim, batch, reason, records, certain) is not None
+        return self.source.fail(claim, batch, reason, records, certain) is not None
 
     def drop(self, key: ChunkKey) -> None:
         """The chunk is not this trainer's any more, if it was."""
@@ -151,7 +183,7 @@ class AsyncQueue(QueuePort, ClaimsPort):
     def _note(self, claim: Claim) -> None:
         """Progress that holders before made, and did not live to tell, is told at once: nothing is held against it."""
         claim.progress = self.ledgers.progress(claim.key)
-        if claim.last < 0 and claim.attempt > 1 and claim.progress:
+        if claim.last < 0 and claim.progress:
             claim.renewed = float("-inf")
 
     def _work(self, claim: Claim, batch: int) -> ChunkWork:
@@ -173,7 +205,7 @@ class AsyncQueue(QueuePort, ClaimsPort):
         self.ledgers.dropped(claim.key)
 
 
-class StaticAssignment:
+class StaticAssignment(Source):
     """Without fault tolerance: trainer i of T works on chunks i, i + T, ... of each pass's order, pass by pass."""
 
     def __init__(self, member: Member) -> None:
@@ -190,3 +222,17 @@ class StaticAssignment:
 
     def complete(self, claims: list[Claim]) -> list[Claim]:
         return claims
+
+    def next_pass(self) -> int:
+        raise NoData  # the passes follow one another in what is left
+
+    def release(self, claims: list[Claim]) -> None:
+        """Nothing is recorded."""
+
+    def fail(
+        self, claim: Claim, batch: int, reason: str, records: Collection[int] = (), certain: bool = False
+    ) -> Change | None:
+        return None
+
+    def renew(self, timeout: float, mine: Mapping[ChunkKey, Claim]) -> None:
+        """Nothing is recorded."""

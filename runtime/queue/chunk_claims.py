@@ -239,7 +239,11 @@ class Claims:
             fences.append(mod_is(kv.key, kv.mod_revision))
         return fences
 
-    def release(self, claim: Claim) -> None:
+    def release(self, claims: list[Claim]) -> None:
+        for claim in claims:
+            self._release(claim)
+
+    def _release(self, claim: Claim) -> None:
         prefix, chunk = self.keys.queue(claim.key[0]), claim.key[1]
         self.member.retry_while_leased(
             lambda: give_back(

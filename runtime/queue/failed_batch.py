@@ -13,7 +13,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Failure
 from graphft.runtime.coordination.status import read_left_out
 from graphft.runtime.etcd import get_op, mod_is
-from graphft.runtime.etcd.model import Store
+from graphft.runtime.etcd.model import Transactions
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.chunk_queue import Change, Known, Pending, Put
 from graphft.runtime.protocol.left_out import LeftOut, count_records
@@ -21,7 +21,7 @@ from graphft.runtime.queue.transactions import commit
 
 
 def fail_batch(
-    store: Store,
+    store: Transactions,
     keys: Keys,
     plan: Plan,
     pass_index: int,
@@ -76,7 +76,7 @@ def fail_batch(
             return change
 
 
-def or_end(store: Store, keys: Keys, plan: Plan, known: Known, change: Change, limit: int) -> Change:
+def or_end(store: Transactions, keys: Keys, plan: Plan, known: Known, change: Change, limit: int) -> Change:
     """The change; or, if it leaves out more than `limit` records of the job's data, the end of the job as failed.
     `limit` -1: whatever it leaves out, on_bad_data is "fail".
 

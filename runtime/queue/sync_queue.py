@@ -14,34 +14,24 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
-from graphft.ir import Operator
-from graphft.ops.context import ChunkWork, ClaimsPort, Context, NoData, QueuePort, WorkChanged
+from graphft.ops.context import ChunkWork, ClaimsPort, Context, NoData, QueuePort, TasksPort, WorkChanged
 from graphft.plan import Located, batch_seed
 from graphft.runtime.coordination.member import Member
-from graphft.runtime.etcd import KV, get_op, value_is
-from graphft.runtime.protocol import chunk_queue
-from graphft.runtime.protocol.chunk_queue import Change
 from graphft.runtime.protocol.left_out import ChunkOmissions
 from graphft.runtime.queue.background_tasks import BackgroundTasks
-from graphft.runtime.queue.failed_batch import fail_batch
 from graphft.runtime.queue.finished_passes import FinishedPasses
-from graphft.runtime.queue.omissions import leave_out, omissions_of
+from graphft.runtime.queue.omissions import leave_out
 from graphft.runtime.queue.pace import Pace
-from graphft.runtime.queue.stale_claims import LOOKS, StaleClaims
-from graphft.runtime.queue.transactions import Passes, Terms, commit, give_back, renew, tell_left_out, terms_of
+from graphft.runtime.queue.slot_records import Claim, EtcdRecords, Shards, SlotRecords
+from graphft.runtime.queue.transactions import Terms, tell_left_out
 
 if TYPE_CHECKING:
     from graphft.runtime.protocol.sync_events import Work
-
-
-log = logging.getLogger("graphft")
 
 AHEAD = 8
 """A slot's next chunk is claimed so many steps before its first one (but in the second half of the chunk before)."""
@@ -51,40 +41,15 @@ CLAIM_CHUNKS = 24
 """... but no more chunks: a transaction of etcd has at most 128 operations."""
 
 
-@dataclass(slots=True)
-class Claim:
-    """A chunk that this trainer works on. `revision`: of the pending record's creation, the fence of its completion."""
+class SyncQueue(QueuePort, ClaimsPort, TasksPort):
+    """The QueuePort, ClaimsPort and TasksPort of a sync trainer.
 
-    slot: int
-    first_step: int
-    last_step: int
-    pass_index: int
-    chunk: int
-    revision: int
-    touched: float
-
-
-class Shards(Protocol):
-    """What the queue asks of the trainer's side of the data plane."""
-
-    def lowest(self) -> int:
-        """The lowest version among the shards; -1 while that is not known."""
-
-    def slots(self) -> list[int]:
-        """The slots that this trainer holds."""
-
-
-class SyncQueue(QueuePort, ClaimsPort):
-    """The QueuePort and the ClaimsPort of a sync trainer.
-
-    `op`: its program's `etcd_get_chunk`; None: it only follows the plan. `ctx`: tells which (step, slot) is computed.
+    `records`: where claims are recorded; None: it only follows the plan. `ctx`: tells which (step, slot) is computed.
     """
 
-    def __init__(self, member: Member, op: Operator | None, ctx: Context, shards: Shards, pace: Pace) -> None:
+    def __init__(self, member: Member, records: SlotRecords | None, ctx: Context, shards: Shards, pace: Pace) -> None:
         self.member, self.keys, self.plan = member, member.keys, member.config.plan
-        self.ctx, self.shards, self.pace = ctx, shards, pace
-        self.records = op is not None
-        self._terms = terms_of(op)
+        self.records, self.ctx, self.shards, self.pace = records, ctx, shards, pace
         self.claims: dict[tuple[int, int], Claim] = {}
         """By pass and chunk. A slot's next chunk is claimed before the last batch of the one before is applied."""
         self._begun: dict[tuple[int, int], tuple[int, Future[None]]] = {}
@@ -92,21 +57,22 @@ class SyncQueue(QueuePort, ClaimsPort):
         self._background = BackgroundTasks("queue")
         self._left_out: dict[int, ChunkOmissions] = {}
         """By chunk. What is known of it in this generation: only a new one adds to it."""
-        self._passes = Passes(member)
         self._finished = FinishedPasses(member, shards.lowest, self._background)
-        self._stale_claims = StaleClaims(member.etcd, member.keys, member.events)
+        self.failing: Callable[[], bool] | None = None
+        """Reports the batch that has just failed; whether that was `counted`."""
+        self.counted = False
 
     # -- QueuePort ----------------------------------------------------------------------------------------------
 
     def claim_chunk(self, timeout: float, max_failures: int, max_discarded: int) -> ChunkWork:
-        self._terms, slot = Terms(timeout, max_failures, max_discarded), self.ctx.slot
-        located = self._located()
-        revision = self._claim(slot, located)
-        self._claim_ahead(slot, located)
-        work = self.work_of(located, revision)
-        if not work.samples:
-            raise NoData
-        return work
+        self._etcd.terms = Terms(timeout, max_failures, max_discarded)
+        return self.get_task()
+
+    @property
+    def _etcd(self) -> EtcdRecords:
+        """The records, of a program that has the operators of the queue in etcd."""
+        assert isinstance(self.records, EtcdRecords)
+        return self.records
 
     def planned_chunk(self) -> ChunkWork:
         return self.work_of(self._located())
@@ -123,18 +89,12 @@ class SyncQueue(QueuePort, ClaimsPort):
         return leave_out(work, self._left_out.get(located.chunk))
 
     def complete_chunks(self) -> None:
-        """Chunks that were claimed together are completed together."""
-        if not self.records:
-            return
-        self._background.check()
-        lowest, claims = self.shards.lowest(), list(self.claims.items())
-        unfinished = {claim.revision for _, claim in claims if claim.last_step >= lowest}
-        self._leave_completing([claim for _, claim in claims if claim.revision not in unfinished])
+        self.finish_tasks()
 
     def enqueue_pass(self) -> None:
         """Makes the pass's todo records, then `/<job>/pass`, which makes them count. One trainer at a time tries."""
         index = self.plan.pass_of(self.ctx.step)
-        made = self._passes.enqueue(
+        made = self._etcd.passes.enqueue(
             index,
             lambda now: now is None or now.pass_index != index,
             functools.partial(self._finished.close_before, index),
@@ -143,29 +103,39 @@ class SyncQueue(QueuePort, ClaimsPort):
             self._finished.forget_before(index)
 
     def requeue_stale(self, timeout: float) -> None:
-        """Renews the own claims while steps are computed, or others are waited for, and takes away what others have not
-        renewed."""
-        now = time.monotonic()
-        for claim in list(self.claims.values()):
-            if now - claim.touched > timeout / 4 and self.pace.alive_since(claim.touched):
-                claim.touched = now
-                progress = max(0, self.shards.lowest() - claim.first_step)
-                renew(
-                    self.member.etcd,
-                    self.keys.queue(claim.pass_index),
-                    claim.chunk,
-                    claim.revision,
-                    progress=progress,
-                    timeout=timeout,
-                    lease=self.member.lease,
-                )
-        held = {claim.revision for claim in list(self.claims.values())}
-        self._stale_claims.look(max(self.pace.pass_index, 0), timeout, held)
-        self._passes.let_go(timeout / LOOKS)
+        self._etcd.tend(list(self.claims.values()), timeout)
+
+    # -- TasksPort ----------------------------------------------------------------------------------------------
+
+    def get_task(self) -> ChunkWork:
+        slot, located = self.ctx.slot, self._located()
+        revision = self._claim(slot, located)
+        self._claim_ahead(slot, located)
+        work = self.work_of(located, revision)
+        if not work.samples:
+            raise NoData
+        return work
+
+    def finish_tasks(self) -> None:
+        """Chunks that were claimed together are completed together."""
+        if self.records is None:
+            return
+        self._background.check()
+        lowest, claims = self.shards.lowest(), list(self.claims.items())
+        unfinished = {claim.revision for _, claim in claims if claim.last_step >= lowest}
+        self._leave_completing([claim for _, claim in claims if claim.revision not in unfinished])
+
+    def fail_task(self) -> None:
+        report, self.failing = self.failing, None
+        self.counted = report() if report is not None else False
+
+    def renew_tasks(self, timeout: float) -> None:
+        assert self.records is not None
+        self.records.tend(list(self.claims.values()), timeout)
 
     def expects(self, located: Located) -> bool:
         """Whether a batch will be computed here, as far as known."""
-        return not self.records or (located.pass_index, located.chunk) in self.claims
+        return self.records is None or (located.pass_index, located.chunk) in self.claims
 
     # -- for the trainer ----------------------------------------------------------------------------------------
 
@@ -173,17 +143,10 @@ class SyncQueue(QueuePort, ClaimsPort):
         """Gives the slot's chunks back; its next holder goes on inside them. Those that are applied, it completes: the
         next holder goes on behind them."""
         self._await_claims(slot)
-        lowest = self.shards.lowest()
         self._complete_applied(slot)
         held = [claim for claim in list(self.claims.values()) if claim.slot == slot]
-        for pass_index in {claim.pass_index for claim in held}:
-            claims = {claim.chunk: claim for claim in held if claim.pass_index == pass_index}
-            self._give_back(
-                claims,
-                lambda prefix, claim, todo: chunk_queue.release(
-                    prefix, claim.chunk, claim.revision, todo, progress=max(0, lowest - claim.first_step)
-                ),
-            )
+        if self.records is not None and held:
+            self.records.release(held)
         for claim in held:
             del self.claims[claim.pass_index, claim.chunk]
 
@@ -198,8 +161,11 @@ class SyncQueue(QueuePort, ClaimsPort):
         """The slot is somebody else's: what was claimed for it is theirs to claim, but for what is applied already."""
         self._await_claims(slot)
         self._complete_applied(slot)
-        for key in [key for key, claim in list(self.claims.items()) if claim.slot == slot]:
-            del self.claims[key]
+        held = [claim for claim in list(self.claims.values()) if claim.slot == slot]
+        if self.records is not None:
+            self.records.forget(held)
+        for claim in held:
+            del self.claims[claim.pass_index, claim.chunk]
 
     def settle(self) -> None:
         """Returns when everything that is done is recorded."""
@@ -225,9 +191,9 @@ class SyncQueue(QueuePort, ClaimsPort):
     ) -> bool:
         """As `report_failure`, of a batch of a claimed chunk. `records`: positions of those to blame, if known."""
         claim = self.claims.get((pass_index, chunk))
-        if claim is None:
+        if claim is None or self.records is None:
             return False
-        change = self.member.retry_while_leased(functools.partial(self._fail, claim, batch, reason, records, certain))
+        change = self.records.fail(claim, batch, reason, records, certain)
         if change is not None:
             tell_left_out(self.member.events, claim.pass_index, claim.chunk, change)
         return change is not None
@@ -278,8 +244,7 @@ class SyncQueue(QueuePort, ClaimsPort):
             batches += int(self.plan.batches[located.chunk])
             located = self._following(slot, located)
         if group:
-            make = functools.partial(self._make_claims, slot, group)
-            future = self._background.submit(functools.partial(self.member.retry_while_leased, make))
+            future = self._background.submit(functools.partial(self._make_claims, slot, group))
             self._begun |= {(one.pass_index, one.chunk): (slot, future) for one in group}
 
     def _join(self, key: tuple[int, int]) -> None:
@@ -295,73 +260,14 @@ class SyncQueue(QueuePort, ClaimsPort):
                 self._join(mine[0])
 
     def _make_claims(self, slot: int, group: list[Located]) -> None:
-        """Claims the chunks. Raises WorkChanged when the slot is not ours any more.
-
-        A holder that vanished is not held against a chunk: no data is discarded for being preempted. Nothing is claimed
-        of a job that is over: a trainer that has not heard of it would open a chunk again.
-        """
-        etcd, me, slot_key = self.member.etcd, self.member.id.encode(), self.keys.slot(slot)
-        mine = [value_is(slot_key, me), value_is(self.keys.state, b"running")]
-        while True:
-            wanted, left_over = self._read(group)
-            if not wanted and not left_over:
-                return
-            changes = left_over or [self._claim_of(slot, located, todo) for located, todo in wanted]
-            result = commit(etcd, changes, self.member.lease, mine)
-            if result.ok and not left_over:
-                for located, _ in wanted:
-                    self.claims[located.pass_index, located.chunk] = self._made(slot, located, result.revision)
-                return
-            if not result.ok and not etcd.txn(mine, []).ok:
-                raise WorkChanged
-
-    def _read(self, group: list[Located]) -> tuple[list[tuple[Located, KV]], list[Change]]:
-        """Chunks that can be claimed, with their todo records; and what has to be done before others can."""
-        prefix = self.keys.queue(group[0].pass_index)
-        kinds = (chunk_queue.todo_key, chunk_queue.pending_key, chunk_queue.done_key)
-        found = [
-            [*(key(prefix, located.chunk) for key in kinds), self.keys.left_out(located.chunk)] for located in group
-        ]
-        read = self.member.etcd.txn([], [get_op(key) for keys in found for key in keys])
-        wanted, left_over = [], []
-        for i, located in enumerate(group):
-            todo, pending, done, left_out = (read.kv(len(found[i]) * i + j) for j in range(len(found[i])))
-            if left_out is not None:
-                self._left_out[located.chunk] = omissions_of(self.plan, left_out)
-            if pending is not None:  # of another holder (or an earlier claim): it holds no slot now
-                left_over.append(chunk_queue.displace(prefix, located.chunk, pending))
-            elif todo is None:  # done in a generation that was rolled back
-                left_over.append(chunk_queue.requeue(prefix, located.chunk, done, 0))
-            else:
-                wanted.append((located, todo))
-        return wanted, left_over
-
-    def _fail(self, claim: Claim, batch: int, reason: str, records: Collection[int], certain: bool) -> Change | None:
-        """None: the claim is somebody else's by now."""
-        return fail_batch(
-            self.member.etcd,
-            self.keys,
-            self.plan,
-            claim.pass_index,
-            claim.chunk,
-            batch,
-            claim=claim.revision,
-            reason=reason,
-            records=records,
-            certain=certain,
-        )
-
-    def _claim_of(self, slot: int, located: Located, todo: KV) -> Change:
-        return chunk_queue.claim(
-            self.keys.queue(located.pass_index),
-            located.chunk,
-            todo,
-            trainer=self.member.id,
-            slot=slot,
-            start_step=located.chunk_start_step,
-            now=time.time(),
-            **self._terms._asdict(),
-        )
+        """Claims the chunks. Raises WorkChanged when the slot is not ours any more."""
+        assert self.records is not None
+        granted = self.records.claim(slot, group)
+        self._left_out |= granted.left_out
+        for located in group:
+            revision = granted.revisions.get((located.pass_index, located.chunk))
+            if revision is not None:
+                self.claims[located.pass_index, located.chunk] = self._made(slot, located, revision)
 
     def _made(self, slot: int, located: Located, revision: int) -> Claim:
         last = located.chunk_start_step + int(self.plan.batches[located.chunk]) - 1
@@ -377,27 +283,7 @@ class SyncQueue(QueuePort, ClaimsPort):
         )
 
     def _leave_completing(self, claims: list[Claim]) -> None:
-        for revision in {claim.revision for claim in claims}:
-            group = [claim for claim in claims if claim.revision == revision]
-            self._background.run(
-                functools.partial(self.member.retry_while_leased, functools.partial(self._complete, group))
-            )
+        if self.records is not None and claims:
+            self._background.run(functools.partial(self.records.complete, claims))
         for claim in claims:
             del self.claims[claim.pass_index, claim.chunk]
-
-    def _complete(self, claims: list[Claim]) -> None:
-        prefix = self.keys.queue(claims[0].pass_index)
-        changes = [chunk_queue.complete(prefix, claim.chunk, claim.revision) for claim in claims]
-        if commit(self.member.etcd, changes).ok:
-            return
-        for claim, change in zip(claims, changes, strict=True):
-            if not commit(self.member.etcd, [change]).ok:
-                log.info("chunk %d is not ours to complete any more", claim.chunk)
-
-    def _give_back(self, claims: Mapping[int, Claim], make: Callable[[str, Claim, KV], Change]) -> list[Change]:
-        """`claims`: of one pass, by chunk."""
-        prefix = self.keys.queue(next(iter(claims.values())).pass_index)
-        fences = {chunk: claim.revision for chunk, claim in claims.items()}
-        return self.member.retry_while_leased(
-            lambda: give_back(self.member.etcd, prefix, fences, lambda chunk, todo: make(prefix, claims[chunk], todo))
-        )

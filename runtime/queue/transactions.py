@@ -12,12 +12,12 @@ from typing import NamedTuple
 import msgspec
 
 from graphft import registry
-from graphft.ir import Operator
+from graphft.ir import Operator, Program
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import PassRecord, decode_pass
 from graphft.runtime.etcd import KV, absent, create_is, delete_op, get_op, mod_is, put_op, value_is
-from graphft.runtime.etcd.model import Compare, Op, Store, TxnResult
+from graphft.runtime.etcd.model import Compare, Op, Store, Transactions, TxnResult
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.chunk_queue import Change
 
@@ -26,7 +26,7 @@ log = logging.getLogger("graphft")
 WAIT_SECONDS = 0.2
 
 
-def commit(store: Store, changes: Sequence[Change], lease: int = 0, also: Iterable[Compare] = ()) -> TxnResult:
+def commit(store: Transactions, changes: Sequence[Change], lease: int = 0, also: Iterable[Compare] = ()) -> TxnResult:
     """The changes, as one transaction, if `also` holds as well. `lease`: what leased records hang on.
 
     A claim is looked up when its answer was lost (its record is like no other); whatever else is ambiguous raises
@@ -52,6 +52,11 @@ class Terms(NamedTuple):
 def terms_of(op: Operator | None) -> Terms:
     """The terms of claims that an op `etcd_get_chunk` makes; without one, claims are for ever."""
     return Terms(*(registry.attr(op, name) for name in Terms._fields)) if op is not None else Terms()
+
+
+def claims_chunks(program: Program) -> bool:
+    """Whether a trainer's program claims what it works on: of the queue in etcd, or of a coordinator."""
+    return any(program.find_op(name) is not None for name in ("etcd_get_chunk", "get_task"))
 
 
 def give_back(store: Store, prefix: str, fences: Mapping[int, int], make: Callable[[int, KV], Change]) -> list[Change]:

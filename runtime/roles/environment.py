@@ -30,7 +30,6 @@ from graphft.runtime.roles.logs import follow, log_as
 
 if TYPE_CHECKING:
     from graphft.ir import Program
-    from graphft.runtime.roles.coordinator import Coordinator
     from graphft.runtime.roles.pserver.pserver import Pserver
     from graphft.runtime.roles.role import Role
     from graphft.runtime.roles.trainer.trainer import Trainer
@@ -197,14 +196,21 @@ def _run(job: Job, job_dir: Path, spec: RoleSpec) -> None:
         role.run()
 
 
-def _make_role(job: Job, job_dir: Path, spec: RoleSpec, etcd: Store) -> Pserver | Trainer | Coordinator | None:
+def _make_role(job: Job, job_dir: Path, spec: RoleSpec, etcd: Store) -> Role | None:
     """Imports what the role needs in the job's mode, and no more. None: a spare pserver was not needed."""
     if spec.kind == "coordinator":
         from graphft.runtime.roles.coordinator import Coordinator
 
-        return Coordinator(job, job_dir, job.coordinator_program(), etcd, max(spec.index, 0))
+        program = job.coordinator_program()
+        if program.find_op("serve_tasks") is not None:
+            from graphft.runtime.roles.task_coordinator.role import TaskCoordinator
+
+            return TaskCoordinator(job, job_dir, program, etcd, max(spec.index, 0))
+        return Coordinator(job, job_dir, program, etcd, max(spec.index, 0))
     if spec.kind == "trainer":
-        claims = job.trainer_program().find_op("etcd_get_chunk") is not None
+        from graphft.runtime.queue.transactions import claims_chunks
+
+        claims = claims_chunks(job.trainer_program())
         any_index = claims or job.config.trainers == 1
         return _trainer_class(job)(job, job_dir, etcd, max(spec.index, 0) if any_index else spec.index)
     from graphft.runtime.coordination.run_record import fenced

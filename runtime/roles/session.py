@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import socket
 import time
 from collections.abc import Callable, Mapping
 
@@ -20,9 +18,7 @@ from graphft.runtime.coordination.reach import out_of_reach
 from graphft.runtime.coordination.records import Registration
 from graphft.runtime.etcd import KV, LeaseLost, absent, put_op, value_is
 from graphft.runtime.etcd.lease_keeper import LATE
-from graphft.runtime.process.identity import identify
 from graphft.runtime.roles.process_end import ProcessEnd
-from graphft.runtime.transport.address import network_identity
 
 log = logging.getLogger("graphft")
 
@@ -49,10 +45,8 @@ class MemberSession(SessionPort):
     def register(self, *, role: str, index: int, lease: bool) -> None:
         """Claims this process's key; waits while a live process holds it. Raises JobEnded when the job is over."""
         member, keys = self.member, self.member.keys
-        key = keys.pserver(index) if role == "pserver" else keys.trainer(member.id)
-        record = Registration(
-            member.id, member.address, os.getpid(), socket.gethostname(), network_identity(), identify()
-        )
+        key = keys.registration(role, index, member.id)
+        record = member.registration()
         member.await_view(
             lambda kvs: not out_of_reach(record, read_view(keys, kvs.values())), member.config.lease_ttl + 1.0
         )  # what is in the way may be dead
@@ -107,6 +101,16 @@ class MemberSession(SessionPort):
                 f"waited {timeout:.0f} s for {count} pservers, {len(self.member.view.pservers)} are there",
                 rule="wait-pservers",
                 help="start the missing ones; `graphft status` shows who is alive",
+            )
+
+    def find_coordinator(self, timeout: float) -> None:
+        """Returns when there is one, or when the job is over."""
+        keys = self.member.keys
+        if not self.member.await_view(lambda kvs: keys.coordinator_addr in kvs or _over(kvs, keys), timeout):
+            raise GraphftError(
+                f"waited {timeout:.0f} s for a coordinator, and none serves",
+                rule="find-coordinator",
+                help="start one: graphft start coordinator --job DIR --etcd ...; `graphft status` shows who is alive",
             )
 
     # -- life ---------------------------------------------------------------------------------------------------

@@ -107,7 +107,20 @@ def seen(definition: OpDef, attrs: dict[str, Any]) -> str:
     return repr([calls, [v.tolist() if isinstance(v, Tensor) else v for v in values]])
 
 
-PORTS = ("session", "view", "slots", "queue", "claims", "comm", "data", "local", "server", "coordinator")
+PORTS = (
+    "coordinator",
+    "tasks",
+    "task_server",
+    "session",
+    "view",
+    "slots",
+    "queue",
+    "claims",
+    "comm",
+    "data",
+    "local",
+    "server",
+)
 CASES = [pytest.param(d, a, id=f"{d.name}-{a.name}") for d in OWN for a in d.attrs]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from graphft.ir import Kind, Operator, Ref, Type, Variable
 from graphft.transpiler.programs import Programs, order_blocks
@@ -71,13 +71,9 @@ class InsertQueue:
         serve.append_op("serve_tasks", **self._terms)
 
     @property
-    def _terms(self) -> dict[str, float | int]:
+    def _terms(self) -> dict[str, Any]:
         """Of claims."""
-        return {
-            "timeout": self.chunk_timeout,
-            "max_failures": self.max_failures,
-            "max_discarded": self.max_discarded,
-        }
+        return {"timeout": self.chunk_timeout, "max_failures": self.max_failures, "max_discarded": self.max_discarded}
 
     def _get_chunk(self, result: str) -> Operator:
         if not self.ft:

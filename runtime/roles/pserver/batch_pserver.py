@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from graphft.runtime.checkpoint.async_writer import AsyncCommits, AsyncSaver
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
+from graphft.runtime.queue.requeue import Requeue
+from graphft.runtime.queue.shard_tasks import RequeueByCoordinator
 from graphft.runtime.roles.pserver.batch_server import BatchServer
 from graphft.runtime.roles.pserver.pserver import Pserver
 
@@ -25,4 +27,10 @@ class BatchPserver(Pserver):
             member.id,
         )
         saver = AsyncSaver(commits, member.events, self.job, self.job_dir, self.close_records)
-        return BatchServer(member, self.blocks, self.end, self.view, self.transport, commits, saver, self.job_dir)
+        if self.tasks is not None:
+            requeue: Requeue = RequeueByCoordinator(member, self.tasks)
+        else:
+            requeue = Requeue(member.etcd, member.keys, self.config.plan)
+        return BatchServer(
+            member, self.blocks, self.end, self.view, self.transport, commits, saver, self.job_dir, requeue
+        )

@@ -29,12 +29,12 @@ class BatchServer(ShardServer):
     """The ServerPort of an async shard."""
 
     commits: AsyncCommits
+    requeue: Requeue
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.machine: AsyncShard
         self.ledger = Ledger()
-        self.requeue = Requeue(self.member.etcd, self.member.keys, self.config.plan)
         self.effects |= {ApplyBatch: self._apply}
         self._compensates = any(op.type == "dc_asgd" for b in self.blocks.program.blocks.values() for op in b.ops)
         self._passes = 0

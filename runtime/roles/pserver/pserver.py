@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,13 +12,15 @@ from graphft.errors import UsageError
 from graphft.runtime.etcd import EtcdError, Session, Store
 from graphft.runtime.etcd.channel import parse_endpoint
 from graphft.runtime.queue.finished_passes import close_passes
+from graphft.runtime.queue.shard_tasks import close_tasks
+from graphft.runtime.queue.task_client import TaskClient, waking
 from graphft.runtime.roles.limits import pserver_limits
+from graphft.runtime.roles.listen import listen
 from graphft.runtime.roles.pserver.shard_proof import prove_shard
 from graphft.runtime.roles.pserver.shard_server import ShardServer
 from graphft.runtime.roles.role import Role
 from graphft.runtime.roles.seen_view import SeenView
 from graphft.runtime.transport import make_server
-from graphft.runtime.transport.address import advertise_host, endpoint, listen_host, split_endpoint
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
@@ -42,24 +43,31 @@ class Pserver(Role):
         self.limits = pserver_limits(job.programs.pservers, index, job.config.trainers)
         self.transport = make_server(f"pserver {index}", self.limits, self.member.login)
         self.member.wake = self.transport.wake
-        self.member.address = self._listen([parse_endpoint(e).host for e in etcd.endpoints])
+        self.member.address = listen(self.transport, [parse_endpoint(e).host for e in etcd.endpoints])
         self.view = self.ctx.view = SeenView(self.member)
+        self.tasks = self._make_task_client()
         self.server = self.ctx.server = self.make_port()
         for name, value in self.program.values.items():
             self.ctx.scope[name] = value.detach().clone()
         self.open_session()
 
-    def _listen(self, etcd_hosts: Sequence[str]) -> str:
-        """Listens where the way to etcd begins; returns the address for the others."""
-        _, port = split_endpoint(self.transport.bind(listen_host(etcd_hosts)))
-        return endpoint(advertise_host(etcd_hosts), port)
+    def _make_task_client(self) -> TaskClient | None:
+        """Calls the coordinator, if the job has one that gives out tasks."""
+        if self.job.coordinator_program().find_op("serve_tasks") is None:
+            return None
+        client = TaskClient(self.member)
+        self.member.wake = waking(self.transport, client)
+        return client
 
     def make_port(self) -> ShardServer:
         raise NotImplementedError
 
     def close_records(self) -> None:
         """At the job's end: leaves no record of the queue open."""
-        close_passes(self.member.etcd, self.member.keys, self.config.plan)
+        if self.tasks is not None:
+            close_tasks(self.tasks, self.member.id)
+        else:
+            close_passes(self.member.etcd, self.member.keys, self.config.plan)
 
     def run(self) -> None:
         """From start to the end of the job."""
@@ -74,6 +82,8 @@ class Pserver(Role):
                 with contextlib.suppress(EtcdError):
                     self.session.report_status(last=True)
             self.close()
+            if self.tasks is not None:
+                self.tasks.close()
             self.transport.close()
 
     def prove(self) -> None:

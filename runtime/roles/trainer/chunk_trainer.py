@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 from graphft.ops.context import EndOfPass, NoData, WorkChanged
 from graphft.runtime.etcd import LeaseLost, Store
 from graphft.runtime.process.work_record import Phase
-from graphft.runtime.queue.async_queue import AsyncQueue
+from graphft.runtime.queue.async_queue import AsyncQueue, Source, StaticAssignment
+from graphft.runtime.queue.chunk_claims import Claims
+from graphft.runtime.queue.task_claims import TaskClaims
 from graphft.runtime.queue.transactions import terms_of
 from graphft.runtime.roles.trainer.async_comm import AsyncComm, push_timeout_of
 from graphft.runtime.roles.trainer.bar import Bar
@@ -29,18 +32,29 @@ class ChunkTrainer(Trainer):
     def __init__(self, job: Job, job_dir: Path, etcd: Store, index: int) -> None:
         super().__init__(job, job_dir, etcd, index)
         member, state, program, ctx = self.member, self.state, self.program, self.ctx
-        op = program.find_op("etcd_get_chunk")
         self.shards = shards = KnownShards(push_timeout_of(program))
-        self.bar = bar = Bar(member, shards, terms_of(op)[0])
+        self.bar = bar = Bar(member, shards, self.claim_timeout)
         self.view = TrainerView(member, state, bar)
         self.comm = comm = AsyncComm(member, self.transport, state, self.work_record, shards, program, self.check, bar)
         self.storage = StorageWait(member, state, comm, self.prefetcher, self.reader)
         self.data = self.make_data()
-        self.queue = AsyncQueue(member, op, comm, state, self.data.read_ahead)
+        self.queue = AsyncQueue(member, self._make_source(), comm, state, self.data.read_ahead)
+        ctx.tasks = self.queue
         ctx.view, ctx.comm, ctx.data, ctx.queue, ctx.claims = self.view, comm, self.data, self.queue, self.queue
         self.end.on_hung.append(self._report_hung)
         self._first_steps: dict[int, dict[int, int]] = {}
         """Of the pass at hand, each chunk's first step in the plan."""
+
+    def _make_source(self) -> Source:
+        """Where chunks come from, as the program's operators have it."""
+        if self.program.find_op("get_task") is not None:
+            claims = TaskClaims(self.member, self.make_task_client(), self.state, self.comm.generations)
+            self._closing.append(claims.close)
+            return claims
+        op = self.program.find_op("etcd_get_chunk")
+        if op is not None:
+            return Claims(self.member, self.state, self.comm.generations, terms_of(op))
+        return StaticAssignment(self.member)
 
     def make_data(self) -> Batches:
         """The DataPort: each batch is pushed by itself."""
@@ -106,7 +120,8 @@ class ChunkTrainer(Trainer):
             pass_index=work.pass_index,
         )
         records, certain = bad_records(error)
-        known = self.queue.report_failure(key, text, records=records, certain=certain)
+        report = functools.partial(self.queue.report_failure, key, text, records=records, certain=certain)
+        known = self.count_failure(self.queue, report)
         self.queue.drop(key)
         if known and certain:
             return True

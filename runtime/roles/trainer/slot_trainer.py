@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -13,8 +14,9 @@ from graphft.ops.context import NoData, WorkChanged
 from graphft.runtime.etcd import Store
 from graphft.runtime.process.work_record import Phase
 from graphft.runtime.protocol.sync_events import Work
+from graphft.runtime.queue.coordinator_records import CoordinatorRecords
+from graphft.runtime.queue.slot_records import EtcdRecords, SlotRecords
 from graphft.runtime.queue.sync_queue import SyncQueue
-from graphft.runtime.queue.transactions import terms_of
 from graphft.runtime.roles.trainer.bar import Bar
 from graphft.runtime.roles.trainer.batches import Batches
 from graphft.runtime.roles.trainer.known_shards import SyncShards
@@ -42,11 +44,10 @@ class SlotTrainer(Trainer):
         self._computing: Work | None = None
         """What block step computes now."""
         member, state, program, ctx = self.member, self.state, self.program, self.ctx
-        op = program.find_op("etcd_get_chunk")
         self.shards = shards = SyncShards()
-        self.bar = bar = Bar(member, shards, terms_of(op)[0])
+        self.bar = bar = Bar(member, shards, self.claim_timeout)
         self.view = view = SyncTrainerView(member, state, bar, claims)
-        self.queue = queue = SyncQueue(member, op, ctx, shards, state)
+        self.queue = queue = SyncQueue(member, self._make_records(shards), ctx, shards, state)
         link = (member, self.transport, state, self.work_record, shards, program, self.check)
         self.comm = comm = SyncComm(*link, ctx, queue)
         self.storage = StorageWait(member, state, comm, self.prefetcher, self.reader)
@@ -54,8 +55,17 @@ class SlotTrainer(Trainer):
             program, self.config.batch_size, state, self.work_record, self.prefetcher, self.storage, self.check
         )
         self.slots = SlotClaims(member, state, shards, bar, queue, comm, self.storage, view)
+        ctx.tasks = queue
         ctx.view, ctx.queue, ctx.claims, ctx.comm, ctx.data, ctx.slots = view, queue, queue, comm, self.data, self.slots
         self.end.on_hung.append(self._report_hung)
+
+    def _make_records(self, shards: SyncShards) -> SlotRecords | None:
+        """Where claims are recorded, as the program's operators have it."""
+        if self.program.find_op("get_task") is not None:
+            return CoordinatorRecords(self.member, self.make_task_client(), shards, self.state)
+        if self.program.find_op("etcd_get_chunk") is not None:
+            return EtcdRecords(self.member, shards, self.state)
+        return None
 
     # -- the loop -----------------------------------------------------------------------------------------------
 
@@ -92,7 +102,8 @@ class SlotTrainer(Trainer):
             text = self.tell_failure(f"step {work.step} of slot {work.slot}", error, step=work.step, slot=work.slot)
             text, (records, certain) = f"{text}, at step {work.step}, slot {work.slot}", bad_records(error)
             generation = self.shards.generation
-            known = self.queue.report_failure(work, text, records, certain=certain)
+            report = functools.partial(self.queue.report_failure, work, text, records, certain=certain)
+            known = self.count_failure(self.queue, report)
             if certain and self._is_void(generation, known):
                 return
             self.work_record.mark(Phase.REPORTED)

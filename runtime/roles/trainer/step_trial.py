@@ -22,6 +22,7 @@ from graphft.ops.context import (
     QueuePort,
     Slices,
     SlotsPort,
+    TasksPort,
 )
 from graphft.plan import batch_seed
 from graphft.runtime.coordination.member import Member
@@ -72,7 +73,7 @@ class StepTrial:
             comm, ctx = TrialComm(self.job), Context(trainer_scope(self.program), device=self.config.device)
             batch = TrialBatch(self._work(size), {name: value[:size] for name, value in self._batch.items()})
             units = TrialUnits(self, ctx, observe)
-            ctx.queue, ctx.slots, ctx.data, ctx.comm, ctx.local = batch, batch, batch, comm, units
+            ctx.queue, ctx.tasks, ctx.slots, ctx.data, ctx.comm, ctx.local = batch, batch, batch, batch, comm, units
             results += [*self.run_block("step", fetch, ctx, observe), *units.reported, *_in_order(comm.pushed)]
             initial = _in_order(comm.pulled)
         return initial, results
@@ -98,7 +99,7 @@ def _in_order(buckets: Mapping[tuple[int, int], Tensor]) -> list[Tensor]:
     return [buckets[key] for key in sorted(buckets)]
 
 
-class TrialBatch(QueuePort, SlotsPort, DataPort):
+class TrialBatch(QueuePort, TasksPort, SlotsPort, DataPort):
     """One batch to compute. No chunk is claimed for it, and no slot."""
 
     def __init__(self, work: ChunkWork, columns: Mapping[str, Tensor]) -> None:
@@ -115,6 +116,18 @@ class TrialBatch(QueuePort, SlotsPort, DataPort):
 
     def enqueue_pass(self) -> None:
         """It is of no pass."""
+
+    def get_task(self) -> ChunkWork:
+        return self.work
+
+    def finish_tasks(self) -> None:
+        """None was given."""
+
+    def fail_task(self) -> None:
+        """Whoever tries it is told."""
+
+    def renew_tasks(self, timeout: float) -> None:
+        """None is held."""
 
     def claim_slots(self, slots: int, policy: str) -> None:
         """It needs none."""

@@ -12,13 +12,14 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from graphft import registry
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.loss_results import reported
 from graphft.ops.context import WorkChanged
@@ -29,6 +30,8 @@ from graphft.runtime.data import BadRecords, BatchKey, Prefetcher, Reader, open_
 from graphft.runtime.data.forks import forks_are_told_to_end
 from graphft.runtime.etcd import LeaseLost, Store, TransientEtcdError
 from graphft.runtime.process.work_record import Phase, Place, WorkRecord, record_path
+from graphft.runtime.queue.task_client import TaskClient, waking
+from graphft.runtime.queue.transactions import claims_chunks
 from graphft.runtime.roles.limits import trainer_limits
 from graphft.runtime.roles.role import Role
 from graphft.runtime.roles.trainer.bar import Bar
@@ -46,6 +49,8 @@ from graphft.runtime.roles.trainer.whole_numbers import whole_numbers
 from graphft.runtime.transport import make_client
 
 if TYPE_CHECKING:
+    from graphft.runtime.queue.async_queue import AsyncQueue
+    from graphft.runtime.queue.sync_queue import SyncQueue
     from graphft.transpiler import Job
 
 log = logging.getLogger("graphft")
@@ -75,7 +80,7 @@ def bad_records(error: BaseException | None) -> tuple[frozenset[int], bool]:
 def _check_index(job: Job, index: int) -> None:
     """Without a queue in etcd, which work a trainer does follows from its index."""
     trainers = job.config.trainers
-    if job.trainer_program().find_op("etcd_get_chunk") is None and not 0 <= index < trainers:
+    if not claims_chunks(job.trainer_program()) and not 0 <= index < trainers:
         raise UsageError(
             f"there is no trainer {index}: without fault tolerance each of the job's {trainers} has an index",
             rule="role",
@@ -111,7 +116,29 @@ class Trainer(Role):
         self.ctx.scope.update(trainer_scope(self.program))
         self.check = FiniteCheck(self.program, self.ctx.scope)
         self.end.before.append(self._blame_no_batch)
+        self._closing: list[Callable[[], object]] = []
         self.open_session()
+
+    @property
+    def claim_timeout(self) -> float:
+        """Seconds for which claims hold without progress; for ever in a job without claims."""
+        op = self.program.find_op("etcd_get_chunk") or self.program.find_op("renew_tasks")
+        return float(registry.attr(op, "timeout")) if op is not None else math.inf
+
+    def make_task_client(self) -> TaskClient:
+        """Calls the coordinator. What wakes the main thread wakes those who wait for an answer, too."""
+        client = TaskClient(self.member)
+        self.member.wake = waking(self.transport, client)
+        self._closing.append(client.close)
+        return client
+
+    def count_failure(self, queue: SyncQueue | AsyncQueue, report: Callable[[], bool]) -> bool:
+        """Whether a failure of a batch is counted now. With a coordinator, the program's block `failed` reports it."""
+        if "failed" not in self.program.blocks:
+            return report()
+        queue.failing = report
+        self.blocks.run("failed")
+        return queue.counted
 
     def _open_data(self) -> Reader:
         """Makes the reader, which takes as long as the Dataset's construction does: without a lease so far."""
@@ -165,6 +192,8 @@ class Trainer(Role):
             self.prefetcher.close()
             self._metrics.close()
             self.close()
+            for close in reversed(self._closing):
+                close()
             self.transport.close()
         if self.state.leaving:
             log.info("left: SIGTERM asked this trainer to")

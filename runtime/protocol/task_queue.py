@@ -1,0 +1,533 @@
+"""The coordinator's task queues: a pure machine, `step(event, now) -> effects`.
+
+The EDL design's master ("Training Job Fault Tolerant"): todo, pending, done, kept in memory, for the transitions of the
+queue in etcd (`chunk_queue.Todo` has them). What an event changes is saved, under the coordinator's lock, before the
+answers that it gives are sent: the driver asks `take_changes()` for what is to be written. So an answer never tells
+what a successor does not know, and a call that is repeated (its answer was lost, or the coordinator) is answered alike:
+
+| call | the same one again |
+| --- | --- |
+| get | the tasks that the trainer holds by this call; a call before its newest one is ignored |
+| finish | a task that is done is settled, whoever did it |
+| release, fail | the attempt is over: nothing changes |
+| requeue | what is todo or pending already stays |
+
+Each attempt has a number that no other one of the job has: what a trainer says of a task that it has lost is refused.
+A task whose trainer is gone, or was not heard of for `timeout` seconds, is todo again; if it is claimed then, that was
+a failure, unless it progressed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from graphft.plan import Plan
+from graphft.runtime.protocol.chunk_queue import Todo
+from graphft.runtime.protocol.messages import (
+    TASK_ANSWERS,
+    TASK_CALLS,
+    CloseTasks,
+    FinishTasks,
+    GetTasks,
+    ReleaseTasks,
+    RenewTasks,
+    RequestSaveModel,
+    RequeueTasks,
+    SaveModelAnswer,
+    Tasks,
+    TasksRefused,
+    TasksSettled,
+)
+from graphft.runtime.protocol.story import Story
+from graphft.runtime.protocol.task_groups import ModelSaver, QueueState, Task, TaskCounts, group_of
+from graphft.runtime.protocol.task_pass import PassTasks
+
+MAX_GIVEN = 1024
+"""Tasks that one call gets at most."""
+MAX_SECONDS = 24 * 3600.0
+"""For which a trainer may be elected to save the model."""
+
+
+@dataclass(slots=True)
+class QueueOptions:
+    """`timeout`: seconds without a word of its holder, and a task is taken from it. `max_lost`: holders in a row that
+    may vanish at a task (async)."""
+
+    plan: Plan
+    sync: bool
+    shards: int
+    timeout: float = math.inf
+    max_lost: float = math.inf
+
+
+# -- events -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A call came. `wall`: Unix seconds."""
+
+    peer: bytes
+    call: TASK_CALLS
+    wall: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """This call came, but one of its fences does not hold."""
+
+    peer: bytes
+    call: FinishTasks | GetTasks
+
+
+@dataclass(frozen=True, slots=True)
+class Living:
+    """These trainers are registered now."""
+
+    trainers: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed."""
+
+
+# -- effects ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """To be sent when what has changed is saved. `fences`: what must hold in etcd at that moment: (kind, number,
+    revision): that the record of shard `number`'s generation, or of the claim of slot `number`, has this revision. If
+    one does not, nothing of the call may be saved."""
+
+    peer: bytes
+    message: TASK_ANSWERS
+    fences: tuple[tuple[str, int, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TookAway:
+    """A task was taken from its holder, who was not heard of for `age` seconds."""
+
+    pass_index: int
+    chunk: int
+    trainer: str
+    slot: int
+    age: float
+
+
+@dataclass(frozen=True, slots=True)
+class Hopeless:
+    """Too many holders have vanished at this task: what is left of it is to be left out (`put` says what became)."""
+
+    pass_index: int
+    chunk: int
+
+
+Effect = Answer | TookAway | Hopeless
+
+
+@dataclass(slots=True)
+class Changes:
+    """What is to be saved. `groups`: (pass, group) of tasks; `marker`: the pass that is worked on, if that changes;
+    `saver`: if that changes; `over`: passes whose records are not needed any more."""
+
+    groups: list[tuple[int, int]]
+    counts: dict[str, TaskCounts]
+    state: QueueState
+    marker: int | None
+    saver: ModelSaver | None
+    over: list[int]
+
+
+def fences_of(call: TASK_CALLS) -> tuple[tuple[str, int, int], ...]:
+    """What must hold in etcd when what this call changes is saved: see `Answer`."""
+    if isinstance(call, GetTasks) and call.slot >= 0:
+        return (("slot", call.slot, call.holds),)
+    if isinstance(call, FinishTasks):
+        return tuple(("shard", shard, revision) for shard, revision in enumerate(call.fences))
+    return ()
+
+
+class TaskQueue:
+    """`passes`: those that are begun and not wholly done, by number. A pass below `begun` that is not among them is."""
+
+    def __init__(self, options: QueueOptions) -> None:
+        self.options, self.plan = options, options.plan
+        self.exists = bytes(1 if n else 0 for n in self.plan.batches.tolist())
+        self.size = self.exists.count(1)
+        self.passes: dict[int, PassTasks] = {}
+        self.current, self.begun = -1, -1
+        """The pass that is worked on (sync: the newest that was asked for), and the highest that was ever begun."""
+        self.generation = 0
+        self.attempts = 1
+        self.living: frozenset[str] = frozenset()
+        self.saver: ModelSaver | None = None
+        self.story = Story()
+        self.given = 0
+        """Tasks, so far."""
+        self.calls: dict[str, int] = {}
+        """The newest call of each trainer."""
+        self._held: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
+        """By trainer, (pass, chunk) of what it holds."""
+        self.closed = False
+        self._marker: int | None = None
+        self._over: list[int] = []
+        self._saver_changed = self._closing = False
+
+    # -- what was saved -----------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """There are no records: the first pass begins (sync: when it is asked for)."""
+        if not self.options.sync:
+            self._begin(0)
+
+    def load(
+        self,
+        marker: int,
+        counts: dict[str, TaskCounts],
+        groups: dict[int, dict[int, bytes]],
+        state: QueueState,
+        saver: ModelSaver | None,
+        now: float,
+    ) -> None:
+        """Takes in what a coordinator before has saved. `marker`: the pass that is worked on; `groups`: records by pass
+        and group."""
+        self.attempts, self.closed, self.saver = state.attempts, state.closed, saver
+        self.current, self.begun = marker, max([marker, *map(int, counts)])
+        for index in sorted(map(int, counts)):
+            if counts[str(index)].todo or counts[str(index)].pending:
+                self.passes[index] = tasks = self._pass_tasks(index)
+                tasks.load(groups.get(index, {}), now)
+                for chunk, task in tasks.open.items():
+                    if task.holder:
+                        self._held[task.holder].add((index, chunk))
+
+    def take_changes(self) -> Changes | None:
+        """What has changed since the last call, None if nothing has."""
+        groups = [(p, group) for p, tasks in self.passes.items() for group in sorted(tasks.touched)]
+        if not (groups or self._over or self._marker is not None or self._saver_changed or self._closing):
+            return None
+        saver, over = self.saver if self._saver_changed else None, self._over
+        changes = Changes(groups, self.counts(), QueueState(self.attempts, self.closed), self._marker, saver, over)
+        for tasks in self.passes.values():
+            tasks.touched.clear()
+        self._marker, self._over, self._saver_changed, self._closing = None, [], False, False
+        return changes
+
+    def counts(self) -> dict[str, TaskCounts]:
+        """Of the passes that are not over, and of the newest one."""
+        counts = {str(p): TaskCounts(t.todo, t.pending, t.finished) for p, t in sorted(self.passes.items())}
+        for index in {self.current, self.begun} - {-1, self.plan.passes}:
+            counts.setdefault(str(index), TaskCounts(0, 0, self.size))
+        return counts
+
+    # -- the only mutator ---------------------------------------------------------------------------------------
+
+    def step(self, event: Asked | Fenced | Living | Tick, now: float) -> list[Effect]:
+        self.story.now = now
+        if isinstance(event, Asked):
+            return self._asked(event, now)
+        if isinstance(event, Fenced):
+            return [self._fenced(event)]
+        if isinstance(event, Living):
+            return self._living(event.trainers)
+        return self._look(now)
+
+    def _asked(self, event: Asked, now: float) -> list[Effect]:
+        call = event.call
+        if problem := self._problem(call):
+            return [Answer(event.peer, TasksRefused(call.call, "malformed", problem))]
+        return self.CALLS[type(call)](self, event, call, now)
+
+    def _problem(self, call: TASK_CALLS) -> str:
+        """What is wrong with a call whatever the state is."""
+        if isinstance(call, RenewTasks):
+            found = [(p, chunk) for p, chunk, *_ in call.tasks]
+        elif isinstance(call, GetTasks):
+            found = [(call.pass_index, chunk) for chunk in call.chunks]
+            if not self.options.sync and call.chunks:
+                return "no trainer chooses its tasks in async mode"
+            if self.options.sync and not (0 <= call.slot < self.plan.slots):
+                return f"there is no slot {call.slot}"
+        elif isinstance(call, FinishTasks | ReleaseTasks | RequeueTasks):
+            found = [(call.pass_index, task[0]) for task in call.tasks]
+            if isinstance(call, FinishTasks) and len(call.fences) not in (0, self.options.shards):
+                return f"{len(call.fences)} fences of {self.options.shards} shards"
+        elif isinstance(call, RequestSaveModel):
+            return "" if 0 < call.seconds <= MAX_SECONDS else f"nobody saves a model for {call.seconds} s"
+        else:
+            return ""
+        size = len(self.exists)
+        for index, chunk in found:
+            if not (0 <= index < self.plan.passes and 0 <= chunk < size and self.exists[chunk]):
+                return f"there is no task {chunk} in pass {index}"
+        return ""
+
+    # -- get ----------------------------------------------------------------------------------------------------
+
+    def _get(self, event: Asked, call: GetTasks, now: float) -> list[Effect]:
+        newest = self.calls.get(call.trainer, 0)
+        if call.call < newest:
+            return []  # an echo: its trainer has its answer, and asks for others by now
+        if call.trainer not in self.living:
+            return [Answer(event.peer, TasksRefused(call.call, "unknown", f"{call.trainer} is not registered"))]
+        self.calls[call.trainer] = call.call
+        if self.closed:
+            return [Answer(event.peer, Tasks(call.call, self.current, []))]
+        if self.options.sync:
+            return self._get_of_slot(event.peer, call, now)
+        effects: list[Effect] = []
+        given = self._given_before(call) if call.pass_index == self.current else []
+        if call.pass_index == self.current < self.plan.passes and not given:
+            given = self._give(call, now, effects)
+            self._roll()
+        return [*effects, Answer(event.peer, Tasks(call.call, self.current, given))]
+
+    def _given_before(self, call: GetTasks) -> list[tuple[int, int]]:
+        """What this very call was given, if it was answered before."""
+        found = []
+        for index, chunk in sorted(self._held[call.trainer]):
+            task = self.passes[index].open[chunk]
+            if task.call == call.call and index == call.pass_index and task.slot == call.slot:
+                found.append((chunk, task.attempt))
+        return found
+
+    def _give(self, call: GetTasks, now: float, effects: list[Effect]) -> list[tuple[int, int]]:
+        tasks = self.passes[self.current]
+        share = max(1, tasks.todo // max(1, len(self.living)))
+        given: list[tuple[int, int]] = []
+        while len(given) < min(call.want, share, MAX_GIVEN) and (chunk := tasks.next_free()) is not None:
+            before = tasks.open.get(chunk)
+            if before is not None and before.todo.claimed(before.todo.progress, True).failures >= self.options.max_lost:
+                effects.append(Hopeless(tasks.index, chunk))
+                continue
+            given.append((chunk, self._give_one(tasks, chunk, call, now, vanished=True)))
+        return given
+
+    def _give_one(self, tasks: PassTasks, chunk: int, call: GetTasks, now: float, *, vanished: bool) -> int:
+        before = tasks.open.get(chunk)
+        if before is not None and before.holder:
+            self._held[before.holder].discard((tasks.index, chunk))
+        attempt, self.attempts = self.attempts, self.attempts + 1
+        tasks.give(chunk, call.trainer, call.slot, attempt, call.call, now, vanished=vanished)
+        self._held[call.trainer].add((tasks.index, chunk))
+        self.given += 1
+        return attempt
+
+    def _get_of_slot(self, peer: bytes, call: GetTasks, now: float) -> list[Effect]:
+        """Sync: the plan says whose task it is. Who holds the slot holds the task: that of a holder before is
+        displaced, which is not held against it; what was done in a generation that was rolled back is to do again."""
+        self._close_applied(call.lowest, call.pass_index)
+        tasks = self._pass(call.pass_index)
+        if call.pass_index > self.current or (call.generation > self.generation and call.pass_index < self.current):
+            self._mark(call.pass_index)
+        self.generation = max(call.generation, self.generation)
+        before = {chunk: tasks.open.get(chunk) for chunk in call.chunks}
+        given = []
+        for chunk, task in before.items():
+            mine = task is not None and task.holder == call.trainer and task.slot == call.slot
+            if mine and task is not None and task.call == call.call:
+                given.append((chunk, task.attempt))
+            else:
+                given.append((chunk, self._give_one(tasks, chunk, call, now, vanished=False)))
+        return [Answer(peer, Tasks(call.call, call.pass_index, given), fences_of(call))]
+
+    def _close_applied(self, lowest: int, before: int) -> None:
+        """Sync: what every shard has applied wholly is done, also if its holder did not live to say so."""
+        for index in [p for p in self.passes if p < before and self.plan.start_steps[p + 1] <= lowest]:
+            self._drop(index)
+
+    # -- what becomes of them -----------------------------------------------------------------------------------
+
+    def _finish(self, event: Asked, call: FinishTasks, now: float) -> list[Effect]:
+        refused, finished = [], False
+        tasks = self.passes.get(call.pass_index)
+        for chunk, attempt in call.tasks if tasks is not None else ():
+            assert tasks is not None
+            if self._holds(call, call.pass_index, chunk, attempt):
+                self._drop_holder(tasks, chunk)
+                tasks.finish(chunk)
+                finished = True
+            elif not tasks.done[chunk]:
+                refused.append(chunk)
+        self._roll()
+        return [Answer(event.peer, TasksSettled(call.call, refused), fences_of(call) if finished else ())]
+
+    def _fenced(self, event: Fenced) -> Answer:
+        """Async: a shard has gone back since it acknowledged these tasks. They are to do again."""
+        call = event.call
+        if isinstance(call, GetTasks):
+            return Answer(event.peer, TasksRefused(call.call, "fenced", f"slot {call.slot} is another trainer's"))
+        for chunk, attempt in call.tasks:
+            if task := self._holds(call, call.pass_index, chunk, attempt):
+                self._put_back(self.passes[call.pass_index], chunk, task.todo.released(task.todo.progress))
+        return Answer(event.peer, TasksSettled(call.call, [chunk for chunk, _ in call.tasks]))
+
+    def _release(self, event: Asked, call: ReleaseTasks, now: float) -> list[Effect]:
+        refused = []
+        for chunk, attempt, progress in call.tasks:
+            if task := self._holds(call, call.pass_index, chunk, attempt):
+                self._put_back(self.passes[call.pass_index], chunk, task.todo.released(progress))
+            else:
+                refused.append(chunk)
+        return [Answer(event.peer, TasksSettled(call.call, refused))]
+
+    def _renew(self, event: Asked, call: RenewTasks, now: float) -> list[Effect]:
+        """Tasks of the trainer that it does not name, though it has had the answer that gave them, are free again."""
+        named = set()
+        for index, chunk, attempt, progress in call.tasks:
+            if task := self._holds(call, index, chunk, attempt):
+                self.passes[index].note(chunk, task.todo.renewed(progress), now)
+                named.add((index, chunk))
+        for index, chunk in self._held[call.trainer] - named:
+            task = self.passes[index].open[chunk]
+            if task.call <= call.call:
+                self.story.tell(f"{call.trainer} does not know of task {chunk}", f"trainer {call.trainer}")
+                self._put_back(self.passes[index], chunk, task.todo.released(task.todo.progress))
+        return []
+
+    def _requeue(self, event: Asked, call: RequeueTasks, now: float) -> list[Effect]:
+        refused: list[int] = []
+        if call.pass_index <= self.begun and call.tasks and not self.closed:
+            tasks = self._pass(call.pass_index)
+            for chunk, progress in call.tasks:
+                if tasks.done[chunk]:
+                    tasks.put_back(chunk, Todo(progress=progress))
+                else:
+                    refused.append(chunk)
+            if call.pass_index < self.current:
+                self._mark(call.pass_index)
+        return [Answer(event.peer, TasksSettled(call.call, refused))]
+
+    def _close(self, event: Asked, call: CloseTasks, now: float) -> list[Effect]:
+        for index in list(self.passes):
+            self._drop(index)
+        if not self.options.sync:
+            self._mark(self.plan.passes)
+        self.closed = self._closing = True
+        return [Answer(event.peer, TasksSettled(call.call))]
+
+    def _save_model(self, event: Asked, call: RequestSaveModel, now: float) -> list[Effect]:
+        saver = self.saver
+        free = saver is None or saver.until <= event.wall
+        if free:
+            self.saver = saver = ModelSaver(call.trainer, event.wall + call.seconds)
+            self._saver_changed = True
+        assert saver is not None
+        granted = saver.trainer == call.trainer
+        return [Answer(event.peer, SaveModelAnswer(call.call, granted, max(0.0, saver.until - event.wall)))]
+
+    CALLS: ClassVar[dict[type, Callable[[Any, Asked, Any, float], list[Effect]]]] = {
+        GetTasks: _get,
+        FinishTasks: _finish,
+        ReleaseTasks: _release,
+        RenewTasks: _renew,
+        RequeueTasks: _requeue,
+        CloseTasks: _close,
+        RequestSaveModel: _save_model,
+    }
+
+    # -- for the driver, of a batch that failed -----------------------------------------------------------------
+
+    def task(self, pass_index: int, chunk: int) -> Task | None:
+        """The task, if it is begun."""
+        tasks = self.passes.get(pass_index)
+        return tasks.open.get(chunk) if tasks is not None else None
+
+    def put(self, pass_index: int, chunk: int, todo: Todo) -> None:
+        """It is todo again, with this record."""
+        self._put_back(self.passes[pass_index], chunk, todo)
+
+    # -- time and trainers --------------------------------------------------------------------------------------
+
+    def _living(self, trainers: frozenset[str]) -> list[Effect]:
+        self.living = trainers
+        for gone in [t for t in self._held if t not in trainers]:
+            for index, chunk in sorted(self._held[gone]):
+                self.story.tell(f"{gone} is gone: task {chunk} is todo", f"trainer {gone}")
+                self._put_back(self.passes[index], chunk, self.passes[index].open[chunk].todo)
+            self._held.pop(gone, None)
+        for gone in [t for t in self.calls if t not in trainers]:
+            del self.calls[gone]
+        return []
+
+    def _look(self, now: float) -> list[Effect]:
+        """Takes away what was not renewed in time."""
+        effects: list[Effect] = []
+        for index, tasks in self.passes.items():
+            late = [c for c, t in tasks.open.items() if t.holder and now - t.renewed > self.options.timeout]
+            for chunk in late:
+                task = tasks.open[chunk]
+                effects.append(TookAway(index, chunk, task.holder, task.slot, now - task.renewed))
+                self._put_back(tasks, chunk, task.todo)
+        return effects
+
+    # -- helpers ------------------------------------------------------------------------------------------------
+
+    def _holds(self, call: Any, pass_index: int, chunk: int, attempt: int) -> Task | None:
+        task = self.task(pass_index, chunk)
+        return task if task is not None and (task.holder, task.attempt) == (call.trainer, attempt) else None
+
+    def _put_back(self, tasks: PassTasks, chunk: int, todo: Todo) -> None:
+        self._drop_holder(tasks, chunk)
+        tasks.put_back(chunk, todo)
+
+    def _drop_holder(self, tasks: PassTasks, chunk: int) -> None:
+        holder = tasks.open[chunk].holder
+        if holder:
+            self._held[holder].discard((tasks.index, chunk))
+
+    def _pass_tasks(self, index: int, *, done: bool = False) -> PassTasks:
+        return PassTasks(index, self.exists, self.plan.seed, done=done)
+
+    def _pass(self, index: int) -> PassTasks:
+        """The pass; if it is not there, it was not begun so far, or is wholly done."""
+        if index not in self.passes:
+            self.passes[index] = tasks = self._pass_tasks(index, done=index <= self.begun)
+            self.begun = max(self.begun, index)
+            if index in self._over:  # its records are there still, and say otherwise
+                self._over.remove(index)
+                tasks.touched.update(range(group_of(len(self.exists) - 1) + 1))
+        return self.passes[index]
+
+    def _drop(self, index: int) -> None:
+        """The pass is wholly done."""
+        for chunk, task in self.passes[index].open.items():
+            if task.holder:
+                self._held[task.holder].discard((index, chunk))
+        del self.passes[index]
+        self._over.append(index)
+
+    def _begin(self, index: int) -> None:
+        """Async: this pass is worked on now."""
+        if index < self.plan.passes:
+            self._pass(index)
+        self._mark(index)
+
+    def _mark(self, index: int) -> None:
+        self.current = self._marker = index
+
+    def _roll(self) -> None:
+        """Async: when todo and pending are empty, the pass is over, and the next one begins."""
+        while not self.options.sync and self.current in self.passes and self.passes[self.current].over:
+            self._drop(self.current)
+            later = [p for p in self.passes if p > self.current]
+            self._begin(min(later) if later else self.begun + 1)
+            self.story.tell(f"pass {self.current} begins")
+
+    def check(self) -> list[str]:
+        """What is wrong with it; nothing, ever. For tests."""
+        found = [f"pass {p}: {what}" for p, tasks in self.passes.items() for what in tasks.check()]
+        held = {t: set(keys) for t, keys in self._held.items() if keys}
+        really: dict[str, set[tuple[int, int]]] = {}
+        for p, tasks in self.passes.items():
+            for chunk, task in tasks.open.items():
+                if task.holder:
+                    really.setdefault(task.holder, set()).add((p, chunk))
+        return [*found, *([f"held are {really}, not {held}"] if held != really else [])]

@@ -1,0 +1,133 @@
+"""Calls of the coordinator: found in etcd, repeated until they are answered, whichever coordinator that is by then."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+from graphft.errors import GraphftError
+from graphft.runtime.protocol.messages import TASK_ANSWERS, TASK_CALLS, TasksRefused
+from graphft.runtime.transport import ClientTransport, Limits, ServerTransport, make_client
+
+if TYPE_CHECKING:
+    from graphft.runtime.coordination.member import Member
+
+log = logging.getLogger("graphft")
+
+LIMITS = Limits(max_frame=4096, max_header=1 << 20)
+ASK_AGAIN_SECONDS = 1.0
+"""After which a call that has no answer is sent again: it, or its answer, was lost."""
+LOOK_SECONDS = 0.25
+LEAVE_SECONDS = 5.0
+"""For which a process that was asked to leave waits for an answer: its lease gives back what it holds."""
+UNKNOWN_SECONDS = 0.05
+"""A coordinator that does not know this process yet is asked again so much later: its view of etcd is behind."""
+A = TypeVar("A", bound=TASK_ANSWERS)
+
+
+def waking(transport: ServerTransport | ClientTransport, client: TaskClient) -> Callable[[], None]:
+    """Wakes a role's main thread, and who waits for the coordinator's answer."""
+
+    def wake() -> None:
+        transport.wake()
+        client.wake()
+
+    return wake
+
+
+class CallRefused(GraphftError):
+    """The coordinator has refused a call; it changed nothing. `code`: see TasksRefused."""
+
+    def __init__(self, refused: TasksRefused) -> None:
+        super().__init__(
+            f"the coordinator refuses a call: {refused.reason}",
+            rule=f"task-{refused.code}",
+            help="are all processes of this job of one version of graphft?",
+        )
+        self.code = refused.code
+
+
+class TaskClient:
+    """One process's calls, one after the other, from any of its threads. Calls that change something may be repeated:
+    see `protocol.task_queue`."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.transport = make_client(member.id, f"{member.kind} {member.index} tasks", LIMITS, member.login)
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._address, self._waiting = "", False
+
+    def wake(self) -> None:
+        """The view has changed: who waits looks where the coordinator is. From any thread."""
+        if self._waiting:
+            self.transport.wake()
+
+    def close(self) -> None:
+        self.transport.close()
+
+    def call(self, make: Callable[[int], TASK_CALLS], answer: type[A]) -> A:
+        """The coordinator's answer to the call that `make` makes of its number; waits as long as this process may
+        believe in its lease. Raises CallRefused, LeaseLost; WorkChanged when the job is over, or when this process was
+        asked to leave and there is no answer for a while."""
+        with self._lock:
+            message, sent, began = make(next(self._numbers)), float("-inf"), time.monotonic()
+            self._waiting = True
+            try:
+                while True:
+                    self._check(began)
+                    if self._find() or time.monotonic() - sent > ASK_AGAIN_SECONDS:
+                        self.transport.send(0, message)
+                        sent = time.monotonic()
+                    found = self._answer(message.call)
+                    if isinstance(found, answer):
+                        return found
+                    if isinstance(found, TasksRefused):
+                        if found.code != "unknown":
+                            raise CallRefused(found)
+                        time.sleep(UNKNOWN_SECONDS)
+                        sent = float("-inf")
+            finally:
+                self._waiting = False
+
+    def cast(self, make: Callable[[int], TASK_CALLS]) -> None:
+        """Sends a call that is not answered, if there is a coordinator: at once, while others wait for theirs."""
+        if self._address:
+            self.transport.send(0, make(0))
+
+    def _check(self, began: float) -> None:
+        from graphft.ops.context import WorkChanged  # with torch, which a launcher does without
+
+        member = self.member
+        member.check_lease()
+        member.progress.beat()  # a wait for another process, which the lease limits
+        if member.view.over or (member.leaving() and time.monotonic() - began > LEAVE_SECONDS):
+            raise WorkChanged
+
+    def _find(self) -> bool:
+        """Connects to the coordinator that serves now; whether that is another one than before."""
+        serving = self.member.view.coordinator
+        address = serving.address if serving is not None else ""
+        if address in ("", self._address):
+            return False
+        self.transport.connect(0, address)
+        if self._address:
+            log.info("the coordinator is another one: %s", address)
+        self._address = address
+        return True
+
+    def _answer(self, number: int) -> TASK_ANSWERS | None:
+        """The answer to this call, if it comes within a moment. Those to earlier ones are dropped: whatever they gave
+        is given back by the next renewal, which does not name it."""
+        end = time.monotonic() + LOOK_SECONDS
+        while (left := end - time.monotonic()) > 0:
+            reply = self.transport.receive(left)
+            if reply is None:
+                return None
+            if isinstance(reply.message, TASK_ANSWERS) and reply.message.call == number:
+                return reply.message
+        return None

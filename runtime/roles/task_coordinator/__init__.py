@@ -1,0 +1,1 @@
+"""A coordinator that gives out tasks (`transpile(dispatch="coordinator")`)."""

@@ -1,0 +1,307 @@
+"""The coordinator's services: the lock, its address, and the loop that answers.
+
+One round of the loop takes all calls that have come, lets the machine (`protocol.task_queue`) decide, saves what has
+changed in one transaction, and answers then: group commit. While etcd writes, the next calls gather.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+import msgspec
+
+from graphft.ops.context import TaskServerPort
+from graphft.runtime.coordination.connect import JobEnded
+from graphft.runtime.coordination.member import Member
+from graphft.runtime.coordination.records import Barred, CoordinatorStatus
+from graphft.runtime.etcd import Session, Watch, delete_op, get_op, put_op, value_is
+from graphft.runtime.etcd.recipes import Lock
+from graphft.runtime.process.progress import rate
+from graphft.runtime.protocol import chunk_queue
+from graphft.runtime.protocol.chunk_queue import Change, Known
+from graphft.runtime.protocol.left_out import LeftOut
+from graphft.runtime.protocol.messages import (
+    TASK_ANSWERS,
+    TASK_CALLS,
+    FailTask,
+    FinishTasks,
+    GetTasks,
+    TaskFailed,
+    Tasks,
+)
+from graphft.runtime.protocol.task_queue import (
+    Answer,
+    Asked,
+    Effect,
+    Fenced,
+    Hopeless,
+    Living,
+    QueueOptions,
+    TaskQueue,
+    Tick,
+    TookAway,
+    fences_of,
+)
+from graphft.runtime.queue.chunk_claims import LOST_CLAIMS
+from graphft.runtime.queue.failed_batch import fail_batch, or_end
+from graphft.runtime.queue.transactions import Terms, commit, tell_left_out
+from graphft.runtime.roles.process_end import ProcessEnd
+from graphft.runtime.roles.task_coordinator.queue_view import QueueView
+from graphft.runtime.roles.task_coordinator.task_store import Fence, TaskStore
+from graphft.runtime.transport import ServerTransport
+
+log = logging.getLogger("graphft")
+
+POLL_SECONDS = 0.25
+LOOKS = 20
+"""Per time-out, for tasks that are not renewed."""
+MAX_FENCES = 48
+"""Of one transaction."""
+RATE_SECONDS = 5.0
+
+
+class TaskServer(TaskServerPort):
+    """The main thread's. `session`: what the lock hangs on."""
+
+    def __init__(self, member: Member, session: Session, transport: ServerTransport, end: ProcessEnd) -> None:
+        self.member, self.keys, self.transport, self.end = member, member.keys, transport, end
+        self.lock = Lock(session, self.keys.coordinator_lock)
+        self.store = TaskStore(member, self.lock)
+        config = member.config
+        self.options = QueueOptions(config.plan, config.sync, config.pservers)
+        self.queue = TaskQueue(self.options)
+        self.terms = Terms()
+        self.serving = False
+        self.counters: Counter[str] = Counter()
+        self._left_out: Watch | None = None
+        self._loaded_at = 0
+        self._next_look = 0.0
+        self._window = (time.monotonic(), 0, 0)
+        self._rates = (0.0, 0.0)
+
+    # -- start ----------------------------------------------------------------------------------------------------
+
+    def acquire_lock(self) -> None:
+        self.member.progress.begin("standing by")
+        self.lock.acquire(while_waiting=self._stand_by)
+        log.info("holds %s", self.keys.coordinator_lock)
+
+    def _stand_by(self) -> None:
+        self.member.progress.beat()
+        if self.member.over():
+            raise JobEnded(f"job {self.keys.job} is over", rule="job-complete")
+        if self.member.leaving():
+            raise JobEnded("left: SIGTERM asked this coordinator to", rule="left")
+
+    def load_tasks(self) -> None:
+        self._left_out = Watch(self.member.etcd, self.keys.all_left_out)
+        self._reload()
+
+    def _reload(self) -> TaskQueue:
+        """Memory is what etcd has: when the lock was gained, and when something could not be saved."""
+        calls, living = self.queue.calls, self.queue.living
+        self.queue, self._loaded_at = self.store.load(self.options)
+        self.queue.calls = calls
+        if living:
+            self.queue.step(Living(living), time.monotonic())
+        log.info("queues read from etcd: %s", self.queue.counts() or "none so far")
+        return self.queue
+
+    def publish(self) -> None:
+        record = msgspec.json.encode(self.member.registration())
+        self.store.commit([put_op(self.keys.coordinator_addr, record, self.member.lease)], ())
+        self.serving = True
+        self.member.events.emit("coordinator", f"coordinator {self.member.index} gives out tasks")
+
+    # -- the loop ---------------------------------------------------------------------------------------------------
+
+    def serve(self, timeout: float, max_failures: int, max_discarded: int) -> None:
+        self.terms = Terms(timeout, max_failures, max_discarded)
+        self.options.timeout, self.options.max_lost = timeout, LOST_CLAIMS * max_failures
+        member = self.member
+        member.progress.begin("giving out tasks")
+        while not member.over() and not member.leaving():
+            member.progress.beat()
+            received = self.transport.poll(POLL_SECONDS)
+            self.end.check_lease()
+            calls = [(r.peer, r.message) for r in received if isinstance(r.message, TASK_CALLS)]
+            self._round(calls)
+
+    def _round(self, calls: Sequence[tuple[bytes, TASK_CALLS]]) -> None:
+        """Takes in what came, in order; a batch that failed has a transaction of its own."""
+        waiting: list[tuple[bytes, TASK_CALLS]] = []
+        self._look_around()
+        for peer, call in calls:
+            self.counters[type(call).__name__] += 1
+            if isinstance(call, FailTask):
+                self._answer(waiting)
+                waiting = []
+                self._fail(peer, call)
+            else:
+                waiting.append((peer, call))
+        self._answer(waiting)
+
+    def _look_around(self) -> None:
+        """Who lives, and whose tasks are overdue."""
+        now, view = time.monotonic(), self.member.view
+        if self.member.watcher.revision >= self._loaded_at and view.trainers.keys() != self.queue.living:
+            self.queue.step(Living(frozenset(view.trainers)), now)
+        if now >= self._next_look:
+            self._next_look = now + self.options.timeout / LOOKS
+            for effect in self.queue.step(Tick(), now):
+                self._carry_out(effect)
+        self._measure(now)
+
+    def _answer(self, calls: Sequence[tuple[bytes, TASK_CALLS]]) -> None:
+        """Lets the machine decide, saves, and answers. Calls whose fence does not hold are taken in once more as such;
+        memory is what etcd has before."""
+        bad: set[Fence] = set()
+        while True:
+            effects = self._step(calls, bad)
+            answers = [effect for effect in effects if isinstance(effect, Answer)]
+            fences = sorted({fence for answer in answers for fence in answer.fences})
+            if len(fences) > MAX_FENCES and len(calls) > 1:
+                self._reload()
+                self._answer(calls[: len(calls) // 2])
+                self._answer(calls[len(calls) // 2 :])
+                return
+            changes = self.queue.take_changes()
+            if changes is None and not fences:
+                break
+            failed = self.store.save(self.queue, changes, fences)
+            if not failed:
+                break
+            bad |= set(failed)
+            self._reload()
+        for answer in answers:
+            self.transport.send(answer.peer, self._with_left_out(answer))
+        for effect in effects:
+            if isinstance(effect, Hopeless):
+                self._leave_rest_out(effect)
+
+    def _step(self, calls: Sequence[tuple[bytes, TASK_CALLS]], bad: set[Fence]) -> list[Effect]:
+        now, wall = time.monotonic(), time.time()
+        effects: list[Effect] = []
+        for peer, call in calls:
+            if isinstance(call, FinishTasks | GetTasks) and bad.intersection(fences_of(call)):
+                effects += self.queue.step(Fenced(peer, call), now)
+            else:
+                effects += self.queue.step(Asked(peer, call, wall), now)
+        return effects
+
+    def _with_left_out(self, answer: Answer) -> TASK_ANSWERS:
+        message = answer.message
+        if not isinstance(message, Tasks) or not message.tasks or self._left_out is None:
+            return message
+        known = self._left_out.snapshot()
+        if not known:
+            return message
+        keys = [(chunk, known.get(self.keys.left_out(chunk))) for chunk, _ in message.tasks]
+        found = [(chunk, msgspec.json.decode(kv.value, type=LeftOut)) for chunk, kv in keys if kv is not None]
+        return msgspec.structs.replace(message, left_out=found)
+
+    # -- what is rare -----------------------------------------------------------------------------------------------
+
+    def _fail(self, peer: bytes, call: FailTask) -> None:
+        view = QueueView(self.store, self.queue, self.terms, self._reload)
+        change = self.member.retry_while_leased(
+            functools.partial(
+                fail_batch,
+                view,
+                self.keys,
+                self.options.plan,
+                call.pass_index,
+                call.chunk,
+                call.batch,
+                claim=call.attempt,
+                reason=call.reason,
+                records=call.records,
+                certain=call.certain,
+            )
+        )
+        if change is not None:
+            self._await_left_out(change)
+        answer = TaskFailed(call.call, change.outcome, change.reason, change.cause) if change else None
+        self.transport.send(peer, answer or TaskFailed(call.call, ""))
+
+    def _leave_rest_out(self, effect: Hopeless) -> None:
+        """Too many of a task's holders have vanished: what is not applied of it is left out."""
+        view = QueueView(self.store, self.queue, self.terms, self._reload)
+        prefix, chunk = self.keys.queue(effect.pass_index), effect.chunk
+        limit = int(self.options.max_lost)
+
+        def leave_out() -> Change | None:
+            todo_key, left_out_key = chunk_queue.todo_key(prefix, chunk), self.keys.left_out(chunk)
+            read = view.txn([], [get_op(todo_key), get_op(left_out_key)])
+            todo = read.kv(0)
+            if todo is None:
+                return None
+            known = Known(left_out_key, effect.pass_index, read.kv(1))
+            progress = msgspec.json.decode(todo.value, type=chunk_queue.Todo).progress
+            change = chunk_queue.claim(
+                prefix,
+                chunk,
+                todo,
+                trainer="",
+                progress=progress,
+                now=time.time(),
+                lost=(limit, known),
+                **self.terms._asdict(),
+            )
+            change = or_end(view, self.keys, self.options.plan, known, change, self.terms.max_discarded)
+            return change if commit(view, [change]).ok else None
+
+        change = self.member.retry_while_leased(leave_out)
+        if change is None:
+            self._reload()
+            return
+        self._await_left_out(change)
+        tell_left_out(self.member.events, effect.pass_index, chunk, change)
+
+    def _await_left_out(self, change: Change) -> None:
+        """What is left out is seen here before anybody is told of it."""
+        puts = {put.key: put.value for put in change.puts if put.key.startswith(self.keys.all_left_out)}
+        if puts and self._left_out is not None:
+            self._left_out.wait(lambda kvs: all(k in kvs and kvs[k].value == v for k, v in puts.items()), POLL_SECONDS)
+
+    def _carry_out(self, effect: Effect) -> None:
+        """Of a look at the clock. A trainer that was not heard of is barred: it does not take the task back at once."""
+        if not isinstance(effect, TookAway):
+            return
+        reason = f"it made no progress with chunk {effect.chunk} for {effect.age:.0f} s"
+        lease = self.member.view.leases.get(effect.trainer, 0)
+        if lease:
+            bar = put_op(self.keys.barred(effect.trainer), msgspec.json.encode(Barred(reason, self.member.id)), lease)
+            slot = self.keys.slot(effect.slot)
+            mine = [value_is(slot, effect.trainer.encode())] if effect.slot >= 0 else []
+            self.store.commit([bar, *([delete_op(slot)] if mine else [])], (), mine)
+        what = f"slot {effect.slot}" if effect.slot >= 0 else f"chunk {effect.chunk}"
+        self.member.events.emit(
+            "stale-claim",
+            f"{what} was taken from trainer {effect.trainer}: no progress for {effect.age:.0f} s",
+            **{k: v for k, v in dataclasses.asdict(effect).items() if k in ("chunk", "slot", "trainer")},
+        )
+
+    # -- status -----------------------------------------------------------------------------------------------------
+
+    def _measure(self, now: float) -> None:
+        since, given, commits = self._window
+        if now - since >= RATE_SECONDS:
+            self._rates = rate(self.queue.given - given, now - since), rate(self.store.commits - commits, now - since)
+            self._window = now, self.queue.given, self.store.commits
+
+    def status(self) -> CoordinatorStatus:
+        counters = {**self.counters, **self.transport.counters}
+        return CoordinatorStatus(self.serving, *self._rates, self.store.loads, counters)
+
+    def story(self) -> list[str]:
+        return self.queue.story.of()
+
+    def close(self) -> None:
+        if self._left_out is not None:
+            self._left_out.close()

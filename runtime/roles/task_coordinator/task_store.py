@@ -1,0 +1,149 @@
+"""The coordinator's queues in etcd: loaded when the lock is gained, and saved before anything is answered."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Sequence
+
+import msgspec
+
+from graphft.runtime.coordination.member import Member
+from graphft.runtime.coordination.records import PassRecord, decode_pass
+from graphft.runtime.etcd import KV, LeaseLost, create_is, delete_prefix_op, get_op, mod_is, put_op
+from graphft.runtime.etcd.model import Compare, Op
+from graphft.runtime.etcd.recipes import Lock
+from graphft.runtime.protocol.task_groups import ModelSaver, QueueState, TaskCounts
+from graphft.runtime.protocol.task_queue import Changes, QueueOptions, TaskQueue
+
+Fence = tuple[str, int, int]
+GROUPS = 64
+"""Of one transaction: etcd takes 128 operations, and 1.5 MB, which so many groups of pending tasks do not reach."""
+_COUNTS = dict[str, TaskCounts]
+
+
+class TaskStore:
+    """Every transaction compares the lock: what this process writes after it has lost it changes nothing."""
+
+    def __init__(self, member: Member, lock: Lock) -> None:
+        self.member, self.keys, self.lock = member, member.keys, lock
+        self.plan = member.config.plan
+        self.loads = 0
+        self.commits = 0
+
+    # -- loading ------------------------------------------------------------------------------------------------
+
+    def load(self, options: QueueOptions) -> tuple[TaskQueue, int]:
+        """The queues as they are in etcd, or new ones; and the revision at which they were read."""
+        return self.member.retry_while_leased(functools.partial(self._load, options))
+
+    def _load(self, options: QueueOptions) -> tuple[TaskQueue, int]:
+        queue = TaskQueue(options)
+        read = self.member.etcd.txn([self.lock.fence()], [get_op(key) for key in self._heads], self._look_at_lock)
+        if not read.ok:
+            self._lost()
+        counts, state, saver, marker = (read.kv(i) for i in range(len(self._heads)))
+        self.loads += 1
+        if state is None:
+            queue.begin()
+            return queue, read.revision
+        queue.load(
+            found.pass_index if (found := decode_pass(marker)) is not None else -1,
+            msgspec.json.decode(counts.value, type=_COUNTS) if counts is not None else {},
+            self._groups(),
+            msgspec.json.decode(state.value, type=QueueState),
+            msgspec.json.decode(saver.value, type=ModelSaver) if saver is not None else None,
+            time.monotonic(),
+        )
+        return queue, read.revision
+
+    @property
+    def _heads(self) -> tuple[str, ...]:
+        return self.keys.task_counts, self.keys.task_state, self.keys.model_saver, self.keys.pass_
+
+    @property
+    def _look_at_lock(self) -> list[Op]:
+        return [get_op(self.lock.key)]
+
+    def _groups(self) -> dict[int, dict[int, bytes]]:
+        """Nobody else writes them while the lock is held."""
+        found: dict[int, dict[int, bytes]] = {}
+        for kv in self.member.etcd.range(self.keys.all_tasks).kvs:
+            index, _, group = kv.key.removeprefix(self.keys.all_tasks).partition("/")
+            if group:
+                found.setdefault(int(index), {})[int(group)] = kv.value
+        return found
+
+    # -- saving -------------------------------------------------------------------------------------------------
+
+    def save(self, queue: TaskQueue, changes: Changes | None, fences: Sequence[Fence] = ()) -> list[Fence]:
+        """Saves what has changed, if all fences hold; those that do not, and nothing is saved then (or, of very many
+        groups, some: read all again). LeaseLost when the lock is lost."""
+        groups, heads = self.ops(queue, changes) if changes is not None else ([], [])
+        parts = [groups[i : i + GROUPS] for i in range(0, len(groups), GROUPS)] or [[]]
+        parts[-1] = [*parts[-1], *heads]  # what is read first is written last: it tells of groups that are there
+        for part in parts:
+            bad = self.commit(part, fences)
+            if bad:
+                return bad
+        return []
+
+    def commit(self, ops: Sequence[Op], fences: Sequence[Fence], also: Sequence[Compare] = ()) -> list[Fence]:
+        """One transaction under the lock; what it writes is absolute, so it may be repeated until it is answered."""
+        keys = [self._key(fence) for fence in fences]
+        compares = [self._compare(fence) for fence in fences]
+        result = self.member.retry_while_leased(
+            lambda: self.member.etcd.txn(
+                [self.lock.fence(), *compares, *also], ops, [*self._look_at_lock, *map(get_op, keys)], verify=_never
+            )
+        )
+        self.commits += 1
+        if result.ok:
+            return []
+        held = result.kv(0)
+        if held is None or held.create_revision != self.lock.revision:
+            self._lost()
+        return [f for i, f in enumerate(fences) if not _holds(f, result.kv(i + 1))] or [("also", 0, 0)]
+
+    def ops(self, queue: TaskQueue, changes: Changes) -> tuple[list[Op], list[Op]]:
+        """What is to be written: groups of tasks; and counts, state and marker."""
+        keys = self.keys
+        groups = [put_op(f"{keys.tasks(p)}{g:06d}", queue.passes[p].saved(g)) for p, g in changes.groups]
+        heads = [
+            put_op(keys.task_counts, msgspec.json.encode(changes.counts)),
+            put_op(keys.task_state, msgspec.json.encode(changes.state)),
+            *(delete_prefix_op(keys.tasks(index)) for index in changes.over),
+        ]
+        if changes.saver is not None:
+            heads.append(put_op(keys.model_saver, msgspec.json.encode(changes.saver)))
+        if changes.marker is not None:
+            heads.append(put_op(keys.pass_, msgspec.json.encode(self._record(queue, changes.marker))))
+        return groups, heads
+
+    def _record(self, queue: TaskQueue, index: int) -> PassRecord:
+        return PassRecord(index, queue.size if index < self.plan.passes else 0, self.plan.start_steps[index])
+
+    def _key(self, fence: Fence) -> str:
+        kind, number, _ = fence
+        return self.keys.slot(number) if kind == "slot" else self.keys.of_shard(number).generation
+
+    def _compare(self, fence: Fence) -> Compare:
+        return (create_is if fence[0] == "slot" else mod_is)(self._key(fence), fence[2])
+
+    def _lost(self) -> None:
+        raise LeaseLost(
+            f"{self.keys.coordinator_lock} is another's: this coordinator was taken for dead",
+            rule="etcd-lease",
+            help="start the process again: it stands by",
+        )
+
+
+def _holds(fence: Fence, kv: KV | None) -> bool:
+    if kv is None:
+        return fence[2] == 0
+    return fence[2] == (kv.create_revision if fence[0] == "slot" else kv.mod_revision)
+
+
+def _never(result: object) -> int | None:
+    """A try before, of which nothing is known, may have been applied: the compares tell."""
+    return None
