@@ -17,10 +17,10 @@ from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.queue_counts import count_queue
-from graphft.runtime.coordination.records import TaskCounts
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.process.metric_files import losses_of
 from graphft.runtime.protocol.ledger import ALL, Ledger
+from graphft.runtime.protocol.task_groups import TaskCounts
 from graphft.transpiler import Job, read_record
 
 MODEL = "model.safetensors"

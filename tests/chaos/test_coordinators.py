@@ -18,9 +18,10 @@ from graphft.runtime.chaos.fault_schedule import COORDINATOR_WEIGHTS, MESSAGES, 
 from graphft.runtime.chaos.report import Report
 from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Registration, TaskCounts
+from graphft.runtime.coordination.records import Registration
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.process_ends import note_end
+from graphft.runtime.protocol.task_groups import TaskCounts
 from tests.support.programs_by_hand import linear
 
 
