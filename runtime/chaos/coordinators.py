@@ -12,6 +12,7 @@ from graphft.runtime.launcher.process_ends import read_ends
 
 STARTED = 2
 """Coordinators of a job that has any: one serves, one stands by."""
+STOOD_BY, NONE_STOOD_BY = "one stood by", "none stood by"
 
 
 @dataclass
@@ -23,13 +24,14 @@ class Coordinators:
     """How many of those that were killed served at that moment."""
     stopped: int = 0
     seconds: dict[str, list[float]] = field(default_factory=dict)
-    """By kind of fault: from the SIGKILL to the one that serves until another's address is in etcd."""
+    """From the SIGKILL to the one that serves until another's address is in etcd: where one stood by, and where not."""
     _gone: set[str] = field(default_factory=set)
     _since: tuple[str, float] | None = None
-    """The kind of fault that killed the one that served, and when; None while one serves."""
+    """Whether one stood by when the one that served was killed, and when that was; None while one serves."""
 
-    def hurt(self, kind: str, ids: Collection[str], view: JobView, now: float) -> None:
-        """These coordinators were killed or stopped by a fault of this kind, of its `view`."""
+    def hurt(self, kind: str, ids: Collection[str], view: JobView, now: float, standing_by: bool) -> None:
+        """These coordinators of the `view` were killed or stopped by a fault of this kind. `standing_by`: whether
+        another one is there, and not stopped."""
         if not kind.startswith("kill-"):
             self.stopped += len(ids)
             return
@@ -37,12 +39,12 @@ class Coordinators:
         self._gone.update(ids)
         if view.coordinator is not None and view.coordinator.id in ids:
             self.served += 1
-            self._since = self._since or (kind, now)
+            self._since = self._since or (STOOD_BY if standing_by else NONE_STOOD_BY, now)
 
     def look(self, view: JobView, now: float) -> None:
         if self._since is not None and view.coordinator is not None and view.coordinator.id not in self._gone:
-            kind, since = self._since
-            self.seconds.setdefault(kind, []).append(now - since)
+            whether, since = self._since
+            self.seconds.setdefault(whether, []).append(now - since)
             self._since = None
 
     def forget(self) -> None:

@@ -258,6 +258,14 @@ def send(process: psutil.Process, signum: int) -> None:
         process.send_signal(signum)
 
 
+def is_running(process: psutil.Process) -> bool:
+    """Whether the process is there, and nothing has stopped it."""
+    try:
+        return bool(process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE))
+    except psutil.Error:
+        return False
+
+
 def _is_etcd(process: psutil.Process) -> bool:
     try:
         return any(part.startswith("--data-dir=") for part in process.cmdline())

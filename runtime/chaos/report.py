@@ -156,14 +156,14 @@ class Report:
 
 
 def _coordinators(found: Coordinators) -> dict[str, Any]:
-    seconds = {kind: _summary(values) for kind, values in sorted(found.seconds.items())}
+    seconds = {whether: _summary(values) for whether, values in sorted(found.seconds.items())}
     return {"killed": found.killed, "served": found.served, "stopped": found.stopped, "take_over_seconds": seconds}
 
 
 def _coordinator_lines(found: Coordinators, trainers_ended: int) -> list[str]:
     takeovers = [
-        f"{s['median']:.2f} (worst {s['worst']:.2f}) after {s['count']} x {kind}"
-        for kind, s in _coordinators(found)["take_over_seconds"].items()
+        f"{s['median']:.2f} (worst {s['worst']:.2f}) {s['count']} times where {whether}"
+        for whether, s in _coordinators(found)["take_over_seconds"].items()
     ]
     return [
         f"coordinators   {found.killed} killed, {found.served} of them while they served; {found.stopped} stopped",

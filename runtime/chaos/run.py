@@ -16,7 +16,7 @@ from graphft.errors import GraphftError
 from graphft.runtime.chaos.compare import count_chunks
 from graphft.runtime.chaos.coordinators import STARTED, Coordinators, TrainerEnds
 from graphft.runtime.chaos.fault_schedule import Fault
-from graphft.runtime.chaos.host import Host, send
+from graphft.runtime.chaos.host import Host, is_running, send
 from graphft.runtime.chaos.probe import ASK_SECONDS
 from graphft.runtime.chaos.recovery import AsyncRecoveries, Recoveries, SyncRecoveries
 from graphft.runtime.chaos.report import Report
@@ -279,7 +279,9 @@ class Run:
         if whom.startswith("coordinator"):
             assert self.host.probe is not None
             assert self.report.coordinators is not None
-            self.report.coordinators.hurt(fault.kind, ids, self.host.probe.view, time.monotonic())
+            left = [p for record, p in live if record.id not in ids]
+            view, ready = self.host.probe.view, any(map(is_running, left))
+            self.report.coordinators.hurt(fault.kind, ids, view, time.monotonic(), ready)
         self._trainer_ends.hurt(fault.kind, ids)
         for _, process in chosen:
             self._hurt(process, verb, fault.seconds)

@@ -13,7 +13,7 @@ from rich.console import Console
 import graphft
 from graphft.errors import GraphftError
 from graphft.runtime.chaos.compare import Chunks, count_chunks
-from graphft.runtime.chaos.coordinators import Coordinators, TrainerEnds
+from graphft.runtime.chaos.coordinators import NONE_STOOD_BY, STOOD_BY, Coordinators, TrainerEnds
 from graphft.runtime.chaos.fault_schedule import COORDINATOR_WEIGHTS, MESSAGES, WEIGHTS, kinds_of, make_schedule
 from graphft.runtime.chaos.report import Report
 from graphft.runtime.coordination.job_view import JobView
@@ -32,35 +32,42 @@ def view(serving: str, *others: str) -> JobView:
 
 def test_a_take_over_ends_when_another_one_serves() -> None:
     found = Coordinators()
-    found.hurt("kill-coordinator", ["a"], view("a", "b"), 1.0)
+    found.hurt("kill-coordinator", ["a"], view("a", "b"), 1.0, True)
     for seen in (view("a", "b"), view("", "b"), view("")):
         found.look(seen, 1.1)
     assert found.seconds == {}
     found.look(view("b"), 1.25)
     found.look(view("b", "c"), 9.0)
-    assert found.seconds == {"kill-coordinator": [0.25]}
+    assert found.seconds == {STOOD_BY: [0.25]}
     assert (found.killed, found.served, found.stopped) == (1, 1, 0)
 
 
 def test_only_the_death_of_the_one_that_serves_begins_a_take_over() -> None:
     found = Coordinators()
-    found.hurt("kill-coordinator", ["b"], view("a", "b"), 1.0)
-    found.hurt("freeze-coordinator", ["a"], view("a", "b"), 2.0)
+    found.hurt("kill-coordinator", ["b"], view("a", "b"), 1.0, False)
+    found.hurt("freeze-coordinator", ["a"], view("a", "b"), 2.0, True)
     found.look(view("c"), 3.0)
     assert (found.killed, found.served, found.stopped, found.seconds) == (1, 0, 1, {})
 
 
 def test_a_take_over_that_is_hit_goes_on_and_one_that_the_whole_job_is_killed_in_does_not_count() -> None:
     found = Coordinators()
-    found.hurt("kill-coordinator", ["a"], view("a", "b"), 1.0)
-    found.hurt("kill-coordinators", ["b"], view("b"), 1.5)
+    found.hurt("kill-coordinator", ["a"], view("a", "b"), 1.0, True)
+    found.hurt("kill-coordinators", ["b"], view("b"), 1.5, False)
     found.look(view("b"), 1.6)
     found.look(view("c"), 3.0)
-    assert found.seconds == {"kill-coordinator": [2.0]}
-    found.hurt("kill-coordinators", ["c", "d"], view("c", "d"), 4.0)
+    assert found.seconds == {STOOD_BY: [2.0]}
+    found.hurt("kill-coordinators", ["c", "d"], view("c", "d"), 4.0, False)
     found.forget()
     found.look(view("e"), 9.0)
-    assert (found.killed, found.served, found.seconds) == (4, 3, {"kill-coordinator": [2.0]})
+    assert (found.killed, found.served, found.seconds) == (4, 3, {STOOD_BY: [2.0]})
+
+
+def test_a_take_over_where_none_stood_by_is_told_apart() -> None:
+    found = Coordinators()
+    found.hurt("kill-coordinators", ["a", "b"], view("a", "b"), 1.0, False)
+    found.look(view("c"), 2.0)
+    assert found.seconds == {NONE_STOOD_BY: [1.0]}
 
 
 def test_trainers_that_end_by_themselves(tmp_path: Path) -> None:
@@ -88,7 +95,7 @@ def test_only_a_job_with_coordinators_loses_them() -> None:
 
 
 def test_the_report_tells_of_coordinators() -> None:
-    coordinators = Coordinators(7, 5, 2, {"kill-coordinator": [0.25, 0.5, 0.125]})
+    coordinators = Coordinators(7, 5, 2, {STOOD_BY: [0.25, 0.5, 0.125]})
     chunks = Chunks(8, 8, 0, 0, 0)
     report = Report("j", 0, 1, 9, 0, completed=True, identical=True, chunks=chunks, coordinators=coordinators)
     assert report.ok
@@ -96,10 +103,10 @@ def test_the_report_tells_of_coordinators() -> None:
     console.print(report.render())
     shown = console.export_text()
     assert "coordinators   7 killed, 5 of them while they served; 2 stopped" in shown
-    assert "take-over      median s 0.25 (worst 0.50) after 3 x kill-coordinator" in shown
+    assert "take-over      median s 0.25 (worst 0.50) 3 times where one stood by" in shown
     assert "trainers       0 ended that no fault had befallen" in shown
     figures = report.to_json()["coordinators"]
-    assert (figures["killed"], figures["take_over_seconds"]["kill-coordinator"]["count"]) == (7, 3)
+    assert (figures["killed"], figures["take_over_seconds"][STOOD_BY]["count"]) == (7, 3)
     report.trainers_ended = 1
     assert not report.ok, "a trainer died of it"
 
