@@ -23,8 +23,7 @@ def export(options: argparse.Namespace) -> int:
     if is_url(options.file):
         return _export_to_url(options)
     tensors = _tensors(options)
-    target = Path(options.file)
-    form = options.format or ("safetensors" if target.suffix == ".safetensors" else "huggingface")
+    target, form = Path(options.file), _form(options)
     if form == "safetensors":
         from graphft.tensor_file import write_tensors
 
@@ -48,6 +47,10 @@ def export(options: argparse.Namespace) -> int:
     return 0
 
 
+def _form(options: argparse.Namespace) -> str:
+    return options.format or ("safetensors" if options.file.rstrip("/").endswith(".safetensors") else "huggingface")
+
+
 def _check_new(target: Path) -> None:
     """Raises UsageError for a file of another kind: an older export may be overwritten."""
     from graphft.tensor_file import read_tensors
@@ -62,11 +65,16 @@ def _check_new(target: Path) -> None:
 
 
 def _export_to_url(options: argparse.Namespace) -> int:
-    """Made here, and uploaded."""
+    """Made here, and uploaded: to where nothing is that it would be mixed with. A file may be an older export."""
     from graphft.runtime.fs import file_system
 
-    url = options.file.rstrip("/")
+    url, form = options.file.rstrip("/"), _form(options)
     fs, path = file_system(url)
+    if form != "safetensors":
+        is_file = fs.size(path) is not None
+        taken = ["a file"] if is_file else [n for n in fs.ls_dir(path) if form == "dcp" or ".safetensors" in n]
+        if taken:
+            raise UsageError(f"{url} has {', '.join(taken[:3])} already", rule="export", help="give a new folder")
     with tempfile.TemporaryDirectory(prefix="graphft-") as scratch:
         made = Path(scratch, posixpath.basename(url))
         export(argparse.Namespace(**{**vars(options), "file": str(made)}))
