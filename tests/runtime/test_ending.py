@@ -16,6 +16,7 @@ import graphft
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
 from graphft.runtime.coordination.status import JobStatus
+from graphft.runtime.launcher import launch
 from graphft.runtime.launcher.ending import Interrupted, Reached, interruptible
 from graphft.runtime.process.folder_lock import locked
 from graphft.transpiler import Job
@@ -128,6 +129,21 @@ def test_a_dataset_of_a_notebook_is_refused_at_once(monkeypatch: pytest.MonkeyPa
     with pytest.raises(GraphftError, match="cannot be found again by another process") as caught:
         graphft.dataset(make)
     assert "notebook" in caught.value.help
+
+
+def test_a_launch_that_saves_its_job_can_be_interrupted(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Large data take a while: Ctrl-C had a traceback then."""
+
+    def saves(*arguments: object, **options: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(launch, "open_folder", saves)
+    with pytest.raises(Interrupted) as caught:
+        launch.run_job(job)
+    assert caught.value.code == 143
+    assert capsys.readouterr().err == "interrupted before the job was started; run again\n"
 
 
 def test_a_launcher_that_waits_for_another_can_be_interrupted(tmp_path: Path) -> None:
