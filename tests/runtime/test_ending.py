@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 
@@ -16,7 +17,7 @@ import graphft
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
 from graphft.runtime.coordination.status import JobStatus
-from graphft.runtime.launcher import launch
+from graphft.runtime.launcher import ending, launch
 from graphft.runtime.launcher.ending import Interrupted, Reached, interruptible
 from graphft.runtime.process.folder_lock import locked
 from graphft.transpiler import Job
@@ -101,6 +102,33 @@ def test_the_last_words(job: Job, saved: Path) -> None:
     assert plain.describe().startswith("interrupted at step 3 of 4; without fault tolerance (ft=False)")
     (saved / "model.safetensors").touch()
     assert reached.describe() == f"interrupted at step 4 of 4; {saved} is complete"
+
+
+def test_the_last_words_do_not_wait_for_a_storage_that_hangs(
+    job: Job, saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C took half a minute where the storage refused connections, and minutes where it did not answer."""
+    answers = threading.Event()
+
+    def asks(*arguments: object) -> bool:
+        return answers.wait(60)
+
+    monkeypatch.setattr(ending, "is_complete", asks)
+    monkeypatch.setattr(ending, "WORDS_SECONDS", 0.1)
+    reached = Reached(saved, job.config, JobStatus("j", "running", {}, 0, 0, 3, None))
+    with pytest.raises(Interrupted), interruptible(reached.describe):
+        raise KeyboardInterrupt
+    answers.set()
+    assert capsys.readouterr().err == f"interrupted at step 3 of 4; run again to resume {saved}\n"
+
+
+def test_a_second_signal_while_the_last_words_are_looked_for() -> None:
+    def again() -> str:
+        raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted) as caught, interruptible(again):
+        raise KeyboardInterrupt
+    assert caught.value.code == 130
 
 
 def test_a_script_that_runs_its_job_when_it_is_imported_is_told_of_the_guard(
