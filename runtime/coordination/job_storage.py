@@ -48,9 +48,17 @@ class _Uploaded(msgspec.Struct, frozen=True):
 
 
 def storage_of(job_dir: Path) -> str:
-    """The URL of the storage of the job in this folder; "" if it has none."""
+    """The URL of the storage of the job in this folder; "" if it has none. Raises GraphftError[load] if that is not
+    to be read."""
     path = job_dir / MARKER
-    return str(json.loads(path.read_bytes())["url"]) if path.exists() else ""
+    try:
+        return str(json.loads(path.read_bytes())["url"]) if path.exists() else ""
+    except (ValueError, KeyError, TypeError) as error:
+        raise GraphftError(
+            f"{path} is damaged: {error}",
+            rule="load",
+            help="delete this folder: it is a copy, the job is in its storage",
+        ) from error
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
