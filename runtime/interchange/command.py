@@ -186,7 +186,10 @@ def _line(manifest: VersionManifest) -> str:
 
 def _show(options: argparse.Namespace) -> int:
     if (job := _of_job(options)) is not None:
-        return _show_job(job)
+        while (lines := _lines_of(job)) is None:
+            job = _of_job(options) or []  # there is a newer one by now
+        print("\n".join(lines))
+        return 0
     from graphft.runtime.loop.version_store import DeletedVersion
 
     place, versions = _there(options.path)
@@ -234,21 +237,31 @@ def _plain(state: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from _plain(value, f"{name}.{key}" if name else str(key))
 
 
-def _show_job(found: list[JobCheckpoint]) -> int:
-    """The newest that is whole (or of the step that was asked for), with what each part holds."""
+def _lines_of(found: list[JobCheckpoint]) -> list[str] | None:
+    """What each part holds of the newest that is whole (or of the step that was asked for). None: the job has deleted
+    it meanwhile."""
+    from graphft.runtime.checkpoint.store import DamagedCheckpoint
+
     checkpoint = next((c for c in found if c.manifest is not None), None)
     if checkpoint is None or checkpoint.manifest is None:
         raise GraphftError(found[0].damage, rule="checkpoint", help="none is whole: graphft checkpoint verify")
-    print(checkpoint.line().strip())
     made = checkpoint.manifest.meta.get("made", {})
-    print("  ".join([f"run {checkpoint.manifest.run}", *(f"{k} {v}" for k, v in made.items() if k != "at")]))
+    lines = [
+        checkpoint.line().strip(),
+        "  ".join([f"run {checkpoint.manifest.run}", *(f"{k} {v}" for k, v in made.items() if k != "at")]),
+    ]
     for part in checkpoint.manifest.parts:
-        tensors, _ = checkpoint.store.read_part(checkpoint.manifest, part.shard)
+        try:
+            tensors, _ = checkpoint.store.read_part(checkpoint.manifest, part.shard)
+        except DamagedCheckpoint:
+            if checkpoint.store.has_manifest(checkpoint.directory):
+                raise
+            return None
         needs = f"; needs {', '.join(part.entry.needs)}" if part.entry.needs else ""
-        print(f"{part.file}  {part.entry.bytes / MEGABYTE:.1f} MB{needs}")
+        lines.append(f"{part.file}  {part.entry.bytes / MEGABYTE:.1f} MB{needs}")
         for name, tensor in tensors.items():
-            print(f"  {name}  {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}")
-    return 0
+            lines.append(f"  {name}  {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}")
+    return lines
 
 
 def _verify_job(found: list[JobCheckpoint]) -> int:
