@@ -59,9 +59,7 @@ def add_parser(commands: Any) -> None:
                 help="one file (default for TO that ends in .safetensors), a folder as save_pretrained writes it "
                 "(default otherwise), or a directory of torch.distributed.checkpoint",
             )
-            parser.add_argument(
-                "--shard-mb", type=float, default=5000.0, help="huggingface: megabytes of a file (default: 5000)"
-            )
+            parser.add_argument("--shard-mb", type=float, help="huggingface: megabytes of a file (default: 5000)")
         elif name == "copy":
             parser.add_argument("to", metavar="TO", help="a folder or URL")
     into = action("import", import_, "weights as the first checkpoint of a new place: for load_check_point", EXPORTED)
@@ -72,7 +70,7 @@ def add_parser(commands: Any) -> None:
     prune.add_argument("--keep", type=int, required=True, help="how many of the newest to keep")
     prune.add_argument("--every", type=int, default=0, help="and the first of each so many versions")
     prune.add_argument("--best", default="", help="and the best by this metric")
-    prune.add_argument("--mode", choices=("min", "max"), default="min", help="which value is the best")
+    prune.add_argument("--mode", choices=("min", "max"), help="which value is the best (default: min)")
 
 
 def _told(command: Any, options: argparse.Namespace) -> int:
@@ -350,7 +348,9 @@ def _copied(manifest: VersionManifest, source: VersionStore, target: VersionStor
 def _prune(options: argparse.Namespace) -> int:
     from graphft.runtime.loop.retention import Keep
 
-    keep = Keep(options.keep, options.every, options.best, options.mode)
+    if options.mode and not options.best:
+        raise UsageError("--mode is for --best", rule="usage", help="name the metric: --best loss")
+    keep = Keep(options.keep, options.every, options.best, options.mode or "min")
     _there(options.path)
     place = _place(options.path, keep=keep)
     gone = place.prune(_Progress(options.path, 0))

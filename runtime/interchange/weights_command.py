@@ -22,8 +22,8 @@ def export(options: argparse.Namespace) -> int:
 
     if is_url(options.file):
         return _export_to_url(options)
-    tensors = _tensors(options)
     target, form = Path(options.file), _form(options)
+    tensors = _tensors(options)
     if form == "safetensors":
         from graphft.tensor_file import write_tensors
 
@@ -31,11 +31,10 @@ def export(options: argparse.Namespace) -> int:
         write_tensors(target, tensors, {"format": "pt"})
         written = [target.name]
     elif form == "huggingface":
-        from graphft.runtime.interchange.huggingface import write_weights
+        from graphft.runtime.interchange.huggingface import SHARD_BYTES, write_weights
 
-        if not 0 < options.shard_mb < float("inf"):
-            raise UsageError(f"--shard-mb is {options.shard_mb}", rule="usage", help="give megabytes: --shard-mb 5000")
-        written = write_weights(target, tensors, round(options.shard_mb * MEGABYTE))
+        size = SHARD_BYTES if options.shard_mb is None else round(options.shard_mb * MEGABYTE)
+        written = write_weights(target, tensors, size)
     else:
         from graphft.runtime.interchange.distributed import write_distributed
 
@@ -48,7 +47,16 @@ def export(options: argparse.Namespace) -> int:
 
 
 def _form(options: argparse.Namespace) -> str:
-    return options.format or ("safetensors" if options.file.rstrip("/").endswith(".safetensors") else "huggingface")
+    """Raises UsageError for options that do not go with it."""
+    named = "safetensors" if options.file.rstrip("/").endswith(".safetensors") else "huggingface"
+    form = str(options.format or named)
+    if options.shard_mb is not None and not (form == "huggingface" and 0 < options.shard_mb < float("inf")):
+        raise UsageError(
+            f"--shard-mb is {options.shard_mb}, and the format {form}",
+            rule="usage",
+            help="give megabytes, as 5000, with --format huggingface; what it writes otherwise is one file",
+        )
+    return form
 
 
 def _check_new(target: Path) -> None:

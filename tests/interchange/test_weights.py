@@ -129,7 +129,7 @@ def test_an_export_to_a_url_that_has_another(
     save_file(weights, tmp_path / "one.safetensors")
     save_file({n: t + 1 for n, t in weights.items()}, tmp_path / "other.safetensors")
     url = f"file://{tmp_path}/place"
-    small = ("--format", form, "--shard-mb", "0.0004")
+    small = ("--format", form, *(["--shard-mb", "0.0004"] if form == "huggingface" else []))
     shown(capsys, "checkpoint", "export", tmp_path / "one.safetensors", url, "--format", form)
     assert " already" in refused(capsys, "checkpoint", "export", tmp_path / "other.safetensors", url, *small)
     assert same(graphft.read_weights(tmp_path / "place"), weights)
@@ -139,6 +139,29 @@ def test_an_export_to_a_url_that_has_another(
     whole = f"file://{tmp_path}/other.safetensors"
     shown(capsys, "checkpoint", "export", tmp_path / "one.safetensors", whole)
     assert same(graphft.read_weights(whole), weights)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("checkpoint", "export", "w.safetensors", "out.safetensors", "--shard-mb", "1"),
+        ("checkpoint", "export", "w.safetensors", "out", "--format", "dcp", "--shard-mb", "1"),
+        ("checkpoint", "export", "w.safetensors", "out", "--shard-mb", "0"),
+        ("checkpoint", "export", "w.safetensors", "memory://out", "--shard-mb", "nan"),
+    ],
+)
+def test_files_of_a_size_where_there_is_one_file(
+    tmp_path: Path,
+    weights: dict[str, Tensor],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+) -> None:
+    """One file of any size was written, without a word."""
+    monkeypatch.chdir(tmp_path)
+    save_file(weights, "w.safetensors")
+    assert "--shard-mb is" in refused(capsys, *options)
+    assert [path.name for path in tmp_path.iterdir()] == ["w.safetensors"]
 
 
 # -- torch.distributed.checkpoint -------------------------------------------------------------------------------------
