@@ -14,6 +14,7 @@ from torch import nn
 
 import graphft
 from graphft.errors import GraphftError, UsageError
+from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.cli import main
 from graphft.runtime.interchange.job_state import load_optimizer, read_job
 from graphft.sealed_json import seal
@@ -173,6 +174,29 @@ def test_a_step_of_a_job_and_the_newest_that_is_whole(
     (part,) = newest.glob("shard-0-*")
     part.write_bytes(part.read_bytes()[:-1] + b"?")
     assert read_job(job).step == 4
+
+
+def test_a_checkpoint_that_the_job_deletes_while_it_is_shown(
+    folders: dict[int, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was half shown, and then an error: a part cannot be read."""
+    job, read_part = tmp_path / "job", CheckpointStore.read_part
+    shutil.copytree(folders[1], job)
+    (newest,) = (job / "checkpoints").iterdir()
+    aside = newest.rename(tmp_path / "aside")
+    older = newest.with_name("step-00000004.g0")
+    shutil.copytree(aside, older)
+    manifest = (older / "manifest.json").read_text().replace('"step":8', '"step":4').replace(newest.name, older.name)
+    (older / "manifest.json").write_bytes(seal(json.loads(manifest)["content"]))
+
+    def deletes(*arguments: Any) -> Any:
+        if older.exists():
+            shutil.rmtree(older)
+            aside.rename(newest)
+        return read_part(*arguments)
+
+    monkeypatch.setattr(CheckpointStore, "read_part", deletes)
+    assert shown(capsys, "checkpoint", "show", job).split()[0] == "8"
 
 
 def test_a_job_without_a_checkpoint(tmp_path: Path) -> None:
