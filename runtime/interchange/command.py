@@ -60,6 +60,14 @@ def add_parser(commands: Any) -> None:
                 "(default otherwise), or a directory of torch.distributed.checkpoint",
             )
             parser.add_argument(
+                "--optimizer",
+                nargs="?",
+                const="optimizer",
+                default="",
+                metavar="NAME",
+                help="dcp: with the optimizer's state, by the name that it has there, and in a loop (optimizer)",
+            )
+            parser.add_argument(
                 "--shard-mb", type=float, default=5000.0, help="huggingface: megabytes of a file (default: 5000)"
             )
         elif name == "copy":

@@ -15,7 +15,8 @@ from torch import nn
 import graphft
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.cli import main
-from graphft.runtime.interchange.job_state import load_optimizer, read_job
+from graphft.runtime.interchange.job_state import read_job
+from graphft.runtime.interchange.optimizer_state import load_optimizer
 from graphft.sealed_json import seal
 from tests.support.commands import refused, shown
 
