@@ -244,16 +244,26 @@ def _plain(state: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 def _show_job(found: list[JobCheckpoint]) -> int:
     """The newest that is whole (or of the step that was asked for), with what each part holds."""
+    from graphft.runtime.checkpoint.described import MADE, place_in_words
+    from graphft.runtime.checkpoint.omissions import LEFT_OUT
+
     checkpoint = next((c for c in found if c.manifest is not None), None)
     if checkpoint is None or checkpoint.manifest is None:
         raise GraphftError(found[0].damage, rule="checkpoint", help="none is whole: graphft checkpoint verify")
     print(checkpoint.line().strip())
-    made = checkpoint.manifest.meta.get("made", {})
+    meta = checkpoint.manifest.meta
+    made = meta.get(MADE, {})
     print("  ".join([f"run {checkpoint.manifest.run}", *(f"{k} {v}" for k, v in made.items() if k != "at")]))
+    if place := place_in_words(meta):
+        print(f"data  {place}")
+    for chunk, left_out in meta.get(LEFT_OUT, {}).items():
+        print(f"left out of chunk {chunk}  {left_out}")
     for part in checkpoint.manifest.parts:
-        tensors, _ = checkpoint.store.read_part(checkpoint.manifest, part.shard)
+        tensors, ledger = checkpoint.store.read_part(checkpoint.manifest, part.shard)
         needs = f"; needs {', '.join(part.entry.needs)}" if part.entry.needs else ""
         print(f"{part.file}  {part.entry.bytes / MEGABYTE:.1f} MB{needs}")
+        if ledger:
+            print(f"  ledger  {ledger}")
         for name, tensor in tensors.items():
             print(f"  {name}  {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}")
     return 0
