@@ -20,7 +20,10 @@ from torch.distributed.checkpoint.state_dict import (
 
 import graphft
 from graphft.errors import GraphftError
-from graphft.runtime.interchange.optimizer_state import read_optimizer
+from graphft.runtime.coordination.job_storage import publish
+from graphft.runtime.interchange.optimizer_state import read_optimizer, read_training
+from tests.interchange import test_job_state
+from tests.interchange.test_reshard import begin_in, states
 from tests.support.commands import refused, shown
 
 Parameters = Any
@@ -204,3 +207,16 @@ def test_what_has_no_optimizer_or_no_names(tmp_path: Path, capsys: pytest.Captur
         capsys, "checkpoint", "export", tmp_path / "w.safetensors", tmp_path / "d", *export
     )
     assert not (tmp_path / "d").exists()
+
+
+def test_a_jobs_storage_by_its_url(tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/storage"
+    job = test_job_state.make_job(2, storage=url)
+    job.save(tmp_path / "job")
+    publish(tmp_path / "job")
+    begin_in(tmp_path / "job", states(job))
+    (there, model), (here, own) = ((f.state, m) for m, f in (read_training(s, "", "") for s in (url, tmp_path / "job")))
+    assert there.keys() == here.keys() == dict(test_job_state.make_model().named_parameters()).keys()
+    assert all(torch.equal(there[n][key], here[n][key]) for n in here for key in here[n])
+    assert model.keys() == own.keys()
+    assert read_optimizer(url).step == 5
