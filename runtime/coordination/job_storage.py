@@ -3,6 +3,7 @@
     <url>/job.json                 made only if there is none: from then on the storage is this run's
           job-<run>/...            what `Job.save` wrote besides, and files.json: size and sha256 of each file
           checkpoints/...          parts and manifests (see `checkpoint.stored_checkpoints`)
+          continued.json           which run went on from here with other pservers
           discarded.jsonl, result.json, model.safetensors
                                result.json: size and sha256 of the others; the model last: the run is complete
 
@@ -252,13 +253,32 @@ def _check(file: Path, expected: _Uploaded, source: str, remedy: str) -> None:
 def is_stored_complete(job_dir: Path) -> bool:
     """Whether the storage of the job in this folder has its model. False if it cannot be reached, or there is none."""
     url = storage_of(job_dir)
-    if not url:
-        return False
+    return bool(url) and is_complete_at(url)
+
+
+def is_complete_at(url: str) -> bool:
+    """Whether this storage has a model. False if it cannot be reached."""
     fs, root = file_system(url)
     try:
         return fs.size(posixpath.join(root, MODEL)) is not None
     except OSError:
         return False
+
+
+def put_mark(url: str, name: str, data: bytes) -> None:
+    """Writes a small file beside the job's record. Raises GraphftError[storage]."""
+    fs, root = file_system(url)
+    try:
+        with fs.writing(posixpath.join(root, name)) as file:
+            file.write(data)
+    except OSError as error:
+        raise _unavailable(url, error) from error
+
+
+def read_mark(url: str, name: str) -> bytes | None:
+    """What `put_mark` wrote; None if there is none. Raises GraphftError[storage]."""
+    fs, root = file_system(url)
+    return _read(fs, posixpath.join(root, name), url)
 
 
 def begun_in_storage(job_dir: Path) -> bool:

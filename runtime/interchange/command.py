@@ -59,6 +59,14 @@ def add_parser(commands: Any) -> None:
                 help="one file (default for TO that ends in .safetensors), a folder as save_pretrained writes it "
                 "(default otherwise), or a directory of torch.distributed.checkpoint",
             )
+            parser.add_argument(
+                "--optimizer",
+                nargs="?",
+                const="optimizer",
+                default="",
+                metavar="NAME",
+                help="dcp: with the optimizer's state, by the name that it has there, and in a loop (optimizer)",
+            )
             parser.add_argument("--shard-mb", type=float, help="huggingface: megabytes of a file (default: 5000)")
         elif name == "copy":
             parser.add_argument("to", metavar="TO", help="a folder or URL")
@@ -238,25 +246,34 @@ def _plain(state: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 def _lines_of(found: list[JobCheckpoint]) -> list[str] | None:
     """What each part holds of the newest that is whole (or of the step that was asked for). None: the job has deleted
     it meanwhile."""
+    from graphft.runtime.checkpoint.described import MADE, place_in_words
+    from graphft.runtime.checkpoint.omissions import LEFT_OUT
     from graphft.runtime.checkpoint.store import DamagedCheckpoint
 
     checkpoint = next((c for c in found if c.manifest is not None), None)
     if checkpoint is None or checkpoint.manifest is None:
         raise GraphftError(found[0].damage, rule="checkpoint", help="none is whole: graphft checkpoint verify")
-    made = checkpoint.manifest.meta.get("made", {})
+    meta = checkpoint.manifest.meta
     lines = [
         checkpoint.line().strip(),
-        "  ".join([f"run {checkpoint.manifest.run}", *(f"{k} {v}" for k, v in made.items() if k != "at")]),
+        "  ".join(
+            [f"run {checkpoint.manifest.run}", *(f"{k} {v}" for k, v in meta.get(MADE, {}).items() if k != "at")]
+        ),
     ]
+    if place := place_in_words(meta):
+        lines.append(f"data  {place}")
+    lines += [f"left out of chunk {chunk}  {left_out}" for chunk, left_out in meta.get(LEFT_OUT, {}).items()]
     for part in checkpoint.manifest.parts:
         try:
-            tensors, _ = checkpoint.store.read_part(checkpoint.manifest, part.shard)
+            tensors, ledger = checkpoint.store.read_part(checkpoint.manifest, part.shard)
         except DamagedCheckpoint:
             if checkpoint.store.has_manifest(checkpoint.directory):
                 raise
             return None
         needs = f"; needs {', '.join(part.entry.needs)}" if part.entry.needs else ""
         lines.append(f"{part.file}  {part.entry.bytes / MEGABYTE:.1f} MB{needs}")
+        if ledger:
+            lines.append(f"  ledger  {ledger}")
         for name, tensor in tensors.items():
             lines.append(f"  {name}  {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}")
     return lines

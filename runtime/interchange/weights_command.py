@@ -23,7 +23,11 @@ def export(options: argparse.Namespace) -> int:
     if is_url(options.file):
         return _export_to_url(options)
     target, form = Path(options.file), _form(options)
-    tensors = _tensors(options)
+    if options.optimizer and form != "dcp":
+        raise UsageError(
+            f"--optimizer goes with --format dcp, this is {form}", rule="usage", help="others have weights alone"
+        )
+    tensors, optimizer = _with_optimizer(options) if options.optimizer else (_tensors(options), None)
     if form == "safetensors":
         from graphft.tensor_file import write_tensors
 
@@ -38,8 +42,9 @@ def export(options: argparse.Namespace) -> int:
     else:
         from graphft.runtime.interchange.distributed import write_distributed
 
-        write_distributed(target, tensors, options.object)
-        written = [f"a directory of torch.distributed.checkpoint, with {options.object!r}"]
+        write_distributed(target, tensors, options.object, optimizer, options.optimizer)
+        also = f" and {options.optimizer!r}" * bool(options.optimizer)
+        written = [f"a directory of torch.distributed.checkpoint, with {options.object!r}{also}"]
     count = len({id(t) for t in tensors.values()}) if form == "huggingface" else len(tensors)
     size = sum(t.nbytes for t in tensors.values()) / MEGABYTE
     print(f"{target}: {count} tensors of {options.object!r}, {size:.1f} MB, in {', '.join(written)}")
@@ -130,3 +135,13 @@ def _tensors(options: argparse.Namespace) -> dict[str, Tensor]:
     from graphft.runtime.interchange.weights import read_weights
 
     return read_weights(options.path, options.object, options.version)
+
+
+def _with_optimizer(options: argparse.Namespace) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Of one checkpoint, though the job goes on meanwhile."""
+    from graphft.runtime.interchange.optimizer_state import read_training
+
+    if options.optimizer == options.object:
+        raise UsageError(f"both are called {options.object!r}", rule="usage", help="--object NAME --optimizer NAME")
+    tensors, optimizer = read_training(options.path, options.object, options.optimizer, options.version)
+    return tensors, optimizer.by_name()
