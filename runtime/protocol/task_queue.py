@@ -43,7 +43,7 @@ from graphft.runtime.protocol.messages import (
     TasksSettled,
 )
 from graphft.runtime.protocol.story import Story
-from graphft.runtime.protocol.task_groups import ModelSaver, QueueState, Task, TaskCounts, group_of
+from graphft.runtime.protocol.task_groups import GROUP, ModelSaver, QueueState, Task, TaskCounts, group_of
 from graphft.runtime.protocol.task_pass import PassTasks
 
 MAX_GIVEN = 1024
@@ -154,6 +154,11 @@ def fences_of(call: TASK_CALLS) -> tuple[tuple[str, int, int], ...]:
     return ()
 
 
+def _groups_with(done: bytearray) -> set[int]:
+    """Groups that have a task that is done."""
+    return {group_of(at) for at in range(0, len(done), GROUP) if 1 in done[at : at + GROUP]}
+
+
 class TaskQueue:
     """`passes`: those that are begun and not wholly done, by number. A pass below `begun` that is not among them is."""
 
@@ -219,6 +224,14 @@ class TaskQueue:
             tasks.touched.clear()
         self._marker, self._over, self._saver_changed, self._closing = None, [], False, False
         return changes
+
+    def save_all(self) -> None:
+        """The next changes are everything: what was saved so far is lost."""
+        for tasks in self.passes.values():
+            tasks.touched.update({group_of(chunk) for chunk in tasks.open}, _groups_with(tasks.done))
+        self._closing = True
+        if self.current >= 0:
+            self._marker = self.current
 
     def counts(self) -> dict[str, TaskCounts]:
         """Of the passes that are not over, and of the newest one."""

@@ -36,7 +36,7 @@ from graphft.runtime.execute.lowering import lower
 from graphft.runtime.process.identity import UNKNOWN, identify
 from graphft.runtime.process.progress import Progress
 from graphft.runtime.process.structs import prepare_structs
-from graphft.runtime.protocol import task_groups, task_pass
+from graphft.runtime.protocol import task_groups, task_pass, task_queue
 from graphft.runtime.roles.task_coordinator import task_store
 from graphft.runtime.transport import make_client, make_server
 from graphft.runtime.transport.address import advertise_host, network_identity
@@ -119,6 +119,7 @@ SMALL = (
     (block_deltas, {"BLOCK": 16, "LEAST_SAVED": 0, "LEAST_SHARE": 0.0}),
     (task_groups, {"GROUP": 2}),
     (task_pass, {"GROUP": 2}),
+    (task_queue, {"GROUP": 2}),
     (task_store, {"GROUPS": 1}),
 )
 """Sizes: parts of small models, too, refer to those before them, and few tasks have several groups, each of which is

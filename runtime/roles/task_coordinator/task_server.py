@@ -60,6 +60,8 @@ log = logging.getLogger("graphft")
 POLL_SECONDS = 0.25
 LOOKS = 20
 """Per time-out, for tasks that are not renewed."""
+CHECK_SECONDS = 2.0
+"""Between two looks whether etcd has what was written."""
 MAX_FENCES = 48
 """Of one transaction."""
 RATE_SECONDS = 5.0
@@ -82,7 +84,7 @@ class TaskServer(TaskServerPort):
         self._left_out_here: dict[str, LeftOut] = {}
         """By key, as this process has written it: the watch may be behind."""
         self._loaded_at = 0
-        self._next_look = 0.0
+        self._next_look = self._next_check = 0.0
         self._window = (time.monotonic(), 0, 0)
         self._rates = (0.0, 0.0)
 
@@ -115,10 +117,24 @@ class TaskServer(TaskServerPort):
         return self.queue
 
     def publish(self) -> None:
-        record = msgspec.json.encode(self.member.registration())
-        self.store.commit([put_op(self.keys.coordinator_addr, record, self.member.lease)], ())
+        self._write_address()
         self.serving = True
         self.member.events.emit("coordinator", f"coordinator {self.member.index} gives out tasks")
+
+    def _write_address(self) -> None:
+        record = msgspec.json.encode(self.member.registration())
+        self.store.commit([put_op(self.keys.coordinator_addr, record, self.member.lease)], ())
+
+    def _look_after_records(self, now: float) -> None:
+        """Writes everything again when etcd does not have what was written last: it was restored from a backup. (If the
+        lock is gone, too, that ends this process.)"""
+        if now < self._next_check:
+            return
+        self._next_check = now + CHECK_SECONDS
+        if not self.store.intact():
+            log.warning("etcd was restored from a backup: what this coordinator has saved is saved again")
+            self.queue.save_all()
+            self._write_address()
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
@@ -157,6 +173,7 @@ class TaskServer(TaskServerPort):
             self._next_look = now + self.options.timeout / LOOKS
             for effect in self.queue.step(Tick(), now):
                 self._carry_out(effect)
+        self._look_after_records(now)
         self._measure(now)
 
     def _answer(self, calls: Sequence[tuple[bytes, TASK_CALLS]]) -> None:

@@ -30,6 +30,8 @@ class TaskStore:
         self.plan = member.config.plan
         self.loads = 0
         self.commits = 0
+        self._written: dict[str, bytes | None] = {}
+        """Of the records that are looked after, what they hold."""
 
     # -- loading ------------------------------------------------------------------------------------------------
 
@@ -43,6 +45,8 @@ class TaskStore:
         if not read.ok:
             self._lost()
         counts, state, saver, marker = (read.kv(i) for i in range(len(self._heads)))
+        self._written[self.keys.task_state] = state.value if state is not None else None
+        self._written[self.keys.pass_] = marker.value if marker is not None else None
         self.loads += 1
         if state is None:
             queue.begin()
@@ -74,6 +78,22 @@ class TaskStore:
                 found.setdefault(int(index), {})[int(group)] = kv.value
         return found
 
+    def intact(self) -> bool:
+        """Whether etcd has what was written last; it has not, if it was restored from a backup. LeaseLost when the lock
+        is lost."""
+        keys = list(self._written)
+        read = self.member.retry_while_leased(
+            lambda: self.member.etcd.txn([self.lock.fence()], list(map(get_op, keys)), self._look_at_lock)
+        )
+        if not read.ok:
+            self._lost()
+        kvs = [read.kv(i) for i in range(len(keys))]
+        return [kv.value if kv is not None else None for kv in kvs] == list(self._written.values())
+
+    @property
+    def _looked_after(self) -> tuple[str, ...]:
+        return self.keys.task_state, self.keys.pass_, self.keys.coordinator_addr
+
     # -- saving -------------------------------------------------------------------------------------------------
 
     def save(self, queue: TaskQueue, changes: Changes | None, fences: Sequence[Fence] = ()) -> list[Fence]:
@@ -99,6 +119,7 @@ class TaskStore:
         )
         self.commits += 1
         if result.ok:
+            self._written |= {op.key: op.value for op in ops if op.kind == "put" and op.key in self._looked_after}
             return []
         held = result.kv(0)
         if held is None or held.create_revision != self.lock.revision:
