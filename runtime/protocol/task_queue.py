@@ -199,7 +199,7 @@ class TaskQueue:
         """Takes in what a coordinator before has saved. `marker`: the pass that is worked on; `groups`: records by pass
         and group."""
         self.attempts, self.closed, self.saver = state.attempts, state.closed, saver
-        self.current, self.begun = marker, max([marker, *map(int, counts)])
+        self.current, self.begun = marker, max([min(marker, self.plan.passes - 1), *map(int, counts)])
         for index in sorted(map(int, counts)):
             if counts[str(index)].todo or counts[str(index)].pending:
                 self.passes[index] = tasks = self._pass_tasks(index)

@@ -25,6 +25,7 @@ class Task(NamedTuple):
     scenario: str
     mode: str
     seed: int
+    dispatch: str
 
 
 class Found(NamedTuple):
@@ -39,6 +40,7 @@ class Found(NamedTuple):
 def main() -> int:
     parser = argparse.ArgumentParser(prog=COMMAND, description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--mode", choices=("sync", "async"), default="sync")
+    parser.add_argument("--dispatch", choices=("etcd", "coordinator"), default="etcd", help="who gives out the chunks")
     parser.add_argument("--scenario", nargs="+", default=["faults"], help="NAME or NAME=SEEDS, see scenarios.py")
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds to run of each scenario")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
@@ -51,7 +53,7 @@ def main() -> int:
         os.environ["PYTHONHASHSEED"] = "0"
         os.execv(sys.executable, [sys.executable, "-m", "tests.sim", *sys.argv[1:]])
     if options.seed is not None:
-        return replay(Task(options.scenario[0], options.mode, options.seed))
+        return replay(Task(options.scenario[0], options.mode, options.seed, options.dispatch))
     _prepare()
     with multiprocessing.Pool(options.workers) as pool:
         return max(run_many(pool, scenario, options) for scenario in options.scenario)
@@ -62,8 +64,10 @@ def run_many(pool: multiprocessing.pool.Pool, scenario: str, options: argparse.N
     counts: Counter[str] = Counter()
     scenario, _, count = scenario.partition("=")
     name = f"--scenario {scenario} --mode {options.mode}"
+    if options.dispatch != "etcd":
+        name += f" --dispatch {options.dispatch}"
     seeds = range(options.first, options.first + int(count or options.seeds))
-    tasks = [Task(scenario, options.mode, seed) for seed in seeds] * (2 if options.twice else 1)
+    tasks = [Task(scenario, options.mode, seed, options.dispatch) for seed in seeds] * (2 if options.twice else 1)
     digests: dict[Task, str] = {}
     failed = 0
     for done, found in enumerate(pool.imap_unordered(_run, tasks, chunksize=5)):

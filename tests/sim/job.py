@@ -13,6 +13,7 @@ from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.runtime.coordination.connect import JobEnded
 from graphft.runtime.coordination.job_view import read_view
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.queue_counts import count_queue
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.data import Reader, open_reader
 from graphft.runtime.etcd import EtcdError
@@ -97,7 +98,14 @@ class Simulation:
         """Starts the job, and what is to happen to it."""
         self.begin(self.trainers)
 
+    @property
+    def coordinators(self) -> int:
+        """How many are started: one serves."""
+        return (1 + self.seed % 2) * (self.job.config.dispatch == "coordinator")
+
     def begin(self, trainers: int) -> None:
+        for index in range(self.coordinators):
+            self.start(RoleSpec("coordinator", index))
         for index in range(self.job.config.pservers):
             self.start(RoleSpec("pserver", index))
         for index in range(trainers):
@@ -239,11 +247,9 @@ class Simulation:
         if self.state != "complete":
             raise SimulationFailed(f"the job is {self.state!r}")
         for index in range(self.job.config.passes):
-            prefix = self.keys.queue(index)
-            for kind in ("todo", "pending"):
-                left = self.store.range(f"{prefix}{kind}/").kvs
-                if left:
-                    raise SimulationFailed(f"pass {index} has chunks that are {kind}: {[kv.key for kv in left]}")
+            counted = count_queue(self.store, self.keys, self.job.config.dispatch, index, 0)  # type: ignore[arg-type]
+            if counted is None or counted.todo or counted.pending:
+                raise SimulationFailed(f"pass {index} has chunks that are not done: {counted}")
 
     def model(self) -> dict[str, Any]:
         return read_tensors(self.folder / "model.safetensors")[0]  # type: ignore[arg-type]

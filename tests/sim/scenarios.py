@@ -10,7 +10,7 @@ from graphft.runtime.protocol.messages import Empty, Push
 from graphft.runtime.roles.environment import RoleSpec
 from tests.sim.compare import ComparedSimulation, run_undisturbed, undisturbed
 from tests.sim.faults import FaultySimulation
-from tests.sim.variants import VARIANTS, Variant, async_variant, sync_variant, with_nonfinite
+from tests.sim.variants import VARIANTS, Variant, async_variant, sync_variant, with_coordinator, with_nonfinite
 from tests.sim.world import SimulationFailed
 
 LATE_SECONDS, SOON_SECONDS = 100.0, 30.0
@@ -134,9 +134,11 @@ def variant_of(scenario: str, mode: str, seed: int) -> Variant:
         return with_nonfinite(variant, seed) if scenario == "nonfinite" else variant
 
 
-def simulate(scenario: str, mode: str, seed: int) -> tuple[Counter[str], list[str]]:
+def simulate(scenario: str, mode: str, seed: int, dispatch: str = "etcd") -> tuple[Counter[str], list[str]]:
     """What happened in that seed: counted, and its story. Raises SimulationFailed."""
     variant = variant_of(scenario, mode, seed)
+    if dispatch == "coordinator":
+        variant = with_coordinator(variant)
     kind = SCENARIOS[scenario]
     if variant.sync:  # before the other one begins: there is one world at a time
         certain = kind.certain or _names_bad_records(seed)

@@ -13,6 +13,7 @@ import importlib
 import os
 import pathlib
 import pkgutil
+import secrets
 import shutil
 import signal
 import socket
@@ -35,6 +36,8 @@ from graphft.runtime.execute.lowering import lower
 from graphft.runtime.process.identity import UNKNOWN, identify
 from graphft.runtime.process.progress import Progress
 from graphft.runtime.process.structs import prepare_structs
+from graphft.runtime.protocol import task_groups, task_pass
+from graphft.runtime.roles.task_coordinator import task_store
 from graphft.runtime.transport import make_client, make_server
 from graphft.runtime.transport.address import advertise_host, network_identity
 from tests.sim.disk import Disk, SimOs, SimPath, SimShutil
@@ -92,6 +95,19 @@ class _Ids:
         return uuid.UUID(int=self._world.random.getrandbits(128), version=4)
 
 
+class _Secrets:
+    """The module `secrets`."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    def token_hex(self, count: int) -> str:
+        return f"{self._world.random.getrandbits(8 * count):0{2 * count}x}"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(secrets, name)
+
+
 class _LeasePages:
     """`LeasePage`: no other process maps them, and of a process that is killed nobody would close the file."""
 
@@ -99,8 +115,14 @@ class _LeasePages:
     make = staticmethod(LeasePage)
 
 
-DELTAS = {"BLOCK": 16, "LEAST_SAVED": 0, "LEAST_SHARE": 0.0}
-"""Of `block_deltas`: parts of small models, too, refer to those before them."""
+SMALL = (
+    (block_deltas, {"BLOCK": 16, "LEAST_SAVED": 0, "LEAST_SHARE": 0.0}),
+    (task_groups, {"GROUP": 2}),
+    (task_pass, {"GROUP": 2}),
+    (task_store, {"GROUPS": 1}),
+)
+"""Sizes: parts of small models, too, refer to those before them, and few tasks have several groups, each of which is
+saved by itself."""
 
 
 @functools.cache
@@ -133,6 +155,7 @@ def substituted(
         id(shutil): SimShutil(disk),
         id(signal): _Signals(world),
         id(uuid): _Ids(world),
+        id(secrets): _Secrets(world),
         id(socket): SimpleNamespace(gethostname=lambda: "sim"),
         id(pathlib.Path): SimPath,
         id(concurrent.futures.ThreadPoolExecutor): functools.partial(SimThreadPool, world),
@@ -158,9 +181,10 @@ def substituted(
                 if id(value) in places:
                     before.append((module, attribute, value))
                     setattr(module, attribute, places[id(value)])
-    for attribute, value in DELTAS.items():
-        before.append((block_deltas, attribute, getattr(block_deltas, attribute)))
-        setattr(block_deltas, attribute, value)
+    for module, values in SMALL:
+        for attribute, value in values.items():
+            before.append((module, attribute, getattr(module, attribute)))
+            setattr(module, attribute, value)
     try:
         yield
     finally:

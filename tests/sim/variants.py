@@ -174,6 +174,11 @@ def with_nonfinite(variant: Variant, seed: int) -> Variant:
     return replace(variant, options=(*variant.options, ("on_nonfinite", "skip")), nonfinite=tuple(sorted(records)))
 
 
+def with_coordinator(variant: Variant) -> Variant:
+    """The same job, whose chunks a coordinator gives out as tasks."""
+    return replace(variant, options=(*variant.options, ("dispatch", "coordinator")))
+
+
 def expected_counts(variant: Variant) -> tuple[Tensor, int]:
     """What an async job's counters of the records are at the end, minus the sum of what each batch was worth; and how
     many batches, or units, are left out."""

@@ -14,7 +14,8 @@ from graphft.transpiler.programs import Programs
 
 LOCAL = "local"
 """The block that computes one batch of a unit."""
-_OUTER = ("get_chunk", "etcd_get_chunk", "etcd_complete_chunk", "recv", "fetch_barrier", "send", "send_barrier")
+_QUEUE = ("get_chunk", "etcd_get_chunk", "etcd_complete_chunk", "get_task", "finish_task")
+_OUTER = (*_QUEUE, "recv", "fetch_barrier", "send", "send_barrier")
 
 
 @dataclass(frozen=True)
