@@ -22,7 +22,7 @@ INSTALLED := $(VENV)/.installed
 ETCD := .etcd/.fetched
 PIP := $(PY) -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_ARGS)
 
-.PHONY: help setup run test test-loaded lint types accept bench converge chaos sim docs clean
+.PHONY: help setup run test test-loaded lint types accept bench converge chaos sim hdfs docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -83,10 +83,16 @@ sim: setup  ## real roles in a simulated world: SEEDS sync jobs, and as many asy
 	@$(PY) -m tests.sim --mode sync --seeds $(SEEDS)
 	@$(PY) -m tests.sim --mode async --seeds $(SEEDS)
 
+hdfs: setup .hdfs  ## the tests on a real HDFS (gets 220 MB once, and needs Java and a C compiler; without it they are skipped)
+	@$(PY) -m pytest -q -k hdfs tests/fs tests/loop/test_hdfs.py
+
+.hdfs:
+	@$(PY) tests/support/get_hdfs.py $@
+
 docs: setup  ## regenerate docs/ops.md and docs/options.md from the code
 	@$(PY) -m graphft.opdocs
 	@$(PY) -m graphft.runtime.option_docs
 
 clean:  ## remove what make made (virtual environment, etcd, job folders, caches)
-	rm -rf $(VENV) .etcd jobs out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .etcd .hdfs jobs out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

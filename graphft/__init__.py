@@ -23,7 +23,7 @@ _PUBLIC = {
     "graphft.transpiler": ("Job", "JobConfig", "transpile"),
     "graphft.runtime.executor": ("Executor",),
     "graphft.runtime.fs": ("FS", "FsspecFS", "HDFSClient", "LocalFS"),
-    "graphft.runtime.interchange.job_state": ("load_optimizer",),
+    "graphft.runtime.interchange.optimizer_state": ("load_optimizer",),
     "graphft.runtime.interchange.weights": ("read_weights",),
     "graphft.runtime.launcher.launch": ("run_job",),
     "graphft.runtime.launcher.result": ("Result",),

@@ -161,12 +161,13 @@ def _launch(options: argparse.Namespace) -> int:
 
 
 def _start(options: argparse.Namespace) -> int:
-    from graphft.runtime.coordination.job_storage import local_folder, publish
+    from graphft.runtime.coordination.job_storage import is_published, local_folder, publish
     from graphft.runtime.roles.environment import RoleSpec, explain_on_signal, run_role
 
     explain_on_signal()
     folder = local_folder(options.job)
-    publish(folder)
+    if not is_published(folder):  # else a role that is started again waits for a storage that is away
+        publish(folder)
     return run_role(_load_job(folder), folder, RoleSpec(options.role, options.index, str(folder), options.etcd))
 
 

@@ -16,9 +16,11 @@ from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.queue_counts import count_queue
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.process.metric_files import losses_of
 from graphft.runtime.protocol.ledger import ALL, Ledger
+from graphft.runtime.protocol.task_groups import TaskCounts
 from graphft.transpiler import Job, read_record
 
 MODEL = "model.safetensors"
@@ -130,9 +132,8 @@ def count_chunks(job: Job, etcd: Etcd, folder: Path) -> Chunks:
     keys, config = Keys(job.config.name), job.config
     passes = range(max(0, config.passes - 2) if config.sync else 0, config.passes)
     in_pass = sum(1 for n in config.plan.batches if n)
-    done, todo, pending = (
-        sum(etcd.count(f"{keys.queue(p)}{state}/") for p in passes) for state in ("done", "todo", "pending")
-    )
+    found = [count_queue(etcd, keys, config.dispatch, p, in_pass) or TaskCounts(in_pass, 0, 0) for p in passes]
+    done, todo, pending = (sum(getattr(counts, state) for counts in found) for state in ("done", "todo", "pending"))
     left_out = etcd.count(keys.all_left_out)
     if not config.sync and not left_out:
         done = min(sum(ledger.count(p) for p in passes) for _, ledger in final_ledgers(job, folder))

@@ -37,6 +37,9 @@ job is launched again. pause and freeze: SIGSTOP, then SIGCONT before or after t
 CLUSTER_WEIGHTS = {"kill-leader": 3}
 """Only with several members of etcd; the etcd faults above then befall any of them, but freeze-etcd all."""
 
+COORDINATOR_WEIGHTS = {"kill-coordinator": 10, "kill-coordinators": 4, "pause-coordinator": 2, "freeze-coordinator": 2}
+"""Only of a job whose tasks a coordinator gives out. They befall the one that serves three times out of four."""
+
 MESSAGES = {"drop": 0.0005, "duplicate": 0.01, "delay": 0.01, "reorder": 0.01}
 """Kinds that befall messages: shares of all of them, in both directions."""
 
@@ -64,9 +67,11 @@ class Fault:
         return candidates[int(self.target * len(candidates))]
 
 
-def kinds_of(wanted: Sequence[str], members: int) -> tuple[str, ...]:
-    """The kinds that are asked for (none: all) and possible. Raises GraphftError for unknown ones."""
-    known = [*WEIGHTS, *(CLUSTER_WEIGHTS if members > 1 else ()), *MESSAGES]
+def kinds_of(wanted: Sequence[str], members: int, coordinator: bool = False) -> tuple[str, ...]:
+    """The kinds that are asked for (none: all) and possible, with so many members of etcd, and a `coordinator` that
+    gives out tasks or none. Raises GraphftError for unknown ones."""
+    possible = WEIGHTS | (CLUSTER_WEIGHTS if members > 1 else {}) | (COORDINATOR_WEIGHTS if coordinator else {})
+    known = [*possible, *MESSAGES]
     unknown = [k for k in wanted if k not in known]
     if unknown:
         raise GraphftError(
@@ -77,7 +82,7 @@ def kinds_of(wanted: Sequence[str], members: int) -> tuple[str, ...]:
 
 def make_schedule(seed: int, count: int, kinds: Sequence[str], total_steps: int, lease_ttl: float) -> list[Fault]:
     """`count` faults over the job's steps, each kind at least once if there is room for all."""
-    weights = {k: w for k, w in (WEIGHTS | CLUSTER_WEIGHTS).items() if k in kinds}
+    weights = {k: w for k, w in (WEIGHTS | CLUSTER_WEIGHTS | COORDINATOR_WEIGHTS).items() if k in kinds}
     if not weights or not count:
         return []
     rng = random.Random(seed)

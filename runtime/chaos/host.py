@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from graphft.errors import GraphftError, plain_text
+from graphft.runtime.chaos.coordinators import STARTED
 from graphft.runtime.chaos.fault_schedule import Fault
 from graphft.runtime.chaos.probe import Probe
 from graphft.runtime.coordination.connect import connect_from, write_endpoints
@@ -34,6 +35,7 @@ class Host:
 
     def __init__(self, job: Job, folder: Path, members: int, environment: Mapping[str, str]) -> None:
         self.job, self.folder, self.environment = job, folder.resolve(), dict(environment)
+        self.has_coordinator = job.config.dispatch == "coordinator"
         self.cluster = EmbeddedCluster(self.folder / "etcd-cluster", members) if members > 1 else None
         self.launcher: subprocess.Popen[bytes] | None = None
         self.etcd: Etcd | None = None
@@ -56,6 +58,8 @@ class Host:
         command = ["launch", "--quiet", "--job", str(self.folder)]
         if self.cluster is not None:
             command += ["--etcd", ",".join(self.cluster.endpoints)]
+        if self.has_coordinator:
+            command += ["--coordinators", str(STARTED)]
         write_endpoints(self.folder, "")
         self.launcher = spawn(command, self.folder / "logs" / "launcher.log", self.environment)
         self.etcd = self._connect()
@@ -147,6 +151,13 @@ class Host:
         records = sorted(self.probe.view.trainers.values(), key=lambda r: r.id)
         return self._alive([r for r in records if r.id not in self._removed])
 
+    def coordinators(self) -> list[tuple[Registration, psutil.Process]]:
+        """Registered coordinators of this machine that are alive, the one that serves first."""
+        assert self.probe is not None
+        view = self.probe.view
+        serving = view.coordinator.id if view.coordinator is not None else ""
+        return self._alive(sorted(view.coordinators.values(), key=lambda r: (r.id != serving, r.id)))
+
     def _alive(self, records: list[Registration]) -> list[tuple[Registration, psutil.Process]]:
         found = [(r, self._process(r.pid)) for r in records if r.process.visible]
         return [(r, p) for r, p in found if p is not None]
@@ -236,7 +247,7 @@ class Host:
 
     def tell_stories(self) -> None:
         """Has every role write its story, and where its threads are, into its log."""
-        for _, process in [*self.pservers(), *self.trainers()]:
+        for _, process in [*self.coordinators(), *self.pservers(), *self.trainers()]:
             send(process, signal.SIGCONT)
             send(process, signal.SIGUSR1)
 
@@ -245,6 +256,14 @@ def send(process: psutil.Process, signum: int) -> None:
     """Sends a signal, if the process (and not another of its id) still runs."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process.send_signal(signum)
+
+
+def is_running(process: psutil.Process) -> bool:
+    """Whether the process is there, and nothing has stopped it."""
+    try:
+        return bool(process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE))
+    except psutil.Error:
+        return False
 
 
 def _is_etcd(process: psutil.Process) -> bool:

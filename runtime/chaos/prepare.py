@@ -93,7 +93,8 @@ def copy_job(source: Path, target: Path) -> None:
 
 def run_chaos(prepared: Prepared, options: ChaosOptions, say: Say) -> Report:
     """Runs the job under faults, and compares what it leaves with the reference."""
-    job, kinds = prepared.job, kinds_of(options.kinds, options.members)
+    job = prepared.job
+    kinds = kinds_of(options.kinds, options.members, job.config.dispatch == "coordinator")
     schedule = make_schedule(options.seed, options.faults, kinds, job.config.total_steps, job.config.lease_ttl)
     faults = message_faults(options.seed, kinds)
     environment = {VARIABLE: json.dumps(asdict(faults))} if faults is not None else {}

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from graphft.runtime.chaos.compare import Chunks
+from graphft.runtime.chaos.coordinators import Coordinators
 from graphft.runtime.chaos.recovery import Recovery
 
 DIFFERENCES_SHOWN = 20
@@ -46,14 +47,18 @@ class Report:
     exactly_once: bool | None = None
     loss: float | None = None
     undisturbed_losses: list[float] = field(default_factory=list)
+    coordinators: Coordinators | None = None
+    trainers_ended: int = 0
+    """How often one ended that no fault had befallen: of a job with coordinators."""
     compared: int = 0
     different: list[str] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
         """Whether the job completed, lost nothing, and ended with the very bits of the undisturbed run; or, in async
-        mode, after every batch had been applied exactly once on every shard."""
-        as_promised = self.identical is True or self.exactly_once is True
+        mode, after every batch had been applied exactly once on every shard. With coordinators, whose death no trainer
+        may die of."""
+        as_promised = (self.identical is True or self.exactly_once is True) and not self.trainers_ended
         return self.completed and as_promised and self.chunks is not None and self.chunks.accounted
 
     @property
@@ -87,6 +92,8 @@ class Report:
             "steps_repeated": self.steps_repeated,
             "generations": self.generations,
             "chunks": asdict(self.chunks) | {"accounted": self.chunks.accounted} if self.chunks is not None else None,
+            "coordinators": _coordinators(self.coordinators) if self.coordinators is not None else None,
+            "trainers_ended": self.trainers_ended,
             "ends": dict(self.ends),
             "counters": dict(sorted(self.counters.items())),
             "log": [
@@ -133,6 +140,8 @@ class Report:
                 f"chunks         {c.done} of {c.expected} done, some left out of {c.left_out}, "
                 f"{c.todo + c.pending} open: {'all' if c.accounted else 'NOT ALL'} accounted for"
             )
+        if self.coordinators is not None:
+            lines += _coordinator_lines(self.coordinators, self.trainers_ended)
         lines.append(f"completed      {'yes' if self.completed else 'NO: ' + self.problem}")
         if self.identical is not None:
             lines.append(f"bit-identical  {'yes' if self.identical else 'NO'} ({self.compared} tensors)")
@@ -144,6 +153,23 @@ class Report:
             others = ", ".join(f"{loss:.5f}" for loss in self.undisturbed_losses)
             lines.append(f"loss           {self.loss:.5f} in the last pass; undisturbed {others or 'not run'}")
         return lines + [f"  {line}" for line in self.different[:DIFFERENCES_SHOWN]]
+
+
+def _coordinators(found: Coordinators) -> dict[str, Any]:
+    seconds = {whether: _summary(values) for whether, values in sorted(found.seconds.items())}
+    return {"killed": found.killed, "served": found.served, "stopped": found.stopped, "take_over_seconds": seconds}
+
+
+def _coordinator_lines(found: Coordinators, trainers_ended: int) -> list[str]:
+    takeovers = [
+        f"{s['median']:.2f} (worst {s['worst']:.2f}) {s['count']} times where {whether}"
+        for whether, s in _coordinators(found)["take_over_seconds"].items()
+    ]
+    return [
+        f"coordinators   {found.killed} killed, {found.served} of them while they served; {found.stopped} stopped",
+        f"take-over      median s {', '.join(takeovers) or 'none'}",
+        f"trainers       {trainers_ended} ended that no fault had befallen",
+    ]
 
 
 def counted(counters: Mapping[str, int]) -> str:

@@ -14,8 +14,9 @@ import psutil
 
 from graphft.errors import GraphftError
 from graphft.runtime.chaos.compare import count_chunks
+from graphft.runtime.chaos.coordinators import STARTED, Coordinators, TrainerEnds
 from graphft.runtime.chaos.fault_schedule import Fault
-from graphft.runtime.chaos.host import Host, send
+from graphft.runtime.chaos.host import Host, is_running, send
 from graphft.runtime.chaos.probe import ASK_SECONDS
 from graphft.runtime.chaos.recovery import AsyncRecoveries, Recoveries, SyncRecoveries
 from graphft.runtime.chaos.report import Report
@@ -39,6 +40,8 @@ LATE_SHARE = 0.02
 before it has suffered what it was to suffer."""
 SPARE_TRAINERS = 2
 """So many trainers more than slots are added at most."""
+OFTEN = 2
+"""How often more than others the coordinator that serves is drawn."""
 
 Say = Callable[[str], None]
 
@@ -75,6 +78,9 @@ class Run:
         self.report = Report(
             job.config.name, options.seed, options.members, job.config.total_steps, len(schedule), self.recoveries.all
         )
+        if self.host.has_coordinator:
+            self.report.coordinators = Coordinators()
+        self._trainer_ends = TrainerEnds()
         self._counters: dict[tuple[str, int], dict[str, int]] = {}
         self._count_at = 0.0
         self._fired_at = 0.0
@@ -94,6 +100,8 @@ class Run:
         report = self.report
         report.seconds = time.monotonic() - self._started
         report.steps_repeated, report.generations = self.recoveries.repeated, self.recoveries.generations
+        if self.host.has_coordinator:
+            report.trainers_ended = self._trainer_ends.unasked(self.folder)
         for counters in self._counters.values():
             report.counters.update(counters)
         return report
@@ -120,6 +128,8 @@ class Run:
         assert self.host.etcd is not None
         probe.look(ASK_SECONDS)
         now = time.monotonic()
+        if self.report.coordinators is not None:
+            self.report.coordinators.look(probe.view, now)
         for recovery in self.recoveries.update(probe.answers, probe.view, now):
             self._tell(f"  step {self.recoveries.low:>5}  {recovery.seconds:6.2f} s after {recovery.kind}")
         if now >= self._count_at:
@@ -139,7 +149,16 @@ class Run:
 
     def _all_there(self) -> bool:
         """Whether all processes that died are back: each fault finds the job as strong as the one before."""
-        return len(self.host.trainers()) >= self._trainers and len(self.host.pservers()) >= self.job.config.pservers
+        trainers, pservers = len(self.host.trainers()), len(self.host.pservers())
+        return trainers >= self._trainers and pservers >= self.job.config.pservers and self._coordinated()
+
+    def _coordinated(self) -> bool:
+        """Whether one coordinator serves, and the others stand by."""
+        if not self.host.has_coordinator:
+            return True
+        assert self.host.probe is not None
+        live, serving = self.host.coordinators(), self.host.probe.view.coordinator
+        return len(live) >= STARTED and serving is not None and serving.id == live[0][0].id
 
     def _count(self, etcd: Etcd) -> None:
         """What roles report of themselves; the lease tells the processes of one role apart."""
@@ -214,6 +233,8 @@ class Run:
         if fault.kind == "kill-job":
             self.host.kill_all()
             self.host.resume_all()
+            if self.report.coordinators is not None:
+                self.report.coordinators.forget()
             self._trainers = self.job.config.trainers
             self.recoveries.progress_at = time.monotonic() + START_SECONDS
             return fault.kind, "launcher, roles and etcd; launched again", frozenset()
@@ -226,6 +247,7 @@ class Run:
 
     def _hurt_etcd(self, fault: Fault, verb: str, whom: str) -> str:
         """What was done; "" when etcd does not run at the moment."""
+        self._trainer_ends.hurt(fault.kind, ())
         if verb == "kill" and self.host.cluster is not None:
             return self.host.kill_member(fault, whom == "leader")
         processes = self.host.etcd_processes()
@@ -242,18 +264,29 @@ class Run:
         if verb == "add" and len(live) >= self.job.config.trainers + SPARE_TRAINERS:
             verb = "remove"
         if verb == "remove" and len(live) > 1:
-            return "remove-trainer", self.host.remove_trainer(*fault.pick(live)), frozenset()
+            record, process = fault.pick(live)
+            self._trainer_ends.hurt("remove-trainer", [record.id])
+            return "remove-trainer", self.host.remove_trainer(record, process), frozenset()
         return "add-trainer", self.host.add_trainer(), frozenset()
 
     def _hurt_role(self, fault: Fault, verb: str, whom: str) -> tuple[str, str, frozenset[str]] | None:
-        live = self.host.pservers() if whom.startswith("pserver") else self.host.trainers()
+        live = getattr(self.host, whom.removesuffix("s") + "s")()
         if not live:
             return None
-        chosen = live if whom.endswith("s") else [fault.pick(live)]
+        often = [live[0]] * OFTEN if whom == "coordinator" else []
+        chosen = live if whom.endswith("s") else [fault.pick([*often, *live])]
+        ids = [record.id for record, _ in chosen]
+        if whom.startswith("coordinator"):
+            assert self.host.probe is not None
+            assert self.report.coordinators is not None
+            left = [p for record, p in live if record.id not in ids]
+            view, ready = self.host.probe.view, any(map(is_running, left))
+            self.report.coordinators.hurt(fault.kind, ids, view, time.monotonic(), ready)
+        self._trainer_ends.hurt(fault.kind, ids)
         for _, process in chosen:
             self._hurt(process, verb, fault.seconds)
-        gone = frozenset(record.id for record, _ in chosen) if verb == "kill" else frozenset()
-        return fault.kind, ", ".join(record.id for record, _ in chosen) + _lasting(verb, fault.seconds), gone
+        gone = frozenset(ids) if verb == "kill" else frozenset()
+        return fault.kind, ", ".join(ids) + _lasting(verb, fault.seconds), gone
 
     def _hurt(self, process: psutil.Process, verb: str, seconds: float) -> None:
         if verb == "kill":

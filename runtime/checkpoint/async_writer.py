@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from torch import Tensor
@@ -38,6 +39,7 @@ class AsyncCommits(Commits):
         Raises StorageUnavailable.
         """
         parts, versions, same = [], [], []
+        told: dict[str, Any] = {}
         for shard in range(self.shards):
             kv = self.etcd.get(self.keys.of_shard(shard).committed)
             committed = decode_committed(kv)
@@ -51,8 +53,9 @@ class AsyncCommits(Commits):
             part = manifest.parts[0]
             parts.append(msgspec.structs.replace(part, file=f"{shard_folder(shard)}/{part.file}"))
             versions.append(committed.step)
+            told |= {key: value for key, value in manifest.meta.items() if key not in told and key != PASSES}
             same.append(mod_is(kv.key, kv.mod_revision))
-        last = Manifest(0, step, self.run, tuple(parts), {"versions": versions})
+        last = Manifest(0, step, self.run, tuple(parts), {**told, "versions": versions})
         whole = checkpoints_of(job_dir)
         with storage(whole.where()):
             whole.write_manifest(last)
@@ -93,6 +96,10 @@ def _readable(commits: Commits, committed: Committed) -> bool:
     return True
 
 
+PASSES = "passes"
+"""In the metadata of a shard's manifest: the commit has it."""
+
+
 def meta_of(passes: int) -> Mapping[str, int]:
     """What a shard's manifest says beside its part: how many passes are wholly in it."""
-    return {"passes": passes}
+    return {PASSES: passes}

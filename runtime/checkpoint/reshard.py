@@ -7,8 +7,6 @@ Where an async job's shards are differs, each at batches of its own: it has no s
 from __future__ import annotations
 
 import logging
-import socket
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import torch
 from torch import Tensor
 
 from graphft.errors import GraphftError
+from graphft.runtime.checkpoint.described import MADE, made
 from graphft.runtime.checkpoint.store import SOURCE, CheckpointStore, DamagedCheckpoint, Manifest
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.transpiler import Job
@@ -60,8 +59,8 @@ def carry_over(source: Path, job: Job, target: Path) -> int | None:
     store = checkpoints_of(target)
     values = reshard(old, shards, job)
     parts = tuple(store.write_part(0, manifest.step, i, len(values), each) for i, each in enumerate(values))
-    made = {"at": time.time(), "host": socket.gethostname(), SOURCE: f"{manifest.directory} of run {old.run_id}"}
-    store.write_manifest(Manifest(0, manifest.step, job.run_id, parts, {**manifest.meta, "made": made}))
+    by = made(job.fingerprint, **{SOURCE: f"{manifest.directory} of run {old.run_id}"})
+    store.write_manifest(Manifest(0, manifest.step, job.run_id, parts, {**manifest.meta, MADE: by}))
     return manifest.step
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 import threading
 import time
 from collections import Counter
@@ -11,12 +10,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
-import graphft
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.commit import Commits, record_of
+from graphft.runtime.checkpoint.described import MADE, made
 from graphft.runtime.checkpoint.omissions import recorded
 from graphft.runtime.checkpoint.pending_snapshots import PendingSnapshots, Published, Snapshot, Work
 from graphft.runtime.checkpoint.store import DamagedCheckpoint, Manifest, StorageUnavailable
@@ -29,11 +27,11 @@ from graphft.runtime.coordination.status import read_left_out, read_metrics
 from graphft.runtime.coordination.storage_claim import check_claim
 from graphft.runtime.etcd import TransientEtcdError, put_op, value_is
 from graphft.runtime.execute.finite import listed, no_longer_finite
-from graphft.transpiler.fingerprint import digest_of
 from graphft.transpiler.record import read_record
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
+    from graphft.transpiler.fingerprint import Fingerprint
 
 NONFINITE = "nonfinite"
 """In the metadata of a model: what of it is not finite, in words."""
@@ -69,7 +67,7 @@ class Saver:
         self._finishing = False
         self._redone = 0
         self._pause = RETRY_SECONDS
-        self._made_of: dict[str, str] = {}
+        self._made_of: Fingerprint | None = None
         self._last: Manifest | None = None
         """What this shard committed last."""
         self._published: Published | None = None
@@ -202,22 +200,15 @@ class Saver:
         part = commits.store.write_part(
             item.generation, item.step, commits.shard, commits.shards, item.values, item.ledger
         )
-        found = {"metrics": read_metrics(commits.etcd, commits.keys), "made": self._made()}
+        found = {"metrics": read_metrics(commits.etcd, commits.keys), MADE: self._made()}
         meta = {**item.meta, **recorded(commits.etcd, commits.keys), **found}
         self._publish(Published(item.generation, item.step, part, item.keep, meta))
 
     def _made(self) -> dict[str, Any]:
-        """When, where, by what, and of what."""
-        if not self._made_of:
+        if self._made_of is None:
             with contextlib.suppress(GraphftError):  # it says so elsewhere; the run's id tells what it is of
-                found = read_record(self.job_dir).fingerprint
-                self._made_of = {
-                    "program": found.program,
-                    "data": digest_of(found.data),
-                    "values": digest_of(found.values),
-                }
-        by = {"host": socket.gethostname(), "graphft": graphft.__version__, "torch": str(torch.__version__)}
-        return {"at": time.time(), **by, **self._made_of}
+                self._made_of = read_record(self.job_dir).fingerprint
+        return made(self._made_of)
 
     def _publish(self, item: Published) -> None:
         manifest = self.commits.publish(item.generation, item.step, item.part, item.meta)

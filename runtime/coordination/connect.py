@@ -62,9 +62,13 @@ def write_endpoints(job_dir: Path, endpoints: str) -> None:
 
 
 def read_endpoints(job_dir: Path) -> str:
-    """What was left there; "" if nothing was."""
+    """What was left there; "" if nothing was, or it is damaged: the next launcher writes it anew."""
     path = job_dir / _FILE
-    return str(json.loads(path.read_bytes())["endpoints"]) if path.exists() else ""
+    try:
+        return str(json.loads(path.read_bytes())["endpoints"]) if path.exists() else ""
+    except (ValueError, KeyError, TypeError) as error:
+        log.warning("%s is damaged: %s", path, error)
+        return ""
 
 
 def has_model(job_dir: Path) -> bool:

@@ -3,6 +3,7 @@
     <url>/job.json                 made only if there is none: from then on the storage is this run's
           job-<run>/...            what `Job.save` wrote besides, and files.json: size and sha256 of each file
           checkpoints/...          parts and manifests (see `checkpoint.stored_checkpoints`)
+          continued.json           which run went on from here with other pservers
           discarded.jsonl, result.json, model.safetensors
                                result.json: size and sha256 of the others; the model last: the run is complete
 
@@ -12,8 +13,10 @@ stay in the folder of the machine that writes them.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import logging
 import os
 import posixpath
 import tempfile
@@ -23,15 +26,19 @@ from pathlib import Path
 import msgspec
 
 from graphft.errors import GraphftError, UsageError
-from graphft.fileio import PIECE
+from graphft.fileio import PIECE, write_atomically
 from graphft.runtime.coordination.discarded import FILE as DISCARDED
 from graphft.runtime.fs import FS, file_system
 from graphft.transpiler.record import MARKER, RECORD, SAVED, JobRecord, read_record
+
+log = logging.getLogger("graphft")
 
 JOBS = Path("jobs")
 """Where the folders of jobs are, in the working directory."""
 MODEL = "model.safetensors"
 """The trained model, in the folder (and the storage) of a job that is complete."""
+_PUBLISHED = "published"
+"""In the folder: the id of the run, once its storage has held it. If that holds nothing later, it is away."""
 _LISTING, _RESULT = "files.json", "result.json"
 _HEALTH = "see whether it can be reached from here, and what FSSPEC_* or the store's own variables say"
 
@@ -42,9 +49,17 @@ class _Uploaded(msgspec.Struct, frozen=True):
 
 
 def storage_of(job_dir: Path) -> str:
-    """The URL of the storage of the job in this folder; "" if it has none."""
+    """The URL of the storage of the job in this folder; "" if it has none. Raises GraphftError[load] if that is not
+    to be read."""
     path = job_dir / MARKER
-    return str(json.loads(path.read_bytes())["url"]) if path.exists() else ""
+    try:
+        return str(json.loads(path.read_bytes())["url"]) if path.exists() else ""
+    except (ValueError, KeyError, TypeError) as error:
+        raise GraphftError(
+            f"{path} is damaged: {error}",
+            rule="load",
+            help="delete this folder: it is a copy, the job is in its storage",
+        ) from error
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
@@ -66,14 +81,34 @@ def stored_run(url: str) -> str:
         ) from error
 
 
+def is_published(job_dir: Path) -> bool:
+    """Whether the storage of the job in this folder has held it, as far as the folder tells."""
+    try:
+        return (job_dir / _PUBLISHED).read_text() == read_record(job_dir).run_id
+    except FileNotFoundError:
+        return False
+
+
 def publish(job_dir: Path) -> None:
     """Puts the job in this folder into its storage, where others find it. Nothing happens if it is there.
 
-    Raises UsageError[job-directory] if the storage is another run's, GraphftError[storage].
+    Raises UsageError[job-directory] if the storage is another run's, GraphftError[storage]: also if it has held this
+    run, and holds nothing now.
     """
     url, run = storage_of(job_dir), read_record(job_dir).run_id
-    if not url or stored_run(url) == run:
+    if not url:
         return
+    found, published = stored_run(url), is_published(job_dir)
+    if not found and published:
+        raise _gone(url, run)
+    if found != run:
+        _put(job_dir, url, run)
+    if not published:
+        with contextlib.suppress(OSError):  # a disk that is full: it only cannot be told later
+            write_atomically(job_dir / _PUBLISHED, run.encode())
+
+
+def _put(job_dir: Path, url: str, run: str) -> None:
     fs, root = file_system(url)
     try:
         _upload(fs, posixpath.join(root, f"job-{run}"), job_dir)
@@ -106,6 +141,8 @@ def fetch(url: str, target: Path, *, whole: bool = True) -> JobRecord:
     something else; GraphftError[storage]; GraphftError[load] for a file that is not what was uploaded.
     """
     run = stored_run(url)
+    if not run and storage_of(target) == url and is_published(target):
+        raise _gone(url, read_record(target).run_id)
     if not run:
         raise UsageError(f"{url} holds no job", rule="job-directory", help="give what was given to transpile(storage=)")
     if (target / RECORD).exists():
@@ -125,6 +162,7 @@ def fetch(url: str, target: Path, *, whole: bool = True) -> JobRecord:
         try:
             _download(fs, posixpath.join(root, f"job-{run}"), new, None if whole else {MARKER})
             fs.download(posixpath.join(root, RECORD), new / RECORD)
+            write_atomically(new / _PUBLISHED, run.encode())
         except OSError as error:
             raise _unavailable(url, error) from error
         try:
@@ -136,12 +174,18 @@ def fetch(url: str, target: Path, *, whole: bool = True) -> JobRecord:
 
 
 def local_folder(path: str | os.PathLike[str]) -> Path:
-    """The folder of a job that is given by its folder, or by the URL of its storage: then a copy in ./jobs."""
+    """The folder of a job that is given by its folder, or by the URL of its storage: then a copy in ./jobs. While the
+    storage cannot be asked, that copy is taken as it is."""
     if not is_url(path):
         return Path(path)
     url = os.fspath(path).rstrip("/")
     target = JOBS / posixpath.basename(url)
-    fetch(url, target)
+    try:
+        fetch(url, target)
+    except GraphftError as error:
+        if error.rule != "storage" or storage_of(target) != url or not is_published(target):
+            raise
+        log.warning("%s: going by the copy in %s", error.message, target)
     return target
 
 
@@ -209,13 +253,32 @@ def _check(file: Path, expected: _Uploaded, source: str, remedy: str) -> None:
 def is_stored_complete(job_dir: Path) -> bool:
     """Whether the storage of the job in this folder has its model. False if it cannot be reached, or there is none."""
     url = storage_of(job_dir)
-    if not url:
-        return False
+    return bool(url) and is_complete_at(url)
+
+
+def is_complete_at(url: str) -> bool:
+    """Whether this storage has a model. False if it cannot be reached."""
     fs, root = file_system(url)
     try:
         return fs.size(posixpath.join(root, MODEL)) is not None
     except OSError:
         return False
+
+
+def put_mark(url: str, name: str, data: bytes) -> None:
+    """Writes a small file beside the job's record. Raises GraphftError[storage]."""
+    fs, root = file_system(url)
+    try:
+        with fs.writing(posixpath.join(root, name)) as file:
+            file.write(data)
+    except OSError as error:
+        raise _unavailable(url, error) from error
+
+
+def read_mark(url: str, name: str) -> bytes | None:
+    """What `put_mark` wrote; None if there is none. Raises GraphftError[storage]."""
+    fs, root = file_system(url)
+    return _read(fs, posixpath.join(root, name), url)
 
 
 def begun_in_storage(job_dir: Path) -> bool:
@@ -296,6 +359,14 @@ def _sha256(path: Path) -> str:
         while piece := file.read(PIECE):
             digest.update(piece)
     return digest.hexdigest()
+
+
+def _gone(url: str, run: str) -> GraphftError:
+    return GraphftError(
+        f"{url} has held run {run}, and holds nothing now",
+        rule="storage",
+        help="is its file system mounted? If all is gone for good, begin a new run: --fresh, or another storage",
+    )
 
 
 def _unavailable(url: str, error: OSError) -> GraphftError:

@@ -27,10 +27,11 @@ from graphft.errors import GraphftError, UsageError
 from graphft.fileio import write_atomically
 from graphft.runtime.coordination.job_storage import storage_of
 from graphft.runtime.fs import FS, file_system
+from graphft.runtime.process.bounded import within
 from graphft.runtime.process.identity import UNKNOWN, Identity, identify
 from graphft.transpiler.record import RECORD
 
-BEAT, SILENT, LOOK = 4.0, 20.0, 1.0
+BEAT, SILENT, LOOK, LEAVE = 4.0, 20.0, 1.0, 5.0
 """Seconds."""
 _NAME = re.compile(r"running-(\d+)\.json")
 _LOCAL = "storage-claim.json"
@@ -119,8 +120,7 @@ class StorageClaim:
             self._thread.join(BEAT)
         (self.job_dir / _LOCAL).unlink(missing_ok=True)
         if self.claim.number and not self.lost:
-            with contextlib.suppress(OSError):  # it is over in SILENT seconds then
-                self._delete(self.claim.number)
+            within(LEAVE, lambda: self._delete(self.claim.number), None)  # else it is over in SILENT seconds
 
     # -- the thread -------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import posixpath
+import uuid
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
@@ -14,6 +15,10 @@ from graphft.runtime.fs.local import LocalFS
 
 OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oci", "oss"})
 """Protocols that have no folders: what would make one makes a bucket of a name that was mistyped."""
+
+
+PYARROWS = "fsspec.implementations.arrow"
+"""Where fsspec has the file systems of pyarrow; importing it imports that."""
 
 
 @contextlib.contextmanager
@@ -159,6 +164,25 @@ class FsspecFS(FS):
         self.fs.invalidate_cache()
 
 
+class RenamingFS(FsspecFS):
+    """A file system of pyarrow's, which has no put if there is none: a file is made whole by a rename, which is atomic.
+
+    But pyarrow's rename replaces a file that is there: two processes that create the same file in the same moment are
+    not told apart, and the later one's is there then.
+    """
+
+    def create(self, path: str, data: bytes) -> bool:
+        scratch = f"{path}.{uuid.uuid4().hex}.new"
+        with self.writing(scratch) as file:
+            file.write(data)
+        try:
+            self.mv(scratch, path)
+        except FileExistsError:
+            self.rm(scratch)
+            return False
+        return True
+
+
 def file_system(path: str, options: Mapping[str, Any] | None = None) -> tuple[FS, str]:
     """The file system of a path or URL, and the path in it. `options` go to fsspec (`storage_options`).
 
@@ -180,4 +204,4 @@ def file_system(path: str, options: Mapping[str, Any] | None = None) -> tuple[FS
         raise UsageError(
             f"{path} cannot be used: {error}", rule="storage-url", help="give a path, or a URL that fsspec knows"
         ) from error
-    return FsspecFS(fs), inner
+    return (RenamingFS if type(fs).__module__ == PYARROWS else FsspecFS)(fs), inner

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import uuid
 from typing import Any
 
 from graphft.errors import GraphftError
-from graphft.runtime.fs.by_url import FsspecFS
+from graphft.runtime.fs.by_url import RenamingFS
 
 
-class HDFSClient(FsspecFS):
-    """A file is made whole by a rename, which is atomic.
-
-    But pyarrow's rename replaces a file that is there: two processes that create the same file in the same moment are
-    not told apart, and the later one's is there then.
+class HDFSClient(RenamingFS):
+    """Hadoop's file system, by the NameNode's address. (`hdfs://` URLs are the same.)
 
     Args:
         host: Of the NameNode; "default" takes `fs.defaultFS` of Hadoop's own configuration.
@@ -38,14 +34,3 @@ class HDFSClient(FsspecFS):
                 help="install graphft[files], Java and Hadoop's client, and set HADOOP_HOME and CLASSPATH",
             ) from error
         super().__init__(wrapped)
-
-    def create(self, path: str, data: bytes) -> bool:
-        scratch = f"{path}.{uuid.uuid4().hex}.new"
-        with self.writing(scratch) as file:
-            file.write(data)
-        try:
-            self.mv(scratch, path)
-        except FileExistsError:
-            self.rm(scratch)
-            return False
-        return True

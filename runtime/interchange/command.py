@@ -60,8 +60,14 @@ def add_parser(commands: Any) -> None:
                 "(default otherwise), or a directory of torch.distributed.checkpoint",
             )
             parser.add_argument(
-                "--shard-mb", type=float, default=5000.0, help="huggingface: megabytes of a file (default: 5000)"
+                "--optimizer",
+                nargs="?",
+                const="optimizer",
+                default="",
+                metavar="NAME",
+                help="dcp: with the optimizer's state, by the name that it has there, and in a loop (optimizer)",
             )
+            parser.add_argument("--shard-mb", type=float, help="huggingface: megabytes of a file (default: 5000)")
         elif name == "copy":
             parser.add_argument("to", metavar="TO", help="a folder or URL")
     into = action("import", import_, "weights as the first checkpoint of a new place: for load_check_point", EXPORTED)
@@ -72,7 +78,7 @@ def add_parser(commands: Any) -> None:
     prune.add_argument("--keep", type=int, required=True, help="how many of the newest to keep")
     prune.add_argument("--every", type=int, default=0, help="and the first of each so many versions")
     prune.add_argument("--best", default="", help="and the best by this metric")
-    prune.add_argument("--mode", choices=("min", "max"), default="min", help="which value is the best")
+    prune.add_argument("--mode", choices=("min", "max"), help="which value is the best (default: min)")
 
 
 def _told(command: Any, options: argparse.Namespace) -> int:
@@ -186,7 +192,10 @@ def _line(manifest: VersionManifest) -> str:
 
 def _show(options: argparse.Namespace) -> int:
     if (job := _of_job(options)) is not None:
-        return _show_job(job)
+        while (lines := _lines_of(job)) is None:
+            job = _of_job(options) or []  # there is a newer one by now
+        print("\n".join(lines))
+        return 0
     from graphft.runtime.loop.version_store import DeletedVersion
 
     place, versions = _there(options.path)
@@ -234,21 +243,40 @@ def _plain(state: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from _plain(value, f"{name}.{key}" if name else str(key))
 
 
-def _show_job(found: list[JobCheckpoint]) -> int:
-    """The newest that is whole (or of the step that was asked for), with what each part holds."""
+def _lines_of(found: list[JobCheckpoint]) -> list[str] | None:
+    """What each part holds of the newest that is whole (or of the step that was asked for). None: the job has deleted
+    it meanwhile."""
+    from graphft.runtime.checkpoint.described import MADE, place_in_words
+    from graphft.runtime.checkpoint.omissions import LEFT_OUT
+    from graphft.runtime.checkpoint.store import DamagedCheckpoint
+
     checkpoint = next((c for c in found if c.manifest is not None), None)
     if checkpoint is None or checkpoint.manifest is None:
         raise GraphftError(found[0].damage, rule="checkpoint", help="none is whole: graphft checkpoint verify")
-    print(checkpoint.line().strip())
-    made = checkpoint.manifest.meta.get("made", {})
-    print("  ".join([f"run {checkpoint.manifest.run}", *(f"{k} {v}" for k, v in made.items() if k != "at")]))
+    meta = checkpoint.manifest.meta
+    lines = [
+        checkpoint.line().strip(),
+        "  ".join(
+            [f"run {checkpoint.manifest.run}", *(f"{k} {v}" for k, v in meta.get(MADE, {}).items() if k != "at")]
+        ),
+    ]
+    if place := place_in_words(meta):
+        lines.append(f"data  {place}")
+    lines += [f"left out of chunk {chunk}  {left_out}" for chunk, left_out in meta.get(LEFT_OUT, {}).items()]
     for part in checkpoint.manifest.parts:
-        tensors, _ = checkpoint.store.read_part(checkpoint.manifest, part.shard)
+        try:
+            tensors, ledger = checkpoint.store.read_part(checkpoint.manifest, part.shard)
+        except DamagedCheckpoint:
+            if checkpoint.store.has_manifest(checkpoint.directory):
+                raise
+            return None
         needs = f"; needs {', '.join(part.entry.needs)}" if part.entry.needs else ""
-        print(f"{part.file}  {part.entry.bytes / MEGABYTE:.1f} MB{needs}")
+        lines.append(f"{part.file}  {part.entry.bytes / MEGABYTE:.1f} MB{needs}")
+        if ledger:
+            lines.append(f"  ledger  {ledger}")
         for name, tensor in tensors.items():
-            print(f"  {name}  {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}")
-    return 0
+            lines.append(f"  {name}  {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}")
+    return lines
 
 
 def _verify_job(found: list[JobCheckpoint]) -> int:
@@ -337,7 +365,9 @@ def _copied(manifest: VersionManifest, source: VersionStore, target: VersionStor
 def _prune(options: argparse.Namespace) -> int:
     from graphft.runtime.loop.retention import Keep
 
-    keep = Keep(options.keep, options.every, options.best, options.mode)
+    if options.mode and not options.best:
+        raise UsageError("--mode is for --best", rule="usage", help="name the metric: --best loss")
+    keep = Keep(options.keep, options.every, options.best, options.mode or "min")
     _there(options.path)
     place = _place(options.path, keep=keep)
     gone = place.prune(_Progress(options.path, 0))

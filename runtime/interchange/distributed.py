@@ -86,10 +86,18 @@ def _metadata_of(described: Mapping[str, Described]) -> metadata.Metadata:
     return metadata.Metadata(tensors, None, places, metadata.StorageMeta())
 
 
-def write_distributed(folder: Path, tensors: Mapping[str, Tensor], name: str = "model") -> None:
-    """Writes `{name: tensors}` as one process of a distributed job would. Raises UsageError if something is there."""
+def write_distributed(
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    name: str = "model",
+    optimizer: Mapping[str, Any] | None = None,
+    optimizer_name: str = "optimizer",
+) -> None:
+    """Writes `{name: tensors}` as one process of a distributed job would; with `optimizer`, what torch's
+    `get_optimizer_state_dict` has of it as well. Raises UsageError if something is there."""
     if folder.is_dir() and any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty", rule="export", help="give a new folder")
+    state = {name: dict(tensors)} | ({optimizer_name: dict(optimizer)} if optimizer is not None else {})
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.save({name: dict(tensors)}, checkpoint_id=folder, no_dist=True)
+        dcp.save(state, checkpoint_id=folder, no_dist=True)

@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 
 from graphft.errors import GraphftError, UsageError
-from graphft.ir import Kind
-from graphft.optim import SCALAR_STATE
+from graphft.ir import Kind, Program
+from graphft.optim import OPTIMIZERS, SCALAR_STATE, Optimizer
 from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.transpiler import Job
 from graphft.transpiler.assemble import assemble
 from graphft.transpiler.layout import slices_of
+from graphft.transpiler.optimization import find_optimization
+from graphft.transpiler.rates import rates_at
 
 log = logging.getLogger("graphft")
 
@@ -29,11 +31,13 @@ LOOKS, LOOK_SECONDS = 4, 0.1
 @dataclass(frozen=True)
 class JobState:
     """`step`: async: of the shard that has applied the fewest batches. `model`: its state_dict. `optimizer`: by
-    parameter, its state by the names of torch.optim."""
+    parameter, its state by the names of torch.optim. `updates`: by parameter, the optimizer and its options at that
+    step."""
 
     step: int
     model: dict[str, Tensor]
     optimizer: dict[str, dict[str, Tensor]]
+    updates: dict[str, Optimizer]
 
 
 def read_job(folder: Path, step: int | None = None) -> JobState:
@@ -46,7 +50,8 @@ def read_job(folder: Path, step: int | None = None) -> JobState:
     for left in reversed(range(LOOKS)):
         try:
             reached, shards = _read(job, folder, step)
-            return JobState(reached, assemble(job.trainer_program(), shards), _optimizer(job, shards))
+            model, optimizer = assemble(job.trainer_program(), shards), _optimizer(job, shards)
+            return JobState(reached, model, optimizer, _updates(job.source, reached))
         except GraphftError:  # the job may have replaced what was looked at just now
             if not left:
                 raise
@@ -130,71 +135,8 @@ def _optimizer(job: Job, shards: Sequence[Mapping[str, Tensor]]) -> dict[str, di
     return found
 
 
-def _other_kinds(optimizer: torch.optim.Optimizer, given: Mapping[int, Mapping[str, Tensor]]) -> list[str]:
-    """Whether it keeps another state than what is given: looked up by a step of its like with small parameters."""
-    for group in optimizer.param_groups:
-        given_here = [given[id(p)] for p in group["params"] if id(p) in given]
-        if not given_here:
-            continue
-        small = torch.nn.Parameter(torch.ones([1] * group["params"][0].ndim, dtype=group["params"][0].dtype))
-        small.grad = torch.ones_like(small)
-        try:
-            like = type(optimizer)([{**group, "params": [small]}])  # type: ignore[call-arg]
-            like.step()
-        except Exception:  # an optimizer that needs more to be made: it is left to itself
-            continue
-        kept = {k for k, v in like.state[small].items() if isinstance(v, Tensor)} - {SCALAR_STATE}
-        held = given_here[0].keys() - {SCALAR_STATE}
-        if kept != held:
-            words = [", ".join(sorted(kinds)) or "nothing" for kinds in (held, kept)]
-            return [f"the job's optimizer keeps {words[0]}, a {type(optimizer).__name__} as this one {words[1]}"]
-    return []
-
-
-def load_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, source: str | Path) -> int:
-    """Gives `optimizer` the state that the job in folder `source` had at its newest checkpoint; returns its step.
-
-    `model` is what the optimizer trains; its parameters have the job's names and shapes. Options of the groups (lr,
-    betas) stay as they are. With the model's weights (`load_into(model, read_weights(source))`) training goes on as the
-    job would: in plain torch, or in a new job (`minimize(program, optimizer, model=model)`), with any number of
-    pservers.
-
-    Raises GraphftError[optimizer-state] if names, shapes or kinds of state differ; nothing is changed then.
-    """
-    state = read_job(Path(source))
-    names = {id(p): n for n, p in model.named_parameters(remove_duplicate=False) if n in state.optimizer}
-    trained = [p for group in optimizer.param_groups for p in group["params"]]
-    problems = [
-        f"a parameter of shape {tuple(p.shape)} has no state" for p in trained if id(p) not in names and p.requires_grad
-    ]
-    given = {id(p): state.optimizer[names[id(p)]] for p in trained if id(p) in names}
-    for p in trained:
-        for key, value in given.get(id(p), {}).items():
-            if key != SCALAR_STATE and value.shape != p.shape:
-                problems.append(f"{names[id(p)]}@{key} is {tuple(value.shape)}, the parameter {tuple(p.shape)}")
-            elif key != SCALAR_STATE and value.dtype != p.dtype:
-                problems.append(f"{names[id(p)]}@{key} is {value.dtype}, the parameter {p.dtype}")
-    problems += _other_kinds(optimizer, given)
-    unused = sorted(state.optimizer.keys() - {names[i] for i in given})
-    problems += [f"{name} is not among the optimizer's parameters" for name in unused]
-    if not state.optimizer:
-        problems = ["it holds no state of an optimizer (SGD without momentum has none; local steps keep theirs)"]
-    if problems:
-        raise GraphftError(
-            f"the optimizer's state in {source} does not fit: {'; '.join(problems[:5])}"
-            + f"; and {len(problems) - 5} more" * (len(problems) > 5),
-            rule="optimizer-state",
-            help="make model and optimizer as the job's script does",
-        )
-    for p in trained:
-        values = given.get(id(p), {})
-        if isinstance(optimizer, torch.optim.SGD):  # torch has no count, and no buffer before the first step
-            values = (
-                {}
-                if float(values.get(SCALAR_STATE, 1)) == 0
-                else {k: v for k, v in values.items() if k != SCALAR_STATE}
-            )
-        optimizer.state[p] = {
-            k: v.detach().clone().to("cpu" if k == SCALAR_STATE else p.device) for k, v in values.items()
-        }
-    return state.step
+def _updates(program: Program, step: int) -> dict[str, Optimizer]:
+    found, rates = {}, rates_at(program, step)
+    for name, op in find_optimization(program.blocks["step"]).updates.items():
+        found[name] = OPTIMIZERS[op.type](lr=rates[op.operand("lr").name], **op.attrs)
+    return found

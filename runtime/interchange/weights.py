@@ -13,7 +13,7 @@ from torch import Tensor
 from graphft.errors import UsageError
 from graphft.runtime.coordination.job_storage import MODEL, download_result, fetch, is_url
 from graphft.runtime.fs import FS, LocalFS, file_system
-from graphft.runtime.interchange.huggingface import WHOLE, read_sharded
+from graphft.runtime.interchange.huggingface import WHOLE, check_whole, read_sharded
 from graphft.runtime.loop.check_points import CheckPoints
 from graphft.runtime.loop.version_store import FOLDER
 from graphft.tensor_file import read_tensors
@@ -58,6 +58,8 @@ def read_weights(source: str | os.PathLike[str], name: str = "model", version: i
         log.warning("%s has %s and %s: the weights are those of the first", source, WHOLE, indexes[0])
         indexes, files = [], [WHOLE]
     if len(indexes) == 1 or ("job.json" not in names and len(files) == 1 and ".metadata" not in names):
+        if not indexes:
+            check_whole(f"{source}/{files[0]}")
         return _read_folder(fs, path, indexes, files[0] if files else "")
     if "job.json" in names and is_url(source):
         return _read_stored_job(os.fspath(source), names, None)

@@ -22,9 +22,12 @@ def export(options: argparse.Namespace) -> int:
 
     if is_url(options.file):
         return _export_to_url(options)
-    tensors = _tensors(options)
-    target = Path(options.file)
-    form = options.format or ("safetensors" if target.suffix == ".safetensors" else "huggingface")
+    target, form = Path(options.file), _form(options)
+    if options.optimizer and form != "dcp":
+        raise UsageError(
+            f"--optimizer goes with --format dcp, this is {form}", rule="usage", help="others have weights alone"
+        )
+    tensors, optimizer = _with_optimizer(options) if options.optimizer else (_tensors(options), None)
     if form == "safetensors":
         from graphft.tensor_file import write_tensors
 
@@ -32,20 +35,33 @@ def export(options: argparse.Namespace) -> int:
         write_tensors(target, tensors, {"format": "pt"})
         written = [target.name]
     elif form == "huggingface":
-        from graphft.runtime.interchange.huggingface import write_weights
+        from graphft.runtime.interchange.huggingface import SHARD_BYTES, write_weights
 
-        if not 0 < options.shard_mb < float("inf"):
-            raise UsageError(f"--shard-mb is {options.shard_mb}", rule="usage", help="give megabytes: --shard-mb 5000")
-        written = write_weights(target, tensors, round(options.shard_mb * MEGABYTE))
+        size = SHARD_BYTES if options.shard_mb is None else round(options.shard_mb * MEGABYTE)
+        written = write_weights(target, tensors, size)
     else:
         from graphft.runtime.interchange.distributed import write_distributed
 
-        write_distributed(target, tensors, options.object)
-        written = [f"a directory of torch.distributed.checkpoint, with {options.object!r}"]
+        write_distributed(target, tensors, options.object, optimizer, options.optimizer)
+        also = f" and {options.optimizer!r}" * bool(options.optimizer)
+        written = [f"a directory of torch.distributed.checkpoint, with {options.object!r}{also}"]
     count = len({id(t) for t in tensors.values()}) if form == "huggingface" else len(tensors)
     size = sum(t.nbytes for t in tensors.values()) / MEGABYTE
     print(f"{target}: {count} tensors of {options.object!r}, {size:.1f} MB, in {', '.join(written)}")
     return 0
+
+
+def _form(options: argparse.Namespace) -> str:
+    """Raises UsageError for options that do not go with it."""
+    named = "safetensors" if options.file.rstrip("/").endswith(".safetensors") else "huggingface"
+    form = str(options.format or named)
+    if options.shard_mb is not None and not (form == "huggingface" and 0 < options.shard_mb < float("inf")):
+        raise UsageError(
+            f"--shard-mb is {options.shard_mb}, and the format {form}",
+            rule="usage",
+            help="give megabytes, as 5000, with --format huggingface; what it writes otherwise is one file",
+        )
+    return form
 
 
 def _check_new(target: Path) -> None:
@@ -62,11 +78,16 @@ def _check_new(target: Path) -> None:
 
 
 def _export_to_url(options: argparse.Namespace) -> int:
-    """Made here, and uploaded."""
+    """Made here, and uploaded: to where nothing is that it would be mixed with. A file may be an older export."""
     from graphft.runtime.fs import file_system
 
-    url = options.file.rstrip("/")
+    url, form = options.file.rstrip("/"), _form(options)
     fs, path = file_system(url)
+    if form != "safetensors":
+        is_file = fs.size(path) is not None
+        taken = ["a file"] if is_file else [n for n in fs.ls_dir(path) if form == "dcp" or ".safetensors" in n]
+        if taken:
+            raise UsageError(f"{url} has {', '.join(taken[:3])} already", rule="export", help="give a new folder")
     with tempfile.TemporaryDirectory(prefix="graphft-") as scratch:
         made = Path(scratch, posixpath.basename(url))
         export(argparse.Namespace(**{**vars(options), "file": str(made)}))
@@ -114,3 +135,13 @@ def _tensors(options: argparse.Namespace) -> dict[str, Tensor]:
     from graphft.runtime.interchange.weights import read_weights
 
     return read_weights(options.path, options.object, options.version)
+
+
+def _with_optimizer(options: argparse.Namespace) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Of one checkpoint, though the job goes on meanwhile."""
+    from graphft.runtime.interchange.optimizer_state import read_training
+
+    if options.optimizer == options.object:
+        raise UsageError(f"both are called {options.object!r}", rule="usage", help="--object NAME --optimizer NAME")
+    tensors, optimizer = read_training(options.path, options.object, options.optimizer, options.version)
+    return tensors, optimizer.by_name()

@@ -56,7 +56,8 @@ def _live(status: JobStatus) -> str:
 def _coordinators(status: JobStatus) -> str:
     """Who gives out the tasks."""
     standing_by = sum(not coordinator["serving"] for coordinator in status.coordinators.values())
-    serving = "WAITING for a coordinator" if status.waiting else f"{len(status.coordinators) - standing_by} coordinator"
+    one = "1" if len(status.coordinators) > standing_by else "no"
+    serving = "WAITING for a coordinator" if status.waiting else f"{one} coordinator"
     return serving + f" ({standing_by} standing by)" * bool(standing_by)
 
 

@@ -18,9 +18,14 @@ from graphft.runtime.coordination.connect import is_complete
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.launcher.job_folder import begun, where
 from graphft.runtime.launcher.tell import tell
+from graphft.runtime.process.bounded import within
 
 if TYPE_CHECKING:
     from graphft.transpiler import JobConfig
+
+
+WORDS_SECONDS = 5.0
+"""For which the last words may wait for the job's storage."""
 
 
 class Interrupted(KeyboardInterrupt, SystemExit):
@@ -42,6 +47,12 @@ class Reached:
     """The last one seen."""
 
     def describe(self) -> str:
+        """Without what the job's storage would tell, if it does not answer soon."""
+        step = f" at step {self.status.step} of {self.config.total_steps}" if self.status is not None else ""
+        brief = f"interrupted{step}; run again to resume {self.job_dir}" if self.config.ft else f"interrupted{step}"
+        return within(WORDS_SECONDS, self._describe, brief)
+
+    def _describe(self) -> str:
         step = f" at step {self._step()} of {self.config.total_steps}" if self.status is not None else ""
         if is_complete(self.job_dir):
             return f"interrupted{step}; {self.job_dir} is complete"
@@ -63,7 +74,8 @@ def interruptible(last_words: Callable[[], str]) -> Iterator[None]:
         with _raised_by_signals():
             yield
     except KeyboardInterrupt as error:
-        tell(last_words())
+        with contextlib.suppress(KeyboardInterrupt):  # Ctrl-C again
+            tell(last_words())
         raise Interrupted(error.signum if isinstance(error, Interrupted) else signal.SIGINT) from None
 
 

@@ -14,13 +14,23 @@ from graphft.data_fingerprint import is_record, same_entries
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.connect import is_complete
-from graphft.runtime.coordination.job_storage import JOBS, begun_in_storage, fetch, publish, storage_of, stored_run
+from graphft.runtime.coordination.job_storage import (
+    JOBS,
+    begun_in_storage,
+    fetch,
+    is_complete_at,
+    publish,
+    put_mark,
+    read_mark,
+    storage_of,
+    stored_run,
+)
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job, JobConfig
 
 CONTINUED = "continued.json"
-"""In a run's folder: which other one went on from its checkpoint with other pservers."""
+"""In a run's folder, and in its storage: which other one went on from its checkpoint with other pservers."""
 _TRACES = ("etcd.json", "etcd", "logs", "checkpoints")
 """What a run that was begun has in its folder, beside what `Job.save` writes."""
 
@@ -143,23 +153,47 @@ class _Start:
         step, source = max(there, key=lambda one: one[0], default=(0, Path()))
         if not step or (found := carry_over(source, self.job, new)) is None:
             return
-        (source / CONTINUED).write_text(json.dumps({"folder": str(self.path.absolute()), "run": self.job.run_id}))
+        _mark_continued(source, self.path, self.job)
         pservers = f"{config.pservers} pserver{'s' * (config.pservers > 1)}"
         self.carried = f"from step {found} of {config.total_steps} of {source}, carried over to {pservers},"
 
 
+def _mark_continued(source: Path, path: Path, job: Job) -> None:
+    """In the folder `source`, and in its storage, where every machine sees it: `job` goes on in `path`."""
+    found = {"folder": str(path.absolute()), "storage": job.config.storage, "run": job.run_id}
+    mark = json.dumps(found).encode()
+    (source / CONTINUED).write_bytes(mark)
+    if url := storage_of(source):
+        put_mark(url, CONTINUED, mark)
+
+
 def _continued(path: Path) -> str:
-    """Where the run in this folder went on with other pservers; "" if it did not."""
+    """Where the run in this folder went on with other pservers; "" if it did not, or that run is gone.
+
+    Raises GraphftError[storage].
+    """
+    url = storage_of(path)
+    mark = read_mark(url, CONTINUED) if url else None
+    try:
+        found = json.loads(mark if mark is not None else (path / CONTINUED).read_bytes())
+        folder, storage, run = Path(found["folder"]), str(found["storage"]), found["run"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+    if storage:
+        there, complete, shown = stored_run(storage) == run, is_complete_at(storage), storage
+    else:
+        there, complete = _run_in(folder) == run, is_complete(folder)
+        shown = str(folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder)
+    return f"{shown}{', which is complete' * complete}" if there else ""
+
+
+def _run_in(folder: Path) -> str:
+    """The id of the run in a folder; "" if there is none."""
     from graphft.transpiler import read_record
 
     try:
-        found = json.loads((path / CONTINUED).read_bytes())
-        folder = Path(found["folder"])
-        if read_record(folder).run_id != found["run"]:
-            return ""
-        shown = folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder
-        return f"{shown}, which is complete" if is_complete(folder) else str(shown)
-    except (OSError, ValueError, KeyError, TypeError, GraphftError):
+        return read_record(folder).run_id
+    except GraphftError:
         return ""
 
 

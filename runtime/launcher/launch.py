@@ -75,8 +75,9 @@ def _run_here(job: Job, chosen: LaunchOptions, on_status: Callable[[Supervisor, 
     from graphft.transpiler import Job
 
     _check_counts(job, chosen)
-    folder = open_folder(job, chosen.job_dir, resume=chosen.resume, fresh=chosen.fresh)
-    wanted, job = job, Job.load(folder.path)  # a run goes on as it began: its id is the folder's, so are name and etcd
+    with interruptible(lambda: "interrupted before the job was started; run again"):  # large data take a while
+        folder = open_folder(job, chosen.job_dir, resume=chosen.resume, fresh=chosen.fresh)
+        wanted, job = job, Job.load(folder.path)  # a run goes on as it began: its id is the folder's; name, etcd, too
     if wanted.config.exact != job.config.exact:
         log.warning(
             '%s goes on as it began, with exact=%s; to change that: "exact": %s in %s, on every host',
@@ -172,7 +173,6 @@ def launch_directory(
     If another launcher runs it, that one's end is waited for. Raises Interrupted on Ctrl-C and SIGTERM.
     """
     prepare_structs()
-    publish(folder.path)
     begun_at, claim = time.monotonic(), None
     reached = Reached(folder.path, job.config)
     waited: list[str] = []
@@ -182,6 +182,7 @@ def launch_directory(
         waited.append(holder)
 
     with interruptible(reached.describe), ExitStack() as stack:
+        publish(folder.path)
         if not (options.endpoints(job.config) and job.config.ft):  # files that only one launcher at a time may touch
             stack.enter_context(locked(folder.path, wait if options.wait else None))
             claim = stack.enter_context(claimed(folder.path, wait if options.wait else None))

@@ -22,7 +22,8 @@ WATCH_SECONDS = 0.5
 
 def add_parser(commands: Any) -> None:
     status = commands.add_parser("status", help="what a job is doing; without --job, which jobs there are")
-    status.add_argument("--job", default="", help="the job's name or folder (default: list all in ./jobs)")
+    which = "the job's name or folder, or the URL of its storage (default: list all in ./jobs)"
+    status.add_argument("--job", default="", help=which)
     status.add_argument("--etcd", default="", help="host:port[,host:port...] (default: what the job's folder says)")
     status.add_argument("--watch", action="store_true", help="stay and update")
     status.add_argument("--json", action="store_true", help="print JSON")

@@ -334,7 +334,8 @@ class Supervisor:
         where, blamed, counts = self._inquest.died(child.name, index, child.identity, status, child.peak)
         self._revoker.revoke(child.identity)
         what = describe_death(status) + where
-        preempted = was_preempted(status) and blamed is None and not counts
+        asked = status == EXIT_OK and child.role == "coordinator"  # by SIGTERM: none of the user's code runs in it
+        preempted = (was_preempted(status) or asked) and blamed is None and not counts
         if preempted:
             child.preemptions += 1
         else:

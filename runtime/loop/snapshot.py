@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,9 @@ from graphft.runtime.loop.targets import Stateful, load_all
 from graphft.runtime.loop.train_status import TrainStatus, check_status
 from graphft.runtime.loop.version_store import VersionManifest
 
-STATE, RANKS, OPTIMIZERS = "state", "ranks", "optimizers"
+STATE, RANKS, OPTIMIZERS, PARAMETERS = "state", "ranks", "optimizers", "parameters"
 """What a manifest's `state` has, beside RANDOM, the generators of trainer 0: the user's objects, what each rank has for
-itself, and the classes of optimizers."""
+itself, and of optimizers the classes, and the names of their parameters, where a module that was saved has them all."""
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,25 @@ def take(
     state: dict[str, Any] = {STATE: {n: _encoded(encoder, n, t.state_dict()) for n, t in sorted(targets.items())}}
     optimizers = {n: t for n, t in sorted(targets.items()) if isinstance(t, torch.optim.Optimizer)}
     state[OPTIMIZERS] = {name: type(optimizer).__name__ for name, optimizer in optimizers.items()}
+    modules = [t for _, t in sorted(targets.items()) if isinstance(t, torch.nn.Module)]
+    named = {name: _parameters(optimizer, modules) for name, optimizer in optimizers.items()}
+    state[PARAMETERS] = {name: names for name, names in named.items() if names}
     if random_states:
         state[RANDOM] = encoder.encode(take_random_states(), RANDOM)
     if ranks is not None:
         state[RANKS] = encoder.encode(ranks.states, RANKS)
     tensors = {n: t.to("cpu", copy=True) for n, t in encoder.tensors.items()} if copy else encoder.tensors
     return Snapshot(TrainStatus.from_json(status.to_json()), state, tensors)
+
+
+def _parameters(optimizer: torch.optim.Optimizer, modules: Sequence[torch.nn.Module]) -> list[str]:
+    """Their names in the first module that has them all, by their numbers; [] if none has."""
+    trained = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    for module in modules:
+        names = {id(p): name for name, p in module.named_parameters()}
+        if names.keys() >= set(trained):
+            return [names[i] for i in trained]
+    return []
 
 
 def _encoded(encoder: Encoder, name: str, state: Any) -> Any:

@@ -28,7 +28,7 @@ INDENT = 13 * " "
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("replay", help="compute one batch of a job again: loss, gradients, what is not finite")
-    parser.add_argument("--job", required=True, help="the job's name or folder")
+    parser.add_argument("--job", required=True, help="the job's name or folder, or the URL of its storage")
     parser.add_argument("--step", required=True, type=int, help="the step, as messages and metrics name it")
     parser.add_argument("--slot", type=int, default=0, help="the slot (default: 0)")
     parser.set_defaults(command=replay)
@@ -87,7 +87,9 @@ def _tell(text: str) -> None:
 
 
 def _origin_of_state(folder: Path, reached: Reached) -> list[str]:
-    start = f"{folder / 'checkpoints' / reached.folder}" if reached.folder else "the initial values"
+    from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
+
+    start = checkpoints_of(folder).where(reached.folder) if reached.folder else "the initial values"
     lines = [f"parameters   {start}"]
     if reached.start < reached.step:
         lines[0] += f", and steps {reached.start} to {reached.step - 1} computed again"

@@ -1,6 +1,7 @@
 """`make chaos`: several jobs, each under its own schedule of faults; figures in out/chaos.json. Takes a while.
 
-Sync jobs must end with the bits of their undisturbed runs; async ones, after each batch was applied once on each shard.
+Sync jobs must end with the bits of their undisturbed runs; async ones, after each batch was applied once on each shard;
+and with a coordinator that gives out the tasks (`--only coordinator`), no trainer may end because it dies.
 """
 
 from __future__ import annotations
@@ -17,13 +18,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from graphft.runtime.chaos.fault_schedule import CLUSTER_WEIGHTS, WEIGHTS
+from graphft.runtime.chaos.fault_schedule import CLUSTER_WEIGHTS, COORDINATOR_WEIGHTS, WEIGHTS
 from graphft.runtime.chaos.prepare import Prepared, prepare, run_chaos, save_script
 from graphft.runtime.chaos.recovery import Recovery
 from graphft.runtime.chaos.report import Report, counted, recovery_table, summaries
 from graphft.runtime.chaos.run import ChaosOptions
 
-EXAMPLES = Path("examples")
 WIDTH = 120
 PATIENCE = 300.0
 UNDISTURBED = 3
@@ -48,16 +48,21 @@ class Plan:
         return ChaosOptions(max(1, round(self.faults * share)), seed, possible, self.members, PATIENCE)
 
 
-FLIGHTS = ("03_flights.py", "--small", "--kill-at", "0", "--passes")
-DIGITS = ("02_digits.py", "--passes")
+FLIGHTS = ("examples/03_flights.py", "--small", "--kill-at", "0", "--passes")
+DIGITS = ("examples/02_digits.py", "--passes")
+TASKS = ("tests/chaos/many_tasks.py", "--passes")
+COORDINATED = (*COORDINATOR_WEIGHTS, "kill-etcd", "kill-trainer", "kill-pserver", "pause-trainer", "kill-job")
+"""Of the faults of processes that are no coordinators some: those that may come between one and its queue."""
 PLANS = (
     Plan("flights", "sync", (*FLIGHTS, "80"), 65, 1, PROCESSES),
     Plan("digits", "sync", (*DIGITS, "100"), 65, 3, PROCESSES),
-    Plan("gpt", "sync", ("04_tiny_gpt.py", "--small", "--passes", "30"), 50, 1, PROCESSES),
+    Plan("gpt", "sync", ("examples/04_tiny_gpt.py", "--small", "--passes", "30"), 50, 1, PROCESSES),
     Plan("messages", "sync", (*DIGITS, "100"), 50, 1),
     Plan("async-flights", "async", (*FLIGHTS, "90", "--mode", "async"), 80, 1, PROCESSES),
     Plan("async-digits", "async", (*DIGITS, "110", "--mode", "async"), 80, 3, PROCESSES),
     Plan("async-messages", "async", (*FLIGHTS, "90", "--mode", "async"), 65, 1),
+    Plan("coordinator-sync", "coordinator", (*TASKS, "100"), 160, 1, COORDINATED),
+    Plan("coordinator-async", "coordinator", (*TASKS, "80", "--mode", "async"), 160, 1, COORDINATED),
     Plan("dc-asgd", "modes", (*DIGITS, "40", "--mode", "dc_asgd"), 20, 1, PROCESSES),
     Plan("half-async", "modes", (*FLIGHTS, "60", "--mode", "half_async"), 20, 1, PROCESSES),
     Plan("geo-sgd", "modes", (*DIGITS, "60", "--mode", "geo_sgd"), 20, 1, PROCESSES),
@@ -114,7 +119,7 @@ def _prepare(plan: Plan, work: Path, known: dict[tuple[str, ...], Prepared]) -> 
     if plan.script in known:
         before = known[plan.script]
         return replace(before, folder=prepare(before.reference, work, PATIENCE).folder)
-    save_script(str(EXAMPLES / plan.script[0]), plan.script[1:], work / "job")
+    save_script(plan.script[0], plan.script[1:], work / "job")
     known[plan.script] = prepare(work / "job", work, PATIENCE, UNDISTURBED if plan.group == "async" else 0)
     return known[plan.script]
 
@@ -151,6 +156,14 @@ def _summary(reports: dict[str, Report], console: Console) -> None:
     console.print(table)
     console.print(recovery_table("seconds from a fault to the next complete step", _clean([*reports.values()])))
     console.print(f"counted: {counted(sum((r.counters for r in reports.values()), Counter()))}")
+    found = [r for r in reports.values() if r.coordinators is not None]
+    killed, served = (sum(getattr(r.coordinators, name) for r in found) for name in ("killed", "served"))
+    if found:
+        ended = sum(r.trainers_ended for r in found)
+        console.print(
+            f"{killed} coordinators were killed, {served} of them while they served; "
+            f"{ended} trainers ended that no fault had befallen"
+        )
     total = len(_recoveries([*reports.values()]))
     console.print(f"{total} faults in {len(reports)} runs: {dict(sorted(_faults([*reports.values()]).items()))}")
 

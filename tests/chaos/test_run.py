@@ -11,7 +11,7 @@ from rich.console import Console
 
 from graphft.runtime.chaos.compare import Chunks
 from graphft.runtime.chaos.fault_schedule import Fault
-from graphft.runtime.chaos.prepare import Prepared, prepare, save_script
+from graphft.runtime.chaos.prepare import Prepared, prepare, run_chaos, save_script
 from graphft.runtime.chaos.recovery import Recovery
 from graphft.runtime.chaos.report import Report
 from graphft.runtime.chaos.run import ChaosOptions, Run
@@ -29,8 +29,10 @@ program = graphft.build(model, lambda model, x, y: ((model(x) - y) ** 2).mean(),
 graphft.minimize(program, graphft.Adam(lr=1e-2))
 x = torch.randn(640, 8)
 data = graphft.arrays(x=x, y=x[:, :1] * x[:, 1:2], chunk_size=64)
-job = graphft.transpile(program, trainers=2, pservers=2, sync=True, ft=sys.argv[1] == "ft", chunks=data, batch_size=16,
-                        passes=16, name="products", **({"checkpoint_every": 25} if sys.argv[1] == "ft" else {}))
+options = {"plain": {}, "ft": {"ft": True, "checkpoint_every": 25},
+           "coordinator": {"ft": True, "checkpoint_every": 25, "dispatch": "coordinator"}}
+job = graphft.transpile(program, trainers=2, pservers=2, sync=True, chunks=data, batch_size=16,
+                        passes=16, name="products", **options[sys.argv[1]])
 job.run()
 print("a script goes on here, but not when it is only to save its job")
 """
@@ -90,6 +92,20 @@ def test_a_job_survives_and_ends_with_the_same_bits(
     assert report["chunks"] == {"expected": 20, "done": 20, "left_out": 0, "todo": 0, "pending": 0, "accounted": True}
     assert "bit-identical  yes" in shown
     assert not (workplace / "a").exists(), "nothing went wrong, and --keep was not given"
+
+
+def test_a_job_survives_its_coordinators(workplace: Path, script: Path) -> None:
+    """It is compared with the undisturbed run of the same job, which has coordinators as well."""
+    save_script(str(script), ["coordinator"], workplace / "dispatched")
+    prepared = prepare(workplace / "dispatched", workplace / "c", patience=120)
+    kinds = ("kill-coordinator", "kill-coordinators", "pause-coordinator", "kill-etcd")
+    report = run_chaos(prepared, ChaosOptions(faults=4, seed=5, kinds=kinds), lambda line: None)
+    assert report.ok, report.problem
+    assert report.coordinators is not None
+    assert report.faults.keys() == set(kinds)
+    assert report.coordinators.killed >= 2
+    assert report.coordinators.seconds
+    assert report.trainers_ended == 0
 
 
 def test_a_job_that_hangs_is_reported_with_its_stories(prepared: Prepared) -> None:

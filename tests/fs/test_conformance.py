@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +16,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from graphft.errors import GraphftError
 from graphft.runtime.fs import FS, FsspecFS, HDFSClient, LocalFS, file_system
 from tests.support.creating import create_together
+from tests.support.hdfs_server import MISSING, hdfs_server
 
 
 class Renaming(HDFSClient):
@@ -25,9 +29,20 @@ class Renaming(HDFSClient):
         FsspecFS.__init__(self, ArrowFSWrapper(LocalFileSystem()))
 
 
-@pytest.fixture(params=["local", "memory", "arrow"])
+@pytest.fixture(scope="module")
+def hdfs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HDFSClient]:
+    if MISSING:
+        pytest.skip(MISSING)
+    with hdfs_server(tmp_path_factory.mktemp("hdfs")) as server:
+        yield HDFSClient("127.0.0.1", server.port)
+
+
+@pytest.fixture(params=["local", "memory", "arrow", "hdfs"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[FS, str]]:
     """A file system, and a folder of it that is not there yet."""
+    if request.param == "hdfs":
+        yield request.getfixturevalue("hdfs"), f"/{uuid.uuid4().hex}/folder"
+        return
     if request.param == "memory":
         yield FsspecFS(fsspec.filesystem("memory")), f"/{uuid.uuid4().hex}/folder"
         return
@@ -147,8 +162,12 @@ def test_file_systems_by_url(tmp_path: Path) -> None:
 
 
 def test_hdfs_says_what_it_lacks() -> None:
-    with pytest.raises(GraphftError, match="HADOOP_HOME"):
-        HDFSClient("localhost", 9)
+    """In a process of its own: in this one there may be a JVM."""
+    code = "from graphft import HDFSClient; HDFSClient('localhost', 9)"
+    environment = {n: v for n, v in os.environ.items() if n not in ("CLASSPATH", "ARROW_LIBHDFS_DIR", "HADOOP_HOME")}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "and set HADOOP_HOME and CLASSPATH" in done.stderr
 
 
 class StoreError(Exception):

@@ -23,11 +23,13 @@ FATAL = 100
     ("how", "status", "deaths", "options"),
     [
         (signal.SIGSEGV, "killed by SIGSEGV", 2, {"max_failures": 2, "sync": False}),
+        (signal.SIGSEGV, "killed by SIGSEGV", 2, {"max_failures": 2, "dispatch": "coordinator"}),
+        (signal.SIGSEGV, "killed by SIGSEGV", 2, {"max_failures": 2, "dispatch": "coordinator", "sync": False}),
         (signal.SIGKILL, "killed by SIGKILL", 3, {"max_failures": 1}),
         (training.EXIT, "exit status 0, before the job was over", 1, {"max_failures": 1}),
         (-EXIT_LEASE_LOST, "lease or etcd lost", 1, {"max_failures": 1}),
     ],
-    ids=["segv-async", "kill", "exit", "exit-as-if-preempted"],
+    ids=["segv-async", "segv-coordinator", "segv-coordinator-async", "kill", "exit", "exit-as-if-preempted"],
 )
 def test_a_record_that_kills_its_reader(
     program: ir.Program, folder: Path, pace: Pace, how: int, status: str, deaths: int, options: Mapping[str, Any]

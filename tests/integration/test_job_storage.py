@@ -15,11 +15,13 @@ from torch import Tensor
 from graphft import ir, read_weights
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.chaos.compare import not_once
+from graphft.runtime.cli import main
 from graphft.runtime.coordination.connect import is_complete
 from graphft.runtime.coordination.job_storage import fetch, fetch_result, publish
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.launcher import job_folder
 from graphft.runtime.launcher.folder_status import look_at
+from graphft.runtime.roles import environment
 from graphft.transpiler import Job, read_record
 from tests.integration import training
 from tests.integration.plays import SCRIPT, Pace, Played, Program, assert_same_bits, at, processes_of, whole_state
@@ -209,6 +211,32 @@ def test_of_two_machines_that_begin_at_once_the_later_one_finds_the_run_of_the_o
     found = job_folder.open_folder(here)
     assert (found.made, read_record(found.path).run_id) == (False, elsewhere.run_id)
     assert [path.name for path in (tmp_path / "jobs").iterdir()] == [found.path.name]
+
+
+def test_a_storage_that_is_away_is_not_filled_anew(
+    program: ir.Program, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file system that is not mounted is an empty folder. What was started then put the job there: that looked like a
+    storage whose claim had been deleted, and ended the job. A role by its URL ended it, too, as wrongly used."""
+    url, storage = f"file://{tmp_path}/storage/job", tmp_path / "storage"
+    training.job(program, storage=url).save(tmp_path / "here" / "jobs" / "job")
+    monkeypatch.chdir(tmp_path / "here")
+    folder, started = Path("jobs", "job"), []
+    monkeypatch.setattr(environment, "run_role", lambda job, folder, spec: started.append(str(folder)) or 0)
+    assert main(["start", "pserver", "--job", str(folder)]) == 0  # the first role, of a job that was only saved
+    fetch(url, tmp_path / "there")
+    storage.rename(tmp_path / "unmounted")
+    for copy in (folder, tmp_path / "there"):
+        with pytest.raises(GraphftError, match="and holds nothing now"):
+            publish(copy)
+        with pytest.raises(GraphftError, match="and holds nothing now"):
+            fetch(url, copy)
+    assert main(["start", "pserver", "--job", str(folder)]) == 0
+    assert main(["start", "pserver", "--job", url]) == 0
+    assert started == ["jobs/job"] * 3
+    assert not storage.exists()
+    (tmp_path / "unmounted").rename(storage)
+    publish(folder)
 
 
 def test_a_job_that_was_damaged_in_its_storage(program: ir.Program, tmp_path: Path) -> None:

@@ -80,12 +80,15 @@ def test_the_script_as_each_role_with_an_etcd_that_wants_a_login(
     assert (folder / "job" / "model.safetensors").exists()
 
 
-def test_torchrun_ranks(folder: Path, pace: Pace) -> None:
-    """The first ranks are pservers; rank 0 starts etcd, and ends it last. All killed and started again, they go on."""
+@pytest.mark.parametrize("dispatch", ["etcd", "coordinator"])
+def test_torchrun_ranks(folder: Path, pace: Pace, dispatch: str) -> None:
+    """The first ranks are pservers, the next one the coordinator if the job has one; rank 0 starts etcd, and ends it
+    last. All killed and started again, they go on."""
+    options, world = json.dumps({**SMALL, "dispatch": dispatch}), 3 + (dispatch == "coordinator")
 
     def start() -> list[Program]:
         return [
-            Program(folder, SCRIPT, pace.file, json.dumps(SMALL), RANK=str(rank), WORLD_SIZE="3") for rank in range(3)
+            Program(folder, SCRIPT, pace.file, options, RANK=str(rank), WORLD_SIZE=str(world)) for rank in range(world)
         ]
 
     pace.set(0.5)  # it is looked at from outside, which takes its time on a busy machine
@@ -96,10 +99,12 @@ def test_torchrun_ranks(folder: Path, pace: Pace) -> None:
     assert not await_gone(folder), "its etcd ended with rank 0"
     pace.set(0)  # some may be so late that the job is over
     ranks = start()
-    assert [rank.wait() for rank in ranks] == [0, 0, 0], [rank.output for rank in ranks]
+    assert [rank.wait() for rank in ranks] == [0] * world, [rank.output for rank in ranks]
     assert re.search("goes on from step [12]0", ranks[0].output), ranks[0].output
     assert "pserver 0" in ranks[0].output
-    assert "trainer 1" in ranks[2].output
+    assert "trainer 1" in ranks[-1].output
+    if dispatch == "coordinator":
+        assert "[coordinator 0] coordinator 0 gives out tasks" in ranks[1].output
     assert (folder / "jobs" / "blobs" / "model.safetensors").exists()
 
 

@@ -14,9 +14,13 @@ from torch import nn
 
 import graphft
 from graphft.errors import GraphftError, UsageError
+from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.cli import main
-from graphft.runtime.interchange.job_state import load_optimizer, read_job
+from graphft.runtime.interchange.job_checkpoints import job_checkpoints
+from graphft.runtime.interchange.job_state import read_job
+from graphft.runtime.interchange.optimizer_state import load_optimizer
 from graphft.sealed_json import seal
+from graphft.transpiler.fingerprint import digest_of
 from tests.support.commands import refused, shown
 
 
@@ -175,9 +179,62 @@ def test_a_step_of_a_job_and_the_newest_that_is_whole(
     assert read_job(job).step == 4
 
 
+def test_a_checkpoint_that_the_job_deletes_while_it_is_shown(
+    folders: dict[int, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was half shown, and then an error: a part cannot be read."""
+    job, read_part = tmp_path / "job", CheckpointStore.read_part
+    shutil.copytree(folders[1], job)
+    (newest,) = (job / "checkpoints").iterdir()
+    aside = newest.rename(tmp_path / "aside")
+    older = newest.with_name("step-00000004.g0")
+    shutil.copytree(aside, older)
+    manifest = (older / "manifest.json").read_text().replace('"step":8', '"step":4').replace(newest.name, older.name)
+    (older / "manifest.json").write_bytes(seal(json.loads(manifest)["content"]))
+
+    def deletes(*arguments: Any) -> Any:
+        if older.exists():
+            shutil.rmtree(older)
+            aside.rename(newest)
+        return read_part(*arguments)
+
+    monkeypatch.setattr(CheckpointStore, "read_part", deletes)
+    assert shown(capsys, "checkpoint", "show", job).split()[0] == "8"
+
+
 def test_a_job_without_a_checkpoint(tmp_path: Path) -> None:
     make_job(2).save(tmp_path / "job")
     with pytest.raises(UsageError, match="has no checkpoint yet"):
         read_job(tmp_path / "job")
     with pytest.raises(UsageError, match="has no checkpoint yet"):
         graphft.read_weights(tmp_path / "job")
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_checkpoint_says_what_it_is_of_and_where_in_the_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sync: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    job = make_job(2, sync=sync, checkpoint_every=3, keep_checkpoints=99)
+    folder = Path(job.run(quiet=True).model).parent
+    found = {(c.shard, c.manifest.step): c.manifest for c in job_checkpoints(folder) if c.manifest is not None}
+    program, data = job.fingerprint.program, digest_of(job.fingerprint.data)
+    for manifest in found.values():
+        made = manifest.meta["made"]
+        assert (manifest.run, made["program"], made["data"]) == (job.run_id, program, data)
+        assert (made["graphft"], made["torch"]) == (graphft.__version__, torch.__version__)
+        assert manifest.meta["metrics"].keys() <= {"loss"}
+    last = found[None, 8] if sync else found[None, 16]
+    assert last.meta["queue"]["pass"] == last.meta["queue"]["passes"] == 2
+    capsys.readouterr()
+    if sync:
+        assert found[None, 6].meta["queue"] == {"pass": 1, "passes": 2, "done": 2, "steps": 4}
+        text = shown(capsys, "checkpoint", "show", folder, "--version", "6")
+        assert "\ndata  pass 1 of 2, 2 of its 4 steps done\n" in text
+    else:
+        queue = found[0, 3].meta["queue"]
+        assert (queue["pass"], queue["passes"], queue["chunks"]) == (0, 2, 4)
+        text = shown(capsys, "checkpoint", "show", folder)
+        assert '\n  ledger  {"0": {"whole": [[0, 4]], "partly": {}}, "1": {"whole": [[0, 4]], "partly": {}}}\n' in text
+    assert f"  program {program}  " in text
+    assert f"  data {data}  " in text

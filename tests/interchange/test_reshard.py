@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import itertools
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
+import fsspec
 import pytest
 import torch
 from torch import Tensor
@@ -15,9 +18,12 @@ import graphft
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.checkpoint.reshard import carry_over, layout_differences, reshard
 from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
+from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
+from graphft.runtime.fs import file_system
 from graphft.runtime.launcher.job_folder import CONTINUED, open_folder
 from graphft.transpiler import Job
 from tests.interchange.test_job_state import make_job
+from tests.support.s3_server import s3_server
 
 STEP = 5
 
@@ -39,7 +45,11 @@ def states(job: Job, seed: int = 3) -> list[dict[str, Tensor]]:
 def begin(folder: Path, job: Job, values: list[dict[str, Tensor]], step: int = STEP) -> None:
     """A run that was interrupted at a step."""
     job.save(folder)
-    store = CheckpointStore(folder / "checkpoints")
+    begin_in(folder, values, step)
+
+
+def begin_in(folder: Path, values: list[dict[str, Tensor]], step: int = STEP) -> None:
+    job, store = Job.load(folder), checkpoints_of(folder)
     parts = tuple(store.write_part(0, step, i, len(values), each) for i, each in enumerate(values))
     store.write_manifest(Manifest(0, step, job.run_id, parts, {"left_out": {}}))
 
@@ -104,6 +114,48 @@ def test_a_run_that_went_on_and_is_complete_is_not_gone_on_with(
         assert "carried over" not in line
         if pservers == 2:
             assert "jobs/lin went on in jobs/lin-2, which is complete" in line, line
+
+
+@pytest.fixture(params=["file", "s3"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    if request.param == "file":
+        yield f"file://{tmp_path}/storage/lin"
+        return
+    if missing := [name for name in ("s3fs", "moto") if importlib.util.find_spec(name) is None]:
+        pytest.skip(f"{', '.join(missing)} not installed")
+    with s3_server("bucket") as options:
+        monkeypatch.setitem(fsspec.config.conf, "s3", options)
+        yield "s3://bucket/runs/lin"
+
+
+def test_another_machine_knows_by_the_storage_what_a_run_went_on_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, storage: str
+) -> None:
+    """The mark lay in the folder of the machine that went on: another one resumed the old run beside the new one."""
+
+    def on(machine: str, pservers: int) -> str:
+        (tmp_path / machine).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / machine)
+        job = make_job(pservers, name="lin", storage=storage)
+        return open_folder(job).describe(job.config)
+
+    assert on("one", 2) == "new run in jobs/lin"
+    begin_in(Path("jobs/lin"), states(Job.load(Path("jobs/lin"))))
+    assert "from step 5 of 8 of jobs/lin, carried over to 3 pservers, in jobs/lin-2 " in on("one", 3)
+    assert "resuming jobs/lin-2 at step 5 of 8" in on("two", 3)
+    line = on("three", 2)
+    assert f"jobs/lin went on in {storage}-2" in line, line
+    assert "from step 5 of 8 of jobs/lin-2, carried over to 2 pservers, in jobs/lin-3 " in line, line
+    model = tmp_path / "model"
+    model.write_bytes((2).to_bytes(8, "little") + b"{}")
+    fs, root = file_system(f"{storage}-3")
+    fs.upload(model, f"{root}/model.safetensors")
+    line = on("four", 3)
+    assert f"jobs/lin-2 went on in {storage}-3, which is complete" in line, line
+    assert "; new run in jobs/lin-4" in line, "and not the old ones once more"
+    for number in (2, 3):
+        fs.delete(f"{root.removesuffix('-3')}-{number}")
+    assert "resuming jobs/lin at step 5 of 8" in on("five", 2), "what it went on in is gone"
 
 
 def test_the_one_that_is_farthest_is_carried_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

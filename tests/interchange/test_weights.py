@@ -22,6 +22,7 @@ import graphft
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.interchange.distributed import read_distributed, write_distributed
 from graphft.runtime.interchange.huggingface import INDEX, write_weights
+from tests.support.commands import refused, shown
 
 
 def make_model(seed: int = 0, hidden: int = 16) -> nn.Sequential:
@@ -105,6 +106,62 @@ def test_an_index_that_lies(tmp_path: Path, weights: dict[str, Tensor], change: 
     (tmp_path / INDEX).write_text(json.dumps(index))
     with pytest.raises(GraphftError, match=says):
         graphft.read_weights(tmp_path)
+
+
+def test_a_folder_that_lacks_its_index(tmp_path: Path, weights: dict[str, Tensor]) -> None:
+    """As an export, or a copy, that was killed leaves it: the one file that was there was read as the whole model."""
+    first, *others = write_weights(tmp_path, weights, shard_bytes=400)
+    for name in others:
+        (tmp_path / name).unlink()
+    with pytest.raises(GraphftError, match=f"{first} is one of {len(others)} files"):
+        graphft.read_weights(tmp_path)
+    alone = graphft.read_weights(tmp_path / first)
+    assert 0 < len(alone) < len(weights)
+    (tmp_path / first).rename(tmp_path / "model-00001-of-00001.safetensors")
+    assert same(graphft.read_weights(tmp_path), alone)
+
+
+@pytest.mark.parametrize("form", ["huggingface", "dcp"])
+def test_an_export_to_a_url_that_has_another(
+    tmp_path: Path, weights: dict[str, Tensor], capsys: pytest.CaptureFixture[str], form: str
+) -> None:
+    """It was mixed with that one, and the weights that were there before counted."""
+    save_file(weights, tmp_path / "one.safetensors")
+    save_file({n: t + 1 for n, t in weights.items()}, tmp_path / "other.safetensors")
+    url = f"file://{tmp_path}/place"
+    small = ("--format", form, *(["--shard-mb", "0.0004"] if form == "huggingface" else []))
+    shown(capsys, "checkpoint", "export", tmp_path / "one.safetensors", url, "--format", form)
+    assert " already" in refused(capsys, "checkpoint", "export", tmp_path / "other.safetensors", url, *small)
+    assert same(graphft.read_weights(tmp_path / "place"), weights)
+    assert "has a file already" in refused(
+        capsys, "checkpoint", "export", tmp_path / "one.safetensors", f"file://{tmp_path}/other.safetensors", *small
+    )
+    whole = f"file://{tmp_path}/other.safetensors"
+    shown(capsys, "checkpoint", "export", tmp_path / "one.safetensors", whole)
+    assert same(graphft.read_weights(whole), weights)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("checkpoint", "export", "w.safetensors", "out.safetensors", "--shard-mb", "1"),
+        ("checkpoint", "export", "w.safetensors", "out", "--format", "dcp", "--shard-mb", "1"),
+        ("checkpoint", "export", "w.safetensors", "out", "--shard-mb", "0"),
+        ("checkpoint", "export", "w.safetensors", "memory://out", "--shard-mb", "nan"),
+    ],
+)
+def test_files_of_a_size_where_there_is_one_file(
+    tmp_path: Path,
+    weights: dict[str, Tensor],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    options: tuple[str, ...],
+) -> None:
+    """One file of any size was written, without a word."""
+    monkeypatch.chdir(tmp_path)
+    save_file(weights, "w.safetensors")
+    assert "--shard-mb is" in refused(capsys, *options)
+    assert [path.name for path in tmp_path.iterdir()] == ["w.safetensors"]
 
 
 # -- torch.distributed.checkpoint -------------------------------------------------------------------------------------

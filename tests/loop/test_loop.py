@@ -46,6 +46,30 @@ def test_a_loop_goes_on_in_the_middle_of_an_epoch(tmp_path: Path, every: int, ur
     assert same(resumed(path), wanted)
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torchdatas_loader_goes_on_in_the_middle_of_a_shuffled_epoch(tmp_path: Path, workers: int) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
+
+    def loader() -> Any:
+        return stateful.StatefulDataLoader(torch.arange(40), 4, shuffle=True, num_workers=workers)
+
+    torch.manual_seed(0)
+    whole = loader()
+    wanted = [batch.tolist() for _ in range(2) for batch in whole]
+    torch.manual_seed(0)
+    found, first = [], loader()
+    for number, batch in enumerate(first):
+        found.append(batch.tolist())
+        if number == 5:
+            graphft.save_check_point({"loader": first}, TrainStatus(-1, 6, 6), str(tmp_path))
+            break
+    torch.manual_seed(7)
+    second = loader()
+    assert graphft.load_check_point({"loader": second}, str(tmp_path)) == TrainStatus(-1, 6, 6)
+    found += [batch.tolist() for _ in range(2) for batch in second]
+    assert found == wanted
+
+
 def test_between_epochs_the_designs_own_way(tmp_path: Path) -> None:
     """`TrainStatus(epoch)` after each epoch, `range(status.next(), epochs)`."""
     loop = Loop()

@@ -93,7 +93,7 @@ def test_a_pass_is_not_over_while_a_chunk_is_pending(scene: Stage) -> None:
     one.queue.source.complete(claims[1:])
     with pytest.raises(NoData):
         other.queue.source.take()
-    one.queue.records.release(claims[0])
+    one.queue.source.release(claims[:1])
     (again,) = take(other, 1)
     assert again.key == claims[0].key
     assert other.queue.source.complete([again])
@@ -126,7 +126,7 @@ def test_a_chunk_goes_on_without_the_batch_that_failed(scene: Stage) -> None:
 
 def test_a_job_that_would_lose_too_much_fails_and_loses_nothing_more(scene: Stage) -> None:
     trainer = begin(scene, 0)
-    trainer.queue.records.terms = Terms(timeout=60.0, max_failures=1, max_discarded=2)
+    trainer.queue.source.terms = Terms(timeout=60.0, max_failures=1, max_discarded=2)
     *_, claim = take(trainer, CHUNKS)
     for batch in range(3):  # of one record each
         trainer.queue.report_failure(claim.key, "it cannot be read", batch)

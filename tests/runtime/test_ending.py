@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import ModuleType
 
@@ -16,6 +17,7 @@ import graphft
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
 from graphft.runtime.coordination.status import JobStatus
+from graphft.runtime.launcher import ending, launch
 from graphft.runtime.launcher.ending import Interrupted, Reached, interruptible
 from graphft.runtime.process.folder_lock import locked
 from graphft.transpiler import Job
@@ -102,6 +104,33 @@ def test_the_last_words(job: Job, saved: Path) -> None:
     assert reached.describe() == f"interrupted at step 4 of 4; {saved} is complete"
 
 
+def test_the_last_words_do_not_wait_for_a_storage_that_hangs(
+    job: Job, saved: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C took half a minute where the storage refused connections, and minutes where it did not answer."""
+    answers = threading.Event()
+
+    def asks(*arguments: object) -> bool:
+        return answers.wait(60)
+
+    monkeypatch.setattr(ending, "is_complete", asks)
+    monkeypatch.setattr(ending, "WORDS_SECONDS", 0.1)
+    reached = Reached(saved, job.config, JobStatus("j", "running", {}, 0, 0, 3, None))
+    with pytest.raises(Interrupted), interruptible(reached.describe):
+        raise KeyboardInterrupt
+    answers.set()
+    assert capsys.readouterr().err == f"interrupted at step 3 of 4; run again to resume {saved}\n"
+
+
+def test_a_second_signal_while_the_last_words_are_looked_for() -> None:
+    def again() -> str:
+        raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted) as caught, interruptible(again):
+        raise KeyboardInterrupt
+    assert caught.value.code == 130
+
+
 def test_a_script_that_runs_its_job_when_it_is_imported_is_told_of_the_guard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +157,21 @@ def test_a_dataset_of_a_notebook_is_refused_at_once(monkeypatch: pytest.MonkeyPa
     with pytest.raises(GraphftError, match="cannot be found again by another process") as caught:
         graphft.dataset(make)
     assert "notebook" in caught.value.help
+
+
+def test_a_launch_that_saves_its_job_can_be_interrupted(
+    job: Job, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Large data take a while: Ctrl-C had a traceback then."""
+
+    def saves(*arguments: object, **options: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(launch, "open_folder", saves)
+    with pytest.raises(Interrupted) as caught:
+        launch.run_job(job)
+    assert caught.value.code == 143
+    assert capsys.readouterr().err == "interrupted before the job was started; run again\n"
 
 
 def test_a_launcher_that_waits_for_another_can_be_interrupted(tmp_path: Path) -> None:

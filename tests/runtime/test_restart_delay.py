@@ -1,4 +1,4 @@
-"""When a trainer is started again whose batch failed: with the stand-ins of test_supervisor.py."""
+"""When a process is started again, and as what its end counts: with the stand-ins of test_supervisor.py."""
 
 from __future__ import annotations
 
@@ -46,3 +46,14 @@ def test_a_failure_that_the_queue_counts_does_not_make_the_next_start_later(
         f"trainer 0 died (exit status 1), starting it again{delay}" for delay in delays
     ]
     assert "trainer 0 failed 3 times in a row" in supervisor.failed, "no step came about in between"
+
+
+def test_a_coordinator_that_was_asked_to_leave_is_started_again_at_once(
+    supervise: Any, stubs: test_supervisor.Stubs
+) -> None:
+    """The job cannot do without: and it is no failure that counts."""
+    stubs.code = ""
+    supervisor = supervise(max_restarts=0)
+    child = supervisor.add("coordinator", 0)
+    test_supervisor.steps(supervisor, lambda: len(stubs.started) == 2)
+    assert (child.failures, child.preemptions, supervisor.failed) == (0, 1, "")

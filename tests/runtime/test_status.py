@@ -23,13 +23,13 @@ from graphft.runtime.coordination.records import (
     Generation,
     Registration,
     ShardStatus,
-    TaskCounts,
     TrainerStatus,
 )
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.coordination.status import JobStatus, list_jobs, read_status
 from graphft.runtime.etcd import Etcd, EtcdUnreachable
 from graphft.runtime.launcher.display import Display, format_event, format_line, render
+from graphft.runtime.protocol.task_groups import TaskCounts
 from graphft.transpiler import Job
 
 

@@ -49,6 +49,22 @@ def running(etcd: Etcd, keys: Keys, job: Job) -> Keys:
     return keys
 
 
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b'{"endpoints"', b"\xff\x00"])
+def test_a_damaged_note_of_where_etcd_is(capsys: pytest.CaptureFixture[str], saved: Path, data: bytes) -> None:
+    """One folder's ended the list of all jobs with a traceback."""
+    (saved / "etcd.json").write_bytes(data)
+    shutil.copytree(saved, "jobs/damaged")
+    assert "stopped" in shown(capsys, "status", "--job", "jobs/damaged")
+    assert "damaged" in shown(capsys, "status")
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"[]", b"\xff\x00"])
+def test_a_damaged_note_of_where_the_storage_is(capsys: pytest.CaptureFixture[str], saved: Path, data: bytes) -> None:
+    (saved / "storage.json").write_bytes(data)
+    assert "storage.json is damaged" in refused(capsys, "launch", "--job", saved)
+    assert "storage.json is damaged" in refused(capsys, "checkpoint", "list", saved)
+
+
 def test_status_by_name(capsys: pytest.CaptureFixture[str], etcd: Etcd, running: Keys) -> None:
     endpoints = ",".join(etcd.endpoints)
     data = json.loads(shown(capsys, "status", "--job", running.job, "--etcd", endpoints, "--json"))

@@ -62,6 +62,16 @@ def names(place: Path) -> list[str]:
     return sorted(path.name for path in place.iterdir() if not path.name.startswith(".") and path.name != "job.json")
 
 
+def test_it_is_left_to_a_storage_that_hangs(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The launcher's end waited for it."""
+    answers = threading.Event()
+    with claimed(machine(place, "one"), None):
+        monkeypatch.setattr(storage_claim, "LEAVE", 0.1)
+        monkeypatch.setattr(LocalFS, "delete", lambda *_: answers.wait(60))
+    answers.set()
+    assert names(place) == ["running-1.beat", "running-1.json"]  # over in SILENT seconds
+
+
 ELSEWHERE = Identity("another machine", "1", 12, 3)
 
 

@@ -278,7 +278,7 @@ def test_a_lock_that_came_back_with_a_backup_is_let_go(scene: Stage) -> None:
     scene.etcd.put(lock, holder.member.id.encode(), holder.member.lease)
     other.queue.requeue_stale(60.0)
     assert scene.etcd.get(lock) is not None, "it is not this one's"
-    holder.queue._passes._next_look = 0.0
+    holder.queue.records.passes._next_look = 0.0
     holder.queue.requeue_stale(60.0)
     assert scene.etcd.get(lock) is None
     begin(scene, other)
@@ -289,11 +289,11 @@ def test_a_lock_that_is_held_stays(scene: Stage) -> None:
     trainer, seen = scene.trainer(0), []
 
     def look() -> None:
-        trainer.queue._passes._next_look = 0.0
+        trainer.queue.records.passes._next_look = 0.0
         trainer.queue.requeue_stale(60.0)
         seen.append(scene.etcd.get(f"{scene.keys.queues}enqueuer"))
 
-    trainer.queue._passes.enqueue(0, lambda now: now is None, look)
+    trainer.queue.records.passes.enqueue(0, lambda now: now is None, look)
     assert seen
     assert seen[0] is not None
 

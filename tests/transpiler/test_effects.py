@@ -35,6 +35,7 @@ OTHER: dict[str, Any] = {
     "max_discarded": 0.5,
     "lease_ttl": 7,
     "storage": "file:///shared/run",
+    "dispatch": "coordinator",
     "push_timeout": 7.0,
     "max_skipped": 7,
     "max_staleness": 7,

@@ -13,6 +13,7 @@ import msgspec
 
 from graphft.ops.context import ServeOptions
 from graphft.runtime.checkpoint.async_writer import AsyncCommits, meta_of
+from graphft.runtime.checkpoint.described import QUEUE, async_queue
 from graphft.runtime.coordination.records import Generation
 from graphft.runtime.protocol.async_shard import ApplyBatch, AsyncOptions, AsyncShard
 from graphft.runtime.protocol.ledger import Ledger
@@ -74,7 +75,7 @@ class BatchServer(ShardServer):
             self.buffers.clone(names),
             keep,
             json.dumps(machine.ledger.export()),
-            meta_of(passes),
+            {**meta_of(passes), QUEUE: async_queue(self.config.plan, machine.ledger, passes)},
         )
 
     def notify_checkpoint(self, seconds: float) -> None:

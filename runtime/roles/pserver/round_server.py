@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from graphft.ops.context import ServeOptions
+from graphft.runtime.checkpoint.described import QUEUE, sync_queue
 from graphft.runtime.coordination.records import Asked, Generation
 from graphft.runtime.protocol.async_shard import AsyncShardEvent
 from graphft.runtime.protocol.events import Count, Received
@@ -91,7 +92,8 @@ class RoundServer(ShardServer):
         values = self.buffers.clone(names)
         step = self.machine.version
         self._snapshots = {s: v for s, v in self._snapshots.items() if s == self.commits_step()} | {step: values}
-        self.saver.submit(self.machine.generation, step, values, keep)
+        queue = sync_queue(self.config.plan, step)
+        self.saver.submit(self.machine.generation, step, values, keep, meta={QUEUE: queue})
 
     def serve(self, options: ServeOptions) -> None:
         self.options, self.idle_slots = options, IdleSlotWatch(self.member, options.idle_timeout)

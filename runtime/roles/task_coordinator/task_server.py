@@ -79,6 +79,8 @@ class TaskServer(TaskServerPort):
         self.serving = False
         self.counters: Counter[str] = Counter()
         self._left_out: Watch | None = None
+        self._left_out_here: dict[str, LeftOut] = {}
+        """By key, as this process has written it: the watch may be behind."""
         self._loaded_at = 0
         self._next_look = 0.0
         self._window = (time.monotonic(), 0, 0)
@@ -198,12 +200,15 @@ class TaskServer(TaskServerPort):
         message = answer.message
         if not isinstance(message, Tasks) or not message.tasks or self._left_out is None:
             return message
-        known = self._left_out.snapshot()
-        if not known:
+        known, here = self._left_out.snapshot(), self._left_out_here
+        if not known and not here:
             return message
-        keys = [(chunk, known.get(self.keys.left_out(chunk))) for chunk, _ in message.tasks]
-        found = [(chunk, msgspec.json.decode(kv.value, type=LeftOut)) for chunk, kv in keys if kv is not None]
-        return msgspec.structs.replace(message, left_out=found)
+        found = []
+        for chunk, _ in message.tasks:
+            key = self.keys.left_out(chunk)
+            seen = msgspec.json.decode(known[key].value, type=LeftOut) if key in known else LeftOut()
+            found.append((chunk, max(seen, here.get(key, LeftOut()), key=lambda what: len(what.omissions))))
+        return msgspec.structs.replace(message, left_out=[(c, what) for c, what in found if what.omissions])
 
     # -- what is rare -----------------------------------------------------------------------------------------------
 
@@ -225,7 +230,7 @@ class TaskServer(TaskServerPort):
             )
         )
         if change is not None:
-            self._await_left_out(change)
+            self._note_left_out(change)
         answer = TaskFailed(call.call, change.outcome, change.reason, change.cause) if change else None
         self.transport.send(peer, answer or TaskFailed(call.call, ""))
 
@@ -260,14 +265,14 @@ class TaskServer(TaskServerPort):
         if change is None:
             self._reload()
             return
-        self._await_left_out(change)
+        self._note_left_out(change)
         tell_left_out(self.member.events, effect.pass_index, chunk, change)
 
-    def _await_left_out(self, change: Change) -> None:
-        """What is left out is seen here before anybody is told of it."""
-        puts = {put.key: put.value for put in change.puts if put.key.startswith(self.keys.all_left_out)}
-        if puts and self._left_out is not None:
-            self._left_out.wait(lambda kvs: all(k in kvs and kvs[k].value == v for k, v in puts.items()), POLL_SECONDS)
+    def _note_left_out(self, change: Change) -> None:
+        """Whoever is given the task next is told of it."""
+        for put in change.puts:
+            if put.key.startswith(self.keys.all_left_out):
+                self._left_out_here[put.key] = msgspec.json.decode(put.value, type=LeftOut)
 
     def _carry_out(self, effect: Effect) -> None:
         """Of a look at the clock. A trainer that was not heard of is barred: it does not take the task back at once."""

@@ -1,0 +1,65 @@
+"""Jobs whose tasks a coordinator gives out: two of them in one launcher, and one that somebody else starts."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from graphft import ir
+from graphft.runtime.coordination.status import JobStatus
+from graphft.runtime.etcd import EmbeddedEtcd
+from graphft.runtime.launcher.supervisor import Supervisor
+from tests.integration import training
+from tests.integration.plays import Act, Pace, Played, Program, assert_same_bits, at, play
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def serving(status: JobStatus) -> list[str]:
+    return [name for name, coordinator in status.coordinators.items() if coordinator["serving"]]
+
+
+def test_one_serves_the_other_takes_over_and_the_bits_are_those_of_any_dispatch(
+    program: ir.Program, folder: Path, pace: Pace, undisturbed: Played
+) -> None:
+    killed: list[str] = []
+
+    def kill_the_one_that_serves(supervisor: Supervisor) -> None:
+        found = supervisor.view.coordinator
+        assert found is not None
+        killed.append(found.id)
+        assert supervisor.signal("coordinator", int(found.id.partition("-")[0]), signal.SIGKILL)
+
+    def both(status: JobStatus) -> bool:
+        return at(10)(status) and len(status.coordinators) == 2 and bool(serving(status))
+
+    def another(status: JobStatus) -> bool:
+        return both(status) and serving(status) != killed
+
+    job = training.job(program, pace=pace.file, dispatch="coordinator")
+    acts = [Act(both, kill_the_one_that_serves), Act(another, lambda supervisor: pace.set(0))]
+    played = play(job, folder, acts, coordinators=2)
+    assert_same_bits(played.state, undisturbed.state)
+    assert played.result.preemptions == {f"coordinator {killed[0].partition('-')[0]}": 1}
+    assert played.result.failures == {}
+    assert played.statuses[-1].queue == {"todo": 0, "pending": 0, "done": 12}
+    assert [e.text.split()[-3:] for e in played.statuses[-1].events if e.kind == "coordinator"] == [
+        ["gives", "out", "tasks"]
+    ] * 2
+
+
+def test_a_launcher_that_starts_none_says_that_it_waits_for_one(
+    program: ir.Program, folder: Path, pace: Pace, etcd_server: EmbeddedEtcd
+) -> None:
+    pace.set(0)
+    job = training.job(program, pace=pace.file, dispatch="coordinator", passes=1, name="elsewhere")
+    job.save(folder / "job")
+    where = ["--job", folder / "job", "--etcd", etcd_server.endpoints[0]]
+    launcher = Program(folder, "-m", "graphft", "launch", *where, "--coordinators", "0")
+    launcher.says("waiting for a coordinator, which this launcher does not start")
+    launcher.says("WAITING for a coordinator")
+    coordinator = Program(folder, "-m", "graphft", "start", "coordinator", *where)
+    assert [launcher.wait(), coordinator.wait()] == [0, 0], (launcher.output, coordinator.output)
+    assert (folder / "job" / "model.safetensors").exists()

@@ -1,0 +1,96 @@
+"""Checkpoints on a real HDFS: the commit is a rename there."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import graphft
+from graphft import TrainStatus
+from graphft.runtime.fs import HDFSClient, file_system
+from graphft.runtime.fs.by_url import RenamingFS
+from graphft.runtime.loop.check_points import CheckPoints
+from tests.loop.loops import Loop, resumed, same, undisturbed
+from tests.support.hdfs_server import HDFS, MISSING, hdfs_server
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.skipif(bool(MISSING), reason=MISSING)]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HDFS]:
+    with hdfs_server(tmp_path_factory.mktemp("hdfs")) as server:
+        yield server
+
+
+@pytest.fixture
+def url(server: HDFS) -> str:
+    return f"hdfs://127.0.0.1:{server.port}/{uuid.uuid4().hex}/run"
+
+
+def save(url: str, last: int) -> None:
+    """In the middle of epochs, until step `last`."""
+    loop = Loop()
+
+    class StoppedError(Exception):
+        pass
+
+    def after(status: TrainStatus) -> None:
+        if status.step % 4 == 0:
+            graphft.save_check_point(loop.state, status, url, keep=2)
+        if status.step == last:
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        loop.train(None, after)
+
+
+def test_a_loop_goes_on(url: str) -> None:
+    save(url, 8)
+    assert same(resumed(url), undisturbed())
+
+
+def test_what_was_committed_outlives_the_servers(server: HDFS, url: str) -> None:
+    save(url, 12)
+    server.kill()
+    server.start()
+    status = graphft.load_check_point(Loop().state, url)
+    assert status is not None
+    assert status.step == 12
+
+
+def test_a_save_waits_for_servers_that_are_away(server: HDFS, url: str) -> None:
+    save(url, 4)
+    place = CheckPoints(url, sleep=lambda seconds: server.start())
+    server.kill()
+    assert place.save(Loop().state, TrainStatus(7)) == 1
+    assert graphft.load_check_point(Loop().state, url) == TrainStatus(7)
+
+
+def test_old_ones_go_and_damage_is_found(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    fs, root = file_system(url)
+    assert type(fs) is RenamingFS, "its files are made as HDFSClient makes them"
+    for epoch in range(4):
+        CheckPoints(root, fs, keep=2).save(Loop().state, TrainStatus(epoch))
+    assert fs.list_dirs(root) == ["checkpoint-00000002", "checkpoint-00000003"]
+    (tensors,) = (n for n in fs.ls_dir(f"{root}/checkpoint-00000003") if n.endswith(".safetensors"))
+    path = f"{root}/checkpoint-00000003/{tensors}"
+    with fs.open(path) as file:
+        whole = bytearray(file.read())
+    whole[-1] ^= 1
+    with fs.writing(path) as file:
+        file.write(whole)
+    assert graphft.load_check_point(Loop().state, root, fs) == TrainStatus(2)
+    assert "is not what was written" in caplog.text
+
+
+def test_it_is_a_job_storage(server: HDFS, url: str, tmp_path: Path) -> None:
+    """By the address, as by the URL."""
+    fs, root = file_system(url)
+    other = HDFSClient("127.0.0.1", server.port)
+    assert fs.create(f"{root}/job.json", b"one")
+    assert not other.create(f"{root}/job.json", b"two")
+    other.download(f"{root}/job.json", tmp_path / "job.json")
+    assert (tmp_path / "job.json").read_bytes() == b"one"
