@@ -283,7 +283,9 @@ class TaskQueue:
         if self.options.sync:
             return self._get_of_slot(event.peer, call, now)
         effects: list[Effect] = []
-        given = self._given_before(call) if call.pass_index == self.current else []
+        # A number above the newest one is no repetition; but 0: a coordinator before may have had the call.
+        repeated = newest in (0, call.call) and call.pass_index == self.current
+        given = self._given_before(call) if repeated else []
         if call.pass_index == self.current < self.plan.passes and not given:
             given = self._give(call, now, effects)
             self._roll()
