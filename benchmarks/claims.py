@@ -44,11 +44,10 @@ def make_job(chunks: int) -> Job:
 
 def claim_all(trainer: ChunkTrainer, end: float) -> int:
     """Claims and completes until the pass or the time is over; returns the number of chunks."""
-    records, count = trainer.queue.records, 0
-    assert records is not None
+    source, count = trainer.queue.source, 0
     while time.monotonic() < end:
         try:
-            claims = records.take()
+            claims = source.take()
         except EndOfPass:
             if trainer.state.pass_index >= 0:
                 break
@@ -56,7 +55,7 @@ def claim_all(trainer: ChunkTrainer, end: float) -> int:
             continue
         except NoData:
             continue
-        count += len(records.complete(claims))
+        count += len(source.complete(claims))
     return count
 
 
@@ -126,6 +125,8 @@ def fresh_pass(etcd: Etcd, job: Job, folder: Path, endpoints: list[str]) -> floa
     etcd.put(keys.of_shard(0).generation, msgspec.json.encode(Generation(number=-1)))
     trainer = ChunkTrainer(job, folder, Etcd(endpoints), 0)
     trainer.state.pass_index = 0
+    assert trainer.member.session is not None
+    trainer.member.session.run_thread()
     started = time.monotonic()
     trainer.queue.enqueue_pass()
     took = time.monotonic() - started

@@ -8,7 +8,6 @@ from a reference to the function that makes it), `files` (in `graphft.data_files
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import os
@@ -134,7 +133,7 @@ class DataSpec:
         return {
             "kind": self.kind,
             "types": {c: [t.dtype, *self.record_shape(c)] for c, t in self.types.items()},
-            "chunks": [dataclasses.astuple(c)[1:] for c in self.chunks],
+            "chunks": [(c.records, c.start, c.file, c.offset, c.size) for c in self.chunks],
             "source": self.source,
         }
 

@@ -180,6 +180,9 @@ class Plan:
     @cached_property
     def start_steps(self) -> tuple[int, ...]:
         """The first step of each pass, and behind them the total."""
+        if self.slots == 1:  # whatever the order
+            steps = int(self.batches.sum())
+            return tuple(range(0, (self.passes + 1) * steps, steps))
         starts = [0]
         for index in range(self.passes):
             starts.append(starts[-1] + PassPlan(self, index, starts[-1]).steps)

@@ -201,12 +201,14 @@ class JobConfig:
         """What makes two jobs different, as JSON: not the name, where etcd is, what machine transpiled it, or what the
         data held then. Nor are options that are younger than jobs that were saved, where they have their defaults."""
         young = {k for k in _YOUNG if getattr(self, k) == getattr(JobConfig, k)}
-        options = {k: v for k, v in self.to_json().items() if k not in _NOT_HASHED and k not in young}
+        options = {k: v for k, v in self._values().items() if k not in _NOT_HASHED and k not in young}
         return options | {"data": self.data.options()}
 
     def to_json(self) -> dict[str, Any]:
-        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        return values | {"data": self.data.to_json()}
+        return self._values() | {"data": self.data.to_json()}
+
+    def _values(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
 
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> JobConfig:

@@ -208,7 +208,7 @@ class Job:
             "config": self.config.to_json(),
         }
         with (folder / RECORD).open("w", encoding="utf-8") as f:
-            json.dump(record, f, indent=1)
+            f.write(json.dumps(record))  # at once, and not indented: data may have a million chunks
             f.flush()
             os.fsync(f.fileno())
 

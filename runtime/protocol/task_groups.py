@@ -55,13 +55,24 @@ class ModelSaver(msgspec.Struct, frozen=True):
     until: float
 
 
+class TaskRun(msgspec.Struct, frozen=True, array_like=True):
+    """`numbers`: in the group. `attempts`: counted from `attempt`."""
+
+    holder: str
+    slot: int
+    call: int
+    todo: tuple[int, int, int, bool, tuple[int, ...]]
+    attempt: int
+    numbers: list[int]
+    attempts: list[int]
+
+
 class TaskGroup(msgspec.Struct, frozen=True, array_like=True):
-    """`done`: a bit for each task. `open`: (number in the group, attempt, index of the holder or -1, slot, call,
-    attempts, failures, progress, open, suspects)."""
+    """`done`: a bit for each task. `open`: those that are begun: tasks that differ in nothing else than their number in
+    the group and their attempt are told of together."""
 
     done: bytes
-    holders: list[str]
-    open: list[tuple[int, int, int, int, int, int, int, int, bool, tuple[int, ...]]]
+    open: list[TaskRun]
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -74,42 +85,36 @@ def group_of(chunk: int) -> int:
 
 def encode_group(done: bytes, tasks: dict[int, Task]) -> bytes:
     """`done`: a byte for each task of the group, 1 if it is. `tasks`: those that are begun, by chunk."""
-    holders: dict[str, int] = {}
-    rows = []
+    runs: dict[tuple[str, int, int, int], list[tuple[int, Task]]] = {}
     for chunk, task in tasks.items():
-        index = holders.setdefault(task.holder, len(holders)) if task.holder else -1
-        todo = task.todo
-        rows.append(
-            (
-                chunk % GROUP,
-                task.attempt,
-                index,
-                task.slot,
-                task.call,
-                todo.attempt,
-                todo.failures,
-                todo.progress,
-                todo.open,
-                todo.suspects,
-            )
-        )
-    return _encoder.encode(TaskGroup(_pack(done), list(holders), rows))
+        # Equal todo records that are two objects are told twice, which is as right.
+        runs.setdefault((task.holder, task.slot, task.call, id(task.todo)), []).append((chunk % GROUP, task))
+    return _encoder.encode(TaskGroup(_pack(done), [_run(run) for run in runs.values()]))
+
+
+def _run(tasks: list[tuple[int, Task]]) -> TaskRun:
+    first, attempts = tasks[0][1], [task.attempt for _, task in tasks]
+    todo, least = first.todo, min(attempts)
+    return TaskRun(
+        first.holder,
+        first.slot,
+        first.call,
+        (todo.attempt, todo.failures, todo.progress, todo.open, todo.suspects),
+        least,
+        [number for number, _ in tasks],
+        [attempt - least for attempt in attempts],
+    )
 
 
 def decode_group(value: bytes, group: int) -> tuple[bytes, dict[int, Task]]:
     """A byte for each of the group's tasks, 1 if it is done; and those that are begun. Raises msgspec.DecodeError."""
     found = _decoder.decode(value)
-    tasks = {
-        group * GROUP + n: Task(
-            Todo(attempts, failures, progress, open, suspects), _name(found, at), slot, attempt, call
-        )
-        for n, attempt, at, slot, call, attempts, failures, progress, open, suspects in found.open
-    }
+    tasks: dict[int, Task] = {}
+    for run in found.open:
+        todo = Todo(*run.todo)
+        for number, attempt in zip(run.numbers, run.attempts, strict=True):
+            tasks[group * GROUP + number] = Task(todo, run.holder, run.slot, run.attempt + attempt, run.call)
     return _unpack(found.done), tasks
-
-
-def _name(group: TaskGroup, index: int) -> str:
-    return group.holders[index] if index >= 0 else ""
 
 
 def _pack(flags: bytes) -> bytes:

@@ -112,7 +112,7 @@ class PassTasks:
     def saved(self, group: int) -> bytes:
         """The group's record."""
         chunks = range(group * GROUP, min((group + 1) * GROUP, len(self.exists)))
-        tasks = {chunk: self.open[chunk] for chunk in chunks if chunk in self.open}
+        tasks = {chunk: task for chunk in chunks if (task := self.open.get(chunk)) is not None}
         return encode_group(bytes(self.done[chunks.start : chunks.stop]), tasks)
 
     def load(self, records: Mapping[int, bytes], now: float) -> None:
@@ -136,6 +136,8 @@ class PassTasks:
         groups = -(-len(self.exists) // GROUP)
         for group in permutation(groups, _GROUPS, self.seed, self.index).tolist():
             chunks = range(group * GROUP, min((group + 1) * GROUP, len(self.exists)))
+            if self.done[chunks.start : chunks.stop] == self.exists[chunks.start : chunks.stop]:
+                continue  # of a pass that was loaded
             for at in permutation(len(chunks), _TASKS, self.seed, self.index, group).tolist():
                 if self.exists[chunks[at]]:
                     yield chunks[at]

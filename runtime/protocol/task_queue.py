@@ -164,7 +164,7 @@ class TaskQueue:
 
     def __init__(self, options: QueueOptions) -> None:
         self.options, self.plan = options, options.plan
-        self.exists = bytes(1 if n else 0 for n in self.plan.batches.tolist())
+        self.exists = (self.plan.batches > 0).astype("uint8").tobytes()
         self.size = self.exists.count(1)
         self.passes: dict[int, PassTasks] = {}
         self.current, self.begun = -1, -1
@@ -296,7 +296,9 @@ class TaskQueue:
         if self.options.sync:
             return self._get_of_slot(event.peer, call, now)
         effects: list[Effect] = []
-        given = self._given_before(call) if call.pass_index == self.current else []
+        # A number above the newest one is no repetition; but 0: a coordinator before may have had the call.
+        repeated = newest in (0, call.call) and call.pass_index == self.current
+        given = self._given_before(call) if repeated else []
         if call.pass_index == self.current < self.plan.passes and not given:
             given = self._give(call, now, effects)
             self._roll()
@@ -314,8 +316,9 @@ class TaskQueue:
     def _give(self, call: GetTasks, now: float, effects: list[Effect]) -> list[tuple[int, int]]:
         tasks = self.passes[self.current]
         share = max(1, tasks.todo // max(1, len(self.living)))
+        limit = min(call.want, share, MAX_GIVEN)
         given: list[tuple[int, int]] = []
-        while len(given) < min(call.want, share, MAX_GIVEN) and (chunk := tasks.next_free()) is not None:
+        while len(given) < limit and (chunk := tasks.next_free()) is not None:
             before = tasks.open.get(chunk)
             if before is not None and before.todo.claimed(before.todo.progress, True).failures >= self.options.max_lost:
                 effects.append(Hopeless(tasks.index, chunk))
@@ -360,11 +363,12 @@ class TaskQueue:
 
     def _finish(self, event: Asked, call: FinishTasks, now: float) -> list[Effect]:
         refused, finished = [], False
-        tasks = self.passes.get(call.pass_index)
+        tasks, held = self.passes.get(call.pass_index), self._held[call.trainer]
         for chunk, attempt in call.tasks if tasks is not None else ():
             assert tasks is not None
-            if self._holds(call, call.pass_index, chunk, attempt):
-                self._drop_holder(tasks, chunk)
+            task = tasks.open.get(chunk)
+            if task is not None and task.attempt == attempt and task.holder == call.trainer:
+                held.discard((tasks.index, chunk))
                 tasks.finish(chunk)
                 finished = True
             elif not tasks.done[chunk]:

@@ -53,6 +53,8 @@ class TaskClaims(Source):
         """The pass that is worked on, as the coordinator says."""
         self._held: dict[ChunkKey, int] = {}
         """Attempts of all that is held. What is not among it is free again after the next renewal, ..."""
+        self._finished: deque[tuple[list[Claim], list[int]]] = deque()
+        """Applied wholly, and not told so far; with the fences of the time."""
         self._known = 0
         """... if this call or one before has given it."""
         self._renewed = time.monotonic()
@@ -127,10 +129,19 @@ class TaskClaims(Source):
         if fences is None:  # a shard is back, which has not said yet what it lacks
             self._background.run(functools.partial(self._give_back, claims))
         else:
-            self._background.run(functools.partial(self._finish, claims, fences))
+            self._finished.append((claims, fences))
+            self._background.run(self._finish)
         return claims
 
-    def _finish(self, claims: list[Claim], fences: list[int]) -> None:
+    def _finish(self) -> None:
+        """In one call, what has gathered while another one was under way."""
+        while self._finished:
+            claims, fences = self._finished.popleft()
+            while self._finished and self._finished[0][1] == fences:
+                claims = claims + self._finished.popleft()[0]
+            self._finish_at(claims, fences)
+
+    def _finish_at(self, claims: list[Claim], fences: list[int]) -> None:
         for pass_index, some in _by_pass(claims):
             tasks = [(claim.key[1], claim.revision) for claim in some]
             for chunk in self._tell(FinishTasks(0, self.member.id, pass_index, tasks, fences), some):
