@@ -79,9 +79,10 @@ converge: setup  ## sync, async and its modes side by side, with the tables of d
 chaos: setup  ## 490 random faults on ten jobs, sync and async (half an hour; fewer: ARGS="--only sync --share 0.5")
 	@$(PY) -m tests.chaos $(ARGS)
 
-sim: setup  ## real roles in a simulated world: SEEDS sync jobs, and as many async ones
+sim: setup  ## real roles in a simulated world: SEEDS sync and async jobs, with and without a coordinator
 	@$(PY) -m tests.sim --mode sync --seeds $(SEEDS)
 	@$(PY) -m tests.sim --mode async --seeds $(SEEDS)
+	@for mode in sync async; do $(PY) -m tests.sim --mode $$mode --dispatch coordinator --seeds $(SEEDS) || exit; done
 
 hdfs: setup .hdfs  ## the tests on a real HDFS (gets 220 MB once, and needs Java and a C compiler; without it they are skipped)
 	@$(PY) -m pytest -q -k hdfs tests/fs tests/loop/test_hdfs.py

@@ -73,6 +73,27 @@ def test_what_a_restored_etcd_has_lost_is_made_good(scenario: str, seed: str) ->
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
+def test_jobs_whose_tasks_a_coordinator_gives_out(mode: str) -> None:
+    """Pitfalls 9 to 14: with one coordinator or two, which are killed, stopped and cut off as all others are."""
+    lines = simulate(
+        "--mode",
+        mode,
+        "--dispatch",
+        "coordinator",
+        "--first",
+        "20",
+        "--scenario",
+        "faults=8",
+        "bad-batches=4",
+        "calm=2",
+    )
+    for scenario in ("faults", "bad-batches", "calm"):
+        good = f"--scenario {scenario} --mode {mode} --dispatch coordinator: "
+        assert any(line.startswith(good) and "seeds as they should be" in line for line in lines), "\n".join(lines)
+    assert not any("replay:" in line for line in lines), "\n".join(lines)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
 def test_a_run_without_faults_repeats_nothing(mode: str) -> None:
     check(mode, "calm")
 
