@@ -283,9 +283,7 @@ class TaskQueue:
         if self.options.sync:
             return self._get_of_slot(event.peer, call, now)
         effects: list[Effect] = []
-        # A number above the newest one is no repetition; but 0: a coordinator before may have had the call.
-        repeated = newest in (0, call.call) and call.pass_index == self.current
-        given = self._given_before(call) if repeated else []
+        given = self._given_before(call) if call.pass_index == self.current else []
         if call.pass_index == self.current < self.plan.passes and not given:
             given = self._give(call, now, effects)
             self._roll()
@@ -294,11 +292,11 @@ class TaskQueue:
     def _given_before(self, call: GetTasks) -> list[tuple[int, int]]:
         """What this very call was given, if it was answered before."""
         found = []
-        for index, chunk in sorted(self._held[call.trainer]):
+        for index, chunk in self._held[call.trainer]:
             task = self.passes[index].open[chunk]
             if task.call == call.call and index == call.pass_index and task.slot == call.slot:
                 found.append((chunk, task.attempt))
-        return found
+        return sorted(found)
 
     def _give(self, call: GetTasks, now: float, effects: list[Effect]) -> list[tuple[int, int]]:
         tasks = self.passes[self.current]
