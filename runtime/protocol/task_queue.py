@@ -292,7 +292,7 @@ class TaskQueue:
     def _given_before(self, call: GetTasks) -> list[tuple[int, int]]:
         """What this very call was given, if it was answered before."""
         found = []
-        for index, chunk in self._held[call.trainer]:
+        for index, chunk in self._held.get(call.trainer, ()):
             task = self.passes[index].open[chunk]
             if task.call == call.call and index == call.pass_index and task.slot == call.slot:
                 found.append((chunk, task.attempt))
@@ -348,12 +348,11 @@ class TaskQueue:
 
     def _finish(self, event: Asked, call: FinishTasks, now: float) -> list[Effect]:
         refused, finished = [], False
-        tasks, held = self.passes.get(call.pass_index), self._held[call.trainer]
+        tasks = self.passes.get(call.pass_index)
         for chunk, attempt in call.tasks if tasks is not None else ():
             assert tasks is not None
-            task = tasks.open.get(chunk)
-            if task is not None and task.attempt == attempt and task.holder == call.trainer:
-                held.discard((tasks.index, chunk))
+            if self._holds(call, call.pass_index, chunk, attempt):
+                self._drop_holder(tasks, chunk)
                 tasks.finish(chunk)
                 finished = True
             elif not tasks.done[chunk]:
@@ -474,7 +473,7 @@ class TaskQueue:
 
     def _holds(self, call: Any, pass_index: int, chunk: int, attempt: int) -> Task | None:
         task = self.task(pass_index, chunk)
-        return task if task is not None and (task.holder, task.attempt) == (call.trainer, attempt) else None
+        return task if task is not None and task.attempt == attempt and task.holder == call.trainer else None
 
     def _put_back(self, tasks: PassTasks, chunk: int, todo: Todo) -> None:
         self._drop_holder(tasks, chunk)
