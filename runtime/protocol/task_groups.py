@@ -85,10 +85,9 @@ def group_of(chunk: int) -> int:
 
 def encode_group(done: bytes, tasks: dict[int, Task]) -> bytes:
     """`done`: a byte for each task of the group, 1 if it is. `tasks`: those that are begun, by chunk."""
-    runs: dict[tuple[str, int, int, int], list[tuple[int, Task]]] = {}
+    runs: dict[tuple[str, int, int, Todo], list[tuple[int, Task]]] = {}
     for chunk, task in tasks.items():
-        # Equal todo records that are two objects are told twice, which is as right.
-        runs.setdefault((task.holder, task.slot, task.call, id(task.todo)), []).append((chunk % GROUP, task))
+        runs.setdefault((task.holder, task.slot, task.call, task.todo), []).append((chunk % GROUP, task))
     return _encoder.encode(TaskGroup(_pack(done), [_run(run) for run in runs.values()]))
 
 

@@ -296,9 +296,7 @@ class TaskQueue:
         if self.options.sync:
             return self._get_of_slot(event.peer, call, now)
         effects: list[Effect] = []
-        # A number above the newest one is no repetition; but 0: a coordinator before may have had the call.
-        repeated = newest in (0, call.call) and call.pass_index == self.current
-        given = self._given_before(call) if repeated else []
+        given = self._given_before(call) if call.pass_index == self.current else []
         if call.pass_index == self.current < self.plan.passes and not given:
             given = self._give(call, now, effects)
             self._roll()
@@ -307,11 +305,11 @@ class TaskQueue:
     def _given_before(self, call: GetTasks) -> list[tuple[int, int]]:
         """What this very call was given, if it was answered before."""
         found = []
-        for index, chunk in sorted(self._held[call.trainer]):
+        for index, chunk in self._held.get(call.trainer, ()):
             task = self.passes[index].open[chunk]
             if task.call == call.call and index == call.pass_index and task.slot == call.slot:
                 found.append((chunk, task.attempt))
-        return found
+        return sorted(found)
 
     def _give(self, call: GetTasks, now: float, effects: list[Effect]) -> list[tuple[int, int]]:
         tasks = self.passes[self.current]
@@ -363,12 +361,11 @@ class TaskQueue:
 
     def _finish(self, event: Asked, call: FinishTasks, now: float) -> list[Effect]:
         refused, finished = [], False
-        tasks, held = self.passes.get(call.pass_index), self._held[call.trainer]
+        tasks = self.passes.get(call.pass_index)
         for chunk, attempt in call.tasks if tasks is not None else ():
             assert tasks is not None
-            task = tasks.open.get(chunk)
-            if task is not None and task.attempt == attempt and task.holder == call.trainer:
-                held.discard((tasks.index, chunk))
+            if self._holds(call, call.pass_index, chunk, attempt):
+                self._drop_holder(tasks, chunk)
                 tasks.finish(chunk)
                 finished = True
             elif not tasks.done[chunk]:
@@ -489,7 +486,7 @@ class TaskQueue:
 
     def _holds(self, call: Any, pass_index: int, chunk: int, attempt: int) -> Task | None:
         task = self.task(pass_index, chunk)
-        return task if task is not None and (task.holder, task.attempt) == (call.trainer, attempt) else None
+        return task if task is not None and task.attempt == attempt and task.holder == call.trainer else None
 
     def _put_back(self, tasks: PassTasks, chunk: int, todo: Todo) -> None:
         self._drop_holder(tasks, chunk)

@@ -1,0 +1,82 @@
+"""What an async trainer tells the coordinator of finished tasks: in one call, what gathers while another is made."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from graphft.plan import Plan
+from graphft.runtime.protocol.messages import TASK_CALLS, FinishTasks, TasksSettled
+from graphft.runtime.queue.chunk_claims import Claim
+from graphft.runtime.queue.task_claims import TaskClaims
+
+
+class SlowClient:
+    """Notes calls, and answers the first one when it may."""
+
+    def __init__(self) -> None:
+        self.calls: list[TASK_CALLS] = []
+        self.called, self.may = threading.Event(), threading.Event()
+
+    def call(self, make: Callable[[int], TASK_CALLS], answer: type) -> TasksSettled:
+        self.calls.append(make(len(self.calls) + 1))
+        self.called.set()
+        assert self.may.wait(10)
+        return TasksSettled(len(self.calls))
+
+
+@pytest.fixture
+def client() -> Iterator[SlowClient]:
+    client = SlowClient()
+    yield client
+    client.may.set()
+
+
+@pytest.fixture
+def fences() -> list[int]:
+    """The revision of each shard's record, now."""
+    return [7]
+
+
+@pytest.fixture
+def claims(client: SlowClient, fences: list[int], monkeypatch: pytest.MonkeyPatch) -> Iterator[TaskClaims]:
+    member: Any = SimpleNamespace(id="0-3f2a", config=SimpleNamespace(plan=Plan([1] * 9, slots=1, batch_size=1)))
+    pace: Any = SimpleNamespace(pass_index=0, pace=1.0)
+    link: Any = client
+    claims = TaskClaims(member, link, pace, lambda: [0])
+    monkeypatch.setattr(claims, "_fences", lambda: list(fences))
+    yield claims
+    client.may.set()
+    claims.close()
+
+
+def finished(client: SlowClient) -> list[tuple[list[int], list[int]]]:
+    """By call: chunks and fences."""
+    return [([c for c, _ in m.tasks], m.fences) for m in client.calls if isinstance(m, FinishTasks)]
+
+
+def test_what_gathers_is_told_together(client: SlowClient, claims: TaskClaims) -> None:
+    claims.complete([Claim((0, 0), 1, 1)])
+    assert client.called.wait(10)
+    for chunk in (1, 2, 3):
+        claims.complete([Claim((0, chunk), 1, chunk + 1)])
+    client.may.set()
+    claims._background.wait()
+    assert finished(client) == [([0], [7]), ([1, 2, 3], [7])]
+
+
+def test_each_with_the_fences_of_its_time(client: SlowClient, claims: TaskClaims, fences: list[int]) -> None:
+    """A shard has gone back between two of them: only the tasks before are to do again."""
+    claims.complete([Claim((0, 0), 1, 1)])
+    assert client.called.wait(10)
+    claims.complete([Claim((0, 1), 1, 2)])
+    fences[0] = 9
+    claims.complete([Claim((0, 2), 1, 3)])
+    claims.complete([Claim((1, 3), 1, 4)])
+    client.may.set()
+    claims._background.wait()
+    assert finished(client) == [([0], [7]), ([1], [7]), ([2], [9]), ([3], [9])]
