@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -31,6 +31,7 @@ from graphft.runtime.protocol.messages import (
     TASK_ANSWERS,
     TASK_CALLS,
     CloseTasks,
+    FailTask,
     FinishTasks,
     GetTasks,
     ReleaseTasks,
@@ -205,8 +206,10 @@ class TaskQueue:
                 self.passes[index] = tasks = self._pass_tasks(index)
                 tasks.load(groups.get(index, {}), now)
                 for chunk, task in tasks.open.items():
+                    self.attempts = max(self.attempts, task.attempt + 1)  # its group was saved, and the state was not
                     if task.holder:
                         self._held[task.holder].add((index, chunk))
+        self._over = sorted(groups.keys() - self.passes.keys())
 
     def take_changes(self) -> Changes | None:
         """What has changed since the last call, None if nothing has."""
@@ -241,50 +244,75 @@ class TaskQueue:
 
     def _asked(self, event: Asked, now: float) -> list[Effect]:
         call = event.call
-        if problem := self._problem(call):
+        if problem := self.problem(call):
             return [Answer(event.peer, TasksRefused(call.call, "malformed", problem))]
+        newest = self.calls.get(call.trainer, 0)
+        if isinstance(call, GetTasks) and call.call < newest:
+            return []  # an echo: its trainer has its answer, and has made other calls since
+        if not isinstance(call, RenewTasks) and call.trainer in self.living:
+            self.calls[call.trainer] = max(newest, call.call)
         return self.CALLS[type(call)](self, event, call, now)
 
-    def _problem(self, call: TASK_CALLS) -> str:
-        """What is wrong with a call whatever the state is."""
+    def problem(self, call: TASK_CALLS) -> str:
+        """What is wrong with a call whatever the state is; "": nothing."""
+        if isinstance(call, GetTasks):
+            return self._problem_of_get(call)
         if isinstance(call, RenewTasks):
-            found = [(p, chunk) for p, chunk, *_ in call.tasks]
-        elif isinstance(call, GetTasks):
-            found = [(call.pass_index, chunk) for chunk in call.chunks]
-            if not self.options.sync and call.chunks:
-                return "no trainer chooses its tasks in async mode"
-            if self.options.sync and not (0 <= call.slot < self.plan.slots):
-                return f"there is no slot {call.slot}"
-        elif isinstance(call, FinishTasks | ReleaseTasks | RequeueTasks):
-            found = [(call.pass_index, task[0]) for task in call.tasks]
-            if isinstance(call, FinishTasks) and len(call.fences) not in (0, self.options.shards):
+            return self._no_task((p, chunk, applied) for p, chunk, _, applied in call.tasks)
+        if isinstance(call, FinishTasks):
+            if len(call.fences) not in (0, self.options.shards):
                 return f"{len(call.fences)} fences of {self.options.shards} shards"
-        elif isinstance(call, RequestSaveModel):
-            return "" if 0 < call.seconds <= MAX_SECONDS else f"nobody saves a model for {call.seconds} s"
-        else:
-            return ""
+            return self._no_task((call.pass_index, chunk, 0) for chunk, _ in call.tasks)
+        if isinstance(call, ReleaseTasks):
+            return self._no_task((call.pass_index, chunk, applied) for chunk, _, applied in call.tasks)
+        if isinstance(call, RequeueTasks):
+            return self._no_task((call.pass_index, chunk, applied) for chunk, applied in call.tasks)
+        if isinstance(call, FailTask):
+            return self._problem_of_failure(call)
+        if isinstance(call, RequestSaveModel) and not 0 < call.seconds <= MAX_SECONDS:
+            return f"nobody saves a model for {call.seconds} s"
+        return ""
+
+    def _problem_of_get(self, call: GetTasks) -> str:
+        if not self.options.sync:
+            return "no trainer chooses its tasks in async mode" if call.chunks or call.slot >= 0 else ""
+        if not (0 <= call.slot < self.plan.slots):
+            return f"there is no slot {call.slot}"
+        if not 0 <= call.pass_index < self.plan.passes:
+            return f"there is no pass {call.pass_index}"
+        return self._no_task((call.pass_index, chunk, 0) for chunk in call.chunks)
+
+    def _problem_of_failure(self, call: FailTask) -> str:
+        if problem := self._no_task([(call.pass_index, call.chunk, 0)]):
+            return problem
+        if not 0 <= call.batch < self.plan.batches[call.chunk]:
+            return f"task {call.chunk} has no batch {call.batch}"
+        if strange := [record for record in call.records if not 0 <= record < self.plan.lengths[call.chunk]]:
+            return f"task {call.chunk} has no record {strange[0]}"
+        return ""
+
+    def _no_task(self, found: Iterable[tuple[int, int, int]]) -> str:
+        """Which of these (pass, chunk, batches applied) there cannot be."""
         size = len(self.exists)
-        for index, chunk in found:
+        for index, chunk, applied in found:
             if not (0 <= index < self.plan.passes and 0 <= chunk < size and self.exists[chunk]):
                 return f"there is no task {chunk} in pass {index}"
+            if applied and not 0 <= applied <= self.plan.batches[chunk]:
+                return f"task {chunk} does not have {applied} batches"
         return ""
 
     # -- get ----------------------------------------------------------------------------------------------------
 
     def _get(self, event: Asked, call: GetTasks, now: float) -> list[Effect]:
-        newest = self.calls.get(call.trainer, 0)
-        if call.call < newest:
-            return []  # an echo: its trainer has its answer, and asks for others by now
         if call.trainer not in self.living:
             return [Answer(event.peer, TasksRefused(call.call, "unknown", f"{call.trainer} is not registered"))]
-        self.calls[call.trainer] = call.call
         if self.closed:
             return [Answer(event.peer, Tasks(call.call, self.current, []))]
         if self.options.sync:
             return self._get_of_slot(event.peer, call, now)
         effects: list[Effect] = []
         given = self._given_before(call) if call.pass_index == self.current else []
-        if call.pass_index == self.current < self.plan.passes and not given:
+        if call.pass_index == self.current and self.current in self.passes and not given:
             given = self._give(call, now, effects)
             self._roll()
         return [*effects, Answer(event.peer, Tasks(call.call, self.current, given))]
@@ -292,7 +320,7 @@ class TaskQueue:
     def _given_before(self, call: GetTasks) -> list[tuple[int, int]]:
         """What this very call was given, if it was answered before."""
         found = []
-        for index, chunk in sorted(self._held[call.trainer]):
+        for index, chunk in sorted(self._held.get(call.trainer, ())):
             task = self.passes[index].open[chunk]
             if task.call == call.call and index == call.pass_index and task.slot == call.slot:
                 found.append((chunk, task.attempt))
@@ -323,6 +351,8 @@ class TaskQueue:
     def _get_of_slot(self, peer: bytes, call: GetTasks, now: float) -> list[Effect]:
         """Sync: the plan says whose task it is. Who holds the slot holds the task: that of a holder before is
         displaced, which is not held against it; what was done in a generation that was rolled back is to do again."""
+        if call.holds <= 0:  # as a fence, it would hold while nobody has the slot
+            return [self._not_its_slot(peer, call)]
         self._close_applied(call.lowest, call.pass_index)
         tasks = self._pass(call.pass_index)
         if call.pass_index > self.current or (call.generation > self.generation and call.pass_index < self.current):
@@ -338,6 +368,9 @@ class TaskQueue:
                 given.append((chunk, self._give_one(tasks, chunk, call, now, vanished=False)))
         return [Answer(peer, Tasks(call.call, call.pass_index, given), fences_of(call))]
 
+    def _not_its_slot(self, peer: bytes, call: GetTasks) -> Answer:
+        return Answer(peer, TasksRefused(call.call, "fenced", f"slot {call.slot} is not {call.trainer}'s"))
+
     def _close_applied(self, lowest: int, before: int) -> None:
         """Sync: what every shard has applied wholly is done, also if its holder did not live to say so."""
         for index in [p for p in self.passes if p < before and self.plan.start_steps[p + 1] <= lowest]:
@@ -348,13 +381,12 @@ class TaskQueue:
     def _finish(self, event: Asked, call: FinishTasks, now: float) -> list[Effect]:
         refused, finished = [], False
         tasks = self.passes.get(call.pass_index)
-        for chunk, attempt in call.tasks if tasks is not None else ():
-            assert tasks is not None
-            if self._holds(call, call.pass_index, chunk, attempt):
+        for chunk, attempt in call.tasks:
+            if tasks is not None and self._holds(call, call.pass_index, chunk, attempt):
                 self._drop_holder(tasks, chunk)
                 tasks.finish(chunk)
                 finished = True
-            elif not tasks.done[chunk]:
+            elif not tasks.done[chunk] if tasks is not None else call.pass_index > self.begun:
                 refused.append(chunk)
         self._roll()
         return [Answer(event.peer, TasksSettled(call.call, refused), fences_of(call) if finished else ())]
@@ -363,7 +395,7 @@ class TaskQueue:
         """Async: a shard has gone back since it acknowledged these tasks. They are to do again."""
         call = event.call
         if isinstance(call, GetTasks):
-            return Answer(event.peer, TasksRefused(call.call, "fenced", f"slot {call.slot} is another trainer's"))
+            return self._not_its_slot(event.peer, call)
         for chunk, attempt in call.tasks:
             if task := self._holds(call, call.pass_index, chunk, attempt):
                 self._put_back(self.passes[call.pass_index], chunk, task.todo.released(task.todo.progress))
@@ -385,7 +417,7 @@ class TaskQueue:
             if task := self._holds(call, index, chunk, attempt):
                 self.passes[index].note(chunk, task.todo.renewed(progress), now)
                 named.add((index, chunk))
-        for index, chunk in self._held[call.trainer] - named:
+        for index, chunk in self._held.get(call.trainer, set()) - named:
             task = self.passes[index].open[chunk]
             if task.call <= call.call:
                 self.story.tell(f"{call.trainer} does not know of task {chunk}", f"trainer {call.trainer}")
@@ -393,22 +425,24 @@ class TaskQueue:
         return []
 
     def _requeue(self, event: Asked, call: RequeueTasks, now: float) -> list[Effect]:
+        if not call.tasks or call.pass_index > self.begun or self.closed:
+            return [Answer(event.peer, TasksSettled(call.call, [chunk for chunk, _ in call.tasks]))]
         refused: list[int] = []
-        if call.pass_index <= self.begun and call.tasks and not self.closed:
-            tasks = self._pass(call.pass_index)
-            for chunk, progress in call.tasks:
-                if tasks.done[chunk]:
-                    tasks.put_back(chunk, Todo(progress=progress))
-                else:
-                    refused.append(chunk)
-            if call.pass_index < self.current:
-                self._mark(call.pass_index)
+        tasks = self._pass(call.pass_index)
+        for chunk, progress in call.tasks:
+            if tasks.done[chunk]:
+                tasks.put_back(chunk, Todo(progress=progress))
+            else:
+                refused.append(chunk)
+        if call.pass_index < self.current:
+            self._mark(call.pass_index)
         return [Answer(event.peer, TasksSettled(call.call, refused))]
 
     def _close(self, event: Asked, call: CloseTasks, now: float) -> list[Effect]:
         for index in list(self.passes):
             self._drop(index)
         if not self.options.sync:
+            self.begun = self.plan.passes - 1
             self._mark(self.plan.passes)
         self.closed = self._closing = True
         return [Answer(event.peer, TasksSettled(call.call))]
@@ -487,13 +521,14 @@ class TaskQueue:
         return PassTasks(index, self.exists, self.plan.seed, done=done)
 
     def _pass(self, index: int) -> PassTasks:
-        """The pass; if it is not there, it was not begun so far, or is wholly done."""
+        """The pass; if it is not there, it was not begun so far, or is wholly done: then its records are made anew."""
         if index not in self.passes:
             self.passes[index] = tasks = self._pass_tasks(index, done=index <= self.begun)
-            self.begun = max(self.begun, index)
-            if index in self._over:  # its records are there still, and say otherwise
-                self._over.remove(index)
+            if index <= self.begun:
                 tasks.touched.update(range(group_of(len(self.exists) - 1) + 1))
+            self.begun = max(self.begun, index)
+            if index in self._over:
+                self._over.remove(index)
         return self.passes[index]
 
     def _drop(self, index: int) -> None:
