@@ -14,7 +14,8 @@ import psutil
 
 from graphft.plan import Plan
 from graphft.runtime.protocol.messages import FinishTasks, GetTasks, Tasks
-from graphft.runtime.protocol.task_queue import MAX_GIVEN, Answer, Asked, Living, QueueOptions, TaskQueue
+from graphft.runtime.protocol.task_events import Answer, Asked, Living, QueueOptions
+from graphft.runtime.protocol.task_queue import MAX_GIVEN, TaskQueue
 
 
 def queue_memory(tasks: int) -> str:

@@ -19,7 +19,8 @@ from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import Etcd, put_op
 from graphft.runtime.etcd.model import Op
 from graphft.runtime.protocol.messages import TASK_CALLS
-from graphft.runtime.protocol.task_queue import Changes, TaskQueue
+from graphft.runtime.protocol.task_events import Changes
+from graphft.runtime.protocol.task_queue import TaskQueue
 from graphft.runtime.roles.task_coordinator.role import TaskCoordinator
 from graphft.runtime.roles.task_coordinator.task_server import TaskServer
 from graphft.runtime.roles.task_coordinator.task_store import TaskStore

@@ -101,7 +101,7 @@ class _Look:
             return last
         self._unknown_since = None
         self._look_for_alarm()
-        return dataclasses.replace(found, etcd_full=self._full)
+        return dataclasses.replace(found, etcd_full=True) if self._full else found
 
     def _look_for_alarm(self) -> None:
         """Now and then, and says once what has changed."""

@@ -19,16 +19,12 @@ a failure, unless it progressed.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from graphft.plan import Plan
 from graphft.runtime.protocol.chunk_queue import Todo
 from graphft.runtime.protocol.messages import (
-    TASK_ANSWERS,
     TASK_CALLS,
     CloseTasks,
     FinishTasks,
@@ -43,115 +39,25 @@ from graphft.runtime.protocol.messages import (
     TasksSettled,
 )
 from graphft.runtime.protocol.story import Story
+from graphft.runtime.protocol.task_checks import task_problem
+from graphft.runtime.protocol.task_events import (
+    Answer,
+    Asked,
+    Changes,
+    Effect,
+    Fenced,
+    Hopeless,
+    Living,
+    QueueOptions,
+    Tick,
+    TookAway,
+    fences_of,
+)
 from graphft.runtime.protocol.task_groups import GROUP, ModelSaver, QueueState, Task, TaskCounts, group_of
 from graphft.runtime.protocol.task_pass import PassTasks
 
 MAX_GIVEN = 1024
 """Tasks that one call gets at most."""
-MAX_SECONDS = 24 * 3600.0
-"""For which a trainer may be elected to save the model."""
-
-
-@dataclass(slots=True)
-class QueueOptions:
-    """`timeout`: seconds without a word of its holder, and a task is taken from it. `max_lost`: holders in a row that
-    may vanish at a task (async)."""
-
-    plan: Plan
-    sync: bool
-    shards: int
-    timeout: float = math.inf
-    max_lost: float = math.inf
-
-
-# -- events -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A call came. `wall`: Unix seconds."""
-
-    peer: bytes
-    call: TASK_CALLS
-    wall: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Fenced:
-    """This call came, but one of its fences does not hold."""
-
-    peer: bytes
-    call: FinishTasks | GetTasks
-
-
-@dataclass(frozen=True, slots=True)
-class Living:
-    """These trainers are registered now."""
-
-    trainers: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed."""
-
-
-# -- effects ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """To be sent when what has changed is saved. `fences`: what must hold in etcd at that moment: (kind, number,
-    revision): that the record of shard `number`'s generation, or of the claim of slot `number`, has this revision. If
-    one does not, nothing of the call may be saved."""
-
-    peer: bytes
-    message: TASK_ANSWERS
-    fences: tuple[tuple[str, int, int], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class TookAway:
-    """A task was taken from its holder, who was not heard of for `age` seconds."""
-
-    pass_index: int
-    chunk: int
-    trainer: str
-    slot: int
-    age: float
-
-
-@dataclass(frozen=True, slots=True)
-class Hopeless:
-    """Too many holders have vanished at this task: what is left of it is to be left out (`put` says what became)."""
-
-    pass_index: int
-    chunk: int
-
-
-Effect = Answer | TookAway | Hopeless
-
-
-@dataclass(slots=True)
-class Changes:
-    """What is to be saved. `groups`: (pass, group) of tasks; `marker`: the pass that is worked on, if that changes;
-    `saver`: if that changes; `over`: passes whose records are not needed any more."""
-
-    groups: list[tuple[int, int]]
-    counts: dict[str, TaskCounts]
-    state: QueueState
-    marker: int | None
-    saver: ModelSaver | None
-    over: list[int]
-
-
-def fences_of(call: TASK_CALLS) -> tuple[tuple[str, int, int], ...]:
-    """What must hold in etcd when what this call changes is saved: see `Answer`."""
-    if isinstance(call, GetTasks) and call.slot >= 0:
-        return (("slot", call.slot, call.holds),)
-    if isinstance(call, FinishTasks):
-        return tuple(("shard", shard, revision) for shard, revision in enumerate(call.fences))
-    return ()
 
 
 def _groups_with(done: bytearray) -> set[int]:
@@ -210,8 +116,10 @@ class TaskQueue:
                 self.passes[index] = tasks = self._pass_tasks(index)
                 tasks.load(groups.get(index, {}), now)
                 for chunk, task in tasks.open.items():
+                    self.attempts = max(self.attempts, task.attempt + 1)  # its group was saved, and the state was not
                     if task.holder:
                         self._held[task.holder].add((index, chunk))
+        self._over = sorted(groups.keys() - self.passes.keys())
 
     def take_changes(self) -> Changes | None:
         """What has changed since the last call, None if nothing has."""
@@ -252,52 +160,33 @@ class TaskQueue:
             return self._living(event.trainers)
         return self._look(now)
 
+    def problem(self, call: TASK_CALLS) -> str:
+        """What is wrong with a call whatever the state is; "": nothing."""
+        return task_problem(self.options, self.exists, call)
+
     def _asked(self, event: Asked, now: float) -> list[Effect]:
         call = event.call
-        if problem := self._problem(call):
+        if problem := self.problem(call):
             return [Answer(event.peer, TasksRefused(call.call, "malformed", problem))]
+        newest = self.calls.get(call.trainer, 0)
+        if isinstance(call, GetTasks) and call.call < newest:
+            return []  # an echo: its trainer has its answer, and has made other calls since
+        if not isinstance(call, RenewTasks) and call.trainer in self.living:
+            self.calls[call.trainer] = max(newest, call.call)
         return self.CALLS[type(call)](self, event, call, now)
-
-    def _problem(self, call: TASK_CALLS) -> str:
-        """What is wrong with a call whatever the state is."""
-        if isinstance(call, RenewTasks):
-            found = [(p, chunk) for p, chunk, *_ in call.tasks]
-        elif isinstance(call, GetTasks):
-            found = [(call.pass_index, chunk) for chunk in call.chunks]
-            if not self.options.sync and call.chunks:
-                return "no trainer chooses its tasks in async mode"
-            if self.options.sync and not (0 <= call.slot < self.plan.slots):
-                return f"there is no slot {call.slot}"
-        elif isinstance(call, FinishTasks | ReleaseTasks | RequeueTasks):
-            found = [(call.pass_index, task[0]) for task in call.tasks]
-            if isinstance(call, FinishTasks) and len(call.fences) not in (0, self.options.shards):
-                return f"{len(call.fences)} fences of {self.options.shards} shards"
-        elif isinstance(call, RequestSaveModel):
-            return "" if 0 < call.seconds <= MAX_SECONDS else f"nobody saves a model for {call.seconds} s"
-        else:
-            return ""
-        size = len(self.exists)
-        for index, chunk in found:
-            if not (0 <= index < self.plan.passes and 0 <= chunk < size and self.exists[chunk]):
-                return f"there is no task {chunk} in pass {index}"
-        return ""
 
     # -- get ----------------------------------------------------------------------------------------------------
 
     def _get(self, event: Asked, call: GetTasks, now: float) -> list[Effect]:
-        newest = self.calls.get(call.trainer, 0)
-        if call.call < newest:
-            return []  # an echo: its trainer has its answer, and asks for others by now
         if call.trainer not in self.living:
             return [Answer(event.peer, TasksRefused(call.call, "unknown", f"{call.trainer} is not registered"))]
-        self.calls[call.trainer] = call.call
         if self.closed:
             return [Answer(event.peer, Tasks(call.call, self.current, []))]
         if self.options.sync:
             return self._get_of_slot(event.peer, call, now)
         effects: list[Effect] = []
         given = self._given_before(call) if call.pass_index == self.current else []
-        if call.pass_index == self.current < self.plan.passes and not given:
+        if call.pass_index == self.current and self.current in self.passes and not given:
             given = self._give(call, now, effects)
             self._roll()
         return [*effects, Answer(event.peer, Tasks(call.call, self.current, given))]
@@ -337,6 +226,8 @@ class TaskQueue:
     def _get_of_slot(self, peer: bytes, call: GetTasks, now: float) -> list[Effect]:
         """Sync: the plan says whose task it is. Who holds the slot holds the task: that of a holder before is
         displaced, which is not held against it; what was done in a generation that was rolled back is to do again."""
+        if call.holds <= 0:  # as a fence, it would hold while nobody has the slot
+            return [self._not_its_slot(peer, call)]
         self._close_applied(call.lowest, call.pass_index)
         tasks = self._pass(call.pass_index)
         if call.pass_index > self.current or (call.generation > self.generation and call.pass_index < self.current):
@@ -352,6 +243,9 @@ class TaskQueue:
                 given.append((chunk, self._give_one(tasks, chunk, call, now, vanished=False)))
         return [Answer(peer, Tasks(call.call, call.pass_index, given), fences_of(call))]
 
+    def _not_its_slot(self, peer: bytes, call: GetTasks) -> Answer:
+        return Answer(peer, TasksRefused(call.call, "fenced", f"slot {call.slot} is not {call.trainer}'s"))
+
     def _close_applied(self, lowest: int, before: int) -> None:
         """Sync: what every shard has applied wholly is done, also if its holder did not live to say so."""
         for index in [p for p in self.passes if p < before and self.plan.start_steps[p + 1] <= lowest]:
@@ -362,13 +256,12 @@ class TaskQueue:
     def _finish(self, event: Asked, call: FinishTasks, now: float) -> list[Effect]:
         refused, finished = [], False
         tasks = self.passes.get(call.pass_index)
-        for chunk, attempt in call.tasks if tasks is not None else ():
-            assert tasks is not None
-            if self._holds(call, call.pass_index, chunk, attempt):
+        for chunk, attempt in call.tasks:
+            if tasks is not None and self._holds(call, call.pass_index, chunk, attempt):
                 self._drop_holder(tasks, chunk)
                 tasks.finish(chunk)
                 finished = True
-            elif not tasks.done[chunk]:
+            elif not tasks.done[chunk] if tasks is not None else call.pass_index > self.begun:
                 refused.append(chunk)
         self._roll()
         return [Answer(event.peer, TasksSettled(call.call, refused), fences_of(call) if finished else ())]
@@ -377,7 +270,7 @@ class TaskQueue:
         """Async: a shard has gone back since it acknowledged these tasks. They are to do again."""
         call = event.call
         if isinstance(call, GetTasks):
-            return Answer(event.peer, TasksRefused(call.call, "fenced", f"slot {call.slot} is another trainer's"))
+            return self._not_its_slot(event.peer, call)
         for chunk, attempt in call.tasks:
             if task := self._holds(call, call.pass_index, chunk, attempt):
                 self._put_back(self.passes[call.pass_index], chunk, task.todo.released(task.todo.progress))
@@ -399,7 +292,7 @@ class TaskQueue:
             if task := self._holds(call, index, chunk, attempt):
                 self.passes[index].note(chunk, task.todo.renewed(progress), now)
                 named.add((index, chunk))
-        for index, chunk in self._held[call.trainer] - named:
+        for index, chunk in self._held.get(call.trainer, set()) - named:
             task = self.passes[index].open[chunk]
             if task.call <= call.call:
                 self.story.tell(f"{call.trainer} does not know of task {chunk}", f"trainer {call.trainer}")
@@ -407,22 +300,24 @@ class TaskQueue:
         return []
 
     def _requeue(self, event: Asked, call: RequeueTasks, now: float) -> list[Effect]:
+        if not call.tasks or call.pass_index > self.begun or self.closed:
+            return [Answer(event.peer, TasksSettled(call.call, [chunk for chunk, _ in call.tasks]))]
         refused: list[int] = []
-        if call.pass_index <= self.begun and call.tasks and not self.closed:
-            tasks = self._pass(call.pass_index)
-            for chunk, progress in call.tasks:
-                if tasks.done[chunk]:
-                    tasks.put_back(chunk, Todo(progress=progress))
-                else:
-                    refused.append(chunk)
-            if call.pass_index < self.current:
-                self._mark(call.pass_index)
+        tasks = self._pass(call.pass_index)
+        for chunk, progress in call.tasks:
+            if tasks.done[chunk]:
+                tasks.put_back(chunk, Todo(progress=progress))
+            else:
+                refused.append(chunk)
+        if call.pass_index < self.current:
+            self._mark(call.pass_index)
         return [Answer(event.peer, TasksSettled(call.call, refused))]
 
     def _close(self, event: Asked, call: CloseTasks, now: float) -> list[Effect]:
         for index in list(self.passes):
             self._drop(index)
         if not self.options.sync:
+            self.begun = self.plan.passes - 1
             self._mark(self.plan.passes)
         self.closed = self._closing = True
         return [Answer(event.peer, TasksSettled(call.call))]
@@ -501,13 +396,14 @@ class TaskQueue:
         return PassTasks(index, self.exists, self.plan.seed, done=done)
 
     def _pass(self, index: int) -> PassTasks:
-        """The pass; if it is not there, it was not begun so far, or is wholly done."""
+        """The pass; if it is not there, it was not begun so far, or is wholly done: then its records are made anew."""
         if index not in self.passes:
             self.passes[index] = tasks = self._pass_tasks(index, done=index <= self.begun)
-            self.begun = max(self.begun, index)
-            if index in self._over:  # its records are there still, and say otherwise
-                self._over.remove(index)
+            if index <= self.begun:
                 tasks.touched.update(range(group_of(len(self.exists) - 1) + 1))
+            self.begun = max(self.begun, index)
+            if index in self._over:
+                self._over.remove(index)
         return self.passes[index]
 
     def _drop(self, index: int) -> None:

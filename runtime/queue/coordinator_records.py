@@ -96,7 +96,7 @@ class CoordinatorRecords(SlotRecords):
             claim.touched = now
 
     def _progress(self, claim: Claim) -> int:
-        return max(0, self.shards.lowest() - claim.first_step)
+        return min(max(0, self.shards.lowest() - claim.first_step), int(self.plan.batches[claim.chunk]))
 
 
 def by_pass(claims: Sequence[Claim]) -> list[tuple[int, list[Claim]]]:

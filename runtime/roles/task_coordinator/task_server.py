@@ -33,8 +33,9 @@ from graphft.runtime.protocol.messages import (
     GetTasks,
     TaskFailed,
     Tasks,
+    TasksRefused,
 )
-from graphft.runtime.protocol.task_queue import (
+from graphft.runtime.protocol.task_events import (
     Answer,
     Asked,
     Effect,
@@ -42,11 +43,11 @@ from graphft.runtime.protocol.task_queue import (
     Hopeless,
     Living,
     QueueOptions,
-    TaskQueue,
     Tick,
     TookAway,
     fences_of,
 )
+from graphft.runtime.protocol.task_queue import TaskQueue
 from graphft.runtime.queue.chunk_claims import LOST_CLAIMS
 from graphft.runtime.queue.failed_batch import fail_batch, or_end
 from graphft.runtime.queue.transactions import Terms, commit, tell_left_out
@@ -230,6 +231,9 @@ class TaskServer(TaskServerPort):
     # -- what is rare -----------------------------------------------------------------------------------------------
 
     def _fail(self, peer: bytes, call: FailTask) -> None:
+        if problem := self.queue.problem(call):
+            self.transport.send(peer, TasksRefused(call.call, "malformed", problem))
+            return
         view = QueueView(self.store, self.queue, self.terms, self._reload)
         change = self.member.retry_while_leased(
             functools.partial(

@@ -13,8 +13,9 @@ from graphft.runtime.coordination.records import PassRecord, decode_pass
 from graphft.runtime.etcd import KV, LeaseLost, create_is, delete_prefix_op, get_op, mod_is, put_op
 from graphft.runtime.etcd.model import Compare, Op
 from graphft.runtime.etcd.recipes import Lock
+from graphft.runtime.protocol.task_events import Changes, QueueOptions
 from graphft.runtime.protocol.task_groups import ModelSaver, QueueState, TaskCounts
-from graphft.runtime.protocol.task_queue import Changes, QueueOptions, TaskQueue
+from graphft.runtime.protocol.task_queue import TaskQueue
 
 Fence = tuple[str, int, int]
 GROUPS = 64

@@ -1,0 +1,393 @@
+"""Event stories of the coordinator's queues in async mode, each named after the rule it tells."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from graphft.runtime.protocol.messages import (
+    FailTask,
+    FinishTasks,
+    GetTasks,
+    ReleaseTasks,
+    RenewTasks,
+    RequestSaveModel,
+    RequeueTasks,
+    Tasks,
+    TasksSettled,
+)
+from graphft.runtime.protocol.task_events import Answer, Asked, Fenced, TookAway
+from tests.protocol.task_rigs import WIDE, TaskRig, durable
+
+ALL = {0, 1, 2, 3}
+
+
+def take_all(rig: TaskRig, trainer: str = "a") -> dict[int, int]:
+    """All free tasks, call by call: one call gives a fair share."""
+    held: dict[int, int] = {}
+    while found := rig.get(trainer, 10):
+        held |= found
+    return held
+
+
+# -- giving out -------------------------------------------------------------------------------------------------------
+
+
+def test_each_task_is_given_to_one_trainer() -> None:
+    rig = TaskRig()
+    a, b = rig.get("a", 2), rig.get("b", 2)
+    rest = take_all(rig, "c")
+    assert [*a, *b, *rest] == [*{**a, **b, **rest}]
+    assert {*a, *b, *rest} == ALL
+    assert len({*a.values(), *b.values(), *rest.values()}) == 4, "each attempt has a number of its own"
+    assert rig.counts() == (0, 4, 0)
+    assert rig.get("a", 2) == {}
+
+
+def test_a_call_gets_about_a_fair_share() -> None:
+    rig = TaskRig(WIDE)  # six tasks, three trainers
+    assert len(rig.get("a", 6)) == 2
+    rig.live("a")
+    assert len(rig.get("a", 6)) == 4
+    assert [rig.get("a", want) for want in (0, -1)] == [{}, {}]
+
+
+def test_the_same_call_gets_the_same_answer() -> None:
+    rig = TaskRig()
+    call = GetTasks(1, "a", 0, 1)
+    first = rig.ask(call)
+    assert rig.ask(call) == first
+    rig.crash()
+    assert rig.ask(call) == first, "its coordinator died before it answered"
+    assert rig.counts() == (3, 1, 0)
+
+
+def test_an_echo_of_a_call_gets_nothing() -> None:
+    """Its trainer has its answer: it has made another call since. What the echo would get, nobody knows that it has."""
+    rig = TaskRig()
+    echo = GetTasks(1, "a", 0, 1)
+    given = rig.ask(echo)
+    rig.ask(GetTasks(2, "a", 0, 1))
+    assert rig.ask(echo) is None
+    rig.ask(FinishTasks(3, "a", 0, given.tasks))
+    assert rig.ask(GetTasks(2, "a", 0, 1)) is None
+    assert rig.counts() == (2, 1, 1)
+
+
+def test_who_is_not_registered_gets_nothing() -> None:
+    rig = TaskRig(living="a")
+    assert rig.refused(GetTasks(1, "b", 0, 1)) == "unknown"
+    rig.live("ab")
+    assert rig.get("b")
+
+
+def test_who_asks_for_another_pass_is_told_which_one_is_worked_on() -> None:
+    rig = TaskRig()
+    for asked in (-1, 1, 2, 3, 99):
+        assert rig.ask(GetTasks(rig.number("a"), "a", asked, 1)) == Tasks(rig.numbers["a"], 0, [])
+    assert rig.counts() == (4, 0, 0)
+
+
+# -- finishing --------------------------------------------------------------------------------------------------------
+
+
+def test_a_finished_task_is_settled_however_often_and_by_whomever_it_is_told() -> None:
+    rig = TaskRig()
+    held = rig.get("a")
+    assert [rig.finish("a", held), rig.finish("a", held), rig.finish("b", held)] == [[], [], []]
+    rig.crash()
+    assert rig.finish("a", held) == []
+    assert rig.counts() == (3, 0, 1)
+
+
+def test_a_zombie_finishes_nothing_of_its_successors() -> None:
+    """Pitfall 11: "finished" did not check the attempt number."""
+    rig = TaskRig()
+    zombie = take_all(rig)
+    rig.live("bc")
+    successor = take_all(rig, "b")
+    assert successor.keys() == zombie.keys()
+    rig.live("abc")
+    assert rig.finish("a", zombie) == [*zombie]
+    assert rig.finish("a", successor) == [*successor], "its number alone is not enough"
+    assert rig.finish("b", zombie) == [*zombie]
+    assert rig.release("a", zombie) == [*zombie]
+    rig.renew("a", zombie)
+    assert rig.counts() == (0, 4, 0)
+    assert rig.finish("b", successor) == []
+
+
+def test_what_a_shard_forgot_meanwhile_is_to_do_again() -> None:
+    """Pitfall 14: finished is what every shard has applied, in the generation that it is in."""
+    rig = TaskRig()
+    held = rig.get("a")
+    (chunk,) = held
+    call = FinishTasks(2, "a", 0, [*held.items()], [11, 12])
+    copy = rig.saved.load(rig.options, rig.now)
+    (answer,) = copy.step(Asked(b"p", call), rig.now)
+    assert isinstance(answer, Answer)
+    assert answer.fences == (("shard", 0, 11), ("shard", 1, 12)), "to be compared with what is saved"
+    (fenced,) = rig.feed(Fenced(b"p", call))  # shard 1 has begun another generation: memory is read anew
+    assert fenced.message == TasksSettled(2, [chunk])
+    assert rig.counts() == (4, 0, 0)
+    assert rig.machine.passes[0].open[chunk].todo.failures == 0
+
+
+def test_what_was_not_finished_needs_no_fence() -> None:
+    rig = TaskRig()
+    held = rig.get("a")
+    rig.finish("a", held, fences=(11, 12))
+    assert rig.fences
+    rig.finish("a", held, fences=(11, 12))
+    assert not rig.fences
+
+
+# -- coming back ------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_released_is_no_failure() -> None:
+    rig = TaskRig()
+    for _ in range(5):
+        held = rig.get("a")
+        assert rig.release("a", held) == []
+        assert rig.release("a", held) == [*held], "the attempt is over"
+    assert [t.todo.failures for t in rig.machine.passes[0].open.values()] == [0] * len(rig.machine.passes[0].open)
+    assert rig.counts() == (4, 0, 0)
+
+
+def test_what_a_trainer_held_that_vanished_is_todo_and_counts_when_it_is_claimed() -> None:
+    """Pitfall 5: no goodbye is needed."""
+    rig = TaskRig()
+    held = take_all(rig)
+    rig.live("bc")
+    assert rig.counts() == (4, 0, 0)
+    again = take_all(rig, "b")
+    assert again.keys() == held.keys()
+    assert not set(again.values()) & set(held.values())
+    assert {t.todo.failures for t in rig.machine.passes[0].open.values()} == {1}
+
+
+def test_a_task_that_is_not_renewed_is_taken_away() -> None:
+    """Pitfall 12: also when another coordinator has it from etcd: each pending task has a timer."""
+    rig = TaskRig()
+    a, b = rig.get("a"), rig.get("b")
+    assert rig.pass_time(60.0) == []
+    rig.renew("b", b)
+    rig.crash()
+    rig.renew("b", b)
+    assert rig.pass_time(60.0) == []
+    rig.renew("b", b)
+    (taken,) = rig.pass_time(1.0)
+    assert taken == TookAway(0, next(iter(a)), "a", -1, 61.0)
+    assert rig.counts() == (3, 1, 0)
+
+
+def test_progress_forgets_failures() -> None:
+    """Preemptions never discard good data."""
+    rig = TaskRig()
+    for applied in (1, 2, 3, 4):
+        for _ in range(2):
+            held = take_all(rig)
+            rig.live("bc")
+            rig.live("abc")
+        held = take_all(rig)
+        rig.renew("a", held, applied=applied)
+        assert {t.todo.failures for t in rig.machine.passes[0].open.values()} == {0}
+        rig.release("a", held, applied=applied)
+    assert not rig.hopeless
+
+
+def test_a_renewal_frees_what_its_trainer_does_not_know_of() -> None:
+    """The answer to its call was lost, and it has made another one; but not what later calls gave."""
+    rig = TaskRig()
+    lost, known = rig.get("a"), rig.get("a")
+    later = rig.get("a")
+    rig.renew("a", known, known=2)
+    assert rig.machine.passes[0].open.keys() == {*lost, *known, *later}
+    assert [rig.machine.passes[0].open[c].holder for c in (*lost, *known, *later)] == ["", "a", "a"]
+    assert rig.machine.passes[0].open[next(iter(lost))].todo.failures == 0
+    rig.renew("a", {})
+    assert rig.counts() == (4, 0, 0)
+
+
+def test_a_task_at_which_too_many_vanish_is_hopeless_and_goes_on_without_its_rest() -> None:
+    rig = TaskRig()
+    for _ in range(3):
+        assert take_all(rig).keys() == ALL
+        assert not rig.hopeless
+        rig.live("bc")
+        rig.live("abc")
+    assert rig.get("a") == {}
+    assert {chunk for _, chunk in rig.hopeless} == ALL
+    assert rig.finish("a", take_all(rig)) == []
+    assert rig.machine.current == 1
+
+
+# -- passes -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_pass_is_not_over_while_a_task_is_pending() -> None:
+    """Pitfall 9: todo is empty, and the pass goes on: what is pending may come back."""
+    rig = TaskRig()
+    *rest, last = take_all(rig).items()
+    assert rig.finish("a", dict(rest)) == []
+    assert rig.get("b") == {}
+    assert (rig.machine.current, rig.counts()) == (0, (0, 1, 3))
+    rig.live("bc")
+    again = rig.get("b")
+    assert again.keys() == {last[0]}
+    assert rig.finish("b", again) == []
+    assert rig.machine.current == 1
+    assert rig.counts(1) == (4, 0, 0)
+
+
+@pytest.mark.parametrize("how", ["released", "fenced", "failed", "vanished", "hopeless"])
+def test_a_pass_rolls_when_its_last_task_came_back_before(how: str) -> None:
+    """Pitfall 10: it rolled only on "finished", and never when the last pending task was discarded."""
+    rig = TaskRig()
+    *rest, (chunk, attempt) = take_all(rig).items()
+    rig.finish("a", dict(rest))
+    if how == "released":
+        rig.release("a", {chunk: attempt})
+    elif how == "fenced":
+        rig.feed(Fenced(b"p", FinishTasks(9, "a", 0, [(chunk, attempt)], [1, 1])))
+    elif how == "failed":  # what is left out of it, or counted, is the driver's to write
+        rig.machine.put(0, chunk, rig.machine.passes[0].open[chunk].todo.failed(2, ()))
+    else:
+        for _ in range(3 if how == "hopeless" else 1):
+            rig.get("a")
+            rig.live("bc")
+            rig.live("abc")
+    while not (held := rig.get("b")):
+        assert how == "hopeless"
+    assert bool(rig.hopeless) == (how == "hopeless")
+    rig.finish("b", held)
+    assert rig.machine.current == 1
+    for index in (1, 2):
+        rig.finish("a", take_all(rig), index)
+    assert rig.machine.current == 3
+    assert rig.ask(GetTasks(rig.number("a"), "a", 3, 1)) == Tasks(rig.numbers["a"], 3, [])
+
+
+def test_a_shard_that_went_back_has_its_tasks_done_again() -> None:
+    rig = TaskRig()
+    first = take_all(rig)
+    rig.finish("a", first)
+    second = rig.get("b")
+    assert rig.requeue({0: 0, 2: 3}) == []
+    assert rig.requeue({0: 0, 2: 3}) == [0, 2], "they are todo"
+    assert (rig.machine.current, rig.counts(0), rig.counts(1)) == (0, (2, 0, 2), (3, 1, 0))
+    assert [rig.machine.passes[0].open[c].todo.progress for c in (0, 2)] == [0, 3]
+    assert rig.get("b", pass_index=1) == {}
+    again = take_all(rig)
+    assert again.keys() == {0, 2}
+    assert rig.requeue({0: 0}) == [0], "it is pending: its holder asks the shard for its ledger"
+    assert rig.finish("b", second, 1) == [], "a task of the later pass is finished meanwhile"
+    rig.crash()
+    rig.finish("a", again)
+    assert (rig.machine.current, rig.counts(1)) == (1, (3, 0, 1))
+
+
+def test_a_pass_that_was_over_and_forgotten_comes_back_with_all_that_is_done() -> None:
+    """Its records are deleted; a successor that found only those of the groups that came back would do the others
+    again."""
+    rig = TaskRig(WIDE)
+    for index in (0, 1):
+        rig.finish("a", take_all(rig), index)
+    assert not rig.saved.groups
+    assert rig.requeue({300: 0}) == []
+    rig.crash()
+    assert (rig.machine.current, rig.counts(0)) == (0, (1, 0, 5))
+    rig.finish("a", take_all(rig))
+    assert rig.machine.current == 2
+
+
+def test_the_last_pass_ends_again_after_another_coordinator_took_over() -> None:
+    rig = TaskRig()
+    for index in range(3):
+        rig.finish("a", take_all(rig), index)
+    rig.crash()
+    assert rig.requeue({1: 0}) == []
+    rig.finish("a", take_all(rig))
+    assert rig.machine.current == 3
+
+
+def test_a_pass_that_was_not_begun_has_nothing_to_requeue_or_to_finish() -> None:
+    rig = TaskRig()
+    assert rig.requeue({1: 0}, 1) == [1]
+    assert rig.finish("a", {1: 1}, 1) == [1]
+    assert rig.requeue({}) == []
+
+
+def test_nothing_is_given_after_the_last_step() -> None:
+    rig = TaskRig()
+    held = rig.get("a")
+    for _ in range(2):
+        assert rig.close() == []
+        assert rig.machine.current == 3
+        assert rig.get("b") == {}
+        assert rig.finish("a", held) == []
+        assert rig.requeue({0: 0}) == [0]
+        rig.crash()
+    assert not rig.saved.groups
+
+
+# -- the one that saves the model -------------------------------------------------------------------------------------
+
+
+def test_one_trainer_saves_the_model_for_a_time() -> None:
+    rig = TaskRig()
+    assert rig.save_model("a", 30.0) == (True, 30.0)
+    rig.pass_time(10.0)
+    assert rig.save_model("b", 99.0) == (False, 20.0)
+    assert rig.save_model("a", 99.0) == (True, 20.0), "a repeated call: its time is what it was told first"
+    rig.crash()
+    assert rig.save_model("b", 99.0) == (False, 20.0)
+    rig.pass_time(20.0)
+    assert rig.save_model("b", 5.0) == (True, 5.0)
+    assert rig.save_model("a", 5.0) == (False, 5.0)
+
+
+# -- malformed calls --------------------------------------------------------------------------------------------------
+
+NONE = [(0, 4), (0, -1), (-1, 0), (3, 0), (0, 2**70)]
+"""No tasks."""
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *(FinishTasks(1, "a", p, [(c, 1)]) for p, c in NONE),
+        *(ReleaseTasks(1, "a", p, [(c, 1, 0)]) for p, c in NONE),
+        *(RenewTasks(1, "a", [(p, c, 1, 0)]) for p, c in NONE),
+        *(RequeueTasks(1, "a", p, [(c, 0)]) for p, c in NONE),
+        *(FailTask(1, "a", p, c, 1, 0, "") for p, c in NONE),
+        *(ReleaseTasks(1, "a", 0, [(0, 1, applied)]) for applied in (-1, 5)),
+        *(RenewTasks(1, "a", [(0, 0, 1, applied)]) for applied in (-1, 5)),
+        *(RequeueTasks(1, "a", 0, [(0, applied)]) for applied in (-1, 5)),
+        *(FinishTasks(1, "a", 0, [(0, 1)], [1] * count) for count in (1, 3)),
+        *(FailTask(1, "a", 0, 0, 1, batch, "") for batch in (-1, 4)),
+        *(FailTask(1, "a", 0, 0, 1, 0, "", [record]) for record in (-1, 8)),
+        GetTasks(1, "a", 0, 1, slot=0),
+        GetTasks(1, "a", 0, 1, chunks=[0]),
+        *(RequestSaveModel(1, "a", seconds) for seconds in (0.0, -1.0, 1e9, math.inf, math.nan)),
+    ],
+    ids=str,
+)
+def test_malformed_calls_change_nothing(call: Any) -> None:
+    rig = TaskRig()
+    rig.get("b")
+    assert rig.refused(call) == "malformed"
+    assert rig.machine.problem(call)
+
+
+def test_a_strange_name_holds_and_costs_nothing() -> None:
+    rig = TaskRig()
+    before = durable(rig.machine)
+    rig.ask(RenewTasks(9, "nobody", [(0, 0, 1, 0)]))
+    assert rig.ask(FinishTasks(9, "nobody", 0, [(0, 1)])) == TasksSettled(9, [0])
+    assert durable(rig.machine) == before
+    assert "nobody" not in rig.machine.calls
+    assert rig.machine.check() == []
