@@ -304,6 +304,35 @@ def _finite_check(programs: Jobs) -> Found:
                 yield _bad("finite-check", f"skip_block is {name!r}, on_nonfinite is {wanted!r}", block, i)
 
 
+_OWN_CLAIMS = ("etcd_get_chunk", "etcd_complete_chunk", "etcd_enqueue_todo", "etcd_enqueue_timeout")
+_ASKS = {"find_coordinator": "init", "get_task": "step", "finish_task": "step", "fail_task": "failed"}
+_ASKS |= {"renew_tasks": "daemon"}
+_SERVES = ("acquire_coordinator_lock", "load_tasks", "publish_coordinator", "serve_tasks")
+
+
+@job_rule("dispatch", "trainers claim chunks themselves, or all of them ask a coordinator that serves tasks, in order")
+def _dispatch(programs: Jobs) -> Found:
+    trainer, coordinator = _trainer(programs), programs.get("coordinator")
+    asked = [op.type for _, _, op in _ops(trainer, *_ASKS)]
+    served = [op.type for _, _, op in _ops(coordinator, *_SERVES)]
+    if not asked and not served:
+        return
+    for type, name in _ASKS.items() if trainer is not None else ():
+        places = [block.name for block, _, op in _ops(trainer, type)]
+        if places != [name]:
+            yield _bad("dispatch", f"trainer has {type} in {places or 'no block'}, expected once, in block {name}")
+    for block, i, op in _ops(trainer, *_OWN_CLAIMS):
+        yield _bad("dispatch", f"trainer has {op.type}, but a coordinator gives out its chunks", block, i)
+    if coordinator is not None and served != list(_SERVES):
+        yield _bad("dispatch", f"coordinator has {', '.join(served) or 'none'}, expected {', '.join(_SERVES)}")
+    times = {op.type: attr(op, "timeout") for p in (trainer, coordinator) for _, _, op in _ops(p, *_TIMED)}
+    if len(set(times.values())) > 1:
+        yield _bad("dispatch", f"tasks are renewed and taken away by different timeouts: {times}")
+
+
+_TIMED = ("renew_tasks", "serve_tasks")
+
+
 # -- against the configuration ------------------------------------------------------------------------------------
 
 
@@ -326,6 +355,10 @@ def check_config(programs: Programs, config: JobConfig) -> Found:
                         i,
                     )
         yield from _compensated(program, config)
+    if (programs.trainer.find_op("get_task") is not None) != (config.dispatch == "coordinator"):
+        yield _bad(
+            "config-agree", f"{programs.trainer.name} gets its chunks another way than dispatch={config.dispatch!r}"
+        )
     yield from _accumulated(programs.trainer, config)
 
 

@@ -200,6 +200,56 @@ def test_broken_compensation(rule: str, message: str, break_it: Break) -> None:
     test_broken(transpiled(sync=False, mode="dc_asgd"), rule, message, break_it)
 
 
+def get_another_way(trainer: Program) -> None:
+    op = op_of(trainer, "get_task")
+    op.type = "get_chunk"
+
+
+DISPATCHED: list[tuple[str, str, Break]] = [
+    *(
+        ("dispatch", f"trainer has {type} in no block", lambda p, type=type: remove(p.trainer, type))
+        for type in ("find_coordinator", "finish_task", "fail_task", "renew_tasks")
+    ),
+    ("dispatch", "finish_task in ['step', 'step']", lambda p: repeat(p.trainer, "finish_task")),
+    ("dispatch", "trainer has get_task in no block", lambda p: get_another_way(p.trainer)),
+    (
+        "dispatch",
+        "trainer has etcd_enqueue_todo, but a coordinator",
+        lambda p: p.trainer.block("pass").append_op("etcd_enqueue_todo"),
+    ),
+    ("dispatch", "coordinator has load_tasks, publish", lambda p: remove(p.coordinator, "acquire_coordinator_lock")),
+    ("dispatch", "coordinator has none", lambda p: p.coordinator.blocks["serve"].ops.clear()),
+    (
+        "dispatch",
+        "expected acquire_coordinator_lock, load_tasks",
+        lambda p: p.coordinator.blocks["serve"].ops.reverse(),
+    ),
+    (
+        "dispatch",
+        "different timeouts: {'renew_tasks': 60.0, 'serve_tasks': 7.0}",
+        lambda p: op_of(p.coordinator, "serve_tasks").attrs.update(timeout=7.0),
+    ),
+]
+
+
+@pytest.mark.parametrize(("rule", "message", "break_it"), DISPATCHED, ids=[rule for rule, _, _ in DISPATCHED])
+def test_broken_dispatch(rule: str, message: str, break_it: Break) -> None:
+    test_broken(transpiled(dispatch="coordinator"), rule, message, break_it)
+
+
+def test_dispatch_is_the_configurations(sound: Job) -> None:
+    with pytest.raises(VerificationError, match="another way than dispatch='coordinator'"):
+        replace(sound, config=sound.config.replace(dispatch="coordinator")).verify()
+
+
+def test_a_coordinator_without_trainers_that_ask_it(sound: Job) -> None:
+    def serve(p: Programs) -> None:
+        for type in ("acquire_coordinator_lock", "load_tasks", "publish_coordinator", "serve_tasks"):
+            p.coordinator.blocks["serve"].append_op(type)  # type: ignore[union-attr]
+
+    test_broken(sound, "dispatch", "trainer has get_task in no block", serve)
+
+
 def test_broken_local_accumulation() -> None:
     accumulating = {"sync": False, "mode": "geo_sgd", "local_steps": 2}
     for count, rule, message in (
@@ -232,7 +282,7 @@ def test_sound(sound: Job) -> None:
 def test_every_rule_is_broken_by_a_test() -> None:
     # Tests of the verifier may have registered rules of their own in this process.
     ours = {r.id for r in job_rules() if r.check.__module__.startswith("graphft.")}
-    assert ours | {"config-agree"} == {rule for rule, _, _ in BREAKS + COMPENSATED}
+    assert ours | {"config-agree"} == {rule for rule, _, _ in BREAKS + COMPENSATED + DISPATCHED}
 
 
 def test_number_of_pservers_is_the_configurations(sound: Job) -> None:
