@@ -46,11 +46,12 @@ class FolderStatus:
 
     def describe(self) -> str:
         """On one line, with what to do about it."""
+        goes_on = "writes its model, which is not there" if self.step == self.steps else "goes on with it"
         what = {
             "complete": f"is complete: {self.steps} steps, model {self.model}",
             "running": f"is running, {self.where}",
             "starting": f"is starting ({self.holder}), {self.where}",
-            "stopped": f"is not running; it stopped {self.where}: graphft launch --job {self.folder} goes on with it",
+            "stopped": f"is not running; it stopped {self.where}: graphft launch --job {self.folder} {goes_on}",
             "failed": f"failed {self.where}: {self.failure}; graphft launch --job {self.folder} tries it once more",
             "not begun": f"was saved and never begun: graphft launch --job {self.folder}",
             "unknown": f"may run elsewhere: {self.holder or 'its etcd does not answer'}; "
