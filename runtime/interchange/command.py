@@ -109,6 +109,8 @@ def _there(path: str) -> tuple[CheckPoints, list[int]]:
             hint = (
                 "these are the checkpoints of a job: give the job's folder, the one above (list, show, verify, export)"
             )
+        if place.fs.size(f"{place.path}/job.json") is not None:
+            hint = "it is a job: `cp -r` copies its folder, and transpile(keep_checkpoints=) says how many it keeps"
         raise UsageError(f"{path} has no checkpoint of a training loop", rule="no-checkpoint", help=hint)
     return place, versions
 

@@ -171,6 +171,15 @@ def test_a_damaged_model_of_a_complete_job(
         graphft.read_weights(job)
 
 
+@pytest.mark.parametrize("action", [("copy", "elsewhere"), ("prune", "--keep", "1")])
+def test_what_is_for_loops_alone_says_what_to_do_with_a_job(
+    folders: dict[int, Path], capsys: pytest.CaptureFixture[str], action: tuple[str, ...]
+) -> None:
+    said = refused(capsys, "checkpoint", action[0], folders[1], *action[1:])
+    assert "it is a job: `cp -r`" in said
+    assert "keep_checkpoints=" in said
+
+
 def test_a_step_of_a_job_and_the_newest_that_is_whole(
     folders: dict[int, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
