@@ -62,13 +62,14 @@ def make_way(etcd: Store, keys: Keys, job: Job | JobRecord) -> None:
     forget(etcd, keys, kvs)
 
 
-def begin_anew(etcd: Store, keys: Keys, job: Job | JobRecord, job_dir: Path) -> None:
+def begin_anew(etcd: Store, keys: Keys, job: Job | JobRecord, job_dir: Path) -> bool:
     """Deletes what this very run left, if it cannot go on with it: it is over although its model is gone, or has no
-    fault tolerance. Not while a process of it lives, which may be on another machine."""
+    fault tolerance. Not while a process of it lives, which may be on another machine. Returns whether it was complete:
+    then its model is made again."""
     kvs = etcd.range(keys.control).kvs
     spec, view = _spec_of(keys, kvs), read_view(keys, kvs)
     if spec is None or spec.run != job.run_id or (job.config.ft and not view.over):
-        return
+        return False
     living = _living(view)
     if living and view.over:
         raise _in_the_way(
@@ -78,8 +79,11 @@ def begin_anew(etcd: Store, keys: Keys, job: Job | JobRecord, job_dir: Path) -> 
             + ", ".join(f"{m.id} on {m.host}" for m in living[:3]),
             "wait for them, or give this job another name",
         )
-    if not living and forget(etcd, keys, kvs) and not job.config.ft:
+    if living or not forget(etcd, keys, kvs):
+        return False
+    if not job.config.ft:
         forget_files(job_dir)
+    return view.state == "complete"
 
 
 def forget(etcd: Store, keys: Keys, kvs: Sequence[KV]) -> bool:

@@ -109,6 +109,8 @@ def _there(path: str) -> tuple[CheckPoints, list[int]]:
             hint = (
                 "these are the checkpoints of a job: give the job's folder, the one above (list, show, verify, export)"
             )
+        if place.fs.size(f"{place.path}/job.json") is not None:
+            hint = "it is a job: `cp -r` copies its folder, and transpile(keep_checkpoints=) says how many it keeps"
         raise UsageError(f"{path} has no checkpoint of a training loop", rule="no-checkpoint", help=hint)
     return place, versions
 
@@ -160,6 +162,7 @@ def _list(options: argparse.Namespace) -> int:
 
         print("\n".join([HEAD, *(checkpoint.line() for checkpoint in job)]))
         return 0
+    from graphft.runtime.loop.check_points import NO_MANIFEST
     from graphft.runtime.loop.version_store import DamagedVersion, DeletedVersion
 
     place, versions = _there(options.path)
@@ -173,6 +176,7 @@ def _list(options: argparse.Namespace) -> int:
             lines.append(f"{version:>8}  DAMAGED: {error.message}")
     if not lines:
         return _list(options)  # there are newer ones by now
+    lines += [f"{version:>8}  has {NO_MANIFEST}" for version in place.store.without_manifest()]
     head = f"{'version':>8}  {'saved':19}  {'epoch':>5} {'step':>9} {'offset':>7}  {'MB':>10}  metrics"
     print("\n".join([head, *lines]))
     return 0
@@ -290,9 +294,29 @@ def _verify_job(found: list[JobCheckpoint]) -> int:
     return 1 if damaged else 0
 
 
+def _verify_model(path: str) -> int:
+    """Of a job that is complete, as far as its folder or storage tells: 1 if its model is damaged."""
+    from graphft.runtime.coordination.job_storage import MODEL, is_url
+    from graphft.runtime.fs import file_system
+    from graphft.runtime.interchange.weights import read_weights
+
+    fs, root = file_system(path)
+    if fs.size(f"{root}/{MODEL}") is None:
+        return 0
+    try:
+        size = sum(tensor.nbytes for tensor in read_weights(path if is_url(path) else Path(path)).values())
+    except GraphftError as error:
+        print(f"{path}/{MODEL}: {error.message}")
+        return 1
+    print(f"{path}/{MODEL}: good ({size / MEGABYTE:.1f} MB)")
+    return 0
+
+
 def _verify(options: argparse.Namespace) -> int:
     if (job := _of_job(options)) is not None:
-        return _verify_job(job)
+        of_all = options.version is None
+        return max(_verify_job(job), _verify_model(options.path) if of_all else 0)
+    from graphft.runtime.loop.check_points import NO_MANIFEST
     from graphft.runtime.loop.version_store import DamagedVersion, DeletedVersion
 
     place, versions = _there(options.path)
@@ -307,6 +331,9 @@ def _verify(options: argparse.Namespace) -> int:
         except DamagedVersion as error:
             damaged += 1
             print(f"checkpoint {version}: {error.message}")
+    if options.version is None:
+        for version in place.store.without_manifest():
+            print(f"checkpoint {version}: has {NO_MANIFEST}")
     return 1 if damaged else 0
 
 

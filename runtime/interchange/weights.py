@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from graphft.errors import UsageError
+from graphft.errors import GraphftError, UsageError
 from graphft.runtime.coordination.job_storage import MODEL, download_result, fetch, is_url
 from graphft.runtime.fs import FS, LocalFS, file_system
 from graphft.runtime.interchange.huggingface import WHOLE, check_whole, read_sharded
@@ -108,7 +108,15 @@ def _read_job(folder: Path, step: int | None = None) -> dict[str, Tensor]:
     from graphft.runtime.interchange.job_state import read_job
 
     if step is None and (folder / MODEL).exists():
-        return read_tensors(folder / MODEL)[0]
+        try:
+            return read_tensors(folder / MODEL)[0]
+        except GraphftError as error:
+            raise GraphftError(
+                error.message,
+                rule=error.rule,
+                help=f"its checkpoints are there: `graphft checkpoint list {folder}`, and give one's step as version=; "
+                f"or delete the file, and `graphft launch --job {folder}` makes it again",
+            ) from error
     state = read_job(folder, step)
     if step is None:
         log.warning("the job in %s is not complete: its weights are those of step %d", folder, state.step)

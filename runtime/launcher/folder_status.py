@@ -48,11 +48,12 @@ class FolderStatus:
 
     def describe(self) -> str:
         """On one line, with what to do about it."""
+        goes_on = "writes its model, which is not there" if self.step == self.steps else "goes on with it"
         what = {
             "complete": f"is complete: {self.steps} steps, model {self.model}",
             "running": f"is running, {self.where}{self._waits}",
             "starting": f"is starting ({self.holder}), {self.where}",
-            "stopped": f"is not running; it stopped {self.where}: graphft launch --job {self.folder} goes on with it",
+            "stopped": f"is not running; it stopped {self.where}: graphft launch --job {self.folder} {goes_on}",
             "failed": f"failed {self.where}: {self.failure}; graphft launch --job {self.folder} tries it once more",
             "not begun": f"was saved and never begun: graphft launch --job {self.folder}",
             "unknown": f"may run elsewhere: {self.holder or 'its etcd does not answer'}; "
@@ -122,11 +123,21 @@ def find_folder(name: str) -> Path:
 def list_folders() -> list[FolderStatus]:
     """The jobs in ./jobs, the one that was worked on last at the end."""
     folders = [p.parent for p in JOBS.glob("*/job.json")]
-    return sorted((look_at(folder) for folder in folders), key=lambda s: s.at)
+    return sorted((_look_if_there(folder) for folder in folders), key=lambda s: s.at)
+
+
+def _look_if_there(folder: Path) -> FolderStatus:
+    """As `look_at`; one job whose storage is away does not hide the others."""
+    try:
+        return look_at(folder)
+    except GraphftError:
+        record = read_record(folder)
+        return FolderStatus(folder, record.config.name, "unknown", None, record.config.total_steps, _last_work(folder))
 
 
 def look_at(folder: Path) -> FolderStatus:
-    """One look, without waiting for anything. Never raises GraphftError: a folder that is damaged is `unreadable`."""
+    """One look, without waiting for anything; a folder that is damaged is `unreadable`. Raises GraphftError[storage]
+    where a storage cannot be asked."""
     try:
         record = read_record(folder)
     except GraphftError:
@@ -134,7 +145,7 @@ def look_at(folder: Path) -> FolderStatus:
     name, steps = record.config.name, record.config.total_steps
     if is_complete(folder):
         lost = _lost(folder, record)
-        return FolderStatus(folder, name, "complete", steps, steps, _modified(folder / MODEL), lost=lost)
+        return FolderStatus(folder, name, "complete", steps, steps, _completed(folder), lost=lost)
     holder, endpoints = holder_of(folder), read_endpoints(folder) or ",".join(record.config.etcd_endpoints or ())
     live = _live(endpoints, record) if endpoints else None
     if live is not None and not is_copy(folder, live) and not live.idle:
@@ -182,6 +193,11 @@ def _last_work(folder: Path) -> float:
     """When a process of the job last wrote something that stays."""
     files = [folder / "job.json", *folder.glob("logs/*"), *folder.glob("metrics/*"), *folder.glob("checkpoints/*")]
     return max(map(_modified, files))
+
+
+def _completed(folder: Path) -> float:
+    """When the model was written; of one that is in its storage alone, when this folder was worked in last."""
+    return _modified(folder / MODEL) or _last_work(folder)
 
 
 def _modified(path: Path) -> float:

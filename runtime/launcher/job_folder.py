@@ -25,6 +25,8 @@ from graphft.runtime.coordination.job_storage import (
     storage_of,
     stored_run,
 )
+from graphft.runtime.coordination.storage_claim import claimed
+from graphft.runtime.process.folder_lock import locked
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job, JobConfig
@@ -145,15 +147,19 @@ class _Start:
     carried: str = ""
 
     def carry_over(self, new: Path) -> None:
-        """`new`: what will be `path`."""
+        """`new`: what will be `path`. Raises UsageError[job-running] while a launcher is at work there."""
         from graphft.runtime.checkpoint.reshard import carry_over
 
         config = self.job.config
         there = [(saved_step(other.path, config) or 0, other.path) for other in self.others if other.held.layout]
         step, source = max(there, key=lambda one: one[0], default=(0, Path()))
-        if not step or (found := carry_over(source, self.job, new)) is None:
+        if not step:
             return
-        _mark_continued(source, self.path, self.job)
+        with locked(source), claimed(source, None):  # else both would go on
+            found = carry_over(source, self.job, new)
+            if found is None:
+                return
+            _mark_continued(source, self.path, self.job)
         pservers = f"{config.pservers} pserver{'s' * (config.pservers > 1)}"
         self.carried = f"from step {found} of {config.total_steps} of {source}, carried over to {pservers},"
 

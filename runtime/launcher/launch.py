@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError, UsageError
+from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.connect import connect, is_complete, write_endpoints
 from graphft.runtime.coordination.discarded import discarded_of
 from graphft.runtime.coordination.embedded_etcd import start_etcd
@@ -281,8 +282,8 @@ def _start(
     make_way(client, keys, job)
     if before := try_again(client, keys, job):
         log.warning("%s failed the last time: %s; it tries again from its newest checkpoint", keys.job, before)
-    if embedded is None and options.pservers != 0 and not is_complete(job_dir):
-        begin_anew(client, keys, job, job_dir)
+    if options.pservers != 0 and not is_complete(job_dir) and begin_anew(client, keys, job, job_dir):
+        _tell_of_lost_model(job, job_dir)
     put_job(client, keys, job, job_dir)
     etcd = fenced(client, keys, job)
     write_endpoints(job_dir, endpoints)
@@ -292,6 +293,12 @@ def _start(
     )
     stack.callback(supervisor.close)
     return supervisor, embedded
+
+
+def _tell_of_lost_model(job: Job | JobRecord, job_dir: Path) -> None:
+    step = saved_step(job_dir, job.config)
+    how = f"made again, from the checkpoint of step {step}" if step else "TRAINED again: no checkpoint is whole"
+    tell(f"{job_dir} was complete, and its {MODEL} is gone: it is {how}")
 
 
 def _fork_server(

@@ -33,6 +33,8 @@ TRIES, FIRST_PAUSE, LAST_PAUSE = 8, 0.5, 30.0
 HOPELESS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG})
 """But for these errors."""
 
+NO_MANIFEST = "no manifest (a save that was killed or is under way, or it was lost)"
+
 
 class Saving:
     """A checkpoint that is being saved. `version`: None until it is committed."""
@@ -322,7 +324,8 @@ class CheckPoints:
         there = self.store.all_committed()
         values = [(v, self._value_of(v)) for v in there if v not in self._damaged]
         if self.keep.best and not any(value is not None for _, value in values):
-            log.warning("keep best=%r: no checkpoint in %s has that metric", self.keep.best, self.path)
+            log.warning("keep best=%r: no checkpoint in %s has that metric; none is deleted", self.keep.best, self.path)
+            return []
         return self.store.collect(max(there, default=0), {*self.keep.of(values), good})
 
     def _try_to_prune(self, good: int) -> None:
@@ -381,7 +384,10 @@ class CheckPoints:
                 )
             return self._read(version)
         damaged: list[DamagedVersion] = []
-        for candidate in self.store.all_committed():
+        there = self.store.all_committed()
+        if lost := [v for v in self.store.without_manifest() if v > max(there, default=-1)]:
+            log.warning("%s: newer than what counts is checkpoint %d, which has %s", self.path, lost[0], NO_MANIFEST)
+        for candidate in there:
             try:
                 found = self._read(candidate, to_go_on=not damaged)
             except DeletedVersion:

@@ -109,6 +109,13 @@ class VersionStore:
             listed, found = now, [version for version in now if self.committed(version)]
         return found
 
+    def without_manifest(self) -> list[int]:
+        """Versions that do not count, though they have files that none of the others needs; the newest first."""
+        committed = self.all_committed()
+        needed = {posixpath.dirname(name) for v in committed for name in self._needs_of(v)}
+        others = (v for v in self.versions() if v not in committed and _folder(v) not in needed)
+        return [v for v in others if any(map(_OURS.fullmatch, self.fs.ls_dir(self._at(_folder(v)))))]
+
     def check_place(self) -> None:
         """Nothing is here: but is it beside a place where checkpoints are? Raises GraphftError, or warns."""
         above, name = posixpath.split(self.root.rstrip("/"))

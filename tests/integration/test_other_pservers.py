@@ -34,7 +34,13 @@ def test_two_three_one(folder: Path, pace: Pace, undisturbed: Played) -> None:
     jobs = folder / "jobs"
     first = run(2)
     first.until(jobs / "blobs", saved(22))
+    pace.set(5.0)
+    early = run(3)
+    assert early.wait() != 0, "the first run is at work: both would go on"
+    assert "the job in jobs/blobs is being run by pid" in early.output, early.output
+    assert not (jobs / "blobs-2").exists()
     first.kill()
+    pace.set(0.05)
     second = run(3)
     kill_pserver(second.until(jobs / "blobs-2", at(30)))
     second.until(jobs / "blobs-2", lambda s: at(45)(s) and any(e.kind == "died" for e in s.events))

@@ -70,6 +70,27 @@ def test_two_users_of_one_etcd_do_not_train_each_others_model(program: ir.Progra
     assert model(folder / "one" / "jobs" / "blobs") == model(after.folder), "the bits of an undisturbed run"
 
 
+def test_a_model_that_is_gone_is_made_again(program: ir.Program, folder: Path) -> None:
+    """Its etcd said that the job is complete: it "completed" once more each time, with status 0 and no model."""
+    job_dir = play(training.job(program, **OPTIONS), folder).folder
+    (before, model_file), launch = (model(job_dir), job_dir / "model.safetensors"), ("-m", "graphft", "launch", "--job")
+    model_file.unlink()
+    status = Program(folder, "-m", "graphft", "status", "--job", job_dir)
+    assert status.wait() == 0
+    assert "writes its model, which is not there" in status.output
+    again = Program(folder, *launch, job_dir)
+    assert again.wait() == 0, again.output
+    assert "is gone: it is made again, from the checkpoint of step" in again.output
+    assert model(job_dir) == before
+    model_file.unlink()
+    for manifest in job_dir.glob("checkpoints/**/manifest.json"):
+        manifest.unlink()
+    anew = Program(folder, *launch, job_dir)
+    assert anew.wait() == 0, anew.output
+    assert "is gone: it is TRAINED again: no checkpoint is whole" in anew.output
+    assert model(job_dir) == before
+
+
 def test_a_second_launcher_in_a_folder_leaves_it_alone(folder: Path, pace: Pace) -> None:
     """Pitfall 66: without fault tolerance it deleted the etcd and the metrics of the job that was running there."""
     pace.set(5.0)

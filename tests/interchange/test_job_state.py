@@ -156,6 +156,30 @@ def test_the_command_exports_a_job(
     assert len(list((tmp_path / "huggingface").glob("*.safetensors"))) > 1
 
 
+def test_a_damaged_model_of_a_complete_job(
+    folders: dict[int, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """`verify` looked at the checkpoints alone: good, with status 0."""
+    job = tmp_path / "job"
+    shutil.copytree(folders[1], job)
+    assert f"{job}/model.safetensors: good" in shown(capsys, "checkpoint", "verify", job)
+    data = (job / "model.safetensors").read_bytes()
+    (job / "model.safetensors").write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert main(["checkpoint", "verify", str(job)]) == 1
+    assert "is not what was written" in capsys.readouterr().out
+    with pytest.raises(GraphftError, match=f"graphft checkpoint list {job}"):
+        graphft.read_weights(job)
+
+
+@pytest.mark.parametrize("action", [("copy", "elsewhere"), ("prune", "--keep", "1")])
+def test_what_is_for_loops_alone_says_what_to_do_with_a_job(
+    folders: dict[int, Path], capsys: pytest.CaptureFixture[str], action: tuple[str, ...]
+) -> None:
+    said = refused(capsys, "checkpoint", action[0], folders[1], *action[1:])
+    assert "it is a job: `cp -r`" in said
+    assert "keep_checkpoints=" in said
+
+
 def test_a_step_of_a_job_and_the_newest_that_is_whole(
     folders: dict[int, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -58,6 +58,21 @@ def test_list_and_show(root: Path, says: Says) -> None:
     assert f"torch {torch.__version__}" in shown
 
 
+def test_a_version_whose_manifest_is_lost_is_told(root: Path, says: Says, caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing told of it, and a later save deletes what is left."""
+    (root / "checkpoint-00000001" / "manifest.json").unlink()
+    assert "1  has no manifest" in says("list", root)[-1]
+    assert "checkpoint 1: has no manifest" in says("verify", root)[-1]
+    assert graphft.load_check_point(Loop().state, str(root)) == TrainStatus(0, 6, 0, {"loss": 0.5})
+    assert "newer than what counts is checkpoint 1, which has no manifest" in caplog.text
+
+
+def test_an_unknown_metric_deletes_nothing(root: Path, says: Says) -> None:
+    """The best by a metric that was misspelt was deleted with all the others."""
+    assert says("prune", root, "--keep", 1, "--best", "los")[-1].startswith(("deleted: nothing", "keep best='los'"))
+    assert len(says("list", root)) == 3
+
+
 def test_verify_reads_everything(root: Path, says: Says) -> None:
     assert says("verify", root)[0].startswith("checkpoint 1: good")
     path = damage(root, 1)

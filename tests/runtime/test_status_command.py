@@ -13,6 +13,7 @@ from threading import Thread, Timer
 import msgspec
 import pytest
 
+from graphft.errors import GraphftError
 from graphft.runtime.cli import main
 from graphft.runtime.coordination import connect as connect_module
 from graphft.runtime.coordination.connect import write_endpoints
@@ -22,7 +23,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Registration
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import Etcd
-from graphft.runtime.launcher import launch, status_command
+from graphft.runtime.launcher import folder_status, launch, status_command
 from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.launcher.process_ends import note_failed, note_launch, note_lost_rows
 from graphft.runtime.process.folder_lock import holder_of, locked
@@ -64,6 +65,29 @@ def test_a_damaged_note_of_where_the_storage_is(capsys: pytest.CaptureFixture[st
     (saved / "storage.json").write_bytes(data)
     assert "storage.json is damaged" in refused(capsys, "launch", "--job", saved)
     assert "storage.json is damaged" in refused(capsys, "checkpoint", "list", saved)
+
+
+def test_a_job_whose_storage_is_away_hides_no_other(
+    capsys: pytest.CaptureFixture[str], saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(folder: Path) -> bool:
+        if folder.name == "away":
+            raise GraphftError("the storage cannot be used", rule="storage")
+        return False
+
+    for name in ("away", "here"):
+        shutil.copytree(saved, f"jobs/{name}")
+    monkeypatch.setattr(folder_status, "begun", away)
+    lines = shown(capsys, "status").splitlines()
+    states = {line.split()[0]: " ".join(line.split()[1:3]) for line in lines}
+    assert states["jobs/away"].startswith("unknown")
+    assert states["jobs/here"] == "not begun"
+
+
+def test_a_complete_job_without_its_model_here_has_a_date(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was 1970: the model is in its storage."""
+    monkeypatch.setattr(folder_status, "is_complete", lambda folder: True)
+    assert look_at(saved).at >= (saved / "job.json").stat().st_mtime
 
 
 def test_status_by_name(capsys: pytest.CaptureFixture[str], etcd: Etcd, running: Keys) -> None:
