@@ -74,7 +74,7 @@ def test_what_a_restored_etcd_has_lost_is_made_good(scenario: str, seed: str) ->
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_jobs_whose_tasks_a_coordinator_gives_out(mode: str) -> None:
-    """Pitfalls 9 to 14: with one coordinator or two, which are killed, stopped and cut off as all others are."""
+    """Pitfall 13: with one coordinator or two, which are killed, stopped and cut off as all others are."""
     lines = simulate(
         "--mode",
         mode,
