@@ -15,6 +15,7 @@ import psutil
 from graphft.plan import Plan
 from graphft.runtime.protocol.messages import FinishTasks, GetTasks, Tasks
 from graphft.runtime.protocol.task_events import Answer, Asked, Living, QueueOptions
+from graphft.runtime.protocol.task_groups import QueueState
 from graphft.runtime.protocol.task_queue import MAX_GIVEN, TaskQueue
 
 
@@ -38,7 +39,7 @@ def _measure(tasks: int, found: Any) -> None:
     plan = Plan([1] * tasks, slots=1, batch_size=1, passes=2)
     before, sizes = _resident(), []
     queue = TaskQueue(QueueOptions(plan, sync=False, shards=1))
-    queue.begin()
+    queue.begin(QueueState())
     trainers = [f"{i}-0123abcd" for i in range(1000)]
     queue.step(Living(frozenset(trainers)), 0.0)
     sizes.append(_resident() - before)

@@ -93,8 +93,9 @@ class TaskQueue:
 
     # -- what was saved -----------------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """There are no records: the first pass begins (sync: when it is asked for)."""
+    def begin(self, state: QueueState) -> None:
+        """Nothing was saved so far, but perhaps a first part: the first pass begins (sync: when it is asked for)."""
+        self.attempts = state.attempts
         if not self.options.sync:
             self._begin(0)
 
@@ -116,10 +117,16 @@ class TaskQueue:
                 self.passes[index] = tasks = self._pass_tasks(index)
                 tasks.load(groups.get(index, {}), now)
                 for chunk, task in tasks.open.items():
-                    self.attempts = max(self.attempts, task.attempt + 1)  # its group was saved, and the state was not
                     if task.holder:
                         self._held[task.holder].add((index, chunk))
         self._over = sorted(groups.keys() - self.passes.keys())
+
+    def go_on_from(self, before: TaskQueue, now: float) -> None:
+        """What this process has in memory alone, and did not lose: `before` is what it had until it loaded again."""
+        self.calls, self.story, self.given = before.calls, before.story, before.given
+        self.generation, self.attempts = before.generation, max(self.attempts, before.attempts)
+        if before.living:
+            self.step(Living(before.living), now)
 
     def take_changes(self) -> Changes | None:
         """What has changed since the last call, None if nothing has."""

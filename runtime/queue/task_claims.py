@@ -210,7 +210,7 @@ class TaskClaims(Source):
         known, held = self._known, list(self._held.items())  # in this order: what a call gave is held before
         progress = {key: claim.progress for key, claim in list(mine.items())}
         tasks = [(*key, attempt, progress.get(key, 0)) for key, attempt in held]
-        if tasks:
+        if known:  # also if it holds nothing: what a lost answer gave is not to wait for its time-out
             self.client.cast(lambda _: RenewTasks(known, self.member.id, tasks))
         self._renewed = now
         for claim in list(mine.values()):

@@ -74,16 +74,19 @@ class TaskClient:
         """The coordinator's answer to the call that `make` makes of its number; waits as long as this process may
         believe in its lease. Raises CallRefused, LeaseLost; WorkChanged when the job is over, or when this process was
         asked to leave and there is no answer for a while."""
+        from graphft.ops.context import WorkChanged  # with torch, which a launcher does without
+
         with self._lock:
             message, sent, began = make(next(self._numbers)), float("-inf"), time.monotonic()
             self._waiting = True
             try:
                 while True:
-                    self._check(began)
-                    if self._find() or time.monotonic() - sent > ASK_AGAIN_SECONDS:
+                    ended = self._ended(began)
+                    if not ended and (self._find() or time.monotonic() - sent > ASK_AGAIN_SECONDS):
                         self.transport.send(0, message)
                         sent = time.monotonic()
-                    found = self._answer(message.call)
+                    # The answer to a call that ends the job follows the news of its end.
+                    found = self._answer(message.call, through_wakes=ended) if sent > float("-inf") else None
                     if isinstance(found, answer):
                         return found
                     if isinstance(found, TasksRefused):
@@ -91,6 +94,8 @@ class TaskClient:
                             raise CallRefused(found)
                         time.sleep(UNKNOWN_SECONDS)
                         sent = float("-inf")
+                    if ended:
+                        raise WorkChanged
             finally:
                 self._waiting = False
 
@@ -99,14 +104,12 @@ class TaskClient:
         if self._address:
             self.transport.send(0, make(0))
 
-    def _check(self, began: float) -> None:
-        from graphft.ops.context import WorkChanged  # with torch, which a launcher does without
-
+    def _ended(self, began: float) -> bool:
+        """Whether there is nothing to wait for any more. Raises LeaseLost."""
         member = self.member
         member.check_lease()
         member.progress.beat()  # a wait for another process, which the lease limits
-        if member.view.over or (member.leaving() and time.monotonic() - began > LEAVE_SECONDS):
-            raise WorkChanged
+        return member.view.over or (member.leaving() and time.monotonic() - began > LEAVE_SECONDS)
 
     def _find(self) -> bool:
         """Connects to the coordinator that serves now; whether that is another one than before."""
@@ -120,14 +123,14 @@ class TaskClient:
         self._address = address
         return True
 
-    def _answer(self, number: int) -> TASK_ANSWERS | None:
+    def _answer(self, number: int, through_wakes: bool) -> TASK_ANSWERS | None:
         """The answer to this call, if it comes within a moment. Those to earlier ones are dropped: whatever they gave
-        is given back by the next renewal, which does not name it."""
+        is given back by the next renewal, which does not name it. `through_wakes`: whatever changes meanwhile."""
         end = time.monotonic() + LOOK_SECONDS
         while (left := end - time.monotonic()) > 0:
             reply = self.transport.receive(left)
-            if reply is None:
+            if reply is None and not through_wakes:
                 return None
-            if isinstance(reply.message, TASK_ANSWERS) and reply.message.call == number:
+            if reply is not None and isinstance(reply.message, TASK_ANSWERS) and reply.message.call == number:
                 return reply.message
         return None

@@ -34,19 +34,21 @@ class Saved:
     """What the driver has written of the changes that it was told."""
 
     groups: dict[tuple[int, int], bytes] = field(default_factory=dict)
-    counts: dict[str, TaskCounts] = field(default_factory=dict)
-    state: QueueState | None = None
+    counts: dict[str, TaskCounts] | None = None
+    state: QueueState = field(default_factory=QueueState)
     marker: int = -1
     saver: ModelSaver | None = None
 
     def write(self, machine: TaskQueue, parts: int | None = None) -> bool:
-        """As `TaskStore.save`: groups first. `parts`: of the groups, so many are written before the process dies."""
+        """As `TaskStore.save`, with one group in each transaction: numbers of attempts with the first, counts with the
+        last one. `parts`: so many groups are written before the process dies."""
         changes = machine.take_changes()
         if changes is None:
             return True
         for n, (index, group) in enumerate(changes.groups):
             if n == parts:
                 return False
+            self.state = changes.state
             self.groups[index, group] = machine.passes[index].saved(group)
         if parts is not None:
             return False
@@ -58,8 +60,8 @@ class Saved:
 
     def load(self, options: QueueOptions, now: float) -> TaskQueue:
         machine = TaskQueue(options)
-        if self.state is None:
-            machine.begin()
+        if self.counts is None:
+            machine.begin(self.state)
             return machine
         groups: dict[int, dict[int, bytes]] = {}
         for (index, group), value in self.groups.items():

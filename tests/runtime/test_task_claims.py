@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from graphft.plan import Plan
-from graphft.runtime.protocol.messages import TASK_CALLS, FinishTasks, TasksSettled
+from graphft.runtime.protocol.messages import TASK_CALLS, FinishTasks, RenewTasks, Tasks, TasksSettled
 from graphft.runtime.queue.chunk_claims import Claim
 from graphft.runtime.queue.task_claims import TaskClaims
 
@@ -22,11 +22,16 @@ class SlowClient:
         self.calls: list[TASK_CALLS] = []
         self.called, self.may = threading.Event(), threading.Event()
 
-    def call(self, make: Callable[[int], TASK_CALLS], answer: type) -> TasksSettled:
+    def call(self, make: Callable[[int], TASK_CALLS], answer: type) -> Tasks | TasksSettled:
+        if answer is Tasks:
+            return Tasks(99, 0, [(4, 1)])
         self.calls.append(make(len(self.calls) + 1))
         self.called.set()
         assert self.may.wait(10)
         return TasksSettled(len(self.calls))
+
+    def cast(self, make: Callable[[int], TASK_CALLS]) -> None:
+        self.calls.append(make(0))
 
 
 @pytest.fixture
@@ -45,7 +50,7 @@ def fences() -> list[int]:
 @pytest.fixture
 def claims(client: SlowClient, fences: list[int], monkeypatch: pytest.MonkeyPatch) -> Iterator[TaskClaims]:
     member: Any = SimpleNamespace(id="0-3f2a", config=SimpleNamespace(plan=Plan([1] * 9, slots=1, batch_size=1)))
-    pace: Any = SimpleNamespace(pass_index=0, pace=1.0)
+    pace: Any = SimpleNamespace(pass_index=0, pace=1.0, alive_since=lambda _: True)
     link: Any = client
     claims = TaskClaims(member, link, pace, lambda: [0])
     monkeypatch.setattr(claims, "_fences", lambda: list(fences))
@@ -80,3 +85,19 @@ def test_each_with_the_fences_of_its_time(client: SlowClient, claims: TaskClaims
     client.may.set()
     claims._background.wait()
     assert finished(client) == [([0], [7]), ([1], [7]), ([2], [9]), ([3], [9])]
+
+
+def test_a_trainer_says_that_it_holds_nothing(client: SlowClient, claims: TaskClaims) -> None:
+    """What it was given by an answer that was lost would wait for its time-out, and the trainer be barred."""
+    claims.renew(0.0, {})
+    assert client.calls == [], "it never was given anything"
+    (claim,) = claims.take()
+    claims.renew(0.0, {claim.key: claim})
+    client.may.set()
+    claims.complete([claim])
+    claims._background.wait()
+    claims.renew(0.0, {})
+    assert [call for call in client.calls if isinstance(call, RenewTasks)] == [
+        RenewTasks(99, "0-3f2a", [(0, 4, 1, 0)]),
+        RenewTasks(99, "0-3f2a", []),
+    ]

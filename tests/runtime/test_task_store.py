@@ -1,150 +1,218 @@
-"""The coordinator's queues on a real etcd: what is saved is loaded again, and nothing is saved without the lock."""
+"""The coordinator's queues in a real etcd: what is saved is loaded, and nothing is saved without the lock."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
-import torch
 
-import graphft
+from graphft.plan import Plan
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.member import Member
-from graphft.runtime.coordination.run_record import put_job
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd, LeaseLost, Session, put_op
+from graphft.runtime.coordination.records import decode_pass
+from graphft.runtime.etcd import Ambiguous, EmbeddedEtcd, EtcdUnreachable, LeaseLost
 from graphft.runtime.etcd.recipes import Lock
-from graphft.runtime.process.progress import Progress
-from graphft.runtime.protocol.messages import FinishTasks, GetTasks, RequestSaveModel
+from graphft.runtime.protocol.messages import FinishTasks, GetTasks, ReleaseTasks, RequestSaveModel, Tasks
 from graphft.runtime.protocol.task_events import Answer, Asked, Living, QueueOptions
 from graphft.runtime.protocol.task_groups import GROUP
 from graphft.runtime.protocol.task_queue import TaskQueue
 from graphft.runtime.roles.task_coordinator.task_store import GROUPS, TaskStore
 from graphft.transpiler import Job
-from tests.support.programs_by_hand import linear
+from tests.protocol.task_rigs import durable
+from tests.runtime.coordinators import Scene, scene_of
 
-CHUNKS = (GROUPS + 3) * GROUP
+PLAN = Plan([4, 4, 4, 4], slots=2, batch_size=2, passes=2)
+WIDE = Plan([2] * (GROUP * GROUPS + GROUP), slots=1, batch_size=2, passes=2)
+"""One group more than a transaction takes."""
 
 
-@pytest.fixture(scope="module")
-def job() -> Job:
-    data = graphft.arrays(chunk_size=1, x=torch.zeros(CHUNKS, 1).expand(-1, 200), y=torch.zeros(CHUNKS, 1))
-    options = {"dispatch": "coordinator", "slice_unit": 64, "min_block": 64}
-    return graphft.transpile(linear(), chunks=data, batch_size=1, ft=True, sync=False, passes=2, **options)
+class Holder:
+    """A process that holds the lock, or waits for it."""
+
+    def __init__(self, scene: Scene, plan: Plan) -> None:
+        self.member = scene.member("coordinator")
+        self.lock = Lock(self.member.session, scene.keys.coordinator_lock)
+        self.store = TaskStore(self.member, self.lock)
+        self.store.plan = plan
+        self.options = QueueOptions(plan, False, 1)
+        self.calls = 0
+
+    def take(self) -> TaskQueue:
+        self.lock.acquire()
+        return self.load()
+
+    def load(self) -> TaskQueue:
+        queue, _ = self.store.load(self.options)
+        queue.step(Living(frozenset("ab")), 0.0)
+        return queue
+
+    def save(self, queue: TaskQueue, *fences: tuple[str, int, int]) -> list[tuple[str, int, int]]:
+        return self.store.save(queue, queue.take_changes(), fences)
+
+    def ask(self, queue: TaskQueue, make: Any, *fields: Any) -> Any:
+        self.calls += 1
+        effects = queue.step(Asked(b"", make(self.calls, "a", *fields), 50.0), 0.0)
+        return next(e.message for e in effects if isinstance(e, Answer))
+
+    def get(self, queue: TaskQueue, want: int) -> list[tuple[int, int]]:
+        found = self.ask(queue, GetTasks, queue.current, want)
+        assert isinstance(found, Tasks)
+        return found.tasks
 
 
 @pytest.fixture
-def member(etcd_server: EmbeddedEtcd, keys: Keys, job: Job) -> Iterator[Member]:
-    named = Job(job.source, job.config.replace(name=keys.job), job.programs)
-    etcd = Etcd(etcd_server.endpoints)
-    put_job(etcd, keys, named)
-    made = Member("coordinator", 0, etcd, named, Progress())
-    made.session = Session(made.etcd, 60)
-    yield made
-    made.close()
+def scene(etcd_server: EmbeddedEtcd, keys: Keys, coordinated: Job) -> Iterator[Scene]:
+    with scene_of(etcd_server, keys, coordinated) as made:
+        yield made
 
 
-@pytest.fixture
-def store(member: Member) -> TaskStore:
-    assert member.session is not None
-    lock = Lock(member.session, member.keys.coordinator_lock)
-    assert lock.acquire(5)
-    return TaskStore(member, lock)
+def records(scene: Scene) -> dict[str, bytes]:
+    prefix = scene.keys.all_tasks
+    found = {kv.key.removeprefix(prefix): kv.value for kv in scene.etcd.range(prefix).kvs}
+    return found | {"pass": scene.value(scene.keys.pass_)}
 
 
-def options(store: TaskStore) -> QueueOptions:
-    return QueueOptions(store.plan, False, 1)
+def test_what_is_saved_is_loaded(scene: Scene) -> None:
+    holder = Holder(scene, PLAN)
+    queue = holder.take()
+    holder.save(queue)
+    assert durable(holder.load()) == durable(queue)
+    a, b, c = (holder.get(queue, 1)[0] for _ in range(3))
+    holder.ask(queue, FinishTasks, 0, [a])
+    holder.ask(queue, ReleaseTasks, 0, [(*b, 1)])
+    holder.ask(queue, RequestSaveModel, 30.0)
+    assert holder.save(queue) == []
+    assert durable(holder.load()) == durable(queue)
+    assert queue.take_changes() is None
+    other = holder.load()
+    holder.ask(other, FinishTasks, 0, [c])
+    for chunk in holder.get(other, 1), holder.get(other, 1):
+        holder.ask(other, FinishTasks, 0, chunk)
+    assert holder.save(other) == []
+    marker = decode_pass(scene.etcd.get(scene.keys.pass_))
+    assert marker is not None
+    assert (marker.pass_index, marker.chunks, marker.start_step) == (1, 4, PLAN.start_steps[1])
+    assert sorted(records(scene)) == ["counts", "model_saver", "pass", "state"], "of a pass that is over, nothing"
+    assert durable(holder.load()) == durable(other)
 
 
-def ask(queue: TaskQueue, call: GetTasks | FinishTasks | RequestSaveModel) -> Answer:
-    (answer,) = queue.step(Asked(b"peer", call, wall=1000.0), 0.0)
-    assert isinstance(answer, Answer)
-    return answer
+def test_a_change_writes_its_tasks_groups_and_no_others(scene: Scene) -> None:
+    """Pitfall 15: no value grows with the number of tasks."""
+    holder = Holder(scene, WIDE)
+    queue = holder.take()
+    holder.save(queue)
+    holder.get(queue, GROUP + 1)
+    holder.save(queue)
+    before = records(scene)
+    assert len([name for name in before if name.startswith("0/")]) == 2
+    holder.ask(queue, FinishTasks, 0, [next((c, t.attempt) for c, t in queue.passes[0].open.items())])
+    holder.save(queue)
+    after = records(scene)
+    assert len([name for name, value in after.items() if name.startswith("0/") and value != before[name]]) == 1
+    assert max(map(len, after.values())) < 8000
 
 
-def begun(store: TaskStore, groups: int = 1) -> TaskQueue:
-    """Queues whose first task of so many groups is pending, the one before the last done."""
-    queue, _ = store.load(options(store))
-    queue.step(Living(frozenset("ab")), 0.0)
-    for group in range(groups):
-        tasks = queue.passes[0]
-        queue._give_one(tasks, group * GROUP, GetTasks(group + 1, "a", 0), 0.0, vanished=True)
-    return queue
+def test_a_lost_lock_saves_and_loads_nothing(scene: Scene) -> None:
+    """Pitfall 13: what a coordinator has in memory that lost its lock is never saved over its successor's state."""
+    one, other = Holder(scene, PLAN), Holder(scene, PLAN)
+    queue = one.take()
+    one.save(queue)
+    one.get(queue, 1)
+    scene.etcd.delete(one.lock.key)
+    successor = other.take()
+    other.get(successor, 2)
+    other.save(successor)
+    before = records(scene)
+    for act in (lambda: one.save(queue), one.load, one.store.intact, lambda: one.store.commit([], ())):
+        with pytest.raises(LeaseLost, match="is another's"):
+            act()
+    assert records(scene) == before
 
 
-def test_what_is_saved_is_loaded_again(store: TaskStore) -> None:
-    """Pitfall 15: in more groups than one transaction takes."""
-    queue = begun(store, GROUPS + 3)
-    attempt = queue.passes[0].open[0].attempt
-    ask(queue, FinishTasks(100, "a", 0, [(0, attempt)]))
-    ask(queue, RequestSaveModel(101, "a", 60.0))
-    assert store.save(queue, queue.take_changes()) == []
-    again, revision = store.load(options(store))
-    assert (again.counts(), again.attempts, again.saver) == (queue.counts(), queue.attempts, queue.saver)
-    assert again.passes[0].open.keys() == queue.passes[0].open.keys()
-    assert again.passes[0].done == queue.passes[0].done
-    assert not again.check()
-    assert revision > 0
+def test_fences_that_do_not_hold_are_named_and_nothing_is_saved(scene: Scene) -> None:
+    holder = Holder(scene, PLAN)
+    queue = holder.take()
+    holder.save(queue)
+    before = records(scene)
+    held = scene.etcd.put(scene.keys.of_shard(0).generation, b"{}")
+    slot = scene.etcd.put(scene.keys.slot(1), b"a")
+    moved = scene.etcd.put(scene.keys.of_shard(1).generation, b"{}")
+    scene.etcd.put(scene.keys.slot(1), b"a")  # its creation is the fence
+    good = [("shard", 0, held), ("slot", 1, slot)]
+    bad = [("shard", 1, moved - 1), ("shard", 2, 5), ("slot", 0, 3), ("slot", 1, slot + 1)]
+    holder.get(queue, 1)
+    assert sorted(holder.save(queue, *good, *bad)) == sorted(bad)
+    assert records(scene) == before
+    queue = holder.load()
+    holder.get(queue, 1)
+    assert holder.save(queue, *good, ("shard", 1, moved)) == []
+    assert records(scene) != before
+    assert holder.store.save(queue, None, good) == []
+    assert holder.store.save(queue, None, bad[:1]) == bad[:1], "also when there is nothing to save"
 
 
-def test_without_the_lock_nothing_is_saved(store: TaskStore, member: Member) -> None:
-    """Pitfall 13: what a coordinator remembers that was taken for dead does not replace its successor's records."""
-    queue = begun(store)
-    store.save(queue, queue.take_changes())
-    before = member.etcd.range(member.keys.all_tasks).kvs
-    member.etcd.delete(store.lock.key)
-    queue._give_one(queue.passes[0], GROUP, GetTasks(9, "b", 0), 0.0, vanished=True)
+def test_more_groups_than_a_transaction_takes(scene: Scene) -> None:
+    holder = Holder(scene, WIDE)
+    queue = holder.take()
+    for _ in range(40):
+        holder.get(queue, 1024)
+    commits = holder.store.commits
+    assert holder.save(queue) == []
+    assert holder.store.commits == commits + 2
+    assert durable(holder.load()) == durable(queue)
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["the first save", "a later one"])
+def test_a_save_that_was_cut_is_no_harm(scene: Scene, first: bool) -> None:
+    """Its groups are there, its counts are not: nobody was told of anything. The numbers of its attempts are not used
+    again; and a call that is repeated gets what is there for it."""
+    holder, successor = Holder(scene, WIDE), Holder(scene, WIDE)
+    queue = holder.take()
+    if not first:
+        holder.save(queue)
+    for _ in range(40):
+        holder.get(queue, 1024)
+    holder.member.etcd.store.after_txn = lambda: scene.etcd.delete(holder.lock.key)
     with pytest.raises(LeaseLost):
-        store.save(queue, queue.take_changes())
-    with pytest.raises(LeaseLost):
-        store.load(options(store))
-    with pytest.raises(LeaseLost):
-        store.intact()
-    assert member.etcd.range(member.keys.all_tasks).kvs == before
+        holder.save(queue)
+    assert len([name for name in records(scene) if name.startswith("0/")]) == GROUPS
+    loaded = successor.take()
+    assert not loaded.check()
+    assert loaded.attempts == queue.attempts
+    assert bool(loaded.passes[0].open) != first
+    while successor.get(loaded, 1024):
+        pass
+    assert loaded.passes[0].pending == WIDE.batches.size
+    assert not loaded.check()
+    assert successor.save(loaded) == []
+    assert durable(successor.load()) == durable(loaded)
 
 
-def test_a_fence_that_does_not_hold_is_named_and_nothing_is_saved(store: TaskStore, member: Member) -> None:
-    queue = begun(store)
-    store.save(queue, queue.take_changes())
-    before = member.etcd.range(member.keys.all_tasks).kvs
-    generation = member.keys.of_shard(0).generation
-    first = member.etcd.put(generation, b"{}")
-    attempt = queue.passes[0].open[0].attempt
-    ask(queue, FinishTasks(3, "a", 0, [(0, attempt)], [first]))
-    member.etcd.put(generation, b'{"number":1}')
-    bad = store.save(queue, queue.take_changes(), [("shard", 0, first), ("slot", 0, 0)])
-    assert bad == [("shard", 0, first)]
-    assert member.etcd.range(member.keys.all_tasks).kvs == before
+@pytest.mark.parametrize("applied", [True, False])
+def test_a_save_that_was_not_answered_is_made_again(scene: Scene, applied: bool) -> None:
+    holder = Holder(scene, PLAN)
+    queue = holder.take()
+
+    def fail() -> None:
+        raise Ambiguous("no answer") if applied else EtcdUnreachable("away")
+
+    setattr(holder.member.etcd.store, "after_txn" if applied else "before_txn", fail)
+    holder.get(queue, 2)
+    assert holder.save(queue) == []
+    assert durable(holder.load()) == durable(queue)
 
 
-def test_what_a_restored_etcd_lacks_is_saved_again(store: TaskStore, member: Member) -> None:
-    """Of an etcd that was put back to a moment after the lock was gained: trainers waited for an address for ever."""
-    queue = begun(store, 3)
-    store.save(queue, queue.take_changes())
-    store.commit([put_op(member.keys.coordinator_addr, b"here")], ())
-    assert store.intact()
-    for key in (member.keys.coordinator_addr, member.keys.task_state, f"{member.keys.tasks(0)}000001"):
-        member.etcd.delete(key)
-    assert not store.intact()
+def test_an_etcd_that_was_restored_from_a_backup_is_noticed(scene: Scene) -> None:
+    holder = Holder(scene, PLAN)
+    queue = holder.take()
+    holder.save(queue)
+    backup = records(scene)
+    holder.get(queue, 1)
+    holder.save(queue)
+    assert holder.store.intact()
+    scene.etcd.put(scene.keys.task_state, backup["state"])
+    assert not holder.store.intact()
     queue.save_all()
-    store.save(queue, queue.take_changes())
-    store.commit([put_op(member.keys.coordinator_addr, b"here")], ())
-    assert store.intact()
-    again, _ = store.load(options(store))
-    assert again.passes[0].open.keys() == queue.passes[0].open.keys()
-    assert again.attempts == queue.attempts
-
-
-def test_a_save_that_ended_between_two_transactions(store: TaskStore, member: Member, tmp_path: Path) -> None:
-    """Pitfall 12: groups are there whose counts and state are not. No attempt's number is given out twice."""
-    queue = begun(store, 2)
-    store.save(queue, queue.take_changes())
-    queue._give_one(queue.passes[0], 2 * GROUP, GetTasks(9, "b", 0), 0.0, vanished=True)
-    changes = queue.take_changes()
-    assert changes is not None
-    groups, _ = store.ops(queue, changes)
-    store.commit(groups, ())
-    again, _ = store.load(options(store))
-    assert 2 * GROUP in again.passes[0].open
-    assert again.attempts == queue.attempts
-    assert not again.check()
+    holder.save(queue)
+    assert holder.store.intact()
+    assert durable(holder.load()) == durable(queue)

@@ -105,16 +105,15 @@ class TaskServer(TaskServerPort):
 
     def load_tasks(self) -> None:
         self._left_out = Watch(self.member.etcd, self.keys.all_left_out)
-        self._reload()
+        self.queue, self._loaded_at = self.store.load(self.options)
+        log.info("queues read from etcd: %s", self.queue.counts() or "none so far")
 
     def _reload(self) -> TaskQueue:
-        """Memory is what etcd has: when the lock was gained, and when something could not be saved."""
-        calls, living = self.queue.calls, self.queue.living
-        self.queue, self._loaded_at = self.store.load(self.options)
-        self.queue.calls = calls
-        if living:
-            self.queue.step(Living(living), time.monotonic())
-        log.info("queues read from etcd: %s", self.queue.counts() or "none so far")
+        """Memory is what etcd has: something could not be saved. What is kept in memory alone stays."""
+        before = self.queue
+        self.queue, _ = self.store.load(self.options)
+        self.queue.go_on_from(before, time.monotonic())
+        log.info("queues read from etcd again: %s", self.queue.counts() or "none so far")
         return self.queue
 
     def publish(self) -> None:
@@ -154,6 +153,7 @@ class TaskServer(TaskServerPort):
     def _round(self, calls: Sequence[tuple[bytes, TASK_CALLS]]) -> None:
         """Takes in what came, in order; a batch that failed has a transaction of its own."""
         waiting: list[tuple[bytes, TASK_CALLS]] = []
+        self._check_lock()
         self._look_around()
         for peer, call in calls:
             self.counters[type(call).__name__] += 1
@@ -165,16 +165,27 @@ class TaskServer(TaskServerPort):
                 waiting.append((peer, call))
         self._answer(waiting)
 
+    def _check_lock(self) -> None:
+        """Not every answer is saved before, which would tell: LeaseLost as soon as it is seen that the lock is gone."""
+        watcher, lock = self.member.watcher, self.lock
+        if watcher.revision >= lock.revision:
+            held = watcher.snapshot().get(lock.key)
+            if held is None or held.create_revision != lock.revision:
+                self.store.lost()
+
     def _look_around(self) -> None:
-        """Who lives, and whose tasks are overdue."""
-        now, view = time.monotonic(), self.member.view
+        """Who lives, and whose tasks are overdue. That is saved before any call is taken in: if one of these has a
+        fence that does not hold, memory is read anew."""
+        now, view, effects = time.monotonic(), self.member.view, []
         if self.member.watcher.revision >= self._loaded_at and view.trainers.keys() != self.queue.living:
             self.queue.step(Living(frozenset(view.trainers)), now)
         if now >= self._next_look:
             self._next_look = now + self.options.timeout / LOOKS
-            for effect in self.queue.step(Tick(), now):
-                self._carry_out(effect)
+            effects = self.queue.step(Tick(), now)
         self._look_after_records(now)
+        self._answer(())
+        for effect in effects:
+            self._carry_out(effect)
         self._measure(now)
 
     def _answer(self, calls: Sequence[tuple[bytes, TASK_CALLS]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Sequence
+from typing import NoReturn
 
 import msgspec
 
@@ -44,19 +45,20 @@ class TaskStore:
         queue = TaskQueue(options)
         read = self.member.etcd.txn([self.lock.fence()], [get_op(key) for key in self._heads], self._look_at_lock)
         if not read.ok:
-            self._lost()
+            self.lost()
         counts, state, saver, marker = (read.kv(i) for i in range(len(self._heads)))
         self._written[self.keys.task_state] = state.value if state is not None else None
         self._written[self.keys.pass_] = marker.value if marker is not None else None
         self.loads += 1
-        if state is None:
-            queue.begin()
+        found = msgspec.json.decode(state.value, type=QueueState) if state is not None else QueueState()
+        if counts is None:
+            queue.begin(found)
             return queue, read.revision
         queue.load(
-            found.pass_index if (found := decode_pass(marker)) is not None else -1,
-            msgspec.json.decode(counts.value, type=_COUNTS) if counts is not None else {},
+            recorded.pass_index if (recorded := decode_pass(marker)) is not None else -1,
+            msgspec.json.decode(counts.value, type=_COUNTS),
             self._groups(),
-            msgspec.json.decode(state.value, type=QueueState),
+            found,
             msgspec.json.decode(saver.value, type=ModelSaver) if saver is not None else None,
             time.monotonic(),
         )
@@ -87,7 +89,7 @@ class TaskStore:
             lambda: self.member.etcd.txn([self.lock.fence()], list(map(get_op, keys)), self._look_at_lock)
         )
         if not read.ok:
-            self._lost()
+            self.lost()
         kvs = [read.kv(i) for i in range(len(keys))]
         return [kv.value if kv is not None else None for kv in kvs] == list(self._written.values())
 
@@ -102,6 +104,8 @@ class TaskStore:
         groups, some: read all again). LeaseLost when the lock is lost."""
         groups, heads = self.ops(queue, changes) if changes is not None else ([], [])
         parts = [groups[i : i + GROUPS] for i in range(0, len(groups), GROUPS)] or [[]]
+        if len(parts) > 1 and changes is not None:  # a successor uses no number that only the groups may have
+            parts[0] = [put_op(self.keys.task_state, msgspec.json.encode(changes.state)), *parts[0]]
         parts[-1] = [*parts[-1], *heads]  # what is read first is written last: it tells of groups that are there
         for part in parts:
             bad = self.commit(part, fences)
@@ -124,7 +128,7 @@ class TaskStore:
             return []
         held = result.kv(0)
         if held is None or held.create_revision != self.lock.revision:
-            self._lost()
+            self.lost()
         return [f for i, f in enumerate(fences) if not _holds(f, result.kv(i + 1))] or [("also", 0, 0)]
 
     def ops(self, queue: TaskQueue, changes: Changes) -> tuple[list[Op], list[Op]]:
@@ -152,7 +156,7 @@ class TaskStore:
     def _compare(self, fence: Fence) -> Compare:
         return (create_is if fence[0] == "slot" else mod_is)(self._key(fence), fence[2])
 
-    def _lost(self) -> None:
+    def lost(self) -> NoReturn:
         raise LeaseLost(
             f"{self.keys.coordinator_lock} is another's: this coordinator was taken for dead",
             rule="etcd-lease",

@@ -1,0 +1,420 @@
+"""A coordinator's services on real etcd and real ZeroMQ: start, take-over, calls that survive it, what is left out."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pytest
+import torch
+
+import graphft
+from graphft.errors import GraphftError
+from graphft.ops.context import WorkChanged
+from graphft.runtime.coordination.event_log import read_events
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import Registration
+from graphft.runtime.etcd import EmbeddedEtcd, LeaseLost
+from graphft.runtime.protocol.left_out import LeftOut, Omission
+from graphft.runtime.protocol.messages import (
+    CloseTasks,
+    GetTasks,
+    RequestSaveModel,
+    SaveModelAnswer,
+    Tasks,
+    TasksSettled,
+)
+from graphft.runtime.queue.failed_task import report_failed
+from graphft.runtime.queue.task_client import CallRefused
+from graphft.transpiler import Job
+from tests.runtime.coordinators import Coordinator, Scene, Trainer, scene_of, serving
+from tests.support.programs_by_hand import linear
+from tests.support.waiting import until
+
+CHUNKS = 4
+
+
+@pytest.fixture(scope="module")
+def async_job() -> Job:
+    """Tasks of four batches."""
+    data = graphft.arrays(chunk_size=8, x=torch.zeros(CHUNKS * 8, 200), y=torch.zeros(CHUNKS * 8, 1))
+    return graphft.transpile(
+        linear(),
+        chunks=data,
+        batch_size=2,
+        trainers=2,
+        pservers=1,
+        ft=True,
+        sync=False,
+        passes=2,
+        dispatch="coordinator",
+        slice_unit=64,
+        min_block=64,
+    )
+
+
+@pytest.fixture
+def scene(etcd_server: EmbeddedEtcd, keys: Keys, async_job: Job) -> Iterator[Scene]:
+    with scene_of(etcd_server, keys, async_job) as made:
+        yield made
+
+
+def take_all(trainer: Trainer, pass_index: int = 0) -> dict[int, int]:
+    held: dict[int, int] = {}
+    while found := trainer.get(10, pass_index):
+        held |= found
+    return held
+
+
+class Asking(threading.Thread):
+    """A call in a thread of its own. `found`: what came of it."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        super().__init__()
+        self.call, self.found = call, None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.found: object = self.call()
+        except GraphftError as error:
+            self.found = error
+        except WorkChanged as error:
+            self.found = error
+
+    def answer(self) -> object:
+        self.join(30.0)
+        assert not self.is_alive()
+        return self.found
+
+
+# -- start ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_coordinator_takes_the_lock_then_loads_then_says_where_it_is(scene: Scene) -> None:
+    """The EDL design's order; another one finds the lock held, and neither loads nor says anything."""
+    one, other = scene.coordinator(0), scene.coordinator(1)
+    seen: list[tuple[bool, int, bytes]] = []
+    loads = one.server.load_tasks
+
+    def look() -> None:
+        seen.append((one.server.lock.held, one.server.store.loads, scene.value(scene.keys.coordinator_addr)))
+
+    one.server.load_tasks = lambda: (look(), loads(), look())  # type: ignore[method-assign, func-returns-value]
+    one.start()
+    assert serving(scene, one) is one
+    assert seen == [(True, 0, b""), (True, 1, b"")]
+    assert (
+        msgspec.json.decode(scene.value(scene.keys.coordinator_addr), type=Registration).address == one.member.address
+    )
+    other.start()
+    until(lambda: len(scene.etcd.range(f"{scene.keys.coordinator_lock}/").kvs) == 2)
+    assert (other.serves, other.server.store.loads) == (False, 0)
+    assert take_all(scene.trainer()).keys() == set(range(CHUNKS))
+    assert [e.text for _, e in read_events(scene.etcd, scene.keys)] == ["coordinator 0 gives out tasks"]
+
+
+def test_one_that_stands_by_leaves_when_it_is_asked_to_or_the_job_is_over(scene: Scene) -> None:
+    serving(scene, scene.coordinator().start())
+    for index, end in enumerate(("left", "job-complete")):
+        waiting = scene.coordinator(index + 1).start()
+        until(lambda: len(scene.etcd.range(f"{scene.keys.coordinator_lock}/").kvs) == 2)
+        if end == "left":
+            waiting.stopping.set()
+        else:
+            scene.etcd.put(scene.keys.state, b"complete")
+        failure = waiting.await_end()
+        assert failure is not None
+        assert failure.rule == end
+
+
+# -- take-over --------------------------------------------------------------------------------------------------------
+
+
+def test_another_one_takes_over_and_nothing_is_doubled(scene: Scene) -> None:
+    one, other = scene.coordinator(0).start(), scene.coordinator(1).start()
+    first = serving(scene, one, other)
+    second = other if first is one else one
+    trainer, fellow = scene.trainer(0), scene.trainer(1)
+    held, others = trainer.get(), fellow.get()
+    assert trainer.finish(held) == []
+    mine = trainer.get()
+    first.die()
+    assert isinstance(first.await_end(), LeaseLost)
+    assert trainer.finish(mine) == []
+    assert serving(scene, one, other) is second
+    assert fellow.finish(others) == [], "it is still its own"
+    assert fellow.finish(held) == [], "settled"
+    (last,) = take_all(fellow).items()
+    assert {*held, *others, *mine, last[0]} == set(range(CHUNKS))
+    fellow.finish(dict([last]))
+    assert take_all(trainer, 1).keys() == set(range(CHUNKS))
+
+
+def test_what_was_saved_and_not_answered_is_answered_by_the_successor(scene: Scene) -> None:
+    """Pitfall 8: the tasks of a call whose answer was lost are given for the same call again, and only then."""
+    one = scene.coordinator(0).start()
+    trainer = scene.trainer()
+    held = trainer.get()
+    one.transport.send = lambda *args, **options: None  # type: ignore[method-assign, assignment]
+    asking = Asking(lambda: trainer.get(2))
+    until(lambda: one.server.counters["GetTasks"] >= 2 and one.server.queue.counts()["0"].pending == 3)
+    one.die()
+    one.await_end()
+    given = one.server.queue.counts()["0"]
+    two = scene.coordinator(1).start()
+    found = asking.answer()
+    assert isinstance(found, dict)
+    assert len(found) == 2
+    assert not found.keys() & held.keys()
+    assert serving(scene, two).server.queue.counts()["0"] == given
+
+
+def test_nothing_is_answered_after_the_lock_is_lost(scene: Scene) -> None:
+    """Not even what has not to be saved, which would tell. Its lease lives: somebody has deleted the lock."""
+    one = scene.coordinator().start()
+    trainer = scene.trainer()
+    held = take_all(trainer)
+    sent = one.transport.counters["sent"]
+    scene.etcd.delete(one.server.lock.key)
+    until(lambda: one.server.lock.key not in one.member.watcher.snapshot())
+    asking = Asking(lambda: trainer.get())  # has nothing to give
+    failure = one.await_end()
+    assert isinstance(failure, LeaseLost)
+    assert one.transport.counters["sent"] == sent
+    two = scene.coordinator(1).start()
+    assert asking.answer() == {}
+    assert serving(scene, two).server.queue.counts()["0"].pending == len(held)
+
+
+def test_a_new_coordinator_takes_nothing_from_trainers_that_it_has_not_seen_yet(scene: Scene) -> None:
+    """Its view of etcd is behind: what looks like a trainer that is gone holds its tasks."""
+    one = scene.coordinator(0).start()
+    trainer = scene.trainer()
+    held = take_all(trainer)
+    one.die()
+    one.await_end()
+    two = scene.coordinator(1)
+    two.member.watcher.close()
+    two.member.watcher = Behind()  # type: ignore[assignment]
+    two.start()
+    assert trainer.finish(held) == []
+
+
+class Behind:
+    """A watch that has seen nothing since its process began, and no trainer."""
+
+    revision = 1
+
+    def snapshot(self) -> dict[str, object]:
+        return {}
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+# -- calls ------------------------------------------------------------------------------------------------------------
+
+
+def test_who_has_just_registered_is_known_though_memory_was_read_anew(scene: Scene) -> None:
+    """That the view is behind what was read matters for the first time alone: there is no later event to wait for."""
+    one = scene.coordinator().start()
+    first = scene.trainer(0)
+    revision = scene.etcd.put(scene.keys.of_shard(0).generation, b'{"number": 0}')
+    held = first.get()
+    for n in range(3):  # elsewhere: the revision is ahead of what the view will ever say
+        scene.etcd.put(f"/{scene.keys.job}.elsewhere", str(n).encode())
+    assert first.finish(held, fences=(revision - 1,)) == [*held]
+    assert one.server.store.loads == 2
+    scene.etcd.put(f"/{scene.keys.job}.elsewhere", b"last")
+    assert scene.trainer(1).get()
+
+
+def test_a_shard_that_went_back_has_its_tasks_done_again(scene: Scene) -> None:
+    """Of two calls that come together, only the one that relies on the older generation is fenced."""
+    one = scene.coordinator().start()
+    trainer = scene.trainer()
+    key = scene.keys.of_shard(0).generation
+    old = scene.etcd.put(key, b'{"number": 0}')
+    a, b = trainer.get(), trainer.get()
+    assert trainer.finish(a, fences=(old,)) == []
+    scene.etcd.put(key, b'{"number": 1}')
+    assert trainer.finish(b, fences=(old,)) == [*b]
+    assert trainer.finish(a, fences=(old,)) == [], "settled before"
+    counts = one.server.queue.counts()["0"]
+    assert (counts.todo, counts.pending, counts.done) == (CHUNKS - 1, 0, 1)
+
+
+def test_trainers_that_vanish_or_stop_give_their_tasks_back(scene: Scene) -> None:
+    one = scene.coordinator().start(timeout=1.0)
+    dead, stuck, fellow = scene.trainer(0), scene.trainer(1), scene.trainer(2)
+    (chunk,) = stuck.get()
+    take_all(dead)
+    scene.etcd.lease_revoke(dead.member.lease)
+    until(lambda: one.server.queue.counts()["0"].pending == 0)
+    assert take_all(fellow).keys() == set(range(CHUNKS))
+    barred = scene.value(scene.keys.barred(stuck.name)).decode()
+    assert f"it made no progress with chunk {chunk} for " in barred
+    told = [e.text for _, e in read_events(scene.etcd, scene.keys) if e.kind == "stale-claim"]
+    assert [text for text in told if text.startswith(f"chunk {chunk} was taken from trainer {stuck.name}: no progress")]
+
+
+def test_a_malformed_call_is_refused_and_ends_nothing(scene: Scene) -> None:
+    serving(scene, scene.coordinator().start())
+    trainer = scene.trainer()
+    with pytest.raises(CallRefused, match="there is no task 99 in pass 0"):
+        trainer.fail(99, 1, 0)
+    with pytest.raises(CallRefused, match="no trainer chooses its tasks"):
+        trainer.client.call(lambda n: GetTasks(n, trainer.name, 0, 1, chunks=[1]), Tasks)
+    assert trainer.get()
+
+
+def test_a_call_ends_with_the_job(scene: Scene) -> None:
+    trainer = scene.trainer()
+    asking = Asking(trainer.get)  # there is no coordinator
+    scene.etcd.put(scene.keys.state, b"complete")
+    assert isinstance(asking.answer(), WorkChanged)
+
+
+def test_nothing_is_given_after_the_last_step(scene: Scene) -> None:
+    serving(scene, scene.coordinator().start())
+    trainer = scene.trainer()
+    trainer.client.call(lambda n: CloseTasks(n, trainer.name), TasksSettled)
+    assert trainer.tasks(pass_index=0) == Tasks(trainer.known, 2, [])
+
+
+# -- what fails -------------------------------------------------------------------------------------------------------
+
+
+def left_out(scene: Scene, chunk: int) -> tuple[Omission, ...]:
+    value = scene.value(scene.keys.left_out(chunk))
+    return msgspec.json.decode(value, type=LeftOut).omissions if value else ()
+
+
+def test_a_batch_that_fails_too_often_is_left_out_and_its_task_goes_on(scene: Scene) -> None:
+    """Pitfall 10: the pass ends with it."""
+    serving(scene, scene.coordinator().start(max_failures=2))
+    trainer = scene.trainer()
+    ((chunk, attempt), *rest) = take_all(trainer).items()
+    trainer.finish(dict(rest))
+    assert trainer.fail(chunk, attempt + 99, 1).outcome == "", "the task is another's by now"
+    assert trainer.fail(chunk, attempt, 1).outcome == "released"
+    assert trainer.fail(chunk, attempt, 1).outcome == "", "told again: counted once"
+    ((_, again),) = trainer.get().items()
+    told = trainer.fail(chunk, again, 1)
+    assert (told.outcome, told.cause) == (
+        "left-out",
+        f"batch 1 of chunk {chunk} in pass 0 failed 2 times in a row without progress (it is bad)",
+    )
+    assert left_out(scene, chunk) == (Omission(0, 1, "it is bad", 2),)
+    given = trainer.tasks()
+    assert given.left_out == [(chunk, LeftOut(left_out(scene, chunk)))]
+    assert trainer.finish(dict(given.tasks)) == []
+    assert trainer.tasks(pass_index=0).pass_index == 1
+
+
+def test_a_successor_knows_what_is_left_out(scene: Scene) -> None:
+    one = scene.coordinator(0).start(max_failures=1)
+    trainer = scene.trainer()
+    ((chunk, attempt), *_) = take_all(trainer).items()
+    trainer.fail(chunk, attempt, 0, 3)
+    one.die()
+    one.await_end()
+    serving(scene, scene.coordinator(1).start(max_failures=1))
+    given = trainer.tasks()
+    assert given.left_out == [(chunk, LeftOut((Omission(0, 0, "it is bad", records=(3,)),)))]
+
+
+def test_a_job_that_would_lose_too_much_fails(scene: Scene) -> None:
+    one = scene.coordinator().start(max_failures=1, max_discarded=0)
+    trainer = scene.trainer()
+    ((chunk, attempt),) = trainer.get().items()
+    assert trainer.fail(chunk, attempt, 0).outcome == "job-failed"
+    assert scene.value(scene.keys.state) == b"failed"
+    assert left_out(scene, chunk) == ()
+    failure = one.await_end()
+    assert failure is not None
+    assert "2 of 32 records would be left out, at most 0 may be" in failure.message
+
+
+def test_a_task_at_which_holders_keep_vanishing_goes_on_without_its_rest(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("graphft.runtime.roles.task_coordinator.task_server.LOST_CLAIMS", 1)
+    one = scene.coordinator().start(max_failures=1)
+    victim, trainer = scene.trainer(0), scene.trainer(1)
+    ((chunk, _),) = victim.get().items()
+    trainer.finish(take_all(trainer))
+    scene.etcd.lease_revoke(victim.member.lease)
+    until(lambda: one.server.queue.counts()["0"].todo == 1)
+    held = take_all(trainer)
+    while not held:  # the call that finds it hopeless gets nothing
+        held = trainer.get()
+    assert left_out(scene, chunk) == (Omission(0, 0, "its holders vanished", 1, rest=True),)
+    told = [e.text for _, e in read_events(scene.etcd, scene.keys) if e.kind == "left-out"]
+    assert len(told) == 1
+    assert told[0].startswith(f"DISCARDED: chunk {chunk} from batch 0 on in pass 0 failed (its holders vanished)")
+    assert trainer.finish(held) == []
+    assert trainer.tasks(pass_index=0).pass_index == 1
+
+
+def test_a_launcher_reports_the_batch_that_killed_its_trainer(scene: Scene) -> None:
+    one = scene.coordinator().start(max_failures=1)
+    trainer = scene.trainer()
+    ((chunk, attempt),) = trainer.get().items()
+    login = one.member.login
+
+    def report(claim: int, seconds: float) -> object:
+        place = 0, chunk, 2
+        return report_failed(scene.etcd, scene.keys, login, place, claim, "it was killed", seconds)
+
+    assert report(attempt + 1, 10.0) is None, "its task is another's by now"
+    change = report(attempt, 10.0)
+    assert change is not None
+    assert left_out(scene, chunk) == (Omission(0, 2, "it was killed"),)
+    one.die()
+    one.await_end()
+    assert report(attempt, 0.3) is None, "nobody has answered"
+
+
+# -- the one that saves the model -------------------------------------------------------------------------------------
+
+
+def test_one_trainer_saves_the_model_also_when_the_coordinator_dies(scene: Scene) -> None:
+    one = scene.coordinator(0).start()
+    a, b = scene.trainer(0), scene.trainer(1)
+
+    def ask(trainer: Trainer, seconds: float = 600.0) -> SaveModelAnswer:
+        return trainer.client.call(lambda n: RequestSaveModel(n, trainer.name, seconds), SaveModelAnswer)
+
+    first = ask(a)
+    assert (first.granted, first.seconds) == (True, 600.0)
+    one.die()
+    one.await_end()
+    serving(scene, scene.coordinator(1).start())
+    assert (ask(a).granted, ask(b).granted) == (True, False)
+    assert 0 < ask(b).seconds <= 600.0
+
+
+# -- etcd -------------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_restored_etcd_has_lost_is_saved_again_also_when_a_call_is_fenced(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fence that does not hold makes memory what etcd has: that must be what was saved last."""
+    monkeypatch.setattr("graphft.runtime.roles.task_coordinator.task_server.CHECK_SECONDS", 0.0)
+    one: Coordinator = scene.coordinator().start()
+    trainer = scene.trainer()
+    revision = scene.etcd.put(scene.keys.of_shard(0).generation, b'{"number": 0}')
+    a = trainer.get()
+    until(lambda: scene.etcd.range(scene.keys.tasks(0)).kvs)
+    backup = scene.etcd.range(scene.keys.all_tasks).kvs
+    b = trainer.get()
+    trainer.finish(a)
+    for kv in backup:
+        scene.etcd.put(kv.key, kv.value)
+    assert trainer.finish(b, fences=(revision - 1,)) == [*b]
+    counts = one.server.queue.counts()["0"]
+    assert (counts.todo, counts.pending, counts.done) == (CHUNKS - 1, 0, 1)
