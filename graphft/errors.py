@@ -48,6 +48,14 @@ def plain(value: Any, limit: int = TEXT_LIMIT) -> Any:
     return value if value is None or isinstance(value, bool | int | float) else plain_text(str(value), limit)
 
 
+def ordinal(number: int) -> str:
+    """ "first", "2nd", "3rd", "4th", ..., "11th", ..., "21st"."""
+    if number == 1:
+        return "first"
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
 def describe(error: BaseException) -> str:
     """Type and text of an exception of unknown origin, whatever its `__str__` does; short enough to be quoted.
 

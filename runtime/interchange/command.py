@@ -85,7 +85,7 @@ def _told(command: Any, options: argparse.Namespace) -> int:
     """A storage's own errors as ours."""
     try:
         return int(command(options))
-    except BrokenPipeError:  # of the terminal, not the storage
+    except (GraphftError, BrokenPipeError):  # the latter is of the terminal, not the storage
         raise
     except OSError as error:
         raise GraphftError(

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import atexit
 import json
+import posixpath
+import shutil
+import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.connect import connect, is_complete, read_endpoints
-from graphft.runtime.coordination.job_storage import JOBS, MODEL, is_url, local_folder, storage_of
+from graphft.runtime.coordination.job_storage import JOBS, MODEL, fetch, is_url, local_folder, storage_of
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.status import JobStatus, read_status
 from graphft.runtime.coordination.storage_claim import claim_elsewhere
-from graphft.runtime.launcher.job_folder import begun
+from graphft.runtime.launcher.job_folder import begun, continued_in
 from graphft.runtime.launcher.process_ends import read_ends
 from graphft.runtime.launcher.result import Result
 from graphft.runtime.process.folder_lock import holder_of
@@ -45,22 +49,29 @@ class FolderStatus:
     """What a complete job did without, in words."""
     failure: str = ""
     """Why a job failed when it was launched last."""
+    continued: str = ""
+    """Of a job that stopped or failed: which one went on from its checkpoint with other pservers."""
+    url: str = ""
+    """Of a job that was given by the URL of its storage: that is told, not the folder."""
 
     def describe(self) -> str:
         """On one line, with what to do about it."""
+        named = self.url or self.folder
         goes_on = "writes its model, which is not there" if self.step == self.steps else "goes on with it"
         what = {
             "complete": f"is complete: {self.steps} steps, model {self.model}",
             "running": f"is running, {self.where}{self._waits}",
             "starting": f"is starting ({self.holder}), {self.where}",
-            "stopped": f"is not running; it stopped {self.where}: graphft launch --job {self.folder} {goes_on}",
-            "failed": f"failed {self.where}: {self.failure}; graphft launch --job {self.folder} tries it once more",
-            "not begun": f"was saved and never begun: graphft launch --job {self.folder}",
+            "stopped": f"is not running; it stopped {self.where}: graphft launch --job {named} {goes_on}",
+            "failed": f"failed {self.where}: {self.failure}; graphft launch --job {named} tries it once more",
+            "not begun": f"was saved and never begun: graphft launch --job {named}",
             "unknown": f"may run elsewhere: {self.holder or 'its etcd does not answer'}; "
             f"its newest checkpoint here is {self.where}",
             "unreadable": "cannot be read",
         }[self.state]
-        return "; ".join([f"the job in {self.folder} {what}", *self.lost])
+        if self.continued:
+            what = f"is not running; it stopped {self.where}, and went on with other pservers in {self.continued}"
+        return "; ".join([f"the job in {named} {what}", *self.lost])
 
     @property
     def model(self) -> str:
@@ -81,7 +92,7 @@ class FolderStatus:
         step = "" if self.state == "unreadable" else f"{'?' if self.step is None else self.step} of {self.steps}"
         return (
             str(self.folder),
-            self.state + self._waits,
+            self.state + self._waits + (f", went on in {self.continued}" if self.continued else ""),
             step,
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.at)),
         )
@@ -90,7 +101,7 @@ class FolderStatus:
         model = self.model if self.state == "complete" else None
         return {
             "job": self.name,
-            "folder": str(self.folder),
+            "folder": self.url or str(self.folder),
             "state": self.state,
             "step": self.step,
             "total_steps": self.steps,
@@ -100,13 +111,14 @@ class FolderStatus:
             "model": model,
             "lost": list(self.lost),
             "failure": self.failure,
+            "continued": self.continued,
         }
 
 
 def find_folder(name: str) -> Path:
     """The folder of a job that is given by its folder or its name. Raises UsageError if there is none."""
     if is_url(name):
-        return local_folder(name)
+        return _copy_of(name.rstrip("/"))
     for folder in (Path(name), JOBS / name):
         if (folder / "job.json").exists():
             return folder
@@ -118,6 +130,18 @@ def find_folder(name: str) -> Path:
         rule="unknown-job",
         help=f"jobs in {JOBS}: {', '.join(known) or 'none'}; for one that only an etcd knows: --etcd HOST:PORT",
     )
+
+
+def _copy_of(url: str) -> Path:
+    """What ./jobs has of the job in this storage; else a copy of its record, for as long as this command runs: a
+    question makes no folder that a launch would take for a run."""
+    here = JOBS / posixpath.basename(url)
+    if (here / "job.json").exists() and storage_of(here) == url:
+        return local_folder(url)
+    scratch = tempfile.mkdtemp(prefix="graphft-")
+    atexit.register(shutil.rmtree, scratch, ignore_errors=True)
+    fetch(url, Path(scratch, "job"), whole=False)
+    return Path(scratch, "job")
 
 
 def list_folders() -> list[FolderStatus]:
@@ -136,6 +160,12 @@ def _look_if_there(folder: Path) -> FolderStatus:
 
 
 def look_at(folder: Path) -> FolderStatus:
+    """As `_look_at`, with what follows a job that stopped."""
+    status = _look_at(folder)
+    return replace(status, continued=continued_in(folder)) if status.state in ("stopped", "failed") else status
+
+
+def _look_at(folder: Path) -> FolderStatus:
     """One look, without waiting for anything; a folder that is damaged is `unreadable`. Raises GraphftError[storage]
     where a storage cannot be asked."""
     try:
@@ -174,7 +204,9 @@ def is_copy(folder: Path, status: JobStatus) -> bool:
     """Whether the run that etcd knows is in another folder of this machine: this one was copied from it."""
     there = Path(str(status.spec.get("folder", "")))
     try:
-        return there.is_absolute() and (there / "job.json").exists() and not there.samefile(folder)
+        if not there.is_absolute() or not (there / "job.json").exists() or there.samefile(folder):
+            return False
+        return not storage_of(folder) or storage_of(there) != storage_of(folder)  # else both are of one run
     except OSError:
         return False
 

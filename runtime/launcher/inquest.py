@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from graphft.errors import ordinal
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.run_record import read_secret
@@ -118,7 +119,7 @@ class Inquest:
             later = note.ahead
             parts.append(f"and reading batch {later.batch} of chunk {later.chunk} in pass {later.pass_index} ahead")
         if verdict.in_a_row > 1:
-            parts.append(f"the {verdict.in_a_row}. time in a row")
+            parts.append(f"the {ordinal(verdict.in_a_row)} time in a row")
         if peak:
             parts.append(f"with {peak / 1e6:,.0f} MB of memory seen")
         before, self._oom_kills = self._oom_kills, oom_kills()

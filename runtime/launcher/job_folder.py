@@ -173,7 +173,7 @@ def _mark_continued(source: Path, path: Path, job: Job) -> None:
         put_mark(url, CONTINUED, mark)
 
 
-def _continued(path: Path) -> str:
+def continued_in(path: Path) -> str:
     """Where the run in this folder went on with other pservers; "" if it did not, or that run is gone.
 
     Raises GraphftError[storage].
@@ -293,7 +293,7 @@ def _obstacle(job: Job, path: Path) -> Obstacle | None:
         if error.rule == "storage":  # it may be this very job, and is not to be begun anew elsewhere
             raise
         return Obstacle(f"holds something else ({error.message})")
-    changed, continued = differences(path, found, job), _continued(path)
+    changed, continued = differences(path, found, job), continued_in(path)
     if changed:
         goes_on, unfinished = "", begun(path) and not is_complete(path) and not continued
         if unfinished:

@@ -103,6 +103,7 @@ def _list_folders(options: argparse.Namespace) -> None:
 def _show_folder(folder: Path, options: argparse.Namespace) -> None:
     """The whole status of a job that runs; of one that does not, what its folder tells."""
     from graphft.runtime.coordination.connect import connect, read_endpoints
+    from graphft.runtime.coordination.job_storage import is_url
     from graphft.runtime.coordination.keys import Keys
     from graphft.runtime.coordination.status import read_status
     from graphft.runtime.etcd import EtcdUnreachable
@@ -125,7 +126,7 @@ def _show_folder(folder: Path, options: argparse.Namespace) -> None:
         except GraphftError as error:
             if error.rule != "unknown-job":  # it is about to begin there
                 raise
-        status = look_at(folder)
+        status = dataclasses.replace(look_at(folder), url=options.job.rstrip("/") if is_url(options.job) else "")
         if not (options.watch and status.state == "starting"):
             print(json.dumps(status.to_json(), indent=1) if options.json else status.describe())
             return None

@@ -60,7 +60,8 @@ def save_check_point(
     Raises:
         GraphftError: [state] or [save] for what cannot be saved, [rank] if trainer_id is not the rank, [superseded] if
             another process saves here, too.
-        OSError: The storage refused it eight times, within about a minute.
+        StorageFailed: [storage], an OSError, too: the storage refused it eight times, within about a
+            minute; at once where it is not there.
     """
     targets_of(executor, main_program)  # a mistake shows in every trainer
     check_status(train_status)
@@ -95,7 +96,7 @@ def load_check_point(
     Raises:
         GraphftError: [checkpoint] if no checkpoint is whole; [checkpoint-fit] if the objects are not those that were
             saved: nothing is changed then.
-        OSError: The storage fails, so nothing can be said of the checkpoints.
+        StorageFailed: [storage], an OSError, too: the storage fails, so nothing can be said of the checkpoints.
     """
     place = CheckPoints(path, fs, storage_options=storage_options)
     return place.load(

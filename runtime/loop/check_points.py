@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import logging
 import os
 import socket
+import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +38,43 @@ HOPELESS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, err
 NO_MANIFEST = "no manifest (a save that was killed or is under way, or it was lost)"
 
 
+_UNTOLD: dict[str, tuple[Saving, str]] = {}
+"""By place, the last save that failed, and what is told at exit if nobody has waited for it."""
+
+
+class StorageFailed(GraphftError, OSError):
+    """The storage of the checkpoints refuses, or is not there: an OSError, as the storage's own is."""
+
+
+def _failed(url: str, error: OSError) -> StorageFailed:
+    found = StorageFailed(
+        f"the checkpoints' storage {url} cannot be used: {describe(error)}",
+        rule="storage",
+        help="is the path right (a folder or a bucket that is there), and may this process write to it?",
+    )
+    found.errno = error.errno
+    return found
+
+
+@contextlib.contextmanager
+def _asking(url: str) -> Iterator[None]:
+    """A storage's own errors as ours. Raises StorageFailed."""
+    try:
+        yield
+    except GraphftError:
+        raise
+    except OSError as error:
+        raise _failed(url, error) from None  # else tens of frames of a library stand before what is to be read
+
+
+@atexit.register
+def _tell_untold() -> None:
+    """Runs when the threads that save are over."""
+    for saving, text in _UNTOLD.values():
+        if not saving.told:
+            print(text, file=sys.stderr)
+
+
 class Saving:
     """A checkpoint that is being saved. `version`: None until it is committed."""
 
@@ -44,6 +83,8 @@ class Saving:
         self.superseded = False
         """Whether a newer one was to be saved before this one had its turn: it is not saved then."""
         self.tries = 0
+        self.told = False
+        """Whether `wait` has raised what it ended with."""
         self._done = threading.Event()
         self._error: BaseException | None = None
 
@@ -57,6 +98,7 @@ class Saving:
         if not self._done.wait(timeout):
             raise TimeoutError(f"the checkpoint was not saved within {timeout} s")
         if self._error is not None:
+            self.told = True
             raise self._error
         return self.version
 
@@ -100,7 +142,7 @@ class CheckPoints:
                 rule="option",
                 help="every_seconds=600",
             )
-        path = os.fspath(path)
+        self.url = path = os.fspath(path)
         if not path:
             raise UsageError("the path of the checkpoints is empty", rule="path", help='a folder or URL: "checkpoints"')
         self.fs, self.path = (fs, path) if fs is not None else file_system(path, storage_options)
@@ -135,7 +177,7 @@ class CheckPoints:
     ) -> int:
         """Saves now; returns the version. `ranks`: what `gather_rank_states` returned.
 
-        Raises OSError after TRIES, GraphftError for what cannot be saved.
+        Raises StorageFailed after TRIES, GraphftError for what cannot be saved.
         """
         targets = targets_of(state, main_program)
         self.wait()
@@ -164,7 +206,7 @@ class CheckPoints:
             self._waiting = snapshot, saving, self._begun_at
             if self._thread is None:
                 # No daemon: a program that ends waits for what it has begun to save.
-                self._thread = threading.Thread(target=self._run, name=f"checkpoints {self.path}")
+                self._thread = threading.Thread(target=self._run, name=f"checkpoints {self.url}")
                 self._thread.start()
         return saving
 
@@ -207,8 +249,8 @@ class CheckPoints:
             try:
                 self._write(snapshot, saving, taken)
             except BaseException as error:  # what was not thought of ends this save, and not all that come
-                saving._end(error=error)
-                log.error("the checkpoint could not be saved in %s: %s", self.path, describe(error))
+                self._end_failed(saving, error)
+                log.error("the checkpoint could not be saved in %s: %s", self.url, describe(error))
             del snapshot
 
     def _write(self, snapshot: Snapshot, saving: Saving, taken: float) -> None:
@@ -224,27 +266,34 @@ class CheckPoints:
                     else "nothing is saved by this process"
                 )
                 if saving.tries >= TRIES or self._is_hopeless(error):
-                    saving._end(error=error)
+                    self._end_failed(saving, _failed(self.url, error))
                     log.error(
                         "the checkpoint of step %d could not be saved in %s: %s; %s",
                         snapshot.status.step,
-                        self.path,
+                        self.url,
                         describe(error),
                         left,
                     )
                     return
-                log.warning("checkpoint in %s: %s; trying again in %.1f s; %s", self.path, describe(error), pause, left)
+                log.warning("checkpoint in %s: %s; trying again in %.1f s; %s", self.url, describe(error), pause, left)
                 self._sleep(pause)
                 pause = min(2 * pause, LAST_PAUSE)
             except BaseException as error:
-                saving._end(error=error)
-                log.error("the checkpoint could not be saved in %s: %s", self.path, describe(error))
+                self._end_failed(saving, error)
+                log.error("the checkpoint could not be saved in %s: %s", self.url, describe(error))
                 return
             else:
                 self._saved, self._looked = (taken, snapshot.status.step), True
+                _UNTOLD.pop(self.url, None)
                 saving._end(version)
                 self._try_to_prune(version)
                 return
+
+    def _end_failed(self, saving: Saving, error: BaseException) -> None:
+        newest = f"nothing newer than version {self._known}" if self._known >= 0 else "nothing"
+        text = f"graphft: the last checkpoint was NOT saved: {newest} was saved in {self.url}: {describe(error)}"
+        _UNTOLD[self.url] = saving, text
+        saving._end(error=error)
 
     def _is_hopeless(self, error: BaseException) -> bool:
         """Trying again does not help; of a first save, neither where nothing is there to save in: a bucket, a mount."""
@@ -288,7 +337,7 @@ class CheckPoints:
         if newest.made.get("writer") != self._writer:  # else the answer to a save of its own was lost
             host = newest.made.get("host", "another process")
             raise Superseded(
-                f"{self.path}: {host} has saved version {newest.version} meanwhile; the newest "
+                f"{self.url}: {host} has saved version {newest.version} meanwhile; the newest "
                 f"that this process knows is {self._known}",
                 rule="superseded",
                 help="only one process may save to a path: trainer 0. Is an earlier one of this job still running? One "
@@ -313,7 +362,7 @@ class CheckPoints:
                 damaged = error
         if damaged is not None:
             raise DamagedVersion(
-                f"{self.path}: no checkpoint is whole, so none is deleted: {damaged.message}",
+                f"{self.url}: no checkpoint is whole, so none is deleted: {damaged.message}",
                 rule="checkpoint",
                 help="restore them from a copy; or delete that folder to begin anew",
             )
@@ -324,7 +373,7 @@ class CheckPoints:
         there = self.store.all_committed()
         values = [(v, self._value_of(v)) for v in there if v not in self._damaged]
         if self.keep.best and not any(value is not None for _, value in values):
-            log.warning("keep best=%r: no checkpoint in %s has that metric; none is deleted", self.keep.best, self.path)
+            log.warning("keep best=%r: no checkpoint in %s has that metric; none is deleted", self.keep.best, self.url)
             return []
         return self.store.collect(max(there, default=0), {*self.keep.of(values), good})
 
@@ -333,7 +382,7 @@ class CheckPoints:
         try:
             self._collect(good)
         except Exception as error:
-            log.warning("old checkpoints in %s stay for now: %s", self.path, describe(error))
+            log.warning("old checkpoints in %s stay for now: %s", self.url, describe(error))
 
     def _value_of(self, version: int) -> float | None:
         if not self.keep.best:
@@ -360,7 +409,8 @@ class CheckPoints:
     ) -> TrainStatus | None:
         """See `load_check_point`."""
         targets, own = targets_of(state, main_program), (targets_of(per_rank) if per_rank else {})
-        known = max(self.store.all_committed(), default=-1)
+        with _asking(self.url):
+            known = max(self.store.all_committed(), default=-1)
         found = self.newest(version)
         if found is None:
             return None
@@ -373,12 +423,16 @@ class CheckPoints:
         """The newest checkpoint that is whole, or the one asked for; None if there is none at all.
 
         Damaged ones are named, and older ones looked at. Raises GraphftError[checkpoint] if all are damaged, or the one
-        that was asked for is, or is not there; OSError where the storage fails, which says nothing of them.
+        that was asked for is, or is not there; StorageFailed where the storage fails, which says nothing of them.
         """
+        with _asking(self.url):
+            return self._newest(version)
+
+    def _newest(self, version: int | None) -> Found | None:
         if version is not None:
             if not self.store.committed(version):
                 raise GraphftError(
-                    f"{self.path} has no checkpoint {version}; it has {self.store.all_committed()}",
+                    f"{self.url} has no checkpoint {version}; it has {self.store.all_committed()}",
                     rule="checkpoint",
                     help="give one of those",
                 )
@@ -386,23 +440,23 @@ class CheckPoints:
         damaged: list[DamagedVersion] = []
         there = self.store.all_committed()
         if lost := [v for v in self.store.without_manifest() if v > max(there, default=-1)]:
-            log.warning("%s: newer than what counts is checkpoint %d, which has %s", self.path, lost[0], NO_MANIFEST)
+            log.warning("%s: newer than what counts is checkpoint %d, which has %s", self.url, lost[0], NO_MANIFEST)
         for candidate in there:
             try:
                 found = self._read(candidate, to_go_on=not damaged)
             except DeletedVersion:
-                return self.newest()
+                return self._newest(None)
             except DamagedVersion as error:
                 damaged.append(error)
                 self._damaged.add(candidate)
                 log.error("%s", error.message)
                 continue
             if damaged:
-                log.error("going back to checkpoint %d of %s, the newest that is whole", candidate, self.path)
+                log.error("going back to checkpoint %d of %s, the newest that is whole", candidate, self.url)
             return found
         if damaged:
             raise DamagedVersion(
-                f"{self.path}: none of its {len(damaged)} checkpoints is whole: "
+                f"{self.url}: none of its {len(damaged)} checkpoints is whole: "
                 + "; ".join(error.message for error in damaged[:3]),
                 rule="checkpoint",
                 help="restore them from a copy; or delete that folder to begin anew",
@@ -417,7 +471,7 @@ class CheckPoints:
             return found_in(manifest, tensors)
         except (KeyError, TypeError, ValueError) as error:
             raise DamagedVersion(
-                f"checkpoint {version} of {self.path} does not say what its tensors are: {error!r}",
+                f"checkpoint {version} of {self.url} does not say what its tensors are: {error!r}",
                 rule="checkpoint",
                 help="was it written by a newer graphft? its manifest names that under `made`",
             ) from error

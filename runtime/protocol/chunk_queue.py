@@ -335,7 +335,7 @@ def _leave_out(
     failed = f"{what} in pass {omission.pass_index} failed{times} ({omission.reason})"
     return Change(
         "left-out",
-        f"{failed}; {lost} are left out from there on",
+        f"{failed}; {lost} {'is' if len(omission.records) == 1 else 'are'} left out from there on",
         (*compares, same),
         (Put(todo_key(prefix, chunk), msgspec.json.encode(todo.left_out(omission.batch))), put),
         (pending_key(prefix, chunk),),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -137,6 +139,40 @@ def test_a_first_save_where_none_can_be_fails_at_once(place: str) -> None:
     with pytest.raises(OSError, match=r"nothing|null|there"):
         CheckPoints(place, sleep=slept.append).save(nn.Linear(1, 1), TrainStatus(0))
     assert not slept
+
+
+def test_storage_that_is_not_there_is_an_error_of_ours(tmp_path: Path) -> None:
+    """A storage's own came up with tens of frames of a library, and without the URL's scheme."""
+    (tmp_path / "file").write_text("")
+    url = f"file://{tmp_path}/file"
+    with pytest.raises(GraphftError, match=f"storage {url} cannot be used(.|\n)*help: is the path right") as caught:
+        graphft.save_check_point(nn.Linear(1, 1), TrainStatus(0), url)
+    assert caught.value.rule == "storage"
+    assert isinstance(caught.value, OSError), "as before"
+    with pytest.raises(GraphftError, match=url):
+        graphft.load_check_point(nn.Linear(1, 1), url)
+
+
+UNTOLD = """
+import sys, torch, graphft
+from pathlib import Path
+place = graphft.CheckPoints(sys.argv[1])
+place.save(torch.nn.Linear(1, 1), graphft.TrainStatus(0))
+Path(sys.argv[1]).rename(sys.argv[1] + "-away")
+Path(sys.argv[1]).write_text("")
+saving = place.begin(torch.nn.Linear(1, 1), graphft.TrainStatus(1))
+if sys.argv[2] == "waits":
+    try: saving.wait()
+    except graphft.GraphftError: pass
+"""
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_failed_save_that_nobody_waited_for_is_told_at_exit(tmp_path: Path, waits: bool) -> None:
+    command = [sys.executable, "-c", UNTOLD, str(tmp_path / "run"), "waits" if waits else ""]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    loud = f"NOT saved: nothing newer than version 0 was saved in {tmp_path}/run"
+    assert (loud in ended.stderr) is not waits
 
 
 def test_an_error_that_nobody_thought_of_ends_one_save(tmp_path: Path) -> None:

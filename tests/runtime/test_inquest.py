@@ -50,7 +50,7 @@ def test_a_death_in_a_proof_that_nobody_has_made_is_not_counted(
     if other:
         record_proof(etcd, keys, "another-run")
     assert dies(inquest, signal.SIGSEGV) == (WHERE, None, False)
-    assert dies(inquest, signal.SIGKILL) == (WHERE + ", the 2. time in a row", None, False)
+    assert dies(inquest, signal.SIGKILL) == (WHERE + ", the 2nd time in a row", None, False)
 
 
 def test_a_death_in_a_proof_that_others_have_made_counts(inquest: Inquest, etcd: Etcd, keys: Keys) -> None:

@@ -19,6 +19,7 @@ from graphft.runtime.coordination import connect as connect_module
 from graphft.runtime.coordination.connect import write_endpoints
 from graphft.runtime.coordination.discarded import Discarded, write_discarded
 from graphft.runtime.coordination.event_log import Events
+from graphft.runtime.coordination.job_storage import publish
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Registration
 from graphft.runtime.coordination.run_record import put_job
@@ -300,3 +301,30 @@ def test_a_copy_of_a_folder_is_not_the_run_that_its_etcd_knows(
     shutil.copytree(tmp_path / "original", tmp_path / "copy")
     assert "running, generation" in shown(capsys, "status", "--job", "original")
     assert "is not running; it stopped at step 0 of 4" in shown(capsys, "status", "--job", "copy")
+
+
+def test_a_question_by_url_makes_no_folder(capsys: pytest.CaptureFixture[str], job: Job, tmp_path: Path) -> None:
+    """A launch took what it left in ./jobs for a run."""
+    url = f"file://{tmp_path}/stored/linear"
+    Job.make(job.source, job.config.replace(storage=url)).save(tmp_path / "first")
+    publish(tmp_path / "first")
+    assert f"the job in {url} was saved and never begun: graphft launch --job {url}" in shown(
+        capsys, "status", "--job", url
+    )
+    assert not (tmp_path / "jobs").exists()
+
+
+def test_a_run_that_was_carried_over_is_told_with_what_follows_it(
+    capsys: pytest.CaptureFixture[str], saved: Path, tmp_path: Path
+) -> None:
+    """To launch it once more was what was recommended."""
+    (saved / "logs").mkdir()
+    shutil.copytree(saved, "jobs/a")
+    shutil.copytree(saved, "jobs/a-2")
+    run = json.loads((saved / "job.json").read_bytes())["run"]
+    mark = {"folder": str(tmp_path / "jobs" / "a-2"), "storage": "", "run": run}
+    Path("jobs/a/continued.json").write_text(json.dumps(mark))
+    said = shown(capsys, "status", "--job", "a")
+    assert "went on with other pservers in jobs/a-2" in said
+    assert "launch" not in said
+    assert "stopped, went on in jobs/a-2" in shown(capsys, "status")

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from graphft.errors import ordinal
+
 
 class Metrics:
     """Appends rows to a file. A row that the disk does not take is lost: training goes on.
@@ -41,7 +43,7 @@ class Metrics:
     def _say(self) -> None:
         if self.lost > self._told:
             self._told = self.lost
-            self._tell(self.lost, f"a row of {self.path} is lost, the {self.lost}. so far: {self._why}")
+            self._tell(self.lost, f"a row of {self.path} is lost, the {ordinal(self.lost)} so far: {self._why}")
 
     def close(self) -> None:
         self._say()

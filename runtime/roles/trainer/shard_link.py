@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from graphft.errors import GraphftError, UsageError
+from graphft.errors import GraphftError, UsageError, ordinal
 from graphft.ir import Program
 from graphft.ops.context import WorkChanged
 from graphft.runtime.coordination.member import Member
@@ -184,7 +184,7 @@ class ShardLink:
             self.member.events.emit(
                 "nonfinite",
                 f"{what}: {check.describe()}; the update is left out "
-                f"(of this trainer's contributions, the {check.told}. that is not finite)",
+                f"(of this trainer's contributions, the {ordinal(check.told)} that is not finite)",
                 loss=str(check.loss),
                 gradients=check.gradients,
                 columns=check.inputs,

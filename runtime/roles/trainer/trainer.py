@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from graphft import registry
-from graphft.errors import GraphftError, UsageError, describe
+from graphft.errors import GraphftError, UsageError, describe, ordinal
 from graphft.loss_results import reported
 from graphft.ops.context import WorkChanged
 from graphft.runtime.coordination.lost_rows import tell_lost_rows
@@ -255,8 +255,8 @@ class Trainer(Role):
         if self.check.worth_telling():
             self.member.events.emit(
                 "nonfinite",
-                f"step {step}, slot {slot}: the loss is {loss} (the {self.check.told}. that is not finite); training "
-                'goes on with it: on_nonfinite="warn"',
+                f"step {step}, slot {slot}: the loss is {loss} (the {ordinal(self.check.told)} that is not finite); "
+                'training goes on with it: on_nonfinite="warn"',
                 step=step,
                 slot=slot,
             )
