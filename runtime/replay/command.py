@@ -36,6 +36,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def replay(options: argparse.Namespace) -> int:
     """Prints to stdout; how far it is, to stderr."""
+    from graphft.runtime.coordination.job_storage import is_url, local_folder
     from graphft.runtime.data import open_reader
     from graphft.runtime.execute.determinism import enforce
     from graphft.runtime.launcher.folder_status import find_folder
@@ -44,7 +45,7 @@ def replay(options: argparse.Namespace) -> int:
     from graphft.runtime.replay.state import reach
     from graphft.transpiler import Job
 
-    folder = find_folder(options.job)
+    folder = local_folder(options.job) if is_url(options.job) else find_folder(options.job)
     job = Job.load(folder)
     _check(job, options.step, options.slot)
     enforce(job.config)
