@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Sequence
@@ -11,15 +12,18 @@ from typing import Any, NamedTuple
 import msgspec
 
 from graphft.errors import UsageError
+from graphft.ops.context import WorkChanged
 from graphft.runtime.coordination.connect import connect
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.run_record import put_job
-from graphft.runtime.etcd import Session, put_op
+from graphft.runtime.etcd import LeaseLost, Session, put_op
 from graphft.runtime.process.progress import Progress
+from graphft.runtime.protocol.left_out import ChunkOmissions
 from graphft.runtime.protocol.messages import (
     FinishTasks,
     GetTasks,
+    ReleaseTasks,
     RenewTasks,
     RequestSaveModel,
     SaveModelAnswer,
@@ -31,11 +35,13 @@ from graphft.runtime.queue.task_client import TaskClient
 
 
 class LoopTask(NamedTuple):
-    """A chunk of the job's data, to be done in this pass. `attempt`: a number that no other attempt has."""
+    """A chunk of the job's data, to be done in this pass. `attempt`: a number that no other attempt has. `without`:
+    positions in the chunk of records that are left out of it."""
 
     pass_index: int
     chunk: int
     attempt: int
+    without: frozenset[int] = frozenset()
 
 
 class TaskLoop:
@@ -52,7 +58,8 @@ class TaskLoop:
 
     It is registered under a lease: when it dies, or is not heard of for `chunk_timeout`, its tasks are given to others.
     Each call waits for the coordinator that serves, also across the death of one, and is never carried out twice.
-    Raises UsageError for a job that has no such coordinator, LeaseLost when it was taken for dead.
+    Raises UsageError for a job that has no such coordinator, or whose pservers run (they would wait for what this loop
+    does), LeaseLost when it was taken for dead.
 
     `job`: the job's folder, or the Job. `etcd`: `host:port[,host:port...]`. Not for several threads.
     """
@@ -81,16 +88,29 @@ class TaskLoop:
 
     def get(self, count: int = 1) -> list[LoopTask] | None:
         """About `count` tasks, or fewer; [] while others hold what is left; None: all passes are done."""
-        while True:
-            found = self._client.call(lambda n: GetTasks(n, self.member.id, self._pass, count), Tasks)
+        if self.member.view.pservers:
+            raise UsageError(
+                f"pservers of job {self.job.config.name!r} run, which would wait for what this loop does",
+                rule="task-loop",
+                help="start coordinators only: graphft start coordinator --job DIR --etcd ...",
+            )
+        while self._pass < self.job.config.passes:
+            try:
+                found = self._client.call(lambda n: GetTasks(n, self.member.id, self._pass, count), Tasks)
+            except WorkChanged:  # the job is over
+                return None
             self._known = found.call
             if found.pass_index == self._pass:
-                tasks = [LoopTask(self._pass, chunk, attempt) for chunk, attempt in found.tasks]
-                self._held.update(tasks)
-                return tasks
+                return self._take(found)
             self._pass = found.pass_index
-            if self._pass >= self.job.config.passes:
-                return None
+        return None
+
+    def _take(self, found: Tasks) -> list[LoopTask]:
+        plan = self.job.config.plan
+        left_out = {chunk: ChunkOmissions(plan, chunk, what).records(self._pass) for chunk, what in found.left_out}
+        tasks = [LoopTask(self._pass, c, attempt, left_out.get(c, frozenset())) for c, attempt in found.tasks]
+        self._held.update(tasks)
+        return tasks
 
     def finish(self, tasks: Sequence[LoopTask]) -> list[LoopTask]:
         """These are done. Returns those that were others' by then: what was done of them is done again."""
@@ -98,10 +118,17 @@ class TaskLoop:
         for index in sorted({task.pass_index for task in tasks}):
             some = [task for task in tasks if task.pass_index == index]
             told = FinishTasks(0, self.member.id, index, [(task.chunk, task.attempt) for task in some])
-            answer = self._client.call(functools.partial(_numbered, told), TasksSettled)
-            lost += [task for task in some if task.chunk in answer.refused]
+            refused = self._tell(told)
+            lost += [task for task in some if task.chunk in refused]
         self._held.difference_update(tasks)
         return lost
+
+    def _tell(self, call: FinishTasks | ReleaseTasks) -> list[int]:
+        """Chunks that are others' by now; none of a job that is over."""
+        try:
+            return self._client.call(functools.partial(_numbered, call), TasksSettled).refused
+        except WorkChanged:
+            return []
 
     def fail(self, task: LoopTask, reason: str, batch: int = 0) -> None:
         """This task cannot be done: it is given out again, and left out when it has failed `max_failures` times."""
@@ -120,7 +147,12 @@ class TaskLoop:
         return answer.granted
 
     def close(self) -> None:
-        """Its lease ends, and with it whatever it holds."""
+        """Gives back what it holds, and leaves."""
+        for index in sorted({task.pass_index for task in self._held}):
+            held = [(task.chunk, task.attempt, 0) for task in self._held if task.pass_index == index]
+            with contextlib.suppress(LeaseLost):
+                self._tell(ReleaseTasks(0, self.member.id, index, held))
+        self._held.clear()
         self._client.close()
         self.member.close()
 
@@ -131,5 +163,5 @@ class TaskLoop:
         self.close()
 
 
-def _numbered(call: FinishTasks, number: int) -> FinishTasks:
+def _numbered(call: FinishTasks | ReleaseTasks, number: int) -> FinishTasks | ReleaseTasks:
     return msgspec.structs.replace(call, call=number)

@@ -59,6 +59,7 @@ def test_each_task_is_done_once_though_coordinators_die(
                     tasks.renew()
                 lost.extend(tasks.finish(found))
                 done.update((task.pass_index, task.chunk) for task in found)
+            assert tasks.get(7) is None, "all passes stay done"
             saving.append(tasks.request_save_model(60))
 
     with Etcd(etcd_server.endpoints) as etcd:
