@@ -38,10 +38,6 @@ HOPELESS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, err
 NO_MANIFEST = "no manifest (a save that was killed or is under way, or it was lost)"
 
 
-_UNTOLD: dict[str, tuple[Saving, str]] = {}
-"""By place, the last save that failed, and what is told at exit if nobody has waited for it."""
-
-
 class StorageFailed(GraphftError, OSError):
     """The storage of the checkpoints refuses, or is not there: an OSError, as the storage's own is."""
 
@@ -65,14 +61,6 @@ def _asking(url: str) -> Iterator[None]:
         raise
     except OSError as error:
         raise _failed(url, error) from None  # else tens of frames of a library stand before what is to be read
-
-
-@atexit.register
-def _tell_untold() -> None:
-    """Runs when the threads that save are over."""
-    for saving, text in _UNTOLD.values():
-        if not saving.told:
-            print(text, file=sys.stderr)
 
 
 class Saving:
@@ -158,6 +146,8 @@ class CheckPoints:
         self._looked = False
         """Whether this object has saved, loaded, or looked for what is saved."""
         self._writer, self._known = uuid.uuid4().hex[:12], -1
+        self._untold: tuple[Saving, str] | None = None
+        """The last save, if it failed, and what is told at exit if nobody has waited for it."""
         """Tells this object's versions; the newest version when it loaded or saved last, -1 before that."""
         self._damaged: set[int] = set()
         """Versions that this object found damaged: none of those to keep."""
@@ -284,7 +274,7 @@ class CheckPoints:
                 return
             else:
                 self._saved, self._looked = (taken, snapshot.status.step), True
-                _UNTOLD.pop(self.url, None)
+                self._untold = None
                 saving._end(version)
                 self._try_to_prune(version)
                 return
@@ -292,8 +282,15 @@ class CheckPoints:
     def _end_failed(self, saving: Saving, error: BaseException) -> None:
         newest = f"nothing newer than version {self._known}" if self._known >= 0 else "nothing"
         text = f"graphft: the last checkpoint was NOT saved: {newest} was saved in {self.url}: {describe(error)}"
-        _UNTOLD[self.url] = saving, text
+        if self._untold is None:
+            atexit.register(self._tell_untold)  # runs when the threads that save are over
+        self._untold = saving, text
         saving._end(error=error)
+
+    def _tell_untold(self) -> None:
+        if self._untold is not None and not self._untold[0].told:
+            print(self._untold[1], file=sys.stderr)
+            self._untold = None
 
     def _is_hopeless(self, error: BaseException) -> bool:
         """Trying again does not help; of a first save, neither where nothing is there to save in: a bucket, a mount."""

@@ -141,7 +141,7 @@ def test_the_command_knows_a_jobs_checkpoints(
     part.unlink()
     assert "DAMAGED: " in shown(capsys, "checkpoint", "list", job)
     assert "has no checkpoint of step 7" in refused(capsys, "checkpoint", "show", job, "--version", "7")
-    assert "its folder: list, show, verify, export" in refused(capsys, "checkpoint", "prune", job, "--keep", "1")
+    assert "it is a job: `cp -r` copies its folder" in refused(capsys, "checkpoint", "prune", job, "--keep", "1")
 
 
 def test_the_command_exports_a_job(
