@@ -158,7 +158,7 @@ class ShardStatus(msgspec.Struct, frozen=True):
 
 
 class CoordinatorStatus(msgspec.Struct, frozen=True):
-    """What a coordinator reports of itself. Rates are over its last few seconds; `memory_bytes`: of its process.
+    """What a coordinator reports of itself. Rates are over its last few seconds.
 
     `tasks_per_second`: given out. `commits_per_second`: transactions of etcd, each of which makes many changes last.
     """

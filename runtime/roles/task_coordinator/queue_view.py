@@ -29,8 +29,6 @@ class QueueView:
     def __init__(self, store: TaskStore, queue: TaskQueue, terms: Terms, reload: Callable[[], TaskQueue]) -> None:
         self.store, self.queue, self.terms, self._reload = store, queue, terms, reload
         self.keys: Keys = store.keys
-        self.revision = 0
-        """Of the last transaction that changed something."""
 
     def range(self, prefix: str, *, deadline: float | None = None) -> RangeResult:
         return self.store.member.etcd.range(prefix, deadline=deadline)
