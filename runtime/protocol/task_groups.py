@@ -42,10 +42,11 @@ class TaskCounts(msgspec.Struct, frozen=True):
 
 class QueueState(msgspec.Struct, frozen=True):
     """The value of `/<job>.tasks/state`. Attempts below `attempts` may have been given out; `closed`: the job's last
-    step is applied, nothing is given out any more."""
+    step is applied, nothing is given out any more. `generation`: sync, the newest that a slot was asked for in."""
 
     attempts: int = 1
     closed: bool = False
+    generation: int = 0
 
 
 class ModelSaver(msgspec.Struct, frozen=True):

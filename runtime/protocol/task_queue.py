@@ -95,7 +95,7 @@ class TaskQueue:
 
     def begin(self, state: QueueState) -> None:
         """Nothing was saved so far, but perhaps a first part: the first pass begins (sync: when it is asked for)."""
-        self.attempts = state.attempts
+        self.attempts, self.generation = state.attempts, state.generation
         if not self.options.sync:
             self._begin(0)
 
@@ -110,7 +110,7 @@ class TaskQueue:
     ) -> None:
         """Takes in what a coordinator before has saved. `marker`: the pass that is worked on; `groups`: records by pass
         and group."""
-        self.attempts, self.closed, self.saver = state.attempts, state.closed, saver
+        self.attempts, self.closed, self.generation, self.saver = state.attempts, state.closed, state.generation, saver
         self.current, self.begun = marker, max([min(marker, self.plan.passes - 1), *map(int, counts)])
         for index in sorted(map(int, counts)):
             if counts[str(index)].todo or counts[str(index)].pending:
@@ -124,7 +124,8 @@ class TaskQueue:
     def go_on_from(self, before: TaskQueue, now: float) -> None:
         """What this process has in memory alone, and did not lose: `before` is what it had until it loaded again."""
         self.calls, self.story, self.given = before.calls, before.story, before.given
-        self.generation, self.attempts = before.generation, max(self.attempts, before.attempts)
+        self.generation = max(self.generation, before.generation)
+        self.attempts = max(self.attempts, before.attempts)
         if before.living:
             self.step(Living(before.living), now)
 
@@ -134,7 +135,8 @@ class TaskQueue:
         if not (groups or self._over or self._marker is not None or self._saver_changed or self._closing):
             return None
         saver, over = self.saver if self._saver_changed else None, self._over
-        changes = Changes(groups, self.counts(), QueueState(self.attempts, self.closed), self._marker, saver, over)
+        state = QueueState(self.attempts, self.closed, self.generation)
+        changes = Changes(groups, self.counts(), state, self._marker, saver, over)
         for tasks in self.passes.values():
             tasks.touched.clear()
         self._marker, self._over, self._saver_changed, self._closing = None, [], False, False

@@ -17,7 +17,7 @@ from graphft.runtime.protocol.messages import FinishTasks, GetTasks, ReleaseTask
 from graphft.runtime.queue.failed_task import fail_task
 from graphft.runtime.queue.pace import Pace
 from graphft.runtime.queue.slot_records import Claim, Granted, Shards, SlotRecords
-from graphft.runtime.queue.task_client import CallRefused, TaskClient
+from graphft.runtime.queue.task_client import CallRefused, TaskClient, by_pass
 
 
 class CoordinatorRecords(SlotRecords):
@@ -58,13 +58,13 @@ class CoordinatorRecords(SlotRecords):
         return Granted(revisions, {chunk: ChunkOmissions(self.plan, chunk, what) for chunk, what in found.left_out})
 
     def complete(self, claims: Sequence[Claim]) -> None:
-        for pass_index, some in by_pass(claims):
+        for pass_index, some in by_pass((claim.pass_index, claim) for claim in claims):
             tasks = [(claim.chunk, claim.revision) for claim in some]
             self._tell(FinishTasks(0, self.member.id, pass_index, tasks))
         self.forget(claims)
 
     def release(self, claims: Sequence[Claim]) -> None:
-        for pass_index, some in by_pass(claims):
+        for pass_index, some in by_pass((claim.pass_index, claim) for claim in claims):
             tasks = [(claim.chunk, claim.revision, self._progress(claim)) for claim in some]
             self._tell(ReleaseTasks(0, self.member.id, pass_index, tasks))
         self.forget(claims)
@@ -97,11 +97,3 @@ class CoordinatorRecords(SlotRecords):
 
     def _progress(self, claim: Claim) -> int:
         return min(max(0, self.shards.lowest() - claim.first_step), int(self.plan.batches[claim.chunk]))
-
-
-def by_pass(claims: Sequence[Claim]) -> list[tuple[int, list[Claim]]]:
-    """The claims of each pass."""
-    found: dict[int, list[Claim]] = {}
-    for claim in claims:
-        found.setdefault(claim.pass_index, []).append(claim)
-    return list(found.items())

@@ -27,7 +27,7 @@ from graphft.runtime.queue.background_tasks import BackgroundTasks
 from graphft.runtime.queue.chunk_claims import CLAIM_BATCHES, Claim
 from graphft.runtime.queue.failed_task import fail_task
 from graphft.runtime.queue.pace import Pace
-from graphft.runtime.queue.task_client import TaskClient
+from graphft.runtime.queue.task_client import TaskClient, by_pass
 from graphft.runtime.queue.transactions import tell_left_out
 
 log = logging.getLogger("graphft")
@@ -142,13 +142,13 @@ class TaskClaims(Source):
             self._finish_at(claims, fences)
 
     def _finish_at(self, claims: list[Claim], fences: list[int]) -> None:
-        for pass_index, some in _by_pass(claims):
+        for pass_index, some in by_pass((claim.key[0], claim) for claim in claims):
             tasks = [(claim.key[1], claim.revision) for claim in some]
             for chunk in self._tell(FinishTasks(0, self.member.id, pass_index, tasks, fences), some):
                 log.info("chunk %d of pass %d is not ours to complete any more", chunk, pass_index)
 
     def _give_back(self, claims: list[Claim]) -> None:
-        for pass_index, some in _by_pass(claims):
+        for pass_index, some in by_pass((claim.key[0], claim) for claim in claims):
             tasks = [(claim.key[1], claim.revision, claim.progress) for claim in some]
             self._tell(ReleaseTasks(0, self.member.id, pass_index, tasks), some)
 
@@ -215,11 +215,3 @@ class TaskClaims(Source):
         self._renewed = now
         for claim in list(mine.values()):
             claim.renewed = now
-
-
-def _by_pass(claims: list[Claim]) -> list[tuple[int, list[Claim]]]:
-    """The claims of each pass."""
-    found: dict[int, list[Claim]] = {}
-    for claim in claims:
-        found.setdefault(claim.key[0], []).append(claim)
-    return list(found.items())

@@ -6,7 +6,8 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 from graphft.errors import GraphftError
@@ -27,6 +28,7 @@ LEAVE_SECONDS = 5.0
 UNKNOWN_SECONDS = 0.05
 """A coordinator that does not know this process yet is asked again so much later: its view of etcd is behind."""
 A = TypeVar("A", bound=TASK_ANSWERS)
+T = TypeVar("T")
 
 
 def waking(transport: ServerTransport | ClientTransport, client: TaskClient) -> Callable[[], None]:
@@ -37,6 +39,14 @@ def waking(transport: ServerTransport | ClientTransport, client: TaskClient) -> 
         client.wake()
 
     return wake
+
+
+def by_pass(claims: Iterable[tuple[int, T]]) -> list[tuple[int, list[T]]]:
+    """The claims of each pass: a call is about one."""
+    found: defaultdict[int, list[T]] = defaultdict(list)
+    for pass_index, claim in claims:
+        found[pass_index].append(claim)
+    return list(found.items())
 
 
 class CallRefused(GraphftError):

@@ -108,6 +108,16 @@ def test_a_rollback_to_a_pass_that_was_closed(rig: TaskRig) -> None:
     assert 0 not in rig.machine.passes
 
 
+def test_a_late_slot_does_not_lower_the_pass_after_a_take_over(rig: TaskRig) -> None:
+    """The job was rolled back before: its generation is not the first."""
+    rig.get_slot("a", 0, [0], 1, generation=2)
+    rig.crash()
+    rig.get_slot("b", 1, [3], 0, generation=2)
+    assert rig.machine.current == 1
+    rig.get_slot("b", 1, [2], 0, generation=3)
+    assert rig.machine.current == 0, "rolled back"
+
+
 def test_a_pass_closes_only_when_it_is_applied_and_left(rig: TaskRig) -> None:
     rig.get_slot("a", 0, [0], lowest=STEPS[3])
     assert rig.counts(0) == (3, 1, 0), "it is the pass that is asked for"
