@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 import pytest
@@ -217,18 +218,22 @@ class Behind:
 # -- calls ------------------------------------------------------------------------------------------------------------
 
 
-def test_who_has_just_registered_is_known_though_memory_was_read_anew(scene: Scene) -> None:
+def test_who_registered_just_before_memory_was_read_anew_is_known(scene: Scene, monkeypatch: Any) -> None:
     """That the view is behind what was read matters for the first time alone: there is no later event to wait for."""
     one = scene.coordinator().start()
-    first = scene.trainer(0)
+    first, others = scene.trainer(0), []
     revision = scene.etcd.put(scene.keys.of_shard(0).generation, b'{"number": 0}')
-    held = first.get()
-    for n in range(3):  # elsewhere: the revision is ahead of what the view will ever say
-        scene.etcd.put(f"/{scene.keys.job}.elsewhere", str(n).encode())
+    held, load = first.get(), one.server.store.load
+
+    def load_late(options: Any) -> Any:
+        others.append(scene.trainer(1))
+        until(lambda: others[0].name in one.member.view.trainers)
+        scene.etcd.put(f"{scene.keys.job}.elsewhere", b"")  # the revision is ahead of what the view will ever say
+        return load(options)
+
+    monkeypatch.setattr(one.server.store, "load", load_late)
     assert first.finish(held, fences=(revision - 1,)) == [*held]
-    assert one.server.store.loads == 2
-    scene.etcd.put(f"/{scene.keys.job}.elsewhere", b"last")
-    assert scene.trainer(1).get()
+    until(lambda: others[0].name in one.server.queue.living)
 
 
 def test_a_shard_that_went_back_has_its_tasks_done_again(scene: Scene) -> None:
