@@ -13,7 +13,14 @@ from collections.abc import Mapping
 import msgspec
 import numpy as np
 
+from graphft.errors import plain_text
 from graphft.plan import Plan
+
+FULL_REASONS = 50
+"""Omissions of a chunk whose reasons are kept as they are; of those after them, `SHORT_REASON` characters."""
+SHORT_REASON = 160
+MAX_RECORD = 1 << 20
+"""Bytes of a chunk's record: etcd takes 1.5 MB."""
 
 
 class Omission(msgspec.Struct, frozen=True):
@@ -34,7 +41,14 @@ class LeftOut(msgspec.Struct, frozen=True):
     omissions: tuple[Omission, ...] = ()
 
     def having(self, omission: Omission) -> LeftOut:
+        """With one more. Of many, only the first ones keep their reasons in full: the record has to stay small."""
+        if len(self.omissions) >= FULL_REASONS:
+            omission = msgspec.structs.replace(omission, reason=plain_text(omission.reason, SHORT_REASON))
         return LeftOut((*self.omissions, omission))
+
+    def without_reasons(self) -> LeftOut:
+        """What a process has to know that reads the chunk."""
+        return LeftOut(tuple(msgspec.structs.replace(omission, reason="") for omission in self.omissions))
 
 
 class ChunkOmissions:

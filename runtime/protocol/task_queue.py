@@ -332,13 +332,14 @@ class TaskQueue:
         return [Answer(event.peer, TasksSettled(call.call))]
 
     def _save_model(self, event: Asked, call: RequestSaveModel, now: float) -> list[Effect]:
-        saver = self.saver
-        free = saver is None or saver.until <= event.wall
-        if free:
-            self.saver = saver = ModelSaver(call.trainer, event.wall + call.seconds)
+        saver, until = self.saver, event.wall + call.seconds
+        granted = saver is None or saver.until <= event.wall or saver.trainer == call.trainer
+        if granted:  # who asks again has at least the time that it asks for
+            if saver is not None and saver.trainer == call.trainer:
+                until = max(until, saver.until)
+            self.saver = saver = ModelSaver(call.trainer, until)
             self._saver_changed = True
         assert saver is not None
-        granted = saver.trainer == call.trainer
         return [Answer(event.peer, SaveModelAnswer(call.call, granted, max(0.0, saver.until - event.wall)))]
 
     CALLS: ClassVar[dict[type, Callable[[Any, Asked, Any, float], list[Effect]]]] = {

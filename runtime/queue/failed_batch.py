@@ -16,7 +16,7 @@ from graphft.runtime.etcd import get_op, mod_is
 from graphft.runtime.etcd.model import Transactions
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.chunk_queue import Change, Known, Pending, Put
-from graphft.runtime.protocol.left_out import LeftOut, count_records
+from graphft.runtime.protocol.left_out import MAX_RECORD, LeftOut, count_records
 from graphft.runtime.queue.transactions import commit
 
 
@@ -77,7 +77,8 @@ def fail_batch(
 
 
 def or_end(store: Transactions, keys: Keys, plan: Plan, known: Known, change: Change, limit: int) -> Change:
-    """The change; or, if it leaves out more than `limit` records of the job's data, the end of the job as failed.
+    """The change; or, if it leaves out more than `limit` records of the job's data (or more pieces of one chunk than a
+    record of etcd can name), the end of the job as failed.
     `limit` -1: whatever it leaves out, on_bad_data is "fail".
 
     Nothing more is left out then: who lets the job go on is told the same again, unless the data is better by then.
@@ -87,9 +88,13 @@ def or_end(store: Transactions, keys: Keys, plan: Plan, known: Known, change: Ch
     put = next(put for put in change.puts if put.key == known.key)
     mine = msgspec.json.decode(put.value, type=LeftOut)
     count = count_records(plan, read_left_out(store, keys) | {chunk_queue.chunk_of(known.key): mine})
-    if count <= limit:
+    if count <= limit and len(put.value) <= MAX_RECORD:
         return change
-    if limit < 0:
+    if count <= limit:
+        pieces = f"{len(mine.omissions)} pieces of chunk {chunk_queue.chunk_of(known.key)} are left out"
+        reason = f"{pieces}, more than one record of etcd can name: {change.cause}"
+        remedy = "mend the data; or make smaller chunks: chunk_size=..."
+    elif limit < 0:
         reason = f'on_bad_data="fail" ends the job at the first bad batch: {change.cause}'
         remedy = 'correct what the error names; or leave it out and go on: transpile(on_bad_data="discard")'
     else:

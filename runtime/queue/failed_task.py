@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 import msgspec
 
+from graphft.errors import plain_text
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Registration
 from graphft.runtime.etcd.model import Store
@@ -15,8 +16,8 @@ from graphft.runtime.protocol.messages import FailTask, TaskFailed
 from graphft.runtime.queue.task_client import LIMITS, TaskClient
 from graphft.runtime.transport import Login, make_client
 
-LONGEST = 4000
-"""Characters of a reason."""
+MAX_RECORDS = 1 << 16
+"""Records that are told, of a batch; a batch of which more are bad is bad."""
 
 
 def fail_task(
@@ -33,7 +34,8 @@ def fail_task(
 
     def call(number: int) -> FailTask:
         where = pass_index, chunk, attempt, batch
-        return FailTask(number, client.member.id, *where, reason[:LONGEST], sorted(records), certain)
+        bad = sorted(records) if len(records) <= MAX_RECORDS else []
+        return FailTask(number, client.member.id, *where, plain_text(reason), bad, certain)
 
     return change_of(client.call(call, TaskFailed))
 
@@ -54,7 +56,7 @@ def report_failed(
     attempt) of its trainer, which is dead. None also when no coordinator has answered within `deadline` seconds."""
     end = time.monotonic() + deadline
     client = make_client("launcher", "launcher", LIMITS, login)
-    message = FailTask(1, "", place[0], place[1], claim, place[2], reason[:LONGEST])
+    message = FailTask(1, "", place[0], place[1], claim, place[2], plain_text(reason))
     try:
         while (left := end - time.monotonic()) > 0:
             kv = etcd.get(keys.coordinator_addr, deadline=left)

@@ -9,10 +9,7 @@ from graphft.runtime.coordination.member import Member
 from graphft.runtime.protocol.ledger import Ledger
 from graphft.runtime.protocol.messages import CloseTasks, RequeueTasks, TasksSettled
 from graphft.runtime.queue.requeue import Requeue
-from graphft.runtime.queue.task_client import TaskClient
-
-MAX_TASKS = 4096
-"""Of one call."""
+from graphft.runtime.queue.task_client import MAX_TASKS, TaskClient
 
 
 class RequeueByCoordinator(Requeue):

@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("graphft")
 
-LIMITS = Limits(max_frame=4096, max_header=1 << 20)
+LIMITS = Limits(max_frame=4096, max_header=64 << 20)
+"""Of answers. The coordinator takes in much less: what is long is told in several calls, ..."""
+MAX_TASKS = 4096
+"""... about so many tasks at most."""
 ASK_AGAIN_SECONDS = 1.0
 """After which a call that has no answer is sent again: it, or its answer, was lost."""
 LOOK_SECONDS = 0.25
@@ -56,7 +59,7 @@ class CallRefused(GraphftError):
         super().__init__(
             f"the coordinator refuses a call: {refused.reason}",
             rule=f"task-{refused.code}",
-            help="are all processes of this job of one version of graphft?",
+            help="name tasks as they were given by get; all processes of a job need one version of graphft",
         )
         self.code = refused.code
 
@@ -66,7 +69,8 @@ class TaskClient:
     see `protocol.task_queue`."""
 
     def __init__(self, member: Member) -> None:
-        self.member = member
+        self.member, self.leaving = member, False
+        """`leaving`: nothing is waited for longer than `LEAVE_SECONDS`."""
         self.transport = make_client(member.id, f"{member.kind} {member.index} tasks", LIMITS, member.login)
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
@@ -119,7 +123,8 @@ class TaskClient:
         member = self.member
         member.check_lease()
         member.progress.beat()  # a wait for another process, which the lease limits
-        return member.view.over or (member.leaving() and time.monotonic() - began > LEAVE_SECONDS)
+        leaving = self.leaving or member.leaving()
+        return member.view.over or (leaving and time.monotonic() - began > LEAVE_SECONDS)
 
     def _find(self) -> bool:
         """Connects to the coordinator that serves now; whether that is another one than before."""

@@ -30,8 +30,12 @@ from graphft.runtime.protocol.messages import (
     Tasks,
     TasksSettled,
 )
+from graphft.runtime.protocol.task_checks import MAX_SECONDS
 from graphft.runtime.queue.failed_task import fail_task
-from graphft.runtime.queue.task_client import TaskClient
+from graphft.runtime.queue.task_client import MAX_TASKS, TaskClient
+
+MAX_HELD = 16384
+"""Tasks that a loop may hold at a time."""
 
 
 class LoopTask(NamedTuple):
@@ -87,7 +91,15 @@ class TaskLoop:
         self.member.etcd.txn([], [put_op(key, record, self.member.lease)], token=key)
 
     def get(self, count: int = 1) -> list[LoopTask] | None:
-        """About `count` tasks, or fewer; [] while others hold what is left; None: all passes are done."""
+        """About `count` tasks, or fewer; [] while others hold what is left; None: all passes are done. Raises
+        UsageError when it would hold more than 16,384."""
+        held = len(self._held)
+        if count < 1 or held + count > MAX_HELD:
+            raise UsageError(
+                f"get({count}): 1 or more can be asked for, and {MAX_HELD:,} be held at most; {held:,} are held now",
+                rule="task-loop",
+                help="finish what is held before",
+            )
         if self.member.view.pservers:
             raise UsageError(
                 f"pservers of job {self.job.config.name!r} run, which would wait for what this loop does",
@@ -125,10 +137,12 @@ class TaskLoop:
 
     def _tell(self, call: FinishTasks | ReleaseTasks) -> list[int]:
         """Chunks that are others' by now; none of a job that is over."""
-        try:
-            return self._client.call(functools.partial(_numbered, call), TasksSettled).refused
-        except WorkChanged:
-            return []
+        refused: list[int] = []
+        with contextlib.suppress(WorkChanged):
+            for i in range(0, len(call.tasks), MAX_TASKS):
+                part = msgspec.structs.replace(call, tasks=call.tasks[i : i + MAX_TASKS])
+                refused += self._client.call(functools.partial(_numbered, part), TasksSettled).refused
+        return refused
 
     def fail(self, task: LoopTask, reason: str, batch: int = 0) -> None:
         """This task cannot be done: it is given out again, and left out when it has failed `max_failures` times."""
@@ -142,12 +156,21 @@ class TaskLoop:
         self._client.cast(lambda _: RenewTasks(self._known, self.member.id, tasks))
 
     def request_save_model(self, seconds: float) -> bool:
-        """Whether this trainer is the one that is to save the model now; no other one is for so many seconds."""
+        """Whether this trainer is the one that is to save the model now; no other one is for so many seconds, a day at
+        most."""
+        if not 0 < seconds <= MAX_SECONDS:
+            raise UsageError(
+                f"request_save_model({seconds}): expected the seconds that saving may take",
+                rule="task-loop",
+                help=f"more than 0, at most {MAX_SECONDS:.0f}",
+            )
         answer = self._client.call(lambda n: RequestSaveModel(n, self.member.id, seconds), SaveModelAnswer)
         return answer.granted
 
     def close(self) -> None:
-        """Gives back what it holds, and leaves."""
+        """Gives back what it holds, and leaves. Without a coordinator it waits for some seconds: what it holds is free
+        when its lease ends."""
+        self._client.leaving = True
         for index in sorted({task.pass_index for task in self._held}):
             held = [(task.chunk, task.attempt, 0) for task in self._held if task.pass_index == index]
             with contextlib.suppress(LeaseLost):

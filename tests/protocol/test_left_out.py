@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hypothesis.strategies as st
+import msgspec
 from hypothesis import given
 
 from graphft.plan import Plan
-from graphft.runtime.protocol.left_out import ChunkOmissions, LeftOut, Omission, count_records
+from graphft.runtime.protocol.left_out import MAX_RECORD, ChunkOmissions, LeftOut, Omission, count_records
 
 PLAN = Plan([10, 7], slots=1, batch_size=4, seed=3, passes=3)
 
@@ -42,3 +43,14 @@ def test_each_record_is_counted_once(omissions: list[tuple[int, int, bool]]) -> 
     for p, b, rest in omissions:
         by_hand |= set().union(*(positions(p, each, 1) for each in range(b, 2 if rest else b + 1)))
     assert count_records(PLAN, {1: made}) == len(by_hand)
+
+
+def test_thousands_of_long_reasons_fit_into_a_record() -> None:
+    """A chunk whose every batch is bad, each for a reason of its own."""
+    found = LeftOut()
+    for batch in range(4000):
+        found = found.having(Omission(0, batch, f"batch {batch} " + "x" * 1900))
+    assert len(msgspec.json.encode(found)) < MAX_RECORD
+    assert found.omissions[0].reason.endswith("x" * 1900)
+    assert all(omission.reason.startswith(f"batch {omission.batch} ") for omission in found.omissions)
+    assert found.without_reasons().omissions[7] == Omission(0, 7, "")

@@ -342,7 +342,9 @@ def test_one_trainer_saves_the_model_for_a_time() -> None:
     assert rig.save_model("a", 30.0) == (True, 30.0)
     rig.pass_time(10.0)
     assert rig.save_model("b", 99.0) == (False, 20.0)
-    assert rig.save_model("a", 99.0) == (True, 20.0), "a repeated call: its time is what it was told first"
+    assert rig.save_model("a", 5.0) == (True, 20.0)
+    assert rig.save_model("a", 40.0) == (True, 40.0), "what it is granted, it has"
+    rig.pass_time(20.0)
     rig.crash()
     assert rig.save_model("b", 99.0) == (False, 20.0)
     rig.pass_time(20.0)

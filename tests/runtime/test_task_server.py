@@ -26,6 +26,7 @@ from graphft.runtime.protocol.messages import (
     Tasks,
     TasksSettled,
 )
+from graphft.runtime.queue import failed_batch
 from graphft.runtime.queue.failed_task import report_failed
 from graphft.runtime.queue.task_client import CallRefused
 from graphft.transpiler import Job
@@ -314,7 +315,7 @@ def test_a_batch_that_fails_too_often_is_left_out_and_its_task_goes_on(scene: Sc
     )
     assert left_out(scene, chunk) == (Omission(0, 1, "it is bad", 2),)
     given = trainer.tasks()
-    assert given.left_out == [(chunk, LeftOut(left_out(scene, chunk)))]
+    assert given.left_out == [(chunk, LeftOut((Omission(0, 1, "", 2),)))], "an answer has no room for reasons"
     assert trainer.finish(dict(given.tasks)) == []
     assert trainer.tasks(pass_index=0).pass_index == 1
 
@@ -328,7 +329,7 @@ def test_a_successor_knows_what_is_left_out(scene: Scene) -> None:
     one.await_end()
     serving(scene, scene.coordinator(1).start(max_failures=1))
     given = trainer.tasks()
-    assert given.left_out == [(chunk, LeftOut((Omission(0, 0, "it is bad", records=(3,)),)))]
+    assert given.left_out == [(chunk, LeftOut((Omission(0, 0, "", records=(3,)),)))]
 
 
 def test_a_job_that_would_lose_too_much_fails(scene: Scene) -> None:
@@ -341,6 +342,19 @@ def test_a_job_that_would_lose_too_much_fails(scene: Scene) -> None:
     failure = one.await_end()
     assert failure is not None
     assert "2 of 32 records would be left out, at most 0 may be" in failure.message
+
+
+def test_a_chunk_that_loses_more_pieces_than_a_record_can_name_fails_the_job(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(failed_batch, "MAX_RECORD", 10)
+    one = scene.coordinator().start(max_failures=1)
+    trainer = scene.trainer()
+    ((chunk, attempt),) = trainer.get().items()
+    assert trainer.fail(chunk, attempt, 0).outcome == "job-failed"
+    failure = one.await_end()
+    assert failure is not None
+    assert f"1 pieces of chunk {chunk} are left out, more than one record of etcd can name" in failure.message
 
 
 def test_a_task_at_which_holders_keep_vanishing_goes_on_without_its_rest(

@@ -237,7 +237,8 @@ class TaskServer(TaskServerPort):
             key = self.keys.left_out(chunk)
             seen = msgspec.json.decode(known[key].value, type=LeftOut) if key in known else LeftOut()
             found.append((chunk, max(seen, here.get(key, LeftOut()), key=lambda what: len(what.omissions))))
-        return msgspec.structs.replace(message, left_out=[(c, what) for c, what in found if what.omissions])
+        left_out = [(chunk, what.without_reasons()) for chunk, what in found if what.omissions]
+        return msgspec.structs.replace(message, left_out=left_out)
 
     # -- what is rare -----------------------------------------------------------------------------------------------
 
