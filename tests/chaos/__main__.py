@@ -33,8 +33,8 @@ PROCESSES = (*WEIGHTS, *CLUSTER_WEIGHTS)
 
 @dataclass(frozen=True)
 class Plan:
-    """One run. Messages suffer in one of them only, as a lost one costs the seconds after which it is asked for again:
-    the others' recoveries are those of the processes."""
+    """One run. Messages suffer in few of them, as a lost one costs the seconds after which it is asked for again: the
+    others' recoveries are those of the processes."""
 
     name: str
     group: str
@@ -63,6 +63,8 @@ PLANS = (
     Plan("async-messages", "async", (*FLIGHTS, "90", "--mode", "async"), 65, 1),
     Plan("coordinator-sync", "coordinator", (*TASKS, "100"), 160, 1, COORDINATED),
     Plan("coordinator-async", "coordinator", (*TASKS, "80", "--mode", "async"), 160, 1, COORDINATED),
+    Plan("coordinator-sync-cluster", "coordinator", (*TASKS, "60"), 60, 3),
+    Plan("coordinator-async-cluster", "coordinator", (*TASKS, "60", "--mode", "async"), 60, 3),
     Plan("dc-asgd", "modes", (*DIGITS, "40", "--mode", "dc_asgd"), 20, 1, PROCESSES),
     Plan("half-async", "modes", (*FLIGHTS, "60", "--mode", "half_async"), 20, 1, PROCESSES),
     Plan("geo-sgd", "modes", (*DIGITS, "60", "--mode", "geo_sgd"), 20, 1, PROCESSES),
