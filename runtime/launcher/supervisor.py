@@ -253,10 +253,14 @@ class Supervisor:
         child.restart_at = None
         child.started_at = time.monotonic()
         child.peak = 0
-        log_file = self.job_dir / "logs" / f"{child.role}-{child.index}.log"
+        log_file = self._log_of(child)
         if not self._can_log(child, log_file):
             return
-        process = child.process = self._fork(child, log_file) or start_role(
+        forked = self._fork(child, log_file)
+        if forked is None and self.failed:
+            child.done = True
+            return
+        process = child.process = forked or start_role(
             [child.role, "--job", str(self.job_dir), "--etcd", self.endpoints, "--index", str(child.index)],
             log_file,
             self.environment,
@@ -301,9 +305,14 @@ class Supervisor:
             return None
 
     def _drop_fork_server(self, why: str) -> None:
-        """Ends the fork server: roles are started from nothing until there is another one, a little later."""
+        """Ends the fork server: roles are started from nothing until there is another one, a little later. If it found
+        that the job cannot be loaded, no role could load it either."""
         assert self._fork_server is not None
-        log.warning("the fork server %s; see %s", why, self.job_dir / "logs" / "fork-server.log")
+        log_file = self.job_dir / "logs" / "fork-server.log"
+        if self._fork_server.process.poll() == EXIT_USAGE:
+            self.failed = self.failed or f"it cannot be loaded{_error_in(log_file)}"
+        else:
+            log.warning("the fork server %s; see %s", why, log_file)
         self._fork_server.close()
         self._fork_server = None
         self._next_fork_server = time.monotonic() + FORK_SERVER_AFTER_SECONDS
@@ -358,7 +367,7 @@ class Supervisor:
             )
         elif status == EXIT_USAGE and blamed is None:
             verb = "start" if time.monotonic() - child.started_at < AT_WORK_SECONDS else "go on"
-            self._give_up(child, f"{child.name} cannot {verb} ({what}){self._error_of(child)}")
+            self._give_up(child, f"{child.name} cannot {verb} ({what}){_error_in(self._log_of(child))}")
         elif child.stuck > self.max_restarts:
             why = f"{child.name} failed {child.stuck} times in a row, --max-restarts is {self.max_restarts}"
             if blamed is not None or (index is not None and self._inquest.reported(index, child.identity)):
@@ -418,15 +427,28 @@ class Supervisor:
         self.failed = self.failed or why + (f"\n{tail}" if tail else "")
         self.events.emit("failed", why)
 
-    def _error_of(self, child: Child) -> str:
-        """The last error in its log, on one line."""
-        found = [line for line in self.tail_of_log(child, 60).splitlines() if "error[" in line]
-        return ": " + found[-1][found[-1].index("error[") :] if found else ""
+    def _log_of(self, child: Child) -> Path:
+        return self.job_dir / "logs" / f"{child.role}-{child.index}.log"
 
-    def tail_of_log(self, child: Child, lines: int = 15) -> str:
-        path = self.job_dir / "logs" / f"{child.role}-{child.index}.log"
-        text = path.read_text(errors="replace").splitlines() if path.exists() else []
-        return "\n".join([f"last lines of {path}:", *("  " + plain_text(t) for t in text[-lines:])]) if text else ""
+    def tail_of_log(self, child: Child) -> str:
+        path = self._log_of(child)
+        lines = _last_lines(path, 15)
+        return "\n".join([f"last lines of {path}:", *("  " + plain_text(line) for line in lines)]) if lines else ""
+
+
+def _last_lines(path: Path, count: int) -> list[str]:
+    return path.read_text(errors="replace").splitlines()[-count:] if path.exists() else []
+
+
+def _error_in(path: Path) -> str:
+    """The last error in a log, on one line; with the remedy that follows it."""
+    lines = _last_lines(path, 60)
+    found = [i for i, line in enumerate(lines) if "error[" in line]
+    if not found:
+        return ""
+    error, *rest = lines[found[-1] :]
+    remedy = next((f" ({line})" for line in rest[:1] if line.startswith("help: ")), "")
+    return ": " + plain_text(error[error.index("error[") :] + remedy)
 
 
 def _stopped(pid: int) -> bool:

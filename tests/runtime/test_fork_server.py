@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -126,6 +127,28 @@ def test_a_fork_server_that_dies_is_passed_over_and_replaced(
     finally:
         supervisor.close()
     assert not fork_servers(), "and the next one was ended"
+
+
+def test_a_job_that_cannot_be_loaded_fails_before_any_role_starts(
+    saved: Path, etcd: Etcd, keys: Keys, tmp_path: Path
+) -> None:
+    edited = Path(shutil.copytree(saved, tmp_path / "edited"))
+    program = edited / "programs" / "trainer" / "program.gft"
+    program.write_text(program.read_text().replace("slots = 2", "slots = 3", 1))
+    assert program.read_text() != (saved / "programs" / "trainer" / "program.gft").read_text()
+    fork_server = ForkServer(edited, ENVIRONMENT)
+    supervisor = Supervisor(edited, keys, etcd, NOWHERE, ENVIRONMENT, fork_server=fork_server)
+    try:
+        supervisor.add("trainer", 0)
+        end = time.monotonic() + 45
+        while not supervisor.failed:
+            assert time.monotonic() < end
+            supervisor.step(0.1)
+        assert supervisor.failed.startswith("it cannot be loaded: error[")
+        assert supervisor.all_done
+    finally:
+        supervisor.close()
+    assert not (edited / "logs" / "trainer-0.log").exists()
 
 
 def test_a_stopped_fork_server_is_killed_and_its_orders_are_carried_out_without_it(
