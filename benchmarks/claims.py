@@ -4,20 +4,23 @@
 
 Trainers are the real ones (they claim, complete and hold leases), but compute nothing and know no shard. Beside them,
 in the same run and from the same number of clients: transactions of the same shape that never meet each other.
-Trainers live in up to four processes, as threads, so that a machine of few cores can hold 64 of them.
+Trainers live in up to four processes, as threads, so that a machine of few cores can hold 64 of them. The CPU time that
+a chunk takes, of trainers and of etcd, does not depend on what else the machine does; the rate does.
 """
 
 from __future__ import annotations
 
 import argparse
 import multiprocessing
+import os
 import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+import psutil
 import torch
 
 import graphft
@@ -32,6 +35,13 @@ from graphft.transpiler import Job
 PROCESSES = 4
 BARE_CHUNKS = 16
 """Of one bare transaction: what a claim of short chunks has."""
+
+
+class Rate(NamedTuple):
+    """Chunks per second, and the microseconds of CPU that one takes of its trainer."""
+
+    per_second: float
+    cpu: float
 
 
 def make_job(chunks: int) -> Job:
@@ -89,20 +99,20 @@ def work(
         counts[i] = claim_all(trainers[i], end) if kind == "claims" else bare(clients[i], trainers[i].member.id, end)
 
     threads = [threading.Thread(target=run, args=(i,)) for i in range(len(indices))]
-    started = time.monotonic()
+    started, used = time.monotonic(), time.process_time()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    found.put((sum(counts), time.monotonic() - started))
+    found.put((sum(counts), time.monotonic() - started, time.process_time() - used))
     for trainer in trainers:
         trainer.prefetcher.close()
         trainer.close()
         trainer.transport.close()
 
 
-def measure(kind: str, folder: str, endpoints: list[str], trainers: int, seconds: float) -> float:
-    """Chunks per second of all trainers together."""
+def measure(kind: str, folder: str, endpoints: list[str], trainers: int, seconds: float) -> Rate:
+    """Of all trainers together."""
     context = multiprocessing.get_context("spawn")  # gRPC does not survive a fork
     shares = [s for s in (list(range(trainers))[i::PROCESSES] for i in range(PROCESSES)) if s]
     gate, found = context.Barrier(len(shares)), context.Queue()
@@ -112,7 +122,8 @@ def measure(kind: str, folder: str, endpoints: list[str], trainers: int, seconds
     results = [found.get() for _ in processes]
     for process in processes:
         process.join()
-    return sum(n for n, _ in results) / max(t for _, t in results)
+    chunks = sum(count for count, _, _ in results)
+    return Rate(chunks / max(took for _, took, _ in results), 1e6 * sum(cpu for _, _, cpu in results) / chunks)
 
 
 def fresh_pass(etcd: Etcd, job: Job, folder: Path, endpoints: list[str]) -> float:
@@ -145,14 +156,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch, EmbeddedEtcd(Path(scratch, "etcd")) as server:
         job, folder, endpoints = make_job(options.chunks), Path(scratch, "job"), list(server.endpoints)
         job.save(folder)
+        server_process = psutil.Process(server.pid)
         with Etcd(endpoints) as etcd:
             for count in map(int, options.trainers.split(",")):
                 took = fresh_pass(etcd, job, folder, endpoints)
+                before = sum(server_process.cpu_times()[:2])
                 queue = measure("claims", str(folder), endpoints, count, options.seconds)
-                plain = measure("bare", str(folder), endpoints, count, options.seconds)
+                etcd_cpu = (sum(server_process.cpu_times()[:2]) - before) / (queue.per_second * options.seconds)
+                plain = measure("bare", str(folder), endpoints, count, options.seconds).per_second
                 print(
-                    f"{count:3} trainers: {queue:7,.0f} chunks/s claimed and completed, {queue / plain:4.0%} of "
-                    f"{plain:7,.0f}/s bare; {options.chunks:,} chunks enqueued in {took:.1f} s",
+                    f"{count:3} trainers: {queue.per_second:7,.0f} chunks/s claimed and completed, "
+                    f"{queue.per_second / plain:4.0%} of {plain:7,.0f}/s bare; CPU per chunk: {queue.cpu:.0f} us of "
+                    f"trainers, {1e6 * etcd_cpu:.0f} us of etcd; {options.chunks:,} chunks enqueued in {took:.1f} s "
+                    f"(load {os.getloadavg()[0]:.1f})",
                     flush=True,
                 )
 

@@ -179,7 +179,7 @@ def measure_direct(job: Job, folder: Path, endpoints: list[str], trainers: int, 
     """Chunks per second; what etcd has as done is what trainers have completed."""
     with Etcd(endpoints) as etcd:
         direct.fresh_pass(etcd, job, folder, endpoints)
-        return direct.measure("claims", str(folder), endpoints, trainers, seconds)
+        return direct.measure("claims", str(folder), endpoints, trainers, seconds).per_second
 
 
 def main() -> None:
