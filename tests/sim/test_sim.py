@@ -12,6 +12,9 @@ from functools import cache
 
 import pytest
 
+pytestmark = pytest.mark.timeout(480)
+"""The first test of a mode runs all of its scenarios: half a minute of a core."""
+
 SEEDS = {
     "sync": ("faults=16", "bad-batches=8", "nonfinite=8", "calm=5", "bad-lines=8", "cut-off=8", "late-trainer=3"),
     "async": ("faults=16", "bad-batches=8", "nonfinite=8", "calm=5", "bad-lines=5"),
