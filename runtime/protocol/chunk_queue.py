@@ -152,9 +152,12 @@ class Known:
     pass_index: int
     record: Record | None
 
+    def left_out(self) -> LeftOut:
+        return msgspec.json.decode(self.record.value, type=LeftOut) if self.record is not None else LeftOut()
+
     def leave_out(self, omission: Omission) -> tuple[Compare, Put]:
         """Adds one, if the record is still the one that was read."""
-        old = msgspec.json.decode(self.record.value, type=LeftOut) if self.record is not None else LeftOut()
+        old = self.left_out()
         revision = self.record.mod_revision if self.record is not None else 0
         return Compare(self.key, "mod", revision), Put(self.key, msgspec.json.encode(old.having(omission)))
 
@@ -295,18 +298,19 @@ def fail(
     reason: str,
     max_failures: int,
     records: Collection[int] = (),
+    rest: bool = False,
 ) -> Change:
     """Reports at once that a batch of a chunk under the own claim cannot be computed, and why; gives the chunk back.
 
-    The batch is left out when it has failed too often in a row; only the records to blame if that is known: `records`
-    (positions in the chunk) of this failure, those among them that the failures before blame as well. Failures of
-    another batch before do not count. `reason` may be of any origin.
+    The batch is left out when it has failed too often in a row, and with `rest` all batches behind it; only the records
+    to blame if that is known: `records` (positions in the chunk) of this failure, those among them that the failures
+    before blame as well. Failures of another batch before do not count. `reason` may be of any origin.
     """
     reason = plain_text(reason)
     old = msgspec.json.decode(todo.value, type=Todo)
     new = old.failed(batch, records)
     if new.failures >= max_failures:
-        omission = Omission(known.pass_index, batch, reason, new.failures, records=new.suspects)
+        omission = Omission(known.pass_index, batch, reason, new.failures, rest, () if rest else new.suspects)
         return _leave_out(prefix, chunk, old, omission, known, _own(prefix, chunk, fence, todo))
     return Change(
         "released",

@@ -228,7 +228,7 @@ class RenewTasks(Message, frozen=True, tag="renew-tasks"):
 
 class FailTask(Message, frozen=True, tag="fail-task"):
     """This batch of the task cannot be computed. `records`: positions in the chunk of those to blame, if known;
-    `certain`: no trainer can read them, one failure is too many."""
+    `certain`: no trainer can read them, one failure is too many. `rest`: nor can the batches behind it."""
 
     call: int
     trainer: str
@@ -239,6 +239,7 @@ class FailTask(Message, frozen=True, tag="fail-task"):
     reason: str
     records: list[int] = []
     certain: bool = False
+    rest: bool = False
 
 
 class TaskFailed(Message, frozen=True, tag="task-failed"):
@@ -260,10 +261,12 @@ class RequeueTasks(Message, frozen=True, tag="requeue-tasks"):
 
 
 class CloseTasks(Message, frozen=True, tag="close-tasks"):
-    """The last step is applied: nothing is left to do."""
+    """The last step is applied: nothing is left to do. `complete`: nor is there any process that says so of the job: it
+    is complete when no trainer is registered any more (a loop of a user's own)."""
 
     call: int
     trainer: str
+    complete: bool = False
 
 
 class TasksSettled(Message, frozen=True, tag="tasks-settled"):

@@ -17,6 +17,8 @@ from graphft.runtime.protocol.messages import (
 )
 from graphft.runtime.protocol.task_events import QueueOptions
 
+MAX_REVISION = 2**63
+"""etcd's numbers are smaller."""
 MAX_SECONDS = 24 * 3600.0
 """For which a trainer may be elected to save the model."""
 
@@ -30,6 +32,8 @@ def task_problem(options: QueueOptions, exists: bytes, call: TASK_CALLS) -> str:
     if isinstance(call, FinishTasks):
         if len(call.fences) not in (0, options.shards):
             return f"{len(call.fences)} fences of {options.shards} shards"
+        if strange := [fence for fence in call.fences if abs(fence) >= MAX_REVISION]:
+            return f"{strange[0]} is no revision"
         return _no_task(options.plan, exists, ((call.pass_index, chunk, 0) for chunk, _ in call.tasks))
     if isinstance(call, ReleaseTasks):
         return _no_task(options.plan, exists, ((call.pass_index, chunk, applied) for chunk, _, applied in call.tasks))
@@ -49,6 +53,8 @@ def _problem_of_get(options: QueueOptions, exists: bytes, call: GetTasks) -> str
         return f"there is no slot {call.slot}"
     if not 0 <= call.pass_index < options.plan.passes:
         return f"there is no pass {call.pass_index}"
+    if strange := [n for n in (call.holds, call.generation, call.lowest) if abs(n) >= MAX_REVISION]:
+        return f"{strange[0]} is no revision, generation or version"
     return _no_task(options.plan, exists, ((call.pass_index, chunk, 0) for chunk in call.chunks))
 
 

@@ -7,7 +7,7 @@ what a successor does not know, and a call that is repeated (its answer was lost
 
 | call | the same one again |
 | --- | --- |
-| get | the tasks that the trainer holds by this call; a call before its newest one is ignored |
+| get | the tasks that the trainer holds by this call, or none again; a call before its newest one is ignored |
 | finish | a task that is done is settled, whoever did it |
 | release, fail | the attempt is over: nothing changes |
 | requeue | what is todo or pending already stays |
@@ -83,10 +83,12 @@ class TaskQueue:
         self.given = 0
         """Tasks, so far."""
         self.calls: dict[str, int] = {}
-        """The newest call of each trainer."""
+        """The newest call of each trainer, ..."""
+        self._got_nothing: dict[str, int] = {}
+        """... and the newest that was answered without tasks."""
         self._held: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
         """By trainer, (pass, chunk) of what it holds."""
-        self.closed = False
+        self.closed = self.complete = False
         self._marker: int | None = None
         self._over: list[int] = []
         self._saver_changed = self._closing = False
@@ -110,7 +112,8 @@ class TaskQueue:
     ) -> None:
         """Takes in what a coordinator before has saved. `marker`: the pass that is worked on; `groups`: records by pass
         and group."""
-        self.attempts, self.closed, self.generation, self.saver = state.attempts, state.closed, state.generation, saver
+        self.attempts, self.closed, self.complete = state.attempts, state.closed, state.complete
+        self.generation, self.saver = state.generation, saver
         self.current, self.begun = marker, max([min(marker, self.plan.passes - 1), *map(int, counts)])
         for index in sorted(map(int, counts)):
             if counts[str(index)].todo or counts[str(index)].pending:
@@ -124,6 +127,7 @@ class TaskQueue:
     def go_on_from(self, before: TaskQueue, now: float) -> None:
         """What this process has in memory alone, and did not lose: `before` is what it had until it loaded again."""
         self.calls, self.story, self.given = before.calls, before.story, before.given
+        self._got_nothing = before._got_nothing
         self.generation = max(self.generation, before.generation)
         self.attempts = max(self.attempts, before.attempts)
         if before.living:
@@ -135,7 +139,7 @@ class TaskQueue:
         if not (groups or self._over or self._marker is not None or self._saver_changed or self._closing):
             return None
         saver, over = self.saver if self._saver_changed else None, self._over
-        state = QueueState(self.attempts, self.closed, self.generation)
+        state = QueueState(self.attempts, self.closed, self.generation, self.complete)
         changes = Changes(groups, self.counts(), state, self._marker, saver, over)
         for tasks in self.passes.values():
             tasks.touched.clear()
@@ -147,6 +151,7 @@ class TaskQueue:
         for tasks in self.passes.values():
             tasks.touched.update({group_of(chunk) for chunk in tasks.open}, _groups_with(tasks.done))
         self._closing = True
+        self._saver_changed = self.saver is not None
         if self.current >= 0:
             self._marker = self.current
 
@@ -195,9 +200,12 @@ class TaskQueue:
             return self._get_of_slot(event.peer, call, now)
         effects: list[Effect] = []
         given = self._given_before(call) if call.pass_index == self.current else []
-        if call.pass_index == self.current and self.current in self.passes and not given:
+        fresh = not given and self._got_nothing.get(call.trainer) != call.call
+        if call.pass_index == self.current and self.current in self.passes and fresh:
             given = self._give(call, now, effects)
             self._roll()
+        if not given:
+            self._got_nothing[call.trainer] = call.call
         return [*effects, Answer(event.peer, Tasks(call.call, self.current, given))]
 
     def _given_before(self, call: GetTasks) -> list[tuple[int, int]]:
@@ -329,6 +337,7 @@ class TaskQueue:
             self.begun = self.plan.passes - 1
             self._mark(self.plan.passes)
         self.closed = self._closing = True
+        self.complete = self.complete or call.complete
         return [Answer(event.peer, TasksSettled(call.call))]
 
     def _save_model(self, event: Asked, call: RequestSaveModel, now: float) -> list[Effect]:
@@ -374,6 +383,7 @@ class TaskQueue:
             self._held.pop(gone, None)
         for gone in [t for t in self.calls if t not in trainers]:
             del self.calls[gone]
+            self._got_nothing.pop(gone, None)
         return []
 
     def _look(self, now: float) -> list[Effect]:

@@ -16,7 +16,7 @@ from graphft.runtime.etcd import get_op, mod_is
 from graphft.runtime.etcd.model import Transactions
 from graphft.runtime.protocol import chunk_queue
 from graphft.runtime.protocol.chunk_queue import Change, Known, Pending, Put
-from graphft.runtime.protocol.left_out import MAX_RECORD, LeftOut, count_records
+from graphft.runtime.protocol.left_out import MAX_RECORD, ChunkOmissions, LeftOut, count_records
 from graphft.runtime.queue.transactions import commit
 
 
@@ -32,11 +32,13 @@ def fail_batch(
     reason: str,
     records: Collection[int] = (),
     certain: bool = False,
+    rest: bool = False,
 ) -> Change | None:
     """Counts a failure of this batch, under that claim of its chunk; None: the claim is somebody else's by now.
 
     `claim`: its revision. The claim itself says how many failures are too many, and how many records may be left out.
     `records`: which of the batch's are to blame, if that is known. `certain`: the first failure is one too many.
+    `rest`: the batches behind it fail with it. A batch that is left out already cannot fail: it is all the rest then.
 
     Outcome "left-out": the batch is, from now on. In sync mode a new generation begins with that: a holder before may
     have sent the batch to some of the shards, so this step and what follows is done again, without it on all of them.
@@ -57,6 +59,7 @@ def fail_batch(
             return None
         terms = msgspec.json.decode(pending.value, type=Pending)
         known = Known(keys.left_out(chunk), pass_index, left_out)
+        gone = ChunkOmissions(plan, chunk, known.left_out()).batches(pass_index)
         change = chunk_queue.fail(
             prefix,
             chunk,
@@ -67,6 +70,7 @@ def fail_batch(
             reason=reason,
             max_failures=1 if certain else terms.max_failures,
             records=records,
+            rest=rest or batch in gone,
         )
         change, back, same = or_end(store, keys, plan, known, change, terms.max_discarded), [], []
         if change.outcome == "left-out" and terms.slot >= 0:

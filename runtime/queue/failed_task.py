@@ -29,13 +29,15 @@ def fail_task(
     reason: str,
     records: Collection[int] = (),
     certain: bool = False,
+    rest: bool = False,
 ) -> Change | None:
-    """Counts a failure of the batch; what became of it, or None: the task is another's by now."""
+    """Counts a failure of the batch, with `rest` of all behind it; what became of it, or None: the task is another's by
+    now."""
 
     def call(number: int) -> FailTask:
         where = pass_index, chunk, attempt, batch
         bad = sorted(records) if len(records) <= MAX_RECORDS else []
-        return FailTask(number, client.member.id, *where, plain_text(reason), bad, certain)
+        return FailTask(number, client.member.id, *where, plain_text(reason), bad, certain, rest)
 
     return change_of(client.call(call, TaskFailed))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 from graphft.errors import GraphftError
-from graphft.runtime.protocol.messages import TASK_ANSWERS, TASK_CALLS, TasksRefused
+from graphft.runtime.protocol.messages import TASK_ANSWERS, TASK_CALLS, Refused, TasksRefused
 from graphft.runtime.transport import ClientTransport, Limits, ServerTransport, make_client
 
 if TYPE_CHECKING:
@@ -28,6 +28,10 @@ ASK_AGAIN_SECONDS = 1.0
 LOOK_SECONDS = 0.25
 LEAVE_SECONDS = 5.0
 """For which a process that was asked to leave waits for an answer: its lease gives back what it holds."""
+WAIT_SECONDS = 5.0
+"""After so long without a coordinator, that is said, ..."""
+TELL_SECONDS = 60.0
+"""... and again."""
 UNKNOWN_SECONDS = 0.05
 """A coordinator that does not know this process yet is asked again so much later: its view of etcd is behind."""
 A = TypeVar("A", bound=TASK_ANSWERS)
@@ -92,10 +96,14 @@ class TaskClient:
 
         with self._lock:
             message, sent, began = make(next(self._numbers)), float("-inf"), time.monotonic()
+            tell_at = began + WAIT_SECONDS
             self._waiting = True
             try:
                 while True:
                     ended = self._ended(began)
+                    if time.monotonic() > tell_at and self.member.view.coordinator is None:
+                        self._tell_of_wait()
+                        tell_at = time.monotonic() + TELL_SECONDS
                     if not ended and (self._find() or time.monotonic() - sent > ASK_AGAIN_SECONDS):
                         self.transport.send(0, message)
                         sent = time.monotonic()
@@ -117,6 +125,13 @@ class TaskClient:
         """Sends a call that is not answered, if there is a coordinator: at once, while others wait for theirs."""
         if self._address:
             self.transport.send(0, make(0))
+
+    def _tell_of_wait(self) -> None:
+        log.warning(
+            "%s waits: no coordinator of job %s serves; start one: graphft start coordinator --job DIR --etcd ...",
+            f"{self.member.kind} {self.member.index}",
+            self.member.keys.job,
+        )
 
     def _ended(self, began: float) -> bool:
         """Whether there is nothing to wait for any more. Raises LeaseLost."""
@@ -146,6 +161,8 @@ class TaskClient:
             reply = self.transport.receive(left)
             if reply is None and not through_wakes:
                 return None
+            if reply is not None and isinstance(reply.message, Refused) and reply.message.code == "malformed":
+                return TasksRefused(number, "malformed", "it cannot be read")
             if reply is not None and isinstance(reply.message, TASK_ANSWERS) and reply.message.call == number:
                 return reply.message
         return None

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+import numbers
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -21,6 +22,9 @@ from graphft.runtime.etcd import LeaseLost, Session, put_op
 from graphft.runtime.process.progress import Progress
 from graphft.runtime.protocol.left_out import ChunkOmissions
 from graphft.runtime.protocol.messages import (
+    TASK_ANSWERS,
+    TASK_CALLS,
+    CloseTasks,
     FinishTasks,
     GetTasks,
     ReleaseTasks,
@@ -36,11 +40,12 @@ from graphft.runtime.queue.task_client import MAX_TASKS, TaskClient
 
 MAX_HELD = 16384
 """Tasks that a loop may hold at a time."""
+A = TypeVar("A", bound=TASK_ANSWERS)
 
 
 class LoopTask(NamedTuple):
     """A chunk of the job's data, to be done in this pass. `attempt`: a number that no other attempt has. `without`:
-    positions in the chunk of records that are left out of it."""
+    positions in the chunk of records that are left out of it, in the order of the data."""
 
     pass_index: int
     chunk: int
@@ -61,9 +66,13 @@ class TaskLoop:
                 torch.save(...)
 
     It is registered under a lease: when it dies, or is not heard of for `chunk_timeout`, its tasks are given to others.
-    Each call waits for the coordinator that serves, also across the death of one, and is never carried out twice.
+    Each call waits for the coordinator that serves, also across the death of one (that it waits is logged), and is
+    never carried out twice. The job is complete when all passes are done, and the last loop that was told so has left
+    its `with` block without an exception.
+
     Raises UsageError for a job that has no such coordinator, or whose pservers run (they would wait for what this loop
-    does), LeaseLost when it was taken for dead.
+    does), and for arguments that cannot be. Calls raise GraphftError when the job has failed, and LeaseLost when this
+    loop was taken for dead.
 
     `job`: the job's folder, or the Job. `etcd`: `host:port[,host:port...]`. Not for several threads.
     """
@@ -71,6 +80,8 @@ class TaskLoop:
     def __init__(self, job: str | os.PathLike[str] | Any, etcd: str) -> None:
         from graphft.transpiler import Job
 
+        if not isinstance(etcd, str):
+            raise _wrong(f"etcd is {etcd!r}", 'expected the endpoints, as text: "host:2379"')
         self.job = job if isinstance(job, Job) else Job.load(Path(job))
         if self.job.config.sync or self.job.config.dispatch != "coordinator":
             raise UsageError(
@@ -84,107 +95,166 @@ class TaskLoop:
         self.member.session = Session(self.member.etcd, self.job.config.lease_ttl).run_thread()
         self._client = TaskClient(self.member)
         self.member.wake = self._client.wake
-        self._pass, self._known = 0, 0
+        self._pass, self._known, self._renewed = 0, 0, time.monotonic()
         self._held: set[LoopTask] = set()
+        self._open, self._done = True, False
         record = msgspec.json.encode(self.member.registration())
         key = self.member.keys.trainer(self.member.id)
         self.member.etcd.txn([], [put_op(key, record, self.member.lease)], token=key)
 
+    # -- tasks ----------------------------------------------------------------------------------------------------
+
     def get(self, count: int = 1) -> list[LoopTask] | None:
         """About `count` tasks, or fewer; [] while others hold what is left; None: all passes are done. Raises
-        UsageError when it would hold more than 16,384."""
+        UsageError when it would hold more than 16,384, or pservers run; GraphftError when the job has failed."""
+        self._check_open()
         held = len(self._held)
-        if count < 1 or held + count > MAX_HELD:
-            raise UsageError(
-                f"get({count}): 1 or more can be asked for, and {MAX_HELD:,} be held at most; {held:,} are held now",
-                rule="task-loop",
-                help="finish what is held before",
-            )
+        if not isinstance(count, int) or count < 1 or held + count > MAX_HELD:
+            what = f"get({count!r}): 1 or more can be asked for, and {MAX_HELD:,} be held at most"
+            raise _wrong(f"{what}; {held:,} are held now", "finish what is held before")
         if self.member.view.pservers:
             raise UsageError(
                 f"pservers of job {self.job.config.name!r} run, which would wait for what this loop does",
                 rule="task-loop",
                 help="start coordinators only: graphft start coordinator --job DIR --etcd ...",
             )
+        self._renew_in_time()
         while self._pass < self.job.config.passes:
-            try:
-                found = self._client.call(lambda n: GetTasks(n, self.member.id, self._pass, count), Tasks)
-            except WorkChanged:  # the job is over
-                return None
+            found = self._call(lambda n: GetTasks(n, self.member.id, self._pass, count), Tasks)
+            if found is None:  # the job is complete
+                break
             self._known = found.call
-            if found.pass_index == self._pass:
-                return self._take(found)
-            self._pass = found.pass_index
+            if found.pass_index != self._pass:
+                self._pass = found.pass_index
+            elif (tasks := self._take(found)) or not found.tasks:
+                return tasks
+        self._done = True
         return None
 
     def _take(self, found: Tasks) -> list[LoopTask]:
+        """The tasks; those of which nothing is left are done, as there is nothing to do."""
         plan = self.job.config.plan
         left_out = {chunk: ChunkOmissions(plan, chunk, what).records(self._pass) for chunk, what in found.left_out}
         tasks = [LoopTask(self._pass, c, attempt, left_out.get(c, frozenset())) for c, attempt in found.tasks]
+        empty = [task for task in tasks if len(task.without) >= plan.records[task.chunk]]
         self._held.update(tasks)
-        return tasks
+        if empty:
+            self.finish(empty)
+        return [task for task in tasks if task not in empty]
 
     def finish(self, tasks: Sequence[LoopTask]) -> list[LoopTask]:
-        """These are done. Returns those that were others' by then: what was done of them is done again."""
+        """These are done. Returns those that were others' by then: what was done of them is done again. Raises
+        GraphftError when the job has failed."""
+        for task in tasks:
+            _check_task(task)
         lost: list[LoopTask] = []
         for index in sorted({task.pass_index for task in tasks}):
             some = [task for task in tasks if task.pass_index == index]
-            told = FinishTasks(0, self.member.id, index, [(task.chunk, task.attempt) for task in some])
-            refused = self._tell(told)
+            refused = set(self._tell(FinishTasks(0, self.member.id, index, [(t.chunk, t.attempt) for t in some])))
             lost += [task for task in some if task.chunk in refused]
         self._held.difference_update(tasks)
+        self._renew_in_time()
         return lost
 
-    def _tell(self, call: FinishTasks | ReleaseTasks) -> list[int]:
-        """Chunks that are others' by now; none of a job that is over."""
-        refused: list[int] = []
-        with contextlib.suppress(WorkChanged):
-            for i in range(0, len(call.tasks), MAX_TASKS):
-                part = msgspec.structs.replace(call, tasks=call.tasks[i : i + MAX_TASKS])
-                refused += self._client.call(functools.partial(_numbered, part), TasksSettled).refused
-        return refused
-
-    def fail(self, task: LoopTask, reason: str, batch: int = 0) -> None:
-        """This task cannot be done: it is given out again, and left out when it has failed `max_failures` times."""
-        fail_task(self._client, task.pass_index, task.chunk, task.attempt, batch, reason)
+    def fail(self, task: LoopTask, reason: str | BaseException, batch: int | None = None) -> None:
+        """This task cannot be done, or this batch of it: it is given out again. When that has happened `max_failures`
+        times in a row, the whole task, or the batch, is left out: see `max_discarded`."""
+        _check_task(task)
+        if batch is not None and not isinstance(batch, int):
+            raise _wrong(f"batch is {batch!r}", "expected a number, or None for the whole task")
+        where = task.pass_index, task.chunk, task.attempt, batch or 0
+        self._check_open()
+        with self._job_may_be_complete():
+            fail_task(self._client, *where, str(reason), rest=batch is None)
         self._held.discard(task)
 
     def renew(self) -> None:
-        """Says that the tasks that are held are worked on; to be called some times in `chunk_timeout`, if one takes so
-        long."""
+        """Says that the tasks that are held are worked on. `get` and `finish` do that, too: call it some times in
+        `chunk_timeout` if one task takes so long."""
+        self._check_open()
         tasks = [(task.pass_index, task.chunk, task.attempt, 0) for task in self._held]
         self._client.cast(lambda _: RenewTasks(self._known, self.member.id, tasks))
+        self._renewed = time.monotonic()
+
+    def _renew_in_time(self) -> None:
+        """What a lost answer gave is not named, and so free again."""
+        if time.monotonic() - self._renewed > self.job.config.chunk_timeout / 4:
+            self.renew()
 
     def request_save_model(self, seconds: float) -> bool:
-        """Whether this trainer is the one that is to save the model now; no other one is for so many seconds, a day at
-        most."""
-        if not 0 < seconds <= MAX_SECONDS:
-            raise UsageError(
-                f"request_save_model({seconds}): expected the seconds that saving may take",
-                rule="task-loop",
-                help=f"more than 0, at most {MAX_SECONDS:.0f}",
-            )
-        answer = self._client.call(lambda n: RequestSaveModel(n, self.member.id, seconds), SaveModelAnswer)
-        return answer.granted
+        """Whether this trainer is the one that is to save the model now: no other one is for so many seconds, the time
+        that saving may take, a day at most. Who has it gets it again. Raises UsageError when the job is complete."""
+        real = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
+        if not real or not 0 < seconds <= MAX_SECONDS:
+            what = f"request_save_model({seconds!r}): expected the seconds that saving may take"
+            raise _wrong(what, f"give a number above 0, at most {MAX_SECONDS:.0f}")
+        found = self._call(lambda n: RequestSaveModel(n, self.member.id, float(seconds)), SaveModelAnswer)
+        if found is None:
+            raise _wrong(f"job {self.job.config.name!r} is complete: no coordinator elects any more", "save it before")
+        return found.granted
+
+    # -- calls ----------------------------------------------------------------------------------------------------
+
+    def _call(self, make: Callable[[int], TASK_CALLS], answer: type[A]) -> A | None:
+        """The answer; None when the job is complete. Raises GraphftError when it has failed."""
+        self._check_open()
+        with self._job_may_be_complete():
+            return self._client.call(make, answer)
+        return None
+
+    @contextlib.contextmanager
+    def _job_may_be_complete(self) -> Any:
+        try:
+            yield
+        except WorkChanged:
+            self.member.over()  # raises when it has failed, or is another run by now
+
+    def _tell(self, call: FinishTasks | ReleaseTasks) -> list[int]:
+        """Chunks that are others' by now; none of a job that is complete."""
+        refused: list[int] = []
+        for i in range(0, len(call.tasks), MAX_TASKS):
+            part = msgspec.structs.replace(call, tasks=call.tasks[i : i + MAX_TASKS])
+            found = self._call(lambda n, part=part: msgspec.structs.replace(part, call=n), TasksSettled)  # type: ignore[misc]
+            refused += found.refused if found is not None else []
+        return refused
+
+    def _check_open(self) -> None:
+        if not self._open:
+            raise _wrong("this loop is closed", "make another TaskLoop")
+
+    # -- end ------------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Gives back what it holds, and leaves. Without a coordinator it waits for some seconds: what it holds is free
         when its lease ends."""
+        self._leave(complete=False)
+
+    def _leave(self, *, complete: bool) -> None:
+        if not self._open:
+            return
         self._client.leaving = True
-        for index in sorted({task.pass_index for task in self._held}):
-            held = [(task.chunk, task.attempt, 0) for task in self._held if task.pass_index == index]
-            with contextlib.suppress(LeaseLost):
-                self._tell(ReleaseTasks(0, self.member.id, index, held))
+        with contextlib.suppress(LeaseLost, WorkChanged):
+            for index in sorted({task.pass_index for task in self._held}):
+                held = [(task.chunk, task.attempt, 0) for task in self._held if task.pass_index == index]
+                self._client.call(lambda n, i=index, h=held: ReleaseTasks(n, self.member.id, i, h), TasksSettled)  # type: ignore[misc]
+            if complete:
+                self._client.call(lambda n: CloseTasks(n, self.member.id, complete=True), TasksSettled)
         self._held.clear()
+        self._open = False
         self._client.close()
         self.member.close()
 
     def __enter__(self) -> TaskLoop:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *exc: object) -> None:
+        self._leave(complete=self._done and kind is None)
 
 
-def _numbered(call: FinishTasks | ReleaseTasks, number: int) -> FinishTasks | ReleaseTasks:
-    return msgspec.structs.replace(call, call=number)
+def _check_task(task: object) -> None:
+    if not isinstance(task, LoopTask):
+        raise _wrong(f"{task!r} is no task", "give what get() returned")
+
+
+def _wrong(what: str, remedy: str) -> UsageError:
+    return UsageError(what, rule="task-loop", help=remedy)

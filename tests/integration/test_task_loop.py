@@ -86,7 +86,7 @@ def test_each_task_is_done_once_though_coordinators_die(
         assert done == Counter({(p, c): 1 for p in range(2) for c in range(CHUNKS)})
         assert not lost
         assert sorted(saving) == [False, True]
-        etcd.put(keys.state, b"complete")
+        until(lambda: etcd.get(keys.state).value == b"complete")  # type: ignore[union-attr]
         until(lambda: coordinators[1 - coordinators.index(victim)].process.poll() == 0)
 
 

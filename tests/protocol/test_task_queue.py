@@ -64,6 +64,17 @@ def test_the_same_call_gets_the_same_answer() -> None:
     assert rig.counts() == (3, 1, 0)
 
 
+def test_a_call_that_got_nothing_gets_nothing_when_it_is_repeated() -> None:
+    """Its trainer has the first answer by then: it would hold a task that it does not know of, until the time-out."""
+    rig = TaskRig()
+    held = take_all(rig)
+    call = GetTasks(rig.number("b"), "b", 0, 1)
+    assert rig.ask(call).tasks == []
+    rig.release("a", held)
+    assert rig.ask(call).tasks == []
+    assert rig.get("b")
+
+
 def test_an_echo_of_a_call_gets_nothing() -> None:
     """Its trainer has its answer: it has made another call since. What the echo would get, nobody knows that it has."""
     rig = TaskRig()

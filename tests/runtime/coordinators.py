@@ -21,6 +21,8 @@ from graphft.runtime.protocol.messages import (
     FinishTasks,
     GetTasks,
     RenewTasks,
+    RequestSaveModel,
+    SaveModelAnswer,
     TaskFailed,
     Tasks,
     TasksSettled,
@@ -114,6 +116,9 @@ class Trainer:
     def fail(self, chunk: int, attempt: int, batch: int, *records: int) -> TaskFailed:
         call = lambda n: FailTask(n, self.name, 0, chunk, attempt, batch, "it is bad", [*records])  # noqa: E731
         return self.client.call(call, TaskFailed)
+
+    def save_model(self, seconds: float) -> bool:
+        return self.client.call(lambda n: RequestSaveModel(n, self.name, seconds), SaveModelAnswer).granted
 
     def renew(self, tasks: dict[int, int], pass_index: int = 0) -> None:
         found = [(pass_index, chunk, attempt, 0) for chunk, attempt in tasks.items()]

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import math
+import re
+import threading
 import uuid
+from collections import Counter
 from collections.abc import Iterator
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 import graphft
-from graphft.errors import UsageError
+from graphft.errors import GraphftError, UsageError
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd
+from graphft.runtime.protocol.left_out import LeftOut, Omission
 from graphft.runtime.queue import task_client, task_loop
+from graphft.runtime.queue.task_client import CallRefused
 from graphft.transpiler import Job
 from tests.runtime.coordinators import Scene, scene_of
 from tests.support.programs_by_hand import linear
+from tests.support.waiting import until
 
 CHUNKS = 9000
 
@@ -32,6 +40,20 @@ def job() -> Job:
 def scene(job: Job, etcd_server: EmbeddedEtcd) -> Iterator[Scene]:
     with scene_of(etcd_server, Keys(f"calls-{uuid.uuid4().hex[:12]}"), job) as made:
         yield made
+
+
+@pytest.fixture
+def small(job: Job, etcd_server: EmbeddedEtcd) -> Iterator[Scene]:
+    """Four tasks of four batches, two passes."""
+    data = graphft.arrays(chunk_size=4, x=torch.zeros(16, 1).expand(-1, 200), y=torch.zeros(16, 1))
+    options = {"dispatch": "coordinator", "slice_unit": 64, "min_block": 64, "passes": 2}
+    made = graphft.transpile(linear(), chunks=data, batch_size=1, ft=True, sync=False, max_discarded=1.0, **options)
+    with scene_of(etcd_server, Keys(f"calls-{uuid.uuid4().hex[:12]}"), made) as scene:
+        yield scene
+
+
+def left_out(scene: Scene, chunk: int) -> tuple[Omission, ...]:
+    return msgspec.json.decode(scene.value(scene.keys.left_out(chunk)), type=LeftOut).omissions
 
 
 @pytest.fixture
@@ -59,24 +81,152 @@ def test_no_more_is_held_than_a_renewal_can_name(tasks: graphft.TaskLoop, monkey
     assert len(tasks.get() or []) == 1
 
 
-@pytest.mark.parametrize("count", [0, -3])
-def test_less_than_one_task_cannot_be_asked_for(tasks: graphft.TaskLoop, count: int) -> None:
+@pytest.mark.parametrize("count", [0, -3, "3", 2.5, None])
+def test_a_number_of_tasks_is_asked_for(tasks: graphft.TaskLoop, count: Any) -> None:
     """[] would say that others hold what is left: a loop that waits for that waits for ever."""
-    with pytest.raises(UsageError, match=f"get\\({count}\\)"):
+    with pytest.raises(UsageError, match=re.escape(f"get({count!r})")):
         tasks.get(count)
 
 
-@pytest.mark.parametrize("seconds", [0, -1, math.nan, math.inf, 1e9])
-def test_the_model_is_saved_in_a_time(tasks: graphft.TaskLoop, seconds: float) -> None:
+@pytest.mark.parametrize("seconds", [0, -1, math.nan, math.inf, 1e9, "60", None, True])
+def test_the_model_is_saved_in_a_time(tasks: graphft.TaskLoop, seconds: Any) -> None:
     with pytest.raises(UsageError, match="expected the seconds that saving may take"):
         tasks.request_save_model(seconds)
 
 
+@pytest.mark.parametrize("what", [("x", 1), None, 3])
+def test_only_tasks_are_finished_or_fail(tasks: graphft.TaskLoop, what: Any) -> None:
+    for call in (lambda: tasks.finish([what]), lambda: tasks.fail(what, "")):
+        with pytest.raises(UsageError, match="is no task"):
+            call()
+
+
+def test_what_no_coordinator_can_read_is_refused(tasks: graphft.TaskLoop) -> None:
+    strange: Any = graphft.LoopTask(0, "3", 1)  # type: ignore[arg-type]
+    with pytest.raises(CallRefused, match="it cannot be read"):
+        tasks.finish([strange])
+
+
+def test_etcd_is_named_by_text(job: Job) -> None:
+    with pytest.raises(UsageError, match="etcd is None"):
+        graphft.TaskLoop(job, None)  # type: ignore[arg-type]
+
+
+# -- tasks that fail -------------------------------------------------------------------------------------------------
+
+
 def test_a_reason_may_be_any_text(tasks: graphft.TaskLoop, scene: Scene) -> None:
-    for reason in ("x" * 10_000_000, "\ud800", "\x00"):
+    for reason in ("x" * 10_000_000, "\ud800", "\x00", ValueError("bad")):
         (task,) = tasks.get() or []
         tasks.fail(task, reason)
     assert len(tasks.get() or []) == 1
+
+
+def test_a_task_that_always_fails_is_left_out_as_a_whole(small: Scene) -> None:
+    """It comes back as one of which nothing is left, and is done."""
+    small.coordinator().start(max_failures=3, max_discarded=8)
+    failures: Counter[int] = Counter()
+    done: list[int] = []
+    with graphft.TaskLoop(small.job, small.server.endpoints[0]) as tasks:
+        while (found := tasks.get()) is not None:
+            for task in found:
+                assert not task.without
+                if task.chunk == 1:
+                    failures[task.pass_index] += 1
+                    tasks.fail(task, "chunk 1 is broken")
+                else:
+                    done.append(task.chunk)
+                    tasks.finish([task])
+    assert failures == {0: 3}
+    assert sorted(done) == [0, 0, 2, 2, 3, 3]
+    (omission,) = left_out(small, 1)
+    assert (omission.rest, omission.failures, omission.reason) == (True, 3, "chunk 1 is broken")
+
+
+def test_a_batch_that_fails_though_it_is_left_out_takes_the_rest_with_it(small: Scene) -> None:
+    """A loop that does not look at `without` would have it left out again, for ever."""
+    small.coordinator().start(max_failures=2, max_discarded=8)
+    with graphft.TaskLoop(small.job, small.server.endpoints[0]) as tasks:
+        count = 0
+        while (found := tasks.get()) is not None:
+            for task in found:
+                count += task.chunk == 1
+                tasks.fail(task, "broken", 0) if task.chunk == 1 else tasks.finish([task])
+    assert count == 4
+    assert [(o.batch, o.rest) for o in left_out(small, 1)] == [(0, False), (0, True)]
+
+
+# -- the end ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_job_is_complete_when_the_last_loop_that_saw_its_end_has_left(small: Scene) -> None:
+    one = small.coordinator().start()
+    where = small.job, small.server.endpoints[0]
+    with graphft.TaskLoop(*where) as first, graphft.TaskLoop(*where) as second:
+        while (found := first.get()) is not None:
+            first.finish(found)
+        first.__exit__(None, None, None)
+        assert second.get() is None
+        assert second.request_save_model(5), "there is a coordinator as long as a loop is there"
+        assert small.value(small.keys.state) == b"running"
+    assert one.await_end() is None
+    assert small.value(small.keys.state) == b"complete"
+    with graphft.TaskLoop(*where) as late:
+        assert late.get() is None
+        with pytest.raises(UsageError, match="is complete: no coordinator elects any more"):
+            late.request_save_model(5)
+
+
+def test_a_loop_that_did_not_see_the_end_completes_nothing(small: Scene) -> None:
+    one = small.coordinator().start()
+
+    def train() -> None:
+        with graphft.TaskLoop(small.job, small.server.endpoints[0]) as tasks:
+            while (found := tasks.get()) is not None:
+                tasks.finish(found)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        train()
+    with graphft.TaskLoop(small.job, small.server.endpoints[0]) as tasks:
+        assert tasks.request_save_model(5), "started again, it can still save"
+        assert one.serves
+
+
+def test_a_failed_job_is_no_job_that_is_done(small: Scene) -> None:
+    """None would say that the model is trained."""
+    small.coordinator().start(max_failures=1, max_discarded=0)
+    with graphft.TaskLoop(small.job, small.server.endpoints[0]) as tasks:
+        found = tasks.get(2)
+        assert found
+        tasks.fail(found[0], "broken")
+        until(lambda: tasks.member.view.over)
+        for call in (tasks.get, lambda: tasks.finish(found[1:]), lambda: tasks.request_save_model(5)):
+            with pytest.raises(GraphftError, match="would be left out, at most 0 may be"):
+                call()
+
+
+def test_a_closed_loop_says_so(tasks: graphft.TaskLoop) -> None:
+    tasks.close()
+    tasks.close()
+    for call in (tasks.get, tasks.renew, lambda: tasks.request_save_model(5)):
+        with pytest.raises(UsageError, match="this loop is closed"):
+            call()
+
+
+def test_a_loop_that_waits_for_a_coordinator_says_so(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(task_client, "WAIT_SECONDS", 0.1)
+    with graphft.TaskLoop(scene.job, scene.server.endpoints[0]) as tasks:
+        found: list[Any] = []
+        waits = threading.Thread(target=lambda: found.append(tasks.get()), daemon=True)
+        waits.start()
+        until(lambda: "waits: no coordinator of job" in caplog.text)
+        scene.coordinator().start()
+        waits.join(60)
+        assert found
+        assert found[0]
 
 
 def test_a_loop_leaves_though_no_coordinator_is_there(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -266,6 +268,18 @@ def test_trainers_that_vanish_or_stop_give_their_tasks_back(scene: Scene) -> Non
     assert [text for text in told if text.startswith(f"chunk {chunk} was taken from trainer {stuck.name}: no progress")]
 
 
+def test_thousands_of_stale_tasks_are_one_event_of_their_trainer(scene: Scene) -> None:
+    """A write for each of them would take so long that the coordinator answers nobody meanwhile, or ends itself."""
+    one = scene.coordinator().start(timeout=1.0)
+    stuck = scene.trainer()
+    held = take_all(stuck)
+    until(lambda: one.server.queue.counts()["0"].pending == 0)
+    until(lambda: scene.value(scene.keys.barred(stuck.name)))
+    told = [e.text for _, e in read_events(scene.etcd, scene.keys) if e.kind == "stale-claim"]
+    assert [text for text in told if text.startswith(f"{len(held)} chunks were taken from trainer {stuck.name}:")]
+    assert len(told) == 1
+
+
 def test_a_malformed_call_is_refused_and_ends_nothing(scene: Scene) -> None:
     serving(scene, scene.coordinator().start())
     trainer = scene.trainer()
@@ -273,6 +287,9 @@ def test_a_malformed_call_is_refused_and_ends_nothing(scene: Scene) -> None:
         trainer.fail(99, 1, 0)
     with pytest.raises(CallRefused, match="no trainer chooses its tasks"):
         trainer.client.call(lambda n: GetTasks(n, trainer.name, 0, 1, chunks=[1]), Tasks)
+    for revision in (2**63, -(2**63), 2**64 - 1):
+        with pytest.raises(CallRefused, match="is no revision"):
+            trainer.finish({0: 1}, fences=(revision,))
     assert trainer.get()
 
 
@@ -437,3 +454,34 @@ def test_what_a_restored_etcd_has_lost_is_saved_again_also_when_a_call_is_fenced
     assert trainer.finish(b, fences=(revision - 1,)) == [*b]
     counts = one.server.queue.counts()["0"]
     assert (counts.todo, counts.pending, counts.done) == (CHUNKS - 1, 0, 1)
+
+
+def test_an_etcd_that_was_restored_is_noticed_by_the_next_write(
+    tmp_path: Path, keys: Keys, async_job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While calls come, each save writes what a look at the records would have missed."""
+    monkeypatch.setattr("graphft.runtime.roles.task_coordinator.task_server.CHECK_SECONDS", 1e9)
+    data, backup = tmp_path / "etcd" / "data", tmp_path / "backup"
+    with EmbeddedEtcd(tmp_path / "etcd") as server, scene_of(server, keys, async_job) as scene:
+        one = scene.coordinator().start()
+        trainer = scene.trainer()
+        assert trainer.finish(trainer.get()) == []
+        server.stop()
+        shutil.copytree(data, backup)
+        server.start()
+        assert trainer.finish(trainer.get()) == []
+        assert trainer.finish(trainer.get()) == []
+        assert trainer.save_model(600.0)
+        server.stop()
+        shutil.rmtree(data)
+        shutil.copytree(backup, data)
+        server.start()
+        held = trainer.get()
+        one.die()
+        one.await_end()
+        two = scene.coordinator(1).start()
+        until(lambda: two.serves)
+        counts = two.server.queue.counts()["0"]
+        assert (counts.todo, counts.pending, counts.done) == (CHUNKS - 4, 1, 3)
+        assert trainer.finish(held) == []
+        assert not scene.trainer(1).save_model(5.0), "who may save is known again, too"

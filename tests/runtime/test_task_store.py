@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from graphft.errors import GraphftError
 from graphft.plan import Plan
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import decode_pass
@@ -216,3 +217,16 @@ def test_an_etcd_that_was_restored_from_a_backup_is_noticed(scene: Scene) -> Non
     holder.save(queue)
     assert holder.store.intact()
     assert durable(holder.load()) == durable(queue)
+
+
+@pytest.mark.parametrize("name", ["counts", "state", "0/000000", "0/000300", "zero/000000"])
+def test_a_record_that_is_damaged_is_named(scene: Scene, name: str) -> None:
+    holder = Holder(scene, PLAN)
+    queue = holder.take()
+    holder.get(queue, 1)
+    holder.save(queue)
+    key = f"{scene.keys.all_tasks}{name}"
+    value = scene.value(key) or scene.value(f"{scene.keys.all_tasks}0/000000")
+    scene.etcd.put(key, value[: len(value) // 2])
+    with pytest.raises(GraphftError, match=f"the record {key} in etcd is damaged: .*\n.*restore etcd from a backup"):
+        holder.load()

@@ -6,11 +6,10 @@ changed in one transaction, and answers then: group commit. While etcd writes, t
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import msgspec
@@ -128,13 +127,20 @@ class TaskServer(TaskServerPort):
     def _look_after_records(self, now: float) -> None:
         """Writes everything again when etcd does not have what was written last: it was restored from a backup. (If the
         lock is gone, too, that ends this process.)"""
+        if self.store.went_back:
+            self._save_again()
         if now < self._next_check:
             return
         self._next_check = now + CHECK_SECONDS
         if not self.store.intact():
-            log.warning("etcd was restored from a backup: what this coordinator has saved is saved again")
-            self.queue.save_all()
-            self._write_address()
+            self._save_again()
+
+    def _save_again(self) -> None:
+        log.warning("etcd was restored from a backup: what this coordinator has saved is saved again")
+        self.store.went_back = False
+        self.queue.save_all()
+        self.store.save(self.queue, self.queue.take_changes())
+        self._write_address()
 
     # -- the loop ---------------------------------------------------------------------------------------------------
 
@@ -184,8 +190,14 @@ class TaskServer(TaskServerPort):
             effects = self.queue.step(Tick(), now)
         self._look_after_records(now)
         self._answer(())
+        took: defaultdict[tuple[str, int], list[TookAway]] = defaultdict(list)
         for effect in effects:
-            self._carry_out(effect)
+            if isinstance(effect, TookAway):
+                took[effect.trainer, effect.slot].append(effect)
+        for (trainer, slot), tasks in took.items():
+            self._bar(trainer, slot, tasks)
+        if self.queue.complete and not (view.trainers or view.pservers or view.over):
+            self._complete()
         self._measure(now)
 
     def _answer(self, calls: Sequence[tuple[bytes, TASK_CALLS]]) -> None:
@@ -206,6 +218,8 @@ class TaskServer(TaskServerPort):
                 break
             failed = self.store.save(self.queue, changes, fences)
             if not failed:
+                if self.store.went_back:  # while calls come, every save hides that from a look at what is there
+                    self._save_again()
                 break
             bad |= set(failed)
             self._reload()
@@ -260,6 +274,7 @@ class TaskServer(TaskServerPort):
                 reason=call.reason,
                 records=call.records,
                 certain=call.certain,
+                rest=call.rest,
             )
         )
         if change is not None:
@@ -307,22 +322,32 @@ class TaskServer(TaskServerPort):
             if put.key.startswith(self.keys.all_left_out):
                 self._left_out_here[put.key] = msgspec.json.decode(put.value, type=LeftOut)
 
-    def _carry_out(self, effect: Effect) -> None:
-        """Of a look at the clock. A trainer that was not heard of is barred: it does not take the task back at once."""
-        if not isinstance(effect, TookAway):
-            return
-        reason = f"it made no progress with chunk {effect.chunk} for {effect.age:.0f} s"
-        lease = self.member.view.leases.get(effect.trainer, 0)
+    def _complete(self) -> None:
+        """Loops of a user's own have done all passes, and the last of them has left: no other process says so."""
+        self.store.commit([put_op(self.keys.state, b"complete")], ())
+        self.member.events.emit("complete", "all passes are done, by loops of their own, and the last one has left")
+        self.member.watcher.wait(lambda kvs: self.member.view.over, 5.0)
+
+    def _bar(self, trainer: str, slot: int, took: Sequence[TookAway]) -> None:
+        """A trainer that was not heard of does not take its tasks back at once. One record and one event for all of
+        them (of a slot): there may be thousands."""
+        self.member.progress.beat()
+        age, chunk = max(task.age for task in took), took[0].chunk
+        chunks = f"chunk {chunk}" if len(took) == 1 else f"{len(took)} chunks"
+        reason = f"it made no progress with {chunks} for {age:.0f} s"
+        lease = self.member.view.leases.get(trainer, 0)
         if lease:
-            bar = put_op(self.keys.barred(effect.trainer), msgspec.json.encode(Barred(reason, self.member.id)), lease)
-            slot = self.keys.slot(effect.slot)
-            mine = [value_is(slot, effect.trainer.encode())] if effect.slot >= 0 else []
-            self.store.commit([bar, *([delete_op(slot)] if mine else [])], (), mine)
-        what = f"slot {effect.slot}" if effect.slot >= 0 else f"chunk {effect.chunk}"
+            bar = put_op(self.keys.barred(trainer), msgspec.json.encode(Barred(reason, self.member.id)), lease)
+            key = self.keys.slot(slot)
+            mine = [value_is(key, trainer.encode())] if slot >= 0 else []
+            self.store.commit([bar, *([delete_op(key)] if mine else [])], (), mine)
         self.member.events.emit(
             "stale-claim",
-            f"{what} was taken from trainer {effect.trainer}: no progress for {effect.age:.0f} s",
-            **{k: v for k, v in dataclasses.asdict(effect).items() if k in ("chunk", "slot", "trainer")},
+            f"{f'slot {slot}' if slot >= 0 else chunks} {'was' if slot >= 0 or len(took) == 1 else 'were'} taken from "
+            f"trainer {trainer}: no progress for {age:.0f} s",
+            chunk=chunk,
+            slot=slot,
+            trainer=trainer,
         )
 
     # -- status -----------------------------------------------------------------------------------------------------

@@ -5,17 +5,18 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 
+from graphft.errors import GraphftError
 from graphft.runtime.coordination.member import Member
-from graphft.runtime.coordination.records import PassRecord, decode_pass
+from graphft.runtime.coordination.records import PassRecord
 from graphft.runtime.etcd import KV, LeaseLost, create_is, delete_prefix_op, get_op, mod_is, put_op
 from graphft.runtime.etcd.model import Compare, Op
 from graphft.runtime.etcd.recipes import Lock
 from graphft.runtime.protocol.task_events import Changes, QueueOptions
-from graphft.runtime.protocol.task_groups import ModelSaver, QueueState, TaskCounts
+from graphft.runtime.protocol.task_groups import ModelSaver, QueueState, TaskCounts, decode_group, group_of
 from graphft.runtime.protocol.task_queue import TaskQueue
 
 Fence = tuple[str, int, int]
@@ -34,6 +35,9 @@ class TaskStore:
         self.commits = 0
         self._written: dict[str, bytes | None] = {}
         """Of the records that are looked after, what they hold."""
+        self._revision = 0
+        self.went_back = False
+        """A write had a revision that is not above that of the write before: etcd was restored from a backup."""
 
     # -- loading ------------------------------------------------------------------------------------------------
 
@@ -50,19 +54,45 @@ class TaskStore:
         self._written[self.keys.task_state] = state.value if state is not None else None
         self._written[self.keys.pass_] = marker.value if marker is not None else None
         self.loads += 1
-        found = msgspec.json.decode(state.value, type=QueueState) if state is not None else QueueState()
-        if counts is None:
+        found = self._decoded(state, QueueState) or QueueState()
+        known: dict[str, TaskCounts] | None = self._decoded(counts, _COUNTS)
+        if known is None:
             queue.begin(found)
             return queue, read.revision
-        queue.load(
-            recorded.pass_index if (recorded := decode_pass(marker)) is not None else -1,
-            msgspec.json.decode(counts.value, type=_COUNTS),
-            self._groups(),
-            found,
-            msgspec.json.decode(saver.value, type=ModelSaver) if saver is not None else None,
-            time.monotonic(),
-        )
+        recorded = self._decoded(marker, PassRecord)
+        index, groups = recorded.pass_index if recorded is not None else -1, self._groups()
+        try:
+            queue.load(index, known, groups, found, self._decoded(saver, ModelSaver), time.monotonic())
+        except (msgspec.DecodeError, ValueError, LookupError) as error:
+            raise self._damaged(self._damaged_group(groups), str(error)) from None
         return queue, read.revision
+
+    def _decoded(self, kv: KV | None, kind: Any) -> Any:
+        if kv is None:
+            return None
+        try:
+            return msgspec.json.decode(kv.value, type=kind)
+        except msgspec.DecodeError as error:
+            raise self._damaged(kv.key, str(error)) from None
+
+    def _damaged(self, key: str, what: str) -> GraphftError:
+        return GraphftError(
+            f"the record {key} in etcd is damaged: {what}",
+            rule="task-records",
+            help=f"restore etcd from a backup; or begin the queues anew: etcdctl del --prefix {self.keys.all_tasks}",
+        )
+
+    def _damaged_group(self, groups: dict[int, dict[int, bytes]]) -> str:
+        for index, found in groups.items():
+            for group, value in found.items():
+                key = f"{self.keys.tasks(index)}{group:06d}"
+                try:
+                    _, tasks = decode_group(value, group)
+                except (msgspec.DecodeError, ValueError):
+                    return key
+                if any(chunk not in range(len(self.plan.batches)) for chunk in tasks):
+                    return key
+        return self.keys.all_tasks
 
     @property
     def _heads(self) -> tuple[str, ...]:
@@ -77,8 +107,11 @@ class TaskStore:
         found: dict[int, dict[int, bytes]] = {}
         for kv in self.member.etcd.range(self.keys.all_tasks).kvs:
             index, _, group = kv.key.removeprefix(self.keys.all_tasks).partition("/")
-            if group:
-                found.setdefault(int(index), {})[int(group)] = kv.value
+            if not group:
+                continue
+            if not (index.isdigit() and group.isdigit() and int(group) <= group_of(len(self.plan.batches) - 1)):
+                raise self._damaged(kv.key, "there is no such pass and group")
+            found.setdefault(int(index), {})[int(group)] = kv.value
         return found
 
     def intact(self) -> bool:
@@ -124,6 +157,8 @@ class TaskStore:
         )
         self.commits += 1
         if result.ok:
+            self.went_back = self.went_back or result.revision <= self._revision
+            self._revision = result.revision
             self._written |= {op.key: op.value for op in ops if op.kind == "put" and op.key in self._looked_after}
             return []
         held = result.kv(0)
