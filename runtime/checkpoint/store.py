@@ -43,6 +43,8 @@ if TYPE_CHECKING:
     from graphft.checked_file import CheckedFile, Contents
 
 MANIFEST = "manifest.json"
+NO_MANIFEST = "has no manifest (a save that was killed or is under way, or it was lost)"
+"""What is said of a folder that does not count."""
 SOURCE = "from"
 """In `meta["made"]`: which checkpoint of which run this one was made of."""
 _DIRECTORY = re.compile(r"step-(\d+)\.g(\d+)")

@@ -162,7 +162,7 @@ def _list(options: argparse.Namespace) -> int:
 
         print("\n".join([HEAD, *(checkpoint.line() for checkpoint in job)]))
         return 0
-    from graphft.runtime.loop.check_points import NO_MANIFEST
+    from graphft.runtime.checkpoint.store import NO_MANIFEST
     from graphft.runtime.loop.version_store import DamagedVersion, DeletedVersion
 
     place, versions = _there(options.path)
@@ -176,7 +176,7 @@ def _list(options: argparse.Namespace) -> int:
             lines.append(f"{version:>8}  DAMAGED: {error.message}")
     if not lines:
         return _list(options)  # there are newer ones by now
-    lines += [f"{version:>8}  has {NO_MANIFEST}" for version in place.store.without_manifest()]
+    lines += [f"{version:>8}  {NO_MANIFEST}" for version in place.store.without_manifest()]
     head = f"{'version':>8}  {'saved':19}  {'epoch':>5} {'step':>9} {'offset':>7}  {'MB':>10}  metrics"
     print("\n".join([head, *lines]))
     return 0
@@ -256,7 +256,7 @@ def _lines_of(found: list[JobCheckpoint]) -> list[str] | None:
 
     checkpoint = next((c for c in found if c.manifest is not None), None)
     if checkpoint is None or checkpoint.manifest is None:
-        raise GraphftError(found[0].damage, rule="checkpoint", help="none is whole: graphft checkpoint verify")
+        raise GraphftError(found[0].line(), rule="checkpoint", help="none is whole: graphft checkpoint verify")
     meta = checkpoint.manifest.meta
     lines = [
         checkpoint.line().strip(),
@@ -284,14 +284,16 @@ def _lines_of(found: list[JobCheckpoint]) -> list[str] | None:
 
 
 def _verify_job(found: list[JobCheckpoint]) -> int:
+    from graphft.runtime.checkpoint.store import NO_MANIFEST
     from graphft.runtime.interchange.job_checkpoints import GONE
 
-    damaged = 0
+    damaged = counted = 0
     for checkpoint in found:
         wrong = checkpoint.verify(_Progress(str(checkpoint.path), checkpoint.bytes))
-        damaged += bool(wrong) and wrong != GONE
+        counted += wrong != NO_MANIFEST
+        damaged += wrong not in ("", GONE, NO_MANIFEST)
         print(f"{checkpoint.path}: {wrong or f'good ({checkpoint.bytes / MEGABYTE:.1f} MB)'}")
-    return 1 if damaged else 0
+    return 1 if damaged or not counted else 0
 
 
 def _verify_model(path: str) -> int:
@@ -316,7 +318,7 @@ def _verify(options: argparse.Namespace) -> int:
     if (job := _of_job(options)) is not None:
         of_all = options.version is None
         return max(_verify_job(job), _verify_model(options.path) if of_all else 0)
-    from graphft.runtime.loop.check_points import NO_MANIFEST
+    from graphft.runtime.checkpoint.store import NO_MANIFEST
     from graphft.runtime.loop.version_store import DamagedVersion, DeletedVersion
 
     place, versions = _there(options.path)
@@ -333,7 +335,7 @@ def _verify(options: argparse.Namespace) -> int:
             print(f"checkpoint {version}: {error.message}")
     if options.version is None:
         for version in place.store.without_manifest():
-            print(f"checkpoint {version}: has {NO_MANIFEST}")
+            print(f"checkpoint {version}: {NO_MANIFEST}")
     return 1 if damaged else 0
 
 

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import posixpath
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest, directory_key
+from graphft.runtime.checkpoint.store import NO_MANIFEST, CheckpointStore, DamagedCheckpoint, Manifest, directory_key
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.transpiler.record import read_record
 
 
 @dataclass(frozen=True)
 class JobCheckpoint:
-    """One that is there. `shard`: async, of this shard alone; None: of all. `damage`: why it cannot be used; "" if its
-    files have the sizes that its manifest says."""
+    """One that is there. `shard`: async, of this shard alone; None: of all. `damage`: why it cannot be used, or does
+    not count (NO_MANIFEST); "" if its files have the sizes that its manifest says."""
 
     store: CheckpointStore
     directory: str
@@ -36,7 +37,8 @@ class JobCheckpoint:
     def line(self) -> str:
         """For a table: step, generation, when, how large, whose, what is wrong with it."""
         if self.manifest is None:
-            return f"{self.path}  DAMAGED: {self.damage}"
+            damaged = "DAMAGED: " * (self.damage != NO_MANIFEST)
+            return f"{self.path}  {damaged}{self.damage}"
         of = "all shards" if self.shard is None else f"shard {self.shard}"
         note = "  of another run" if self.foreign else ""
         values = self.manifest.meta.get("metrics", {})
@@ -72,13 +74,15 @@ HEAD = f"{'step':>9} {'generation':>10}  {'saved':19}  {'MB':>10}  of"
 
 
 def job_checkpoints(folder: Path) -> list[JobCheckpoint]:
-    """Of a job's folder, the newest first, whole or damaged; folders without a manifest are being written, or were.
+    """Of a job's folder, the newest first, whole or damaged, or without a manifest.
 
     Raises GraphftError for a folder that holds no job, StorageUnavailable.
     """
     record = read_record(folder)
     shards = [None, *range(record.config.pservers)] if not record.config.sync else [None]
     found = [c for shard in shards for c in _in_store(folder, shard, record.run_id)]
+    needed = {posixpath.dirname(c.store.where(name)) for c in found if c.manifest for name in c.manifest.files()}
+    found = [c for c in found if c.damage != NO_MANIFEST or c.path not in needed]
     return sorted(found, key=lambda c: directory_key(c.directory), reverse=True)
 
 
@@ -86,6 +90,7 @@ def _in_store(folder: Path, shard: int | None, run: str) -> Iterator[JobCheckpoi
     store = checkpoints_of(folder, shard)
     for directory in store.directories():
         if not store.has_manifest(directory):
+            yield JobCheckpoint(store, directory, shard, None, NO_MANIFEST, False)
             continue
         try:
             manifest = store.read_manifest(directory)

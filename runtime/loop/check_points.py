@@ -20,6 +20,7 @@ import torch
 import graphft
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.ir import Program
+from graphft.runtime.checkpoint.store import NO_MANIFEST
 from graphft.runtime.fs import FS, file_system
 from graphft.runtime.loop.ranks import RankStates
 from graphft.runtime.loop.retention import Keep, as_keep
@@ -34,8 +35,6 @@ TRIES, FIRST_PAUSE, LAST_PAUSE = 8, 0.5, 30.0
 """A save that the storage refuses is tried again so often, with pauses (seconds) that double."""
 HOPELESS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG})
 """But for these errors."""
-
-NO_MANIFEST = "no manifest (a save that was killed or is under way, or it was lost)"
 
 
 class StorageFailed(GraphftError, OSError):
@@ -437,7 +436,7 @@ class CheckPoints:
         damaged: list[DamagedVersion] = []
         there = self.store.all_committed()
         if lost := [v for v in self.store.without_manifest() if v > max(there, default=-1)]:
-            log.warning("%s: newer than what counts is checkpoint %d, which has %s", self.url, lost[0], NO_MANIFEST)
+            log.warning("%s: newer than what counts is checkpoint %d, which %s", self.url, lost[0], NO_MANIFEST)
         for candidate in there:
             try:
                 found = self._read(candidate, to_go_on=not damaged)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 import graphft
@@ -232,6 +235,38 @@ def test_a_job_without_a_checkpoint(tmp_path: Path) -> None:
         read_job(tmp_path / "job")
     with pytest.raises(UsageError, match="has no checkpoint yet"):
         graphft.read_weights(tmp_path / "job")
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_a_checkpoint_without_a_manifest_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sync: bool
+) -> None:
+    """It was passed over without a word. What newer checkpoints need has no manifest, either: as it should be."""
+    monkeypatch.chdir(tmp_path)
+    folder = Path(make_job(2, sync=sync, checkpoint_every=3, keep_checkpoints=99).run(quiet=True).model).parent
+    capsys.readouterr()
+    assert "has no manifest" not in shown(capsys, "checkpoint", "list", folder)
+    newest, *_, oldest = [c for c in job_checkpoints(folder) if c.shard == (None if sync else 1)]
+    Path(oldest.path, "manifest.json").unlink()
+    for action in ("list", "verify"):
+        assert re.search(f"{oldest.path}:? +has no manifest", shown(capsys, "checkpoint", action, folder))
+    assert newest.manifest is not None
+    assert oldest.manifest is not None
+    part, name = newest.manifest.parts[0], oldest.manifest.parts[0].file
+    entry = replace(part.entry, needs={name: oldest.manifest.parts[0].entry.bytes})
+    newest.store.write_manifest(dataclasses.replace(newest.manifest, parts=(replace(part, entry=entry),)))
+    assert "has no manifest" not in shown(capsys, "checkpoint", "list", folder)
+
+
+def test_a_job_all_of_whose_manifests_are_lost(
+    folders: dict[int, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    shutil.copytree(folders[1], tmp_path / "job")
+    (manifest,) = (tmp_path / "job" / "checkpoints").glob("*/manifest.json")
+    manifest.unlink()
+    assert main(["checkpoint", "verify", str(tmp_path / "job")]) == 1
+    assert f"{manifest.parent}: has no manifest" in capsys.readouterr().out
+    assert f"{manifest.parent}  has no manifest" in refused(capsys, "checkpoint", "show", tmp_path / "job")
 
 
 @pytest.mark.parametrize("sync", [True, False])
