@@ -48,6 +48,11 @@ class FS(ABC):
         """Whether a file or folder is there."""
         return self.size(path) is not None or bool(self.ls_dir(path))
 
+    def missing_bucket(self, path: str) -> str:
+        """Of an object store, the bucket of this path, if it is not there or may not be listed: it has nothing then, as
+        an empty one. Else ""."""
+        return ""
+
     @abstractmethod
     def open(self, path: str) -> BinaryIO:
         """A file, to be read, and closed then."""

@@ -108,6 +108,10 @@ class FsspecFS(FS):
             with _as_os_error():
                 self.fs.makedirs(path, exist_ok=True)
 
+    def missing_bucket(self, path: str) -> str:
+        bucket = path.strip("/").partition("/")[0]
+        return bucket if OBJECT_STORES.intersection(self._protocols()) and not self.stat(bucket) else ""
+
     def _protocols(self) -> tuple[str, ...]:
         return (self.fs.protocol,) if isinstance(self.fs.protocol, str) else tuple(self.fs.protocol)
 

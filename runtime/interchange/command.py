@@ -104,6 +104,7 @@ def _there(path: str) -> tuple[CheckPoints, list[int]]:
     place = _place(path)
     versions = place.store.all_committed()
     if not versions:
+        _check_root(place, path)
         hint = "give the path that save_check_point was given; of a job, its folder: list, show, verify, export"
         if any(name.startswith("step-") for name in place.fs.list_dirs(path)):
             hint = (
@@ -113,6 +114,20 @@ def _there(path: str) -> tuple[CheckPoints, list[int]]:
             hint = "it is a job: `cp -r` copies its folder, and transpile(keep_checkpoints=) says how many it keeps"
         raise UsageError(f"{path} has no checkpoint of a training loop", rule="no-checkpoint", help=hint)
     return place, versions
+
+
+def _check_root(place: CheckPoints, path: str) -> None:
+    """Raises GraphftError where nothing is: nothing can be said of checkpoints then."""
+    if bucket := place.fs.missing_bucket(place.path):
+        raise GraphftError(
+            f"{path} cannot be read: the bucket {bucket} is not there, or this process may not list it",
+            rule="storage",
+            help="is the URL right, and are the store's own variables (AWS_ENDPOINT_URL, AWS_PROFILE, ...)?",
+        )
+    if not place.fs.stat(place.path):
+        raise UsageError(
+            f"there is nothing at {path}", rule="no-checkpoint", help="is the path right, and what holds it mounted?"
+        )
 
 
 def _chosen(options: argparse.Namespace, versions: list[int]) -> list[int]:

@@ -175,8 +175,8 @@ def test_a_copy_that_was_interrupted_and_another_loops(root: Path, says: Says, t
 
 
 def test_what_is_not_there(tmp_path: Path, says: Says) -> None:
-    text = "\n".join(says("list", tmp_path / "nothing", status=2))
-    assert "has no checkpoint of a training loop" in text
+    assert f"there is nothing at {tmp_path / 'nothing'}" in "\n".join(says("list", tmp_path / "nothing", status=2))
+    assert "has no checkpoint of a training loop" in "\n".join(says("list", tmp_path, status=2))
     (tmp_path / "step-00000010.g0").mkdir()
     assert "these are the checkpoints of a job" in "\n".join(says("verify", tmp_path, status=2))
 
