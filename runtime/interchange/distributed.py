@@ -57,13 +57,16 @@ def read_distributed(folder: Path, name: str = "model") -> dict[str, Tensor]:
     try:
         _load(state, folder, {n: found[n] for n in wanted})
     except CheckpointException as error:  # a BaseException, with the traceback as its text
-        causes = [f"{type(cause).__name__}: {cause}" for cause, _ in error.failures.values()]
         raise GraphftError(
-            f"{folder} cannot be read: {plain_text('; '.join(causes), 400)}",
+            f"{folder} cannot be read: {_causes(error)}",
             rule="weights",
             help="was the folder copied or downloaded wholly?",
         ) from None
     return {wanted[n]: value for n, value in state.items()}
+
+
+def _causes(error: CheckpointException) -> str:
+    return plain_text("; ".join(f"{type(cause).__name__}: {cause}" for cause, _ in error.failures.values()), 400)
 
 
 def _load(state: dict[str, Tensor], folder: Path, described: Mapping[str, Described]) -> None:
@@ -94,10 +97,13 @@ def write_distributed(
     optimizer_name: str = "optimizer",
 ) -> None:
     """Writes `{name: tensors}` as one process of a distributed job would; with `optimizer`, what torch's
-    `get_optimizer_state_dict` has of it as well. Raises UsageError if something is there."""
+    `get_optimizer_state_dict` has of it as well. Raises UsageError if something is there, OSError."""
     if folder.is_dir() and any(folder.iterdir()):
         raise UsageError(f"{folder} is not empty", rule="export", help="give a new folder")
     state = {name: dict(tensors)} | ({optimizer_name: dict(optimizer)} if optimizer is not None else {})
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        dcp.save(state, checkpoint_id=folder, no_dist=True)
+        try:
+            dcp.save(state, checkpoint_id=folder, no_dist=True)
+        except CheckpointException as error:  # a BaseException, with the traceback as its text
+            raise OSError(_causes(error)) from None

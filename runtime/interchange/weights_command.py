@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import posixpath
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from graphft.errors import GraphftError, UsageError
+from graphft.errors import GraphftError, UsageError, describe
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,28 +29,48 @@ def export(options: argparse.Namespace) -> int:
         raise UsageError(
             f"--optimizer goes with --format dcp, this is {form}", rule="usage", help="others have weights alone"
         )
+    _check_new(target, form)
     tensors, optimizer = _with_optimizer(options) if options.optimizer else (_tensors(options), None)
-    if form == "safetensors":
-        from graphft.tensor_file import write_tensors
-
-        _check_new(target)
-        write_tensors(target, tensors, {"format": "pt"})
-        written = [target.name]
-    elif form == "huggingface":
-        from graphft.runtime.interchange.huggingface import SHARD_BYTES, write_weights
-
-        size = SHARD_BYTES if options.shard_mb is None else round(options.shard_mb * MEGABYTE)
-        written = write_weights(target, tensors, size)
-    else:
-        from graphft.runtime.interchange.distributed import write_distributed
-
-        write_distributed(target, tensors, options.object, optimizer, options.optimizer)
-        also = f" and {options.optimizer!r}" * bool(options.optimizer)
-        written = [f"a directory of torch.distributed.checkpoint, with {options.object!r}{also}"]
+    with _writing(target):
+        written = _write(options, form, target, tensors, optimizer)
     count = len({id(t) for t in tensors.values()}) if form == "huggingface" else len(tensors)
     size = sum(t.nbytes for t in tensors.values()) / MEGABYTE
     print(f"{target}: {count} tensors of {options.object!r}, {size:.1f} MB, in {', '.join(written)}")
     return 0
+
+
+def _write(
+    options: argparse.Namespace, form: str, target: Path, tensors: dict[str, Tensor], optimizer: dict[str, Any] | None
+) -> list[str]:
+    """What it has written, in words."""
+    if form == "safetensors":
+        from graphft.tensor_file import write_tensors
+
+        write_tensors(target, tensors, {"format": "pt"})
+        return [target.name]
+    if form == "huggingface":
+        from graphft.runtime.interchange.huggingface import SHARD_BYTES, write_weights
+
+        size = SHARD_BYTES if options.shard_mb is None else round(options.shard_mb * MEGABYTE)
+        return write_weights(target, tensors, size)
+    from graphft.runtime.interchange.distributed import write_distributed
+
+    write_distributed(target, tensors, options.object, optimizer, options.optimizer)
+    also = f" and {options.optimizer!r}" * bool(options.optimizer)
+    return [f"a directory of torch.distributed.checkpoint, with {options.object!r}{also}"]
+
+
+@contextlib.contextmanager
+def _writing(target: str | Path) -> Iterator[None]:
+    """Raises GraphftError[export] where it cannot be written there."""
+    try:
+        yield
+    except OSError as error:
+        raise GraphftError(
+            f"{target} cannot be written: {describe(error)}",
+            rule="export",
+            help="give a TO that is not there yet, in a folder that this process may write to, with space on its disk",
+        ) from error
 
 
 def _form(options: argparse.Namespace) -> str:
@@ -64,11 +86,19 @@ def _form(options: argparse.Namespace) -> str:
     return form
 
 
-def _check_new(target: Path) -> None:
+def _check_new(target: Path, form: str) -> None:
     """Raises UsageError for a file of another kind: an older export may be overwritten."""
     from graphft.tensor_file import read_tensors
 
-    if target.exists():
+    with _writing(target):
+        there, is_folder = target.exists(), target.is_dir()
+    if form != "safetensors" and there and not is_folder:
+        raise UsageError(
+            f"{target} is a file, and the format {form} is a folder",
+            rule="export",
+            help="give a new folder; or, for one file, a name that ends in .safetensors, or --format safetensors",
+        )
+    if form == "safetensors" and there:
         try:
             read_tensors(target)
         except (GraphftError, OSError) as error:
@@ -91,7 +121,8 @@ def _export_to_url(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="graphft-") as scratch:
         made = Path(scratch, posixpath.basename(url))
         export(argparse.Namespace(**{**vars(options), "file": str(made)}))
-        fs.upload(made, path)
+        with _writing(url):
+            fs.upload(made, path)
     print(f"uploaded to {url}")
     return 0
 

@@ -99,6 +99,19 @@ def test_export_is_a_state_dict(root: Path, says: Says, tmp_path: Path) -> None:
     assert not (tmp_path / "x").exists()
 
 
+@pytest.mark.parametrize("form", ["safetensors", "huggingface", "dcp"])
+def test_export_says_where_it_cannot_write(root: Path, says: Says, tmp_path: Path, form: str) -> None:
+    """The error named the source, and asked whether that was there."""
+    (tmp_path / "file").write_text("text")
+    for target in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/exported")):
+        first, *_, help = says("export", root, target, "--format", form, status=2)
+        assert first.startswith(("error[export]: ", "error[usage]: "))
+        assert str(target) in first
+        assert str(root) not in first
+        assert help.startswith("help: give a")
+    assert (tmp_path / "file").read_text() == "text"
+
+
 def test_copy_and_prune(root: Path, says: Says, tmp_path: Path) -> None:
     to = tmp_path / "copy"
     assert [line.split(" (")[0] for line in says("copy", root, to)] == ["checkpoint 0: copied", "checkpoint 1: copied"]
