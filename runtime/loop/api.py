@@ -85,6 +85,7 @@ def load_check_point(
     version: int | None = None,
     random_states: bool = True,
     per_rank: Mapping[str, Stateful] | None = None,
+    partial: bool = False,
     storage_options: Mapping[str, Any] | None = None,
 ) -> TrainStatus | None:
     """Gives the objects the state of the newest checkpoint that is whole, and returns where the loop was.
@@ -92,10 +93,12 @@ def load_check_point(
     None, and nothing is changed, where there is no checkpoint. The arguments are those of `save_check_point`; all
     trainers load. `version`: another one than the newest. `random_states`: each trainer goes on with its own random
     numbers, if it was saved with `per_rank`; else trainer 0 does, and the others' generators stay as they are.
+    `partial`: into objects that have changed, what fits by name, shape and dtype is loaded, of an optimizer the states
+    of the parameters that are; the rest stays as it is, and a warning lists it.
 
     Raises:
         GraphftError: [checkpoint] if no checkpoint is whole; [checkpoint-fit] if the objects are not those that were
-            saved: nothing is changed then.
+            saved (with `partial`: if nothing fits): nothing is changed then.
         StorageFailed: [storage], an OSError, too: the storage fails, so nothing can be said of the checkpoints.
     """
     place = CheckPoints(path, fs, storage_options=storage_options)
@@ -106,6 +109,7 @@ def load_check_point(
         random_states=random_states,
         trainer_id=trainer_id,
         per_rank=per_rank,
+        partial=partial,
     )
 
 
@@ -118,7 +122,7 @@ def read_check_point(
 ) -> Found | None:
     """The newest checkpoint that is whole, as it was saved: `states` by name, `status`, `random`. None: there is none.
 
-    For what `load_check_point` does not do: to load a part of it, or into something else.
+    For what `load_check_point` does not do: to load a part that one chooses, or into something else.
     """
     return CheckPoints(path, fs, storage_options=storage_options).newest(version)
 

@@ -402,6 +402,7 @@ class CheckPoints:
         random_states: bool = True,
         trainer_id: int = 0,
         per_rank: Mapping[str, Stateful] | None = None,
+        partial: bool = False,
     ) -> TrainStatus | None:
         """See `load_check_point`."""
         targets, own = targets_of(state, main_program), (targets_of(per_rank) if per_rank else {})
@@ -410,7 +411,10 @@ class CheckPoints:
         found = self.newest(version)
         if found is None:
             return None
-        load_found(found, targets, own, trainer_id, random_states)
+        if left := load_found(found, targets, own, trainer_id, random_states, partial):
+            log.warning(
+                "checkpoint %d of %s is loaded in part; not loaded: %s", found.version, self.url, "; ".join(left)
+            )
         self._saved, self._looked = (self._clock(), found.status.step), True
         self._known = max(known, found.version)  # what comes after that is another process's
         return found.status

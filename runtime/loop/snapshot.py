@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from graphft.errors import GraphftError, UsageError
+from graphft.runtime.loop.partial import fitting
 from graphft.runtime.loop.random_states import set_random_states, take_random_states
 from graphft.runtime.loop.ranks import OBJECTS, RANDOM, RankStates, of_rank
 from graphft.runtime.loop.state_codec import Encoder, decode
-from graphft.runtime.loop.targets import Stateful, load_all
+from graphft.runtime.loop.targets import Stateful, load_all, parameter_names
 from graphft.runtime.loop.train_status import TrainStatus, check_status
 from graphft.runtime.loop.version_store import VersionManifest
 
@@ -53,7 +54,7 @@ def take(
     optimizers = {n: t for n, t in sorted(targets.items()) if isinstance(t, torch.optim.Optimizer)}
     state[OPTIMIZERS] = {name: type(optimizer).__name__ for name, optimizer in optimizers.items()}
     modules = [t for _, t in sorted(targets.items()) if isinstance(t, torch.nn.Module)]
-    named = {name: _parameters(optimizer, modules) for name, optimizer in optimizers.items()}
+    named = {name: parameter_names(optimizer, modules) for name, optimizer in optimizers.items()}
     state[PARAMETERS] = {name: names for name, names in named.items() if names}
     if random_states:
         state[RANDOM] = encoder.encode(take_random_states(), RANDOM)
@@ -61,16 +62,6 @@ def take(
         state[RANKS] = encoder.encode(ranks.states, RANKS)
     tensors = {n: t.to("cpu", copy=True) for n, t in encoder.tensors.items()} if copy else encoder.tensors
     return Snapshot(TrainStatus.from_json(status.to_json()), state, tensors)
-
-
-def _parameters(optimizer: torch.optim.Optimizer, modules: Sequence[torch.nn.Module]) -> list[str]:
-    """Their names in the first module that has them all, by their numbers; [] if none has."""
-    trained = [id(p) for group in optimizer.param_groups for p in group["params"]]
-    for module in modules:
-        names = {id(p): name for name, p in module.named_parameters()}
-        if names.keys() >= set(trained):
-            return [names[i] for i in trained]
-    return []
 
 
 def _encoded(encoder: Encoder, name: str, state: Any) -> Any:
@@ -93,12 +84,18 @@ def found_in(manifest: VersionManifest, tensors: Mapping[str, Tensor]) -> Found:
 
 
 def load_found(
-    found: Found, targets: Mapping[str, Stateful], per_rank: Mapping[str, Stateful], rank: int, random_states: bool
-) -> None:
+    found: Found,
+    targets: Mapping[str, Stateful],
+    per_rank: Mapping[str, Stateful],
+    rank: int,
+    random_states: bool,
+    partial: bool = False,
+) -> list[str]:
     """Gives all objects their state, and the process its generators: those of its rank, where ranks have saved theirs;
     else trainer 0 has them. What ranks have saved is left alone if neither objects nor generators are asked for.
 
-    Raises GraphftError[checkpoint-fit], and changes nothing, if that does not fit.
+    Raises GraphftError[checkpoint-fit], and changes nothing, if that does not fit; with `partial` if nothing does. Of
+    what fits in part, the rest is returned, in words.
     """
     if clash := targets.keys() & per_rank.keys():
         raise UsageError(
@@ -107,13 +104,20 @@ def load_found(
             help="give it once, or by another name",
         )
     own = of_rank(found.ranks, rank, per_rank) if random_states or per_rank else {}
-    if missing := own.get(OBJECTS, {}).keys() - per_rank.keys():
+    if (missing := own.get(OBJECTS, {}).keys() - per_rank.keys()) and not partial:
         raise GraphftError(
             f"the checkpoint does not fit: it has {', '.join(sorted(missing))} of each rank, which per_rank= lacks",
             rule="checkpoint-fit",
             help="give the objects that were saved, made as they were then",
         )
-    load_all({**targets, **per_rank}, {**found.states, **own.get(OBJECTS, {})}, found.manifest.state.get(OPTIMIZERS))
+    objects, states = {**targets, **per_rank}, {**found.states, **own.get(OBJECTS, {})}
+    optimizers, left = found.manifest.state.get(OPTIMIZERS, {}), []
+    if partial:
+        fits = fitting(objects, states, optimizers, found.manifest.state.get(PARAMETERS, {}))
+        states, left = fits.states, fits.left
+        objects = {name: target for name, target in objects.items() if name in states}
+    load_all(objects, states, optimizers)
     random = own.get(RANDOM) if own else found.random if rank == 0 else None
     if random_states and random is not None:
         set_random_states(random)
+    return left

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -73,10 +73,9 @@ def load_all(
         raise GraphftError(
             f"the checkpoint does not fit: {shown}",
             rule="checkpoint-fit",
-            help="give the objects that were saved, made as they were then; for another model load what fits by hand: "
-            "graphft.read_check_point(path)",
+            help="give the objects that were saved, made as they were then; or load what fits: partial=True",
         )
-    states = {name: _with_tied(target, states[name]) for name, target in targets.items()}
+    states = {name: with_tied(target, states[name]) for name, target in targets.items()}
     done: list[tuple[Stateful, Any]] = []
     # Those that are certain to take it come last: then nothing has to be put back that is large.
     for name in sorted(targets, key=lambda name: (_is_sure(targets[name]), name)):
@@ -96,6 +95,16 @@ def load_all(
         done.append((target, before))
 
 
+def parameter_names(optimizer: torch.optim.Optimizer, modules: Sequence[nn.Module]) -> list[str]:
+    """Of its parameters, by their numbers, in the first module that has them all; [] if none has."""
+    trained = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    for module in modules:
+        names = {id(p): name for name, p in module.named_parameters()}
+        if names.keys() >= set(trained):
+            return [names[i] for i in trained]
+    return []
+
+
 def _is_sure(target: Stateful) -> bool:
     """Whether what fits is taken: torch's own loading, of tensors alone."""
     if isinstance(target, nn.Module):
@@ -104,7 +113,7 @@ def _is_sure(target: Stateful) -> bool:
     return isinstance(target, torch.optim.Optimizer)
 
 
-def _with_tied(target: Stateful, state: Any) -> Any:
+def with_tied(target: Stateful, state: Any) -> Any:
     """A module's state, with each name of tied tensors of which it has one."""
     if not isinstance(target, nn.Module) or not isinstance(state, Mapping):
         return state
@@ -119,7 +128,7 @@ def _misfits(target: Stateful, state: Any) -> list[str]:
     if isinstance(target, nn.Module):
         if not isinstance(state, Mapping):
             return ["it is no state_dict"]
-        own, state = target.state_dict(), _with_tied(target, state)
+        own, state = target.state_dict(), with_tied(target, state)
         others = [f"{name} is missing" for name in own if name not in state and not isinstance(own[name], Tensor)]
         others += [
             f"{name} is not expected" for name in state if name not in own and not isinstance(state[name], Tensor)

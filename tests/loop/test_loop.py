@@ -134,6 +134,83 @@ def test_an_executor(tmp_path: Path) -> None:
 # -- what does not fit ------------------------------------------------------------------------------------------------
 
 
+class WiderLoop(Loop):
+    """With three outputs instead of one, and no schedule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model[3] = nn.Linear(8, 3)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        self.state = {"model": self.model, "optimizer": self.optimizer, "other": nn.Linear(1, 1)}
+
+
+def test_into_a_changed_model_what_fits_is_loaded(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loop, wider = Loop(), WiderLoop()
+    loop.train(None)
+    graphft.save_check_point(loop.state, TrainStatus(2, 18), tmp_path)
+    before = wider.model.state_dict()["3.weight"].clone()
+    with pytest.raises(GraphftError, match="partial=True"):
+        graphft.load_check_point(wider.state, tmp_path)
+    assert graphft.load_check_point(wider.state, tmp_path, partial=True) == TrainStatus(2, 18)
+    for name, value in loop.model.state_dict().items():
+        assert name.startswith("3.") or torch.equal(wider.model.state_dict()[name], value)
+    assert torch.equal(wider.model.state_dict()["3.weight"], before)
+    averages = [loop.optimizer.state[p]["exp_avg"] for p in loop.model.parameters()]
+    found = [wider.optimizer.state.get(p) for p in wider.model.parameters()]
+    assert all(torch.equal(f["exp_avg"], a) for f, a in zip(found[:4], averages[:4], strict=True) if f is not None)
+    assert [f is None for f in found] == [False] * 4 + [True] * 2
+    assert wider.optimizer.param_groups[0]["lr"] == loop.optimizer.param_groups[0]["lr"]
+    (warning,) = [r.getMessage() for r in caplog.records if "loaded in part" in r.getMessage()]
+    assert warning.split("not loaded: ")[1].split("; ") == [
+        "other is not in the checkpoint",
+        "schedule is in the checkpoint, and not given",
+        "model: %3.weight is torch.float32 (1, 8), expected torch.float32 (3, 8)",
+        "model: %3.bias is torch.float32 (1,), expected torch.float32 (3,)",
+        "optimizer: the state of 3.weight, which is not loaded",
+        "optimizer: the state of 3.bias, which is not loaded",
+    ]
+    wider.model(torch.randn(4, 4)).sum().backward()
+    wider.optimizer.step()
+
+
+def test_what_fits_wholly_is_loaded_wholly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loop = Loop()
+
+    def save(status: TrainStatus) -> None:
+        if status.step == 8:
+            graphft.save_check_point(loop.state, status, tmp_path)
+
+    loop.train(None, save)
+    assert same(resumed(str(tmp_path), partial=True), undisturbed())
+    assert "in part" not in caplog.text
+
+
+def test_of_what_does_not_fit_at_all_nothing_is_loaded(tmp_path: Path) -> None:
+    graphft.save_check_point({"model": nn.Linear(2, 2)}, TrainStatus(), tmp_path)
+    for state in ({"model": nn.Linear(3, 3)}, {"other": nn.Linear(2, 2)}):
+        with pytest.raises(GraphftError, match="nothing of the checkpoint fits"):
+            graphft.load_check_point(state, tmp_path, partial=True)
+
+
+def test_an_optimizer_in_part_has_other_groups_or_no_module(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    loop, other, alone = Loop(), Loop(), Loop()
+    loop.train(None)
+    graphft.save_check_point(loop.state, TrainStatus(), tmp_path)
+    first, *rest = other.model.parameters()
+    optimizer = torch.optim.AdamW([{"params": rest}, {"params": [first], "lr": 0.5}])
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9)
+    state = {"model": other.model, "optimizer": optimizer, "schedule": schedule}
+    graphft.load_check_point(state, tmp_path, partial=True)
+    wanted = loop.optimizer.state[next(loop.model.parameters())]["exp_avg"]
+    assert torch.equal(optimizer.state[first]["exp_avg"], wanted)
+    assert optimizer.param_groups[1]["lr"] == 0.5
+    assert "optimizer: the options of its 1 groups, here are 2" in caplog.text
+    assert "schedule is of an optimizer with another number of groups" in caplog.text
+    graphft.load_check_point({"optimizer": alone.optimizer, "schedule": alone.schedule}, tmp_path, partial=True)
+    assert not alone.optimizer.state
+    assert "optimizer: which parameters its states are of is not known without their module" in caplog.text
+
+
 class Counter:
     """Something of the user's own."""
 
