@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,14 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphft.errors import UsageError
-from graphft.runtime.checkpoint.store import Manifest
+from graphft.runtime.checkpoint.store import DamagedCheckpoint, Manifest, directory_key
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.runtime.process.metric_files import losses_of
 from graphft.runtime.replay.batch import Computed, LocalTrainer
 from graphft.runtime.replay.shards import LocalShards
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from graphft.transpiler import Job
+
+
+log = logging.getLogger("graphft")
 
 
 @dataclass(frozen=True)
@@ -32,20 +38,30 @@ class Reached:
     other: tuple[tuple[int, int, float, float], ...]
 
 
-def newest_before(job: Job, job_dir: Path, step: int) -> Manifest | None:
-    """The newest checkpoint of this run at or before `step`."""
-    found = checkpoints_of(job_dir).manifests()
-    return next((m for m in found if m.run == job.run_id and m.step <= step), None)
+def newest_before(job: Job, job_dir: Path, step: int) -> tuple[Manifest, list[dict[str, Tensor]]] | None:
+    """The newest checkpoint of this run at or before `step` that is whole, and its parts; those that are damaged are
+    told. Raises StorageUnavailable."""
+    store = checkpoints_of(job_dir)
+    for directory in (d for d in store.directories() if directory_key(d)[0] <= step):
+        try:
+            manifest = store.read_manifest(directory)
+            if manifest.run == job.run_id:
+                return manifest, [store.read_part(manifest, i)[0] for i in range(job.config.pservers)]
+        except DamagedCheckpoint as error:
+            if store.has_manifest(directory):  # else it is being written, or was given up
+                log.error("%s; the steps since the one before it are computed again", error.message)
+    return None
 
 
 def reach(
     job: Job, job_dir: Path, shards: LocalShards, trainer: LocalTrainer, step: int, tell: Callable[[str], object]
 ) -> Reached:
     """Brings the shards to `step`. Raises UsageError where the job itself would not have got there."""
-    manifest, start = newest_before(job, job_dir, step), 0
-    if manifest is not None:
-        store, start = checkpoints_of(job_dir), manifest.step
-        shards.restore([store.read_part(manifest, i)[0] for i in range(job.config.pservers)])
+    found, start, folder = newest_before(job, job_dir, step), 0, ""
+    if found is not None:
+        manifest, parts = found
+        start, folder = manifest.step, manifest.directory
+        shards.restore(parts)
     recorded = {(k, v): loss for k, v, loss in losses_of(job_dir)}
     same, other = 0, []
     for k in range(start, step):
@@ -58,7 +74,7 @@ def reach(
                 same += (k, v) in recorded
         _apply(job, shards, k, computed)
         tell(f"step {k} of {step}")
-    return Reached(step, start, manifest.directory if manifest is not None else "", same, tuple(other))
+    return Reached(step, start, folder, same, tuple(other))
 
 
 def _apply(job: Job, shards: LocalShards, step: int, computed: dict[int, Computed]) -> None:

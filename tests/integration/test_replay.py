@@ -52,19 +52,25 @@ def local(job: graphft.transpiler.Job, folder: Path) -> tuple[LocalShards, Local
     return shards, LocalTrainer(job, open_reader(job.config.data, folder, job.config.seed), shards)
 
 
-def test_the_state_between_two_checkpoints_is_the_jobs_to_the_bit(program: ir.Program, folder: Path) -> None:
+def test_the_state_between_two_checkpoints_is_the_jobs_to_the_bit(
+    program: ir.Program, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Batch norm, dropout, Adam, a schedule, the global norm over two shards, and a step that was left out."""
     played = play(job(program, on_nonfinite="skip", passes=1, checkpoint_every=4, keep_checkpoints=9), folder)
     store = CheckpointStore(folder / "checkpoints")
     last, *others = store.manifests()
     wanted = [store.read_part(last, i)[0] for i in range(2)]
-    for manifest in (last, *others[:-1]):
+    for manifest in (last, *others[:-2]):
         shutil.rmtree(store.root / manifest.directory)
+    damaged = store.root / others[-2].parts[1].file
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
     (step, _), *_ = where(played.job)
     assert others[-1].step == 4 < step < last.step, "the step that was left out is among those computed again"
     shards, trainer = local(played.job, folder)
     reached = reach(played.job, folder, shards, trainer, last.step, lambda text: None)
     assert (reached.start, reached.other) == (4, ())
+    assert f"{damaged}" in caplog.text, "it was the end of it, though there is an older one"
+    assert "the steps since the one before it are computed again" in caplog.text
     assert reached.same == sum(k >= 4 for k, *_ in played.result.losses)
     for shard, values in zip(shards.shards, wanted, strict=True):
         assert all(torch.equal(shard.scope[name], value) for name, value in values.items())
