@@ -48,6 +48,20 @@ def digest_of(digests: Mapping[str, str]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[: 2 * DIGEST_BYTES]
 
 
+def without_lines(program: Program) -> Program:
+    """The program without the lines of the user's script that its assumptions come from: a comment moves them."""
+    if "assume" not in program.attrs:
+        return program
+    bare = program.clone()
+    bare.attrs["assume"] = tuple(condition for condition, _ in program.attrs["assume"])
+    return bare
+
+
+def program_digest(program: Program) -> str:
+    """Of the text of one program: the same wherever and whenever it is made."""
+    return hashlib.sha256(str(without_lines(program)).encode()).hexdigest()[: 2 * DIGEST_BYTES]
+
+
 def drawn_without_seed() -> bool:
     """Whether torch's generator still has the seed that torch gave it: 53 random bits, which no one chooses."""
     import torch

@@ -28,7 +28,7 @@ from graphft.storage import load_program, save_program
 from graphft.transpiler import rules
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.differences import differences
-from graphft.transpiler.fingerprint import Fingerprint, drawn_without_seed, fingerprint_values, new_run
+from graphft.transpiler.fingerprint import Fingerprint, drawn_without_seed, fingerprint_values, new_run, without_lines
 from graphft.transpiler.passes import (
     CheckFinite,
     CompensateDelay,
@@ -129,7 +129,7 @@ class Job:
         """
         digest = hashlib.sha256()
         for name, program in self.programs.by_name().items():
-            digest.update(f"{name}\n{_without_lines(program)}\n".encode())
+            digest.update(f"{name}\n{without_lines(program)}\n".encode())
         digest.update(json.dumps(self.config.hashed(), sort_keys=True).encode())
         return digest.hexdigest()
 
@@ -232,15 +232,6 @@ class Job:
                 help="transpile and save the job again",
             )
         return job
-
-
-def _without_lines(program: Program) -> Program:
-    """The program without the lines of the user's script that its assumptions come from: a comment moves them."""
-    if "assume" not in program.attrs:
-        return program
-    bare = program.clone()
-    bare.attrs["assume"] = tuple(condition for condition, _ in program.attrs["assume"])
-    return bare
 
 
 def _holds(folder: Path, job: Job) -> bool:

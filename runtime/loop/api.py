@@ -10,6 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from graphft.data import DataSpec
 from graphft.ir import Program
 from graphft.runtime.fs import FS
 from graphft.runtime.loop.check_points import CheckPoints
@@ -33,6 +34,7 @@ def save_check_point(
     keep: int | Keep = 3,
     random_states: bool = True,
     per_rank: Mapping[str, Stateful] | None = None,
+    data: DataSpec | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> int | None:
     """Saves the state of a training loop as the next version in a folder: wholly, or not at all.
@@ -51,6 +53,8 @@ def save_check_point(
         per_rank: What each rank of `torch.distributed` has for itself, by name, `{"loader": loader}`, or `{}`. Given
             (by every rank, at the same step: it is a collective), these objects and the generators of all ranks are
             saved, and each rank goes on with its own.
+        data: What the loop is trained on, where `graphft.arrays`, `files` or `dataset` describes it: its fingerprint
+            goes into the manifest, as that of the program in `main_program` does (`graphft checkpoint show`).
         storage_options: Go to fsspec, with a URL.
 
     Returns:
@@ -71,7 +75,7 @@ def save_check_point(
         ranks = gather_rank_states(per_rank)
     if trainer_id != 0:
         return None
-    place = CheckPoints(path, fs, keep=keep, storage_options=storage_options)
+    place = CheckPoints(path, fs, keep=keep, data=data, storage_options=storage_options)
     return place.save(executor, train_status, main_program=main_program, random_states=random_states, ranks=ranks)
 
 

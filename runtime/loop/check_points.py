@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 import graphft
+from graphft.data import DataSpec
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.ir import Program
 from graphft.runtime.checkpoint.store import NO_MANIFEST
@@ -28,6 +29,7 @@ from graphft.runtime.loop.snapshot import Found, Snapshot, found_in, load_found,
 from graphft.runtime.loop.targets import Stateful, targets_of
 from graphft.runtime.loop.train_status import TrainStatus
 from graphft.runtime.loop.version_store import DamagedVersion, DeletedVersion, Superseded, VersionManifest, VersionStore
+from graphft.transpiler.fingerprint import digest_of
 
 log = logging.getLogger("graphft")
 
@@ -118,6 +120,7 @@ class CheckPoints:
         *,
         keep: int | Keep = 3,
         every_seconds: float = 600.0,
+        data: DataSpec | None = None,
         storage_options: Mapping[str, Any] | None = None,
         sleep: Callable[[float], object] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
@@ -129,6 +132,7 @@ class CheckPoints:
                 rule="option",
                 help="every_seconds=600",
             )
+        self._data = {} if data is None else {"data": digest_of(data.fingerprint())}
         self.url = path = os.fspath(path)
         if not path:
             raise UsageError("the path of the checkpoints is empty", rule="path", help='a folder or URL: "checkpoints"')
@@ -311,6 +315,8 @@ class CheckPoints:
             "writer": self._writer,
             "graphft": graphft.__version__,
             "torch": str(torch.__version__),
+            **snapshot.made_of,
+            **self._data,
         }
         manifest = self.store.write(
             self.store.next_version(), made, snapshot.status.to_json(), snapshot.state, snapshot.tensors

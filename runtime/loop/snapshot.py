@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from graphft.errors import GraphftError, UsageError
+from graphft.runtime.executor import ProgramState
 from graphft.runtime.loop.partial import fitting
 from graphft.runtime.loop.random_states import set_random_states, take_random_states
 from graphft.runtime.loop.ranks import OBJECTS, RANDOM, RankStates, of_rank
@@ -17,6 +18,7 @@ from graphft.runtime.loop.state_codec import Encoder, decode
 from graphft.runtime.loop.targets import Stateful, load_all, parameter_names
 from graphft.runtime.loop.train_status import TrainStatus, check_status
 from graphft.runtime.loop.version_store import VersionManifest
+from graphft.transpiler.fingerprint import digest_of, program_digest
 
 STATE, RANKS, OPTIMIZERS, PARAMETERS = "state", "ranks", "optimizers", "parameters"
 """What a manifest's `state` has, beside RANDOM, the generators of trainer 0: the user's objects, what each rank has for
@@ -30,6 +32,8 @@ class Snapshot:
     status: TrainStatus
     state: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
+    made_of: Mapping[str, str]
+    """`program`: the digest of a graphft program whose state it is."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,9 @@ def take(
     if ranks is not None:
         state[RANKS] = encoder.encode(ranks.states, RANKS)
     tensors = {n: t.to("cpu", copy=True) for n, t in encoder.tensors.items()} if copy else encoder.tensors
-    return Snapshot(TrainStatus.from_json(status.to_json()), state, tensors)
+    programs = {n: program_digest(t.program) for n, t in targets.items() if isinstance(t, ProgramState)}
+    made_of = {"program": digest_of(programs)} if programs else {}
+    return Snapshot(TrainStatus.from_json(status.to_json()), state, tensors, made_of)
 
 
 def _encoded(encoder: Encoder, name: str, state: Any) -> Any:

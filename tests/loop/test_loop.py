@@ -13,6 +13,7 @@ from torch import nn
 import graphft
 from graphft import Keep, TrainStatus
 from graphft.errors import GraphftError
+from graphft.runtime.cli import main
 from graphft.runtime.fs import LocalFS
 from graphft.runtime.loop.check_points import CheckPoints
 from tests.loop.loops import BATCHES, EPOCHS, Loop, resumed, same, undisturbed
@@ -129,6 +130,28 @@ def test_an_executor(tmp_path: Path) -> None:
     assert run(other, 3) == wanted
     with pytest.raises(GraphftError, match="main_program is not given"):
         graphft.save_check_point(one, TrainStatus(), str(tmp_path))
+
+
+def test_a_manifest_has_the_digests_of_program_and_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of a job did, and a loop's did not."""
+
+    def made(outputs: int, rows: int) -> dict[str, Any]:
+        model = nn.Sequential(nn.Linear(4, outputs))
+        program = graphft.build(model, lambda m, x: m(x).square().mean(), {"x": (None, 4)})
+        executor, data = graphft.Executor(), graphft.arrays(x=torch.zeros(rows, 4), chunk_size=2)
+        executor.run(program, {"x": torch.zeros(2, 4)})
+        path = str(tmp_path / f"{outputs}-{rows}")
+        graphft.save_check_point(executor, TrainStatus(), path, main_program=program, data=data)
+        assert main(["checkpoint", "show", path]) == 0
+        made = CheckPoints(path).store.manifest(0).made
+        shown = capsys.readouterr().out.splitlines()[1].split("  ")
+        assert {f"program {made['program']}", f"data {made['data']}"} < set(shown)
+        return made
+
+    first, again, other = made(3, 8), made(3, 8), made(2, 6)
+    assert (first["program"], first["data"]) == (again["program"], again["data"])
+    assert first["program"] != other["program"]
+    assert first["data"] != other["data"]
 
 
 # -- what does not fit ------------------------------------------------------------------------------------------------
