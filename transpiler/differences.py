@@ -14,6 +14,7 @@ from graphft.transpiler.passes.check_finite import SKIPPED_STEPS
 from graphft.transpiler.program_differences import program_differences
 
 if TYPE_CHECKING:
+    from graphft.ir import Program
     from graphft.transpiler.config import JobConfig
     from graphft.transpiler.job import Job
     from graphft.transpiler.record import JobRecord
@@ -22,6 +23,8 @@ LISTED = 3
 """Differences of one kind that are named; of more, their number is told."""
 _DATA = {"arrays": "data column", "files": "data file", "dataset": "the dataset's"}
 """What the parts of a description's fingerprint are, by its kind."""
+_OF_FILES = ("urls", "sizes", "lines")
+"""Of a description of files: what follows from these."""
 _UNSEEDED = " (the script draws them without a seed: torch.manual_seed makes them the same each time)"
 
 
@@ -31,13 +34,33 @@ def differences(folder: Path, saved: JobRecord, job: Job) -> list[str]:
     found: list[str] = []
     if saved.config.storage != job.config.storage:
         found = [f"storage {saved.config.storage!r} -> {job.config.storage!r}"]
+    data, source = data_differences(saved, job), _source(folder)
     if old.program != new.program:
-        found += [*_options(saved.config, job.config), *_programs(folder, job)] or ["the programs"]
-    found += data_differences(saved, job)
-    labels = _labels(job)
-    values = _named("initial value of", _differing(_whole(old.values, labels), _whole(new.values, labels)))
+        programs = program_differences(source, job.source) if source is not None else []
+        found += [*_options(saved.config, job.config, data), *programs] or ["the programs"] * (not data)
+    if job.config.data.kind == "arrays" and saved.config.data.records != job.config.data.records:
+        data = []  # their number is told, and what is in them follows
+    values = _values(saved, job, source)
     unseeded = bool(values) and old.unseeded and new.unseeded
-    return found + [value + _UNSEEDED * unseeded for value in values]
+    return [*found, *data, *(value + _UNSEEDED * unseeded for value in values)]
+
+
+def _values(saved: JobRecord, job: Job, source: Program | None) -> list[str]:
+    """How the initial values differ, but for what follows from another program (`source` was the one before): what is
+    drawn after a layer of another size, or the state of another optimizer."""
+    labels = _labels(job)
+    old, new = (_whole(fingerprint.values, labels) for fingerprint in (saved.fingerprint, job.fingerprint))
+    names = _differing(old, new)
+    if source is not None and saved.fingerprint.program != job.fingerprint.program:
+        if _trained(source) != _trained(job.source):
+            return []
+        names = [name for name in names if name in old and name in new]
+    states = [name for name in names if "@" in name]
+    return _named("initial value of", [name for name in names if name not in states]) or _named("state of", states)
+
+
+def _trained(program: Program) -> dict[str, str]:
+    return {v.name: str(v.type) for kind in (Kind.PARAM, Kind.BUFFER) for v in program.of_kind(kind)}
 
 
 def data_differences(saved: JobRecord, job: Job) -> list[str]:
@@ -63,32 +86,37 @@ def needs_older_data(saved: JobRecord, job: Job) -> bool:
     return bool(changed) and kind != "arrays" and kind == job.config.data.kind
 
 
-def _programs(folder: Path, job: Job) -> list[str]:
-    """How the programs differ that the two jobs were made from; nothing if the saved one cannot be read."""
+def _source(folder: Path) -> Program | None:
+    """The program that the saved job was made from; None if it cannot be read."""
     try:
-        return program_differences(load_program(folder / "source"), job.source)
+        return load_program(folder / "source")
     except (GraphftError, OSError):
-        return []
+        return None
 
 
-def _options(old: JobConfig, new: JobConfig) -> list[str]:
+def _options(old: JobConfig, new: JobConfig, data: Sequence[str]) -> list[str]:
+    """`data`: how it differs, as far as that is named already."""
     before, after = old.hashed(), new.hashed()
     found = []
     for k in after:
         if k == "data" and before[k] != after[k]:
-            found += _description(old, new)
+            found += _description(old, new, data)
         elif before.get(k) != after.get(k):
             found.append(f"{k} {before.get(k)!r} -> {after.get(k)!r}")
     return found
 
 
-def _description(old: JobConfig, new: JobConfig) -> list[str]:
-    """How the data is described, beside what is in it."""
+def _description(old: JobConfig, new: JobConfig, named: Sequence[str]) -> list[str]:
+    """How the data is described, beside what is in it, and what follows from that."""
+    source = [config.data.options()["source"] for config in (old, new)]
+    keys = [k for k in sorted(source[0].keys() | source[1].keys()) if source[0].get(k) != source[1].get(k)]
+    found = [f"the data's {k}" for k in keys if k not in _OF_FILES and k in source[0] and k in source[1]]
     sizes = [[c.records for c in config.data.chunks] for config in (old, new)]
-    if sizes[0] == sizes[1]:
-        return ["how the data is described"]
-    words = [f"{sum(s)} records in {len(s)} chunks of at most {max(s, default=0)}" for s in sizes]
-    return [f"the data's chunks, {' -> '.join(words)}"]
+    more = sum(sizes[0]) != sum(sizes[1])
+    if sizes[0] != sizes[1] and not (more and named and new.data.kind != "arrays"):
+        words = [f"{sum(s)} records in {len(s)} chunks of at most {max(s, default=0)}" for s in sizes]
+        found.append(f"the data's chunks, {' -> '.join(words)}")
+    return found or ["how the data is described"] * (not named)
 
 
 def _labels(job: Job) -> dict[str, str]:

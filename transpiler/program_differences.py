@@ -82,9 +82,27 @@ def _rates(old: Program, new: Program, before: Optimization, after: Optimization
         if a is not None and b is not None and a.type == b.type == _CONSTANT and a.outputs == b.outputs:
             yield f"{a.writes[0]} {format_value(a.args[1])} -> {format_value(b.args[1])}"
             continue
-        shown = [found[i] if i < len(found) else "none" for found in texts]
-        yield f"op {i} of the learning rate's schedule: {' -> '.join(shown)}"
+        if a is not None and b is not None and a.type == b.type and (values := _literals(a, b)):
+            yield f"the learning rate's schedule, {' -> '.join(values)} in {a.type.removeprefix('aten.')}"
+        elif before.schedule and after.schedule:
+            rates = [_rate(found.schedule) for found in (before, after)]
+            yield f"lr {rates[0]} -> {'another schedule' if rates[0] == rates[1] else rates[1]}"
         return
+
+
+def _literals(a: Operator, b: Operator) -> list[str]:
+    """The first argument in which they differ that is no variable, of both; [] if there is none."""
+    for pair in zip(a.args, b.args, strict=False):
+        one, other = map(format_value, pair)
+        if one != other and not (one + other).count("%"):
+            return [one, other]
+    return []
+
+
+def _rate(schedule: Sequence[Operator]) -> str:
+    computed = [op for op in schedule if op.outputs]  # the number of steps is counted in place
+    constant = len(computed) == 1 and computed[0].type == _CONSTANT
+    return format_value(computed[0].args[1]) if constant else "a schedule"
 
 
 def _texts(ops: Sequence[Operator], program: Program) -> list[str]:
