@@ -161,3 +161,13 @@ def tensor_file_metadata(path: Path) -> dict[str, str]:
     with path.open("rb") as file:
         header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
     return dict(header.get("__metadata__", {}))
+
+
+def size_in_words(count: int) -> str:
+    """Bytes, for a person: 512 B, 3.2 KB (of 1,000 B), 1.2 GB."""
+    size, unit = float(count), "B"
+    for larger in ("KB", "MB", "GB", "TB"):
+        if size < 999.5:
+            break
+        size, unit = size / 1e3, larger
+    return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"

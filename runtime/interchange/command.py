@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError, UsageError, describe
-from graphft.runtime.interchange.weights_command import MEGABYTE, export, import_
+from graphft.fileio import size_in_words
+from graphft.runtime.interchange.weights_command import export, import_
 
 if TYPE_CHECKING:
     from graphft.runtime.interchange.job_checkpoints import JobCheckpoint
@@ -192,7 +193,7 @@ def _list(options: argparse.Namespace) -> int:
     if not lines:
         return _list(options)  # there are newer ones by now
     lines += [f"{version:>8}  {NO_MANIFEST}" for version in place.store.without_manifest()]
-    head = f"{'version':>8}  {'saved':19}  {'epoch':>5} {'step':>9} {'offset':>7}  {'MB':>10}  metrics"
+    head = f"{'version':>8}  {'saved':19}  {'epoch':>5} {'step':>9} {'offset':>7}  {'size':>10}  metrics"
     print("\n".join([head, *lines]))
     return 0
 
@@ -203,10 +204,18 @@ def _line(manifest: VersionManifest) -> str:
     status = TrainStatus.from_json(manifest.status)
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest.made["at"]))
     metrics = ", ".join(f"{name} {value:.6g}" for name, value in status.metrics.items())
+    if manifest.needs:
+        metrics = f"{metrics}  {_needs(manifest)}".strip()
     return (
         f"{manifest.version:>8}  {when}  {status.next():>5} {status.step:>9} {status.offset:>7}  "
-        f"{manifest.bytes / MEGABYTE:>10.1f}  {metrics}"
+        f"{size_in_words(manifest.bytes):>10}  {metrics}"
     ).rstrip()
+
+
+def _needs(manifest: VersionManifest) -> str:
+    """Of a delta, the versions that it needs files of."""
+    needed = sorted({int(name.partition("/")[0].rpartition("-")[2]) for name in manifest.needs})
+    return f"(a delta, needs files of {', '.join(map(str, needed))})"
 
 
 def _show(options: argparse.Namespace) -> int:
@@ -290,7 +299,7 @@ def _lines_of(found: list[JobCheckpoint]) -> list[str] | None:
                 raise
             return None
         needs = f"; needs {', '.join(part.entry.needs)}" if part.entry.needs else ""
-        lines.append(f"{part.file}  {part.entry.bytes / MEGABYTE:.1f} MB{needs}")
+        lines.append(f"{part.file}  {size_in_words(part.entry.bytes)}{needs}")
         if ledger:
             lines.append(f"  ledger  {ledger}")
         for name, tensor in tensors.items():
@@ -307,7 +316,7 @@ def _verify_job(found: list[JobCheckpoint]) -> int:
         wrong = checkpoint.verify(_Progress(str(checkpoint.path), checkpoint.bytes))
         counted += wrong != NO_MANIFEST
         damaged += wrong not in ("", GONE, NO_MANIFEST)
-        print(f"{checkpoint.path}: {wrong or f'good ({checkpoint.bytes / MEGABYTE:.1f} MB)'}")
+        print(f"{checkpoint.path}: {wrong or f'good ({size_in_words(checkpoint.bytes)})'}")
     return 1 if damaged or not counted else 0
 
 
@@ -325,7 +334,7 @@ def _verify_model(path: str) -> int:
     except GraphftError as error:
         print(f"{path}/{MODEL}: {error.message}")
         return 1
-    print(f"{path}/{MODEL}: good ({size / MEGABYTE:.1f} MB)")
+    print(f"{path}/{MODEL}: good ({size_in_words(size)})")
     return 0
 
 
@@ -342,7 +351,7 @@ def _verify(options: argparse.Namespace) -> int:
         try:
             manifest = place.store.manifest(version)
             place.store.verify(manifest, _Progress(f"checkpoint {version}", manifest.bytes))
-            print(f"checkpoint {version}: good ({manifest.bytes / MEGABYTE:.1f} MB)")
+            print(f"checkpoint {version}: good ({size_in_words(manifest.bytes)})")
         except DeletedVersion:
             print(f"checkpoint {version}: deleted meanwhile")
         except DamagedVersion as error:
@@ -403,7 +412,7 @@ def _copied(manifest: VersionManifest, source: VersionStore, target: VersionStor
         except DamagedVersion as error:
             repaired = f", as {error.message}"
     target.copy(manifest, source, told)
-    return f"copied ({manifest.bytes / MEGABYTE:.1f} MB){repaired}"
+    return f"copied ({size_in_words(manifest.bytes)}){repaired}"
 
 
 def _prune(options: argparse.Namespace) -> int:

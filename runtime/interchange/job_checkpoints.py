@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from graphft.fileio import size_in_words
 from graphft.runtime.checkpoint.store import NO_MANIFEST, CheckpointStore, DamagedCheckpoint, Manifest, directory_key
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.transpiler.record import read_record
@@ -42,10 +43,13 @@ class JobCheckpoint:
         of = "all shards" if self.shard is None else f"shard {self.shard}"
         note = "  of another run" if self.foreign else ""
         values = self.manifest.meta.get("metrics", {})
+        if needed := {name.partition("/")[0] for part in self.manifest.parts for name in part.entry.needs}:
+            note += f"  (a delta, needs files of {', '.join(sorted(needed))})"
         for name in sorted(values, key=lambda name: (name != "loss", name)):
             note += f"  {name} {values[name]:.6g}"
+        size = size_in_words(self.bytes)
         return (
-            f"{self.manifest.step:>9} {self.manifest.generation:>10}  {self._when():19}  {self.bytes / 1e6:>10.1f}  "
+            f"{self.manifest.step:>9} {self.manifest.generation:>10}  {self._when():19}  {size:>10}  "
             f"{of}, in {len(self.manifest.parts)} part{'s' * (len(self.manifest.parts) != 1)}{note}"
         )
 
@@ -70,7 +74,7 @@ class JobCheckpoint:
 
 GONE = "gone meanwhile: the job keeps newer ones"
 """What `verify` says of a checkpoint that the running job has deleted."""
-HEAD = f"{'step':>9} {'generation':>10}  {'saved':19}  {'MB':>10}  of"
+HEAD = f"{'step':>9} {'generation':>10}  {'saved':19}  {'size':>10}  of"
 
 
 def job_checkpoints(folder: Path) -> list[JobCheckpoint]:

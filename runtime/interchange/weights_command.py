@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError, UsageError, describe
+from graphft.fileio import size_in_words
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,8 +35,8 @@ def export(options: argparse.Namespace) -> int:
     with _writing(target):
         written = _write(options, form, target, tensors, optimizer)
     count = len({id(t) for t in tensors.values()}) if form == "huggingface" else len(tensors)
-    size = sum(t.nbytes for t in tensors.values()) / MEGABYTE
-    print(f"{target}: {count} tensors of {options.object!r}, {size:.1f} MB, in {', '.join(written)}")
+    size = size_in_words(sum(t.nbytes for t in tensors.values()))
+    print(f"{target}: {count} tensors of {options.object!r}, {size}, in {', '.join(written)}")
     return 0
 
 
@@ -157,8 +158,8 @@ def import_(options: argparse.Namespace) -> int:
     tensors = _tensors(options)
     state = {options.object: _Weights(tensors)}
     version = place.save(state, TrainStatus(), random_states=False)
-    size = sum(t.nbytes for t in tensors.values()) / MEGABYTE
-    print(f"{options.to}: checkpoint {version}, {len(tensors)} tensors as {options.object!r}, {size:.1f} MB")
+    size = size_in_words(sum(t.nbytes for t in tensors.values()))
+    print(f"{options.to}: checkpoint {version}, {len(tensors)} tensors as {options.object!r}, {size}")
     return 0
 
 

@@ -128,7 +128,7 @@ def test_the_command_knows_a_jobs_checkpoints(
     job = tmp_path / "job"
     shutil.copytree(folders[3], job)
     head, *lines = shown(capsys, "checkpoint", "list", job).splitlines()
-    assert head.split() == ["step", "generation", "saved", "MB", "of"]
+    assert head.split() == ["step", "generation", "saved", "size", "of"]
     assert lines[0].split()[0] == "8"
     assert "all shards, in 3 parts" in lines[0]
     text = shown(capsys, "checkpoint", "show", job, "--version", "8")
@@ -255,7 +255,8 @@ def test_a_checkpoint_without_a_manifest_is_told(
     part, name = newest.manifest.parts[0], oldest.manifest.parts[0].file
     entry = replace(part.entry, needs={name: oldest.manifest.parts[0].entry.bytes})
     newest.store.write_manifest(dataclasses.replace(newest.manifest, parts=(replace(part, entry=entry),)))
-    assert "has no manifest" not in shown(capsys, "checkpoint", "list", folder)
+    assert f"(a delta, needs files of {oldest.directory})" in (listed := shown(capsys, "checkpoint", "list", folder))
+    assert "has no manifest" not in listed
 
 
 def test_a_job_all_of_whose_manifests_are_lost(

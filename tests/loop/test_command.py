@@ -48,7 +48,7 @@ def damage(root: Path, version: int) -> Path:
 
 def test_list_and_show(root: Path, says: Says) -> None:
     head, newest, oldest = says("list", root)
-    assert head.split() == ["version", "saved", "epoch", "step", "offset", "MB", "metrics"]
+    assert head.split() == ["version", "saved", "epoch", "step", "offset", "size", "metrics"]
     assert newest.split()[0] == "1"
     assert newest.split()[3:6] == ["2", "14", "2"]
     assert newest.endswith("loss 0.25")

@@ -81,6 +81,17 @@ def test_frozen_layers_are_written_once(tmp_path: Path) -> None:
     assert all(is_same(read(tmp_path, n), {**state, "head": torch.full((100,), float(n))}) for n in range(4))
 
 
+def test_a_delta_is_listed_as_one(eager: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It was said to have 0.0 MB."""
+    for number in range(2):
+        state = Tensors({"frozen": table(), "head": torch.full((100,), float(number))})
+        graphft.save_check_point(state, TrainStatus(), tmp_path)
+    assert main(["checkpoint", "list", str(tmp_path)]) == 0
+    _, delta, full = capsys.readouterr().out.splitlines()
+    assert delta.endswith(" KB  (a delta, needs files of 0)")
+    assert full.endswith(" 2.1 MB")
+
+
 @pytest.mark.parametrize("processes", ["one", "many"])
 def test_rows_that_were_not_touched(tmp_path: Path, processes: str) -> None:
     """Pitfall 95: another process knows from the newest version of which blocks it consists."""
