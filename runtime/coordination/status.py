@@ -132,20 +132,25 @@ def list_jobs(etcd: Store) -> list[str]:
     return sorted(match[1] for match in found if match is not None)
 
 
-def read_status(etcd: Store, keys: Keys, deadline: float | None = None, *, brief: bool = False) -> JobStatus:
+def read_status(
+    etcd: Store, keys: Keys, deadline: float | None = None, *, brief: bool = False, begins: int = 0
+) -> JobStatus:
     """One look, in a few reads of at most `deadline` seconds each; what it counts is of the pass that it tells.
 
     `brief`: without the queue's counts and the events, for a reader that looks all the time and shows nothing.
+    `begins`: at which step the job goes on, as its reader knows; it counts until a pserver has told etcd.
     Raises GraphftError when etcd knows no such job, EtcdUnreachable when it does not answer.
     """
     while True:
         control = {kv.key: kv for kv in etcd.range(keys.control, deadline=deadline).kvs}
-        status = _status(etcd, keys, control, deadline, brief)
+        status = _status(etcd, keys, control, deadline, brief, begins)
         if brief or etcd.get(keys.pass_, deadline=deadline) == control.get(keys.pass_):
             return status
 
 
-def _status(etcd: Store, keys: Keys, control: Mapping[str, KV], deadline: float | None, brief: bool) -> JobStatus:
+def _status(
+    etcd: Store, keys: Keys, control: Mapping[str, KV], deadline: float | None, brief: bool, begins: int
+) -> JobStatus:
     if keys.spec not in control:
         known = ", ".join(list_jobs(etcd)) or "none"
         raise GraphftError(f"etcd knows no job named {keys.job}", rule=UNKNOWN_JOB, help=f"jobs that it knows: {known}")
@@ -176,7 +181,7 @@ def _status(etcd: Store, keys: Keys, control: Mapping[str, KV], deadline: float 
         spec,
         generation,
         pass_index,
-        min(versions, default=saved or 0),
+        max(min(versions, default=saved or 0), _begun(view, begins)),
         saved,
         {int(k): v for k, v in sorted(pservers.items(), key=lambda kv: int(kv[0]))},
         trainers,
@@ -223,6 +228,13 @@ def _saved(view: JobView, shards: int) -> int | None:
     if view.committed is not None:
         return view.committed.step
     return min(c.step for c in view.shard_commits.values()) if len(view.shard_commits) == shards else None
+
+
+def _begun(view: JobView, begins: int) -> int:
+    """The step of the generation: a pserver that has not loaded it yet says 0."""
+    if view.generation is not None:
+        return view.generation.step
+    return min((generation.step for generation in view.shard_generations.values()), default=begins)
 
 
 def _members(

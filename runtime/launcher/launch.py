@@ -216,7 +216,7 @@ def _launch(
     stack: ExitStack,
 ) -> Result:
     """Starts everything, and hands it to `stack`, which ends it: etcd, roles, display."""
-    started, since = time.monotonic(), time.time()
+    started, since, begins = time.monotonic(), time.time(), saved_step(job_dir, job.config) or 0
     keys = Keys(job.config.name)
     supervisor, embedded = _start(job, job_dir, options, keys, stack)
     note_launch(job_dir)
@@ -237,7 +237,7 @@ def _launch(
             on_status(supervisor, status)
 
     brief = display is None and on_status is None
-    status = supervise(supervisor, supervisor.etcd, keys, display, look, embedded, brief)
+    status = supervise(supervisor, supervisor.etcd, keys, display, look, embedded, brief, begins)
     if display is not None:
         display.close(status)
     if supervisor.failed and not job.config.ft:

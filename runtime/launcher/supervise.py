@@ -38,10 +38,12 @@ def supervise(
     on_status: Callable[[Supervisor, JobStatus], None],
     embedded: EmbeddedEtcd | None,
     brief: bool,
+    begins: int,
 ) -> JobStatus | None:
-    """Looks after the processes until the job is over. Returns its last status; None if etcd never told one."""
+    """Looks after the processes until the job is over. Returns its last status; None if etcd never told one. `begins`:
+    the step at which the job goes on."""
     status, next_status, complete_at = None, 0.0, None
-    keeper, look = EtcdKeeper(embedded) if embedded is not None else None, _Look(etcd, keys)
+    keeper, look = EtcdKeeper(embedded) if embedded is not None else None, _Look(etcd, keys, begins)
     while not supervisor.all_done and not supervisor.failed:
         supervisor.step(0.2)
         if keeper is not None:
@@ -84,14 +86,14 @@ def _registered(status: JobStatus) -> set[Identity]:
 class _Look:
     """Reads the status; the one before while etcd is away: the display waits, the job decides for itself."""
 
-    def __init__(self, etcd: Store, keys: Keys) -> None:
-        self.etcd, self.keys = etcd, keys
+    def __init__(self, etcd: Store, keys: Keys, begins: int) -> None:
+        self.etcd, self.keys, self.begins = etcd, keys, begins
         self._unknown_since: float | None = None
         self._full, self._next_alarm = False, 0.0
 
     def __call__(self, last: JobStatus | None, brief: bool = False) -> JobStatus | None:
         try:
-            found = read_status(self.etcd, self.keys, deadline=LOOK_SECONDS, brief=brief)
+            found = read_status(self.etcd, self.keys, deadline=LOOK_SECONDS, brief=brief, begins=self.begins)
         except EtcdError:
             return last
         except GraphftError as error:

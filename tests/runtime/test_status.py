@@ -82,6 +82,18 @@ def test_json_is_whole_and_plain(etcd: Etcd, keys: Keys, job: Job) -> None:
     assert data["events"][0]["who"] == "pserver 1"
 
 
+def test_a_job_that_goes_on_is_at_its_step_from_the_first_look_on(etcd: Etcd, keys: Keys, job: Job) -> None:
+    """With a new etcd, as a job has that goes on from its storage: it was told to be at step 0 until its first one."""
+    put_job(etcd, keys, job)
+    assert read_status(etcd, keys, begins=3).step == 3
+    etcd.put(keys.generation, msgspec.json.encode(Generation(0, 2, "step-00000002.g0", "")))
+    etcd.put(keys.pserver(0), msgspec.json.encode(Registration("0-ps", "tcp://a:1", 10, "host")))
+    etcd.put(keys.status_of("pserver", "0"), msgspec.json.encode(ShardStatus(0, 0, 0.0, 0, {})))
+    assert read_status(etcd, keys, begins=3).step == 2, "it went back to an older checkpoint: etcd's word counts"
+    etcd.put(keys.status_of("pserver", "0"), msgspec.json.encode(ShardStatus(4, 0, 0.0, 0, {})))
+    assert read_status(etcd, keys, begins=3).step == 4
+
+
 def test_status_when_all_processes_are_gone(etcd: Etcd, keys: Keys, job: Job) -> None:
     """A complete job's processes have deregistered: its step is what was committed, not 0."""
     put_job(etcd, keys, job)
