@@ -131,7 +131,7 @@ def open_url(url: str, options: Mapping[str, Any]) -> Iterator[tuple[IO[bytes], 
                 f"cannot open {url}: {describe(e)}",
                 rule="missing-file",
                 help="check the URL, and that this machine may read it",
-            ) from e
+            ) from e.with_traceback(None)  # the frames of a library would stand before what is to be read
         yield f, stamp
 
 

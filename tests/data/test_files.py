@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import traceback
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -235,6 +236,14 @@ def test_errors_when_described(call: Callable[[Path], DataSpec], rule: str, tmp_
     with pytest.raises(GraphftError) as error:
         call(tmp_path)
     assert error.value.rule == rule
+
+
+def test_a_file_that_is_missing_is_told_without_the_frames_of_a_library(tmp_path: Path) -> None:
+    """Two tracebacks were printed. The cause stays: by it, storage that is away is known."""
+    with pytest.raises(GraphftError) as error:
+        files(f"{tmp_path}/none", "csv", COLUMNS)
+    assert isinstance(error.value.__cause__, FileNotFoundError)
+    assert "".join(traceback.format_exception(error.value)).count("Traceback") == 1
 
 
 @pytest.mark.parametrize("format", WRITERS)
