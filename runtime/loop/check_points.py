@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import errno
 import logging
 import os
 import socket
-import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +20,7 @@ from graphft.errors import GraphftError, UsageError, describe
 from graphft.ir import Program
 from graphft.runtime.checkpoint.store import NO_MANIFEST
 from graphft.runtime.fs import FS, file_system
+from graphft.runtime.loop.failed_saves import HOPELESS, Untold, asking, storage_failed
 from graphft.runtime.loop.ranks import RankStates
 from graphft.runtime.loop.retention import Keep, as_keep
 from graphft.runtime.loop.snapshot import Found, Snapshot, found_in, load_found, take
@@ -35,33 +33,6 @@ log = logging.getLogger("graphft")
 
 TRIES, FIRST_PAUSE, LAST_PAUSE = 8, 0.5, 30.0
 """A save that the storage refuses is tried again so often, with pauses (seconds) that double."""
-HOPELESS = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG})
-"""But for these errors."""
-
-
-class StorageFailed(GraphftError, OSError):
-    """The storage of the checkpoints refuses, or is not there: an OSError, as the storage's own is."""
-
-
-def _failed(url: str, error: OSError) -> StorageFailed:
-    found = StorageFailed(
-        f"the checkpoints' storage {url} cannot be used: {describe(error)}",
-        rule="storage",
-        help="is the path right (a folder or a bucket that is there), and may this process write to it?",
-    )
-    found.errno = error.errno
-    return found
-
-
-@contextlib.contextmanager
-def _asking(url: str) -> Iterator[None]:
-    """A storage's own errors as ours. Raises StorageFailed."""
-    try:
-        yield
-    except GraphftError:
-        raise
-    except OSError as error:
-        raise _failed(url, error) from None  # else tens of frames of a library stand before what is to be read
 
 
 class Saving:
@@ -139,6 +110,7 @@ class CheckPoints:
         self.fs, self.path = (fs, path) if fs is not None else file_system(path, storage_options)
         self.keep, self._sleep = as_keep(keep), sleep
         self.store = VersionStore(self.fs, self.path)
+        self._untold = Untold(path)
         self._changed = threading.Condition()
         self._waiting: tuple[Snapshot, Saving, float] | None = None
         self._thread: threading.Thread | None = None
@@ -149,8 +121,6 @@ class CheckPoints:
         self._looked = False
         """Whether this object has saved, loaded, or looked for what is saved."""
         self._writer, self._known = uuid.uuid4().hex[:12], -1
-        self._untold: tuple[Saving, str] | None = None
-        """The last save, if it failed, and what is told at exit if nobody has waited for it."""
         """Tells this object's versions; the newest version when it loaded or saved last, -1 before that."""
         self._damaged: set[int] = set()
         """Versions that this object found damaged: none of those to keep."""
@@ -259,7 +229,7 @@ class CheckPoints:
                     else "nothing is saved by this process"
                 )
                 if saving.tries >= TRIES or self._is_hopeless(error):
-                    self._end_failed(saving, _failed(self.url, error))
+                    self._end_failed(saving, storage_failed(self.url, error))
                     log.error(
                         "the checkpoint of step %d could not be saved in %s: %s; %s",
                         snapshot.status.step,
@@ -277,23 +247,14 @@ class CheckPoints:
                 return
             else:
                 self._saved, self._looked = (taken, snapshot.status.step), True
-                self._untold = None
+                self._untold.saved()
                 saving._end(version)
                 self._try_to_prune(version)
                 return
 
     def _end_failed(self, saving: Saving, error: BaseException) -> None:
-        newest = f"nothing newer than version {self._known}" if self._known >= 0 else "nothing"
-        text = f"graphft: the last checkpoint was NOT saved: {newest} was saved in {self.url}: {describe(error)}"
-        if self._untold is None:
-            atexit.register(self._tell_untold)  # runs when the threads that save are over
-        self._untold = saving, text
+        self._untold.failed(saving, self._known, error)
         saving._end(error=error)
-
-    def _tell_untold(self) -> None:
-        if self._untold is not None and not self._untold[0].told:
-            print(self._untold[1], file=sys.stderr)
-            self._untold = None
 
     def _is_hopeless(self, error: BaseException) -> bool:
         """Trying again does not help; of a first save, neither where nothing is there to save in: a bucket, a mount."""
@@ -412,7 +373,7 @@ class CheckPoints:
     ) -> TrainStatus | None:
         """See `load_check_point`."""
         targets, own = targets_of(state, main_program), (targets_of(per_rank) if per_rank else {})
-        with _asking(self.url):
+        with asking(self.url):
             known = max(self.store.all_committed(), default=-1)
         found = self.newest(version)
         if found is None:
@@ -431,7 +392,7 @@ class CheckPoints:
         Damaged ones are named, and older ones looked at. Raises GraphftError[checkpoint] if all are damaged, or the one
         that was asked for is, or is not there; StorageFailed where the storage fails, which says nothing of them.
         """
-        with _asking(self.url):
+        with asking(self.url):
             return self._newest(version)
 
     def _newest(self, version: int | None) -> Found | None:
