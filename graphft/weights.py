@@ -26,6 +26,10 @@ from graphft.tensor_file import read_tensors, write_tensors
 
 log = logging.getLogger("graphft")
 
+_CONVERT = (
+    "for weights of another precision, convert them: init_from={{n: t.to({0}) if t.is_floating_point() else t "
+    "for n, t in graphft.read_weights(SOURCE).items()}}; or give the model theirs before graphft.build"
+)
 SAVED = (Kind.PARAM, Kind.BUFFER, Kind.FROZEN)
 
 
@@ -109,7 +113,7 @@ def load_weights(program: Program, state: Mapping[str, Tensor], partial: bool = 
     Raises GraphftError[weights] if anything is missing, is too much or differs. With `partial` what fits is loaded, and
     a warning lists the rest; it is an error if nothing fits.
     """
-    new, problems, used = program.clone(), [], set()
+    new, problems, used, others = program.clone(), [], set(), set[str]()
     for variable in saved_variables(program):
         names = (variable.name, *variable.attrs.get("tied", ()))
         given = [n for n in names if n in state]
@@ -121,23 +125,31 @@ def load_weights(program: Program, state: Mapping[str, Tensor], partial: bool = 
             problems.append(f"{given[0]} is {_kind(value)}, expected a dense tensor with values")
         elif value.shape != own.shape or value.dtype != own.dtype:
             problems.append(f"{given[0]} is {_show(value)}, the program's is {_show(own)}")
+            if value.shape == own.shape and value.is_floating_point() and own.is_floating_point():
+                others.add(str(own.dtype))
         elif any(not torch.equal(value, state[n]) for n in given[1:]):
             problems.append(f"{' and '.join(given)} are one tensor in the program, and differ")
         else:
             new.values[variable.name] = value.detach().clone(memory_format=torch.contiguous_format).to(own.device)
     problems += [f"{n} is not in the program" for n in state if n not in used]
     changed = [n for n, value in new.values.items() if value is not program.values[n]]
+    convert = _CONVERT.format(others.pop()) if len(others) == 1 else ""
     if problems and not (partial and changed):
         shown = "; ".join(problems[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
         raise GraphftError(
             f"the weights do not fit program '{program.name}': {shown}",
             rule="weights",
-            help="give the weights of this model"
+            help=convert
+            or "give the weights of this model"
             + ("; nothing of these fits" if partial else ", or load what fits: init_partial=True"),
         )
     if problems:
         log.warning(
-            "%d variables of program '%s' are loaded; not loaded: %s", len(changed), program.name, "; ".join(problems)
+            "%d variables of program '%s' are loaded; not loaded: %s%s",
+            len(changed),
+            program.name,
+            "; ".join(problems),
+            f" ({convert})" * bool(convert),
         )
     return new
 

@@ -6,6 +6,7 @@ import io
 import json
 import logging
 import pickle
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -387,6 +388,22 @@ def test_what_is_no_tensor_with_values(value: Any, says: str) -> None:
     program = make_program(make_model())
     with pytest.raises(GraphftError, match=says):
         transpile(program, init_from=graphft.state_dict(program) | {"0.weight": value})
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_weights_of_another_precision_are_converted_as_the_error_says(
+    weights: dict[str, Tensor], tmp_path: Path, dtype: torch.dtype
+) -> None:
+    """It named the dtypes, and no way to do it."""
+    SOURCE = tmp_path / "half.safetensors"
+    save_file({n: t.to(dtype) if t.is_floating_point() else t for n, t in weights.items()}, SOURCE)
+    program = make_program(make_model())
+    with pytest.raises(GraphftError, match=f"is {str(dtype)[6:]}.*, the program's is float32") as error:
+        transpile(program, init_from=SOURCE)
+    (said,) = re.findall(r"init_from=(\{.*?\.items\(\)\})", error.value.help)
+    converted = eval(said, {"torch": torch, "graphft": graphft, "SOURCE": SOURCE})
+    job = transpile(program, init_from=converted)
+    assert torch.equal(job.source.values["0.weight"], weights["0.weight"].to(dtype).float())
 
 
 def test_what_is_no_source_at_all() -> None:
