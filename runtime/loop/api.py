@@ -14,6 +14,7 @@ from graphft.data import DataSpec
 from graphft.ir import Program
 from graphft.runtime.fs import FS
 from graphft.runtime.loop.check_points import CheckPoints
+from graphft.runtime.loop.failed_saves import WaitedTooLong
 from graphft.runtime.loop.ranks import check_rank, gather_rank_states
 from graphft.runtime.loop.retention import Keep
 from graphft.runtime.loop.snapshot import Found
@@ -141,10 +142,17 @@ def wait_for_check_point(
 ) -> None:
     """For trainers that do not save: returns when this version (or a later one) is committed.
 
-    Raises TimeoutError after `timeout` seconds.
+    Raises WaitedTooLong, a TimeoutError, after `timeout` seconds; OSError where the storage fails.
     """
     store, end = CheckPoints(path, fs, storage_options=storage_options).store, time.monotonic() + timeout
     while not any(v >= version and store.committed(v) for v in store.versions()):
         if time.monotonic() > end:
-            raise TimeoutError(f"{path} had no checkpoint {version} within {timeout} s")
+            newest = max(store.all_committed(), default=None)
+            raise WaitedTooLong(
+                f"{path} had no checkpoint {version} within {timeout:g} s; "
+                + ("it has none" if newest is None else f"the newest is {newest}"),
+                rule="checkpoint-timeout",
+                help="is trainer 0 alive, and does it save to this path? its log says what the storage refuses; if "
+                "a save takes so long, wait longer",
+            )
         time.sleep(LOOK_SECONDS)

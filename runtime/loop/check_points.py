@@ -20,7 +20,7 @@ from graphft.errors import GraphftError, UsageError, describe
 from graphft.ir import Program
 from graphft.runtime.checkpoint.store import NO_MANIFEST
 from graphft.runtime.fs import FS, file_system
-from graphft.runtime.loop.failed_saves import HOPELESS, Untold, asking, storage_failed
+from graphft.runtime.loop.failed_saves import HOPELESS, Untold, WaitedTooLong, asking, storage_failed
 from graphft.runtime.loop.ranks import RankStates
 from graphft.runtime.loop.retention import Keep, as_keep
 from graphft.runtime.loop.snapshot import Found, Snapshot, found_in, load_found, take
@@ -38,7 +38,9 @@ TRIES, FIRST_PAUSE, LAST_PAUSE = 8, 0.5, 30.0
 class Saving:
     """A checkpoint that is being saved. `version`: None until it is committed."""
 
-    def __init__(self) -> None:
+    def __init__(self, what: str = "") -> None:
+        self.what = what
+        """Of which step, and where to, in words."""
         self.version: int | None = None
         self.superseded = False
         """Whether a newer one was to be saved before this one had its turn: it is not saved then."""
@@ -54,9 +56,14 @@ class Saving:
 
     def wait(self, timeout: float | None = None) -> int | None:
         """Returns its version when it is committed; None if a newer one took its place. Raises what it ended with;
-        TimeoutError when it takes longer than `timeout` seconds."""
+        WaitedTooLong, a TimeoutError, when it takes longer than `timeout` seconds."""
         if not self._done.wait(timeout):
-            raise TimeoutError(f"the checkpoint was not saved within {timeout} s")
+            state = f"try {self.tries} of {TRIES} is under way" if self.tries else "its turn has not come"
+            raise WaitedTooLong(
+                f"the checkpoint{self.what} was not saved within {timeout:g} s: {state}",
+                rule="checkpoint-timeout",
+                help="it goes on being saved: wait() again, or look at .done; warnings tell what the storage says",
+            )
         if self._error is not None:
             self.told = True
             raise self._error
@@ -144,8 +151,9 @@ class CheckPoints:
         """
         targets = targets_of(state, main_program)
         self.wait()
-        saving, self._begun_at = Saving(), self._clock()
-        self._write(take(targets, status, random_states, ranks, copy=False), saving, self._begun_at)
+        self._begun_at = self._clock()
+        snapshot, saving = take(targets, status, random_states, ranks, copy=False), self._saving(status)
+        self._write(snapshot, saving, self._begun_at)
         version = saving.wait()
         assert version is not None
         return version
@@ -160,7 +168,8 @@ class CheckPoints:
         ranks: RankStates | None = None,
     ) -> Saving:
         """Copies the state, and saves it beside what goes on. One save is at work; of those that wait, the newest."""
-        snapshot, saving = take(targets_of(state, main_program), status, random_states, ranks, copy=True), Saving()
+        snapshot = take(targets_of(state, main_program), status, random_states, ranks, copy=True)
+        saving = self._saving(status)
         self._begun_at = self._clock()
         with self._changed:
             if self._waiting is not None:
@@ -200,6 +209,9 @@ class CheckPoints:
         """Until nothing is being saved."""
         with self._changed:
             self._changed.wait_for(lambda: self._thread is None)
+
+    def _saving(self, status: TrainStatus) -> Saving:
+        return Saving(f" of step {status.step} to {self.url}")
 
     def _run(self) -> None:
         while True:

@@ -22,6 +22,10 @@ class StorageFailed(GraphftError, OSError):
     """The storage of the checkpoints refuses, or is not there: an OSError, as the storage's own is."""
 
 
+class WaitedTooLong(GraphftError, TimeoutError):
+    """A checkpoint was not committed in time: a TimeoutError that says which, and what to do."""
+
+
 def storage_failed(url: str, error: OSError) -> StorageFailed:
     found = StorageFailed(
         f"the checkpoints' storage {url} cannot be used: {describe(error)}",

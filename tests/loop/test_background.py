@@ -45,8 +45,10 @@ def test_what_is_saved_is_the_state_of_that_moment(tmp_path: Path) -> None:
     saving = CheckPoints(str(tmp_path), fs).begin(weight, TrainStatus(0))
     weight.value += 5  # in place, while it is being saved
     assert not saving.done
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError, match=r"the checkpoint of step \d+ to .* was not saved within 0\.01 s") as late:
         saving.wait(0.01)
+    assert isinstance(late.value, GraphftError), "with a remedy"
+    assert "wait() again" in late.value.help
     fs.go.set()
     assert saving.wait(60) == 0
     found = graphft.read_check_point(str(tmp_path))
