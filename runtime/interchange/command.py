@@ -193,7 +193,8 @@ def _list(options: argparse.Namespace) -> int:
     if not lines:
         return _list(options)  # there are newer ones by now
     lines += [f"{version:>8}  {NO_MANIFEST}" for version in place.store.without_manifest()]
-    head = f"{'version':>8}  {'saved':19}  {'epoch':>5} {'step':>9} {'offset':>7}  {'size':>10}  metrics"
+    whose = "metrics  (as its TrainStatus had them)"
+    head = f"{'version':>8}  {'saved':19}  {'epoch':>5} {'step':>9} {'offset':>7}  {'size':>10}  {whose}"
     print("\n".join([head, *lines]))
     return 0
 

@@ -74,7 +74,8 @@ class JobCheckpoint:
 
 GONE = "gone meanwhile: the job keeps newer ones"
 """What `verify` says of a checkpoint that the running job has deleted."""
-HEAD = f"{'step':>9} {'generation':>10}  {'saved':19}  {'size':>10}  of"
+_WHOSE = "(loss, metrics: means of the trainers' newest batches)"
+HEAD = f"{'step':>9} {'generation':>10}  {'saved':19}  {'size':>10}  of  {_WHOSE}"
 
 
 def job_checkpoints(folder: Path) -> list[JobCheckpoint]:
