@@ -1,7 +1,20 @@
-"""`python -m graphft`: the same as the `graphft` command."""
+"""The `graphft` command, and `python -m graphft`."""
 
 from __future__ import annotations
 
-from graphft.runtime.cli import main
+import sys
 
-raise SystemExit(main())
+
+def main() -> int:
+    """Returns the exit status. Ctrl-C is no traceback while the command is imported, either."""
+    try:
+        from graphft.runtime import cli
+
+        return cli.main()
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

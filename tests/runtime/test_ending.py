@@ -51,6 +51,19 @@ def test_a_signal_ends_in_order_with_one_line_and_its_status(name: str, status: 
     assert (done.returncode, done.stdout, done.stderr) == (status, "etcd has ended\n", "interrupted at step 3\n")
 
 
+def test_ctrl_c_while_the_command_is_imported_is_no_traceback() -> None:
+    done = run(
+        "import runpy, sys\n"
+        "class CtrlC:\n"
+        "    def find_spec(self, name, *more):\n"
+        "        if name == 'graphft.runtime.cli':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, CtrlC())\n"
+        "runpy.run_module('graphft', run_name='__main__')\n"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
 def test_a_script_can_catch_it_as_a_keyboard_interrupt(capsys: pytest.CaptureFixture[str]) -> None:
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt) as caught, interruptible(lambda: "interrupted"):
