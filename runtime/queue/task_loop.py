@@ -6,11 +6,12 @@ import contextlib
 import numbers
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+import torch
 
 from graphft.errors import UsageError
 from graphft.ops.context import WorkChanged
@@ -18,6 +19,7 @@ from graphft.runtime.coordination.connect import connect
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.run_record import put_job
+from graphft.runtime.data import Reader, open_reader
 from graphft.runtime.etcd import LeaseLost, Session, put_op
 from graphft.runtime.process.progress import Progress
 from graphft.runtime.protocol.left_out import ChunkOmissions
@@ -60,7 +62,8 @@ class TaskLoop:
         with graphft.TaskLoop("jobs/mine", etcd="host:2379") as tasks:
             while (found := tasks.get(16)) is not None:      # None: all passes are done
                 for task in found:                           # []: others hold what is left; ask again a little later
-                    train_on(task.chunk)
+                    for batch in tasks.batches(task):        # {"x": tensor, "y": tensor}
+                        train_on(**batch)
                 tasks.finish(found)
             if tasks.request_save_model(60):
                 torch.save(...)
@@ -97,6 +100,8 @@ class TaskLoop:
         self.member.wake = self._client.wake
         self._pass, self._known, self._renewed = 0, 0, time.monotonic()
         self._held: set[LoopTask] = set()
+        self._folder = None if isinstance(job, Job) else Path(job)
+        self._reader: Reader | None = None
         self._open, self._done = True, False
         record = msgspec.json.encode(self.member.registration())
         key = self.member.keys.trainer(self.member.id)
@@ -141,6 +146,21 @@ class TaskLoop:
         if empty:
             self.finish(empty)
         return [task for task in tasks if task not in empty]
+
+    def batches(self, task: LoopTask) -> Iterator[dict[str, torch.Tensor]]:
+        """The task's data, batch by batch, by column: `batch_size` records each, in the order of its pass, without what
+        is left out. The same bits for whoever reads them. Raises GraphftError when they cannot be read, and UsageError
+        for a loop that was given no folder."""
+        _check_task(task)
+        config = self.job.config
+        if self._reader is None:
+            if self._folder is None:
+                raise _wrong("this loop was given a Job, and not the folder with its data", "give the folder's path")
+            self._reader = open_reader(config.data, self._folder, config.seed)
+        for number in range(int(config.plan.batches[task.chunk])):
+            positions = config.plan.positions(task.pass_index, task.chunk, number).tolist()
+            if not task.without.issuperset(positions):
+                yield self._reader.batch(task.pass_index, task.chunk, number, config.batch_size, task.without)
 
     def finish(self, tasks: Sequence[LoopTask]) -> list[LoopTask]:
         """These are done. Returns those that were others' by then: what was done of them is done again. Raises

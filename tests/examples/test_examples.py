@@ -109,6 +109,16 @@ def test_own_loop(tmp_path: Path, checkpoints: str) -> None:
     assert number(r"accuracy +([\d.]+)", text) > 0.85
 
 
+@pytest.mark.timeout(300)
+@pytest.mark.chaos
+def test_tasks(tmp_path: Path) -> None:
+    """A worker and the coordinator are killed; each record has its score, once."""
+    text = run("06_tasks.py", tmp_path)
+    assert "a worker and the coordinator are killed" in text
+    assert text.count("this worker puts the scores together") == 1
+    assert "scores of 1,797 records" in text
+
+
 def test_all_examples_are_tested() -> None:
     names = {p.name for p in EXAMPLES.glob("[0-9]*.py")}
     assert names == set(re.findall(r'run\("(\w+\.py)"', Path(__file__).read_text()))

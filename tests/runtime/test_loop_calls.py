@@ -8,6 +8,7 @@ import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -45,7 +46,7 @@ def scene(job: Job, etcd_server: EmbeddedEtcd) -> Iterator[Scene]:
 @pytest.fixture
 def small(job: Job, etcd_server: EmbeddedEtcd) -> Iterator[Scene]:
     """Four tasks of four batches, two passes."""
-    data = graphft.arrays(chunk_size=4, x=torch.zeros(16, 1).expand(-1, 200), y=torch.zeros(16, 1))
+    data = graphft.arrays(chunk_size=4, x=torch.zeros(16, 1).expand(-1, 200), y=torch.arange(16.0)[:, None])
     options = {"dispatch": "coordinator", "slice_unit": 64, "min_block": 64, "passes": 2}
     made = graphft.transpile(linear(), chunks=data, batch_size=1, ft=True, sync=False, max_discarded=1.0, **options)
     with scene_of(etcd_server, Keys(f"calls-{uuid.uuid4().hex[:12]}"), made) as scene:
@@ -110,6 +111,28 @@ def test_what_no_coordinator_can_read_is_refused(tasks: graphft.TaskLoop) -> Non
 def test_etcd_is_named_by_text(job: Job) -> None:
     with pytest.raises(UsageError, match="etcd is None"):
         graphft.TaskLoop(job, None)  # type: ignore[arg-type]
+
+
+def test_a_tasks_batches_are_those_of_its_pass_without_what_is_left_out(small: Scene, tmp_path: Path) -> None:
+    small.coordinator().start(max_failures=1, max_discarded=8)
+    small.job.save(tmp_path / "job")
+    plan = small.job.config.plan
+    with graphft.TaskLoop(tmp_path / "job", small.server.endpoints[0]) as tasks:
+        found = tasks.get()
+        assert found
+        (task,) = found
+        read = [batch["y"].flatten().tolist() for batch in tasks.batches(task)]
+        order = [plan.positions(0, task.chunk, n).tolist() for n in range(4)]
+        assert read == [[4.0 * task.chunk + p for p in positions] for positions in order]
+        tasks.fail(task, "broken", batch=2)
+        while not (again := [t for t in tasks.get() or [] if t.chunk == task.chunk]):
+            pass
+        assert again[0].without == set(order[2])
+        assert [batch["y"].flatten().tolist() for batch in tasks.batches(again[0])] == read[:2] + read[3:]
+    without = graphft.TaskLoop(small.job, small.server.endpoints[0])
+    with pytest.raises(UsageError, match="not the folder with its data"):
+        next(without.batches(task))
+    without.close()
 
 
 # -- tasks that fail -------------------------------------------------------------------------------------------------
