@@ -93,18 +93,23 @@ def checkpoints(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyt
         yield "s3://bucket/run"
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """What a run without a kill prints."""
+    return run("05_own_loop.py", tmp_path_factory.mktemp("undisturbed"), "--checkpoints", "memory://undisturbed")
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.chaos
-def test_own_loop(tmp_path: Path, checkpoints: str) -> None:
-    """Killed twice, in the middle of an epoch, it ends with the bits of a run that was not."""
+def test_own_loop(tmp_path: Path, checkpoints: str, undisturbed: str) -> None:
+    """Killed in the middle of an epoch, it ends with the bits of a run that was not."""
     place = ("--checkpoints", checkpoints)
     command = [sys.executable, str(EXAMPLES / "05_own_loop.py"), "--small", *place, "--kill-at"]
-    for step in ("75", "140"):
+    for step in ("140",) if checkpoints.startswith("s3:") else ("75", "140"):
         killed = subprocess.run([*command, step], cwd=tmp_path, timeout=120, capture_output=True, text=True)
         assert killed.returncode == -signal.SIGKILL, killed.stderr
     text = run("05_own_loop.py", tmp_path, *place)
     assert number(r"going on at epoch 2, step (\d+)", text) >= 114, "the one that was saved at the end of epoch 1"
-    undisturbed = run("05_own_loop.py", tmp_path, "--checkpoints", "memory://undisturbed")
     assert text.splitlines()[-2:] == undisturbed.splitlines()[-2:]
     assert number(r"accuracy +([\d.]+)", text) > 0.85
 
