@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,6 +15,7 @@ from graphft.fileio import write_atomically
 from graphft.runtime.coordination.job_storage import MODEL, is_stored_complete
 from graphft.runtime.etcd import Etcd, EtcdUnreachable
 from graphft.runtime.etcd.open import open_etcd
+from graphft.runtime.transport.address import network_identity
 
 log = logging.getLogger("graphft")
 
@@ -24,7 +26,8 @@ WAIT_SECONDS = 60.0
 an etcd that does not answer."""
 TELL_SECONDS = 2.0
 """A wait for it that is longer than this is told."""
-_FILE = "etcd.json"
+NOTE = "etcd.json"
+"""In the job's folder: where its etcd is (`noted_etcd`)."""
 
 
 def connect(endpoints: str, wait: float | None = None, environ: Mapping[str, str] = os.environ) -> Etcd:
@@ -56,14 +59,15 @@ def connect_when_back(endpoints: str, job_dir: Path) -> Etcd:
             log.warning("%s; waiting for it", error.message)
 
 
-def write_endpoints(job_dir: Path, endpoints: str) -> None:
-    """Leaves in the job's folder where its etcd is."""
-    write_atomically(job_dir / _FILE, json.dumps({"endpoints": endpoints}).encode())
+def write_endpoints(job_dir: Path, endpoints: str, *, own: bool = False) -> None:
+    """Leaves in the job's folder where its etcd is. `own`: it was started with the job. Raises OSError."""
+    where = {"host": socket.gethostname(), "network": network_identity()}
+    write_atomically(job_dir / NOTE, json.dumps({"endpoints": endpoints, "own": own, **where}).encode())
 
 
 def read_endpoints(job_dir: Path) -> str:
     """What was left there; "" if nothing was, or it is damaged: the next launcher writes it anew."""
-    path = job_dir / _FILE
+    path = job_dir / NOTE
     try:
         return str(json.loads(path.read_bytes())["endpoints"]) if path.exists() else ""
     except (ValueError, KeyError, TypeError) as error:
@@ -95,9 +99,9 @@ def connect_from(job_dir: Path, wait: float | None = None) -> Etcd:
         if not told and time.monotonic() - begun > TELL_SECONDS:
             log.info(
                 "waiting for etcd: %s",
-                f"{endpoints}, which {job_dir / _FILE} names, does not answer"
+                f"{endpoints}, which {job_dir / NOTE} names, does not answer"
                 if endpoints
-                else f"no --etcd was given, and its address is not in {job_dir / _FILE} so far",
+                else f"no --etcd was given, and its address is not in {job_dir / NOTE} so far",
             )
             told = True
         try:
@@ -110,7 +114,7 @@ def connect_from(job_dir: Path, wait: float | None = None) -> Etcd:
                 raise
         if time.monotonic() > end:
             raise GraphftError(
-                f"no etcd endpoints: none were given, and {job_dir / _FILE} is not there",
+                f"no etcd endpoints: none were given, and {job_dir / NOTE} is not there",
                 rule="etcd-endpoints",
                 help="give --etcd HOST:PORT[,...] or set GRAPHFT_ETCD",
             )

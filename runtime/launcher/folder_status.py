@@ -14,21 +14,23 @@ from typing import Literal
 
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.runtime.checkpoint.saved_step import saved_step
-from graphft.runtime.coordination.connect import connect, is_complete, read_endpoints
+from graphft.runtime.coordination.connect import is_complete
 from graphft.runtime.coordination.job_storage import JOBS, MODEL, fetch, is_url, local_folder, storage_of
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.status import JobStatus, read_status
+from graphft.runtime.coordination.noted_etcd import EtcdNote, noted_etcd, read_note
+from graphft.runtime.coordination.status import UNKNOWN_JOB, JobStatus, read_status
 from graphft.runtime.coordination.storage_claim import claim_elsewhere
 from graphft.runtime.launcher.job_folder import begun, continued_in
 from graphft.runtime.launcher.process_ends import read_ends
 from graphft.runtime.launcher.result import Result
 from graphft.runtime.process.folder_lock import holder_of
+from graphft.transpiler.config import JobConfig
 from graphft.transpiler.record import JobRecord, read_record
 
 ANSWER_SECONDS = 1.0
 """For how long a job's etcd may take to answer."""
 State = Literal["complete", "running", "starting", "stopped", "failed", "not begun", "unknown", "unreadable"]
-"""unknown: its etcd is not the embedded one, and does not answer here."""
+"""unknown: its etcd was not started with it, and does not answer here."""
 
 
 @dataclass(frozen=True)
@@ -53,20 +55,24 @@ class FolderStatus:
     """Of a job that stopped or failed: which one went on from its checkpoint with other pservers."""
     url: str = ""
     """Of a job that was given by the URL of its storage: that is told, not the folder."""
+    etcd: str = ""
+    """Where its etcd is, if that was not started with it."""
+    join: bool = False
+    """Whether that etcd knows the run: it goes on there."""
 
     def describe(self) -> str:
         """On one line, with what to do about it."""
         named = self.url or self.folder
+        launch = f"graphft launch --job {named}" + f" --etcd {self.etcd}" * self.join
         goes_on = "writes its model, which is not there" if self.step == self.steps else "goes on with it"
         what = {
             "complete": f"is complete: {self.steps} steps, model {self.model}",
             "running": f"is running, {self.where}{self._waits}",
             "starting": f"is starting ({self.holder}), {self.where}",
-            "stopped": f"is not running; it stopped {self.where}: graphft launch --job {named} {goes_on}",
-            "failed": f"failed {self.where}: {self.failure}; graphft launch --job {named} tries it once more",
+            "stopped": f"is not running; it stopped {self.where}: {launch} {goes_on}",
+            "failed": f"failed {self.where}: {self.failure}; {launch} tries it once more",
             "not begun": f"was saved and never begun: graphft launch --job {named}",
-            "unknown": f"may run elsewhere: {self.holder or 'its etcd does not answer'}; "
-            f"its newest checkpoint here is {self.where}",
+            "unknown": f"{self._unknown}; its newest checkpoint here is {self.where}",
             "unreadable": "cannot be read",
         }[self.state]
         if self.continued:
@@ -82,6 +88,14 @@ class FolderStatus:
     @property
     def where(self) -> str:
         return f"at step {'?' if self.step is None else self.step} of {self.steps}"
+
+    @property
+    def _unknown(self) -> str:
+        return (
+            f"may run elsewhere: {self.holder}"
+            if self.holder
+            else f"may run, which is not known: its etcd {self.etcd} does not answer here; give --etcd"
+        )
 
     @property
     def _waits(self) -> str:
@@ -112,6 +126,7 @@ class FolderStatus:
             "lost": list(self.lost),
             "failure": self.failure,
             "continued": self.continued,
+            "etcd": self.etcd,
         }
 
 
@@ -176,20 +191,24 @@ def _look_at(folder: Path) -> FolderStatus:
     if is_complete(folder):
         lost = _lost(folder, record)
         return FolderStatus(folder, name, "complete", steps, steps, _completed(folder), lost=lost)
-    holder, endpoints = holder_of(folder), read_endpoints(folder) or ",".join(record.config.etcd_endpoints or ())
-    live = _live(endpoints, record) if endpoints else None
+    holder, note = holder_of(folder), note_of(folder, record.config)
+    answers, live = _ask(note, record)
     if live is not None and not is_copy(folder, live) and not live.idle:
-        return FolderStatus(folder, name, "running", live.step, steps, time.time(), holder, live.waiting)
+        return FolderStatus(
+            folder, name, "running", live.step, steps, time.time(), holder, live.waiting, etcd=note.endpoints
+        )
     saved = saved_step(folder, record.config)
     if holder:
         return FolderStatus(folder, name, "starting", saved, steps, time.time(), holder)
     if claim := claim_elsewhere(folder):
         return FolderStatus(folder, name, "unknown", saved, steps, time.time(), claim)
     if begun(folder):
-        if failure := read_ends(folder).failed:
-            return FolderStatus(folder, name, "failed", saved, steps, _last_work(folder), failure=failure)
-        known = live is not None or not endpoints or (folder / "etcd").is_dir()
-        return FolderStatus(folder, name, "stopped" if known else "unknown", saved, steps, _last_work(folder))
+        known = answers or not note.endpoints or note.own or note.ended
+        failure = read_ends(folder).failed
+        state: State = "failed" if failure else "stopped" if known else "unknown"
+        found = FolderStatus(folder, name, state, saved, steps, _last_work(folder), failure=failure)
+        join = live is not None and not note.own and not is_copy(folder, live)
+        return replace(found, etcd="" if note.own else note.endpoints, join=join)
     return FolderStatus(folder, name, "not begun", 0, steps, _modified(folder / "job.json"))
 
 
@@ -211,14 +230,22 @@ def is_copy(folder: Path, status: JobStatus) -> bool:
         return False
 
 
-def _live(endpoints: str, record: JobRecord) -> JobStatus | None:
-    """What the run's etcd tells, if it answers and knows this very run."""
+def note_of(folder: Path, config: JobConfig) -> EtcdNote:
+    """Where the job's etcd is, as far as its folder and its options tell."""
+    note = read_note(folder)
+    return note if note.endpoints else EtcdNote(",".join(config.etcd_endpoints or ()))
+
+
+def _ask(note: EtcdNote, record: JobRecord) -> tuple[bool, JobStatus | None]:
+    """Whether the run's etcd answers; and what it tells, if it knows this very run."""
     try:
-        with connect(endpoints, wait=ANSWER_SECONDS) as etcd:
+        with noted_etcd(note) as etcd:
+            if etcd is None:
+                return False, None
             status = read_status(etcd, Keys(record.config.name), deadline=ANSWER_SECONDS, brief=True)
-    except GraphftError:
-        return None
-    return status if status.spec.get("run") == record.run_id else None
+    except GraphftError as error:
+        return error.rule == UNKNOWN_JOB, None
+    return True, status if status.spec.get("run") == record.run_id else None
 
 
 def _last_work(folder: Path) -> float:

@@ -20,6 +20,7 @@ from graphft.runtime.coordination.embedded_etcd import start_etcd
 from graphft.runtime.coordination.job_storage import MODEL, fetch_result, publish, withdraw
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.lost_rows import read_lost_rows
+from graphft.runtime.coordination.noted_etcd import check_no_other_etcd
 from graphft.runtime.coordination.run_record import fenced, put_job
 from graphft.runtime.coordination.stale_run import begin_anew, make_way, revoke_dead, tell_failed, try_again
 from graphft.runtime.coordination.status import JobStatus
@@ -186,6 +187,8 @@ def launch_directory(
         publish(folder.path)
         if not (options.endpoints(job.config) and job.config.ft):  # files that only one launcher at a time may touch
             stack.enter_context(locked(folder.path, wait if options.wait else None))
+            if not options.endpoints(job.config):
+                check_no_other_etcd(folder.path, job)
             claim = stack.enter_context(claimed(folder.path, wait if options.wait else None))
             if waited and is_complete(folder.path):
                 fetch_result(folder.path)
@@ -277,6 +280,8 @@ def _start(
         endpoints = ",".join(embedded.endpoints)
     client = connect(endpoints)
     stack.callback(client.close)
+    if embedded is None:
+        check_no_other_etcd(job_dir, job, client)
     if embedded is None and job.config.ft:
         revoke_dead(client, keys)
     make_way(client, keys, job)
@@ -286,7 +291,7 @@ def _start(
         _tell_of_lost_model(job, job_dir)
     put_job(client, keys, job, job_dir)
     etcd = fenced(client, keys, job)
-    write_endpoints(job_dir, endpoints)
+    write_endpoints(job_dir, endpoints, own=embedded is not None)
     fork_server = fork_server or _fork_server(job_dir, environment, options, stack)
     supervisor = Supervisor(
         job_dir, keys, etcd, endpoints, environment, options.max_restarts, job.config.ft, fork_server

@@ -102,24 +102,26 @@ def _list_folders(options: argparse.Namespace) -> None:
 
 def _show_folder(folder: Path, options: argparse.Namespace) -> None:
     """The whole status of a job that runs; of one that does not, what its folder tells."""
-    from graphft.runtime.coordination.connect import connect, read_endpoints
+    from graphft.runtime.coordination.connect import connect
     from graphft.runtime.coordination.job_storage import is_url
     from graphft.runtime.coordination.keys import Keys
     from graphft.runtime.coordination.status import read_status
     from graphft.runtime.etcd import EtcdUnreachable
-    from graphft.runtime.launcher.folder_status import ANSWER_SECONDS, is_copy, look_at
+    from graphft.runtime.launcher.folder_status import ANSWER_SECONDS, is_copy, look_at, note_of
     from graphft.runtime.process.folder_lock import holder_of
     from graphft.transpiler import read_record
 
-    config = read_record(folder).config
+    record = read_record(folder)
+    config = record.config
     while True:
-        endpoints = read_endpoints(folder) or ",".join(config.etcd_endpoints or ())
+        note = note_of(folder, config)
         try:
-            if endpoints:
-                with connect(endpoints, wait=None if holder_of(folder) else ANSWER_SECONDS) as etcd:
+            if note.endpoints and not note.elsewhere:
+                with connect(note.endpoints, wait=None if holder_of(folder) else ANSWER_SECONDS) as etcd:
                     seen = read_status(etcd, Keys(config.name), brief=True)
                     watched = options.watch and holder_of(folder)  # while it starts, too
-                    if watched or not (seen.idle or is_copy(folder, seen)):
+                    other = seen.spec.get("run") != record.run_id or is_copy(folder, seen)
+                    if watched or not (seen.idle or other):
                         return _show(etcd, Keys(config.name), options)
         except EtcdUnreachable:
             pass

@@ -22,7 +22,7 @@ from graphft.runtime.coordination.embedded_etcd import start_etcd
 from graphft.runtime.coordination.job_storage import fetch, publish, stored_run
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, Store
-from graphft.runtime.process.folder_lock import locked
+from graphft.runtime.process.folder_lock import holder_of, locked
 from graphft.runtime.process.interrupts import look_out
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK
 from graphft.runtime.process.structs import prepare_structs
@@ -154,7 +154,7 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec) -> int:
                 stack.enter_context(locked(job_dir))
                 embedded = start_etcd(job, job_dir)
                 stack.callback(embedded.stop)
-                write_endpoints(job_dir, ",".join(embedded.endpoints))
+                write_endpoints(job_dir, ",".join(embedded.endpoints), own=True)
             _run(job, job_dir, spec)
             if embedded is not None:
                 _await_others(job, embedded)
@@ -178,6 +178,7 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec) -> int:
 
 def _run(job: Job, job_dir: Path, spec: RoleSpec) -> None:
     from graphft.devices import find_device
+    from graphft.runtime.coordination.noted_etcd import check_no_other_etcd, leave_note
     from graphft.runtime.coordination.run_record import put_job
     from graphft.runtime.coordination.stale_run import make_way
     from graphft.runtime.execute.determinism import enforce
@@ -187,8 +188,11 @@ def _run(job: Job, job_dir: Path, spec: RoleSpec) -> None:
     enforce(job.config)
     endpoints, keys = spec.etcd or ",".join(job.config.etcd_endpoints or ()), Keys(job.config.name)
     etcd = connect_when_back(endpoints, job_dir) if endpoints else connect_from(job_dir)
+    noted = not endpoints or check_no_other_etcd(job_dir, job, etcd)
     make_way(etcd, keys, job)
     put_job(etcd, keys, job, job_dir)
+    if not noted and not holder_of(job_dir):  # a launcher notes it itself
+        leave_note(job_dir, endpoints)
     role = _make_role(job, job_dir, spec, etcd)
     if role is not None:
         follow(role)

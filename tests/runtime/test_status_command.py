@@ -175,8 +175,7 @@ def test_a_job_that_does_not_exist(capsys: pytest.CaptureFixture[str], job: Job)
 def test_a_job_that_was_never_begun_stopped_or_is_complete(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
     text = shown(capsys, "status", "--job", saved)
     assert text == f"the job in {saved} was saved and never begun: graphft launch --job {saved}\n"
-    (saved / "etcd").mkdir()
-    write_endpoints(saved, NOBODY)
+    write_endpoints(saved, NOBODY, own=True)
     left = f"it stopped at step 0 of 4: graphft launch --job {saved} goes on with it"
     assert shown(capsys, "status", "--job", saved) == f"the job in {saved} is not running; {left}\n"
     (saved / "model.safetensors").write_bytes(EMPTY_MODEL)
@@ -260,7 +259,9 @@ def test_a_job_whose_etcd_is_elsewhere_and_does_not_answer_may_run(
     capsys: pytest.CaptureFixture[str], saved: Path
 ) -> None:
     write_endpoints(saved, NOBODY)
-    assert "may run elsewhere: its etcd does not answer" in shown(capsys, "status", "--job", saved)
+    said = shown(capsys, "status", "--job", saved)
+    assert f"may run, which is not known: its etcd {NOBODY} does not answer here; give --etcd" in said
+    assert "graphft launch" not in said, "it would run the job twice"
 
 
 def test_all_jobs_of_the_folder(
