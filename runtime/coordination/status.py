@@ -34,7 +34,8 @@ _SPEC = re.compile(r"/([A-Za-z0-9_-]{1,64})/spec")
 
 @dataclass(frozen=True)
 class JobStatus:
-    """One look at a job. `step` is the lowest version among the live shards; without any, what was committed last.
+    """One look at a job. `step` is the lowest version among the live shards, or what was committed last where that is
+    more: a shard that is being restored tells no version.
 
     Without fault tolerance there are no slots, and no queue.
     Async: `generation` counts the times that a shard went back, `checkpoint` is the lowest of the shards' own.
@@ -113,14 +114,33 @@ class JobStatus:
     def samples_per_second(self) -> float:
         return sum(t.get("samples_per_second", 0.0) for t in self.trainers.values())
 
-    def to_json(self) -> str:
-        data = asdict(self) | {
+    def in_brief(self, etcd: str = "") -> dict[str, Any]:
+        """What every JSON of a job has, whether it runs or not (`FolderStatus.to_json`). `etcd`: its endpoints."""
+        return {
+            "job": self.job,
+            "state": self.state,
+            "step": self.step,
+            "total_steps": self.spec.get("total_steps", 0),
+            "pass": self.pass_index,
+            "passes": self.spec.get("passes", 0),
             "loss": self.loss,
-            "metrics": self.metrics,
-            "samples_per_second": self.samples_per_second,
-            "skipped_steps": self.skipped_steps,
             "waiting": self.waiting,
+            "failure": self.failure,
+            "folder": self.spec.get("folder", ""),
+            "etcd": etcd,
         }
+
+    def to_json(self, etcd: str = "") -> str:
+        """`in_brief`, and all that is known. `etcd`: its endpoints."""
+        data = (
+            asdict(self)
+            | self.in_brief(etcd)
+            | {
+                "metrics": self.metrics,
+                "samples_per_second": self.samples_per_second,
+                "skipped_steps": self.skipped_steps,
+            }
+        )
         data["events"] = [msgspec.to_builtins(e) for e in self.events]
         data["left_out"] = {chunk: msgspec.to_builtins(found) for chunk, found in self.left_out.items()}
         return json.dumps(data, indent=1, sort_keys=True, default=str)
@@ -181,7 +201,7 @@ def _status(
         spec,
         generation,
         pass_index,
-        max(min(versions, default=saved or 0), _begun(view, begins)),
+        max(min(versions, default=0), _begun(view, saved, begins)),
         saved,
         {int(k): v for k, v in sorted(pservers.items(), key=lambda kv: int(kv[0]))},
         trainers,
@@ -230,11 +250,14 @@ def _saved(view: JobView, shards: int) -> int | None:
     return min(c.step for c in view.shard_commits.values()) if len(view.shard_commits) == shards else None
 
 
-def _begun(view: JobView, begins: int) -> int:
-    """The step of the generation: a pserver that has not loaded it yet says 0."""
-    if view.generation is not None:
-        return view.generation.step
-    return min((generation.step for generation in view.shard_generations.values()), default=begins)
+def _begun(view: JobView, saved: int | None, begins: int) -> int:
+    """The step that the job does not go back behind: of its newest checkpoint, or the one that a later generation began
+    with. A pserver that has not loaded it yet says 0."""
+    begun, committed = view.generation, view.committed
+    if begun is not None and (committed is None or begun.number > committed.generation):
+        return begun.step
+    of_shards = min((generation.step for generation in view.shard_generations.values()), default=begins)
+    return of_shards if saved is None else saved
 
 
 def _members(

@@ -71,6 +71,16 @@ def test_status_of_a_running_job(etcd: Etcd, keys: Keys, job: Job) -> None:
     assert status.spec["trainers"] == 2
 
 
+def test_a_shard_that_is_restored_does_not_take_the_job_back_to_step_0(etcd: Etcd, keys: Keys, job: Job) -> None:
+    """It is registered, and reports version 0 until it has its checkpoint."""
+    fill(etcd, keys, job)
+    etcd.put(keys.committed, msgspec.json.encode(Committed(3, 3, "step-00000003.g3")))
+    etcd.put(keys.status_of("pserver", "1"), msgspec.json.encode(ShardStatus()))
+    assert read_status(etcd, keys).step == 3
+    etcd.put(keys.generation, msgspec.json.encode(Generation(4, 1, "step-00000001.g2", "the newest one is damaged")))
+    assert read_status(etcd, keys).step == 1
+
+
 def test_json_is_whole_and_plain(etcd: Etcd, keys: Keys, job: Job) -> None:
     fill(etcd, keys, job)
     Events(etcd, keys, "pserver 1").emit("restarted", "pserver 1 is back", step=1, path=Path("a"))
