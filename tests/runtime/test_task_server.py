@@ -15,8 +15,10 @@ import torch
 import graphft
 from graphft.errors import GraphftError
 from graphft.ops.context import WorkChanged
+from graphft.runtime.coordination.connect import JobEnded
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Registration
 from graphft.runtime.etcd import EmbeddedEtcd, LeaseLost
 from graphft.runtime.protocol.left_out import LeftOut, Omission
@@ -117,6 +119,24 @@ def test_a_coordinator_takes_the_lock_then_loads_then_says_where_it_is(scene: Sc
     assert (other.serves, other.server.store.loads) == (False, 0)
     assert take_all(scene.trainer()).keys() == set(range(CHUNKS))
     assert [e.text for _, e in read_events(scene.etcd, scene.keys)] == ["coordinator 0 gives out tasks"]
+
+
+def test_one_that_gets_the_lock_of_a_job_that_is_over_does_not_serve(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one that served leaves the lock then; "gives out tasks" was the last that was heard of a job."""
+    one, other = scene.coordinator().start(), scene.coordinator(1)
+    serving(scene, one)
+    member, lock = other.member, other.server.lock
+    monkeypatch.setattr(member, "over", lambda: lock.held and Member.over(member))  # its watch is behind while it waits
+    other.start()
+    until(lambda: len(scene.etcd.range(f"{scene.keys.coordinator_lock}/").kvs) == 2)
+    scene.etcd.put(scene.keys.state, b"complete")
+    assert one.await_end() is None
+    one.die()
+    assert isinstance(other.await_end(), JobEnded)
+    assert (other.server.serving, other.server.store.loads) == (False, 0)
+    assert [event.who for _, event in read_events(scene.etcd, scene.keys)] == ["coordinator 0"]
 
 
 def test_one_that_stands_by_leaves_when_it_is_asked_to_or_the_job_is_over(scene: Scene) -> None:

@@ -58,6 +58,8 @@ from graphft.runtime.transport import ServerTransport
 log = logging.getLogger("graphft")
 
 POLL_SECONDS = 0.25
+SEEN_SECONDS = 5.0
+"""For how long the watch may be behind."""
 LOOKS = 20
 """Per time-out, for tasks that are not renewed."""
 CHECK_SECONDS = 2.0
@@ -94,6 +96,15 @@ class TaskServer(TaskServerPort):
         self.member.progress.begin("standing by")
         self.lock.acquire(while_waiting=self._stand_by)
         log.info("holds %s", self.keys.coordinator_lock)
+        self._check_not_over()
+
+    def _check_not_over(self) -> None:
+        """Who had the lock may have left it because the job is over, which the watch here may not have seen so far."""
+        key = self.keys.state
+        state = self.member.retry_while_leased(lambda: self.member.etcd.get(key))
+        if state is not None and state.value != b"running":
+            self.member.watcher.wait(lambda seen: key in seen and seen[key].value == state.value, SEEN_SECONDS)
+            self._stand_by()
 
     def _stand_by(self) -> None:
         self.member.progress.beat()
@@ -116,6 +127,7 @@ class TaskServer(TaskServerPort):
         return self.queue
 
     def publish(self) -> None:
+        self._check_not_over()  # to read the queues may have taken a while
         self._write_address()
         self.serving = True
         self.member.events.emit("coordinator", f"coordinator {self.member.index} gives out tasks")
