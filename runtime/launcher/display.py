@@ -72,7 +72,7 @@ def render(status: JobStatus) -> Group:
         table.add_row(f"pserver {index}", f"{shard['host']}:{shard['pid']}", at, "", _staleness(shard))
     for name, coordinator in status.coordinators.items():
         at = "serving" if coordinator["serving"] else "standing by"
-        rate = f"{coordinator.get('tasks_per_second', 0):,.0f} tasks/s" * coordinator["serving"]
+        rate = f"{_rate(coordinator.get('tasks_per_second', 0))} tasks/s" * coordinator["serving"]
         table.add_row(f"coordinator {name}", f"{coordinator['host']}:{coordinator['pid']}", at, "", rate)
     for name, trainer in status.trainers.items():
         slots = ", ".join(str(v) for v, holder in status.slots.items() if holder == name)
@@ -99,6 +99,11 @@ def render(status: JobStatus) -> Group:
     events = [Text(format_event(e), style="yellow") for e in status.events[-EVENTS_SHOWN:]]
     # A progress bar ends without a line break.
     return Group(head, *failed, Text(_progress(status)), Text(_live(status)), bar, Text(), table, *events)
+
+
+def _rate(per_second: float) -> str:
+    """With a digit more where few are not none."""
+    return f"{per_second:,.0f}" if per_second >= 9.95 or not per_second else f"{per_second:.1f}"
 
 
 def _staleness(shard: Mapping[str, Any]) -> str:

@@ -163,6 +163,15 @@ def test_who_gives_out_the_tasks(etcd: Etcd, keys: Keys, coordinated: Job) -> No
     assert (data["waiting"], data["spec"]["dispatch"]) == ("", "coordinator")
 
 
+@pytest.mark.parametrize(("rate", "told"), [(0.0, "0"), (0.24, "0.2"), (3.16, "3.2"), (9.96, "10"), (12.5, "12")])
+def test_a_few_tasks_per_second_are_not_none(etcd: Etcd, keys: Keys, coordinated: Job, rate: float, told: str) -> None:
+    """Of a sync job, whose slots ask for a handful of tasks in a pass."""
+    coordinate(etcd, keys, coordinated)
+    report = CoordinatorStatus(True, rate)
+    etcd.put(keys.status_of("coordinator", "1-bb"), msgspec.json.encode(report))
+    assert f" {told} tasks/s" in shown(read_status(etcd, keys))
+
+
 def test_a_job_waits_for_a_coordinator_that_serves(etcd: Etcd, keys: Keys, coordinated: Job) -> None:
     """What a process reports of itself may be old: trainers go by the address."""
     coordinate(etcd, keys, coordinated)
