@@ -56,7 +56,12 @@ class FolderStatus:
     url: str = ""
     """Of a job that was given by the URL of its storage: that is told, not the folder."""
     etcd: str = ""
-    """Where its etcd is, if that was not started with it."""
+    """Where the etcd is of a job that runs; of another one, if it was not started with the job."""
+    passes: int = 0
+    pass_index: int | None = None
+    """Of a job that runs, ..."""
+    loss: float | None = None
+    """... as its loss, if trainers have told one."""
     join: bool = False
     """Whether that etcd knows the run: it goes on there."""
 
@@ -112,6 +117,7 @@ class FolderStatus:
         )
 
     def to_json(self) -> dict[str, object]:
+        """What every JSON of a job has (`JobStatus.in_brief`), and what the folder tells."""
         model = self.model if self.state == "complete" else None
         return {
             "job": self.name,
@@ -119,6 +125,9 @@ class FolderStatus:
             "state": self.state,
             "step": self.step,
             "total_steps": self.steps,
+            "pass": self.pass_index,
+            "passes": self.passes,
+            "loss": self.loss,
             "at": self.at,
             "launcher": self.holder,
             "waiting": self.waiting,
@@ -175,18 +184,17 @@ def _look_if_there(folder: Path) -> FolderStatus:
 
 
 def look_at(folder: Path) -> FolderStatus:
-    """As `_look_at`, with what follows a job that stopped."""
-    status = _look_at(folder)
-    return replace(status, continued=continued_in(folder)) if status.state in ("stopped", "failed") else status
-
-
-def _look_at(folder: Path) -> FolderStatus:
     """One look, without waiting for anything; a folder that is damaged is `unreadable`. Raises GraphftError[storage]
     where a storage cannot be asked."""
     try:
         record = read_record(folder)
     except GraphftError:
         return FolderStatus(folder, folder.name, "unreadable", None, 0, _modified(folder))
+    status = replace(_look_at(folder, record), passes=record.config.passes)
+    return replace(status, continued=continued_in(folder)) if status.state in ("stopped", "failed") else status
+
+
+def _look_at(folder: Path, record: JobRecord) -> FolderStatus:
     name, steps = record.config.name, record.config.total_steps
     if is_complete(folder):
         lost = _lost(folder, record)
@@ -194,9 +202,8 @@ def _look_at(folder: Path) -> FolderStatus:
     holder, note = holder_of(folder), note_of(folder, record.config)
     answers, live = _ask(note, record)
     if live is not None and not is_copy(folder, live) and not live.idle:
-        return FolderStatus(
-            folder, name, "running", live.step, steps, time.time(), holder, live.waiting, etcd=note.endpoints
-        )
+        found = FolderStatus(folder, name, "running", live.step, steps, time.time(), holder, live.waiting)
+        return replace(found, etcd=note.endpoints, pass_index=live.pass_index, loss=live.loss)
     saved = saved_step(folder, record.config)
     if holder:
         return FolderStatus(folder, name, "starting", saved, steps, time.time(), holder)

@@ -60,7 +60,7 @@ def _show_from_etcd(etcd: Etcd, options: argparse.Namespace) -> None:
     _refuse_watch(options, names)
     found = [read_status(etcd, Keys(name), brief=True) for name in names]
     if options.json:
-        print(json.dumps([{"job": s.job, "state": _state(s), "step": s.step} for s in found], indent=1))
+        print(json.dumps([s.in_brief(options.etcd) | {"state": _state(s)} for s in found], indent=1))
     else:
         _table([_row(s) for s in found])
     return None
@@ -144,7 +144,7 @@ def _show(etcd: Etcd, keys: Keys, options: argparse.Namespace) -> None:
 
     status = dataclasses.replace(read_status(etcd, keys), etcd_full=etcd.is_full())
     if options.json:
-        print(status.to_json())
+        print(status.to_json(",".join(etcd.endpoints)))
     elif options.watch:
         with Live(render(status), refresh_per_second=4) as live:
             while (status := read_status(etcd, keys)).state == "running":

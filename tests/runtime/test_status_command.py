@@ -21,7 +21,7 @@ from graphft.runtime.coordination.discarded import Discarded, write_discarded
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.job_storage import publish
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import Registration
+from graphft.runtime.coordination.records import Registration, TrainerStatus
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher import folder_status, launch, status_command
@@ -131,7 +131,9 @@ def test_the_jobs_of_an_etcd(capsys: pytest.CaptureFixture[str], etcd: Etcd, run
     assert [running.job, "stopped", "0", "of", "4"] in rows
     assert [other.job, "stopped", "0", "of", "4"] in rows
     found = json.loads(shown(capsys, "status", "--etcd", endpoints, "--json"))
-    assert {"job": other.job, "state": "stopped", "step": 0} in found
+    assert [(entry["job"], entry["state"], entry["step"]) for entry in found if entry["job"] == other.job] == [
+        (other.job, "stopped", 0)
+    ]
     assert other.job in refused(capsys, "status", "--etcd", endpoints, "--watch")
 
 
@@ -153,6 +155,39 @@ def test_the_list_says_which_jobs_wait_for_a_coordinator(
     assert re.search(rf"{keys.job}-2 +{state} +0 of 4", shown(capsys, "status", "--etcd", endpoints))
     (found,) = json.loads(shown(capsys, "status", "--json"))
     assert (found["state"], found["waiting"]) == ("running", "" if serves else "a coordinator")
+
+
+BRIEF = {"job", "state", "step", "total_steps", "pass", "passes", "loss", "waiting", "failure", "folder", "etcd"}
+
+
+def test_every_json_of_a_job_has_these_keys(
+    capsys: pytest.CaptureFixture[str], etcd: Etcd, job: Job, keys: Keys, tmp_path: Path
+) -> None:
+    """A script that watches a job reads them, whether it runs, has ended, or was not begun."""
+    named, folder = Job.make(job.source, job.config.replace(name=keys.job)), tmp_path / "jobs" / keys.job
+    named.save(folder)
+
+    def told(*arguments: str) -> dict[str, object]:
+        found = json.loads(shown(capsys, "status", "--json", *arguments))
+        if isinstance(found, list):
+            (found,) = [entry for entry in found if entry["job"] == keys.job]
+        assert set(found) >= BRIEF
+        return {key: found[key] for key in BRIEF - {"folder"}}
+
+    fixed = {"job": keys.job, "total_steps": 4, "passes": 1, "failure": "", "waiting": ""}
+    begun = fixed | {"state": "not begun", "step": 0, "pass": None, "loss": None, "etcd": ""}
+    assert told("--job", keys.job) == begun == told()
+    endpoints = ",".join(etcd.endpoints)
+    put_job(etcd, keys, named, folder)
+    put_job(etcd, Keys(f"{keys.job}-2"), named)
+    write_endpoints(folder, endpoints)
+    etcd.put(keys.trainer("0-a"), msgspec.json.encode(Registration("0-a", "", 1, "h")))
+    etcd.put(keys.status_of("trainer", "0-a"), msgspec.json.encode(TrainerStatus(2, 0, 0.5)))
+    runs = fixed | {"state": "running", "step": 0, "pass": 0, "loss": 0.5, "etcd": endpoints}
+    assert told("--job", keys.job) == told() == told("--job", keys.job, "--etcd", endpoints) == runs
+    assert told("--etcd", endpoints) == runs, "in the list of all that etcd knows"
+    (folder / "model.safetensors").write_bytes(EMPTY_MODEL)
+    assert told() == fixed | {"state": "complete", "step": 4, "pass": None, "loss": None, "etcd": ""}
 
 
 # -- jobs of this machine ---------------------------------------------------------------------------------------------
