@@ -22,7 +22,8 @@ from graphft.runtime.roles.process_end import ProcessEnd
 
 log = logging.getLogger("graphft")
 
-WAIT_NOTICE_SECONDS = 5.0
+WAIT_NOTICE_SECONDS, WAIT_AGAIN_SECONDS = 5.0, 60.0
+"""After which a wait is told, and told again."""
 REPORT_SECONDS = 0.4
 
 
@@ -93,8 +94,13 @@ class MemberSession(SessionPort):
     def wait_pservers(self, count: int, timeout: float) -> None:
         """Returns when they are there, or when the job is over, whose pservers may be gone already."""
         keys = self.member.keys
-        here = self.member.await_view(
-            lambda kvs: sum(k.startswith(keys.pservers) for k in kvs) >= count or _over(kvs, keys), timeout
+        here = self._await(
+            lambda kvs: sum(k.startswith(keys.pservers) for k in kvs) >= count or _over(kvs, keys),
+            timeout,
+            lambda: (
+                f"{count} pservers, of which {len(self.member.view.pservers)} are there; start the missing ones: "
+                "graphft start pserver --job DIR --etcd ..."
+            ),
         )
         if not here:
             raise GraphftError(
@@ -106,12 +112,28 @@ class MemberSession(SessionPort):
     def find_coordinator(self, timeout: float) -> None:
         """Returns when there is one, or when the job is over."""
         keys = self.member.keys
-        if not self.member.await_view(lambda kvs: keys.coordinator_addr in kvs or _over(kvs, keys), timeout):
+        here = self._await(
+            lambda kvs: keys.coordinator_addr in kvs or _over(kvs, keys),
+            timeout,
+            lambda: "a coordinator; start one: graphft start coordinator --job DIR --etcd ...",
+        )
+        if not here:
             raise GraphftError(
                 f"waited {timeout:.0f} s for a coordinator, and none serves",
                 rule="find-coordinator",
                 help="start one: graphft start coordinator --job DIR --etcd ...; `graphft status` shows who is alive",
             )
+
+    def _await(self, ready: Callable[[Mapping[str, KV]], bool], timeout: float, what: Callable[[], str]) -> bool:
+        """Whether that is so within `timeout` seconds. A wait for what others start is told, and told again."""
+        end, pause = time.monotonic() + timeout, WAIT_NOTICE_SECONDS
+        while (left := end - time.monotonic()) > 0:
+            if self.member.await_view(ready, min(left, pause)):
+                return True
+            if left > pause:
+                log.warning("waiting for %s", what())
+            pause = WAIT_AGAIN_SECONDS
+        return False
 
     # -- life ---------------------------------------------------------------------------------------------------
 
