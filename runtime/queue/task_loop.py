@@ -18,6 +18,7 @@ from graphft.ops.context import WorkChanged
 from graphft.runtime.coordination.connect import connect
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.member import Member
+from graphft.runtime.coordination.noted_etcd import check_no_other_etcd, leave_note
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.data import Reader, open_reader
 from graphft.runtime.etcd import LeaseLost, Session, put_op
@@ -74,8 +75,8 @@ class TaskLoop:
     its `with` block without an exception.
 
     Raises UsageError for a job that has no such coordinator, or whose pservers run (they would wait for what this loop
-    does), and for arguments that cannot be. Calls raise GraphftError when the job has failed, and LeaseLost when this
-    loop was taken for dead.
+    does), for one that is at work in another etcd, and for arguments that cannot be. Calls raise GraphftError when the
+    job has failed, and LeaseLost when this loop was taken for dead.
 
     `job`: the job's folder, or the Job. `etcd`: `host:port[,host:port...]`. Not for several threads.
     """
@@ -93,14 +94,16 @@ class TaskLoop:
                 help="transpile with ft=True, sync=False, dispatch=\"coordinator\": a sync job's tasks are its slots'",
             )
         store = connect(etcd)
-        put_job(store, Keys(self.job.config.name), self.job)
+        self._folder = None if isinstance(job, Job) else Path(job)
+        if self._folder is not None and not check_no_other_etcd(self._folder, self.job, store):
+            leave_note(self._folder, etcd)
+        put_job(store, Keys(self.job.config.name), self.job, self._folder)
         self.member = Member("trainer", 0, store, self.job, Progress())
         self.member.session = Session(self.member.etcd, self.job.config.lease_ttl).run_thread()
         self._client = TaskClient(self.member)
         self.member.wake = self._client.wake
         self._pass, self._known, self._renewed = 0, 0, time.monotonic()
         self._held: set[LoopTask] = set()
-        self._folder = None if isinstance(job, Job) else Path(job)
         self._reader: Reader | None = None
         self._open, self._done = True, False
         record = msgspec.json.encode(self.member.registration())

@@ -9,7 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import msgspec
+import torch
 
+import graphft
 from graphft.errors import GraphftError
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.member import Member
@@ -34,7 +36,28 @@ from graphft.runtime.roles.task_coordinator.task_server import TaskServer
 from graphft.runtime.transport import make_server
 from graphft.transpiler import Job
 from tests.runtime.trainers import Interposed
+from tests.support.programs_by_hand import linear
 from tests.support.waiting import until
+
+CHUNKS = 4
+
+
+def async_job() -> Job:
+    """Tasks of four batches, two passes."""
+    data = graphft.arrays(chunk_size=8, x=torch.zeros(CHUNKS * 8, 200), y=torch.zeros(CHUNKS * 8, 1))
+    return graphft.transpile(
+        linear(),
+        chunks=data,
+        batch_size=2,
+        trainers=2,
+        pservers=1,
+        ft=True,
+        sync=False,
+        passes=2,
+        dispatch="coordinator",
+        slice_unit=64,
+        min_block=64,
+    )
 
 
 class Coordinator:

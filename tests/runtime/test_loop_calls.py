@@ -19,6 +19,7 @@ import graphft
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd
+from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.protocol.left_out import LeftOut, Omission
 from graphft.runtime.queue import task_client, task_loop
 from graphft.runtime.queue.task_client import CallRefused
@@ -227,6 +228,16 @@ def test_a_failed_job_is_no_job_that_is_done(small: Scene) -> None:
         for call in (tasks.get, lambda: tasks.finish(found[1:]), lambda: tasks.request_save_model(5)):
             with pytest.raises(GraphftError, match="would be left out, at most 0 may be"):
                 call()
+
+
+def test_the_folder_says_where_its_loops_are(small: Scene, tmp_path: Path) -> None:
+    small.coordinator().start()
+    small.job.save(tmp_path / "job")
+    with graphft.TaskLoop(tmp_path / "job", small.server.endpoints[0]) as tasks:
+        assert tasks.get()
+        assert look_at(tmp_path / "job").state == "running"
+        with EmbeddedEtcd(tmp_path / "other") as other, pytest.raises(UsageError, match="is being run in the etcd"):
+            graphft.TaskLoop(tmp_path / "job", other.endpoints[0])
 
 
 def test_a_closed_loop_says_so(tasks: graphft.TaskLoop) -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
-import torch
 
-import graphft
 from graphft.errors import GraphftError
 from graphft.ops.context import WorkChanged
 from graphft.runtime.coordination.connect import JobEnded
@@ -34,35 +30,18 @@ from graphft.runtime.queue import failed_batch
 from graphft.runtime.queue.failed_task import report_failed
 from graphft.runtime.queue.task_client import CallRefused
 from graphft.transpiler import Job
-from tests.runtime.coordinators import Coordinator, Scene, Trainer, scene_of, serving
-from tests.support.programs_by_hand import linear
+from tests.runtime.coordinators import CHUNKS, Scene, Trainer, async_job, scene_of, serving
 from tests.support.waiting import until
-
-CHUNKS = 4
 
 
 @pytest.fixture(scope="module")
-def async_job() -> Job:
-    """Tasks of four batches."""
-    data = graphft.arrays(chunk_size=8, x=torch.zeros(CHUNKS * 8, 200), y=torch.zeros(CHUNKS * 8, 1))
-    return graphft.transpile(
-        linear(),
-        chunks=data,
-        batch_size=2,
-        trainers=2,
-        pservers=1,
-        ft=True,
-        sync=False,
-        passes=2,
-        dispatch="coordinator",
-        slice_unit=64,
-        min_block=64,
-    )
+def job() -> Job:
+    return async_job()
 
 
 @pytest.fixture
-def scene(etcd_server: EmbeddedEtcd, keys: Keys, async_job: Job) -> Iterator[Scene]:
-    with scene_of(etcd_server, keys, async_job) as made:
+def scene(etcd_server: EmbeddedEtcd, keys: Keys, job: Job) -> Iterator[Scene]:
+    with scene_of(etcd_server, keys, job) as made:
         yield made
 
 
@@ -451,57 +430,3 @@ def test_one_trainer_saves_the_model_also_when_the_coordinator_dies(scene: Scene
     serving(scene, scene.coordinator(1).start())
     assert (ask(a).granted, ask(b).granted) == (True, False)
     assert 0 < ask(b).seconds <= 600.0
-
-
-# -- etcd -------------------------------------------------------------------------------------------------------------
-
-
-def test_what_a_restored_etcd_has_lost_is_saved_again_also_when_a_call_is_fenced(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A fence that does not hold makes memory what etcd has: that must be what was saved last."""
-    monkeypatch.setattr("graphft.runtime.roles.task_coordinator.task_server.CHECK_SECONDS", 0.0)
-    one: Coordinator = scene.coordinator().start()
-    trainer = scene.trainer()
-    revision = scene.etcd.put(scene.keys.of_shard(0).generation, b'{"number": 0}')
-    a = trainer.get()
-    until(lambda: scene.etcd.range(scene.keys.tasks(0)).kvs)
-    backup = scene.etcd.range(scene.keys.all_tasks).kvs
-    b = trainer.get()
-    trainer.finish(a)
-    for kv in backup:
-        scene.etcd.put(kv.key, kv.value)
-    assert trainer.finish(b, fences=(revision - 1,)) == [*b]
-    counts = one.server.queue.counts()["0"]
-    assert (counts.todo, counts.pending, counts.done) == (CHUNKS - 1, 0, 1)
-
-
-def test_an_etcd_that_was_restored_is_noticed_by_the_next_write(
-    tmp_path: Path, keys: Keys, async_job: Job, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """While calls come, each save writes what a look at the records would have missed."""
-    monkeypatch.setattr("graphft.runtime.roles.task_coordinator.task_server.CHECK_SECONDS", 1e9)
-    data, backup = tmp_path / "etcd" / "data", tmp_path / "backup"
-    with EmbeddedEtcd(tmp_path / "etcd") as server, scene_of(server, keys, async_job) as scene:
-        one = scene.coordinator().start()
-        trainer = scene.trainer()
-        assert trainer.finish(trainer.get()) == []
-        server.stop()
-        shutil.copytree(data, backup)
-        server.start()
-        assert trainer.finish(trainer.get()) == []
-        assert trainer.finish(trainer.get()) == []
-        assert trainer.save_model(600.0)
-        server.stop()
-        shutil.rmtree(data)
-        shutil.copytree(backup, data)
-        server.start()
-        held = trainer.get()
-        one.die()
-        one.await_end()
-        two = scene.coordinator(1).start()
-        until(lambda: two.serves)
-        counts = two.server.queue.counts()["0"]
-        assert (counts.todo, counts.pending, counts.done) == (CHUNKS - 4, 1, 3)
-        assert trainer.finish(held) == []
-        assert not scene.trainer(1).save_model(5.0), "who may save is known again, too"
