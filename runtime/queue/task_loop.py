@@ -97,7 +97,7 @@ class TaskLoop:
         self._folder = None if isinstance(job, Job) else Path(job)
         if self._folder is not None and not check_no_other_etcd(self._folder, self.job, store):
             leave_note(self._folder, etcd)
-        put_job(store, Keys(self.job.config.name), self.job, self._folder)
+        put_job(store, Keys(self.job.config.name), self.job)
         self.member = Member("trainer", 0, store, self.job, Progress())
         self.member.session = Session(self.member.etcd, self.job.config.lease_ttl).run_thread()
         self._client = TaskClient(self.member)
