@@ -75,6 +75,9 @@ def main() -> None:
     if options.worker:
         work(options.job, options.worker, seconds)
         return
+    if options.job.exists():
+        print(f"{options.job} is there already: delete it to begin anew")
+        return
     describe(options.job)
     (options.job / "scores").mkdir(exist_ok=True)
     with graphft.EmbeddedEtcd(options.job / "etcd") as server:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
 import socket
 import time
 from collections.abc import Iterator
@@ -18,11 +19,12 @@ from graphft.errors import GraphftError, UsageError, describe
 from graphft.runtime.coordination import connect
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import RunRecord
-from graphft.runtime.coordination.run_record import is_copy
+from graphft.runtime.coordination.run_record import is_copied
 from graphft.runtime.coordination.stale_run import DYING_SECONDS, POLL_SECONDS
 from graphft.runtime.coordination.status import UNKNOWN_JOB, JobStatus, read_status
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.etcd.channel import Endpoint, parse_endpoint
+from graphft.runtime.process.folder_lock import holder_of
 from graphft.runtime.process.identity import Identity
 from graphft.runtime.transport.address import is_loopback, network_identity
 
@@ -30,9 +32,6 @@ if TYPE_CHECKING:
     from graphft.transpiler import Job, JobRecord
 
 log = logging.getLogger("graphft")
-
-ANSWER_SECONDS = 1.0
-"""For how long the noted etcd may not answer."""
 
 
 class EtcdNote(msgspec.Struct, frozen=True):
@@ -56,7 +55,8 @@ class EtcdNote(msgspec.Struct, frozen=True):
     @property
     def ended(self) -> bool:
         """Whether it is known that nothing of it is left: this machine was started again since."""
-        return self.elsewhere and self.host == socket.gethostname()
+        booted, _, _ = network_identity().partition(" ")
+        return self.elsewhere and self.host == socket.gethostname() and not self.network.startswith(booted)
 
 
 def read_note(job_dir: Path) -> EtcdNote:
@@ -84,13 +84,13 @@ def leave_note(job_dir: Path, endpoints: str) -> None:
 
 
 @contextlib.contextmanager
-def noted_etcd(note: EtcdNote) -> Iterator[Etcd | None]:
-    """A client of it; None if it cannot be asked from here."""
+def noted_etcd(note: EtcdNote, wait: float) -> Iterator[Etcd | None]:
+    """A client of it; None if it cannot be asked from here, or does not answer for so many seconds."""
     if not note.endpoints or note.elsewhere:
         yield None
         return
     try:
-        client = connect.connect(note.endpoints, ANSWER_SECONDS)
+        client = connect.connect(note.endpoints, wait)
     except GraphftError as error:
         log.debug("%s: %s", note.endpoints, error.message)
         yield None
@@ -111,7 +111,7 @@ def check_no_other_etcd(job_dir: Path, record: Job | JobRecord, etcd: Etcd | Non
         return False
     if etcd is not None and not note.elsewhere and note.addresses() & set(map(parse_endpoint, etcd.endpoints)):
         return True
-    with noted_etcd(note) as other:
+    with noted_etcd(note, connect.ANSWER_SECONDS) as other:
         if other is None:
             _cannot_be_asked(job_dir, note, etcd)
             return False
@@ -129,6 +129,16 @@ def check_no_other_etcd(job_dir: Path, record: Job | JobRecord, etcd: Etcd | Non
 
 def _cannot_be_asked(job_dir: Path, note: EtcdNote, etcd: Etcd | None) -> None:
     if note.own:
+        launcher, mine = holder_of(job_dir), f"pid {os.getpid()} "
+        if launcher and not launcher.startswith(mine):  # on another machine: here its etcd would answer
+            raise UsageError(
+                f"the job in {job_dir} is being run by {launcher}, with an etcd that no other machine reaches",
+                rule="job-running",
+                help="stop it first; or run etcd where all machines reach it, and give --etcd to each",
+            )
+        return
+    if note.elsewhere and etcd is not None:
+        log.info("%s names the etcd %s, of another network; here it is %s", job_dir, note.endpoints, etcd.endpoints)
         return
     what = f"{job_dir / connect.NOTE} says that this run is in the etcd {note.endpoints}, which does not answer here"
     if etcd is not None:
@@ -162,7 +172,7 @@ def _at_work(etcd: Etcd, keys: Keys, run_id: str, job_dir: Path) -> list[str]:
                 raise
             return []
         spec = msgspec.convert(status.spec, RunRecord)
-        if spec.run != run_id or status.state != "running" or is_copy(spec, job_dir):
+        if spec.run != run_id or status.state != "running" or is_copied(spec, job_dir):
             return []
         alive = _alive(status)
         if not alive or time.monotonic() > end:

@@ -82,7 +82,7 @@ def check_job(etcd: Store, keys: Keys, job: Job | JobRecord, job_dir: Path | Non
             f"not to go on, forget it: graphft forget {keys.job} --etcd HOST:PORT",
         )
 
-    if job_dir is not None and is_copy(found, Path(job_dir)):
+    if job_dir is not None and is_copied(found, Path(job_dir)):
         raise UsageError(
             f"{job_dir} is a copy of {found.folder}, where run {found.run} was begun: its processes would write their "
             "checkpoints to two places",
@@ -101,7 +101,7 @@ def _file_of(job_dir: Path) -> str:
     return f"{found.st_dev}:{found.st_ino}"
 
 
-def is_copy(begun: RunRecord, job_dir: Path) -> bool:
+def is_copied(begun: RunRecord, job_dir: Path) -> bool:
     """Whether the run was begun in another folder than this one, as far as one can tell. A folder that has an etcd of
     its own may be moved with it."""
     here = file_namespace()

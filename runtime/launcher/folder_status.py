@@ -246,7 +246,7 @@ def note_of(folder: Path, config: JobConfig) -> EtcdNote:
 def _ask(note: EtcdNote, record: JobRecord) -> tuple[bool, JobStatus | None]:
     """Whether the run's etcd answers; and what it tells, if it knows this very run."""
     try:
-        with noted_etcd(note) as etcd:
+        with noted_etcd(note, ANSWER_SECONDS) as etcd:
             if etcd is None:
                 return False, None
             status = read_status(etcd, Keys(record.config.name), deadline=ANSWER_SECONDS, brief=True)

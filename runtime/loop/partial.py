@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from graphft.errors import GraphftError
 from graphft.runtime.executor import ProgramState, differences
-from graphft.runtime.loop.targets import Stateful, parameter_names, with_tied
+from graphft.runtime.loop.targets import Stateful, module_of, parameter_names, with_tied
 
 
 @dataclass
@@ -39,10 +39,11 @@ def fitting(
     found.left += [f"{name} is not in the checkpoint" for name in targets if name not in saved]
     found.left += [f"{name} is in the checkpoint, and not given" for name in saved if name not in targets]
     there = {name: target for name, target in targets.items() if name in saved}
-    loaded: set[str] = set()
+    loaded: dict[int, set[str]] = {}
+    """Of each module, by its identity."""
     for name, target in there.items():
         if isinstance(target, (nn.Module, ProgramState)):
-            loaded |= _take_tensors(found, name, target, saved[name])
+            loaded[id(target)] = _take_tensors(found, name, target, saved[name])
     modules = [target for _, target in sorted(targets.items()) if isinstance(target, nn.Module)]
     for name, target in there.items():
         if isinstance(target, torch.optim.Optimizer):
@@ -53,7 +54,8 @@ def fitting(
             elif not names or name not in parameters:
                 found.left.append(f"{name}: which parameters its states are of is not known without their module")
             else:
-                _take_optimizer(found, name, target, saved[name], parameters[name], names, loaded)
+                mine = loaded.get(id(module_of(target, modules)), set())
+                _take_optimizer(found, name, target, saved[name], parameters[name], names, mine)
         elif isinstance(target, LRScheduler) and len(target.base_lrs) != len(dict(saved[name]).get("base_lrs", ())):
             found.left.append(f"{name} is of an optimizer with another number of groups")
         elif not isinstance(target, (nn.Module, ProgramState)):
@@ -115,7 +117,10 @@ def _take_optimizer(
     groups = own["param_groups"]
     if len(groups) == len(saved["param_groups"]):
         pairs = zip(groups, saved["param_groups"], strict=True)
-        groups = [{**mine, **theirs, "params": mine["params"]} for mine, theirs in pairs]
+        own_parts = ("params", "param_names")
+        groups = [
+            {**mine, **theirs, **{part: mine[part] for part in own_parts if part in mine}} for mine, theirs in pairs
+        ]
     else:
         found.left.append(f"{name}: the options of its {len(saved['param_groups'])} groups, here are {len(groups)}")
     found.states[name] = {**saved, "state": states, "param_groups": groups}

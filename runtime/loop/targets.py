@@ -97,12 +97,15 @@ def load_all(
 
 def parameter_names(optimizer: torch.optim.Optimizer, modules: Sequence[nn.Module]) -> list[str]:
     """Of its parameters, by their numbers, in the first module that has them all; [] if none has."""
-    trained = [id(p) for group in optimizer.param_groups for p in group["params"]]
-    for module in modules:
-        names = {id(p): name for name, p in module.named_parameters()}
-        if names.keys() >= set(trained):
-            return [names[i] for i in trained]
-    return []
+    module = module_of(optimizer, modules)
+    names = {id(p): name for name, p in module.named_parameters()} if module is not None else {}
+    return [names[id(p)] for group in optimizer.param_groups for p in group["params"]] if names else []
+
+
+def module_of(optimizer: torch.optim.Optimizer, modules: Sequence[nn.Module]) -> nn.Module | None:
+    """The first one that has all parameters of the optimizer."""
+    trained = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    return next((m for m in modules if {id(p) for p in m.parameters()} >= trained), None)
 
 
 def _is_sure(target: Stateful) -> bool:

@@ -78,6 +78,8 @@ class TaskQueue:
         self.generation = 0
         self.attempts = 1
         self.living: frozenset[str] = frozenset()
+        self.met = False
+        """Whether it was told who lives, since it was loaded."""
         self.saver: ModelSaver | None = None
         self.story = Story()
         self.given = 0
@@ -89,6 +91,9 @@ class TaskQueue:
         self._held: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
         """By trainer, (pass, chunk) of what it holds."""
         self.closed = self.complete = False
+        self.missing = 0
+        self._leaving: set[str] = set()
+        """Trainers that have said that the job is complete."""
         self._marker: int | None = None
         self._over: list[int] = []
         self._saver_changed = self._closing = False
@@ -112,8 +117,8 @@ class TaskQueue:
     ) -> None:
         """Takes in what a coordinator before has saved. `marker`: the pass that is worked on; `groups`: records by pass
         and group."""
-        self.attempts, self.closed, self.complete = state.attempts, state.closed, state.complete
-        self.generation, self.saver = state.generation, saver
+        self.attempts, self.closed, self.generation = state.attempts, state.closed, state.generation
+        self.complete, self.missing, self.saver = state.complete, state.missing, saver
         self.current, self.begun = marker, max([min(marker, self.plan.passes - 1), *map(int, counts)])
         for index in sorted(map(int, counts)):
             if counts[str(index)].todo or counts[str(index)].pending:
@@ -127,7 +132,7 @@ class TaskQueue:
     def go_on_from(self, before: TaskQueue, now: float) -> None:
         """What this process has in memory alone, and did not lose: `before` is what it had until it loaded again."""
         self.calls, self.story, self.given = before.calls, before.story, before.given
-        self._got_nothing = before._got_nothing
+        self._got_nothing, self._leaving = before._got_nothing, before._leaving
         self.generation = max(self.generation, before.generation)
         self.attempts = max(self.attempts, before.attempts)
         if before.living:
@@ -139,7 +144,7 @@ class TaskQueue:
         if not (groups or self._over or self._marker is not None or self._saver_changed or self._closing):
             return None
         saver, over = self.saver if self._saver_changed else None, self._over
-        state = QueueState(self.attempts, self.closed, self.generation, self.complete)
+        state = QueueState(self.attempts, self.closed, self.generation, self.complete, self.missing)
         changes = Changes(groups, self.counts(), state, self._marker, saver, over)
         for tasks in self.passes.values():
             tasks.touched.clear()
@@ -337,7 +342,9 @@ class TaskQueue:
             self.begun = self.plan.passes - 1
             self._mark(self.plan.passes)
         self.closed = self._closing = True
-        self.complete = self.complete or call.complete
+        if call.complete:
+            self.complete = True
+            self._leaving.add(call.trainer)
         return [Answer(event.peer, TasksSettled(call.call))]
 
     def _save_model(self, event: Asked, call: RequestSaveModel, now: float) -> list[Effect]:
@@ -375,7 +382,9 @@ class TaskQueue:
     # -- time and trainers --------------------------------------------------------------------------------------
 
     def _living(self, trainers: frozenset[str]) -> list[Effect]:
-        self.living = trainers
+        if self.current >= self.plan.passes and self.met:
+            self._count_missing(self.living - trainers - self._leaving, trainers - self.living)
+        self.living, self.met = trainers, True
         for gone in [t for t in self._held if t not in trainers]:
             for index, chunk in sorted(self._held[gone]):
                 self.story.tell(f"{gone} is gone: task {chunk} is todo", f"trainer {gone}")
@@ -385,6 +394,15 @@ class TaskQueue:
             del self.calls[gone]
             self._got_nothing.pop(gone, None)
         return []
+
+    def _count_missing(self, dead: frozenset[str], come: frozenset[str]) -> None:
+        """All is done, but perhaps for the model, which a loop saves: one that dies may have been about to. Who comes
+        takes the place of one that is missing."""
+        missing = max(0, self.missing + len(dead) - len(come))
+        if missing != self.missing:
+            self.missing, self._closing = missing, True
+        if self.saver is not None and self.saver.trainer in dead:
+            self.saver, self._saver_changed = ModelSaver("", 0.0), True
 
     def _look(self, now: float) -> list[Effect]:
         """Takes away what was not renewed in time."""

@@ -79,6 +79,8 @@ class TaskClient:
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._address, self._waiting = "", False
+        self._sent, self._refusals = 0, 0
+        """How often the call was sent; refusals that belong to calls before."""
 
     def wake(self) -> None:
         """The view has changed: who waits looks where the coordinator is. From any thread."""
@@ -97,7 +99,7 @@ class TaskClient:
         with self._lock:
             message, sent, began = make(next(self._numbers)), float("-inf"), time.monotonic()
             tell_at = began + WAIT_SECONDS
-            self._waiting = True
+            self._waiting, self._sent = True, 0
             try:
                 while True:
                     ended = self._ended(began)
@@ -106,6 +108,7 @@ class TaskClient:
                         tell_at = time.monotonic() + TELL_SECONDS
                     if not ended and (self._find() or time.monotonic() - sent > ASK_AGAIN_SECONDS):
                         self.transport.send(0, message)
+                        self._sent += 1
                         sent = time.monotonic()
                     # The answer to a call that ends the job follows the news of its end.
                     found = self._answer(message.call, through_wakes=ended) if sent > float("-inf") else None
@@ -162,6 +165,10 @@ class TaskClient:
             if reply is None and not through_wakes:
                 return None
             if reply is not None and isinstance(reply.message, Refused) and reply.message.code == "malformed":
+                if self._refusals:
+                    self._refusals -= 1
+                    continue
+                self._refusals = self._sent - 1
                 return TasksRefused(number, "malformed", "it cannot be read")
             if reply is not None and isinstance(reply.message, TASK_ANSWERS) and reply.message.call == number:
                 return reply.message

@@ -72,7 +72,7 @@ class TaskLoop:
     It is registered under a lease: when it dies, or is not heard of for `chunk_timeout`, its tasks are given to others.
     Each call waits for the coordinator that serves, also across the death of one (that it waits is logged), and is
     never carried out twice. The job is complete when all passes are done, and the last loop that was told so has left
-    its `with` block without an exception.
+    its `with` block without an exception; one that dies after that, or has an exception, is waited for: start it again.
 
     Raises UsageError for a job that has no such coordinator, or whose pservers run (they would wait for what this loop
     does), for one that is at work in another etcd, and for arguments that cannot be. Calls raise GraphftError when the
@@ -95,9 +95,10 @@ class TaskLoop:
             )
         store = connect(etcd)
         self._folder = None if isinstance(job, Job) else Path(job)
-        if self._folder is not None and not check_no_other_etcd(self._folder, self.job, store):
-            leave_note(self._folder, etcd)
+        noted = self._folder is None or check_no_other_etcd(self._folder, self.job, store)
         put_job(store, Keys(self.job.config.name), self.job)
+        if self._folder is not None and not noted:
+            leave_note(self._folder, etcd)
         self.member = Member("trainer", 0, store, self.job, Progress())
         self.member.session = Session(self.member.etcd, self.job.config.lease_ttl).run_thread()
         self._client = TaskClient(self.member)
@@ -162,6 +163,7 @@ class TaskLoop:
             self._reader = open_reader(config.data, self._folder, config.seed)
         for number in range(int(config.plan.batches[task.chunk])):
             positions = config.plan.positions(task.pass_index, task.chunk, number).tolist()
+            self._renew_in_time()
             if not task.without.issuperset(positions):
                 yield self._reader.batch(task.pass_index, task.chunk, number, config.batch_size, task.without)
 
@@ -192,8 +194,8 @@ class TaskLoop:
         self._held.discard(task)
 
     def renew(self) -> None:
-        """Says that the tasks that are held are worked on. `get` and `finish` do that, too: call it some times in
-        `chunk_timeout` if one task takes so long."""
+        """Says that the tasks that are held are worked on. `get`, `batches` and `finish` do that, too: call it some
+        times in `chunk_timeout` if there is as much time between two of them."""
         self._check_open()
         tasks = [(task.pass_index, task.chunk, task.attempt, 0) for task in self._held]
         self._client.cast(lambda _: RenewTasks(self._known, self.member.id, tasks))
@@ -206,15 +208,14 @@ class TaskLoop:
 
     def request_save_model(self, seconds: float) -> bool:
         """Whether this trainer is the one that is to save the model now: no other one is for so many seconds, the time
-        that saving may take, a day at most. Who has it gets it again. Raises UsageError when the job is complete."""
+        that saving may take, a day at most. Who has it gets it again; when that one dies, others may. False when the
+        job is complete."""
         real = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
         if not real or not 0 < seconds <= MAX_SECONDS:
             what = f"request_save_model({seconds!r}): expected the seconds that saving may take"
             raise _wrong(what, f"give a number above 0, at most {MAX_SECONDS:.0f}")
         found = self._call(lambda n: RequestSaveModel(n, self.member.id, float(seconds)), SaveModelAnswer)
-        if found is None:
-            raise _wrong(f"job {self.job.config.name!r} is complete: no coordinator elects any more", "save it before")
-        return found.granted
+        return found is not None and found.granted
 
     # -- calls ----------------------------------------------------------------------------------------------------
 

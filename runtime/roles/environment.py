@@ -143,6 +143,8 @@ def _check_same(saved: JobRecord, job: Job, job_dir: Path) -> None:
 
 def run_role(job: Job, job_dir: Path, spec: RoleSpec) -> int:
     """Runs one role to its end; logs to stderr. Returns the exit status (see runtime/process/role_process.py)."""
+    from graphft.runtime.coordination.noted_etcd import check_no_other_etcd
+
     log_as(_name_of(spec))
     explain_on_signal()
     look_out()
@@ -152,6 +154,7 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec) -> int:
             embedded = None
             if spec.embed_etcd and not job.config.etcd_endpoints:
                 stack.enter_context(locked(job_dir))
+                check_no_other_etcd(job_dir, job)
                 embedded = start_etcd(job, job_dir)
                 stack.callback(embedded.stop)
                 write_endpoints(job_dir, ",".join(embedded.endpoints), own=True)

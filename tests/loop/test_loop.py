@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 from pathlib import Path
 from typing import Any
@@ -352,3 +353,38 @@ def test_the_steps_of_an_epoch(tmp_path: Path) -> None:
     assert seen[:2] == [(0, 1, 1), (0, 2, 2)]
     assert seen[BATCHES] == (1, BATCHES, 0)
     assert seen[-1] == (EPOCHS, EPOCHS * BATCHES, 0)
+
+
+@pytest.mark.parametrize("width", [4, 2], ids=["another shape", "another dtype"])
+def test_two_modules_with_the_same_names_are_two(tmp_path: Path, width: int) -> None:
+    """A GAN whose discriminator is another one by now: its optimizer has none of the generator's states."""
+
+    def make(width: int, dtype: torch.dtype) -> dict[str, Any]:
+        generator = nn.Sequential(nn.Linear(2, 2))
+        discriminator = nn.Sequential(nn.Linear(2, width, dtype=dtype))
+        state: dict[str, Any] = {"generator": generator, "discriminator": discriminator}
+        for name, module in list(state.items()):
+            state[f"{name} optimizer"] = optimizer = torch.optim.Adam(module.named_parameters(), lr=0.1)
+            module(torch.ones(1, 2, dtype=module[0].weight.dtype)).sum().backward()
+            optimizer.step()
+        return state
+
+    saved = make(2, torch.float32)
+    graphft.save_check_point(saved, TrainStatus(), tmp_path)
+    other = make(width, torch.float32 if width == 4 else torch.float64)
+    before = copy.deepcopy(other["discriminator optimizer"].state_dict())
+    graphft.load_check_point(other, tmp_path, partial=True)
+    after = other["discriminator optimizer"].state_dict()
+    for number, state in before["state"].items():
+        assert all(torch.equal(after["state"][number][name], value) for name, value in state.items())
+    assert after["param_groups"][0]["param_names"] == before["param_groups"][0]["param_names"]
+    averages = [make["generator optimizer"].state_dict()["state"][0]["exp_avg"] for make in (saved, other)]
+    assert torch.equal(*averages)
+
+
+def test_names_of_an_optimizers_parameters_stay_those_of_its_own(tmp_path: Path) -> None:
+    small, large = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizers = [torch.optim.Adam(model.named_parameters()) for model in (small, large)]
+    graphft.save_check_point({"model": small, "optimizer": optimizers[0]}, TrainStatus(), tmp_path)
+    graphft.load_check_point({"model": large, "optimizer": optimizers[1]}, tmp_path, partial=True)
+    assert optimizers[1].param_groups[0]["param_names"] == [name for name, _ in large.named_parameters()]

@@ -17,6 +17,7 @@ import torch
 
 import graphft
 from graphft.errors import GraphftError, UsageError
+from graphft.runtime.coordination.connect import read_endpoints
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.launcher.folder_status import look_at
@@ -197,8 +198,7 @@ def test_a_job_is_complete_when_the_last_loop_that_saw_its_end_has_left(small: S
     assert small.value(small.keys.state) == b"complete"
     with graphft.TaskLoop(*where) as late:
         assert late.get() is None
-        with pytest.raises(UsageError, match="is complete: no coordinator elects any more"):
-            late.request_save_model(5)
+        assert not late.request_save_model(5)
 
 
 def test_a_loop_that_did_not_see_the_end_completes_nothing(small: Scene) -> None:
@@ -215,6 +215,57 @@ def test_a_loop_that_did_not_see_the_end_completes_nothing(small: Scene) -> None
     with graphft.TaskLoop(small.job, small.server.endpoints[0]) as tasks:
         assert tasks.request_save_model(5), "started again, it can still save"
         assert one.serves
+
+
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_who_dies_while_it_saves_the_model_is_waited_for(small: Scene, taken_over: bool) -> None:
+    """Else the job would be complete, and nobody could save it any more."""
+    one = small.coordinator().start()
+    where = small.job, small.server.endpoints[0]
+    with graphft.TaskLoop(*where) as first:
+        dies = graphft.TaskLoop(*where)
+        while (found := first.get()) is not None:
+            first.finish(found)
+        assert dies.get() is None
+        assert dies.request_save_model(600)
+        small.etcd.lease_revoke(dies.member.lease)
+        until(lambda: one.server.queue.missing == 1)
+    until(lambda: one.server.queue.complete)
+    if taken_over:
+        one.die()
+        one.await_end()
+        one = small.coordinator(1).start()
+    until(lambda: one.serves and not one.member.view.trainers)
+    assert small.value(small.keys.state) == b"running"
+    with graphft.TaskLoop(*where) as again:
+        until(lambda: one.server.queue.missing == 0)
+        assert again.get() is None
+        assert again.request_save_model(5)
+    assert one.await_end() is None
+    assert small.value(small.keys.state) == b"complete"
+
+
+def test_tasks_that_were_got_together_are_renewed_while_they_are_read(
+    small: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What counts is the time between two calls, not that of all tasks that one call gave."""
+    small.coordinator().start()
+    small.job.save(tmp_path / "job")
+    with graphft.TaskLoop(tmp_path / "job", small.server.endpoints[0]) as tasks:
+        renewed: list[int] = []
+        monkeypatch.setattr(tasks, "_renew_in_time", lambda: renewed.append(1))
+        (task,) = tasks.get() or []
+        before = len(renewed)
+        assert len(list(tasks.batches(task))) == 4
+        assert len(renewed) == before + 4
+
+
+def test_a_mistyped_etcd_does_not_change_what_the_folder_says(small: Scene, tmp_path: Path) -> None:
+    other = Job.make(small.job.source, small.job.config)
+    other.save(tmp_path / "other")
+    with pytest.raises(GraphftError, match="foreign-job"):
+        graphft.TaskLoop(tmp_path / "other", small.server.endpoints[0])
+    assert read_endpoints(tmp_path / "other") == ""
 
 
 def test_a_failed_job_is_no_job_that_is_done(small: Scene) -> None:

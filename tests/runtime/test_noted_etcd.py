@@ -31,10 +31,10 @@ from tests.support.commands import refused, shown
 NOBODY = "127.0.0.1:1"
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For etcds that do not answer."""
     monkeypatch.setattr(connect_module, "ANSWER_SECONDS", 0.3)
-    monkeypatch.setattr(noted_module, "ANSWER_SECONDS", 0.3)
 
 
 @pytest.fixture
@@ -179,6 +179,7 @@ def test_a_run_that_is_not_at_work_there_goes_on(
 # -- an etcd that does not answer -------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("soon")
 def test_a_launch_is_refused_while_the_users_etcd_does_not_answer(
     capsys: pytest.CaptureFixture[str], folder: Path, mine: Job
 ) -> None:
@@ -191,6 +192,7 @@ def test_a_launch_is_refused_while_the_users_etcd_does_not_answer(
     assert not check_no_other_etcd(folder, mine), "as the error says"
 
 
+@pytest.mark.usefixtures("soon")
 def test_one_that_was_started_with_the_job_is_gone_with_its_launcher(folder: Path, mine: Job) -> None:
     write_endpoints(folder, NOBODY, own=True)
     assert not check_no_other_etcd(folder, mine)
@@ -206,6 +208,50 @@ def test_an_etcd_on_this_machine_before_it_was_started_again_is_gone(
     assert look_at(folder).state == "stopped"
 
 
+HOLDS = """
+import sys
+from pathlib import Path
+from graphft.runtime.process.folder_lock import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    input()
+"""
+
+
+@pytest.mark.usefixtures("soon")
+def test_the_etcd_of_a_launcher_on_another_machine_is_not_passed_over(etcd: Etcd, folder: Path, mine: Job) -> None:
+    """It holds the folder's lock, and its etcd is on its own loopback."""
+    write_endpoints(folder, NOBODY, own=True)
+    assert not check_no_other_etcd(folder, mine, etcd)
+    command = [sys.executable, "-c", HOLDS, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as launcher:
+        assert launcher.stdout is not None
+        launcher.stdout.readline()
+        with pytest.raises(UsageError, match=f"being run by pid {launcher.pid} on .*, with an etcd that no other"):
+            check_no_other_etcd(folder, mine, etcd)
+        launcher.kill()
+
+
+@pytest.mark.usefixtures("at_work")
+def test_a_rank_that_would_start_an_etcd_is_refused(
+    capsys: pytest.CaptureFixture[str], etcd: Etcd, folder: Path, mine: Job
+) -> None:
+    """torchrun's rank 0."""
+    assert run_role(mine, folder, RoleSpec("pserver", 0, embed_etcd=True)) == EXIT_USAGE
+    assert "error[job-running]" in capsys.readouterr().err
+    assert read_endpoints(folder) == text_of(etcd)
+
+
+@pytest.mark.usefixtures("soon")
+def test_another_network_of_this_boot_is_not_gone(folder: Path, mine: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container, say."""
+    write_endpoints(folder, NOBODY)
+    booted, _, _ = noted_module.network_identity().partition(" ")
+    monkeypatch.setattr(noted_module, "network_identity", lambda: f"{booted} net:[1]")
+    with pytest.raises(UsageError, match="which does not answer here"):
+        check_no_other_etcd(folder, mine)
+
+
 @pytest.mark.usefixtures("at_work")
 def test_another_machines_loopback_cannot_be_asked_from_here(
     etcd: Etcd, folder: Path, mine: Job, monkeypatch: pytest.MonkeyPatch
@@ -217,6 +263,7 @@ def test_another_machines_loopback_cannot_be_asked_from_here(
         check_no_other_etcd(folder, mine)
 
 
+@pytest.mark.usefixtures("soon")
 def test_another_etcd_that_was_given_takes_its_place(
     etcd: Etcd, folder: Path, mine: Job, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -219,6 +219,16 @@ def test_an_etcd_that_was_restored_from_a_backup_is_noticed(scene: Scene) -> Non
     assert durable(holder.load()) == durable(queue)
 
 
+def test_a_call_that_changes_nothing_is_no_sign_of_a_restore(scene: Scene) -> None:
+    """It has the revision of the write before."""
+    holder = Holder(scene, PLAN)
+    queue = holder.take()
+    holder.save(queue)
+    for _ in range(2):
+        assert holder.store.save(queue, None, [("slot", 0, 0)]) == []
+    assert not holder.store.went_back
+
+
 @pytest.mark.parametrize("name", ["counts", "state", "0/000000", "0/000300", "zero/000000"])
 def test_a_record_that_is_damaged_is_named(scene: Scene, name: str) -> None:
     holder = Holder(scene, PLAN)

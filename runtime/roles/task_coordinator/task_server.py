@@ -195,7 +195,8 @@ class TaskServer(TaskServerPort):
         """Who lives, and whose tasks are overdue. That is saved before any call is taken in: if one of these has a
         fence that does not hold, memory is read anew."""
         now, view, effects = time.monotonic(), self.member.view, []
-        if self.member.watcher.revision >= self._loaded_at and view.trainers.keys() != self.queue.living:
+        told = self.queue.met and view.trainers.keys() == self.queue.living
+        if self.member.watcher.revision >= self._loaded_at and not told:
             self.queue.step(Living(frozenset(view.trainers)), now)
         if now >= self._next_look:
             self._next_look = now + self.options.timeout / LOOKS
@@ -208,7 +209,7 @@ class TaskServer(TaskServerPort):
                 took[effect.trainer, effect.slot].append(effect)
         for (trainer, slot), tasks in took.items():
             self._bar(trainer, slot, tasks)
-        if self.queue.complete and not (view.trainers or view.pservers or view.over):
+        if self.queue.complete and not (self.queue.missing or view.trainers or view.pservers or view.over):
             self._complete()
         self._measure(now)
 

@@ -156,9 +156,10 @@ class TaskStore:
             )
         )
         self.commits += 1
-        if result.ok:
+        if result.ok and ops:
             self.went_back = self.went_back or result.revision <= self._revision
             self._revision = result.revision
+        if result.ok:
             self._written |= {op.key: op.value for op in ops if op.kind == "put" and op.key in self._looked_after}
             return []
         held = result.kv(0)
