@@ -151,7 +151,7 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec) -> int:
     prepare_structs()
     try:
         with contextlib.ExitStack() as stack:
-            embedded = None
+            embedded, job_dir = None, Path(job_dir)
             if spec.embed_etcd and not job.config.etcd_endpoints:
                 stack.enter_context(locked(job_dir))
                 check_no_other_etcd(job_dir, job)

@@ -154,12 +154,6 @@ class Lines(Squares):
         return (value + torch.rand(1) if self.noise else value), torch.zeros(1)
 
 
-class Slow(Squares):
-    def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
-        time.sleep(0.02)
-        return super().__getitem__(i)
-
-
 class Broken(Squares):
     def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
         if i == 13:

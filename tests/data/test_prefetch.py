@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,25 +12,31 @@ import torch
 from graphft.data import arrays, dataset
 from graphft.errors import GraphftError
 from graphft.runtime.data import BatchKey, Prefetcher, open_reader
+from tests.support.waiting import until
 
 DATASETS = str(Path(__file__).parent / "datasets.py")
 
 
-def test_slow_items_overlap_with_compute() -> None:
-    """Reading takes 10 x 20 ms per batch, computing 200 ms: side by side about half of one after the other."""
-    reader = open_reader(dataset(f"{DATASETS}:Slow", {"n": 50}, chunk_size=50), ".", 0)
-    keys = [BatchKey(0, 0, b, 10) for b in range(5)]
+def test_batches_are_read_while_the_caller_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = open_reader(arrays(x=torch.arange(20)), ".", 0)
+    threads: list[threading.Thread] = []
+    batch = reader.batch
+
+    def note_thread(*key: Any, **how: Any) -> dict[str, torch.Tensor]:
+        threads.append(threading.current_thread())
+        return batch(*key, **how)
+
+    monkeypatch.setattr(reader, "batch", note_thread)
     prefetcher = Prefetcher(reader)
+    keys = [BatchKey(0, 0, b, 10) for b in range(2)]
     for key in keys:
         prefetcher.schedule(key)
-    prefetcher.get(keys[0])
-    begin = time.monotonic()
-    for key in keys[1:]:
-        time.sleep(0.25)  # the step before
-        prefetcher.get(key)
-    elapsed = time.monotonic() - begin
+    until(lambda: len(threads) == 2)  # the caller has asked for none of them so far
+    for key in keys:
+        assert torch.equal(prefetcher.get(key)["x"], batch(*key)["x"])
     prefetcher.close()
-    assert elapsed < 4 * 0.25 + 0.5, "without overlap at least 1.8 s"
+    assert len(threads) == 2
+    assert threading.current_thread() not in threads
 
 
 def test_batches_are_the_readers() -> None:
@@ -75,11 +81,25 @@ def test_random_batches_are_made_on_the_calling_thread() -> None:
     prefetcher.close()
 
 
-def test_close_ends_the_thread() -> None:
-    prefetcher = Prefetcher(open_reader(dataset(f"{DATASETS}:Slow", {"n": 400}, chunk_size=400), ".", 0), depth=40)
+def test_close_waits_for_one_batch_and_drops_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = open_reader(arrays(x=torch.arange(400), chunk_size=400), ".", 0)
+    begun, go_on, read = threading.Event(), threading.Event(), []
+
+    def wait(*key: Any, **how: Any) -> dict[str, torch.Tensor]:
+        read.append(key)
+        begun.set()
+        go_on.wait(30)
+        return {}
+
+    monkeypatch.setattr(reader, "batch", wait)
+    prefetcher = Prefetcher(reader, depth=40)
     for b in range(40):
         prefetcher.schedule(BatchKey(0, 0, b, 10))
-    begin = time.monotonic()
-    prefetcher.close()
-    assert time.monotonic() - begin < 7.5, "reading all would take 8 s"
+    assert begun.wait(30)
+    closing = threading.Thread(target=prefetcher.close)
+    closing.start()
+    until(lambda: prefetcher._thread._shutdown)
+    go_on.set()
+    closing.join(30)
+    assert len(read) == 1
     assert not [t for t in threading.enumerate() if t.name.startswith("graphft-prefetch")]

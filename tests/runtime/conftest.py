@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,3 +44,14 @@ def coordinated(job: Job) -> Job:
 def saved(job: Job, tmp_path: Path) -> Path:
     job.save(tmp_path / "job")
     return tmp_path / "job"
+
+
+@pytest.fixture
+def logging_restored() -> Iterator[None]:
+    """Roles set up the logging of their whole process."""
+    root, log = logging.getLogger(), logging.getLogger("graphft")
+    handlers, level, own = root.handlers[:], root.level, log.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    log.setLevel(own)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,17 +45,6 @@ def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.delenv(name)
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def logging_restored() -> Iterator[None]:
-    """Roles set up the logging of their whole process."""
-    root, log = logging.getLogger(), logging.getLogger("graphft")
-    handlers, level, own = root.handlers[:], root.level, log.level
-    yield
-    root.handlers[:] = handlers
-    root.setLevel(level)
-    log.setLevel(own)
 
 
 # -- which role -------------------------------------------------------------------------------------------------------

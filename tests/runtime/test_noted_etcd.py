@@ -29,6 +29,7 @@ from graphft.transpiler import Job
 from tests.support.commands import refused, shown
 
 NOBODY = "127.0.0.1:1"
+pytestmark = pytest.mark.usefixtures("logging_restored")
 
 
 @pytest.fixture
