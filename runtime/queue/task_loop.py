@@ -21,7 +21,7 @@ from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.noted_etcd import check_no_other_etcd, leave_note
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.data import Reader, open_reader
-from graphft.runtime.etcd import LeaseLost, Session, put_op
+from graphft.runtime.etcd import Etcd, LeaseLost, Session, put_op
 from graphft.runtime.process.progress import Progress
 from graphft.runtime.protocol.left_out import ChunkOmissions
 from graphft.runtime.protocol.messages import (
@@ -93,12 +93,13 @@ class TaskLoop:
                 rule="task-loop",
                 help="transpile with ft=True, sync=False, dispatch=\"coordinator\": a sync job's tasks are its slots'",
             )
-        store = connect(etcd)
         self._folder = None if isinstance(job, Job) else Path(job)
-        noted = self._folder is None or check_no_other_etcd(self._folder, self.job, store)
-        put_job(store, Keys(self.job.config.name), self.job)
-        if self._folder is not None and not noted:
-            leave_note(self._folder, etcd)
+        store = connect(etcd)
+        try:
+            self._record(store, etcd)
+        except BaseException:
+            store.close()
+            raise
         self.member = Member("trainer", 0, store, self.job, Progress())
         self.member.session = Session(self.member.etcd, self.job.config.lease_ttl).run_thread()
         self._client = TaskClient(self.member)
@@ -110,6 +111,13 @@ class TaskLoop:
         record = msgspec.json.encode(self.member.registration())
         key = self.member.keys.trainer(self.member.id)
         self.member.etcd.txn([], [put_op(key, record, self.member.lease)], token=key)
+
+    def _record(self, store: Etcd, etcd: str) -> None:
+        """The job in etcd, and in the folder in which etcd that is. Raises UsageError for another run's."""
+        noted = self._folder is None or check_no_other_etcd(self._folder, self.job, store)
+        put_job(store, Keys(self.job.config.name), self.job)
+        if self._folder is not None and not noted:
+            leave_note(self._folder, etcd)
 
     # -- tasks ----------------------------------------------------------------------------------------------------
 
@@ -208,8 +216,8 @@ class TaskLoop:
 
     def request_save_model(self, seconds: float) -> bool:
         """Whether this trainer is the one that is to save the model now: no other one is for so many seconds, the time
-        that saving may take, a day at most. Who has it gets it again; when that one dies, others may. False when the
-        job is complete."""
+        that saving may take, a day at most. Who has it gets it again; when that one dies after all passes are done,
+        others may at once. False when the job is complete."""
         real = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
         if not real or not 0 < seconds <= MAX_SECONDS:
             what = f"request_save_model({seconds!r}): expected the seconds that saving may take"
