@@ -1,0 +1,115 @@
+"""What an engine is: it starts processes of roles somewhere, and tells how they ended.
+
+The launcher's supervisor decides which processes there are to be, and starts again what died, on every engine alike.
+An engine knows nothing of training. To write one: a class with the five methods of `Engine`, whose `start` returns
+something that can be used like a `subprocess.Popen` (`Process`); `tests/engines/test_conformance.py` holds for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from graphft.errors import GraphftError
+from graphft.runtime.process.identity import Identity
+
+
+class EngineError(GraphftError):
+    """An engine cannot start a process now: no resources, a scheduler that does not answer. It is tried again later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One process that is wanted. `index`: the pserver's, or a number for a trainer's or coordinator's log lines."""
+
+    role: str
+    index: int
+    etcd: str
+    """Endpoints, as the process reaches them."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.role} {self.index}"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What an engine has to know of the run whose processes it starts."""
+
+    job_dir: Path
+    """The run's folder on the launcher's machine."""
+    job: str
+    """Where every machine finds the job, for `graphft start ROLE --job`: its storage's URL, or the folder's path."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that every process needs."""
+    resources: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By role, what one process of it takes, in the engine's own names: {"trainer": {"CPU": 2, "GPU": 1}}."""
+
+    def log(self, order: Order) -> Path:
+        """Where the output of this role's processes is appended, if they can write to the launcher's folder."""
+        return self.job_dir / "logs" / f"{order.role}-{order.index}.log"
+
+
+class Process(Protocol):
+    """One process of a role, wherever it is: to be used like a `subprocess.Popen`."""
+
+    @property
+    def pid(self) -> int:
+        """On its own machine; 0 until it exists."""
+
+    @property
+    def identity(self) -> Identity:
+        """UNKNOWN until it exists, or if its machine does not tell."""
+
+    @property
+    def place(self) -> str:
+        """Where it runs, for people: "" for this machine, and until it is known; "waiting for ..." while the engine has
+        no room for it."""
+
+    def await_made(self) -> Identity:
+        """Returns when it exists, or never will."""
+
+    def poll(self) -> int | None:
+        """Its exit status, as of the last `wait`: somebody is to wait for it all the time. Negative: that signal.
+        A process whose machine is lost was killed by SIGKILL."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Raises `subprocess.TimeoutExpired` after `timeout` seconds."""
+
+    def send_signal(self, signum: int) -> None:
+        """SIGTERM asks it to leave, SIGKILL ends it; for one that has no room yet, both take the order back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A process of the run, as the engine sees it."""
+
+    role: str
+    index: int
+    place: str
+    state: str
+    """"waiting", "running" or "ended"."""
+
+
+class Engine(Protocol):
+    """Of one run. Made by `graphft.runtime.engines.choose.open_engine`."""
+
+    reaches_loopback: bool
+    """Whether its processes run on this machine, and reach an etcd on its loopback."""
+
+    def start(self, order: Order) -> Process:
+        """Returns at once, or raises EngineError or OSError: then it is tried again, later and later."""
+
+    def list(self) -> Sequence[Listed]:
+        """All that it started and that has not ended."""
+
+    def logs(self, order: Order, lines: int) -> Sequence[str]:
+        """The last lines that the role's processes wrote; none if they are out of reach."""
+
+    def step(self) -> None:
+        """What is to be done all the time; called several times a second. Does not wait."""
+
+    def close(self) -> None:
+        """Ends all that it started, the engine's own helpers, too."""
