@@ -116,6 +116,7 @@ def _add_launch(launch: argparse.ArgumentParser) -> None:
     launch.add_argument(
         "--max-restarts", type=int, help="failures of a role without a step in between before giving up (default: 3)"
     )
+    launch.add_argument("--engine", help="where the processes run: local (default), this machine")
     switches = {
         "fork_server": ("--no-fork-server", "start each role from nothing, none as a fork"),
         "quiet": ("--quiet", "no progress display"),
@@ -172,7 +173,7 @@ def _start(options: argparse.Namespace) -> int:
 
 
 def _fork_server(options: argparse.Namespace) -> int:
-    from graphft.runtime.launcher.fork_server import serve
+    from graphft.runtime.engines.fork_server import serve
 
     return serve(Path(options.job))
 

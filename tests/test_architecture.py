@@ -194,6 +194,7 @@ ROOMS = (
     "checkpoint",
     "queue",
     "roles",
+    "engines",
     "launcher",
     "replay",
     "chaos",

@@ -131,7 +131,7 @@ ENDS = {
     "runtime/process/role_process.py": "its parent is dead",
     "runtime/roles/process_end.py": "its lease is lost, or it hangs",
     "runtime/roles/trainer/loading.py": "its job is over while it loads",
-    "runtime/launcher/fork_server.py": "the process between two forks",
+    "runtime/engines/fork_server.py": "the process between two forks",
 }
 """Files that end the process, and why they may."""
 

@@ -19,6 +19,8 @@ from graphft.runtime.chaos.probe import Probe
 from graphft.runtime.coordination.connect import connect_from, write_endpoints
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Registration
+from graphft.runtime.engines.base import Run
+from graphft.runtime.engines.local import Local
 from graphft.runtime.etcd import EmbeddedCluster, EmbeddedEtcd, Etcd, EtcdError
 from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.runtime.process.role_process import spawn
@@ -64,12 +66,13 @@ class Host:
         self.launcher = spawn(command, self.folder / "logs" / "launcher.log", self.environment)
         self.etcd = self._connect()
         self.probe = Probe(self.job, self.etcd)
+        environment = {**role_environment(), **self.environment, "OMP_NUM_THREADS": str(self.job.config.threads)}
         self._added = Supervisor(
             self.folder,
             Keys(self.job.config.name),
             self.etcd,
             ",".join(self.etcd.endpoints),
-            {**role_environment(), **self.environment, "OMP_NUM_THREADS": str(self.job.config.threads)},
+            Local(fork_server=False).open(Run(self.folder, str(self.folder), environment)),
         )
 
     def _connect(self) -> Etcd:
@@ -281,5 +284,5 @@ def _restart(member: EmbeddedEtcd) -> None:
 def _kill(added: Supervisor) -> None:
     for child in added.children.values():
         if child.process is not None and child.process.poll() is None:
-            child.process.kill()
+            child.process.send_signal(signal.SIGKILL)
             child.process.wait()

@@ -1,7 +1,7 @@
 """What an engine is: it starts processes of roles somewhere, and tells how they ended.
 
 The launcher's supervisor decides which processes there are to be, and starts again what died, on every engine alike.
-An engine knows nothing of training. To write one: a class with the five methods of `Engine`, whose `start` returns
+An engine knows nothing of training. To write one: a class with the methods of `Engine`, whose `start` returns
 something that can be used like a `subprocess.Popen` (`Process`); `tests/engines/test_conformance.py` holds for it.
 """
 
@@ -99,8 +99,11 @@ class Engine(Protocol):
     reaches_loopback: bool
     """Whether its processes run on this machine, and reach an etcd on its loopback."""
 
+    def prepare(self) -> None:
+        """Gets ready, and does not wait for it: processes will be wanted soon. What it has begun, `close` ends."""
+
     def start(self, order: Order) -> Process:
-        """Returns at once, or raises EngineError or OSError: then it is tried again, later and later."""
+        """Returns at once. Raises EngineError or OSError: it is tried again, later and later; UsageError: never."""
 
     def list(self) -> Sequence[Listed]:
         """All that it started and that has not ended."""
@@ -109,7 +112,14 @@ class Engine(Protocol):
         """The last lines that the role's processes wrote; none if they are out of reach."""
 
     def step(self) -> None:
-        """What is to be done all the time; called several times a second. Does not wait."""
+        """What is to be done all the time; called several times a second. Does not wait. Raises UsageError when it
+        finds that the job can never run."""
+
+    def provide_etcd(self) -> str:
+        """Endpoints of an etcd that this engine runs for the job; "": the launcher is to start one."""
+
+    def cancel_orders(self) -> None:
+        """Starts nothing more; a process that does not exist yet never will."""
 
     def close(self) -> None:
         """Ends all that it started, the engine's own helpers, too."""

@@ -25,10 +25,12 @@ from graphft.runtime.coordination.run_record import fenced, put_job
 from graphft.runtime.coordination.stale_run import begin_anew, make_way, revoke_dead, tell_failed, try_again
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.coordination.storage_claim import StorageClaim, claimed, forget_claim
+from graphft.runtime.engines.base import Engine, Run
+from graphft.runtime.engines.choose import engine_options
+from graphft.runtime.engines.local import Local
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.launcher.ending import Reached, interruptible, without_traceback
 from graphft.runtime.launcher.folder_status import look_at
-from graphft.runtime.launcher.fork_server import SUPPORTED, ForkServer
 from graphft.runtime.launcher.job_folder import JobFolder, open_folder, saved_folder
 from graphft.runtime.launcher.options import CALLED, LaunchOptions, choose_options
 from graphft.runtime.launcher.process_counts import MissingProcesses, check_counts
@@ -270,11 +272,12 @@ def _told(result: Result, job: Job | JobRecord) -> Result:
 def _start(
     job: Job | JobRecord, job_dir: Path, options: LaunchOptions, keys: Keys, stack: ExitStack
 ) -> tuple[Supervisor, EmbeddedEtcd | None]:
-    """etcd (if it is this launcher's), the run's records, the fork server; a supervisor without processes so far."""
-    environment = role_environment() | {"OMP_NUM_THREADS": str(job.config.threads)}
-    endpoints, embedded, fork_server = options.endpoints(job.config), None, None
+    """etcd (if it is this launcher's), the run's records, the engine; a supervisor without processes so far."""
+    engine = _open_engine(job, job_dir, options)
+    stack.callback(engine.close)
+    endpoints, embedded = options.endpoints(job.config) or engine.provide_etcd(), None
     if not endpoints:
-        fork_server = _fork_server(job_dir, environment, options, stack)  # it loads while etcd starts
+        engine.prepare()  # while etcd starts
         embedded = start_etcd(job, job_dir)
         stack.callback(embedded.stop)
         endpoints = ",".join(embedded.endpoints)
@@ -292,28 +295,23 @@ def _start(
     put_job(client, keys, job, job_dir)
     etcd = fenced(client, keys, job)
     write_endpoints(job_dir, endpoints, own=embedded is not None)
-    fork_server = fork_server or _fork_server(job_dir, environment, options, stack)
-    supervisor = Supervisor(
-        job_dir, keys, etcd, endpoints, environment, options.max_restarts, job.config.ft, fork_server
-    )
+    engine.prepare()
+    supervisor = Supervisor(job_dir, keys, etcd, endpoints, engine, options.max_restarts, job.config.ft)
     stack.callback(supervisor.close)
     return supervisor, embedded
+
+
+def _open_engine(job: Job | JobRecord, job_dir: Path, options: LaunchOptions) -> Engine:
+    environment = role_environment() | {"OMP_NUM_THREADS": str(job.config.threads)}
+    run = Run(job_dir, job.config.storage or str(job_dir.resolve()), environment)
+    chosen = Local(options.fork_server) if options.engine == "local" else engine_options(options.engine)
+    return chosen.open(run)
 
 
 def _tell_of_lost_model(job: Job | JobRecord, job_dir: Path) -> None:
     step = saved_step(job_dir, job.config)
     how = f"made again, from the checkpoint of step {step}" if step else "TRAINED again: no checkpoint is whole"
     tell(f"{job_dir} was complete, and its {MODEL} is gone: it is {how}")
-
-
-def _fork_server(
-    job_dir: Path, environment: Mapping[str, str], options: LaunchOptions, stack: ExitStack
-) -> ForkServer | None:
-    if not (options.fork_server and SUPPORTED):
-        return None
-    fork_server = ForkServer(job_dir, environment)
-    stack.callback(fork_server.close)
-    return fork_server
 
 
 def _display(since: float) -> Display:

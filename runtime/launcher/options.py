@@ -43,6 +43,8 @@ class LaunchOptions:
     """No progress display. The line that says what is run, errors and what is lost are told all the same."""
     fork_server: bool = True
     """Make roles by forking a process that has loaded everything: each starts in a fraction of a second."""
+    engine: str = "local"
+    """Where the processes run: `local`, this machine."""
     save_only: bool = False
     """Write the job's folder and end there, instead of running it."""
     resume: bool = False

@@ -5,45 +5,38 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
+import random
 import signal
 import subprocess
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from graphft.errors import plain_text
+from graphft.errors import GraphftError, UsageError, plain_text
 from graphft.runtime.coordination.connect import has_model
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.revoker import ETCD_SECONDS, Revoker
+from graphft.runtime.engines.base import Engine, EngineError, Order, Process
 from graphft.runtime.etcd import EtcdError, Store
-from graphft.runtime.launcher.fork_server import Forked, ForkServer
 from graphft.runtime.launcher.inquest import Inquest
 from graphft.runtime.launcher.offspring import Offspring
 from graphft.runtime.launcher.process_ends import note_end
-from graphft.runtime.process.identity import UNKNOWN, Identity, identify
+from graphft.runtime.process.identity import UNKNOWN, Identity
+from graphft.runtime.process.log_tail import ERROR_LINES, error_in
 from graphft.runtime.process.memory_use import peak_bytes
-from graphft.runtime.process.role_process import (
-    EXIT_FAILED,
-    EXIT_OK,
-    EXIT_USAGE,
-    describe_death,
-    start_role,
-    was_preempted,
-)
+from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK, EXIT_USAGE, describe_death, was_preempted
 from graphft.runtime.protocol.chunk_queue import Change
 
 log = logging.getLogger("graphft")
 
 BACKOFF_SECONDS = 0.25
 BACKOFF_LIMIT = 10.0
-FORK_SERVER_AFTER_SECONDS = 5.0
-"""For how long a fork server that died is not replaced: processes that need the machine now come first."""
 QUICK_FAILURE_SECONDS = 30.0
 """Failures after less than this are in a row: each doubles the delay before the next start."""
 CANNOT_START_SECONDS, AT_WORK_SECONDS = 30.0, 10.0
@@ -52,11 +45,12 @@ another one has been at work for that time; it is tried again later."""
 QUICK_PREEMPTION_SECONDS = 5.0
 """So are preemptions: a process that is killed whenever it starts (out of memory, say) must not burn the machine."""
 MEASURE_SECONDS = 1.0
-FOLDER_SECONDS = 2.0
-"""Between two attempts to start a process whose folder cannot be written."""
 ALONE_SECONDS, AWAY_SECONDS = 5.0, 60.0
 """For how long a job may be without trainers when all those of the launcher have left; and when others have worked for
 it since, which may have died all at once, and be on their way back."""
+ROOM_SECONDS, ROOM_LIMIT = 0.5, 30.0
+"""Before an order is given again that the engine did not take (no room on any machine, a folder that cannot be
+written): twice as long each time, at most `ROOM_LIMIT`, and by chance down to half of it."""
 KILLED_SECONDS = 5.0
 """For how long the end of a process is waited for after SIGKILL."""
 FROZEN_SECONDS, STUCK_SECONDS = 5.0, 30.0
@@ -69,7 +63,7 @@ class Child:
 
     role: str
     index: int
-    process: subprocess.Popen[bytes] | Forked | None = None
+    process: Process | None = None
     failures: int = 0
     preemptions: int = 0
     in_a_row: int = 0
@@ -88,9 +82,15 @@ class Child:
     peak: int = 0
     """The most memory that its process was seen to use, in bytes."""
 
+    refused: int = 0
+    """How often in a row the engine did not take the order of a process."""
+
     @property
     def name(self) -> str:
         return f"{self.role} {self.index}"
+
+    def order(self, endpoints: str) -> Order:
+        return Order(self.role, self.index, endpoints)
 
 
 class Supervisor:
@@ -107,16 +107,13 @@ class Supervisor:
         keys: Keys,
         etcd: Store,
         endpoints: str,
-        environment: Mapping[str, str],
+        engine: Engine,
         max_restarts: int = 3,
         restart: bool = True,
-        fork_server: ForkServer | None = None,
     ) -> None:
         self.job_dir, self.keys, self.etcd, self.endpoints = job_dir, keys, etcd, endpoints
-        self.environment, self.max_restarts, self.restart = environment, max_restarts, restart
+        self.engine, self.max_restarts, self.restart = engine, max_restarts, restart
         self.children: dict[tuple[str, int], Child] = {}
-        self._fork_server = fork_server
-        self._next_fork_server: float | None = None
         self.events = Events(etcd, keys, "launcher")
         self.failed = ""
         """Why the job failed, as far as this machine's processes tell."""
@@ -129,7 +126,7 @@ class Supervisor:
         self._alone_since: float | None = None
         self._others_seen = False
         """Whether trainers that others had started were there when all of this launcher's had left."""
-        self._exits: queue.Queue[tuple[Child, subprocess.Popen[bytes] | Forked, int]] = queue.Queue()
+        self._exits: queue.Queue[tuple[Child, Process, int]] = queue.Queue()
 
     @property
     def view(self) -> JobView:
@@ -172,11 +169,10 @@ class Supervisor:
                 self._start(child)
         self._revoker.step()
         self._measure()
-        if self._fork_server is not None and self._fork_server.stuck:
-            self._drop_fork_server("does not answer, killing it")
-        if self._next_fork_server is not None and time.monotonic() >= self._next_fork_server:
-            self._next_fork_server = None
-            self._fork_server = ForkServer(self.job_dir, self.environment)
+        try:
+            self.engine.step()
+        except UsageError as error:
+            self.failed = self.failed or error.message
 
     def replace_frozen(self, registered: Collection[Identity]) -> None:
         """Ends children that no longer hold a lease and yet do not end by themselves, as a running process would.
@@ -193,9 +189,9 @@ class Supervisor:
                 child.registered, child.gone_at = child.identity, None
             elif child.registered == child.identity:
                 child.gone_at = child.gone_at or now
-                if now - child.gone_at > (FROZEN_SECONDS if _stopped(process.pid) else STUCK_SECONDS):
+                if now - child.gone_at > (FROZEN_SECONDS if _stopped(child.identity) else STUCK_SECONDS):
                     log.warning("%s has lost its lease and does not end: killing it", child.name)
-                    process.kill()
+                    process.send_signal(signal.SIGKILL)
 
     def expect_trainers(self, others: bool) -> None:
         """Ends a job that cannot complete: all trainers of this launcher are done, and no others were started.
@@ -226,17 +222,16 @@ class Supervisor:
         running = [c.process for c in children if c.process is not None]
         for child in self.children.values():
             child.restart_at = None
-        if self._fork_server is not None:
-            self._fork_server.close()
+        self.engine.cancel_orders()
         for process in running:
-            process.terminate()
+            process.send_signal(signal.SIGTERM)
             process.send_signal(signal.SIGCONT)
         deadline = time.monotonic() + grace
         for process in running:
             try:
                 process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
-                process.kill()
+                process.send_signal(signal.SIGKILL)
                 with contextlib.suppress(subprocess.TimeoutExpired):  # only the kernel can keep it
                     process.wait(KILLED_SECONDS)
         self._offspring.look([])
@@ -253,30 +248,25 @@ class Supervisor:
         child.restart_at = None
         child.started_at = time.monotonic()
         child.peak = 0
-        log_file = self._log_of(child)
-        if not self._can_log(child, log_file):
-            return
-        forked = self._fork(child, log_file)
-        if forked is None and self.failed:
-            child.done = True
-            return
-        process = child.process = forked or start_role(
-            [child.role, "--job", str(self.job_dir), "--etcd", self.endpoints, "--index", str(child.index)],
-            log_file,
-            self.environment,
-        )
-        child.identity = identify(process.pid) if process.pid else UNKNOWN
-        threading.Thread(target=self._await_end, args=(child, process), daemon=True).start()
-
-    def _can_log(self, child: Child, log_file: Path) -> bool:
-        """Whether the process can be started; if the folder cannot be written, it is tried again later."""
         try:
-            log_file.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            log.warning("%s cannot be started, for its log cannot be written (%s); trying again", child.name, error)
-            child.restart_at = time.monotonic() + FOLDER_SECONDS
-            return False
-        return True
+            process = child.process = self.engine.start(child.order(self.endpoints))
+        except UsageError as error:
+            self.failed = self.failed or error.message
+            child.done = True
+        except (EngineError, OSError) as error:
+            self._wait_for_room(child, error.message if isinstance(error, GraphftError) else str(error))
+        else:
+            child.refused = 0
+            child.identity = process.identity
+            threading.Thread(target=self._await_end, args=(child, process), daemon=True).start()
+
+    def _wait_for_room(self, child: Child, why: str) -> None:
+        """The engine has not taken the order: it is given again, later and later, and not by all children at once."""
+        delay = min(ROOM_SECONDS * 2**child.refused, ROOM_LIMIT) * (1 - random.random() / 2)
+        if child.refused == 0 or delay > ROOM_LIMIT / 2:
+            log.warning("%s cannot be started (%s); trying again", child.name, why)
+        child.refused += 1
+        child.restart_at = time.monotonic() + delay
 
     def _look_for_folder(self) -> None:
         """Says so when the job's folder has gone: what lives goes on, and nothing else would tell."""
@@ -289,33 +279,9 @@ class Supervisor:
             )
         self._folder_there = there
 
-    def _await_end(self, child: Child, process: subprocess.Popen[bytes] | Forked) -> None:
-        if isinstance(process, Forked):
-            child.identity = process.await_made()
+    def _await_end(self, child: Child, process: Process) -> None:
+        child.identity = process.await_made()
         self._exits.put((child, process, process.wait()))
-
-    def _fork(self, child: Child, log_file: Path) -> Forked | None:
-        """This role, made by the fork server; None if there is none. One that died is replaced a little later."""
-        if self._fork_server is None:
-            return None
-        try:
-            return self._fork_server.fork(child.role, child.index, self.endpoints, log_file)
-        except OSError:
-            self._drop_fork_server("is dead")
-            return None
-
-    def _drop_fork_server(self, why: str) -> None:
-        """Ends the fork server: roles are started from nothing until there is another one, a little later. If it found
-        that the job cannot be loaded, no role could load it either."""
-        assert self._fork_server is not None
-        log_file = self.job_dir / "logs" / "fork-server.log"
-        if self._fork_server.process.poll() == EXIT_USAGE:
-            self.failed = self.failed or f"it cannot be loaded{_error_in(log_file)}"
-        else:
-            log.warning("the fork server %s; see %s", why, log_file)
-        self._fork_server.close()
-        self._fork_server = None
-        self._next_fork_server = time.monotonic() + FORK_SERVER_AFTER_SECONDS
 
     def _measure(self) -> None:
         """Notes how much memory the children use, and what they have started: of one that is dead, neither can be
@@ -325,12 +291,12 @@ class Supervisor:
         self._measured_at = time.monotonic()
         self._look_for_folder()
         for child in self.children.values():
-            if child.identity.pid:
+            if child.identity.visible:
                 child.peak = max(child.peak, peak_bytes(child.identity.pid))
-        self._offspring.look(child.identity for child in self.children.values() if child.identity.pid)
+        self._offspring.look(child.identity for child in self.children.values() if child.identity.visible)
 
-    def _ended(self, child: Child, process: subprocess.Popen[bytes] | Forked, status: int) -> None:
-        if not process.pid:  # the fork server died before it made it
+    def _ended(self, child: Child, process: Process, status: int) -> None:
+        if not process.pid:  # it was never made: the fork server died before that
             self._start(child)
             return
         if status == EXIT_OK and self._may_end(child):
@@ -367,7 +333,7 @@ class Supervisor:
             )
         elif status == EXIT_USAGE and blamed is None:
             verb = "start" if time.monotonic() - child.started_at < AT_WORK_SECONDS else "go on"
-            self._give_up(child, f"{child.name} cannot {verb} ({what}){_error_in(self._log_of(child))}")
+            self._give_up(child, f"{child.name} cannot {verb} ({what}){error_in(self._last_lines(child, ERROR_LINES))}")
         elif child.stuck > self.max_restarts:
             why = f"{child.name} failed {child.stuck} times in a row, --max-restarts is {self.max_restarts}"
             if blamed is not None or (index is not None and self._inquest.reported(index, child.identity)):
@@ -427,32 +393,18 @@ class Supervisor:
         self.failed = self.failed or why + (f"\n{tail}" if tail else "")
         self.events.emit("failed", why)
 
-    def _log_of(self, child: Child) -> Path:
-        return self.job_dir / "logs" / f"{child.role}-{child.index}.log"
+    def _last_lines(self, child: Child, count: int) -> Sequence[str]:
+        return self.engine.logs(child.order(self.endpoints), count)
 
     def tail_of_log(self, child: Child) -> str:
-        path = self._log_of(child)
-        lines = _last_lines(path, 15)
-        return "\n".join([f"last lines of {path}:", *("  " + plain_text(line) for line in lines)]) if lines else ""
+        lines = self._last_lines(child, 15)
+        head = f"last lines of {self.job_dir / 'logs' / f'{child.role}-{child.index}.log'}:"
+        return "\n".join([head, *("  " + plain_text(line) for line in lines)]) if lines else ""
 
 
-def _last_lines(path: Path, count: int) -> list[str]:
-    return path.read_text(errors="replace").splitlines()[-count:] if path.exists() else []
-
-
-def _error_in(path: Path) -> str:
-    """The last error in a log, on one line; with the remedy that follows it."""
-    lines = _last_lines(path, 60)
-    found = [i for i, line in enumerate(lines) if "error[" in line]
-    if not found:
-        return ""
-    error, *rest = lines[found[-1] :]
-    remedy = next((f" ({line})" for line in rest[:1] if line.startswith("help: ")), "")
-    return ": " + plain_text(error[error.index("error[") :] + remedy)
-
-
-def _stopped(pid: int) -> bool:
+def _stopped(process: Identity) -> bool:
+    """Whether it is known to be stopped: as far as it can be seen from here."""
     try:
-        return bool(psutil.Process(pid).status() == psutil.STATUS_STOPPED)
+        return process.visible and bool(psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
     except psutil.Error:
         return False

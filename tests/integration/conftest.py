@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from graphft import ir
-from graphft.runtime.launcher import fork_server
+from graphft.runtime.engines import fork_server
 from graphft.runtime.process.role_environment import role_environment
 from tests.integration import training
 from tests.integration.nursery import Nursery

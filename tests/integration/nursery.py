@@ -28,7 +28,7 @@ import torch
 
 import graphft
 from graphft.runtime.cli import main
-from graphft.runtime.launcher import fork_server
+from graphft.runtime.engines import fork_server
 from graphft.runtime.process import role_process as processes
 
 ROOT = Path(graphft.__file__).resolve().parents[1]

@@ -16,10 +16,12 @@ import psutil
 import pytest
 
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.engines import fork_server as fork_server_module
+from graphft.runtime.engines import local as module
+from graphft.runtime.engines.base import Run
+from graphft.runtime.engines.fork_server import SUPPORTED, Forked, ForkServer
+from graphft.runtime.engines.local import LocalEngine
 from graphft.runtime.etcd import Etcd
-from graphft.runtime.launcher import fork_server as fork_server_module
-from graphft.runtime.launcher import supervisor as module
-from graphft.runtime.launcher.fork_server import SUPPORTED, Forked, ForkServer
 from graphft.runtime.launcher.supervisor import Supervisor
 from tests.support.waiting import until
 
@@ -34,7 +36,7 @@ SILENT = "127.0.0.1:1"
 LAUNCHER = """
 import sys, time
 from pathlib import Path
-from graphft.runtime.launcher.fork_server import ForkServer
+from graphft.runtime.engines.fork_server import ForkServer
 folder, etcd = Path(sys.argv[1]), sys.argv[2]
 fork_server = ForkServer(folder, {"OMP_NUM_THREADS": "1"})
 role = fork_server.fork("trainer", 0, etcd, folder / "logs" / "trainer-0.log")
@@ -106,8 +108,9 @@ def test_a_fork_server_that_dies_is_passed_over_and_replaced(
 ) -> None:
     """One that dies before it has made a role, and one that is found dead: the roles are started all the same."""
     monkeypatch.setattr(module, "FORK_SERVER_AFTER_SECONDS", 0.0)
-    first = ForkServer(saved, ENVIRONMENT)
-    supervisor = Supervisor(saved, keys, etcd, NOWHERE, ENVIRONMENT, fork_server=first)
+    engine = engine_of(saved)
+    first = server_of(engine)
+    supervisor = Supervisor(saved, keys, etcd, NOWHERE, engine)
     try:
         first.process.send_signal(signal.SIGSTOP)
         supervisor.add("trainer", 0)
@@ -119,9 +122,8 @@ def test_a_fork_server_that_dies_is_passed_over_and_replaced(
         while not all(log.exists() and "error[etcd-endpoint]" in log.read_text() for log in logs):
             assert time.monotonic() < end
             supervisor.step(0.1)
-        second = supervisor._fork_server
-        assert second not in (None, first), "it has been replaced"
-        assert second is not None
+        second = server_of(engine)
+        assert second is not first, "it has been replaced"
         assert second.process.poll() is None
         assert fork_servers()
     finally:
@@ -136,8 +138,7 @@ def test_a_job_that_cannot_be_loaded_fails_before_any_role_starts(
     program = edited / "programs" / "trainer" / "program.gft"
     program.write_text(program.read_text().replace("slots = 2", "slots = 3", 1))
     assert program.read_text() != (saved / "programs" / "trainer" / "program.gft").read_text()
-    fork_server = ForkServer(edited, ENVIRONMENT)
-    supervisor = Supervisor(edited, keys, etcd, NOWHERE, ENVIRONMENT, fork_server=fork_server)
+    supervisor = Supervisor(edited, keys, etcd, NOWHERE, engine_of(edited))
     try:
         supervisor.add("trainer", 0)
         end = time.monotonic() + 45
@@ -157,8 +158,9 @@ def test_a_stopped_fork_server_is_killed_and_its_orders_are_carried_out_without_
     """Pitfall 38: it is alive, so no order fails, and none is carried out. The first one may be half carried out."""
     monkeypatch.setattr(fork_server_module, "IDLE_SECONDS", 0.5)
     monkeypatch.setattr(module, "FORK_SERVER_AFTER_SECONDS", 60.0)
-    first = ForkServer(saved, ENVIRONMENT)
-    supervisor = Supervisor(saved, keys, etcd, SILENT, ENVIRONMENT, fork_server=first)
+    engine = engine_of(saved)
+    first = server_of(engine)
+    supervisor = Supervisor(saved, keys, etcd, SILENT, engine)
     try:
         children = [supervisor.add("trainer", 0)]
         until(lambda: children[0].process is not None and children[0].process.pid)
@@ -183,8 +185,19 @@ def test_what_a_killed_fork_server_has_not_told_of_is_killed_with_it(saved: Path
     fork_server.close()
     assert untold.wait(10) in (-signal.SIGKILL, 0), "0: collected by the fork server's end already"
     assert psutil.Process(role.pid).is_running()
-    role.kill()
+    role.send_signal(signal.SIGKILL)
     assert role.wait(10) == -signal.SIGKILL
+
+
+def engine_of(folder: Path) -> LocalEngine:
+    engine = LocalEngine(Run(folder, str(folder), ENVIRONMENT))
+    engine.prepare()
+    return engine
+
+
+def server_of(engine: LocalEngine) -> ForkServer:
+    assert engine._fork_server is not None
+    return engine._fork_server
 
 
 def fork_servers() -> list[psutil.Process]:

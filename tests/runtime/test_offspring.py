@@ -9,10 +9,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 import pytest
 
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.offspring import Offspring
 from graphft.runtime.process.identity import identify
 
@@ -77,3 +80,54 @@ def test_children_of_its_own_are_left_alone() -> None:
         other.terminate()
         offspring.look([identify(other.pid)])
         assert other.wait(10) == -signal.SIGTERM
+
+
+def ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def test_children_die_with_a_supervisor_that_is_killed(etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
+    code = f"""
+import os, subprocess, sys, time
+from pathlib import Path
+from graphft.runtime.launcher import supervisor
+from graphft.runtime.engines import local
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.coordination.keys import Keys
+
+child = '''import os, sys, time
+from graphft.runtime.process.role_process import die_with_parent
+die_with_parent(int(os.environ["GRAPHFT_PARENT"]))
+os.write(1, b"%d " % os.getpid()); time.sleep(100)'''
+
+def start_role(arguments, log, environment):
+    return subprocess.Popen([sys.executable, "-c", child], env={{**os.environ, "GRAPHFT_PARENT": str(os.getpid())}})
+
+local.start_role = start_role
+engine = local.LocalEngine(local.Run(Path({str(tmp_path)!r}), ""), fork_server=False)
+etcd = Etcd([{etcd.endpoints[0]!r}])
+supervisor = supervisor.Supervisor(Path({str(tmp_path)!r}), Keys({keys.job!r}), etcd, "", engine)
+for index in range(2):
+    supervisor.add("trainer", index)
+while True:
+    supervisor.step(0.1)
+"""
+    out = tmp_path / "pids"
+    with out.open("wb") as stream:
+        launcher = subprocess.Popen([sys.executable, "-c", code], stdout=stream)
+    try:
+        end = time.monotonic() + 20
+        while out.read_text().count(" ") < 2:
+            assert time.monotonic() < end, "the children did not start"
+            time.sleep(0.02)
+        children = [psutil.Process(int(pid)) for pid in out.read_text().split()]
+    finally:
+        launcher.kill()
+        launcher.wait()
+    end = time.monotonic() + 5
+    while not all(ended(c) for c in children):
+        assert time.monotonic() < end, "children outlived their supervisor"
+        time.sleep(0.02)

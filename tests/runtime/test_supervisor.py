@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from graphft.runtime.coordination import revoker
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.engines import local
+from graphft.runtime.engines.base import Run
+from graphft.runtime.engines.local import LocalEngine
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.launcher import supervisor as module
 from graphft.runtime.launcher.process_ends import ProcessEnds, read_ends
@@ -75,7 +77,7 @@ class Stubs:
 @pytest.fixture
 def stubs(monkeypatch: pytest.MonkeyPatch) -> Iterator[Stubs]:
     stubs = Stubs()
-    monkeypatch.setattr(module, "start_role", stubs)
+    monkeypatch.setattr(local, "start_role", stubs)
     yield stubs
     for process in stubs.processes:
         process.kill()
@@ -87,7 +89,8 @@ def supervise(etcd: Etcd, keys: Keys, tmp_path: Path, stubs: Stubs) -> Iterator[
     made: list[Supervisor] = []
 
     def make(max_restarts: int = 3, restart: bool = True, client: Etcd | None = None) -> Supervisor:
-        made.append(Supervisor(tmp_path, keys, client or etcd, "", {}, max_restarts, restart))
+        engine = LocalEngine(Run(tmp_path, str(tmp_path)), fork_server=False)
+        made.append(Supervisor(tmp_path, keys, client or etcd, "", engine, max_restarts, restart))
         return made[-1]
 
     yield make
@@ -405,7 +408,7 @@ def test_stop_ends_stopped_children_and_those_that_ignore_sigterm(supervise: Any
     stubborn = supervisor.add("trainer", 1)
     steps(supervisor, lambda: "up" in (tmp_path / "logs" / "trainer-1.log").read_text())
     supervisor.stop(grace=0.5)
-    assert (stopped.process.returncode, stubborn.process.returncode) == (-signal.SIGTERM, -signal.SIGKILL)
+    assert (stopped.process.poll(), stubborn.process.poll()) == (-signal.SIGTERM, -signal.SIGKILL)
 
 
 def test_nothing_is_started_after_stop(supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -421,54 +424,6 @@ def test_nothing_is_started_after_stop(supervise: Any, stubs: Stubs, monkeypatch
     assert len(stubs.started) == started
 
 
-def gone(process: psutil.Process) -> bool:
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
-def test_children_die_with_a_supervisor_that_is_killed(etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
-    code = f"""
-import os, subprocess, sys, time
-from pathlib import Path
-from graphft.runtime.launcher import supervisor
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd
-from graphft.runtime.coordination.keys import Keys
-
-child = '''import os, sys, time
-from graphft.runtime.process.role_process import die_with_parent
-die_with_parent(int(os.environ["GRAPHFT_PARENT"]))
-os.write(1, b"%d " % os.getpid()); time.sleep(100)'''
-
-def start_role(arguments, log, environment):
-    return subprocess.Popen([sys.executable, "-c", child], env={{**os.environ, "GRAPHFT_PARENT": str(os.getpid())}})
-
-supervisor.start_role = start_role
-supervisor = supervisor.Supervisor(Path({str(tmp_path)!r}), Keys({keys.job!r}), Etcd([{etcd.endpoints[0]!r}]), "", {{}})
-for index in range(2):
-    supervisor.add("trainer", index)
-while True:
-    supervisor.step(0.1)
-"""
-    out = tmp_path / "pids"
-    with out.open("wb") as stream:
-        launcher = subprocess.Popen([sys.executable, "-c", code], stdout=stream)
-    try:
-        end = time.monotonic() + 20
-        while out.read_text().count(" ") < 2:
-            assert time.monotonic() < end, "the children did not start"
-            time.sleep(0.02)
-        children = [psutil.Process(int(pid)) for pid in out.read_text().split()]
-    finally:
-        launcher.kill()
-        launcher.wait()
-    end = time.monotonic() + 5
-    while not all(gone(c) for c in children):
-        assert time.monotonic() < end, "children outlived their supervisor"
-        time.sleep(0.02)
-
-
 def test_the_log_of_a_child_that_wrote_none(supervise: Any, tmp_path: Path) -> None:
     assert not os.listdir(tmp_path)
     assert supervise().tail_of_log(Child("trainer", 0)) == ""
@@ -479,7 +434,7 @@ def test_a_folder_that_goes_is_told_and_comes_back(
 ) -> None:
     """Roles whose logs cannot be written are no failures; they are started when they can."""
     monkeypatch.setattr(module, "MEASURE_SECONDS", 0.0)
-    monkeypatch.setattr(module, "FOLDER_SECONDS", 0.2)
+    monkeypatch.setattr(module, "ROOM_SECONDS", 0.2)
     (tmp_path / "job.json").touch()
     supervisor = supervise(max_restarts=0)
     child = supervisor.add("pserver", 0)

@@ -45,7 +45,9 @@ END_SECONDS = 5.0
 
 
 class Forked:
-    """A role that the fork server makes. To be used like a `subprocess.Popen`; `pid` is 0 until it exists."""
+    """A role that the fork server makes; `pid` is 0 until it exists."""
+
+    place = ""
 
     def __init__(self) -> None:
         self.pid = 0
@@ -88,12 +90,6 @@ class Forked:
         if self._made.wait(MADE_SECONDS) and self.returncode is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signum)
-
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
 
 
 def _await_end(pid: int) -> int:

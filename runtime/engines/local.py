@@ -1,0 +1,129 @@
+"""The engine of this machine: roles are forks of the fork server, or are started from nothing."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from graphft.errors import UsageError
+from graphft.runtime.engines.base import Engine, Listed, Order, Process, Run
+from graphft.runtime.engines.fork_server import SUPPORTED, ForkServer
+from graphft.runtime.process.identity import Identity, identify
+from graphft.runtime.process.log_tail import ERROR_LINES, error_in, last_lines
+from graphft.runtime.process.role_process import EXIT_USAGE, start_role
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+log = logging.getLogger("graphft")
+
+FORK_SERVER_AFTER_SECONDS = 5.0
+"""For how long a fork server that died is not replaced: processes that need the machine now come first."""
+
+
+class Started:
+    """A role that was started from nothing."""
+
+    place = ""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process, self.pid, self.identity = process, process.pid, identify(process.pid)
+
+    def await_made(self) -> Identity:
+        return self.identity
+
+    def poll(self) -> int | None:
+        return self.process.poll()
+
+    def wait(self, timeout: float | None = None) -> int:
+        return self.process.wait(timeout)
+
+    def send_signal(self, signum: int) -> None:
+        self.process.send_signal(signum)
+
+
+@dataclass(frozen=True, slots=True)
+class Local:
+    """This machine. `fork_server`: whether roles are forks of a process that has loaded the job already (Linux)."""
+
+    fork_server: bool = True
+
+    def open(self, run: Run) -> Engine:
+        return LocalEngine(run, fork_server=self.fork_server)
+
+
+class LocalEngine(Engine):
+    """`fork_server`: see `Local`."""
+
+    reaches_loopback = True
+
+    def __init__(self, run: Run, *, fork_server: bool = True) -> None:
+        self.run, self._forks = run, fork_server and SUPPORTED
+        self._started: list[tuple[Order, Process]] = []
+        self._next_fork_server: float | None = None
+        self._fork_server: ForkServer | None = None
+
+    def prepare(self) -> None:
+        if self._forks and self._fork_server is None:
+            self._fork_server = ForkServer(self.run.job_dir, self.run.environment)
+
+    def start(self, order: Order) -> Process:
+        log_file = self.run.log(order)
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        process = self._fork(order, log_file) or self._spawn(order, log_file)
+        self._started = [(o, p) for o, p in self._started if p.poll() is None] + [(order, process)]
+        return process
+
+    def _spawn(self, order: Order, log_file: Path) -> Process:
+        arguments = [order.role, "--job", str(self.run.job_dir), "--etcd", order.etcd, "--index", str(order.index)]
+        return Started(start_role(arguments, log_file, self.run.environment))
+
+    def _fork(self, order: Order, log_file: Path) -> Process | None:
+        """This role, made by the fork server; None if there is none. One that died is replaced a little later."""
+        if self._fork_server is None:
+            return None
+        try:
+            return self._fork_server.fork(order.role, order.index, order.etcd, log_file)
+        except OSError:
+            self._drop_fork_server(self._fork_server, "is dead")
+            return None
+
+    def list(self) -> Sequence[Listed]:
+        return [Listed(o.role, o.index, "", "running") for o, p in self._started if p.poll() is None]
+
+    def logs(self, order: Order, lines: int) -> Sequence[str]:
+        return last_lines(self.run.log(order), lines)
+
+    def step(self) -> None:
+        if self._fork_server is not None and self._fork_server.stuck:
+            self._drop_fork_server(self._fork_server, "does not answer, killing it")
+        if self._next_fork_server is not None and time.monotonic() >= self._next_fork_server:
+            self._next_fork_server = None
+            self.prepare()
+
+    def provide_etcd(self) -> str:
+        return ""
+
+    def cancel_orders(self) -> None:
+        self._next_fork_server = None
+        if self._fork_server is not None:
+            self._fork_server.close()
+
+    def close(self) -> None:
+        self.cancel_orders()
+
+    def _drop_fork_server(self, fork_server: ForkServer, why: str) -> None:
+        """Ends it: roles are started from nothing until there is another one, a little later. Raises UsageError if it
+        found that the job cannot be loaded: no role could load it either."""
+        log_file = self.run.job_dir / "logs" / "fork-server.log"
+        useless = fork_server.process.poll() == EXIT_USAGE
+        fork_server.close()
+        self._fork_server = None
+        self._next_fork_server = time.monotonic() + FORK_SERVER_AFTER_SECONDS
+        if useless:
+            raise UsageError(f"it cannot be loaded{error_in(last_lines(log_file, ERROR_LINES))}", rule="job-directory")
+        log.warning("the fork server %s; see %s", why, log_file)
