@@ -33,6 +33,10 @@ class NoData(Interrupt):
     """`etcd_get_chunk`: this slot has no batch at this step; the role closes it as empty with `send_barrier`."""
 
 
+class NotYet(Interrupt):
+    """`etcd_await_pass`: this pass is not wanted so far."""
+
+
 class WorkChanged(Interrupt):
     """A wait ended early because what this role has to do changed (slots gained or lost, a new generation)."""
 
@@ -85,6 +89,9 @@ class ViewPort(Protocol):
 
 class SlotsPort(Protocol):
     """The slots (logical trainers) of sync training."""
+
+    def await_pass(self) -> None:
+        """Raises NotYet when the pass of the current step is not wanted so far."""
 
     def claim_slots(self, slots: int, policy: str) -> None:
         """Claims free slots up to this trainer's share."""
@@ -173,6 +180,7 @@ class ServeOptions:
     skip_block: str
     checkpoint_block: str
     checkpoint_every: int
+    checkpoint_passes: bool
     recovery: bool
     recovery_timeout: float
     on_barrier_timeout: Literal["rollback", "proceed"]

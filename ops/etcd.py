@@ -66,6 +66,14 @@ def etcd_release_slots(ctx: Context) -> None:
     ctx.slots.release_slots()
 
 
+@op("etcd_await_pass", effect=True)
+def etcd_await_pass(ctx: Context) -> None:
+    """Raises NotYet as long as `/<job>/wanted_passes` does not count the pass of this step: who trains epoch by epoch
+    raises it. Nothing is lost meanwhile: this trainer keeps its slots, and looks again."""
+    assert ctx.slots is not None
+    ctx.slots.await_pass()
+
+
 @op("etcd_enqueue_todo", effect=True)
 def etcd_enqueue_todo(ctx: Context) -> None:
     """Makes the records of the pass that begins, one key per chunk; one trainer does it, whole or not at all."""

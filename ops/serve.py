@@ -57,6 +57,7 @@ def listen_and_serv(
     skip_block: str = "",
     checkpoint_block: str = "",
     checkpoint_every: int = 0,
+    checkpoint_passes: bool = False,
     recovery: bool = False,
     recovery_timeout: float = 10.0,
     on_barrier_timeout: Literal["rollback", "proceed"] = "rollback",
@@ -71,8 +72,8 @@ def listen_and_serv(
     itself, once; what was computed from parameters older than `max_staleness` versions is refused (-1: nothing is).
     A step (async: a batch) of which a contribution is not finite changes no parameter, optimizer state or buffer:
     `schedule_block` and `skip_block` run instead. Without a `skip_block`, such contributions are refused.
-    Every `checkpoint_every` steps (0: only at the end) `checkpoint_block` runs. A slot of which nothing came for
-    `idle_timeout` seconds is taken from its trainer (0: never).
+    Every `checkpoint_every` steps (0: only at the end) `checkpoint_block` runs; with `checkpoint_passes` at the end of
+    every pass, too. A slot of which nothing came for `idle_timeout` seconds is taken from its trainer (0: never).
 
     With `recovery`, a restarted shard loads the newest committed checkpoint, and its first barrier has
     `recovery_timeout` seconds; when they pass, "rollback" raises the job's generation so that everyone meets again
@@ -92,6 +93,7 @@ def listen_and_serv(
             skip_block,
             checkpoint_block,
             checkpoint_every,
+            checkpoint_passes,
             recovery,
             recovery_timeout,
             on_barrier_timeout,

@@ -48,7 +48,7 @@ _AT_LEAST = {
 }
 _TYPES: dict[str, type | tuple[type, ...]] = {"int": int, "bool": bool, "str": str, "float": (int, float)}
 _POSITIVE = ("recovery_timeout", "chunk_timeout", "daemon_interval", "push_timeout")
-_YOUNG = ("dispatch",)
+_YOUNG = ("dispatch", "passes_on_demand")
 _NOT_HASHED = ("name", "etcd_endpoints", "storage", "exact", "torch_version", "cpu_capability", "onednn_isa")
 
 
@@ -85,6 +85,9 @@ class JobConfig:
     tasks. See docs/dispatch.md."""
     passes: int = 1
     """Passes over the data."""
+    passes_on_demand: bool = False
+    """A pass begins only when it is asked for (`graphft.Trainer` does), and ends with a checkpoint; processes wait in
+    between."""
     seed: int = 0
     """Of the order of chunks, and of the random numbers of every step. By default the program's."""
     drop_last: bool = False

@@ -38,6 +38,8 @@ _STORED = Needs("ft", (True,), "without fault tolerance there are no checkpoints
 _QUEUE = Needs(
     "ft", (True,), "without fault tolerance each trainer works on its share of the plan, and nothing is queued"
 )
+_RESUMED = Needs("ft", (True,), "without fault tolerance a job has no checkpoints at which it could wait")
+_STEPS = Needs("sync", (True,), "an async job's shards are each at batches of their own: no pass ends for all at once")
 _SYNC = Needs("sync", (True,), "no process waits for all trainers in async mode")
 _ASYNC = Needs("sync", (False,), "a sync step waits for every shard, and has no stale gradients")
 _DC_ASGD = Needs("mode", ("dc_asgd",), "no other mode compensates the delay of gradients")
@@ -48,6 +50,7 @@ NEEDS: dict[str, tuple[Needs, ...]] = {
     "dc_decay": (_ASYNC, _DC_ASGD),
     "storage": (_STORED,),
     "dispatch": (_QUEUE,),
+    "passes_on_demand": (_RESUMED, _STEPS),
     "checkpoint_every": (_FT,),
     "checkpoint_seconds": (_FT,),
     "keep_checkpoints": (_FT,),

@@ -59,7 +59,9 @@ def pipeline(config: JobConfig) -> tuple[Pass, ...]:
         *([CompensateDelay(float(c.dc_lambda), float(c.dc_decay))] if c.mode == "dc_asgd" else []),
         InsertCommunication(c.trainers, c.sync, c.total_steps, c.max_staleness, c.push_timeout, c.max_skipped),
         CheckFinite(c.on_nonfinite),
-        InsertQueue(c.sync, c.ft, c.chunk_timeout, c.max_failures, c.may_discard, c.dispatch),
+        InsertQueue(
+            c.sync, c.ft, c.chunk_timeout, c.max_failures, c.may_discard, c.dispatch, on_demand=c.passes_on_demand
+        ),
         *([LocalSteps(c.mode, c.local_steps)] if c.mode in ("half_async", "geo_sgd") else []),
         InsertLiveness(c.trainers, c.sync, c.ft, c.on_trainer_loss, c.daemon_interval, c.chunk_timeout),
         InsertCheckpoints(
@@ -69,6 +71,7 @@ def pipeline(config: JobConfig) -> tuple[Pass, ...]:
             c.keep_checkpoints,
             c.recovery_timeout,
             c.on_barrier_timeout,
+            passes=c.passes_on_demand,
         ),
     )
 

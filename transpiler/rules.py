@@ -343,14 +343,19 @@ def check_config(programs: Programs, config: JobConfig) -> Found:
             "config-agree",
             f"the job has {len(programs.pservers)} pserver programs, its configuration says {config.pservers}",
         )
-    wanted = {"sync": config.sync, "slots": config.trainers, "total_steps": config.total_steps}
+    wanted = {
+        "sync": config.sync,
+        "slots": config.trainers,
+        "total_steps": config.total_steps,
+        "checkpoint_passes": config.passes_on_demand,
+    }
     for program in programs.pservers:
         for block, i, op in _ops(program, "listen_and_serv"):
             for name, value in wanted.items():
-                if op.attrs[name] != value:
+                if attr(op, name) != value:
                     yield _bad(
                         "config-agree",
-                        f"listen_and_serv has {name} = {op.attrs[name]}, the configuration says {value}",
+                        f"listen_and_serv has {name} = {attr(op, name)}, the configuration says {value}",
                         block,
                         i,
                     )
@@ -358,6 +363,11 @@ def check_config(programs: Programs, config: JobConfig) -> Found:
     if (programs.trainer.find_op("get_task") is not None) != (config.dispatch == "coordinator"):
         yield _bad(
             "config-agree", f"{programs.trainer.name} gets its chunks another way than dispatch={config.dispatch!r}"
+        )
+    if (programs.trainer.find_op("etcd_await_pass") is not None) != config.passes_on_demand:
+        yield _bad(
+            "config-agree",
+            f"{programs.trainer.name} begins passes otherwise than passes_on_demand={config.passes_on_demand}",
         )
     yield from _accumulated(programs.trainer, config)
 

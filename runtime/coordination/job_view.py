@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,6 +24,9 @@ from graphft.runtime.coordination.records import (
     decode_pass,
 )
 from graphft.runtime.etcd.model import KV
+
+if TYPE_CHECKING:
+    from graphft.transpiler import JobConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,8 @@ class JobView:
     """By id: the one that serves, and those that stand by."""
     coordinator: Registration | None = None
     """The one that serves."""
+    wanted_passes: int = 0
+    """Of a job whose passes are on demand: how many are wanted so far."""
 
     @property
     def registrations(self) -> list[Registration]:
@@ -97,7 +103,7 @@ def read_view(keys: Keys, kvs: Iterable[KV]) -> JobView:
     }
     commits = {s: c for s, k in _by_shard(by_key, keys.committed) if (c := decode_committed(by_key[k])) is not None}
     address = by_key.get(keys.coordinator_addr)
-    state, run = by_key.get(keys.state), by_key.get(keys.run)
+    state, run, wanted = by_key.get(keys.state), by_key.get(keys.run), by_key.get(keys.wanted_passes)
     return JobView(
         pservers,
         trainers,
@@ -116,7 +122,14 @@ def read_view(keys: Keys, kvs: Iterable[KV]) -> JobView:
         decode_failure(by_key.get(keys.failure)),
         coordinators,
         msgspec.json.decode(address.value, type=Registration) if address is not None else None,
+        int(wanted.value) if wanted is not None else 0,
     )
+
+
+def wanted_steps(config: JobConfig, view: JobView) -> int:
+    """Steps that are wanted so far: all of them, unless the job's passes are on demand."""
+    passes = min(view.wanted_passes, config.passes) if config.passes_on_demand else config.passes
+    return config.plan.start_steps[passes]
 
 
 def _by_shard(by_key: Mapping[str, KV], key: str) -> list[tuple[int, str]]:

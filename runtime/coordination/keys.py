@@ -67,6 +67,11 @@ class Keys:
         return f"/{self.job}/pass"
 
     @property
+    def wanted_passes(self) -> str:
+        """How many passes are wanted so far, of a job whose passes are on demand."""
+        return f"/{self.job}/wanted_passes"
+
+    @property
     def ps_desired(self) -> str:
         return f"/{self.job}/ps_desired"
 

@@ -25,6 +25,7 @@ from graphft.runtime.coordination.run_record import fenced, put_job
 from graphft.runtime.coordination.stale_run import begin_anew, make_way, revoke_dead, tell_failed, try_again
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.coordination.storage_claim import StorageClaim, claimed, forget_claim
+from graphft.runtime.coordination.wanted_passes import WantedPasses
 from graphft.runtime.engines.base import Engine, Run
 from graphft.runtime.engines.choose import engine_options
 from graphft.runtime.engines.local import Local
@@ -79,6 +80,12 @@ def _run_here(job: Job, chosen: LaunchOptions, on_status: Callable[[Supervisor, 
     from graphft.transpiler import Job
 
     _check_counts(job, chosen)
+    if chosen.passes is not None and not job.config.passes_on_demand:
+        raise UsageError(
+            f"passes is {chosen.passes}, but all {job.config.passes} passes of this job follow one another",
+            rule="option",
+            help="leave it out, or transpile with passes_on_demand=True",
+        )
     with interruptible(lambda: "interrupted before the job was started; run again"):  # large data take a while
         folder = open_folder(job, chosen.job_dir, resume=chosen.resume, fresh=chosen.fresh)
         wanted, job = job, Job.load(folder.path)  # a run goes on as it began: its id is the folder's; name, etcd, too
@@ -236,6 +243,8 @@ def _launch(
     def look(supervisor: Supervisor, status: JobStatus) -> None:
         reached.status = status
         missing.look(status)
+        if supervisor.passes is not None:
+            supervisor.passes.keep()
         if claim is not None and claim.lost:
             supervisor.failed = supervisor.failed or claim.lost
         if on_status is not None:
@@ -297,6 +306,10 @@ def _start(
     write_endpoints(job_dir, endpoints, own=embedded is not None)
     engine.prepare()
     supervisor = Supervisor(job_dir, keys, etcd, endpoints, engine, options.max_restarts, job.config.ft)
+    if job.config.passes_on_demand:
+        wanted = options.passes if options.passes is not None else job.config.passes
+        supervisor.passes = WantedPasses(etcd, keys, wanted)
+        supervisor.passes.want(wanted)
     stack.callback(supervisor.close)
     return supervisor, embedded
 

@@ -33,6 +33,8 @@ class LaunchOptions:
     coordinators: int | None = None
     """Coordinators to start here: of a job with dispatch "coordinator" 1, and no other job has any. One serves, the
     others stand by."""
+    passes: int | None = None
+    """Of a job with `passes_on_demand`: how many passes to train; trainers wait then. None: all of them."""
     etcd: str = ""
     """`host:port[,host:port...]` of an etcd that runs; "": one is started, with its data in the folder."""
     job_dir: str = ""
@@ -55,7 +57,7 @@ class LaunchOptions:
     """While another launcher runs the job: wait for its end. False: an error."""
 
     def __post_init__(self) -> None:
-        for name in ("trainers", "pservers", "coordinators", "max_restarts"):
+        for name in ("trainers", "pservers", "coordinators", "max_restarts", "passes"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise GraphftError(f"{name} is {value}, expected 0 or more", rule="option", help=f"correct {name}")

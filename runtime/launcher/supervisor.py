@@ -22,6 +22,7 @@ from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.revoker import ETCD_SECONDS, Revoker
+from graphft.runtime.coordination.wanted_passes import WantedPasses
 from graphft.runtime.engines.base import Engine, EngineError, Order, Process
 from graphft.runtime.etcd import EtcdError, Store
 from graphft.runtime.launcher.inquest import Inquest
@@ -114,6 +115,8 @@ class Supervisor:
         self.job_dir, self.keys, self.etcd, self.endpoints = job_dir, keys, etcd, endpoints
         self.engine, self.max_restarts, self.restart = engine, max_restarts, restart
         self.children: dict[tuple[str, int], Child] = {}
+        self.passes: WantedPasses | None = None
+        """Which of the job's passes are wanted, if they are on demand."""
         self.events = Events(etcd, keys, "launcher")
         self.failed = ""
         """Why the job failed, as far as this machine's processes tell."""

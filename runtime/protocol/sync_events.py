@@ -26,6 +26,8 @@ class SyncOptions:
     run: str = ""
     secret: str = field(default="", repr=False)
     checkpoint_every: int = 0
+    checkpoint_steps: frozenset[int] = frozenset()
+    """Others at which one is taken."""
     reduce: bool = False
     recovery: bool = False
     recovery_timeout: float = 10.0
@@ -42,6 +44,13 @@ class SyncOptions:
 @dataclass(frozen=True, slots=True)
 class Started:
     """The first event: the shard serves from now on, which is when recovery mode's time-out begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepsWanted:
+    """No step from `step` on is wanted so far: nothing is late that would be of one."""
+
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +154,7 @@ ShardEffect = (
     | Finished
 )
 
-ShardEvent = Started | Received | PeerLeft | PartialsReady | RoundApplied | Rollback | CheckpointAt | Tick
+ShardEvent = Started | Received | PeerLeft | PartialsReady | RoundApplied | Rollback | CheckpointAt | StepsWanted | Tick
 
 
 # -- a trainer: options -----------------------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ from graphft.runtime.protocol.sync_events import (
     ShardEffect,
     ShardEvent,
     Started,
+    StepsWanted,
     SyncOptions,
 )
 
@@ -82,6 +83,8 @@ class SyncShard(Shard):
         self.previous: Source = ""
         """Where version - 1 is: nowhere, or (after a skipped round) the same as the current one."""
         self.checkpoints: set[int] = set()
+        self.wanted = options.total_steps
+        """Steps that are wanted so far: the next one is waited for without a limit of time."""
         self._deadline: float | None = None
         self._asked_partials = self._asked_rollback = float("-inf")
         self._now = 0.0
@@ -172,8 +175,19 @@ class SyncShard(Shard):
         self.checkpoints.add(event.step)
         return []
 
+    def _steps_wanted(self, event: StepsWanted) -> list[ShardEffect]:
+        self.wanted = event.step
+        return []
+
+    @property
+    def paused(self) -> bool:
+        """Whether the next step is not wanted so far."""
+        return not self.finished and self.version >= self.wanted
+
     def _tick(self, event: Tick) -> list[ShardEffect]:
         effects: list[ShardEffect] = []
+        if self.paused and self._deadline is not None:
+            self._deadline = self._now + self.options.recovery_timeout
         interval = self.options.retry_interval
         if self.phase == "exchanging" and self._now >= self._asked_partials + interval:
             self._asked_partials = self._now
@@ -312,10 +326,13 @@ class SyncShard(Shard):
     def _milestones(self) -> list[ShardEffect]:
         every, version = self.options.checkpoint_every, self.version
         effects: list[ShardEffect] = []
-        if self.finished or version in self.checkpoints or (every and version % every == 0):
+        at_step = version in self.options.checkpoint_steps
+        if self.finished or at_step or version in self.checkpoints or (every and version % every == 0):
             why = (
                 "the last version"
                 if self.finished
+                else "the end of a pass"
+                if at_step
                 else f"asked for at {version}"
                 if version in self.checkpoints
                 else f"every {every} steps"
@@ -432,6 +449,7 @@ class SyncShard(Shard):
         RoundApplied: _round_applied,
         Rollback: _rollback,
         CheckpointAt: _checkpoint_at,
+        StepsWanted: _steps_wanted,
         Tick: _tick,
     }
     MESSAGES: ClassVar[dict[type, Callable[[Any, str, Any, Any], list[Any]]]] = {

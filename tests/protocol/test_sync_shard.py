@@ -19,6 +19,7 @@ from graphft.runtime.protocol.sync_events import (
     RoundApplied,
     RoundSkipped,
     Started,
+    StepsWanted,
     SyncOptions,
 )
 from graphft.runtime.protocol.sync_shard import SyncShard
@@ -328,6 +329,17 @@ def test_recovery_mode_ends_with_the_first_round() -> None:
     assert rig.pass_time(100.0, Tick()) == []
 
 
+def test_nothing_is_late_of_a_step_that_is_not_wanted() -> None:
+    rig = ShardRig(version=3, recovery=True, recovery_timeout=5.0)
+    rig.feed(StepsWanted(3))
+    assert rig.machine.paused
+    assert rig.pass_time(100.0, Tick()) == []
+    rig.feed(StepsWanted(6))
+    assert not rig.machine.paused
+    assert rig.pass_time(4.9, Tick()) == [], "its time counts from now"
+    assert of(RequestRollback, rig.pass_time(0.2, Tick()))
+
+
 def test_without_recovery_mode_a_barrier_waits() -> None:
     rig = ShardRig()
     rig.contribute("a", 0, 0)
@@ -335,6 +347,18 @@ def test_without_recovery_mode_a_barrier_waits() -> None:
 
 
 # -- checkpoints and the end --------------------------------------------------------------------------------------
+
+
+def test_checkpoints_are_taken_at_the_ends_of_passes() -> None:
+    rig = ShardRig(checkpoint_every=5, checkpoint_steps=frozenset({2, 4}))
+    taken = [of(TakeCheckpoint, rig.run_round()) for _ in range(5)]
+    assert [[(e.step, e.reason) for e in found] for found in taken] == [
+        [],
+        [(2, "the end of a pass")],
+        [],
+        [(4, "the end of a pass")],
+        [(5, "every 5 steps")],
+    ]
 
 
 def test_checkpoints_are_taken_at_common_steps() -> None:

@@ -42,6 +42,7 @@ OTHER: dict[str, Any] = {
     "on_nonfinite": "skip",
     "daemon_interval": 0.7,
     "passes": 2,
+    "passes_on_demand": True,
     "seed": 1,
     "drop_last": True,
     "slice_unit": 128,

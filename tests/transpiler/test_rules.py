@@ -146,6 +146,16 @@ BREAKS: list[tuple[str, str, Break]] = [
         "total_steps = 99, the configuration says 4",
         lambda p: [op_of(s, "listen_and_serv").attrs.update(total_steps=99) for s in p.pservers],
     ),
+    (
+        "config-agree",
+        "trainer begins passes otherwise than passes_on_demand=False",
+        lambda p: p.trainer.blocks["pass"].append_op("etcd_await_pass"),
+    ),
+    (
+        "config-agree",
+        "checkpoint_passes = True, the configuration says False",
+        lambda p: [op_of(s, "listen_and_serv").attrs.update(checkpoint_passes=True) for s in p.pservers],
+    ),
 ]
 
 

@@ -14,9 +14,9 @@ class InsertCheckpoints:
     """Every pserver has a block `checkpoint`, which saves all that it owns. It runs when the job ends: the final model
     is made from it.
 
-    With `ft` it runs every `every` steps as well, and when the newest committed checkpoint is `seconds` old, for which
-    the daemons look (0: never). A pserver that starts loads the newest committed one, and `listen_and_serv` meets the
-    others again (its recovery attributes).
+    With `ft` it runs every `every` steps as well, with `passes` at the end of every pass, and when the newest committed
+    checkpoint is `seconds` old, for which the daemons look (0: never). A pserver that starts loads the newest committed
+    one, and `listen_and_serv` meets the others again (its recovery attributes).
     """
 
     name: ClassVar[str] = "insert-checkpoints"
@@ -26,6 +26,7 @@ class InsertCheckpoints:
     keep: int = 3
     recovery_timeout: float = 10.0
     on_barrier_timeout: Literal["rollback", "proceed"] = "rollback"
+    passes: bool = False
 
     def run(self, job: Programs) -> Programs:
         job = job.clone()
@@ -41,6 +42,7 @@ class InsertCheckpoints:
         if self.ft:
             serve.attrs.update(
                 checkpoint_every=self.every,
+                **({"checkpoint_passes": True} if self.passes else {}),
                 recovery=True,
                 recovery_timeout=self.recovery_timeout,
                 on_barrier_timeout=self.on_barrier_timeout,

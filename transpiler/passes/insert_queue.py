@@ -21,6 +21,8 @@ class InsertQueue:
     With `dispatch` "coordinator", a coordinator keeps the queue: the step gets tasks from it and finishes them
     (`get_task`, `finish_task`), block `failed` tells it of a batch that cannot be computed, the daemon says that the
     trainer is at work; the coordinator's program takes the lock, loads the queue, says where it is, and serves.
+
+    With `on_demand` block `pass` begins with `etcd_await_pass`: a pass begins when it is asked for.
     """
 
     name: ClassVar[str] = "insert-queue"
@@ -30,6 +32,7 @@ class InsertQueue:
     max_failures: int = 3
     max_discarded: int = 0
     dispatch: Literal["etcd", "coordinator"] = "etcd"
+    on_demand: bool = False
 
     def run(self, job: Programs) -> Programs:
         job = job.clone()
@@ -43,6 +46,9 @@ class InsertQueue:
             Operator("seed_rng", (Ref(chunk),)),
         ]
         step.ops = [*head, *step.ops]
+        if self.on_demand:
+            job.trainer.block("pass").append_op("etcd_await_pass")
+            order_blocks(job.trainer, "pass")
         if self.ft:
             barrier = "fetch_barrier" if self.sync else "send_barrier"
             at = next(i for i, op in enumerate(step.ops) if op.type == barrier)

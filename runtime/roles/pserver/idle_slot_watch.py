@@ -37,7 +37,7 @@ class IdleSlotWatch:
         self._look_at = now + LOOK_SECONDS
         waits = (
             machine.phase == "collecting"
-            and not machine.finished
+            and not (machine.finished or machine.paused)
             and len(view.trainers) > 1
             and len(view.pservers) == self.member.config.pservers
         )

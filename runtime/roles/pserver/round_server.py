@@ -12,6 +12,7 @@ import torch
 
 from graphft.ops.context import ServeOptions
 from graphft.runtime.checkpoint.described import QUEUE, sync_queue
+from graphft.runtime.coordination.job_view import wanted_steps
 from graphft.runtime.coordination.records import Asked, Generation
 from graphft.runtime.protocol.async_shard import AsyncShardEvent
 from graphft.runtime.protocol.events import Count, Received
@@ -29,6 +30,7 @@ from graphft.runtime.protocol.sync_events import (
     SendShard,
     ShardEvent,
     Started,
+    StepsWanted,
     SyncOptions,
 )
 from graphft.runtime.protocol.sync_shard import SyncShard
@@ -56,6 +58,8 @@ class RoundServer(ShardServer):
         self.idle_slots: IdleSlotWatch
         self.norms: PartialSumsExchange | None = None
         self._snapshots: dict[int, dict[str, torch.Tensor]] = {}
+        self._wanted = -1
+        """Passes that are wanted, as the machine was told last."""
         self._asked: Asked | None = None
         """The checkpoint that the machine was asked for last."""
         self._awaited: tuple[Asked | None, float] = (None, 0.0)
@@ -109,6 +113,7 @@ class RoundServer(ShardServer):
                 self.member.job.run_id,
                 self.member.secret,
                 options.checkpoint_every,
+                frozenset(self.config.plan.start_steps[1:] if options.checkpoint_passes else ()),
                 self._exchanges(),
                 options.recovery and self.recovery.restarted,
                 options.recovery_timeout,
@@ -180,6 +185,9 @@ class RoundServer(ShardServer):
         self.saver.look_after_part(mine, seen.committed)
         if generation is not None and generation.number > self.machine.generation:
             self._go_back(generation)
+        if self.config.passes_on_demand and seen.wanted_passes != self._wanted:
+            self._wanted = seen.wanted_passes
+            self.step(StepsWanted(wanted_steps(self.config, seen)))
         if asked is not None and asked != self._asked and asked.generation == self.machine.generation:
             self._asked = asked
             self.step(CheckpointAt(asked.step))

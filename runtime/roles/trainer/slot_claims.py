@@ -7,7 +7,8 @@ import logging
 import time
 from dataclasses import dataclass
 
-from graphft.ops.context import SlotsPort
+from graphft.ops.context import NotYet, SlotsPort
+from graphft.runtime.coordination.job_view import wanted_steps
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.etcd import absent, create_is, delete_op, put_op, value_is
 from graphft.runtime.protocol.slot_assignment import Assignment, assign
@@ -42,6 +43,10 @@ class SlotClaims(SlotsPort):
     def __post_init__(self) -> None:
         self._assignment = Assignment()
         self._claimed_at, self._claims_again_at = 0, 0.0
+
+    def await_pass(self) -> None:
+        if self.queue.ctx.step >= wanted_steps(self.member.config, self.member.view):
+            raise NotYet
 
     def claim_slots(self, slots: int, policy: str) -> None:
         member, view = self.member, self.member.view

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from graphft import registry
 from graphft.errors import GraphftError
-from graphft.ops.context import NoData, WorkChanged
+from graphft.ops.context import NoData, NotYet, WorkChanged
 from graphft.runtime.etcd import Store
 from graphft.runtime.process.work_record import Phase
 from graphft.runtime.protocol.sync_events import Work
@@ -85,13 +85,17 @@ class SlotTrainer(Trainer):
         self._computing = work
         try:
             if (pass_index := self.plan.pass_of(work.step)) != self.state.pass_index:
-                self.state.pass_index = pass_index
                 self.blocks.run("pass")
+                self.state.pass_index = pass_index
             self._read_ahead(work)
             values = self.compute()
             self.record(work.step, work.slot, self.state.batch_samples, values)
         except NoData:
             self._contribute_nothing()
+        except NotYet:
+            self._computing = None  # it is not at work: nothing is late
+            with suppress(WorkChanged):
+                self.comm.pump(IDLE_SECONDS)
         except WorkChanged:
             pass
         except GraphftError as error:

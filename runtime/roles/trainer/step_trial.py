@@ -129,6 +129,9 @@ class TrialBatch(QueuePort, TasksPort, SlotsPort, DataPort):
     def renew_tasks(self, timeout: float) -> None:
         """None is held."""
 
+    def await_pass(self) -> None:
+        """It is of none."""
+
     def claim_slots(self, slots: int, policy: str) -> None:
         """It needs none."""
 
