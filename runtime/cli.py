@@ -139,7 +139,7 @@ def _launch(options: argparse.Namespace) -> int:
     from graphft.runtime.launcher.options import CALLED, COMMAND_LINE, LaunchOptions
 
     fields = LaunchOptions.__dataclass_fields__
-    given = {name: value for name in fields if (value := getattr(options, name)) is not None}
+    given = {name: value for name in fields if (value := getattr(options, name, None)) is not None}
     chosen = LaunchOptions(**given)
     if options.script is None:
         if not chosen.job_dir:

@@ -200,6 +200,7 @@ ROOMS = (
     "chaos",
     "loop",
     "interchange",
+    "driver",
 )
 """The rooms of runtime/, from below: each may import those before it. What stands in no room is above all of them."""
 

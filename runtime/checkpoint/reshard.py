@@ -83,7 +83,11 @@ def reshard(old: Job, shards: Sequence[Mapping[str, Tensor]], new: Job) -> list[
 
     Raises GraphftError[reshard] if the two jobs do not hold the same.
     """
-    whole, rest = _whole(old, shards)
+    return cut(new, *whole_state(old, shards))
+
+
+def cut(new: Job, whole: Mapping[str, Mapping[str, Tensor]], rest: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+    """What each shard of `new` is to hold, of `whole_state`. Raises GraphftError[reshard] as `reshard`."""
     found: list[dict[str, Tensor]] = [dict(rest) for _ in range(new.config.pservers)]
     for v in evolving(new.trainer_program()):
         for s in slices_of(v):
@@ -103,7 +107,9 @@ def reshard(old: Job, shards: Sequence[Mapping[str, Tensor]], new: Job) -> list[
     return found
 
 
-def _whole(job: Job, shards: Sequence[Mapping[str, Tensor]]) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
+def whole_state(
+    job: Job, shards: Sequence[Mapping[str, Tensor]]
+) -> tuple[dict[str, dict[str, Tensor]], dict[str, Tensor]]:
     """By variable, its value (key "") and its state ("@exp_avg"), flat or without a dimension; and what is no slice."""
     left = [dict(values) for values in shards]
     whole: dict[str, dict[str, Tensor]] = {}

@@ -178,6 +178,11 @@ def forget_files(job_dir: Path) -> None:
     (job_dir / "ends.jsonl").unlink(missing_ok=True)
 
 
+def forget_own_etcd(job_dir: Path) -> None:
+    """Deletes the data of the etcd that comes with the job: it goes on from the newest checkpoint in its folder."""
+    shutil.rmtree(job_dir / "etcd", ignore_errors=True)
+
+
 def tell_failed(etcd: Store, keys: Keys, failure: Failure | None = None) -> None:
     """Ends the job everywhere: its processes on other machines end, too. The first reason stays."""
     why = [put_op(keys.failure, msgspec.json.encode(failure))] if failure is not None else []

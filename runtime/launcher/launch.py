@@ -76,7 +76,23 @@ def run_job(
         raise
 
 
-def _run_here(job: Job, chosen: LaunchOptions, on_status: Callable[[Supervisor, JobStatus], None] | None) -> Result:
+def prepare(job: Job, options: LaunchOptions) -> tuple[Job, JobFolder, LaunchOptions]:
+    """For who launches the job itself, with `launch_directory`: the job as its folder has it, its folder, and the
+    options with what the command line says. A process that is a role of it ends here."""
+    os.environ[CALLED] = "1"
+    try:
+        _check_not_imported()
+        _act_as_role(job, {})
+        chosen = choose_options(None, options.given())
+        job, folder = _open(job, chosen)
+        return job, folder, chosen
+    except GraphftError as error:
+        without_traceback(error)
+        raise
+
+
+def _open(job: Job, chosen: LaunchOptions) -> tuple[Job, JobFolder]:
+    """The job's folder, and the job that is saved there."""
     from graphft.transpiler import Job
 
     _check_counts(job, chosen)
@@ -100,6 +116,11 @@ def _run_here(job: Job, chosen: LaunchOptions, on_status: Callable[[Supervisor, 
     if chosen.save_only:
         print(f"saved to {folder.path}")
         sys.exit(EXIT_OK)
+    return job, folder
+
+
+def _run_here(job: Job, chosen: LaunchOptions, on_status: Callable[[Supervisor, JobStatus], None] | None) -> Result:
+    job, folder = _open(job, chosen)
     try:
         return launch_directory(job, folder, chosen, on_status)
     except GraphftError as error:
@@ -316,7 +337,7 @@ def _start(
 
 def _open_engine(job: Job | JobRecord, job_dir: Path, options: LaunchOptions) -> Engine:
     environment = role_environment() | {"OMP_NUM_THREADS": str(job.config.threads)}
-    run = Run(job_dir, job.config.storage or str(job_dir.resolve()), environment)
+    run = Run(job_dir, job.config.storage or str(job_dir.resolve()), environment, options.resources)
     chosen = Local(options.fork_server) if options.engine == "local" else engine_options(options.engine)
     return chosen.open(run)
 

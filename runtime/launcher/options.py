@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError, UsageError
+from graphft.runtime.engines.choose import Options
 from graphft.runtime.launcher.process_counts import Counts
 from graphft.runtime.launcher.tell import tell
 
@@ -45,8 +46,10 @@ class LaunchOptions:
     """No progress display. The line that says what is run, errors and what is lost are told all the same."""
     fork_server: bool = True
     """Make roles by forking a process that has loaded everything: each starts in a fraction of a second."""
-    engine: str = "local"
-    """Where the processes run: `local`, this machine."""
+    engine: str | Options = "local"
+    """Where the processes run: an engine's name (`local`: this machine), or its options."""
+    resources: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By role, what one process of it takes, in the engine's own names: {"trainer": {"CPU": 2, "GPU": 1}}."""
     save_only: bool = False
     """Write the job's folder and end there, instead of running it."""
     resume: bool = False
@@ -71,6 +74,14 @@ class LaunchOptions:
             self.pservers if self.pservers is not None else config.pservers,
             self.coordinators if self.coordinators is not None else int(config.dispatch == "coordinator"),
         )
+
+    def given(self) -> dict[str, Any]:
+        """What is not as by default, by name."""
+        new = LaunchOptions()
+        return {f.name: v for f in fields(self) if (v := getattr(self, f.name)) != getattr(new, f.name)}
+
+    def with_passes(self, passes: int) -> LaunchOptions:
+        return replace(self, passes=passes)
 
     def endpoints(self, config: JobConfig) -> str:
         """Those of etcd; "": the launcher starts one."""

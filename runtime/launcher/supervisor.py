@@ -115,6 +115,8 @@ class Supervisor:
         self.job_dir, self.keys, self.etcd, self.endpoints = job_dir, keys, etcd, endpoints
         self.engine, self.max_restarts, self.restart = engine, max_restarts, restart
         self.children: dict[tuple[str, int], Child] = {}
+        self.interrupt: BaseException | None = None
+        """Raised by the next step: who runs a launch in a thread of its own ends it so."""
         self.passes: WantedPasses | None = None
         """Which of the job's passes are wanted, if they are on demand."""
         self.events = Events(etcd, keys, "launcher")
@@ -160,6 +162,8 @@ class Supervisor:
 
     def step(self, timeout: float) -> None:
         """Waits up to `timeout` seconds for something to happen, and deals with it."""
+        if self.interrupt is not None:
+            raise self.interrupt
         now = time.monotonic()
         pending = [c.restart_at - now for c in self.children.values() if c.restart_at is not None]
         try:

@@ -15,13 +15,13 @@ from typing import Any
 
 def losses_of(job_dir: Path) -> list[tuple[int, int, float]]:
     """(step, slot, loss) of the job in this folder, each (step, slot) once."""
-    return [(step, slot, row["loss"]) for (step, slot), row in sorted(_rows(job_dir).items())]
+    return [(step, slot, row["loss"]) for (step, slot), row in sorted(rows_of(job_dir).items())]
 
 
 def metrics_of(job_dir: Path) -> dict[str, list[tuple[int, float]]]:
     """(step, value) of the loss and of each metric by name, each step once: weighted by samples over the slots."""
     totals: dict[str, dict[int, tuple[float, int]]] = {}
-    for (step, _), row in sorted(_rows(job_dir).items()):
+    for (step, _), row in sorted(rows_of(job_dir).items()):
         for name, value in {"loss": row["loss"], **row.get("metrics", {})}.items():
             total, samples = totals.setdefault(name, {}).get(step, (0.0, 0))
             totals[name][step] = total + value * row["samples"], samples + row["samples"]
@@ -31,7 +31,7 @@ def metrics_of(job_dir: Path) -> dict[str, list[tuple[int, float]]]:
     }
 
 
-def _rows(job_dir: Path) -> dict[tuple[int, int], Mapping[str, Any]]:
+def rows_of(job_dir: Path) -> dict[tuple[int, int], Mapping[str, Any]]:
     """The newest row of each (step, slot)."""
     found: dict[tuple[int, int], Mapping[str, Any]] = {}
     for path in sorted((job_dir / "metrics").glob("*.jsonl")):

@@ -1,0 +1,54 @@
+"""What a script wants to be told while it waits for an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from graphft.errors import UsageError
+from graphft.runtime.coordination.records import Event
+from graphft.runtime.coordination.status import JobStatus
+
+NAMES = ("on_status", "on_event", "on_epoch", "on_validation", "on_end")
+
+
+class Callbacks:
+    """Objects that have some of these methods, called in the script's own thread:
+
+    on_status(status: JobStatus)         each look at the job, twice a second
+    on_event(event)                      each event once: `at`, `who`, `kind`, `text`, `fields`
+    on_epoch(epoch: int, metrics: dict)  an epoch is done
+    on_validation(epoch: int, metrics: dict)
+    on_end()                             `shutdown`
+    """
+
+    def __init__(self, callbacks: Sequence[Any]) -> None:
+        for callback in callbacks:
+            if not any(callable(getattr(callback, name, None)) for name in NAMES):
+                raise UsageError(
+                    f"{callback!r} is no callback: it has none of {', '.join(NAMES)}",
+                    rule="option",
+                    help="give an object with one of these methods",
+                )
+        self._callbacks = tuple(callbacks)
+        self._status: JobStatus | None = None
+        self._seen: set[tuple[float, str, str]] = set()
+
+    def tell(self, name: str, *arguments: Any) -> None:
+        for callback in self._callbacks:
+            method = getattr(callback, name, None)
+            if method is not None:
+                method(*arguments)
+
+    def look(self, status: JobStatus | None) -> None:
+        if status is None or status is self._status or not self._callbacks:
+            return
+        self._status = status
+        self.tell("on_status", status)
+        for event in self._new(status.events):
+            self.tell("on_event", event)
+
+    def _new(self, events: Sequence[Event]) -> list[Event]:
+        found = [e for e in events if (e.at, e.who, e.text) not in self._seen]
+        self._seen = {(e.at, e.who, e.text) for e in events}
+        return found

@@ -1,0 +1,90 @@
+"""What a Trainer is given becomes a job whose passes are on demand, and options of its launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from graphft.errors import UsageError
+from graphft.ir import Program
+from graphft.runtime.driver.train_configs import run_options, scaling_options
+from graphft.runtime.launcher.options import LaunchOptions
+from graphft.transpiler import Job, transpile
+
+MAX_EPOCHS = 1000
+MAX_RETRIES = 3
+
+
+@dataclass(frozen=True)
+class Made:
+    """`resources`: by role."""
+
+    job: Job
+    max_retries: int
+    resources: Mapping[str, Mapping[str, float]]
+
+    def launch(self, **options: Any) -> LaunchOptions:
+        return LaunchOptions(resources=self.resources, **options)
+
+
+def make(
+    program: Program | Job, resources: Mapping[str, Mapping[str, float]] | None, options: Mapping[str, Any]
+) -> Made:
+    """`options`: of the Trainer, beside those of its launch. Raises GraphftError."""
+    given = dict(options)
+    scaling, run = given.pop("scaling_config", None), given.pop("run_config", None)
+    found = (scaling_options(scaling) if scaling is not None else {}) | (run_options(run) if run is not None else {})
+    if twice := found.keys() & given.keys():
+        raise UsageError(f"{min(twice)} is given twice, by itself and in a config", rule="option", help="give it once")
+    given |= found
+    resources = {**given.pop("resources", {}), **(resources or {})}
+    retries, most = given.pop("max_retries", MAX_RETRIES), given.pop("max_epochs", MAX_EPOCHS)
+    for name, wrong in _OTHERWISE.items():
+        if name in given:
+            raise UsageError(f"a Trainer has no option {name}", rule="option", help=wrong)
+    workers = given.pop("num_workers", None)
+    if isinstance(program, Job):
+        return Made(_of_job(program, given, workers), retries, resources)
+    if not isinstance(program, Program):
+        raise UsageError(
+            f"a Trainer needs a program, got {type(program).__name__}",
+            rule="option",
+            help="program = graphft.build(model, loss_fn, inputs); graphft.minimize(program, optimizer)",
+        )
+    for name in ("chunks", "batch_size"):
+        if name not in given:
+            raise UsageError(
+                f"a Trainer of a program needs {name}=",
+                rule="option",
+                help="chunks=graphft.arrays(x=x, y=y, chunk_size=256), batch_size=32",
+            )
+    job = transpile(
+        program, trainers=workers if workers is not None else 1, ft=True, passes=most, passes_on_demand=True, **given
+    )
+    return Made(job, retries, resources)
+
+
+_OTHERWISE = {
+    "trainers": "num_workers= says how many",
+    "passes": "each train() is one; max_epochs= is the most there can be",
+    "passes_on_demand": "they are, always",
+    "ft": "a Trainer's job is fault-tolerant, always",
+    "sync": "a Trainer's job is sync: an async one runs with graphft.transpile(sync=False).run()",
+}
+
+
+def _of_job(job: Job, given: Mapping[str, Any], workers: int | None) -> Job:
+    """The same job with its passes on demand."""
+    if given or workers is not None:
+        name = "num_workers" if workers is not None else min(given)
+        raise UsageError(
+            f"{name} is given with a job, which has its options already", rule="option", help="give it to transpile()"
+        )
+    if not (job.config.ft and job.config.sync):
+        raise UsageError(
+            "the job is " + ("async" if not job.config.sync else "without fault tolerance"),
+            rule="option",
+            help="a Trainer needs transpile(sync=True, ft=True)",
+        )
+    return Job.make(job.source, job.config.replace(passes_on_demand=True))

@@ -1,0 +1,95 @@
+"""A launch in a thread of its own: the job's processes are looked after while the script does something else."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from graphft.errors import GraphftError
+from graphft.runtime.coordination.job_view import JobView
+from graphft.runtime.coordination.status import JobStatus
+from graphft.runtime.engines.base import Listed
+from graphft.runtime.etcd import EtcdError
+from graphft.runtime.launcher.job_folder import JobFolder
+from graphft.runtime.launcher.launch import launch_directory
+from graphft.runtime.launcher.options import LaunchOptions
+from graphft.runtime.launcher.supervisor import Child, Supervisor
+
+if TYPE_CHECKING:
+    from graphft.transpiler import Job
+
+
+class _Ended(Exception):
+    """The script wants no processes any more."""
+
+
+class RunningJob:
+    """From its start to `stop`, or to whatever ends it before. `wanted`: passes to begin with."""
+
+    def __init__(self, job: Job, folder: JobFolder, options: LaunchOptions) -> None:
+        self.job, self.folder, self.options = job, folder, options
+        self.supervisor: Supervisor | None = None
+        self.status: JobStatus | None = None
+        """The last one that was seen."""
+        self.error: BaseException | None = None
+        """What ended it."""
+        self._asked = False
+        self._thread = threading.Thread(target=self._run, name="launcher", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            launch_directory(self.job, self.folder, self.options, self._look)
+        except _Ended:
+            pass
+        except BaseException as error:
+            self.error = error
+
+    def _look(self, supervisor: Supervisor, status: JobStatus) -> None:
+        self.supervisor, self.status = supervisor, status
+        if self._asked:
+            raise _Ended
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def check(self) -> None:
+        """Raises what has ended the job, if something has; it may also be complete."""
+        if not self.alive and self.error is not None:
+            raise self.error
+
+    def want(self, passes: int) -> None:
+        """Passes before this one may begin."""
+        if self.supervisor is not None and self.supervisor.passes is not None:
+            with contextlib.suppress(EtcdError):  # the launch tries again
+                self.supervisor.passes.want(passes)
+
+    def view(self) -> JobView | None:
+        """The job's control records now; None while etcd does not tell them."""
+        try:
+            return self.supervisor.view if self.supervisor is not None else None
+        except EtcdError:
+            return None
+
+    @property
+    def children(self) -> Sequence[Child]:
+        return list(self.supervisor.children.values()) if self.supervisor is not None else []
+
+    def listed(self) -> Sequence[Listed]:
+        return self.supervisor.engine.list() if self.supervisor is not None else []
+
+    def tail_of(self, child: Child) -> str:
+        assert self.supervisor is not None
+        with contextlib.suppress(OSError, GraphftError):
+            return self.supervisor.tail_of_log(child)
+        return ""
+
+    def stop(self) -> None:
+        """Ends its processes in order, and etcd if that is the job's own. The job can be gone on with."""
+        self._asked = True
+        if self.supervisor is not None:
+            self.supervisor.interrupt = _Ended()
+        self._thread.join()

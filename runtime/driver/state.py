@@ -1,0 +1,67 @@
+"""A trainer's state as tensors, and a state that is put in the place of another one, between two epochs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from graphft.errors import GraphftError, UsageError
+from graphft.ir import Program
+from graphft.runtime.checkpoint.described import MADE, made
+from graphft.runtime.checkpoint.reshard import cut, whole_state
+from graphft.runtime.checkpoint.store import SOURCE, Manifest
+from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
+from graphft.transpiler import Job
+from graphft.weights import load_weights, saved_variables
+
+
+def split(state: Mapping[str, Any]) -> tuple[Mapping[str, Tensor], Mapping[str, Mapping[str, Tensor]]]:
+    """(model, optimizer) of what `Trainer.state_dict` returned, or of a model's own state_dict."""
+    if "model" in state and isinstance(state["model"], Mapping):
+        return state["model"], state.get("optimizer") or {}
+    return state, {}
+
+
+def replace_state(job: Job, program: Program, folder: Path, state: Mapping[str, Any]) -> int:
+    """Writes a checkpoint at the step of the newest one, with these values instead of its own: the job goes on from it
+    when its etcd knows of no other. Returns the step. No process of the job may be there.
+
+    `program`: what the job was made from, with values.
+    An optimizer's state that is not given stays. Raises GraphftError[weights] if something does not fit, and
+    [no-checkpoint]; nothing is changed then.
+    """
+    model, optimizer = split(state)
+    values = load_weights(program, model).values
+    store = checkpoints_of(folder)
+    own = [m for m in store.manifests() if m.run == job.run_id]
+    if not own:
+        raise UsageError(f"{folder} has no checkpoint yet", rule="no-checkpoint", help="train an epoch first")
+    newest = max(own, key=lambda m: (m.generation, m.step))
+    whole, rest = whole_state(job, [store.read_part(newest, i)[0] for i in range(job.config.pservers)])
+    for variable in saved_variables(program):
+        if variable.name in whole:
+            whole[variable.name][""] = values[variable.name].reshape(whole[variable.name][""].shape)
+    for name, states in optimizer.items():
+        _replace_optimizer(name, whole.get(name, {}), states)
+    generation = store.latest_generation() + 1
+    shards = cut(job, whole, rest)
+    parts = tuple(store.write_part(generation, newest.step, i, len(shards), each) for i, each in enumerate(shards))
+    by = made(job.fingerprint, **{SOURCE: f"load_state_dict, at {newest.directory}"})
+    store.write_manifest(Manifest(generation, newest.step, job.run_id, parts, {**newest.meta, MADE: by}))
+    return newest.step
+
+
+def _replace_optimizer(name: str, there: dict[str, Tensor], states: Mapping[str, Tensor]) -> None:
+    for key, value in states.items():
+        before = there.get(f"@{key}")
+        if before is None or before.numel() != value.numel() or before.dtype != value.dtype:
+            raise GraphftError(
+                f"the optimizer's state {key} of {name} does not fit: "
+                + ("there is none" if before is None else f"{value.dtype}, {value.numel()} elements"),
+                rule="weights",
+                help="load the state of a trainer with the same model and optimizer, or the model alone",
+            )
+        there[f"@{key}"] = value.reshape(before.shape).clone()

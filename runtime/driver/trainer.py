@@ -1,0 +1,317 @@
+"""`graphft.Trainer`: training epoch by epoch, on whatever engine, whatever dies.
+
+After RaySGD's fault tolerance (`trainer.train(max_retries=N, checkpoint="auto")`). A lost worker needs no checkpoint
+here: the others take over its work, and the bits are those of an undisturbed run. The driver, the process that has the
+Trainer, may die, too: the same script finds the run by its name and storage, and goes on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal
+
+from graphft.errors import GraphftError, UsageError
+from graphft.ir import Program
+from graphft.runtime.checkpoint.saved_step import saved_step
+from graphft.runtime.coordination.connect import connect, is_complete
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import Event
+from graphft.runtime.coordination.stale_run import forget_dead, forget_own_etcd
+from graphft.runtime.driver import state as states
+from graphft.runtime.driver.callbacks import Callbacks
+from graphft.runtime.driver.epoch_metrics import epoch_metrics
+from graphft.runtime.driver.making import Made, make
+from graphft.runtime.driver.retries import Retries
+from graphft.runtime.driver.running_job import RunningJob
+from graphft.runtime.driver.validation import Validation
+from graphft.runtime.engines.base import Listed
+from graphft.runtime.interchange.job_state import read_job
+from graphft.runtime.launcher.ending import interruptible
+from graphft.runtime.launcher.job_folder import JobFolder
+from graphft.runtime.launcher.launch import prepare
+from graphft.runtime.loop.api import load_check_point, save_check_point
+from graphft.runtime.loop.train_status import TrainStatus
+from graphft.transpiler import Job
+from graphft.transpiler.assemble import assemble
+
+log = logging.getLogger("graphft")
+
+LOOK_SECONDS = 0.02
+FOREVER = 1 << 30
+"""Failures of one role in a row that the supervisor bears: `max_retries` counts them here."""
+
+
+class Trainer:
+    """Trains a program epoch by epoch.
+
+        with graphft.Trainer(program, num_workers=2, name="cancer", chunks=data, batch_size=16) as trainer:
+            while trainer.epoch < 20:
+                print(trainer.train(max_retries=3))
+            trainer.save("cancer-checkpoints")
+
+    Args:
+        program: What `graphft.build` and `minimize` made; or a job of `graphft.transpile`, sync and with ft=True.
+        num_workers: Logical trainers (slots). As many processes are started; the job goes on with fewer.
+        pservers: Parameter servers.
+        name: The job's, and of its folder `jobs/<name>`: by it a script that is run again finds its run.
+        storage: URL that all machines reach, for the job and its checkpoints.
+        engine: Where the processes run: a name ("local", "ray", "slurm", ...) or an engine's options.
+        resources: By role, what a process takes: {"trainer": {"CPU": 2, "GPU": 1}}.
+        callbacks: See `graphft.runtime.driver.callbacks.Callbacks`.
+        validation: A `graphft.Validation`, for `validate`.
+        max_epochs: More can not be trained.
+        quiet: No live progress.
+        job_dir: Another folder than `jobs/<name>`.
+        scaling_config, run_config: Ray Train's, where a thing is the same.
+        options: Those of `graphft.transpile`: chunks, batch_size, seed, ...
+
+    Raises GraphftError for what makes no sense, before anything is started.
+    """
+
+    def __init__(
+        self,
+        program: Program | Job,
+        *,
+        engine: str | Any = "",
+        resources: Mapping[str, Mapping[str, float]] | None = None,
+        callbacks: Sequence[Any] = (),
+        validation: Validation | None = None,
+        quiet: bool = False,
+        job_dir: str = "",
+        **options: Any,
+    ) -> None:
+        self._callbacks, self._validation = Callbacks(callbacks), validation
+        made: Made = make(program, resources, options)
+        engine = engine or os.environ.get("GRAPHFT_ENGINE", "local")
+        self._max_retries = made.max_retries
+        self._options = made.launch(engine=engine, quiet=quiet, job_dir=job_dir, max_restarts=FOREVER)
+        self._program = made.job.source
+        """With the script's initial values."""
+        self.job, self._folder, self._options = prepare(made.job, self._options)
+        self._running: RunningJob | None = None
+        self._told = False
+        atexit.register(self.shutdown)
+
+    def __enter__(self) -> Trainer:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.shutdown()
+
+    @property
+    def job_dir(self) -> Path:
+        """The run's folder: logs, metrics, checkpoints (without a storage)."""
+        return self._folder.path
+
+    @property
+    def epoch(self) -> int:
+        """Epochs that are done, in earlier processes, too: the newest committed checkpoint has them."""
+        return self.job.config.plan.pass_of(self._step())
+
+    def train(
+        self, max_retries: int | None = None, checkpoint: Literal["auto"] | int | None = "auto", *, epochs: int = 1
+    ) -> dict[str, float]:
+        """Trains one epoch (or `epochs`) more, and returns the metrics of the last one: `epoch` (how many are done),
+        `loss` and what `loss_fn` returned beside it (means over samples), `samples`, `steps`, `seconds`, `failures` and
+        `preemptions` of this call.
+
+        Args:
+            max_retries: Failures of workers that this call bears (3; -1: any number). What is killed from outside, by
+                preemption or by scaling, is no failure.
+            checkpoint: "auto": returns when the epoch's checkpoint is committed, so that each epoch begins from one.
+                None: returns when its last step is applied; the checkpoint follows beside. A number n: "auto" for each
+                n-th epoch, None for the others.
+
+        Raises:
+            WorkerFailed: [retries] when that is exceeded, with the worker's own traceback. Nothing runs then; another
+                call goes on from the newest checkpoint.
+            GraphftError: what else has ended the job. Interrupted, a KeyboardInterrupt, on Ctrl-C and SIGTERM.
+        """
+        most = self._max_retries if max_retries is None else max_retries
+        _check_call(most, checkpoint, epochs)
+        first = self.epoch
+        target, limit = first + epochs, self.job.config.passes
+        if target > limit:
+            raise UsageError(
+                f"epoch {target} is beyond the last one: {first} of {limit} are done",
+                rule="max-epochs",
+                help="give the Trainer more max_epochs from the beginning",
+            )
+        saved = checkpoint == "auto" or (isinstance(checkpoint, int) and target % checkpoint == 0)
+        begun = time.monotonic()
+        with interruptible(lambda: f"interrupted; run again to go on with {self.job_dir}"):
+            try:
+                retries, preempted = self._train(target, most, saved)
+            except BaseException:
+                self._stop()
+                raise
+        steps = self.job.config.plan.start_steps
+        metrics = {"epoch": target, **epoch_metrics(self.job_dir, self.job.config.plan, target - 1)}
+        metrics |= {"steps": steps[target] - steps[first], "seconds": time.monotonic() - begun}
+        metrics |= {"failures": retries, "preemptions": preempted}
+        self._callbacks.tell("on_epoch", target, metrics)
+        return metrics
+
+    def validate(self, validation: Validation | None = None) -> dict[str, float]:
+        """Means of the loss and the metrics over data that is not trained on, with the weights of the newest checkpoint
+        (after `train()`, the epoch's). Computed in this process. Raises UsageError without a `Validation`."""
+        chosen = validation or self._validation
+        if chosen is None:
+            raise UsageError(
+                "there is nothing to validate with",
+                rule="option",
+                help="Trainer(..., validation=graphft.Validation(program, data)), with a program built in eval mode",
+            )
+        metrics = chosen.run(self._model(), self.job.config.device)
+        self._callbacks.tell("on_validation", self.epoch, metrics)
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """`epoch`, `step`, `model` (the model's state_dict) and `optimizer` (by parameter, as torch.optim names its
+        state), of the newest checkpoint. Before the first epoch: the initial weights."""
+        if self._step() == 0:
+            return {"epoch": 0, "step": 0, "model": self._model(), "optimizer": {}}
+        found = read_job(self.job_dir)
+        epoch = self.job.config.plan.pass_of(found.step)
+        return {"epoch": epoch, "step": found.step, "model": found.model, "optimizer": found.optimizer}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on with these values: of `state_dict`, or a model's own state_dict, which leaves the optimizer's state
+        as it is. The number of epochs, and a learning rate's schedule, stay where they are.
+
+        The processes are started again by the next `train()`. Raises GraphftError[weights] if something does not fit:
+        nothing is changed then. Before the first epoch use `init_from=` of the Trainer.
+        """
+        self._stop()
+        states.replace_state(self.job, self._program, self.job_dir, state)
+        self._forget_records()
+
+    def save(self, path: str | os.PathLike[str], *, keep: int = 3) -> int | None:
+        """Saves `state_dict()` as a new version in a folder or below a URL, as `graphft.save_check_point` does: whole,
+        or not at all. Returns the version."""
+        return save_check_point({"trainer": self}, TrainStatus(self.epoch, self._step()), path, keep=keep)
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """`load_state_dict` of the newest whole version that `save` left. Raises UsageError if there is none."""
+        if load_check_point({"trainer": self}, path) is None:
+            raise UsageError(
+                f"there is no checkpoint in {path}", rule="no-checkpoint", help="give what was given to save()"
+            )
+
+    def shutdown(self) -> None:
+        """Ends all processes, in order. The run can be gone on with, by this Trainer, too. `with` does it, and the end
+        of the script."""
+        if self._running is not None:
+            self._stop()
+            self._callbacks.tell("on_end")
+
+    # -- to look, and to disturb ------------------------------------------------------------------------------------
+
+    def workers(self) -> Sequence[Listed]:
+        """The job's processes, as the engine lists them."""
+        return self._running.listed() if self._running is not None else ()
+
+    def events(self) -> Sequence[Event]:
+        """What happened of late: `at`, `kind`, `text`."""
+        status = self._running.status if self._running is not None else None
+        return status.events if status is not None else ()
+
+    def signal(self, role: str, index: int, signum: int) -> bool:
+        """Sends a signal to a process: SIGKILL, to see that nothing is lost. False: there is none now."""
+        supervisor = self._running.supervisor if self._running is not None else None
+        return supervisor is not None and supervisor.signal(role, index, signum)
+
+    # -- inside -----------------------------------------------------------------------------------------------------
+
+    def _train(self, target: int, max_retries: int, saved: bool) -> tuple[int, int]:
+        """Returns failures and preemptions meanwhile."""
+        running = self._run(target)
+        retries, before = Retries(running, max_retries), _preemptions(running)
+        while not self._reached(running, target, saved):
+            running.check()
+            retries.check()
+            self._callbacks.look(running.status)
+            time.sleep(LOOK_SECONDS)
+        self._callbacks.look(running.status)
+        return retries.count, _preemptions(running) - before
+
+    def _run(self, passes: int) -> RunningJob:
+        if self._running is None or not self._running.alive:
+            folder = self._folder if not self._told else JobFolder(self._folder.path)
+            self._told = True
+            self._running = RunningJob(self.job, folder, self._options.with_passes(passes))
+        else:
+            self._running.want(passes)
+        return self._running
+
+    def _reached(self, running: RunningJob, epoch: int, saved: bool) -> bool:
+        step = self.job.config.plan.start_steps[epoch]
+        if not running.alive:
+            return running.error is None and is_complete(self.job_dir)
+        if not saved and running.status is not None and running.status.step >= step:
+            return True
+        view = running.view()
+        return view is not None and view.committed is not None and view.committed.step >= step
+
+    def _step(self) -> int:
+        """Of the newest committed checkpoint."""
+        view = self._running.view() if self._running is not None and self._running.alive else None
+        if view is not None and view.committed is not None:
+            return view.committed.step
+        found = saved_step(self.job_dir, self.job.config)
+        if found is None:
+            raise GraphftError(
+                f"the checkpoints of {self.job_dir} cannot be read now",
+                rule="storage",
+                help="see whether its file system or storage can be reached",
+            )
+        return found
+
+    def _model(self) -> Mapping[str, Any]:
+        """The model's state_dict, of the newest checkpoint; before the first, as the run begins."""
+        if self._step():
+            return read_job(self.job_dir).model
+        shards = [self.job.pserver_program(i).values for i in range(self.job.config.pservers)]
+        return assemble(self.job.trainer_program(), shards)
+
+    def _stop(self) -> None:
+        running, self._running = self._running, None
+        if running is not None:
+            running.stop()
+
+    def _forget_records(self) -> None:
+        """What etcd knows of the run is of the state before."""
+        endpoints = self._options.endpoints(self.job.config)
+        if not endpoints:
+            forget_own_etcd(self.job_dir)
+            return
+        with connect(endpoints) as etcd:
+            keys = Keys(self.job.config.name)
+            if etcd.get(keys.spec) is not None:
+                forget_dead(etcd, keys)
+
+
+def _preemptions(running: RunningJob) -> int:
+    return sum(child.preemptions for child in running.children)
+
+
+def _check_call(max_retries: int, checkpoint: Any, epochs: int) -> None:
+    whole: Callable[[object], bool] = lambda value: isinstance(value, int) and not isinstance(value, bool)  # noqa: E731
+    if not whole(max_retries) or max_retries < -1:
+        raise UsageError(
+            f"max_retries is {max_retries!r}, expected a number", rule="option", help="3, or so; -1: any number"
+        )
+    if checkpoint not in ("auto", None) and not (whole(checkpoint) and checkpoint > 0):
+        raise UsageError(
+            f"checkpoint is {checkpoint!r}, expected 'auto', None or a number of epochs",
+            rule="option",
+            help='checkpoint="auto"; within an epoch: checkpoint_every=, checkpoint_seconds= of Trainer',
+        )
+    if not whole(epochs) or epochs < 1:
+        raise UsageError(f"epochs is {epochs!r}, expected 1 or more", rule="option", help="leave it out for one")

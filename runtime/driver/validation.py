@@ -1,0 +1,72 @@
+"""The loss and metrics of data that is not trained on."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from graphft.data import DataSpec
+from graphft.errors import UsageError
+from graphft.ir import Kind, Program
+from graphft.loss_results import check_metrics, reported
+from graphft.runtime.data import open_reader
+from graphft.runtime.driver.epoch_metrics import mean_of
+from graphft.runtime.executor import Executor
+from graphft.weights import load_weights
+
+_INPUT = Kind.INPUT
+
+
+@dataclass(frozen=True)
+class Validation:
+    """`program`: of the same model, built in eval mode, `graphft.build(model.eval(), loss_fn, inputs)`: dropout is off
+    there, and batch norm uses its statistics. `data`: of `graphft.arrays`, `files` or `dataset`; every record counts
+    once, and the last batches may be shorter than `batch_size`."""
+
+    program: Program
+    data: DataSpec
+    batch_size: int = 256
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.program, Program) or not isinstance(self.data, DataSpec):
+            raise UsageError(
+                f"Validation needs a program and data, got {type(self.program).__name__}, {type(self.data).__name__}",
+                rule="option",
+                help="Validation(graphft.build(model.eval(), loss_fn, inputs), graphft.arrays(x=x, chunk_size=64))",
+            )
+        check_metrics(self.program)
+        inputs = {v.name for v in self.program.of_kind(_INPUT)}
+        if missing := inputs - set(self.data.columns):
+            raise UsageError(
+                f"the program to validate with has input {min(missing)}, and the data no such column",
+                rule="columns",
+                help=f"its columns are {', '.join(self.data.columns)}",
+            )
+
+    def run(self, state: Mapping[str, Tensor], device: str) -> dict[str, float]:
+        """Means over all records, with these weights. In this process. Raises GraphftError[weights] if they do not fit
+        the program."""
+        program, names = load_weights(self.program, state), reported(self.program)
+        inputs, executor = [v.name for v in program.of_kind(_INPUT)], Executor(device)
+        rows = {}
+        with tempfile.TemporaryDirectory() as folder:
+            self.data.store(folder)
+            reader = open_reader(self.data, folder, 0)
+            for chunk, count in enumerate(self.data.batches(min(self.batch_size, self._longest))):
+                for batch in range(count):
+                    columns = reader.batch(0, chunk, batch, min(self.batch_size, self._longest))
+                    found = executor.run(program, {name: columns[name] for name in inputs}, names)
+                    values = {name: float(found[name]) for name in names}
+                    rows[chunk, batch] = {
+                        "loss": values.pop(names[0]),
+                        "metrics": values,
+                        "samples": len(columns[inputs[0]]),
+                    }
+        return mean_of(rows)
+
+    @property
+    def _longest(self) -> int:
+        return max(chunk.records for chunk in self.data.chunks)
