@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from graphft.errors import GraphftError
 from graphft.runtime.driver.running_job import RunningJob
+
+LINES = 300
+"""Of the end of a worker's log, in which its traceback is looked for."""
 
 
 class WorkerFailed(GraphftError):
@@ -12,6 +17,23 @@ class WorkerFailed(GraphftError):
     def __init__(self, message: str, traceback: str, *, help: str) -> None:
         self.traceback = traceback
         super().__init__(message + (f"\n{traceback.rstrip()}" if traceback else ""), rule="retries", help=help)
+
+
+def traceback_in(lines: Sequence[str]) -> str:
+    """The last traceback in a log, with those of the errors that it came of, and what follows it."""
+    begins = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent call last):")]
+    if not begins:
+        return ""
+    at = begins.pop()
+    while begins and any(line in _CHAINS for line in lines[max(0, at - 3) : at]):
+        at = begins.pop()
+    return "\n".join(lines[at:])
+
+
+_CHAINS = (
+    "The above exception was the direct cause of the following exception:",
+    "During handling of the above exception, another exception occurred:",
+)
 
 
 class Retries:
@@ -36,12 +58,12 @@ class Retries:
         last = max(failed, key=lambda child: child.started_at)
         raise WorkerFailed(
             f"{last.name} failed, and workers have failed {self.count} times in this call: max_retries is {self.most}",
-            self._traceback() or self.job.tail_of(last),
+            traceback_in(self.job.logs_of(last, LINES)) or self._told() or self.job.tail_of(last),
             help="mend what it says, and call train() again: it goes on from the newest checkpoint",
         )
 
-    def _traceback(self) -> str:
-        """Of the last step that failed, as its worker told it."""
+    def _told(self) -> str:
+        """The traceback of the last step that failed, as its worker told it: shortened, and from any machine."""
         events = self.job.status.events if self.job.status is not None else []
         found = [str(e.fields["traceback"]) for e in events if e.fields.get("traceback")]
         return found[-1] if found else ""

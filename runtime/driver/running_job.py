@@ -81,11 +81,15 @@ class RunningJob:
     def listed(self) -> Sequence[Listed]:
         return self.supervisor.engine.list() if self.supervisor is not None else []
 
-    def tail_of(self, child: Child) -> str:
-        assert self.supervisor is not None
+    def logs_of(self, child: Child, lines: int) -> Sequence[str]:
+        """The last lines that the role's processes wrote; none if they are out of reach."""
         with contextlib.suppress(OSError, GraphftError):
-            return self.supervisor.tail_of_log(child)
-        return ""
+            assert self.supervisor is not None
+            return self.supervisor.last_lines(child, lines)
+        return ()
+
+    def tail_of(self, child: Child) -> str:
+        return "\n".join(self.logs_of(child, 15))
 
     def stop(self) -> None:
         """Ends its processes in order, and etcd if that is the job's own. The job can be gone on with."""

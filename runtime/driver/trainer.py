@@ -88,9 +88,8 @@ class Trainer:
     ) -> None:
         self._callbacks, self._validation = Callbacks(callbacks), validation
         made: Made = make(program, resources, options)
-        engine = engine or os.environ.get("GRAPHFT_ENGINE", "local")
-        self._max_retries = made.max_retries
-        self._options = made.launch(engine=engine, quiet=quiet, job_dir=job_dir, max_restarts=FOREVER)
+        self._max_retries, where = made.max_retries, {"engine": engine} if engine else {}
+        self._options = made.launch(quiet=quiet, job_dir=job_dir, max_restarts=FOREVER, **where)
         self._program = made.job.source
         """With the script's initial values."""
         self.job, self._folder, self._options = prepare(made.job, self._options)

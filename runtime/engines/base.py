@@ -91,6 +91,8 @@ class Listed:
     place: str
     state: str
     """"waiting", "running" or "ended"."""
+    pid: int = 0
+    """On its own machine; 0 while it is not known."""
 
 
 class Engine(Protocol):

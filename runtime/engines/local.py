@@ -93,7 +93,7 @@ class LocalEngine(Engine):
             return None
 
     def list(self) -> Sequence[Listed]:
-        return [Listed(o.role, o.index, "", "running") for o, p in self._started if p.poll() is None]
+        return [Listed(o.role, o.index, "", "running", p.pid) for o, p in self._started if p.poll() is None]
 
     def logs(self, order: Order, lines: int) -> Sequence[str]:
         return last_lines(self.run.log(order), lines)

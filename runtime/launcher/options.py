@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 COMMAND_LINE = "GRAPHFT_LAUNCH"
 """In the environment of a script that `graphft launch` runs: the options that were given, as JSON."""
 
+ENGINE = "GRAPHFT_ENGINE"
+"""In the environment of a script: where its job's processes run, unless the script says."""
+
 CALLED = "GRAPHFT_CALLED"
 """Set in the environment as soon as the script calls `job.run()`: `graphft launch` looks whether it ever did."""
 
@@ -101,6 +104,8 @@ def choose_options(options: LaunchOptions | None, overrides: Mapping[str, Any]) 
     if options is not None:
         return replace(options, **script)
     command_line = _of_command_line()
+    if os.environ.get(ENGINE):
+        script.setdefault("engine", os.environ[ENGINE])
     for name in sorted(script.keys() & command_line.keys()):
         if script[name] != command_line[name]:
             tell(f"{name}={command_line[name]!r} of the command line counts, not {name}={script[name]!r} of the script")

@@ -340,7 +340,7 @@ class Supervisor:
             )
         elif status == EXIT_USAGE and blamed is None:
             verb = "start" if time.monotonic() - child.started_at < AT_WORK_SECONDS else "go on"
-            self._give_up(child, f"{child.name} cannot {verb} ({what}){error_in(self._last_lines(child, ERROR_LINES))}")
+            self._give_up(child, f"{child.name} cannot {verb} ({what}){error_in(self.last_lines(child, ERROR_LINES))}")
         elif child.stuck > self.max_restarts:
             why = f"{child.name} failed {child.stuck} times in a row, --max-restarts is {self.max_restarts}"
             if blamed is not None or (index is not None and self._inquest.reported(index, child.identity)):
@@ -400,11 +400,11 @@ class Supervisor:
         self.failed = self.failed or why + (f"\n{tail}" if tail else "")
         self.events.emit("failed", why)
 
-    def _last_lines(self, child: Child, count: int) -> Sequence[str]:
+    def last_lines(self, child: Child, count: int) -> Sequence[str]:
         return self.engine.logs(child.order(self.endpoints), count)
 
     def tail_of_log(self, child: Child) -> str:
-        lines = self._last_lines(child, 15)
+        lines = self.last_lines(child, 15)
         head = f"last lines of {self.job_dir / 'logs' / f'{child.role}-{child.index}.log'}:"
         return "\n".join([head, *("  " + plain_text(line) for line in lines)]) if lines else ""
 

@@ -1,0 +1,65 @@
+"""A small job that is trained epoch by epoch; also a script: `python -m tests.driver.epochs FOLDER EPOCHS`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import graphft
+from graphft import Trainer, Validation
+
+PER_EPOCH = 6
+"""Steps of an epoch."""
+OPTIONS: dict[str, Any] = {"pservers": 2, "batch_size": 8, "checkpoint_every": 4, "lease_ttl": 4, "name": "epochs"}
+
+
+def data(records: int = 96) -> dict[str, torch.Tensor]:
+    x = torch.randn(records, 6, generator=torch.Generator().manual_seed(7))
+    return {"x": x, "y": (x.sum(1) > 0).long()}
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(3)
+    layers = torch.nn.Linear(6, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torch.nn.Dropout(0.2)
+    return torch.nn.Sequential(*layers, torch.nn.Linear(16, 2))
+
+
+def loss_fn(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    out = model(x)
+    return torch.nn.functional.cross_entropy(out, y), {"accuracy": (out.argmax(1) == y).float().mean()}
+
+
+def program(made: torch.nn.Module | None = None) -> graphft.Program:
+    made = made or model()
+    built = graphft.build(made, loss_fn, inputs={"x": (None, 6), "y": ((None,), torch.int64)})
+    graphft.minimize(built, torch.optim.Adam(made.parameters(), lr=1e-2), model=made)
+    return built
+
+
+def chunks() -> graphft.DataSpec:
+    return graphft.arrays(**data(), chunk_size=16)
+
+
+def trainer(folder: Path, **options: Any) -> Trainer:
+    return Trainer(
+        program(), **{"num_workers": 2, "chunks": chunks(), "quiet": True, "job_dir": str(folder), **OPTIONS, **options}
+    )
+
+
+def validation() -> Validation:
+    evaluated = graphft.build(model().eval(), loss_fn, inputs={"x": (None, 6), "y": ((None,), torch.int64)})
+    return Validation(evaluated, graphft.arrays(**data(50), chunk_size=20), 16)
+
+
+def main() -> None:
+    with trainer(Path(sys.argv[1])) as made:
+        print("epoch", made.epoch, flush=True)
+        while made.epoch < int(sys.argv[2]):
+            print("done", made.train()["epoch"], flush=True)
+
+
+if __name__ == "__main__":
+    main()

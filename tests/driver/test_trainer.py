@@ -1,0 +1,162 @@
+"""`graphft.Trainer` on real processes: the bits of an undisturbed job, whatever is killed, and whenever."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import Tensor
+
+import graphft
+from tests.driver import epochs
+from tests.support.waiting import until
+
+ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.timeout(600)
+EPOCHS = 4
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+    """The model of a job of as many passes, run at once."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    job = graphft.transpile(
+        epochs.program(), trainers=2, passes=EPOCHS, ft=True, chunks=epochs.chunks(), **epochs.OPTIONS
+    )
+    model = epochs.model()
+    graphft.load_into(model, job.run(job_dir=str(folder / "job"), quiet=True).model)
+    return model.state_dict()
+
+
+def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+    return found.keys() == expected.keys() and all(torch.equal(found[n], expected[n]) for n in expected)
+
+
+def test_epochs_are_those_of_a_job_whatever_is_killed(tmp_path: Path, undisturbed: dict[str, Tensor]) -> None:
+    told = Told()
+    with epochs.trainer(tmp_path / "job", callbacks=[told], validation=epochs.validation()) as trainer:
+        assert trainer.epoch == 0
+        first = trainer.train()
+        assert (first["epoch"], first["samples"], first["steps"]) == (1, 96, epochs.PER_EPOCH)
+        before = {(w.role, w.index): w.pid for w in trainer.workers()}
+        assert sorted(before) == [("pserver", 0), ("pserver", 1), ("trainer", 0), ("trainer", 1)]
+        assert trainer.signal("pserver", 1, signal.SIGKILL)  # while all wait
+        assert trainer.signal("trainer", 0, signal.SIGKILL)
+        second = trainer.train()
+        assert (second["failures"], second["preemptions"]) == (0, 2)
+        after = {(w.role, w.index): w.pid for w in trainer.workers()}
+        assert {name for name in before if before[name] == after[name]} == {("pserver", 0), ("trainer", 1)}
+        third = trainer.train(epochs=2, checkpoint=None)
+        assert trainer.train.__doc__
+        until(lambda: trainer.epoch == EPOCHS, 60)
+        assert same(trainer.state_dict()["model"], undisturbed)
+        assert told.epochs == [1, 2, 4] == [m["epoch"] for m in (first, second, third)]
+        assert any("killed by SIGKILL" in text for text in told.events)
+        assert len(told.events) == len(set(told.events))
+        found = trainer.validate()
+    assert told.ended == 1
+    model = epochs.model().eval()
+    model.load_state_dict(undisturbed)
+    with torch.no_grad():
+        loss, more = epochs.loss_fn(model, **epochs.data(50))
+    assert found["samples"] == 50
+    assert found["loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert found["accuracy"] == pytest.approx(float(more["accuracy"]))
+    assert told.validated == [found]
+
+
+class Told:
+    def __init__(self) -> None:
+        self.epochs: list[int] = []
+        self.events: list[str] = []
+        self.validated: list[dict[str, float]] = []
+        self.ended = 0
+
+    def on_epoch(self, epoch: int, metrics: dict[str, float]) -> None:
+        assert metrics["epoch"] == epoch
+        self.epochs.append(epoch)
+
+    def on_event(self, event: Any) -> None:
+        self.events.append(f"{event.at} {event.text}")
+
+    def on_validation(self, epoch: int, metrics: dict[str, float]) -> None:
+        assert epoch == EPOCHS
+        self.validated.append(metrics)
+
+    def on_end(self) -> None:
+        self.ended += 1
+
+
+def test_nobody_goes_back_while_all_wait_for_longer_than_a_recovery_may_take(tmp_path: Path) -> None:
+    with epochs.trainer(tmp_path / "job", recovery_timeout=0.5, chunk_timeout=2.0) as trainer:
+        trainer.train()
+        assert trainer.signal("pserver", 0, signal.SIGKILL)
+        until(lambda: any("is back" in e.text for e in trainer.events()), 60)
+        time.sleep(3.0)  # several time-outs, of the restart and of idle slots
+        kinds = {e.kind for e in trainer.events()}
+        assert not kinds & {"rollback", "idle-slot"}, [e.text for e in trainer.events()]
+        assert trainer.train()["epoch"] == 2
+
+
+def test_the_driver_is_killed_and_the_script_goes_on(tmp_path: Path, undisturbed: dict[str, Tensor]) -> None:
+    command = [sys.executable, "-m", "tests.driver.epochs", str(tmp_path / "job"), str(EPOCHS)]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        lines = [driver.stdout.readline() for _ in range(3)]
+        assert lines == ["epoch 0\n", "done 1\n", "done 2\n"]
+        roles = psutil.Process(driver.pid).children(recursive=True)
+        driver.kill()
+    until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in roles), 60)
+    again = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240, check=False)
+    assert again.returncode == 0, again.stderr
+    assert "resuming" in again.stderr
+    begun = int(again.stdout.split()[1])
+    assert begun in (2, 3), "what was committed is not done again"
+    assert again.stdout.split()[2:] == [word for e in range(begun + 1, EPOCHS + 1) for word in ("done", str(e))]
+    with epochs.trainer(tmp_path / "job") as trainer:
+        assert trainer.epoch == EPOCHS
+        assert same(trainer.state_dict()["model"], undisturbed)
+        assert not trainer.workers(), "nothing was started to look at it"
+
+
+def test_preemptions_are_no_failures(tmp_path: Path) -> None:
+    killed = 0
+
+    class Killer:
+        def on_status(self, status: Any) -> None:
+            nonlocal killed
+            if killed < 20 and trainer.signal("trainer", killed % 2, signal.SIGKILL):
+                killed += 1
+
+    with epochs.trainer(tmp_path / "job", callbacks=[Killer()]) as trainer:
+        preempted = 0
+        while killed < 20:
+            preempted += int(trainer.train(max_retries=0)["preemptions"])
+        found = trainer.train(max_retries=0)
+    assert found["failures"] == 0
+    assert killed == 20
+    assert preempted + found["preemptions"] >= 15, "some were killed while they were started"
+
+
+def test_a_failing_worker_exhausts_the_retries_and_its_traceback_is_told(tmp_path: Path) -> None:
+    spec = graphft.dataset("tests.driver.failing:Failing", {"broken": str(tmp_path / "broken")}, chunk_size=16)
+    with epochs.trainer(tmp_path / "job", chunks=spec, max_failures=50) as trainer:
+        trainer.train()
+        (tmp_path / "broken").touch()
+        with pytest.raises(graphft.WorkerFailed, match="max_retries is 2") as caught:
+            trainer.train(max_retries=2)
+        assert "ZeroDivisionError: as the test wants it" in caught.value.traceback
+        assert "in __getitem__" in caught.value.traceback
+        assert str(caught.value).startswith("error[retries]: trainer ")
+        assert not trainer.workers()
+        (tmp_path / "broken").unlink()
+        assert trainer.train()["epoch"] == 2
