@@ -57,6 +57,14 @@ def check_finite(ctx: Context, loss: Tensor) -> None:
     ctx.comm.check_loss(loss)
 
 
+@op("report_metrics", effect=True)
+def report_metrics(ctx: Context, *values: Tensor) -> None:
+    """Gives the loss and the metrics of this (step, slot), one float each, to its contribution: the shards sum them up
+    (attribute `metrics` of listen_and_serv). Stands before send_barrier: an empty contribution has none."""
+    assert ctx.comm is not None
+    ctx.comm.report(values)
+
+
 @op("send_barrier", effect=True)
 def send_barrier(
     ctx: Context, *, shards: int, push_timeout: float = 0.0, max_skipped: int = -1, on_nonfinite: OnNonfinite = "warn"

@@ -144,6 +144,9 @@ class CommPort(Protocol):
 
     def push(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices, check: bool) -> None: ...
     def check_loss(self, loss: Tensor) -> None: ...
+    def report(self, values: Sequence[Tensor]) -> None:
+        """What the contribution at hand tells beside its gradients."""
+
     def end_push(self, shards: int, push_timeout: float, max_skipped: int, on_nonfinite: OnNonfinite) -> None: ...
     def pull(self, shard: int, bucket: int, tensors: Sequence[Tensor], slices: Slices, refresh: bool) -> None: ...
     def end_pull(self, shards: int) -> None: ...
@@ -186,6 +189,7 @@ class ServeOptions:
     on_barrier_timeout: Literal["rollback", "proceed"]
     max_staleness: int
     idle_timeout: float
+    metrics: tuple[str, ...]
 
     @property
     def update_blocks(self) -> tuple[str, ...]:

@@ -63,6 +63,7 @@ def listen_and_serv(
     on_barrier_timeout: Literal["rollback", "proceed"] = "rollback",
     max_staleness: int = -1,
     idle_timeout: float = 0.0,
+    metrics: tuple[str, ...] = (),
 ) -> None:
     """Serves one shard until the job is complete.
 
@@ -74,6 +75,8 @@ def listen_and_serv(
     `schedule_block` and `skip_block` run instead. Without a `skip_block`, such contributions are refused.
     Every `checkpoint_every` steps (0: only at the end) `checkpoint_block` runs; with `checkpoint_passes` at the end of
     every pass, too. A slot of which nothing came for `idle_timeout` seconds is taken from its trainer (0: never).
+
+    `metrics` names the values that contributions report: means over a pass, in `/<job>.metrics/<pass>` at its end.
 
     With `recovery`, a restarted shard loads the newest committed checkpoint, and its first barrier has
     `recovery_timeout` seconds; when they pass, "rollback" raises the job's generation so that everyone meets again
@@ -99,6 +102,7 @@ def listen_and_serv(
             on_barrier_timeout,
             max_staleness,
             idle_timeout,
+            metrics,
         )
     )
 

@@ -39,6 +39,7 @@ from graphft.transpiler.passes import (
     KeepOptimizer,
     LocalSteps,
     MakeBuckets,
+    ReportMetrics,
     SliceParameters,
     SplitOptimizer,
 )
@@ -59,6 +60,7 @@ def pipeline(config: JobConfig) -> tuple[Pass, ...]:
         *([CompensateDelay(float(c.dc_lambda), float(c.dc_decay))] if c.mode == "dc_asgd" else []),
         InsertCommunication(c.trainers, c.sync, c.total_steps, c.max_staleness, c.push_timeout, c.max_skipped),
         CheckFinite(c.on_nonfinite),
+        *([ReportMetrics()] if c.passes_on_demand else []),
         InsertQueue(
             c.sync, c.ft, c.chunk_timeout, c.max_failures, c.may_discard, c.dispatch, on_demand=c.passes_on_demand
         ),

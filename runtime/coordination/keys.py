@@ -71,6 +71,10 @@ class Keys:
         """How many passes are wanted so far, of a job whose passes are on demand."""
         return f"/{self.job}/wanted_passes"
 
+    def pass_metrics(self, pass_index: int) -> str:
+        """The means of the loss and the metrics over a pass that is over."""
+        return f"/{self.job}.metrics/{pass_index}"
+
     @property
     def ps_desired(self) -> str:
         return f"/{self.job}/ps_desired"

@@ -183,6 +183,13 @@ class LoadingStatus(msgspec.Struct, frozen=True):
     process: Identity = UNKNOWN
 
 
+class PassMetrics(msgspec.Struct, frozen=True):
+    """What a pass came to. `means`: over `samples`, of the loss and each metric that `loss_fn` returns; NaN is null."""
+
+    samples: int
+    means: dict[str, float | None]
+
+
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     """One event. `kind` is stable (for counting); `text` is the sentence that people read. `at`: Unix seconds."""
 

@@ -1,36 +1,25 @@
-"""What an epoch was, as the trainers of this machine noted it: each batch once, whatever was computed again."""
+"""What an epoch was: each batch once, whatever was computed again. The same bits, whatever died."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+import math
+import time
 
+from graphft.runtime.coordination.records import PassMetrics
+from graphft.runtime.driver.running_job import RunningJob
 from graphft.runtime.launcher.tell import tell
-from graphft.runtime.process.metric_files import rows_of
 
-if TYPE_CHECKING:
-    from graphft.plan import Plan
-
-
-def epoch_metrics(job_dir: Path, plan: Plan, epoch: int) -> dict[str, float]:
-    """The loss and each metric that `loss_fn` returned, means over the epoch's samples (the same bits whatever died),
-    and how many `samples` these are. A line tells of batches that this machine has no record of."""
-    first, end = plan.start_steps[epoch], plan.start_steps[epoch + 1]
-    rows = {key: row for key, row in rows_of(job_dir).items() if first <= key[0] < end}
-    missing = sum(c.batches for c in plan.chunks_of(epoch)) - len(rows)
-    if missing > 0:
-        tell(
-            f"epoch {epoch + 1}: {missing} batches are not in its metrics: they were left out, or other machines that "
-            "do not share the job's folder computed them"
-        )
-    return mean_of(rows)
+TOLD_SECONDS, LOOK_SECONDS = 10.0, 0.01
+"""For how long what the first shard tells of a pass that is over is waited for."""
 
 
-def mean_of(rows: Mapping[tuple[int, int], Mapping[str, Any]]) -> dict[str, float]:
-    totals: dict[str, float] = {}
-    samples = sum(row["samples"] for row in rows.values())
-    for _, row in sorted(rows.items()):
-        for name, value in {"loss": row["loss"], **row.get("metrics", {})}.items():
-            totals[name] = totals.get(name, 0.0) + value * row["samples"]
-    return {name: total / samples for name, total in totals.items() if samples} | {"samples": samples}
+def epoch_metrics(job: RunningJob, epoch: int) -> dict[str, float]:
+    """The loss and each metric that `loss_fn` returned, means over the epoch's samples, and how many `samples` these
+    are, as the shards have summed them up. A line tells if etcd does not have them."""
+    end = time.monotonic() + TOLD_SECONDS
+    while (found := job.pass_metrics(epoch)) is None and time.monotonic() < end and job.alive:
+        time.sleep(LOOK_SECONDS)
+    if found is None:
+        tell(f"epoch {epoch + 1} is done, and etcd does not tell its metrics")
+        found = PassMetrics(0, {})
+    return {name: math.nan if mean is None else mean for name, mean in found.means.items()} | {"samples": found.samples}

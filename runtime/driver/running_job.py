@@ -7,8 +7,12 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from graphft.errors import GraphftError
 from graphft.runtime.coordination.job_view import JobView
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import PassMetrics
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.engines.base import Listed
 from graphft.runtime.etcd import EtcdError
@@ -36,6 +40,8 @@ class RunningJob:
         self.error: BaseException | None = None
         """What ended it."""
         self._asked = False
+        self._last: PassMetrics | None = None
+        """Of the job's last pass."""
         self._thread = threading.Thread(target=self._run, name="launcher", daemon=True)
         self._thread.start()
 
@@ -49,6 +55,8 @@ class RunningJob:
 
     def _look(self, supervisor: Supervisor, status: JobStatus) -> None:
         self.supervisor, self.status = supervisor, status
+        if status.state == "complete":  # etcd ends with the launch
+            self._last = self.pass_metrics(self.job.config.passes - 1)
         if self._asked:
             raise _Ended
 
@@ -73,6 +81,18 @@ class RunningJob:
             return self.supervisor.view if self.supervisor is not None else None
         except EtcdError:
             return None
+
+    def pass_metrics(self, index: int) -> PassMetrics | None:
+        """What a pass came to that is over; None while etcd does not tell."""
+        if self.supervisor is None:
+            return None
+        if not self.alive:
+            return self._last if index == self.job.config.passes - 1 else None
+        try:
+            kv = self.supervisor.etcd.get(Keys(self.job.config.name).pass_metrics(index))
+        except EtcdError:
+            return None
+        return msgspec.json.decode(kv.value, type=PassMetrics) if kv is not None else None
 
     @property
     def children(self) -> Sequence[Child]:

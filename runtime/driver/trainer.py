@@ -146,12 +146,12 @@ class Trainer:
         begun = time.monotonic()
         with interruptible(lambda: f"interrupted; run again to go on with {self.job_dir}"):
             try:
-                retries, preempted = self._train(target, most, saved)
+                running, retries, preempted = self._train(target, most, saved)
             except BaseException:
                 self._stop()
                 raise
         steps = self.job.config.plan.start_steps
-        metrics = {"epoch": target, **epoch_metrics(self.job_dir, self.job.config.plan, target - 1)}
+        metrics = {"epoch": target, **epoch_metrics(running, target - 1)}
         metrics |= {"steps": steps[target] - steps[first], "seconds": time.monotonic() - begun}
         metrics |= {"failures": retries, "preemptions": preempted}
         self._callbacks.tell("on_epoch", target, metrics)
@@ -228,8 +228,8 @@ class Trainer:
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
-    def _train(self, target: int, max_retries: int, saved: bool) -> tuple[int, int]:
-        """Returns failures and preemptions meanwhile."""
+    def _train(self, target: int, max_retries: int, saved: bool) -> tuple[RunningJob, int, int]:
+        """Returns the job, and its failures and preemptions meanwhile."""
         running = self._run(target)
         retries, before = Retries(running, max_retries), _preemptions(running)
         while not self._reached(running, target, saved):
@@ -238,7 +238,7 @@ class Trainer:
             self._callbacks.look(running.status)
             time.sleep(LOOK_SECONDS)
         self._callbacks.look(running.status)
-        return retries.count, _preemptions(running) - before
+        return running, retries.count, _preemptions(running) - before
 
     def _run(self, passes: int) -> RunningJob:
         if self._running is None or not self._running.alive:
@@ -253,6 +253,8 @@ class Trainer:
         step = self.job.config.plan.start_steps[epoch]
         if not running.alive:
             return running.error is None and is_complete(self.job_dir)
+        if epoch == self.job.config.passes:
+            return False  # the job's end is waited for, and its model
         if not saved and running.status is not None and running.status.step >= step:
             return True
         view = running.view()

@@ -13,7 +13,6 @@ from graphft.errors import UsageError
 from graphft.ir import Kind, Program
 from graphft.loss_results import check_metrics, reported
 from graphft.runtime.data import open_reader
-from graphft.runtime.driver.epoch_metrics import mean_of
 from graphft.runtime.executor import Executor
 from graphft.weights import load_weights
 
@@ -51,7 +50,8 @@ class Validation:
         the program."""
         program, names = load_weights(self.program, state), reported(self.program)
         inputs, executor = [v.name for v in program.of_kind(_INPUT)], Executor(device)
-        rows = {}
+        totals: dict[str, float] = {}
+        seen = 0
         with tempfile.TemporaryDirectory() as folder:
             self.data.store(folder)
             reader = open_reader(self.data, folder, 0)
@@ -59,13 +59,12 @@ class Validation:
                 for batch in range(count):
                     columns = reader.batch(0, chunk, batch, min(self.batch_size, self._longest))
                     found = executor.run(program, {name: columns[name] for name in inputs}, names)
-                    values = {name: float(found[name]) for name in names}
-                    rows[chunk, batch] = {
-                        "loss": values.pop(names[0]),
-                        "metrics": values,
-                        "samples": len(columns[inputs[0]]),
-                    }
-        return mean_of(rows)
+                    samples = len(columns[inputs[0]])
+                    seen += samples
+                    for name in names:
+                        totals[name] = totals.get(name, 0.0) + float(found[name]) * samples
+        means = {name: total / seen for name, total in totals.items()}
+        return {"loss": means.pop(names[0]), **means, "samples": seen}
 
     @property
     def _longest(self) -> int:

@@ -56,6 +56,8 @@ def _contribution_problem(options: SyncOptions, message: Push | Empty) -> str:
         return f"there is no step {message.step}: the job has {options.total_steps}"
     if isinstance(message, Push) and message.samples < 1:
         return f"a push has {message.samples} samples"
+    if isinstance(message, Push) and len(message.values) not in (0, options.values):
+        return f"a push reports {len(message.values)} values, expected {options.values}"
     if isinstance(message, Push) and not (message.finite or options.skips):
         return "a contribution that is not finite: this job leaves none out"
     return ""

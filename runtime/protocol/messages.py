@@ -72,6 +72,7 @@ class Push(Message, frozen=True, tag="push"):
     """Sync: one bucket (the frame) of the contribution of `slot` at `step`; `want`: answer with the new bucket.
 
     `finite` is false on the last bucket of a contribution whose loss, or any gradient, is not: whichever shard gets it.
+    `values`: what the contribution reports, on its last bucket for each shard.
     """
 
     generation: int
@@ -81,6 +82,7 @@ class Push(Message, frozen=True, tag="push"):
     samples: int
     want: bool
     finite: bool = True
+    values: tuple[float, ...] = ()
 
 
 class Empty(Message, frozen=True, tag="empty"):

@@ -9,11 +9,12 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one slot gave to a step: its number of samples, and a payload per bucket of the shard."""
+    """What one slot gave to a step: its number of samples, a payload per bucket of the shard, and what it reports."""
 
     slot: int
     samples: int
     payloads: Mapping[int, Any]
+    values: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)
@@ -23,6 +24,7 @@ class _Partial:
     payloads: dict[int, Any] = field(default_factory=dict)
     empty: bool = False
     finite: bool = True
+    values: tuple[float, ...] = ()
 
 
 Outcome = Literal["kept", "duplicate", "conflict"]
@@ -36,7 +38,14 @@ class Round:
         self._partial: dict[int, _Partial] = {}
 
     def keep(
-        self, slot: int, bucket: int, samples: int, payload: Any, peer: str, finite: bool = True
+        self,
+        slot: int,
+        bucket: int,
+        samples: int,
+        payload: Any,
+        peer: str,
+        finite: bool = True,
+        values: tuple[float, ...] = (),
     ) -> tuple[Outcome, str]:
         """Keeps the first copy of (slot, bucket). A conflict is another number of samples than its sibling buckets'."""
         part = self._partial.setdefault(slot, _Partial(samples, peer))
@@ -51,6 +60,7 @@ class Round:
             return "duplicate", f"bucket {bucket} of slot {slot} at step {self.step} is here already, from {part.peer}"
         part.payloads[bucket] = payload
         part.finite = part.finite and finite
+        part.values = values or part.values
         return "kept", f"kept bucket {bucket} of slot {slot} at step {self.step} from {peer}"
 
     def keep_empty(self, slot: int, peer: str) -> tuple[Outcome, str]:
@@ -88,7 +98,7 @@ class Round:
     def contributions(self) -> tuple[Contribution, ...]:
         """The complete contributions with data, in slot order: the order of summation."""
         return tuple(
-            Contribution(slot, part.samples, dict(part.payloads))
+            Contribution(slot, part.samples, dict(part.payloads), part.values)
             for slot, part in sorted(self._partial.items())
             if not part.empty and len(part.payloads) == len(self.buckets)
         )

@@ -36,6 +36,8 @@ class SyncOptions:
     """A step with a contribution that is not finite is left out; else no trainer sends one."""
     retry_interval: float = 1.0
     max_peers: int = 256
+    values: int = 0
+    """How many values each contribution reports."""
 
 
 # -- events of a shard (and Received, PeerLeft, Tick) -----------------------------------------------------------------
@@ -259,6 +261,8 @@ class Closed:
 
     shards: int
     finite: bool = True
+    values: tuple[float, ...] = ()
+    """What it reports."""
 
 
 # -- effects of a trainer (and Count) ---------------------------------------------------------------------------------

@@ -206,7 +206,7 @@ class SyncShard(Shard):
         effects: list[ShardEffect] = []
         if self._open(message.step):
             outcome, reason = self.round.keep(
-                message.slot, message.bucket, message.samples, payload, peer, message.finite
+                message.slot, message.bucket, message.samples, payload, peer, message.finite, message.values
             )
             if outcome == "conflict":
                 return self.refuse(peer, "malformed", reason)

@@ -339,9 +339,11 @@ class SyncTrainer:
             return []
         return self._push(current, event, finite=True)
 
-    def _push(self, current: Current, event: Pushed, finite: bool) -> list[TrainerEffect]:
+    def _push(
+        self, current: Current, event: Pushed, finite: bool, values: tuple[float, ...] = ()
+    ) -> list[TrainerEffect]:
         step, slot = current.work.step, current.work.slot
-        push = Push(self.generation, step, slot, event.bucket, event.samples, current.want, finite)
+        push = Push(self.generation, step, slot, event.bucket, event.samples, current.want, finite, values)
         return self._contribute(current, event.shard, push, event.payload, (event.bucket,))
 
     def _closed(self, event: Closed) -> list[TrainerEffect]:
@@ -351,7 +353,7 @@ class SyncTrainer:
         left = sorted(key for key in self.caches.keys() - current.pushed if key[0] < event.shards)
         if current.pushed and left:
             self.story.illegal(f"{current.work} is closed, but (shard, bucket) {left} were not pushed")
-        effects = [e for held in current.held for e in self._push(current, held, event.finite)]
+        effects = [e for held in current.held for e in self._push(current, held, event.finite, event.values)]
         if not current.pushed:
             empty = Empty(self.generation, current.work.step, current.work.slot, current.want)
             for shard, buckets in enumerate(self.options.buckets[: event.shards]):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
 import pytest
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import graphft
+from graphft.runtime.process.metric_files import rows_of
 from tests.driver import epochs
 from tests.support.waiting import until
 
@@ -24,27 +25,43 @@ pytestmark = pytest.mark.timeout(600)
 EPOCHS = 4
 
 
+class Undisturbed(NamedTuple):
+    model: dict[str, Tensor]
+    metrics: list[dict[str, float]]
+    """Of each epoch, from what trainers noted of each batch."""
+
+
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
-    """The model of a job of as many passes, run at once."""
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """A job of as many passes, run at once."""
     folder = tmp_path_factory.mktemp("undisturbed")
     job = graphft.transpile(
         epochs.program(), trainers=2, passes=EPOCHS, ft=True, chunks=epochs.chunks(), **epochs.OPTIONS
     )
     model = epochs.model()
     graphft.load_into(model, job.run(job_dir=str(folder / "job"), quiet=True).model)
-    return model.state_dict()
+    found = []
+    for epoch in range(EPOCHS):
+        steps = range(epoch * epochs.PER_EPOCH, (epoch + 1) * epochs.PER_EPOCH)
+        rows = [row for (step, _), row in sorted(rows_of(folder / "job").items()) if step in steps]
+        total = loss = accuracy = 0.0
+        for row in rows:
+            total += row["samples"]
+            loss += row["loss"] * row["samples"]
+            accuracy += row["metrics"]["accuracy"] * row["samples"]
+        found.append({"loss": loss / total, "accuracy": accuracy / total, "samples": int(total)})
+    return Undisturbed(model.state_dict(), found)
 
 
 def same(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
     return found.keys() == expected.keys() and all(torch.equal(found[n], expected[n]) for n in expected)
 
 
-def test_epochs_are_those_of_a_job_whatever_is_killed(tmp_path: Path, undisturbed: dict[str, Tensor]) -> None:
+def test_epochs_are_those_of_a_job_whatever_is_killed(tmp_path: Path, undisturbed: Undisturbed) -> None:
     told = Told()
     with epochs.trainer(tmp_path / "job", callbacks=[told], validation=epochs.validation()) as trainer:
         assert trainer.epoch == 0
-        first = trainer.train()
+        first: dict[str, Any] = trainer.train()
         assert (first["epoch"], first["samples"], first["steps"]) == (1, 96, epochs.PER_EPOCH)
         before = {(w.role, w.index): w.pid for w in trainer.workers()}
         assert sorted(before) == [("pserver", 0), ("pserver", 1), ("trainer", 0), ("trainer", 1)]
@@ -55,16 +72,17 @@ def test_epochs_are_those_of_a_job_whatever_is_killed(tmp_path: Path, undisturbe
         after = {(w.role, w.index): w.pid for w in trainer.workers()}
         assert {name for name in before if before[name] == after[name]} == {("pserver", 0), ("trainer", 1)}
         third = trainer.train(epochs=2, checkpoint=None)
-        assert trainer.train.__doc__
         until(lambda: trainer.epoch == EPOCHS, 60)
-        assert same(trainer.state_dict()["model"], undisturbed)
+        assert same(trainer.state_dict()["model"], undisturbed.model)
         assert told.epochs == [1, 2, 4] == [m["epoch"] for m in (first, second, third)]
+        for metrics in (first, second, third):
+            assert metrics.items() >= undisturbed.metrics[metrics["epoch"] - 1].items(), "the same bits"
         assert any("killed by SIGKILL" in text for text in told.events)
         assert len(told.events) == len(set(told.events))
         found = trainer.validate()
     assert told.ended == 1
     model = epochs.model().eval()
-    model.load_state_dict(undisturbed)
+    model.load_state_dict(undisturbed.model)
     with torch.no_grad():
         loss, more = epochs.loss_fn(model, **epochs.data(50))
     assert found["samples"] == 50
@@ -106,7 +124,7 @@ def test_nobody_goes_back_while_all_wait_for_longer_than_a_recovery_may_take(tmp
         assert trainer.train()["epoch"] == 2
 
 
-def test_the_driver_is_killed_and_the_script_goes_on(tmp_path: Path, undisturbed: dict[str, Tensor]) -> None:
+def test_the_driver_is_killed_and_the_script_goes_on(tmp_path: Path, undisturbed: Undisturbed) -> None:
     command = [sys.executable, "-m", "tests.driver.epochs", str(tmp_path / "job"), str(EPOCHS)]
     env = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) as driver:
@@ -124,7 +142,7 @@ def test_the_driver_is_killed_and_the_script_goes_on(tmp_path: Path, undisturbed
     assert again.stdout.split()[2:] == [word for e in range(begun + 1, EPOCHS + 1) for word in ("done", str(e))]
     with epochs.trainer(tmp_path / "job") as trainer:
         assert trainer.epoch == EPOCHS
-        assert same(trainer.state_dict()["model"], undisturbed)
+        assert same(trainer.state_dict()["model"], undisturbed.model)
         assert not trainer.workers(), "nothing was started to look at it"
 
 
@@ -160,3 +178,41 @@ def test_a_failing_worker_exhausts_the_retries_and_its_traceback_is_told(tmp_pat
         assert not trainer.workers()
         (tmp_path / "broken").unlink()
         assert trainer.train()["epoch"] == 2
+
+
+def test_all_epochs_that_there_can_be(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    """The job is complete then, as any other: its model is in its folder."""
+    with epochs.trainer(tmp_path / "job", max_epochs=2) as trainer:
+        assert trainer.train(epochs=2)["loss"] == undisturbed.metrics[1]["loss"]
+        assert trainer.epoch == 2
+        assert (tmp_path / "job" / "model.safetensors").exists()
+        with pytest.raises(graphft.GraphftError, match="epoch 3 is beyond the last one: 2 of 2 are done"):
+            trainer.train()
+        trainer.state_dict()
+    with pytest.raises(graphft.GraphftError, match="is complete"):
+        epochs.trainer(tmp_path / "job", max_epochs=2)
+
+
+def test_a_state_is_saved_loaded_and_replaced(tmp_path: Path) -> None:
+    with epochs.trainer(tmp_path / "job") as trainer:
+        before = trainer.state_dict()
+        assert (before["epoch"], before["step"], before["optimizer"]) == (0, 0, {})
+        assert same(before["model"], epochs.model().state_dict())
+        trainer.train()
+        saved = trainer.state_dict()
+        assert trainer.save(tmp_path / "saved") == 0
+        after_two = trainer.train()
+        assert not same(trainer.state_dict()["model"], saved["model"])
+        trainer.load(tmp_path / "saved")
+        found = trainer.state_dict()
+        assert found["epoch"] == 2, "how many are done stays"
+        assert same(found["model"], saved["model"])
+        assert found["optimizer"].keys() == saved["optimizer"].keys()
+        assert all(same(found["optimizer"][name], values) for name, values in saved["optimizer"].items())
+        assert trainer.train()["loss"] > after_two["loss"] * 0.2, "it goes on from there"
+        with pytest.raises(graphft.GraphftError, match="do not fit"):
+            trainer.load_state_dict({"0.weight": torch.zeros(1)})
+        trainer.load_state_dict(saved["model"])
+        assert same(trainer.state_dict()["model"], saved["model"])
+        with pytest.raises(graphft.GraphftError, match="there is no checkpoint in"):
+            trainer.load(tmp_path / "nothing")

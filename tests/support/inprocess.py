@@ -138,6 +138,8 @@ class Trainer(Role):
 
     def check_loss(self, loss: Tensor) -> None: ...
 
+    def report(self, values: Sequence[torch.Tensor]) -> None: ...
+
     def end_push(self, shards: int, push_timeout: float, max_skipped: int, on_nonfinite: str) -> None:
         self.ended = True
 

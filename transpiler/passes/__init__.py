@@ -9,6 +9,7 @@ from graphft.transpiler.passes.insert_queue import InsertQueue
 from graphft.transpiler.passes.keep_optimizer import KeepOptimizer
 from graphft.transpiler.passes.local_steps import LocalSteps
 from graphft.transpiler.passes.make_buckets import MakeBuckets
+from graphft.transpiler.passes.report_metrics import ReportMetrics
 from graphft.transpiler.passes.slice_parameters import SliceParameters
 from graphft.transpiler.passes.split_optimizer import SplitOptimizer
 
@@ -22,6 +23,7 @@ __all__ = [
     "KeepOptimizer",
     "LocalSteps",
     "MakeBuckets",
+    "ReportMetrics",
     "SliceParameters",
     "SplitOptimizer",
 ]

@@ -36,9 +36,11 @@ from graphft.runtime.protocol.sync_events import (
 from graphft.runtime.protocol.sync_shard import SyncShard
 from graphft.runtime.roles.pserver.idle_slot_watch import IdleSlotWatch
 from graphft.runtime.roles.pserver.norms import PartialSumsExchange
+from graphft.runtime.roles.pserver.pass_metrics import PassSums
 from graphft.runtime.roles.pserver.shard_server import ShardServer
 from graphft.runtime.transport import Limits
 from graphft.runtime.transport.buffers import byte_view
+from graphft.transpiler.passes.report_metrics import PASS_METRICS
 
 log = logging.getLogger("graphft")
 
@@ -57,6 +59,7 @@ class RoundServer(ShardServer):
         self.machine: SyncShard
         self.idle_slots: IdleSlotWatch
         self.norms: PartialSumsExchange | None = None
+        self.pass_sums: PassSums | None = None
         self._snapshots: dict[int, dict[str, torch.Tensor]] = {}
         self._wanted = -1
         """Passes that are wanted, as the machine was told last."""
@@ -120,6 +123,7 @@ class RoundServer(ShardServer):
                 options.on_barrier_timeout,
                 bool(options.skip_block),
                 max_peers=self.max_peers,
+                values=len(options.metrics),
             ),
             incarnation=self.member.id,
             generation=self.recovery.generation.number,
@@ -128,6 +132,9 @@ class RoundServer(ShardServer):
         if self._exchanges():
             me, block = self.member, self.blocks.program.blocks.get("reduce")
             self.norms = PartialSumsExchange(me.id, me.index, block, self.limits, me.login)
+        if options.metrics:
+            self.pass_sums = PassSums(self.member, options.metrics, self.blocks.ctx.scope[PASS_METRICS])
+            self.pass_sums.reached(self.machine.version)
         self.step(Started())
         self.member.progress.begin("serving")
         while not self.over():
@@ -168,6 +175,8 @@ class RoundServer(ShardServer):
 
     def serve_once(self) -> None:
         super().serve_once()
+        if self.pass_sums is not None:
+            self.pass_sums.tell()
         self.idle_slots.look(self.machine)
 
     def step(self, event: ShardEvent | AsyncShardEvent) -> None:
@@ -208,6 +217,8 @@ class RoundServer(ShardServer):
         self.buffers.publish(generation.step)
         if self.norms is not None:
             self.norms.connect(self.member.view)
+        if self.pass_sums is not None:
+            self.pass_sums.reached(self.recovery.generation.step)
         self.step(Rollback(self.recovery.generation.number, self.recovery.generation.step))
 
     def restore(self, generation: Generation) -> None:
@@ -246,10 +257,14 @@ class RoundServer(ShardServer):
         for block in self.options.update_blocks:
             self.blocks.run(block)
         self.buffers.publish(effect.step + 1)
+        if self.pass_sums is not None:
+            self.pass_sums.add(effect.step, effect.contributions)
         self.note_update()
         self.step(RoundApplied(effect.generation, effect.step))
 
     def _skipped(self, effect: RoundSkipped) -> None:
+        if self.pass_sums is not None:
+            self.pass_sums.add(effect.step, ())
         if effect.nonfinite:
             self.leave_out(effect.step + 1)
         else:

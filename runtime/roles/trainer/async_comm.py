@@ -113,6 +113,9 @@ class AsyncComm(ShardLink, CommPort, Ledgers):
             values = torch.cat([t.reshape(-1)[a:b] for t, (a, b) in zip(tensors, slices, strict=True)])
             self.check.look_at_bucket(shard, bucket, values, tensors)
 
+    def report(self, values: Sequence[Tensor]) -> None:
+        """Of sync programs."""
+
     def end_push(self, shards: int, push_timeout: float, max_skipped: int, on_nonfinite: OnNonfinite) -> None:
         work = self.state.work
         assert work is not None

@@ -174,6 +174,9 @@ class TrialComm(CommPort):
     def check_loss(self, loss: Tensor) -> None:
         """The values are not those of the job, and tell nothing about it."""
 
+    def report(self, values: Sequence[Tensor]) -> None:
+        """Nobody sums them up."""
+
     def end_push(self, shards: int, push_timeout: float, max_skipped: int, on_nonfinite: OnNonfinite) -> None:
         """Nothing is awaited."""
 

@@ -48,10 +48,12 @@ class SyncComm(ShardLink, CommPort):
         self._lowest, self._waited, self._looked = 0, 0.0, time.monotonic()
         self._stall = STALL_SECONDS
         me, config = self.member, self.member.config
+        self._reports = self.program.find_op("report_metrics") is not None
         buckets = buckets_of(self.program, config.pservers)
         self._options = TrainerOptions(
-            me.id, buckets, config.total_steps, me.job.run_id, me.secret, holds=self.check.holds
+            me.id, buckets, config.total_steps, me.job.run_id, me.secret, holds=self.check.holds or self._reports
         )
+        self._reported: tuple[float, ...] = ()
 
     @property
     def interrupted(self) -> bool:
@@ -70,6 +72,7 @@ class SyncComm(ShardLink, CommPort):
         if self.shards.machine is None:
             return None
         self.check.begin()
+        self._reported = ()
         self.do(Begin())
         return self.shards.machine.current
 
@@ -142,10 +145,13 @@ class SyncComm(ShardLink, CommPort):
         if not self.send(shard, bucket, tensors, slices, check):
             raise WorkChanged  # once the shard is met again, the step is done again
 
+    def report(self, values: Sequence[Tensor]) -> None:
+        self._reported = tuple(map(float, values))
+
     def end_push(self, shards: int, push_timeout: float, max_skipped: int, on_nonfinite: OnNonfinite) -> None:
         if not self.check.finite and self._machine().work_changed:
             raise WorkChanged  # it may be of a history that is over, and is not to be acted upon
-        self.do(Closed(shards, self.decide(on_nonfinite, self._contribution())))
+        self.do(Closed(shards, self.decide(on_nonfinite, self._contribution()), self._reported))
 
     def _contribution(self) -> str:
         work = self.state.work

@@ -1,0 +1,135 @@
+"""What a Trainer takes, and what it refuses, before anything is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import graphft
+from graphft import GraphftError
+from graphft.runtime.driver.making import make
+from graphft.runtime.driver.retries import traceback_in
+from tests.driver import epochs
+
+
+def given(**options: Any) -> dict[str, Any]:
+    return {"chunks": epochs.chunks(), "batch_size": 8, **options}
+
+
+@dataclass
+class FailureConfig:
+    max_failures: int = 0
+    fail_fast: bool = False
+
+
+@dataclass
+class CheckpointConfig:
+    num_to_keep: int | None = None
+    checkpoint_score_attribute: str | None = None
+
+
+@dataclass
+class ScalingConfig:
+    num_workers: int = 1
+    use_gpu: bool = False
+    resources_per_worker: dict[str, float] | None = None
+    placement_strategy: str = "PACK"
+
+
+@dataclass
+class RunConfig:
+    name: str | None = None
+    storage_path: str | None = None
+    failure_config: FailureConfig | None = None
+    checkpoint_config: CheckpointConfig | None = None
+    callbacks: list[Any] = field(default_factory=list)
+
+
+def test_a_program_becomes_a_job_whose_passes_are_on_demand() -> None:
+    made = make(epochs.program(), {"trainer": {"CPU": 2}}, given(num_workers=3, pservers=2, seed=5, max_epochs=7))
+    config = made.job.config
+    assert (config.trainers, config.pservers, config.passes, config.seed) == (3, 2, 7, 5)
+    assert (config.ft, config.sync, config.passes_on_demand) == (True, True, True)
+    assert made.launch(quiet=True).resources == {"trainer": {"CPU": 2}}
+    text = str(made.job.trainer_program())
+    assert text.index("etcd_await_pass") < text.index("etcd_enqueue_todo")
+    assert "report_metrics(%loss, %accuracy)" in text
+
+
+def test_a_job_keeps_its_options() -> None:
+    job = graphft.transpile(epochs.program(), trainers=2, passes=5, ft=True, **given())
+    made = make(job, None, {})
+    assert made.job.config == job.config.replace(passes_on_demand=True)
+
+
+def test_ray_trains_configurations() -> None:
+    run = RunConfig("run", "/shared/runs", FailureConfig(5), CheckpointConfig(2))
+    scaling = ScalingConfig(4, resources_per_worker={"CPU": 2})
+    made = make(epochs.program(), None, given(scaling_config=scaling, run_config=run))
+    config = made.job.config
+    assert (config.trainers, config.name, config.keep_checkpoints, made.max_retries) == (4, "run", 2, 5)
+    assert config.storage == "file:///shared/runs/run"
+    assert made.resources == {"trainer": {"CPU": 2}}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"trainers": 2}, "no option trainers.*num_workers"),
+        ({"passes": 2}, "no option passes"),
+        ({"sync": False}, "no option sync"),
+        ({"ft": False}, "no option ft"),
+        ({"chunk": 1}, "has no option chunk"),
+        ({"scaling_config": ScalingConfig(placement_strategy="SPREAD")}, "placement_strategy='SPREAD'"),
+        ({"run_config": RunConfig(callbacks=[1])}, "RunConfig has callbacks"),
+        ({"run_config": RunConfig("a", failure_config=FailureConfig(fail_fast=True))}, "fail_fast"),
+        ({"run_config": RunConfig(storage_path="/x")}, "storage_path and no name"),
+        ({"num_workers": 2, "scaling_config": ScalingConfig(2)}, "num_workers is given twice"),
+        ({"num_workers": 0}, "trainers is 0"),
+    ],
+)
+def test_what_means_nothing_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(GraphftError) as caught:
+        make(epochs.program(), None, given(**options))
+    assert caught.match(f"(?s){message}")
+
+
+def test_other_mistakes(tmp_path: Path) -> None:
+    job = graphft.transpile(epochs.program(), sync=False, ft=True, **given())
+    for program, options, message in [
+        (epochs.model(), given(), "needs a program, got Sequential"),
+        (epochs.program(), {"batch_size": 8}, "needs chunks="),
+        (job, {}, "the job is async"),
+        (job, {"num_workers": 2}, "num_workers is given with a job"),
+    ]:
+        with pytest.raises(GraphftError, match=message):
+            make(program, None, options)
+    with pytest.raises(GraphftError, match="is no callback"):
+        epochs.trainer(tmp_path / "job", callbacks=[object()])
+    trainer = epochs.trainer(tmp_path / "job")
+    for call in ({"max_retries": -2}, {"max_retries": 1.5}, {"checkpoint": "always"}, {"checkpoint": 0}, {"epochs": 0}):
+        with pytest.raises(GraphftError, match=r"error\[option\]"):
+            trainer.train(**call)
+    with pytest.raises(GraphftError, match="nothing to validate with"):
+        trainer.validate()
+    assert not (tmp_path / "job" / "etcd").exists(), "nothing was started"
+
+
+def test_validation_says_what_it_needs() -> None:
+    with pytest.raises(GraphftError, match="needs a program and data"):
+        graphft.Validation(epochs.model(), epochs.chunks())  # type: ignore[arg-type]
+    with pytest.raises(GraphftError, match="has input x, and the data no such column"):
+        graphft.Validation(epochs.program(), graphft.arrays(z=epochs.data()["x"], y=epochs.data()["y"], chunk_size=8))
+
+
+def test_the_last_traceback_of_a_log_and_what_it_came_of() -> None:
+    first = ["Traceback (most recent call last):", "  old", "ValueError: old", "[trainer 0] more"]
+    cause = ["Traceback (most recent call last):", "  a", "KeyError: 1", ""]
+    chain = ["The above exception was the direct cause of the following exception:", ""]
+    last = ["Traceback (most recent call last):", "  b", "ValueError: new"]
+    assert traceback_in([*first, *cause, *chain, *last]) == "\n".join([*cause, *chain, *last])
+    assert traceback_in([*first, *last]) == "\n".join(last)
+    assert traceback_in(["nothing"]) == ""
