@@ -37,18 +37,27 @@ _CHAINS = (
 
 
 class Retries:
-    """`most` -1: any number."""
+    """Of a call: since the one before it, for workers fail between two calls as well. `most` -1: any number."""
 
-    def __init__(self, job: RunningJob, most: int) -> None:
-        self.job, self.most = job, most
-        self._before = self._failures()
-
-    def _failures(self) -> dict[str, int]:
-        return {child.name: child.failures for child in self.job.children}
+    def __init__(self, job: RunningJob) -> None:
+        self.job, self.most = job, -1
+        self._before: dict[str, int] = {}
+        self._preempted_before = 0
 
     @property
     def count(self) -> int:
-        return sum(n - self._before.get(name, 0) for name, n in self._failures().items())
+        return sum(child.failures - self._before.get(child.name, 0) for child in self.job.children)
+
+    @property
+    def preempted(self) -> int:
+        return sum(child.preemptions for child in self.job.children) - self._preempted_before
+
+    def settle(self) -> dict[str, float]:
+        """The end of a call: what it bore."""
+        found: dict[str, float] = {"failures": self.count, "preemptions": self.preempted}
+        self._before = {child.name: child.failures for child in self.job.children}
+        self._preempted_before += self.preempted
+        return found
 
     def check(self) -> None:
         """Raises WorkerFailed when they are too many."""

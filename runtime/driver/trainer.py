@@ -117,8 +117,8 @@ class Trainer:
         self, max_retries: int | None = None, checkpoint: Literal["auto"] | int | None = "auto", *, epochs: int = 1
     ) -> dict[str, float]:
         """Trains one epoch (or `epochs`) more, and returns the metrics of the last one: `epoch` (how many are done),
-        `loss` and what `loss_fn` returned beside it (means over samples), `samples`, `steps`, `seconds`, `failures` and
-        `preemptions` of this call.
+        `loss` and what `loss_fn` returned beside it (means over samples), `samples`, `steps`, `seconds`; `failures` and
+        `preemptions` since the call before.
 
         Args:
             max_retries: Failures of workers that this call bears (3; -1: any number). What is killed from outside, by
@@ -146,14 +146,14 @@ class Trainer:
         begun = time.monotonic()
         with interruptible(lambda: f"interrupted; run again to go on with {self.job_dir}"):
             try:
-                running, retries, preempted = self._train(target, most, saved)
+                running = self._train(target, most, saved)
             except BaseException:
                 self._stop()
                 raise
         steps = self.job.config.plan.start_steps
         metrics = {"epoch": target, **epoch_metrics(running, target - 1)}
         metrics |= {"steps": steps[target] - steps[first], "seconds": time.monotonic() - begun}
-        metrics |= {"failures": retries, "preemptions": preempted}
+        metrics |= self._retries.settle()
         self._callbacks.tell("on_epoch", target, metrics)
         return metrics
 
@@ -228,23 +228,23 @@ class Trainer:
 
     # -- inside -----------------------------------------------------------------------------------------------------
 
-    def _train(self, target: int, max_retries: int, saved: bool) -> tuple[RunningJob, int, int]:
-        """Returns the job, and its failures and preemptions meanwhile."""
+    def _train(self, target: int, max_retries: int, saved: bool) -> RunningJob:
         running = self._run(target)
-        retries, before = Retries(running, max_retries), _preemptions(running)
+        self._retries.most = max_retries
         while not self._reached(running, target, saved):
             running.check()
-            retries.check()
+            self._retries.check()
             self._callbacks.look(running.status)
             time.sleep(LOOK_SECONDS)
         self._callbacks.look(running.status)
-        return running, retries.count, _preemptions(running) - before
+        return running
 
     def _run(self, passes: int) -> RunningJob:
         if self._running is None or not self._running.alive:
             folder = self._folder if not self._told else JobFolder(self._folder.path)
             self._told = True
             self._running = RunningJob(self.job, folder, self._options.with_passes(passes))
+            self._retries = Retries(self._running)
         else:
             self._running.want(passes)
         return self._running
@@ -296,10 +296,6 @@ class Trainer:
             keys = Keys(self.job.config.name)
             if etcd.get(keys.spec) is not None:
                 forget_dead(etcd, keys)
-
-
-def _preemptions(running: RunningJob) -> int:
-    return sum(child.preemptions for child in running.children)
 
 
 def _check_call(max_retries: int, checkpoint: Any, epochs: int) -> None:
