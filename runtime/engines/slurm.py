@@ -1,0 +1,158 @@
+"""Slurm: each process of a role is a job step of its own, started by `srun`.
+
+Inside an allocation (of `sbatch` or `salloc`) the steps lie in it. Trainers take CPUs and GPUs of it, and wait while
+none are free; pservers and coordinators, without which no trainer works, share what there is, so that they never wait.
+Elsewhere, on a login node, each process gets an allocation of its own: it waits in Slurm's queue, and the options of
+its job come from srun's environment variables (SLURM_PARTITION, SLURM_TIMELIMIT, SLURM_ACCOUNT, ...).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import graphft
+from graphft.errors import UsageError
+from graphft.runtime.engines.base import EngineError, Listed, Order, Run
+from graphft.runtime.engines.slurm_step import SlurmStep
+from graphft.runtime.transport.address import advertise_host
+
+KEPT = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_CLUSTER_NAME")
+"""What srun is to know of the job that it is in. The others would be options of each step: those of the whole job."""
+FIRST_WAIT_SECONDS, LONGEST_WAIT_SECONDS = 1.0, 60.0
+"""Between two tries of what Slurm refuses at once: a partition that there is not, more CPUs than a node has."""
+CLOSE_SECONDS = 3.0
+NODES_ASKED = 20
+
+
+@dataclass(slots=True)
+class _Refusal:
+    why: str
+    again_at: float
+    wait: float
+
+
+class SlurmEngine:
+    """Of one run; see `graphft.runtime.engines.base.Engine`.
+
+    `run.resources`: CPU, GPU, or any number that is an option of srun: {"trainer": {"CPU": 4, "GPU": 1, "mem": 8000}}.
+    """
+
+    reaches_loopback = False
+
+    def __init__(self, run: Run, environ: Mapping[str, str] = os.environ) -> None:
+        self._run, self._environ = run, environ
+        self._allocated = "SLURM_JOB_ID" in environ
+        self._srun = shutil.which("srun", path=environ.get("PATH"))
+        if self._srun is None:
+            raise UsageError(
+                "there is no srun in the PATH: Slurm's commands are not on this machine",
+                rule="engine",
+                help="start it on a login node of the cluster, or in a batch script (graphft slurm JOB writes one)",
+            )
+        self._steps: list[SlurmStep] = []
+        self._refusals: dict[tuple[str, int], _Refusal] = {}
+
+    @property
+    def host(self) -> str:
+        """This machine's address, as the nodes reach it."""
+        here = ["--nodes", self._environ["SLURM_JOB_NODELIST"]] if "SLURM_JOB_NODELIST" in self._environ else []
+        command = ["sinfo", "--noheader", "--Node", "--format=%o", *here]
+        done = subprocess.run(command, env=dict(self._environ), capture_output=True, text=True, check=False)
+        return advertise_host(done.stdout.split()[:NODES_ASKED])
+
+    def start(self, order: Order) -> SlurmStep:
+        self._look()
+        refusal = self._refusals.get((order.role, order.index))
+        if refusal is not None and time.monotonic() < refusal.again_at:
+            raise EngineError(
+                f"Slurm refuses {order.name}: {refusal.why}", rule="slurm", help="see `sinfo`, and the options of srun"
+            )
+        step = SlurmStep(order, self.command(order), self._environment(), self._run.log(order))
+        self._steps.append(step)
+        return step
+
+    def list(self) -> Sequence[Listed]:
+        self._look()
+        return [
+            Listed(step.order.role, step.order.index, step.place, "running" if step.pid else "waiting")
+            for step in self._steps
+        ]
+
+    def logs(self, order: Order, lines: int) -> Sequence[str]:
+        path = self._run.log(order)
+        return path.read_text(errors="replace").splitlines()[-lines:] if path.exists() else []
+
+    def step(self) -> None:
+        self._look()
+        for step in self._steps:
+            step.give_up()
+
+    def close(self) -> None:
+        for step in self._steps:
+            step.kill()
+        end = time.monotonic() + CLOSE_SECONDS
+        while any(step.poll() is None for step in self._steps) and time.monotonic() < end:
+            time.sleep(0.05)
+        for step in self._steps:
+            step.give_up(0.0)
+        self._look()
+
+    def command(self, order: Order) -> Sequence[str]:
+        """The srun that runs it."""
+        assert self._srun is not None
+        name = f"{order.role}-{order.index}"
+        shared = order.role != "trainer"
+        room = ["--overlap" if shared else "--exact"] if self._allocated else []
+        return [
+            self._srun,
+            *room,
+            "--nodes=1",
+            "--ntasks=1",
+            "--input=none",
+            f"--job-name={name if self._allocated else f'{self._run.job_dir.name}.{name}'}",
+            *_resources(self._run.resources.get(order.role, {})),
+            sys.executable,
+            "-m",
+            "graphft.runtime.engines.slurm_task",
+            order.role,
+            f"--job={self._run.job}",
+            f"--etcd={order.etcd}",
+            f"--index={order.index}",
+        ]
+
+    def _environment(self) -> dict[str, str]:
+        """srun hands it to the role."""
+        kept = {
+            name: value
+            for name, value in self._environ.items()
+            if name in KEPT or not (self._allocated and name.startswith(("SLURM_", "SRUN_")))
+        }
+        package = str(Path(graphft.__file__).resolve().parent.parent)
+        path = os.pathsep.join(filter(None, [package, self._environ.get("PYTHONPATH", "")]))
+        return {**kept, **self._run.environment, "PYTHONPATH": path}
+
+    def _look(self) -> None:
+        """Forgets what has ended, and notes what Slurm refuses."""
+        for step in self._steps:
+            key = (step.order.role, step.order.index)
+            if step.pid:
+                self._refusals.pop(key, None)
+            elif step.refused:
+                before = self._refusals.get(key)
+                wait = min(LONGEST_WAIT_SECONDS, 2 * before.wait) if before else FIRST_WAIT_SECONDS
+                self._refusals[key] = _Refusal(step.refused, time.monotonic() + wait, wait)
+        self._steps = [step for step in self._steps if step.poll() is None]
+
+
+def _resources(wanted: Mapping[str, float]) -> list[str]:
+    """As options of srun. Without GPU none: a step that does not say so would take all of its job's."""
+    names = {"CPU": "--cpus-per-task={:.0f}", "GPU": "--gres=gpu:{:.0f}"}
+    options = [names.get(name, f"--{name}={{:g}}").format(count) for name, count in wanted.items()]
+    return options if wanted.get("GPU") else [*options, "--gres=none"]

@@ -1,0 +1,158 @@
+"""One `srun` that runs one process of a role, to be used like a `subprocess.Popen`.
+
+The thread that starts srun waits for it: a child that ends with its parent ends with the parent's thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from graphft.runtime.engines.base import Order
+from graphft.runtime.engines.slurm_task import Begun, Ended
+from graphft.runtime.etcd.child import WRAPPER
+from graphft.runtime.process.identity import UNKNOWN, Identity
+from graphft.runtime.process.role_process import EXIT_LEASE_LOST
+
+T = TypeVar("T")
+WAITING = "waiting for a node"
+KILL_SECONDS = 5.0
+"""For how long a step may take to end after SIGKILL. One whose node is lost does not: srun is ended then, and the role,
+if it lives, has lost its lease."""
+
+
+class SlurmStep:
+    """A role on one of Slurm's nodes, or the wish for one. Its output is appended to `log`."""
+
+    def __init__(self, order: Order, srun: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        self.order = order
+        self.identity: Identity = UNKNOWN
+        self.place = WAITING
+        self.refused = ""
+        """Why Slurm has never begun it; "" if it has, if it may do so still, or if the order was taken back."""
+        self._step = ""
+        self._status: int | None = None
+        self._killed_at: float | None = None
+        self._srun: subprocess.Popen[bytes] | None = None
+        self._began, self._ended, self._spawned = threading.Event(), threading.Event(), threading.Event()
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.open("ab").close()
+        arguments = (srun, environment, log)
+        threading.Thread(target=self._run, args=arguments, name=f"srun {order.name}", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self.identity.pid
+
+    def await_made(self) -> Identity:
+        self._began.wait()
+        return self.identity
+
+    def poll(self) -> int | None:
+        return self._status
+
+    def wait(self, timeout: float | None = None) -> int:
+        if not self._ended.wait(timeout):
+            raise subprocess.TimeoutExpired(f"srun of {self.order.name}", timeout or 0.0)
+        assert self._status is not None
+        return self._status
+
+    def send_signal(self, signum: int) -> None:
+        """srun hands on no SIGTERM: it ends its step by it, or takes the order back. Other signals go by scancel."""
+        if self._status is not None:
+            return
+        if self._step and signum != signal.SIGKILL:
+            command = ["scancel", f"--signal={signal.Signals(signum).name[3:]}", self._step]
+            subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+        elif signum in (signal.SIGKILL, signal.SIGTERM):
+            self._killed_at = self._killed_at or time.monotonic()
+            self._signal_srun(signal.SIGTERM)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+    def give_up(self, seconds: float = KILL_SECONDS) -> None:
+        """Ends an srun that waits in vain for its killed step."""
+        if self._status is None and self._killed_at is not None and time.monotonic() > self._killed_at + seconds:
+            self._signal_srun(signal.SIGKILL)
+
+    def _signal_srun(self, signum: int) -> None:
+        self._spawned.wait()
+        if self._srun is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._srun.send_signal(signum)
+
+    def _run(self, srun: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        status, begun = EXIT_LEASE_LOST, None
+        try:
+            with log.open("ab") as out:
+                said_from = out.tell()
+                self._srun = _spawn(srun, environment, out.fileno())
+            self._spawned.set()
+            begun, ended = self._read(self._srun)
+            self._srun.wait()
+            if begun:
+                status = ended.status if ended else -signal.SIGKILL
+            elif self._killed_at is None:
+                self.refused = _said(log, said_from) or f"srun ended with status {self._srun.returncode}"
+        except OSError as error:
+            self.refused = str(error)
+        finally:
+            self._status = status
+            for event in (self._spawned, self._began, self._ended):
+                event.set()
+
+    def _read(self, srun: subprocess.Popen[bytes]) -> tuple[Begun | None, Ended | None]:
+        """What `slurm_task` tells. Returns when the step, or srun, has ended."""
+        assert srun.stdout is not None
+        with srun.stdout as told:
+            begun = _decode(told.readline(), Begun)
+            if begun is not None:
+                self.identity, self.place, self._step = begun.process, begun.node, begun.step
+                self._began.set()
+            ended = _decode(told.readline(), Ended)
+            while told.readline():
+                pass
+        return begun, ended
+
+
+def _spawn(srun: Sequence[str], environment: Mapping[str, str], output: int) -> subprocess.Popen[bytes]:
+    """Not in this terminal's session: Ctrl-C is the launcher's. srun ends its step when it is killed."""
+    tied = [sys.executable, "-I", "-S", "-c", WRAPPER, str(os.getpid())] if sys.platform == "linux" else []
+    return subprocess.Popen(
+        [*tied, *srun],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=output,
+        env=dict(environment),
+        start_new_session=True,
+    )
+
+
+def _decode(line: bytes, kind: type[T]) -> T | None:
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _said(log: Path, start: int) -> str:
+    """srun's last error."""
+    with log.open("rb") as file:
+        file.seek(start)
+        lines = file.read().decode(errors="replace").splitlines()
+    errors = [line for line in lines if line.startswith("srun: error: ")] or lines
+    return errors[-1].removeprefix("srun: error: ") if errors else ""
