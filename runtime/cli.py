@@ -15,6 +15,7 @@ import graphft
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.chaos.command import add_parser as add_chaos
 from graphft.runtime.interchange.command import add_parser as add_checkpoint
+from graphft.runtime.launcher.etcd_command import add_parser as add_etcd
 from graphft.runtime.launcher.status_command import add_parser as add_status
 from graphft.runtime.process.role_environment import role_environment
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PARENT, die_with_parent
@@ -80,10 +81,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     forget.set_defaults(command=_forget)
 
-    etcd = commands.add_parser("etcd", help="which etcd is used where none is given; --install gets one")
-    etcd.add_argument("--install", action="store_true", help="get one, if there is none that keeps what it is told")
-    etcd.add_argument("--to", metavar="DIR", type=Path, help="where --install puts it (default: your cache)")
-    etcd.set_defaults(command=_etcd)
+    add_etcd(commands)
 
     show = commands.add_parser("show", help="print programs of a job, or a saved program")
     show.add_argument("path", help="a job's folder, the URL of its storage, or a program's folder")
@@ -188,17 +186,6 @@ def _forget(options: argparse.Namespace) -> int:
     with connect(options.etcd) as etcd:
         spec = forget_dead(etcd, Keys(options.name), options.force)
     print(f"forgotten: run {describe_run(spec)}; its folder stays, and can be gone on with from its checkpoints")
-    return EXIT_OK
-
-
-def _etcd(options: argparse.Namespace) -> int:
-    from graphft.runtime.etcd.binary import cache_dir, find_etcd, version_text
-    from graphft.runtime.etcd.install import provide_etcd
-
-    if options.to is not None and not options.install:
-        raise UsageError("--to is for --install", rule="usage", help="give both, or neither")
-    binary = provide_etcd(options.to or cache_dir()) if options.install else find_etcd()
-    print(f"etcd {version_text(binary.version)}: {binary.path}")
     return EXIT_OK
 
 

@@ -48,29 +48,31 @@ def free_ports(count: int) -> list[int]:
     return list(found)
 
 
-def port_free(port: int) -> bool:
-    """Whether a server could listen on this loopback port now."""
-    with socket.socket() as probe:
+def port_free(port: int, host: str = HOST) -> bool:
+    """Whether a server could listen on this port of one of this machine's addresses now."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((HOST, port))
+            probe.bind((host, port))
         except OSError:
             return False
         return True
 
 
 class EmbeddedEtcd:
-    """A single etcd on loopback, with its data and its log (`etcd.log`) in `data_dir`. `start` it, or use `with`.
+    """A single etcd, with its data and its log (`etcd.log`) in `data_dir`. `start` it, or use `with`.
 
     A later `start`, of this object or of another with the same `data_dir`, finds the same data; this object keeps its
-    port, too. The server dies with this process, however that ends. `port` 0 picks a free one. `ports` (client, peer),
-    `cluster` (etcd's --initial-cluster), `heartbeat` and `election` (milliseconds) are for members of a cluster.
+    port, too. The server dies with this process, however that ends. `host`: the address of this machine at which it
+    listens; anybody who reaches it may read and write. `port` 0 picks a free one. `ports` (client, peer), `cluster`
+    (etcd's --initial-cluster), `heartbeat` and `election` (milliseconds) are for members of a cluster.
     """
 
     def __init__(
         self,
         data_dir: str | Path,
         *,
+        host: str = HOST,
         port: int = 0,
         binary: EtcdBinary | None = None,
         name: str = "",
@@ -84,7 +86,7 @@ class EmbeddedEtcd:
         # A name of its own: an answer on our port from somebody else's server is told apart by it.
         self.name = name or f"graphft-{uuid.uuid4().hex}"
         self._binary = binary
-        self._port, self._ports, self._cluster = port, ports, cluster
+        self._host, self._port, self._ports, self._cluster = host, port, ports, cluster
         self._timing = (f"--heartbeat-interval={heartbeat}", f"--election-timeout={election}")
         self._child: Child | None = None
 
@@ -99,7 +101,7 @@ class EmbeddedEtcd:
         """For `Etcd(...)` and `--etcd`. Known from the first start on."""
         if self._ports is None:
             raise EtcdError("this etcd has no address before it is started", rule="etcd-start", help="call start()")
-        return [f"{HOST}:{self._ports[0]}"]
+        return [f"[{self._host}]:{self._ports[0]}" if ":" in self._host else f"{self._host}:{self._ports[0]}"]
 
     @property
     def running(self) -> bool:
@@ -141,7 +143,7 @@ class EmbeddedEtcd:
             self._ports = (self._port or client, peer)
         self._check_ports()
         self.data_dir.mkdir(parents=True, exist_ok=True)
-        self._child = Child([str(self._binary.path), *self._arguments(*self._ports), *self._binary.options], self.log)
+        self._child = Child([str(self._binary.path), *self._arguments(self._ports[1]), *self._binary.options], self.log)
 
     def await_healthy(self, timeout: float = START_TIMEOUT) -> None:
         """Return when it answers through a majority. `EtcdError` when it has ended, or `timeout` has passed."""
@@ -186,12 +188,12 @@ class EmbeddedEtcd:
             raise EtcdError("this etcd does not run", rule="etcd-start", help="start it first")
         return self._child
 
-    def _arguments(self, client: int, peer: int) -> Sequence[str]:
+    def _arguments(self, peer: int) -> Sequence[str]:
         return (
             f"--name={self.name}",
             f"--data-dir={self.data_dir / 'data'}",
-            f"--listen-client-urls=http://{HOST}:{client}",
-            f"--advertise-client-urls=http://{HOST}:{client}",
+            f"--listen-client-urls=http://{self.endpoints[0]}",
+            f"--advertise-client-urls=http://{self.endpoints[0]}",
             f"--listen-peer-urls=http://{HOST}:{peer}",
             f"--initial-advertise-peer-urls=http://{HOST}:{peer}",
             f"--initial-cluster={self._cluster or f'{self.name}=http://{HOST}:{peer}'}",
@@ -201,9 +203,10 @@ class EmbeddedEtcd:
 
     def _answers(self, client: Etcd) -> bool:
         assert self._ports is not None
-        with socket.socket() as probe:  # faster than the channel, which pauses between its tries
-            if probe.connect_ex((HOST, self._ports[0])) != 0:
-                return False
+        try:  # faster than the channel, which pauses between its tries
+            socket.create_connection((self._host, self._ports[0])).close()
+        except OSError:
+            return False
         try:
             client.ping(deadline=0.5)
             return any(m.name == self.name for m in client.members(deadline=0.5))
@@ -213,10 +216,11 @@ class EmbeddedEtcd:
             return True
 
     def _check_ports(self) -> None:
-        busy = [port for port in self._ports or () if not port_free(port)]
+        hosts = (self._host, HOST)
+        busy = [at for at in zip(hosts, self._ports or (), strict=False) if not port_free(at[1], at[0])]
         if busy:
             raise EtcdError(
-                f"etcd cannot listen on {HOST}:{busy[0]}: the port is in use",
+                f"etcd cannot listen on {busy[0][0]}:{busy[0][1]}: the port is in use",
                 rule="port-busy",
                 help="stop the program that uses it (ss -ltnp shows which), or choose another port",
             )
