@@ -117,7 +117,9 @@ class SlurmEngine:
             "--ntasks=1",
             "--input=none",
             f"--job-name={name if self._allocated else f'{self._run.job_dir.name}.{name}'}",
-            *_resources(self._run.resources.get(order.role, {})),
+            *_resources(
+                {**(self._task() if order.role == "trainer" else {}), **self._run.resources.get(order.role, {})}
+            ),
             sys.executable,
             "-m",
             "graphft.runtime.engines.slurm_task",
@@ -126,6 +128,13 @@ class SlurmEngine:
             f"--etcd={order.etcd}",
             f"--index={order.index}",
         ]
+
+    def _task(self) -> Mapping[str, float]:
+        """The CPUs and GPUs of a task of the batch script: a trainer takes as many, unless it is told otherwise."""
+        tasks = int(self._environ.get("SLURM_NTASKS_PER_NODE", 1))
+        cpus, gpus = (self._environ.get(f"SLURM_{name}", "") for name in ("CPUS_PER_TASK", "GPUS_PER_NODE"))
+        count = gpus.rpartition(":")[2]  # a100:4
+        return {"CPU": int(cpus or 1), **({"GPU": int(count) // tasks} if count else {})}
 
     def _environment(self) -> dict[str, str]:
         """srun hands it to the role."""
@@ -156,3 +165,7 @@ def _resources(wanted: Mapping[str, float]) -> list[str]:
     names = {"CPU": "--cpus-per-task={:.0f}", "GPU": "--gres=gpu:{:.0f}"}
     options = [names.get(name, f"--{name}={{:g}}").format(count) for name, count in wanted.items()]
     return options if wanted.get("GPU") else [*options, "--gres=none"]
+
+
+if __name__ == "__main__":
+    print(SlurmEngine(Run(Path(), "")).host)
