@@ -8,10 +8,13 @@ its job come from srun's environment variables (SLURM_PARTITION, SLURM_TIMELIMIT
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +22,14 @@ from pathlib import Path
 
 import graphft
 from graphft.errors import UsageError
-from graphft.runtime.engines.base import EngineError, Listed, Order, Run
+from graphft.runtime.coordination.connect import write_endpoints
+from graphft.runtime.engines.base import Engine, EngineError, Listed, Order, Run
 from graphft.runtime.engines.slurm_step import SlurmStep
+from graphft.runtime.etcd import EmbeddedEtcd
+from graphft.runtime.process.log_tail import last_lines
 from graphft.runtime.transport.address import advertise_host
+
+log = logging.getLogger("graphft")
 
 KEPT = ("SLURM_JOB_ID", "SLURM_CONF", "SLURM_CLUSTER_NAME")
 """What srun is to know of the job that it is in. The others would be options of each step: those of the whole job."""
@@ -38,11 +46,17 @@ class _Refusal:
     wait: float
 
 
-class SlurmEngine:
-    """Of one run; see `graphft.runtime.engines.base.Engine`.
+@dataclass(frozen=True, slots=True)
+class Slurm:
+    """Slurm. What the trainers take is said to sbatch; see `graphft slurm`."""
 
-    `run.resources`: CPU, GPU, or any number that is an option of srun: {"trainer": {"CPU": 4, "GPU": 1, "mem": 8000}}.
-    """
+    def open(self, run: Run) -> Engine:
+        return SlurmEngine(run)
+
+
+class SlurmEngine(Engine):
+    """Of one run. In `run.resources`: CPU, GPU, or any number that is an option of srun: {"trainer": {"CPU": 4,
+    "mem": 8000}}. What is not said there of a trainer is what the batch script's job gives to each of its tasks."""
 
     reaches_loopback = False
 
@@ -54,27 +68,39 @@ class SlurmEngine:
             raise UsageError(
                 "there is no srun in the PATH: Slurm's commands are not on this machine",
                 rule="engine",
-                help="start it on a login node of the cluster, or in a batch script (graphft slurm JOB writes one)",
+                help="start it on a login node of the cluster, or in a batch script (graphft slurm JOB prints one)",
             )
         self._steps: list[SlurmStep] = []
         self._refusals: dict[tuple[str, int], _Refusal] = {}
+        self._cancelled = False
+        self._etcd: EmbeddedEtcd | None = None
 
     @property
     def host(self) -> str:
         """This machine's address, as the nodes reach it."""
-        here = ["--nodes", self._environ["SLURM_JOB_NODELIST"]] if "SLURM_JOB_NODELIST" in self._environ else []
-        command = ["sinfo", "--noheader", "--Node", "--format=%o", *here]
+        nodes = self._environ.get("SLURM_JOB_NODELIST")
+        command = ["sinfo", "--noheader", "--Node", "--format=%o", *([f"--nodes={nodes}"] if nodes else [])]
         done = subprocess.run(command, env=dict(self._environ), capture_output=True, text=True, check=False)
         return advertise_host(done.stdout.split()[:NODES_ASKED])
+
+    def prepare(self) -> None:
+        if self._etcd is not None:  # it ends with this launcher, so the next one need not ask it
+            write_endpoints(self._run.job_dir, self._etcd.endpoints[0], own=True)
+
+    def provide_etcd(self) -> str:
+        """Its data are not in the job's folder, which is on a file system of all nodes: too slow for etcd. The job goes
+        on from its newest checkpoint in the next one."""
+        data = tempfile.mkdtemp(prefix="graphft-etcd-")
+        self._etcd = EmbeddedEtcd(data, host=self.host)
+        return ",".join(self._etcd.start().endpoints)
 
     def start(self, order: Order) -> SlurmStep:
         self._look()
         refusal = self._refusals.get((order.role, order.index))
-        if refusal is not None and time.monotonic() < refusal.again_at:
-            raise EngineError(
-                f"Slurm refuses {order.name}: {refusal.why}", rule="slurm", help="see `sinfo`, and the options of srun"
-            )
-        step = SlurmStep(order, self.command(order), self._environment(), self._run.log(order))
+        if self._cancelled or (refusal is not None and time.monotonic() < refusal.again_at):
+            why = refusal.why if refusal is not None else "all orders were taken back"
+            raise EngineError(f"Slurm refuses it: {why}", rule="slurm", help="see `sinfo`, and the options of srun")
+        step = SlurmStep(order, self.command(order), self._role_environment(), self._run.log(order))
         self._steps.append(step)
         return step
 
@@ -86,23 +112,33 @@ class SlurmEngine:
         ]
 
     def logs(self, order: Order, lines: int) -> Sequence[str]:
-        path = self._run.log(order)
-        return path.read_text(errors="replace").splitlines()[-lines:] if path.exists() else []
+        return last_lines(self._run.log(order), lines)
 
     def step(self) -> None:
         self._look()
         for step in self._steps:
             step.give_up()
+        if self._etcd is not None and not self._etcd.running:
+            log.warning("etcd died, starting it again with its data")
+            self._etcd.start()
+
+    def cancel_orders(self) -> None:
+        self._cancelled = True
+        for step in self._steps:
+            step.take_back()
 
     def close(self) -> None:
+        self._cancelled = True
         for step in self._steps:
-            step.kill()
+            step.send_signal(signal.SIGKILL)
         end = time.monotonic() + CLOSE_SECONDS
         while any(step.poll() is None for step in self._steps) and time.monotonic() < end:
             time.sleep(0.05)
         for step in self._steps:
             step.give_up(0.0)
-        self._look()
+        if self._etcd is not None:
+            self._etcd.stop()
+            shutil.rmtree(self._etcd.data_dir, ignore_errors=True)
 
     def command(self, order: Order) -> Sequence[str]:
         """The srun that runs it."""
@@ -136,7 +172,7 @@ class SlurmEngine:
         count = gpus.rpartition(":")[2]  # a100:4
         return {"CPU": int(cpus or 1), **({"GPU": int(count) // tasks} if count else {})}
 
-    def _environment(self) -> dict[str, str]:
+    def _role_environment(self) -> dict[str, str]:
         """srun hands it to the role."""
         kept = {
             name: value
@@ -165,7 +201,3 @@ def _resources(wanted: Mapping[str, float]) -> list[str]:
     names = {"CPU": "--cpus-per-task={:.0f}", "GPU": "--gres=gpu:{:.0f}"}
     options = [names.get(name, f"--{name}={{:g}}").format(count) for name, count in wanted.items()]
     return options if wanted.get("GPU") else [*options, "--gres=none"]
-
-
-if __name__ == "__main__":
-    print(SlurmEngine(Run(Path(), "")).host)

@@ -14,27 +14,17 @@ python={python}
 job={job}
 
 # This script ends when the job is complete (status 0), has failed, or was drained: scancel --signal=TERM --batch JOBID.
-# Before its time is over (USR1, see above) it drains, and is put into the queue again. It goes on from the newest
-# checkpoint of the job.
-{etcd}
+# Before its time is over (USR1, see above) it drains, and is put into the queue again; then it goes on from the job's
+# newest checkpoint.
 trap 'again=yes; kill -TERM "$launcher"' USR1
 trap 'again=; kill -TERM "$launcher"' TERM
-"$python" -m graphft launch --job "$job" --engine slurm --etcd "$etcd" \\
-  --trainers "$(({trainers_per_node} * SLURM_JOB_NUM_NODES))"{pservers} &
+"$python" -m graphft launch --job "$job" --engine slurm{more} \\
+  --trainers "$(({trainers_per_node} * SLURM_JOB_NUM_NODES))" &
 launcher=$!
 while wait "$launcher"; status=$?; kill -0 "$launcher" 2>/dev/null; do :; done  # a trap ends wait, not the launcher
 wait "$launcher"; status=$?
 if [ -n "$again" ] && [ "$status" -ne 0 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 exit "$status"
-"""
-
-_OWN_ETCD = """
-# etcd lives as long as this script. Whoever reaches its port may read and write it: see --etcd.
-data=$(mktemp -d)
-here=$("$python" -m graphft.runtime.engines.slurm)  # this node, as the others reach it
-exec 3< <(exec "$python" -m graphft etcd --serve --data "$data" --listen "$here")
-trap 'rm -rf "$data"' EXIT
-read -r etcd <&3 || exit 1
 """
 
 _JOIN = """
@@ -107,9 +97,9 @@ class SlurmScript:
         return _RUN.format(
             python=shlex.quote(sys.executable),
             job=shlex.quote(self.job),
-            etcd=f"etcd={shlex.quote(self.etcd)}\n" if self.etcd else _OWN_ETCD,
             trainers_per_node=self.trainers_per_node,
-            pservers="" if self.pservers is None else f" --pservers {self.pservers}",
+            more=("" if self.pservers is None else f" --pservers {self.pservers}")
+            + (f" --etcd {shlex.quote(self.etcd)}" if self.etcd else ""),
         )
 
     def _join(self) -> str:

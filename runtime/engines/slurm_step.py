@@ -72,17 +72,15 @@ class SlurmStep:
         if self._status is not None:
             return
         if self._step and signum != signal.SIGKILL:
-            command = ["scancel", f"--signal={signal.Signals(signum).name[3:]}", self._step]
-            subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+            threading.Thread(target=_scancel, args=(signum, self._step), daemon=True).start()
         elif signum in (signal.SIGKILL, signal.SIGTERM):
             self._killed_at = self._killed_at or time.monotonic()
             self._signal_srun(signal.SIGTERM)
 
-    def terminate(self) -> None:
-        self.send_signal(signal.SIGTERM)
-
-    def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
+    def take_back(self) -> None:
+        """Ends it if it has not begun."""
+        if not self._step:
+            self.send_signal(signal.SIGKILL)
 
     def give_up(self, seconds: float = KILL_SECONDS) -> None:
         """Ends an srun that waits in vain for its killed step."""
@@ -140,6 +138,12 @@ def _spawn(srun: Sequence[str], environment: Mapping[str, str], output: int) -> 
         env=dict(environment),
         start_new_session=True,
     )
+
+
+def _scancel(signum: int, step: str) -> None:
+    """It asks Slurm's controller, which may take a while."""
+    command = ["scancel", f"--signal={signal.Signals(signum).name[3:]}", step]
+    subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
 
 
 def _decode(line: bytes, kind: type[T]) -> T | None:

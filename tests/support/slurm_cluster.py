@@ -30,11 +30,12 @@ MISSING = (
 START_SECONDS = 120.0
 CPUS, GPUS = 4, 2
 """Of a node: more than this machine has, on paper."""
+# A job that is queued again waits for `cred_expire` seconds: 120, where nothing is said.
 _CONF = """ClusterName=graphft
 SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={controller}
 AuthType=auth/munge
-AuthInfo=socket={folder}/munge/socket
+AuthInfo=socket={folder}/munge/socket,cred_expire=10
 CredType=cred/munge
 SlurmUser=root
 SlurmdUser=root
@@ -168,7 +169,16 @@ class SlurmCluster:
         done = subprocess.run(list(map(str, command)), env=self.environment, capture_output=True, text=True)
         return done.stdout.strip()
 
+    @property
+    def running(self) -> set[str]:
+        """The nodes that were not killed."""
+        return set(self._slurmds)
+
+    def job_field(self, job: str, name: str) -> str:
+        """What `scontrol show job` says of a job under this name."""
+        shown = self.call("scontrol", "show", "job", job).split()
+        return next((word.partition("=")[2] for word in shown if word.startswith(f"{name}=")), "")
+
     def job_state(self, job: str) -> str:
         """PENDING, RUNNING, COMPLETED, ..."""
-        shown = self.call("scontrol", "show", "job", job).split()
-        return next((word.partition("=")[2] for word in shown if word.startswith("JobState=")), "")
+        return self.job_field(job, "JobState")

@@ -1,0 +1,117 @@
+"""Jobs on a real Slurm of two nodes on this machine: nodes are lost and join, jobs are queued again and drained."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from graphft.transpiler import Job
+from tests.engines.slurm_jobs import SlurmJob
+from tests.integration import training
+from tests.integration.plays import Pace, Played, assert_same_bits, at, play, whole_state
+from tests.support.slurm_cluster import MISSING, SlurmCluster
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.skipif(bool(MISSING), reason=f"no Slurm is here: {MISSING}")
+NODES = 300.0
+"""Seconds until Slurm has seen a change of a node."""
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Played:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return play(training.job(training.program(), pace=Pace(folder / "pace").file), folder / "job")
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    with SlurmCluster(tmp_path_factory.mktemp("slurm")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def saved(cluster: SlurmCluster, undisturbed: Played, tmp_path: Path) -> Iterator[SlurmJob]:
+    """The undisturbed job, saved once more; all nodes are up."""
+    for name in set(cluster.nodes) - cluster.running:
+        cluster.start_node(name)
+    until(lambda: cluster.in_state("idle") == set(cluster.nodes), NODES)
+    pace = Pace(tmp_path / "pace")
+    pace.set(0.2)
+    saved = SlurmJob(cluster, training.job(training.program(), pace=pace.file), tmp_path / "blobs", pace)
+    yield saved
+    saved.leave()
+
+
+def assert_trained(saved: SlurmJob, undisturbed: Played) -> None:
+    assert_same_bits(whole_state(Job.load(saved.folder), saved.folder), undisturbed.state)
+
+
+def test_a_node_is_lost(saved: SlurmJob, undisturbed: Played) -> None:
+    number = saved.submit("--nodes", "2", "--trainers-per-node", "2")
+    saved.until(lambda status: status.step >= 10 and len(status.trainers) == 4)
+    saved.cluster.kill_node("n2")
+    saved.until(lambda status: len(status.trainers) == 2)
+    assert saved.ends(number) == "COMPLETED"
+    assert saved.cluster.job_field(number, "Restarts") == "0"
+    assert_trained(saved, undisturbed)
+
+
+def test_the_first_node_is_lost(saved: SlurmJob, undisturbed: Played) -> None:
+    """With the batch script, the launcher and etcd: Slurm starts the job again, on what is left."""
+    number = saved.submit("--nodes", "1-2")
+    saved.until(at(20))
+    saved.cluster.kill_node("n1")
+    until(lambda: saved.cluster.job_field(number, "Restarts") == "1", NODES)
+    assert saved.ends(number) == "COMPLETED"
+    assert f"resuming {saved.folder} at step " in saved.said()
+    assert_trained(saved, undisturbed)
+
+
+def test_the_whole_job_is_requeued(saved: SlurmJob, undisturbed: Played) -> None:
+    number = saved.submit("--nodes", "2")
+    saved.until(at(20))
+    saved.cluster.call("scontrol", "requeue", number)
+    assert saved.ends(number) == "COMPLETED"
+    assert saved.cluster.job_field(number, "Restarts") == "1"
+    assert "resuming" in saved.said()
+    assert_trained(saved, undisturbed)
+
+
+def test_drained_before_its_time_is_over_and_queued_again(saved: SlurmJob, undisturbed: Played) -> None:
+    number = saved.submit("--nodes", "2")
+    saved.until(at(20))
+    saved.signal(number, signal.SIGUSR1, "--batch")  # as Slurm does, by --signal
+    until(lambda: saved.cluster.job_field(number, "Restarts") == "1", NODES)
+    assert "interrupted at step" in saved.said()
+    assert saved.ends(number) == "COMPLETED"
+    assert_trained(saved, undisturbed)
+
+
+def test_drained_for_good(saved: SlurmJob, undisturbed: Played) -> None:
+    """SIGTERM to a step is a trainer's leave; to the batch script, the job's."""
+    number = saved.submit("--nodes", "2", "--trainers-per-node", "2")
+    saved.until(lambda status: status.step >= 5 and len(status.trainers) == 4)
+    steps = saved.cluster.call("squeue", "--noheader", "--steps", "--format=%i %j").split("\n")
+    (step,) = [line.split()[0] for line in steps if line.endswith(" trainer-3")]
+    saved.signal(step, signal.SIGTERM)
+    saved.until(lambda status: len(status.trainers) == 3 and status.step >= 20)
+    saved.signal(number, signal.SIGTERM, "--batch")
+    assert saved.ends(number) == "FAILED"
+    assert saved.cluster.job_field(number, "ExitCode") == f"{128 + signal.SIGTERM}:0"
+    assert "interrupted at step" in saved.said()
+    assert "left: SIGTERM" in (saved.folder / "logs" / "trainer-3.log").read_text()
+    assert saved.ends(saved.submit("--nodes", "1")) == "COMPLETED"
+    assert_trained(saved, undisturbed)
+
+
+def test_a_node_joins_later(saved: SlurmJob, undisturbed: Played) -> None:
+    number = saved.submit("--nodes", "1")
+    saved.until(lambda status: status.step >= 5 and len(status.trainers) == 1)
+    joined = saved.submit("--join", "--nodes", "1", "--trainers-per-node", "2")
+    saved.until(lambda status: len(status.trainers) == 3)
+    assert saved.ends(number) == "COMPLETED"
+    assert saved.ends(joined) == "COMPLETED"
+    assert_trained(saved, undisturbed)
