@@ -35,7 +35,7 @@ class SlurmStep:
     """A role on one of Slurm's nodes, or the wish for one. Its output is appended to `log`."""
 
     def __init__(self, order: Order, srun: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
-        self.order = order
+        self.order, self._environment = order, environment
         self.identity: Identity = UNKNOWN
         self.place = WAITING
         self.refused = ""
@@ -47,8 +47,7 @@ class SlurmStep:
         self._began, self._ended, self._spawned = threading.Event(), threading.Event(), threading.Event()
         log.parent.mkdir(parents=True, exist_ok=True)
         log.open("ab").close()
-        arguments = (srun, environment, log)
-        threading.Thread(target=self._run, args=arguments, name=f"srun {order.name}", daemon=True).start()
+        threading.Thread(target=self._run, args=(srun, log), name=f"srun {order.name}", daemon=True).start()
 
     @property
     def pid(self) -> int:
@@ -72,7 +71,8 @@ class SlurmStep:
         if self._status is not None:
             return
         if self._step and signum != signal.SIGKILL:
-            threading.Thread(target=_scancel, args=(signum, self._step), daemon=True).start()
+            arguments = (signum, self._step, self._environment)
+            threading.Thread(target=_scancel, args=arguments, daemon=True).start()
         elif signum in (signal.SIGKILL, signal.SIGTERM):
             self._killed_at = self._killed_at or time.monotonic()
             self._signal_srun(signal.SIGTERM)
@@ -93,12 +93,12 @@ class SlurmStep:
             with contextlib.suppress(ProcessLookupError):
                 self._srun.send_signal(signum)
 
-    def _run(self, srun: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    def _run(self, srun: Sequence[str], log: Path) -> None:
         status, begun = EXIT_LEASE_LOST, None
         try:
             with log.open("ab") as out:
                 said_from = out.tell()
-                self._srun = _spawn(srun, environment, out.fileno())
+                self._srun = _spawn(srun, self._environment, out.fileno())
             self._spawned.set()
             begun, ended = self._read(self._srun)
             self._srun.wait()
@@ -140,10 +140,10 @@ def _spawn(srun: Sequence[str], environment: Mapping[str, str], output: int) -> 
     )
 
 
-def _scancel(signum: int, step: str) -> None:
+def _scancel(signum: int, step: str, environment: Mapping[str, str]) -> None:
     """It asks Slurm's controller, which may take a while."""
     command = ["scancel", f"--signal={signal.Signals(signum).name[3:]}", step]
-    subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+    subprocess.run(command, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=dict(environment), check=False)
 
 
 def _decode(line: bytes, kind: type[T]) -> T | None:

@@ -1,0 +1,197 @@
+"""The engine alone, on a real Slurm: processes that begin, wait for room, are signalled, lost and refused."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+
+from graphft.errors import UsageError
+from graphft.runtime.engines.base import EngineError, Order, Run
+from graphft.runtime.engines.slurm import SlurmEngine
+from graphft.runtime.engines.slurm_step import WAITING, SlurmStep
+from graphft.runtime.etcd.embedded import free_ports
+from graphft.runtime.process.identity import UNKNOWN
+from graphft.runtime.process.role_process import EXIT_USAGE
+from tests.integration import training
+from tests.integration.plays import ROOT
+from tests.support.slurm_cluster import CPUS, GPUS, MISSING, SlurmCluster
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.skipif(bool(MISSING), reason=f"no Slurm is here: {MISSING}"), pytest.mark.timeout(900)]
+PATIENCE = 300.0
+Opened = Callable[..., SlurmEngine]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
+    with SlurmCluster(tmp_path_factory.mktemp("slurm")) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def job_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("job") / "blobs"
+    training.job(training.program()).save(folder)
+    return folder
+
+
+@pytest.fixture
+def opened(cluster: SlurmCluster, job_dir: Path) -> Iterator[Opened]:
+    engines = []
+
+    def open_engine(resources: Mapping[str, float] | None = None, job: str = "", **environ: str) -> SlurmEngine:
+        run = Run(job_dir, job or str(job_dir), {"PYTHONPATH": str(ROOT)}, {"trainer": resources or {}})
+        engines.append(SlurmEngine(run, {**cluster.environment, **environ}))
+        return engines[-1]
+
+    yield open_engine
+    for engine in engines:
+        engine.close()
+    until(lambda: not cluster.call("squeue", "--noheader", "--name=blobs.trainer-0,blobs.trainer-1"), PATIENCE)
+
+
+@pytest.fixture
+def allocation(cluster: SlurmCluster) -> Iterator[dict[str, str]]:
+    """Both nodes, whatever happens to one. Yields what a script in it has in its environment."""
+    task = ["--ntasks-per-node=2", f"--gpus-per-node={GPUS}", "--cpus-per-task=2"]
+    number = cluster.call(
+        "sbatch", "--parsable", "--no-kill", "--nodes=2", *task, "--output=/dev/null", "--wrap=sleep 999"
+    )
+    until(lambda: cluster.job_state(number) == "RUNNING", PATIENCE)
+    yield {
+        "SLURM_JOB_ID": number,
+        "SLURM_JOB_NODELIST": cluster.job_field(number, "NodeList"),
+        "SLURM_NTASKS_PER_NODE": "2",
+        "SLURM_CPUS_PER_TASK": "2",
+        "SLURM_GPUS_PER_NODE": str(GPUS),
+        "SLURM_NTASKS": "4",  # of the whole job: no step of ours is to take it for its own
+    }
+    cluster.call("scancel", number)
+    until(lambda: not cluster.call("squeue", "--noheader"), PATIENCE)
+
+
+def trainer(index: int = 0) -> Order:
+    """A role that waits for an etcd which does not answer."""
+    return Order("trainer", index, f"127.0.0.1:{free_ports(1)[0]}")
+
+
+def gpus_of(step: SlurmStep) -> str:
+    step.await_made()
+    return psutil.Process(step.pid).environ().get("CUDA_VISIBLE_DEVICES", "")
+
+
+def test_begun_and_killed(opened: Opened, cluster: SlurmCluster) -> None:
+    engine = opened()
+    step = engine.start(trainer())
+    identity = step.await_made()
+    assert psutil.Process(step.pid).cmdline()[-4:-1] == [
+        "trainer",
+        f"--job={engine._run.job}",
+        f"--etcd={step.order.etcd}",
+    ]
+    assert identity.visible  # all nodes are this machine
+    assert not identity.dead
+    assert step.place in cluster.nodes
+    assert [(each.role, each.index, each.place, each.state) for each in engine.list()] == [
+        ("trainer", 0, step.place, "running")
+    ]
+    step.send_signal(signal.SIGKILL)
+    assert step.wait(PATIENCE) == step.poll() == -signal.SIGKILL
+    assert engine.list() == []
+    assert identity.dead
+
+
+def test_signals_reach_the_role(opened: Opened) -> None:
+    step = opened().start(trainer())
+    log = opened()._run.log(step.order)
+    before = log.read_text()
+    until(lambda: "not answer" in log.read_text()[len(before) :], PATIENCE)
+    step.send_signal(signal.SIGUSR1)
+    until(lambda: "most recent call first" in log.read_text()[len(before) :], PATIENCE)
+    with pytest.raises(subprocess.TimeoutExpired):
+        step.wait(0.01)
+    step.send_signal(signal.SIGTERM)
+    assert step.wait(PATIENCE) == -signal.SIGTERM  # it has no handler yet
+
+
+def test_an_exit_status_is_the_roles_own(opened: Opened, tmp_path: Path) -> None:
+    engine = opened(job=str(tmp_path))
+    step = engine.start(trainer())
+    assert step.wait(PATIENCE) == EXIT_USAGE
+    assert any("error[job-directory]" in line for line in engine.logs(step.order, 5))
+
+
+def test_without_room_it_waits(opened: Opened) -> None:
+    engine = opened({"CPU": CPUS})
+    first, second = (engine.start(trainer()) for _ in range(2))
+    assert {first.await_made(), second.await_made()} - {UNKNOWN} == {first.identity, second.identity}
+    third, fourth = (engine.start(trainer(1)) for _ in range(2))
+    assert (third.pid, third.place, third.identity) == (0, WAITING, UNKNOWN)
+    assert [each.state for each in engine.list()] == ["running", "running", "waiting", "waiting"]
+    third.send_signal(signal.SIGTERM)
+    third.wait(PATIENCE)
+    assert third.await_made() == UNKNOWN
+    assert not third.refused
+    first.send_signal(signal.SIGKILL)
+    assert fourth.await_made().pid == fourth.pid > 0
+
+
+def test_what_slurm_refuses_is_told_and_tried_later(opened: Opened) -> None:
+    engine = opened({"CPU": CPUS + 1})
+    step = engine.start(trainer())
+    step.wait(PATIENCE)
+    assert step.pid == 0
+    with pytest.raises(EngineError, match=r"Slurm refuses it: .*not available"):
+        engine.start(trainer())
+    assert engine.start(trainer(1)).order.index == 1  # another one may have other needs
+
+
+def test_orders_are_taken_back(opened: Opened) -> None:
+    engine = opened({"CPU": CPUS})
+    begun = [engine.start(trainer()) for _ in range(2)]
+    for step in begun:
+        step.await_made()
+    waiting = engine.start(trainer(1))
+    engine.cancel_orders()
+    waiting.wait(PATIENCE)
+    assert waiting.pid == 0
+    assert [step.poll() for step in begun] == [None, None]
+    with pytest.raises(EngineError, match="taken back"):
+        engine.start(trainer(1))
+
+
+def test_each_trainer_of_an_allocation_has_its_gpus(opened: Opened, allocation: dict[str, str]) -> None:
+    engine = opened(**allocation)
+    steps = [engine.start(trainer(index)) for index in range(4)]
+    pserver = engine.start(Order("pserver", 0, trainer().etcd))
+    assert gpus_of(pserver) == ""  # and it waits for nothing
+    assert sorted((step.await_made() and step.place, gpus_of(step)) for step in steps) == [
+        (node, gpu) for node in ("n1", "n2") for gpu in ("0", "1")
+    ]
+    assert engine.start(trainer(4)).place == WAITING
+    assert engine.host == "127.0.0.1"
+
+
+def test_a_lost_node_of_an_allocation_is_a_kill(
+    opened: Opened, cluster: SlurmCluster, allocation: dict[str, str]
+) -> None:
+    """srun ends with status 0 then."""
+    engine = opened(**allocation)
+    steps = [engine.start(trainer(index)) for index in range(4)]
+    for step in steps:
+        step.await_made()
+    cluster.kill_node("n2")
+    lost = [step for step in steps if step.place == "n2"]
+    assert [step.wait(PATIENCE) for step in lost] == [-signal.SIGKILL] * 2
+    cluster.start_node("n2")
+    until(lambda: "n2" in cluster.in_state("idle"), PATIENCE)
+
+
+def test_without_slurm_it_is_said(job_dir: Path) -> None:
+    with pytest.raises(UsageError, match="no srun in the PATH"):
+        SlurmEngine(Run(job_dir, str(job_dir)), {"PATH": "/nowhere"})

@@ -1,0 +1,98 @@
+"""The batch scripts that `graphft slurm` prints. Slurm itself is not needed."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.integration import training
+from tests.support.commands import refused, shown
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("jobs") / "blobs"
+    training.job(training.program()).save(folder)
+    return folder
+
+
+def options_of(script: str) -> list[str]:
+    return [line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH ")]
+
+
+def assert_bash(script: str) -> None:
+    checked = subprocess.run(["bash", "-n"], input=script, capture_output=True, text=True)
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_a_job(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = shown(capsys, "slurm", folder)
+    assert_bash(script)
+    assert options_of(script) == [
+        "--job-name=blobs",
+        "--nodes=1",
+        "--ntasks-per-node=1",
+        "--cpus-per-task=1",
+        f"--output={folder}/logs/slurm-%j.log",
+        "--open-mode=append",
+        "--requeue",
+        "--no-kill",
+        "--signal=B:USR1@120",
+    ]
+    assert f"job={folder}\n" in script
+    assert '--trainers "$((1 * SLURM_JOB_NUM_NODES))"' in script
+    assert (folder / "logs").is_dir()  # where Slurm is to write
+
+
+def test_what_it_takes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    counts = ["--nodes", "2-8", "--trainers-per-node", "4", "--cpus-per-trainer", "6", "--gpus-per-trainer", "2"]
+    limits = ["--time", "1-00:00", "--partition", "gpu", "--signal-seconds", "300", "--sbatch=--account=lab"]
+    script = shown(capsys, "slurm", folder, *counts, *limits, "--pservers", "3", "--etcd", "a:1,b:2")
+    assert_bash(script)
+    wanted = {"--nodes=2-8", "--ntasks-per-node=4", "--cpus-per-task=6", "--gpus-per-node=8", "--time=1-00:00"}
+    assert wanted | {"--partition=gpu", "--signal=B:USR1@300"} < set(options_of(script))
+    assert options_of(script)[-1] == "--account=lab"  # the last one counts
+    assert " --pservers 3 --etcd a:1,b:2 " in script
+    assert '--trainers "$((4 * SLURM_JOB_NUM_NODES))"' in script
+
+
+def test_joining(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = shown(capsys, "slurm", folder, "--join", "--nodes", "2", "--etcd", "a:1")
+    assert_bash(script)
+    assert {"--job-name=blobs-join", "--nodes=2", "--signal=TERM@120"} < set(options_of(script))
+    assert "etcd=a:1" in script
+    assert "start trainer" in script
+
+
+def test_a_job_in_a_storage(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    url = f"file://{tmp_path}/stored"
+    job = training.job(training.program(), storage=url)
+    job.save(tmp_path / "jobs" / "stored")
+    script = shown(capsys, "slurm", "jobs/stored")
+    assert_bash(script)
+    assert f"job={url}\n" in script
+    assert "no common folder" in refused(capsys, "slurm", "jobs/stored", "--join")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--nodes", "2-"), "--nodes is '2-'"),
+        (("--nodes", "0"), "--nodes is '0'"),
+        (("--trainers-per-node", "0"), "--trainers-per-node is 0, expected 1 or more"),
+        (("--gpus-per-trainer", "-1"), "--gpus-per-trainer is -1, expected 0 or more"),
+        (("--sbatch", "account"), "--sbatch is 'account'"),
+        (("--sbatch=--account=lab\nrm",), "expected an option of sbatch"),
+    ],
+)
+def test_what_cannot_be(options: tuple[str, ...], said: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert said in refused(capsys, "slurm", folder, *options)
+
+
+def test_there_is_no_such_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is no folder" in refused(capsys, "slurm", tmp_path / "nothing")
