@@ -266,6 +266,7 @@ def _pserver_class(program: Program) -> type[Pserver]:
 def explain_on_signal() -> None:
     """SIGUSR1: where each thread of this process is, into its log; from the start on, and while the first is stuck."""
     if threading.current_thread() is threading.main_thread():
+        faulthandler.unregister(signal.SIGUSR1)  # of an earlier call: it would take itself for registered still
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         faulthandler.register(signal.SIGUSR1, file=2, chain=True)
 
