@@ -11,6 +11,7 @@ What may be retried is decided by status code alone:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -40,6 +41,8 @@ FIRST_PAUSE, LAST_PAUSE = 0.02, 0.25  # seconds between tries
 LEAST_LIMIT = 512 << 10
 """Bytes: what etcd's gRPC takes beyond its own limit of a request. What is refused there as too large is larger."""
 ALARM_SECONDS = 1.0
+FOLLOW_SECONDS, LIST_SECONDS = 3.0, 1.0
+"""Between two looks at who the members are, and for how long one may take."""
 LEASE_HELP = (
     "the holder was silent for longer than its TTL, or somebody revoked it; stop, and start anew with a new lease"
 )
@@ -58,6 +61,7 @@ class Calls:
         cert_cert: str | None,
         timeout: float,
         deadline: float,
+        follow: bool = False,
     ) -> None:
         if isinstance(endpoints, str) or not endpoints:
             raise EtcdUsageError(
@@ -75,21 +79,53 @@ class Calls:
         self._closed = False
         # Nothing has got through since the last failure: a write that cannot be repeated sends a read first.
         self.suspect = True
-        self._channel = open_channel(parsed, ca_cert, cert_key, cert_cert)
-        self.kv = etcdrpc.KVStub(self._channel)
-        self.lease = etcdrpc.LeaseStub(self._channel)
-        self.watch = etcdrpc.WatchStub(self._channel)
-        self.cluster = etcdrpc.ClusterStub(self._channel)
-        self.maintenance = etcdrpc.MaintenanceStub(self._channel)
-        self._auth = etcdrpc.AuthStub(self._channel)
+        self._files = (ca_cert, cert_key, cert_cert)
+        self._follow, self._next_look = follow, 0.0
+        self._move_lock = threading.Lock()
+        self._left: grpc.Channel | None = None
+        """The channel to the members that were asked before: calls on it may be in progress."""
+        self._use(open_channel(parsed, *self._files))
+
+    def _use(self, channel: grpc.Channel) -> None:
+        self._channel = channel
+        self.kv = etcdrpc.KVStub(channel)
+        self.lease = etcdrpc.LeaseStub(channel)
+        self.watch = etcdrpc.WatchStub(channel)
+        self.cluster = etcdrpc.ClusterStub(channel)
+        self.maintenance = etcdrpc.MaintenanceStub(channel)
+        self._auth = etcdrpc.AuthStub(channel)
+
+    def move(self, endpoints: Sequence[str]) -> None:
+        """Asks these members from now on. Nothing happens if they are those that are asked."""
+        parsed = [parse_endpoint(e) for e in endpoints]
+        with self._move_lock:
+            if self._closed or set(map(str, parsed)) == set(self.endpoints):
+                return
+            left, self._left = self._left, self._channel
+            self.endpoints, self.urls = tuple(map(str, parsed)), tuple(endpoints)
+            self._use(open_channel(parsed, *self._files))
+        if left is not None:
+            left.close()
 
     def close(self) -> None:
-        self._closed = True
-        self._channel.close()
+        with self._move_lock:
+            self._closed = True
+            for channel in filter(None, (self._channel, self._left)):
+                channel.close()
 
     def repeat(self, method: Callable[..., Any], request: Any, deadline: float | None = None) -> Any:
         """A call that may be made any number of times: retried until `deadline` seconds have passed."""
         return self.attempt(lambda timeout: self.once(method, request, timeout), deadline, request)
+
+    def single(self, method: Callable[..., Any], request: Any, timeout: float) -> Any:
+        """A call that is made once. Raises `EtcdUnreachable` if it was not answered."""
+        started = time.monotonic()
+        try:
+            return self.once(method, request, timeout)
+        except grpc.RpcError as e:
+            if e.code() in NO_ANSWER:
+                raise self.unreachable(time.monotonic() - started, 1, e) from None
+            raise self.refused(e, request) from None
 
     def attempt(self, call: Callable[[float], Any], deadline: float | None = None, request: Any = None) -> Any:
         """`call(timeout)` until it answers; `EtcdUnreachable` when `deadline` seconds have passed.
@@ -147,7 +183,18 @@ class Calls:
             self.suspect = True
             raise
         self.suspect = False
+        if self._follow and time.monotonic() >= self._next_look:
+            self._look_for_members()
         return answer
+
+    def _look_for_members(self) -> None:
+        """Asks those that the cluster has now: a member that was lost is replaced by one at another address."""
+        self._next_look = time.monotonic() + FOLLOW_SECONDS
+        with contextlib.suppress(grpc.RpcError):
+            answer = self.cluster.MemberList(etcdrpc.MemberListRequest(), timeout=LIST_SECONDS)
+            urls = [str(parse_endpoint(m.clientURLs[0])) for m in answer.members if m.name and m.clientURLs]
+            if urls:
+                self.move(urls)
 
     def check_usable(self) -> None:
         if self._closed:
@@ -169,7 +216,8 @@ class Calls:
         """etcd answered, and said no. The error is transient if the same request may be taken later."""
         code, details = error.code(), error.details()
         said = f"etcd refused {describe(request)}: {details} ({code.name})"
-        if code is Code.NOT_FOUND:  # of the calls made here, only those with a lease
+        removed = isinstance(request, etcdrpc.MemberRemoveRequest)
+        if code is Code.NOT_FOUND and not removed:  # of the other calls made here, only those with a lease
             return LeaseLost(f"the lease does not exist (any more): {details}", rule="etcd-lease", help=LEASE_HELP)
         if code is Code.OUT_OF_RANGE:
             return CompactedError(said, 0)

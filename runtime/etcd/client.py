@@ -8,6 +8,7 @@
 | put, delete, delete_prefix, compact | yes | no try was answered: perhaps applied | never raised |
 | lease_grant | yes, with the same id | perhaps an unused lease; it expires | never raised |
 | lease_keepalive_once, lease_revoke | yes | unknown; own deadlines decide | never raised |
+| member_add, member_remove | no | perhaps applied: see `members` | never raised |
 | txn without token or verify | no | it was never sent | sent, outcome unknown |
 | txn with token or verify | yes, looks first | it was never sent | sent, and no later try was answered |
 
@@ -62,10 +63,12 @@ class Member:
     id: int
     name: str
     client_urls: tuple[str, ...]
+    peer_urls: tuple[str, ...] = ()
 
 
 class Etcd:
-    """A thread-safe client over one gRPC channel. `timeout` is per try, `deadline` per call, both in seconds.
+    """A thread-safe client over one gRPC channel. `timeout` is per try, `deadline` per call, both in seconds. `follow`:
+    members that join are asked, too, and those that have left are not, as the addresses that they advertise tell.
 
     Opening one neither connects nor fails when etcd is away; `ping` does.
     """
@@ -80,8 +83,9 @@ class Etcd:
         cert_cert: str | None = None,
         timeout: float = 1.0,
         deadline: float = 10.0,
+        follow: bool = False,
     ) -> None:
-        self._calls = Calls(endpoints, user, password, ca_cert, cert_key, cert_cert, timeout, deadline)
+        self._calls = Calls(endpoints, user, password, ca_cert, cert_key, cert_cert, timeout, deadline, follow)
 
     @property
     def endpoints(self) -> tuple[str, ...]:
@@ -236,7 +240,20 @@ class Etcd:
 
     def members(self, *, deadline: float | None = None) -> tuple[Member, ...]:
         answer = self._calls.repeat(self._calls.cluster.MemberList, etcdrpc.MemberListRequest(), deadline)
-        return tuple(Member(m.ID, m.name, tuple(m.clientURLs)) for m in answer.members)
+        return tuple(Member(m.ID, m.name, tuple(m.clientURLs), tuple(m.peerURLs)) for m in answer.members)
+
+    def member_add(self, peer_url: str, *, deadline: float = 5.0) -> int:
+        """Tells the cluster of one more member, which is to be started next; returns its id. One try."""
+        request = etcdrpc.MemberAddRequest(peerURLs=[peer_url])
+        return int(self._calls.single(self._calls.cluster.MemberAdd, request, deadline).member.ID)
+
+    def member_remove(self, member: int, *, deadline: float = 5.0) -> None:
+        """Has the cluster do without this member. One try."""
+        self._calls.single(self._calls.cluster.MemberRemove, etcdrpc.MemberRemoveRequest(ID=member), deadline)
+
+    def move(self, endpoints: Sequence[str]) -> None:
+        """From now on other members are asked; calls in progress end with those that were asked so far."""
+        self._calls.move(endpoints)
 
     def watch(self, prefix: str, start_revision: int) -> EtcdStream:
         """Subscribe to changes from `start_revision` on. One stream, no retries: `Watch` adds them."""

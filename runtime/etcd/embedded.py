@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from random import SystemRandom
+from typing import Literal
 
 from graphft.runtime.etcd.binary import EtcdBinary, find_etcd
 from graphft.runtime.etcd.child import Child
@@ -33,8 +34,8 @@ TRIES = 5
 FIRST_PORT, LAST_PORT = 10_000, 32_767
 
 
-def free_ports(count: int) -> list[int]:
-    """Loopback ports that are free now, below those that the kernel gives to outgoing connections.
+def free_ports(count: int, host: str = HOST) -> list[int]:
+    """Ports of `host` that are free now, below those that the kernel gives to outgoing connections.
 
     A client that keeps trying to reach a dead server on a port *among* those can get connected to itself, and then
     the server cannot have its port back.
@@ -43,7 +44,7 @@ def free_ports(count: int) -> list[int]:
     draw = SystemRandom()
     while len(found) < count:
         port = draw.randint(FIRST_PORT, LAST_PORT)
-        if port_free(port):
+        if port_free(port, host):
             found.add(port)
     return list(found)
 
@@ -64,8 +65,9 @@ class EmbeddedEtcd:
 
     A later `start`, of this object or of another with the same `data_dir`, finds the same data; this object keeps its
     port, too. The server dies with this process, however that ends. `host`: the address of this machine at which it
-    listens; anybody who reaches it may read and write. `port` 0 picks a free one. `ports` (client, peer), `cluster`
-    (etcd's --initial-cluster), `heartbeat` and `election` (milliseconds) are for members of a cluster.
+    listens; anybody who reaches it may read and write. `port` 0 picks a free one. `ports` (client, peer), `cluster` and
+    `state` (etcd's --initial-cluster, --initial-cluster-state), `heartbeat` and `election` (milliseconds) are for
+    members of a cluster, which reach one another at `host`.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class EmbeddedEtcd:
         name: str = "",
         ports: tuple[int, int] | None = None,
         cluster: str = "",
+        state: Literal["new", "existing"] = "new",
         heartbeat: int = 10,
         election: int = 50,
     ) -> None:
@@ -86,7 +89,8 @@ class EmbeddedEtcd:
         # A name of its own: an answer on our port from somebody else's server is told apart by it.
         self.name = name or f"graphft-{uuid.uuid4().hex}"
         self._binary = binary
-        self._host, self._port, self._ports, self._cluster = host, port, ports, cluster
+        self.host = host
+        self._port, self._ports, self._cluster, self._state = port, ports, cluster, state
         self._timing = (f"--heartbeat-interval={heartbeat}", f"--election-timeout={election}")
         self._child: Child | None = None
 
@@ -101,7 +105,7 @@ class EmbeddedEtcd:
         """For `Etcd(...)` and `--etcd`. Known from the first start on."""
         if self._ports is None:
             raise EtcdError("this etcd has no address before it is started", rule="etcd-start", help="call start()")
-        return [f"[{self._host}]:{self._ports[0]}" if ":" in self._host else f"{self._host}:{self._ports[0]}"]
+        return [self._at(self._ports[0])]
 
     @property
     def running(self) -> bool:
@@ -139,7 +143,7 @@ class EmbeddedEtcd:
             raise EtcdError(f"etcd at {self.endpoints[0]} runs already", rule="etcd-start", help="stop it first")
         self._binary = self._binary or find_etcd()
         if self._ports is None:
-            client, peer = free_ports(2)
+            client, peer = free_ports(2, self.host)
             self._ports = (self._port or client, peer)
         self._check_ports()
         self.data_dir.mkdir(parents=True, exist_ok=True)
@@ -189,22 +193,33 @@ class EmbeddedEtcd:
         return self._child
 
     def _arguments(self, peer: int) -> Sequence[str]:
+        peers = self._at(peer, self._peer_host)
         return (
             f"--name={self.name}",
             f"--data-dir={self.data_dir / 'data'}",
             f"--listen-client-urls=http://{self.endpoints[0]}",
             f"--advertise-client-urls=http://{self.endpoints[0]}",
-            f"--listen-peer-urls=http://{HOST}:{peer}",
-            f"--initial-advertise-peer-urls=http://{HOST}:{peer}",
-            f"--initial-cluster={self._cluster or f'{self.name}=http://{HOST}:{peer}'}",
+            f"--listen-peer-urls=http://{peers}",
+            f"--initial-advertise-peer-urls=http://{peers}",
+            f"--initial-cluster={self._cluster or f'{self.name}=http://{peers}'}",
+            f"--initial-cluster-state={self._state}",
             *self._timing,
             *OPTIONS,
         )
 
+    @property
+    def _peer_host(self) -> str:
+        """One that is alone has no peers."""
+        return self.host if self._cluster else HOST
+
+    def _at(self, port: int, host: str = "") -> str:
+        host = host or self.host
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
     def _answers(self, client: Etcd) -> bool:
         assert self._ports is not None
         try:  # faster than the channel, which pauses between its tries
-            socket.create_connection((self._host, self._ports[0])).close()
+            socket.create_connection((self.host, self._ports[0])).close()
         except OSError:
             return False
         try:
@@ -216,7 +231,7 @@ class EmbeddedEtcd:
             return True
 
     def _check_ports(self) -> None:
-        hosts = (self._host, HOST)
+        hosts = (self.host, self._peer_host)
         busy = [at for at in zip(hosts, self._ports or (), strict=False) if not port_free(at[1], at[0])]
         if busy:
             raise EtcdError(

@@ -47,7 +47,7 @@ def test_a_port_lost_between_choice_and_start_is_replaced(tmp_path: Path, monkey
     choose = embedded.free_ports
     with socket.create_server(("127.0.0.1", 0)) as taken:
         choices = iter([[taken.getsockname()[1], *choose(1)]])
-        monkeypatch.setattr(embedded, "free_ports", lambda count: next(choices, None) or choose(count))
+        monkeypatch.setattr(embedded, "free_ports", lambda count, host: next(choices, None) or choose(count, host))
         with EmbeddedEtcd(tmp_path) as etcd, Etcd(etcd.endpoints) as client:
             client.ping()
 

@@ -1,0 +1,113 @@
+"""Members of a cluster that come and go: a client that follows them, and one that does not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, EtcdUnreachable
+from graphft.runtime.etcd.embedded import HOST, free_ports
+from graphft.runtime.etcd.open import FOLLOW, open_etcd
+
+
+class Members:
+    """A cluster that begins as one member, on loopback."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.all = [self._new("first").start()]
+        self.admin = Etcd(self.all[0].endpoints)
+
+    def join(self, name: str) -> EmbeddedEtcd:
+        ports = free_ports(2)
+        url = f"http://{HOST}:{ports[1]}"
+        self._changed(lambda: self.admin.member_add(url))
+        peers = {m.name or name: m.peer_urls[0] for m in self.admin.members()}
+        cluster = ",".join(f"{name}={url}" for name, url in peers.items())
+        member = self._new(name, ports=(ports[0], ports[1]), cluster=cluster, state="existing")
+        self.all.append(member.start())
+        self.admin.move([endpoint for each in self.all for endpoint in each.endpoints])
+        return member
+
+    def lose(self, member: EmbeddedEtcd) -> None:
+        member.kill()
+        self.all.remove(member)
+        self.admin.move([endpoint for each in self.all for endpoint in each.endpoints])
+        number = next(m.id for m in self.admin.members() if m.name == member.name)
+        self._changed(lambda: self.admin.member_remove(number))
+
+    def close(self) -> None:
+        self.admin.close()
+        for member in self.all:
+            member.kill()
+
+    def _new(self, name: str, **of_cluster: object) -> EmbeddedEtcd:
+        return EmbeddedEtcd(self.folder / name, name=name, heartbeat=50, election=500, **of_cluster)  # type: ignore
+
+    def _changed(self, change: object) -> None:
+        """etcd takes a change when all members have been connected for a while."""
+        end = time.monotonic() + 60
+        while True:
+            try:
+                change()  # type: ignore
+                return
+            except EtcdError:
+                if time.monotonic() > end:
+                    raise
+                time.sleep(0.2)
+
+
+@pytest.fixture
+def members(tmp_path: Path) -> Iterator[Members]:
+    cluster = Members(tmp_path)
+    yield cluster
+    cluster.close()
+
+
+def test_a_client_that_follows_survives_the_loss_of_every_member_it_was_given(members: Members) -> None:
+    first = members.all[0]
+    with open_etcd(first.endpoints, {FOLLOW: "1"}) as follower, Etcd(first.endpoints) as other:
+        follower.put("key", b"1")
+        other.put("key", b"2")
+        second, third = members.join("second"), members.join("third")
+        given = {*second.endpoints, *third.endpoints}
+        end = time.monotonic() + 60
+        while not given <= set(follower.endpoints) and time.monotonic() < end:
+            time.sleep(0.1)
+            follower.get("key")
+        members.lose(first)
+        kv = follower.get("key", deadline=60)
+        assert kv is not None
+        assert kv.value == b"2"
+        assert other.endpoints == tuple(first.endpoints)
+        with pytest.raises(EtcdUnreachable):
+            other.get("key", deadline=1)
+        members.join("fourth")
+        members.lose(second)
+        follower.put("key", b"3", deadline=60)
+        kv = members.admin.get("key", deadline=60)
+        assert kv is not None
+        assert kv.value == b"3"
+
+
+def test_a_client_that_is_moved_asks_the_other_etcd(members: Members, tmp_path: Path) -> None:
+    with (
+        EmbeddedEtcd(tmp_path / "other") as other,
+        Etcd(members.all[0].endpoints) as client,
+        Etcd(other.endpoints) as its,
+    ):
+        client.put("key", b"here")
+        its.put("key", b"there")
+        client.move(other.endpoints)
+        kv = client.get("key")
+        assert kv is not None
+        assert kv.value == b"there"
+        assert client.endpoints == tuple(other.endpoints)
+
+
+def test_a_member_that_is_not_there_is_not_removed(members: Members) -> None:
+    with pytest.raises(EtcdError, match="MemberRemoveRequest"):
+        members.admin.member_remove(4711)
