@@ -1,0 +1,45 @@
+"""Which members an etcd of a job's own is to have, on machines that come and go: decided here, carried out elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """`begin`: a cluster of one member, on this node, with no data; `add` a member there; `remove` this member."""
+
+    kind: Literal["begin", "add", "remove"]
+    subject: str
+    """A node for `begin` and `add`, a member for `remove`."""
+    reason: str
+
+
+def next_change(
+    members: Mapping[str, str], lost: Collection[str], nodes: Sequence[str], wanted: int
+) -> Change | None:
+    """What is to be changed next, if anything.
+
+    `members`: of the cluster, as it counts its majority, with the node of each. `lost`: those that will not come back.
+    `nodes`: that live, the best first. `wanted`: members where there are that many nodes. With fewer nodes there is one
+    member: of two, each would have to live.
+    """
+    alive = [name for name in members if name not in lost]
+    if 2 * len(alive) <= len(members):
+        if not nodes:
+            return None
+        why = f"{len(members) - len(alive)} of {len(members)} members are lost" if members else "there is none"
+        return Change("begin", nodes[0], why)
+    gone = [name for name in members if name in lost]
+    if gone:
+        return Change("remove", gone[0], f"its node {members[gone[0]][:8]} is lost")
+    target = wanted if len(nodes) >= wanted else 1
+    if len(members) > target:
+        last = max(members, key=lambda name: nodes.index(members[name]) if members[name] in nodes else len(nodes))
+        return Change("remove", last, f"{len(nodes)} nodes are too few for {wanted} members")
+    free = [node for node in nodes if node not in members.values()]
+    if len(members) < target and free:
+        return Change("add", free[0], f"{len(members)} of {target} members are there")
+    return None

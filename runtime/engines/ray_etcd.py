@@ -1,0 +1,288 @@
+"""An etcd of the job's own on Ray: members on several nodes, and replaced on others when their nodes are lost.
+
+A member is an actor that Ray starts again as long as its node lives (`max_restarts=-1`): its data are on that node's
+disk. What is on no disk any more is replaced by etcd's own means: the cluster is told to do without the member, and then
+of a new one, which gets the data from the others. When a majority is lost at once, so are the data: a new etcd begins
+with none, and the job goes on from its newest checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import threading
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import ray
+from ray import exceptions
+from ray.util import get_node_ip_address
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from graphft.runtime.engines.base import EngineError
+from graphft.runtime.engines.etcd_members import Change, next_change
+from graphft.runtime.engines.ray_process import kill
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError
+from graphft.runtime.etcd.embedded import free_ports
+
+log = logging.getLogger("graphft")
+
+HEARTBEAT, ELECTION = 100, 1000
+"""Milliseconds: etcd's own, for machines of one network."""
+ROUND_SECONDS = 0.5
+START_SECONDS = 60.0
+"""For how long a member may take to start."""
+OPEN_SECONDS = 180.0
+PAUSE_SECONDS = 1.0
+"""Before a member whose etcd has ended is started again."""
+
+
+class EtcdMember:
+    """The actor. One that Ray has started again finds on the disk what it was told before."""
+
+    def __init__(self, name: str, folder: str) -> None:
+        self.name, self.folder = name, Path(folder) / name
+        self._told = self.folder / "member.json"
+        self._host = get_node_ip_address()
+        self._etcd: EmbeddedEtcd | None = None
+        if self._told.exists():
+            told = json.loads(self._told.read_bytes())
+            self._ports = (told["client"], told["peer"])
+            self._start(told["cluster"], told["state"])
+        else:
+            client, peer = free_ports(2, self._host)
+            self._ports = (client, peer)
+
+    def addresses(self) -> tuple[str, str]:
+        """Of this member: the endpoint for clients, the URL for its peers."""
+        return f"{self._host}:{self._ports[0]}", f"http://{self._host}:{self._ports[1]}"
+
+    def begin(self, cluster: str, state: Literal["new", "existing"]) -> None:
+        """Starts it, and returns when it answers. Raises EtcdError."""
+        self.folder.mkdir(parents=True)
+        client, peer = self._ports
+        self._told.write_text(json.dumps({"client": client, "peer": peer, "cluster": cluster, "state": state}))
+        self._start(cluster, state)
+        assert self._etcd is not None
+        self._etcd.await_healthy(START_SECONDS)
+
+    def stay(self) -> None:
+        """Returns never: who waits for it learns of the actor's end."""
+        threading.Event().wait()
+
+    def _start(self, cluster: str, state: Literal["new", "existing"]) -> None:
+        self._etcd = EmbeddedEtcd(
+            self.folder / "etcd",
+            host=self._host,
+            name=self.name,
+            ports=self._ports,
+            cluster=cluster,
+            state=state,
+            heartbeat=HEARTBEAT,
+            election=ELECTION,
+        )
+        end = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                self._etcd.launch()
+                break
+            except EtcdError as error:  # the one before it is still ending
+                if error.rule != "port-busy" or time.monotonic() > end:
+                    raise
+                time.sleep(ROUND_SECONDS)
+        threading.Thread(target=self._end_with, args=(self._etcd,), name="etcd", daemon=True).start()
+
+    def _end_with(self, etcd: EmbeddedEtcd) -> None:
+        while etcd.running:
+            time.sleep(ROUND_SECONDS)
+        time.sleep(PAUSE_SECONDS)
+        os._exit(1)  # Ray starts the actor again
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    name: str
+    node: str
+    actor: Any
+    end: Any
+    """Of the actor, for `ray.wait`."""
+    client: str
+    peer: str
+    number: int
+    """etcd's id of it."""
+
+    @property
+    def gone(self) -> bool:
+        return bool(ray.wait([self.end], timeout=0)[0])
+
+
+class RayEtcd:
+    """The launcher's end: keeps `wanted` members at work, from a thread of its own. `folder`: for data, on each node."""
+
+    def __init__(self, namespace: str, folder: str, wanted: int = 3) -> None:
+        self._namespace, self._folder, self._wanted = namespace, folder, wanted
+        self._members: list[_Member] = []
+        self._admin: Etcd | None = None
+        self._moves: list[Callable[[list[str]], None]] = []
+        self._lock = threading.Lock()
+        self._stands, self._closed = threading.Event(), threading.Event()
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._keep, name="ray: etcd", daemon=True)
+
+    def open(self) -> None:
+        """Returns when all members that there is room for answer. Raises EngineError."""
+        self._thread.start()
+        if not self._stands.wait(OPEN_SECONDS) or self._error is not None:
+            raise EngineError(
+                f"etcd could not be started on Ray: {self._error or f'no answer in {OPEN_SECONDS:.0f} s'}",
+                rule="ray-etcd",
+                help="see the logs of the actors EtcdMember (ray logs); each node needs an etcd: graphft etcd --install",
+            )
+
+    @property
+    def endpoints(self) -> list[str]:
+        """Of the members that are there now."""
+        with self._lock:
+            return [member.client for member in self._members]
+
+    def follow(self, move: Callable[[list[str]], None]) -> None:
+        """Has `move` called with the endpoints, now and whenever they have changed. From another thread."""
+        with self._lock:
+            self._moves.append(move)
+        move(self.endpoints)
+
+    def close(self) -> None:
+        self._closed.set()
+        if self._thread.ident is not None:
+            self._thread.join(2 * START_SECONDS)
+        for member in self._members:
+            kill(member.actor)
+        if self._admin is not None:
+            self._admin.close()
+
+    # -- the thread -------------------------------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        while not self._closed.wait(0.0 if not self._stands.is_set() else ROUND_SECONDS):
+            try:
+                change = self._next()
+                if change is not None:
+                    self._carry_out(change)
+                elif self._members:
+                    self._stands.set()
+                    self._error = None
+            except (exceptions.RayError, EtcdError, RuntimeError) as error:
+                self._error = error
+                log.info("etcd's members cannot be changed now: %s", error)
+                self._closed.wait(ROUND_SECONDS)
+
+    def _next(self) -> Change | None:
+        nodes = alive_nodes()
+        lost = {member.name for member in self._members if member.node not in nodes or member.gone}
+        return next_change({member.name: member.node for member in self._members}, lost, nodes, self._wanted)
+
+    def _carry_out(self, change: Change) -> None:
+        log.info("etcd: %s %s: %s", change.kind, change.subject[:14], change.reason)
+        if change.kind == "begin":
+            self._begin(change)
+        elif change.kind == "add":
+            self._add(change.subject)
+        else:
+            self._remove(next(member for member in self._members if member.name == change.subject))
+
+    def _begin(self, change: Change) -> None:
+        if self._members:
+            log.warning("etcd is lost (%s): a new one begins, and the job goes on from its newest checkpoint", change.reason)
+        for member in self._members:
+            kill(member.actor)
+        name, actor, client, peer = self._make(change.subject)
+        try:
+            ray.get(actor.begin.remote(f"{name}={peer}", "new"), timeout=START_SECONDS)
+            if self._admin is None:
+                self._admin = Etcd([client])
+            self._admin.move([client])
+            number = next(m.id for m in self._admin.members() if m.name == name)
+        except BaseException:
+            kill(actor)
+            raise
+        self._set([_Member(name, change.subject, actor, actor.stay.remote(), client, peer, number)])
+
+    def _add(self, node: str) -> None:
+        assert self._admin is not None
+        self._forget_strangers()
+        name, actor, client, peer = self._make(node)
+        try:
+            number = self._admin.member_add(peer)
+        except EtcdError:
+            kill(actor)
+            raise
+        member = _Member(name, node, actor, actor.stay.remote(), client, peer, number)
+        self._set([*self._members, member])
+        cluster = ",".join(f"{m.name}={m.peer}" for m in self._members)
+        try:
+            ray.get(actor.begin.remote(cluster, "existing"), timeout=START_SECONDS)
+        except (exceptions.RayError, TimeoutError):
+            kill(actor)  # so it is lost, and removed
+            raise
+
+    def _remove(self, member: _Member) -> None:
+        assert self._admin is not None
+        left = [m for m in self._members if m is not member]
+        self._admin.move([m.client for m in left])
+        self._admin.member_remove(member.number)
+        self._set(left)
+        kill(member.actor)
+
+    def _forget_strangers(self) -> None:
+        """Removes members that were added though the answer was lost: they would count, and never start."""
+        assert self._admin is not None
+        known = {member.peer for member in self._members}
+        for stranger in self._admin.members():
+            if not known & set(stranger.peer_urls):
+                self._admin.member_remove(stranger.id)
+
+    def _make(self, node: str) -> tuple[str, Any, str, str]:
+        name = f"etcd-{uuid.uuid4().hex[:8]}"
+        # `soft`: nowhere else, for its data are there.
+        actor = (
+            ray.remote(EtcdMember)
+            .options(
+                name=name,
+                namespace=self._namespace,
+                num_cpus=0,
+                max_restarts=-1,
+                max_concurrency=4,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+            )
+            .remote(name, self._folder)
+        )
+        try:
+            client, peer = ray.get(actor.addresses.remote(), timeout=START_SECONDS)
+        except BaseException:
+            kill(actor)
+            raise
+        return name, actor, client, peer
+
+    def _set(self, members: list[_Member]) -> None:
+        with self._lock:
+            self._members = members
+            moves = list(self._moves)
+        endpoints = self.endpoints
+        if self._admin is not None:
+            self._admin.move(endpoints)
+        for move in moves:
+            with contextlib.suppress(EtcdError):
+                move(endpoints)
+
+
+def alive_nodes() -> list[str]:
+    """Their ids, this process's own node first: if that is lost, so is the launcher."""
+    own = ray.get_runtime_context().get_node_id()
+    nodes = [str(node["NodeID"]) for node in ray.nodes() if node["Alive"]]
+    return sorted(nodes, key=lambda node: (node != own, node))
