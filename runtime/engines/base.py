@@ -7,7 +7,7 @@ something that can be used like a `subprocess.Popen` (`Process`); `tests/engines
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -119,6 +119,10 @@ class Engine(Protocol):
 
     def provide_etcd(self) -> str:
         """Endpoints of an etcd that this engine runs for the job; "": the launcher is to start one."""
+
+    def follow_etcd(self, move: Callable[[Sequence[str]], None]) -> None:
+        """Has `move` called, from another thread, when the etcd that this engine runs is to be reached at these other
+        endpoints: its members may be lost with their machines, and replaced on others."""
 
     def cancel_orders(self) -> None:
         """Starts nothing more; a process that does not exist yet never will."""

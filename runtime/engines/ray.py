@@ -12,7 +12,7 @@ import os
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -125,6 +125,10 @@ class RayEngine(Engine):
             self._etcd = RayEtcd(self._namespace, self._folder, self._options.etcd_members)
             self._etcd.open()
         return ",".join(self._etcd.endpoints)
+
+    def follow_etcd(self, move: Callable[[Sequence[str]], None]) -> None:
+        if self._etcd is not None:
+            self._etcd.follow(move)
 
     def cancel_orders(self) -> None:
         self._closing = True

@@ -1,0 +1,59 @@
+"""A real Ray of several nodes on this machine, whose nodes are killed and added."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+QUICK = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
+"""After how long a node counts as dead that does not answer: 2 s, not 15 to 30."""
+
+
+class Nodes:
+    """A head with 1 CPU, which stays, and workers of 2 CPUs each. To be used from the main thread."""
+
+    def __init__(self, workers: int = 2) -> None:
+        from ray.cluster_utils import Cluster
+
+        os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        head = {"num_cpus": 1, "include_dashboard": False, "_system_config": QUICK}
+        self.cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.workers: list[Any] = []
+        self.set(workers)
+
+    @property
+    def address(self) -> str:
+        return str(self.cluster.address)
+
+    def add(self) -> Any:
+        self.workers.append(self.cluster.add_node(num_cpus=2))
+        return self.workers[-1]
+
+    def kill(self, worker: Any) -> None:
+        """Its raylet, by SIGKILL; its workers end when they see that."""
+        self.workers.remove(worker)
+        self.cluster.remove_node(worker, allow_graceful=False)
+
+    def set(self, count: int) -> None:
+        """Adds and kills workers until there are so many."""
+        while len(self.workers) > count:
+            self.kill(self.workers[-1])
+        while len(self.workers) < count:
+            self.add()
+
+    def close(self) -> None:
+        import ray
+
+        ray.shutdown()
+        self.cluster.shutdown()
+
+
+@contextmanager
+def nodes_of_ray(workers: int = 2) -> Iterator[Nodes]:
+    nodes = Nodes(workers)
+    try:
+        yield nodes
+    finally:
+        nodes.close()
