@@ -123,6 +123,7 @@ class Engine(Protocol):
     def follow_etcd(self, move: Callable[[Sequence[str]], None]) -> None:
         """Has `move` called, from another thread, when the etcd that this engine runs is to be reached at these other
         endpoints: its members may be lost with their machines, and replaced on others."""
+        return
 
     def cancel_orders(self) -> None:
         """Starts nothing more; a process that does not exist yet never will."""

@@ -1,4 +1,4 @@
-"""Which members an etcd of a job's own is to have, on machines that come and go: decided here, carried out elsewhere."""
+"""Which members an etcd of a job's own is to have, on machines that come and go. Decided here, done elsewhere."""
 
 from __future__ import annotations
 
@@ -17,9 +17,7 @@ class Change:
     reason: str
 
 
-def next_change(
-    members: Mapping[str, str], lost: Collection[str], nodes: Sequence[str], wanted: int
-) -> Change | None:
+def next_change(members: Mapping[str, str], lost: Collection[str], nodes: Sequence[str], wanted: int) -> Change | None:
     """What is to be changed next, if anything.
 
     `members`: of the cluster, as it counts its majority, with the node of each. `lost`: those that will not come back.

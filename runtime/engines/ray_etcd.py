@@ -1,8 +1,8 @@
 """An etcd of the job's own on Ray: members on several nodes, and replaced on others when their nodes are lost.
 
 A member is an actor that Ray starts again as long as its node lives (`max_restarts=-1`): its data are on that node's
-disk. What is on no disk any more is replaced by etcd's own means: the cluster is told to do without the member, and then
-of a new one, which gets the data from the others. When a majority is lost at once, so are the data: a new etcd begins
+disk. One that is lost with its node is replaced by etcd's own means: the cluster is told to do without it, and then of
+a new member, which gets the data from the others. When a majority is lost at once, so are the data: a new etcd begins
 with none, and the job goes on from its newest checkpoint.
 """
 
@@ -123,7 +123,7 @@ class _Member:
 
 
 class RayEtcd:
-    """The launcher's end: keeps `wanted` members at work, from a thread of its own. `folder`: for data, on each node."""
+    """The launcher's end: keeps `wanted` members at work, from a thread. `folder`: for their data, on each node."""
 
     def __init__(self, namespace: str, folder: str, wanted: int = 3) -> None:
         self._namespace, self._folder, self._wanted = namespace, folder, wanted
@@ -142,7 +142,7 @@ class RayEtcd:
             raise EngineError(
                 f"etcd could not be started on Ray: {self._error or f'no answer in {OPEN_SECONDS:.0f} s'}",
                 rule="ray-etcd",
-                help="see the logs of the actors EtcdMember (ray logs); each node needs an etcd: graphft etcd --install",
+                help="see the logs of its actors (ray logs); each node needs the program: graphft etcd --install",
             )
 
     @property
@@ -198,7 +198,9 @@ class RayEtcd:
 
     def _begin(self, change: Change) -> None:
         if self._members:
-            log.warning("etcd is lost (%s): a new one begins, and the job goes on from its newest checkpoint", change.reason)
+            log.warning(
+                "etcd is lost (%s): a new one begins; the job goes on from its newest checkpoint", change.reason
+            )
         for member in self._members:
             kill(member.actor)
         name, actor, client, peer = self._make(change.subject)

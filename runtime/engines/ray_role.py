@@ -1,7 +1,7 @@
 """What runs on a node of Ray for one process of a role: an actor, whose child that process is.
 
-A process of its own can be stopped, killed, and asked for its exit status as on any machine, while the actor answers. It
-ends with the actor: by the kernel's signal, so that nothing is left where a worker of Ray was killed.
+So it can be stopped, killed, and asked for its exit status as on any machine, while the actor answers. It ends with
+the actor: the kernel sees to that, so that nothing is left where a worker of Ray was killed.
 """
 
 from __future__ import annotations

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 QUICK = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "health_check_failure_threshold": 4}
 """After how long a node counts as dead that does not answer: 2 s, not 15 to 30."""
@@ -51,9 +55,13 @@ class Nodes:
 
 
 @contextmanager
-def nodes_of_ray(workers: int = 2) -> Iterator[Nodes]:
-    nodes = Nodes(workers)
-    try:
-        yield nodes
-    finally:
-        nodes.close()
+def nodes_of_ray(folder: Path) -> Iterator[Nodes]:
+    """A head alone. `folder`: for what its nodes write beside Ray's own files."""
+    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as short:
+        patch.setenv("RAY_TMPDIR", short)  # it has sockets, whose paths are at most 107 bytes long
+        patch.setenv("TMPDIR", str(folder))
+        nodes = Nodes(workers=0)
+        try:
+            yield nodes
+        finally:
+            nodes.close()

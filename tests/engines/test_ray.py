@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,11 +29,8 @@ Look = Callable[[Supervisor, JobStatus], None]
 
 @pytest.fixture(scope="module")
 def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
-    with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as short:
-        patch.setenv("RAY_TMPDIR", short)  # it has sockets, whose paths are at most 107 bytes long
-        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("nodes")))
-        with nodes_of_ray(workers=0) as nodes:
-            yield nodes
+    with nodes_of_ray(tmp_path_factory.mktemp("nodes")) as nodes:
+        yield nodes
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,145 @@
+"""The engine of Ray: each process of a role is the child of an actor, which Ray places by what it takes.
+
+Who starts what again: the launcher's supervisor does it with roles, as on every engine, for it alone tells a failure
+from a preemption, and counts. Ray does it with members of etcd (`ray_etcd.py`), which nobody counts. An actor without
+room waits, so an autoscaler sees what is wanted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ray
+from ray import exceptions
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from graphft.runtime.engines.base import Engine, EngineError, Listed, Order, Run
+from graphft.runtime.engines.ray_etcd import RayEtcd, alive_nodes
+from graphft.runtime.engines.ray_process import RayProcess
+from graphft.runtime.engines.ray_role import RoleActor
+from graphft.runtime.etcd.open import FOLLOW
+from graphft.runtime.process.log_tail import last_lines
+from graphft.transpiler import read_record
+
+Resources = Mapping[str, Mapping[str, float]]
+OWN_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
+CLOSE_SECONDS = 10.0
+
+
+class RayEngine(Engine):
+    """Made by `Ray.open`. `resources`: by role, what one process takes."""
+
+    reaches_loopback = False
+
+    def __init__(self, run: Run, address: str, resources: Resources, etcd_members: int) -> None:
+        self.run, self._resources, self._etcd_members = run, resources, etcd_members
+        self._connected = not ray.is_initialized()
+        """Whether the connection to Ray is this engine's own."""
+        if self._connected:
+            ray.init(address or None, log_to_driver=False)
+        self._namespace = f"graphft-{read_record(run.job_dir).run_id}"
+        self._folder = os.path.join(tempfile.gettempdir(), "graphft-ray", self._namespace)
+        self._processes: list[tuple[Order, RayProcess]] = []
+        self._numbers = itertools.count()
+        self._etcd: RayEtcd | None = None
+        self._closing = False
+
+    def prepare(self) -> None:
+        pass
+
+    def start(self, order: Order) -> RayProcess:
+        if self._closing:
+            raise EngineError("the engine is being closed", rule="engine")
+        self._check_refused(order)
+        etcd = ",".join(self._etcd.endpoints) if self._etcd is not None else order.etcd
+        command = ["start", order.role, "--job", self.run.job, "--etcd", etcd, "--index", str(order.index)]
+        try:
+            actor = self._actor(order).remote(order.name, command, self._environment(), self._folder)
+        except (exceptions.RayError, RuntimeError, ConnectionError) as error:
+            raise EngineError(f"Ray takes no actor now: {error}", rule="engine") from error
+        log_file = self.run.log(order)
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        wants = ", ".join(f"{name}: {amount:g}" for name, amount in self._resources[order.role].items() if amount)
+        process = RayProcess(order.name, actor, f"{{{wants}}}", log_file)
+        self._processes = [(o, p) for o, p in self._processes if p.poll() is None] + [(order, process)]
+        return process
+
+    def _check_refused(self, order: Order) -> None:
+        """Once, if the last one could not be made: it is tried again after a while, not at once."""
+        for other, process in self._processes:
+            if other.name == order.name and process.refusal:
+                refusal, process.refusal = process.refusal, ""
+                raise EngineError(f"Ray cannot make its actor: {refusal}", rule="engine", help="see its log")
+
+    def list(self) -> Sequence[Listed]:
+        return [
+            Listed(o.role, o.index, p.place, "running" if p.pid else "waiting")
+            for o, p in self._processes
+            if p.poll() is None
+        ]
+
+    def logs(self, order: Order, lines: int) -> Sequence[str]:
+        return last_lines(self.run.log(order), lines)
+
+    def step(self) -> None:
+        pass
+
+    def provide_etcd(self) -> str:
+        if self._etcd is None:
+            self._etcd = RayEtcd(self._namespace, self._folder, self._etcd_members)
+            self._etcd.open()
+        return ",".join(self._etcd.endpoints)
+
+    def follow_etcd(self, move: Callable[[Sequence[str]], None]) -> None:
+        if self._etcd is not None:
+            self._etcd.follow(move)
+
+    def cancel_orders(self) -> None:
+        self._closing = True
+        for _, process in self._processes:
+            if process.poll() is None and not process.pid:
+                process.kill()
+
+    def close(self) -> None:
+        self._closing = True
+        for _, process in self._processes:
+            process.kill()
+        if self._etcd is not None:
+            self._etcd.close()
+        end = time.monotonic() + CLOSE_SECONDS
+        for _, process in self._processes:
+            process.join(max(0.0, end - time.monotonic()))
+        if self._connected and ray.is_initialized():
+            ray.shutdown()
+
+    def _environment(self) -> dict[str, str]:
+        return {**self.run.environment, **({FOLLOW: "1"} if self._etcd is not None else {})}
+
+    def _actor(self, order: Order) -> Any:
+        wanted = self._resources[order.role]
+        custom = {name: amount for name, amount in wanted.items() if name not in OWN_OPTIONS}
+        return ray.remote(RoleActor).options(
+            name=f"{order.name} #{next(self._numbers)}",
+            namespace=self._namespace,
+            max_restarts=0,
+            max_concurrency=8,
+            resources=custom,
+            scheduling_strategy=self._strategy(order.role),
+            **{option: wanted[name] for name, option in OWN_OPTIONS.items() if name in wanted},
+        )
+
+    def _strategy(self, role: str) -> str | NodeAffinitySchedulingStrategy:
+        """Shards on nodes far apart, trainers together where there is room: both are wishes, for one process each. A
+        placement group would have all of them wait for the last one's room."""
+        if role == "pserver":
+            return "SPREAD"
+        counted = Counter(p.node for o, p in self._processes if o.role == role == "trainer" and p.poll() is None)
+        alive = set(alive_nodes())
+        node = next((node for node, _ in counted.most_common() if node in alive), "")
+        return NodeAffinitySchedulingStrategy(node, soft=True, _spill_on_unavailable=True) if node else "DEFAULT"

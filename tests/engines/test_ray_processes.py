@@ -1,0 +1,133 @@
+"""Processes on Ray, one by one: where they run, how they end, and what is left of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphft.errors import UsageError
+from graphft.runtime.engines.base import EngineError, Order, Process, Run
+from graphft.runtime.engines.ray import Ray
+from graphft.runtime.process.role_environment import role_environment
+from tests.engines.ray_nodes import Nodes, nodes_of_ray
+from tests.integration import training
+from tests.support.waiting import until
+
+ray: Any = pytest.importorskip("ray", reason="ray is not installed: make ray")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+NOWHERE = "127.0.0.1:1"
+"""An etcd that does not answer: a role waits a minute for it."""
+SECONDS = 120.0
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    with nodes_of_ray(tmp_path_factory.mktemp("nodes")) as nodes:
+        yield nodes
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("job") / "blobs"
+    training.job(training.program()).save(folder)
+    return folder
+
+
+@pytest.fixture
+def engine(nodes: Nodes, job: Path) -> Iterator[Any]:
+    engine = Ray(nodes.address).open(Run(job, str(job), role_environment()))
+    yield engine
+    engine.close()
+
+
+def trainer(index: int) -> Order:
+    return Order("trainer", index, NOWHERE)
+
+
+def made(process: Process) -> Process:
+    until(lambda: process.pid or process.poll() is not None, SECONDS)
+    assert process.poll() is None
+    return process
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
+def test_a_signal_ends_it(engine: Any, signum: int) -> None:
+    process = made(engine.start(trainer(0)))
+    assert process.await_made() == process.identity
+    assert process.place.startswith("node ")
+    assert [(listed.role, listed.state) for listed in engine.list()] == [("trainer", "running")]
+    until(lambda: any("etcd did not answer" in line for line in engine.logs(trainer(0), 20)), SECONDS)
+    process.send_signal(signum)
+    assert process.wait(SECONDS) == process.poll() == -signum
+    until(lambda: process.identity.dead)
+    assert engine.list() == []
+
+
+def test_what_has_no_room_waits_and_can_be_taken_back(engine: Any) -> None:
+    """The node has one CPU."""
+    first, second, third = engine.start(trainer(0)), engine.start(trainer(1)), engine.start(trainer(2))
+    made(first)
+    assert second.place == third.place == "waiting for {CPU: 1}"
+    assert [listed.state for listed in engine.list()] == ["running", "waiting", "waiting"]
+    second.send_signal(signal.SIGTERM)
+    assert second.wait(SECONDS) == -signal.SIGTERM
+    assert second.pid == 0
+    first.send_signal(signal.SIGKILL)
+    made(third)
+    engine.cancel_orders()
+    assert third.poll() is None
+    with pytest.raises(EngineError, match="is being closed"):
+        engine.start(trainer(3))
+
+
+def test_its_exit_status_and_its_last_words_are_told(engine: Any, job: Path, tmp_path: Path) -> None:
+    engine.run = Run(job, str(tmp_path / "no-job"), role_environment())
+    assert engine.start(trainer(7)).wait(SECONDS) == 2
+    assert "no-job" in "\n".join(engine.logs(trainer(7), 5))
+    assert engine.run.log(trainer(7)).read_text().splitlines()[-5:] == engine.logs(trainer(7), 5)
+
+
+def test_it_ends_with_its_actor_and_that_is_sigkill(engine: Any) -> None:
+    process = made(engine.start(trainer(0)))
+    with open(f"/proc/{process.pid}/stat") as file:
+        actor = int(file.read().rpartition(")")[2].split()[1])
+    os.kill(actor, signal.SIGKILL)
+    assert process.wait(SECONDS) == -signal.SIGKILL
+    until(lambda: process.identity.dead)
+
+
+def test_an_actor_that_cannot_be_made_is_told_and_tried_again_later(engine: Any, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    engine._folder, folder = str(file / "below"), engine._folder
+    process = engine.start(trainer(0))
+    assert process.wait(SECONDS) == 1
+    with pytest.raises(EngineError, match=r"Ray cannot make its actor: .*below"):
+        engine.start(trainer(0))
+    engine._folder = folder
+    made(engine.start(trainer(0)))
+
+
+def test_close_ends_everything(nodes: Nodes, job: Path) -> None:
+    engine = Ray(nodes.address).open(Run(job, str(job), role_environment()))
+    endpoints = engine.provide_etcd()
+    assert endpoints.count(":") == 1  # one node, one member
+    process = made(engine.start(trainer(0)))
+    waiting = engine.start(trainer(1))
+    engine.close()
+    assert (process.poll(), waiting.poll()) == (-signal.SIGKILL, -signal.SIGKILL)
+    until(lambda: process.identity.dead)
+    assert not ray.is_initialized()
+
+
+def test_options_are_checked() -> None:
+    with pytest.raises(UsageError, match="etcd_members is 2"):
+        Ray(etcd_members=2)
+    with pytest.raises(UsageError, match="resources names worker"):
+        Ray(resources={"worker": {"CPU": 1}})
