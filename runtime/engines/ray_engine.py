@@ -57,16 +57,14 @@ class RayEngine(Engine):
         if self._closing:
             raise EngineError("the engine is being closed", rule="engine")
         self._check_refused(order)
-        etcd = ",".join(self._etcd.endpoints) if self._etcd is not None else order.etcd
-        command = ["start", order.role, "--job", self.run.job, "--etcd", etcd, "--index", str(order.index)]
         try:
-            actor = self._actor(order).remote(order.name, command, self._environment(), self._folder)
+            actor = self._actor(order).remote(order.name, self._folder)
         except (exceptions.RayError, RuntimeError, ConnectionError) as error:
             raise EngineError(f"Ray takes no actor now: {error}", rule="engine") from error
         log_file = self.run.log(order)
         log_file.parent.mkdir(parents=True, exist_ok=True)
         wants = ", ".join(f"{name}: {amount:g}" for name, amount in self._resources[order.role].items() if amount)
-        process = RayProcess(order.name, actor, f"{{{wants}}}", log_file)
+        process = RayProcess(order.name, actor, f"{{{wants}}}", log_file, lambda made: self._begin(order, made))
         self._processes = [(o, p) for o, p in self._processes if p.poll() is None] + [(order, process)]
         return process
 
@@ -118,8 +116,14 @@ class RayEngine(Engine):
         if self._connected and ray.is_initialized():
             ray.shutdown()
 
-    def _environment(self) -> dict[str, str]:
-        return {**self.run.environment, **({FOLLOW: "1"} if self._etcd is not None else {})}
+    def _begin(self, order: Order, process: RayProcess) -> Any:
+        """For an actor that stands: in a thread of its own."""
+        etcd, environment = order.etcd, dict(self.run.environment)
+        if self._etcd is not None:
+            etcd = ",".join(self._etcd.await_answer(lambda: bool(process.taken_back)))
+            environment[FOLLOW] = "1"
+        command = ["start", order.role, "--job", self.run.job, "--etcd", etcd, "--index", str(order.index)]
+        return process.actor.begin.remote(command, environment)
 
     def _actor(self, order: Order) -> Any:
         wanted = self._resources[order.role]

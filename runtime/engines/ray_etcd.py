@@ -39,6 +39,7 @@ ROUND_SECONDS = 0.5
 START_SECONDS = 60.0
 """For how long a member may take to start."""
 OPEN_SECONDS = 180.0
+ANSWER_SECONDS = 1.0
 PAUSE_SECONDS = 1.0
 """Before a member whose etcd has ended is started again."""
 
@@ -150,6 +151,17 @@ class RayEtcd:
         """Of the members that are there now."""
         with self._lock:
             return [member.client for member in self._members]
+
+    def await_answer(self, enough: Callable[[], bool]) -> list[str]:
+        """Its endpoints, once it answers there, or it is `enough` of waiting. To be called after `open`."""
+        assert self._admin is not None
+        while not enough() and not self._closed.is_set():
+            endpoints = self.endpoints
+            with contextlib.suppress(EtcdError):
+                self._admin.ping(ANSWER_SECONDS)
+                if set(endpoints) == set(self._admin.endpoints) == set(self.endpoints):
+                    return endpoints
+        return self.endpoints
 
     def follow(self, move: Callable[[list[str]], None]) -> None:
         """Has `move` called with the endpoints, now and whenever they have changed. From another thread."""

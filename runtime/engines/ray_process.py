@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +29,18 @@ AGAIN_SECONDS = 0.5
 class RayProcess:
     """To be used like a `subprocess.Popen`. Its output is appended to `log_file`, if this machine can write that.
 
-    An actor that is lost, with its node or alone, is a process that SIGKILL has ended.
+    `begin` is called when its actor stands, and tells what that is to do; it may wait, but not once `taken_back` is not
+    0. An actor that is lost, with its node or alone, is a process that SIGKILL has ended.
     """
 
-    def __init__(self, name: str, actor: Any, wants: str, log_file: Path) -> None:
-        self.name, self.actor, self._wants, self._log = name, actor, wants, log_file
+    def __init__(self, name: str, actor: Any, wants: str, log_file: Path, begin: Callable[[RayProcess], Any]) -> None:
+        self.name, self.actor, self._wants, self._log, self._begin = name, actor, wants, log_file, begin
         self.identity, self.node = UNKNOWN, ""
         self.returncode: int | None = None
         self.refusal = ""
         """Why it could not be made, on any node that Ray tried."""
-        self._taken_back = 0
+        self.taken_back = 0
+        """The signal that ended it before it existed, or that killed it."""
         self._made, self._ended = threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._follow, name=f"ray: {name}", daemon=True)
@@ -72,7 +75,7 @@ class RayProcess:
             if self.returncode is not None or (not self._made.is_set() and signum not in (9, 15)):
                 return
             if signum == signal.SIGKILL or not self._made.is_set():
-                self._taken_back = self._taken_back or signum
+                self.taken_back = self.taken_back or signum
                 kill(self.actor)
                 return
         self.actor.send_signal.remote(signum)
@@ -88,9 +91,13 @@ class RayProcess:
         self._thread.join(timeout)
 
     def _follow(self) -> None:
-        position = 0
+        position, begun = 0, False
         while True:
             try:
+                if not begun:
+                    ray.get(self.actor.stands.remote())
+                    ray.get(self._begin(self))
+                    begun = True
                 answer = self.actor.follow.remote(position, self._made.is_set())
                 news = msgspec.msgpack.decode(ray.get(answer), type=News)
             except exceptions.ActorUnavailableError:  # it may come back
@@ -112,8 +119,8 @@ class RayProcess:
 
     def _status_of(self, error: BaseException) -> int:
         lost = isinstance(error, exceptions.RayActorError) and not error.actor_init_failed
-        if lost or self._taken_back or not ray.is_initialized():
-            return -(self._taken_back or signal.SIGKILL)
+        if lost or self.taken_back or not ray.is_initialized():
+            return -(self.taken_back or signal.SIGKILL)
         self.refusal = str(error).strip().splitlines()[-1]
         self._write(f"{error}\n".encode())
         return EXIT_FAILED

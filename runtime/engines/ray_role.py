@@ -38,9 +38,13 @@ class News(msgspec.Struct, frozen=True, array_like=True):
 
 
 class RoleActor:
-    """`follow` may wait while `send_signal` is called: to be made with `max_concurrency` of 2 or more."""
+    """`follow` may wait while `send_signal` is called: to be made with `max_concurrency` of 2 or more.
 
-    def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str], folder: str) -> None:
+    What it is to run is said by `begin`, not when it is ordered: it may wait for room for hours, and etcd be elsewhere
+    by then.
+    """
+
+    def __init__(self, name: str, folder: str) -> None:
         """`folder`: of the run on this node; made if it is not there."""
         self.name, self.node = name, ray.get_runtime_context().get_node_id()
         place = Path(folder) / self.node[:8]
@@ -48,13 +52,22 @@ class RoleActor:
         os.chdir(place)  # where the process has its copy of the job
         self.log = place / "logs" / f"{name.replace(' ', '-')}.log"
         self.log.unlink(missing_ok=True)
-        self._changed = threading.Condition()
+        self._changed, self._begun = threading.Condition(), threading.Event()
         self._identity, self._size = UNKNOWN, 0
         self._status: int | None = None
         self._process: subprocess.Popen[bytes] | None = None
+
+    def stands(self) -> None:
+        """Returns: there was room for it."""
+
+    def begin(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        """Starts `python -m graphft COMMAND`. Once: this may be asked again, if the answer was lost."""
+        if self._begun.is_set():
+            return
+        self._begun.set()
         environment = {"GRAPHFT_HOST": get_node_ip_address(), **environment}
         # The kernel takes the thread that starts a process for its parent.
-        threading.Thread(target=self._run, args=(command, environment), name=name, daemon=True).start()
+        threading.Thread(target=self._run, args=(command, environment), name=self.name, daemon=True).start()
 
     def __repr__(self) -> str:
         """Before each line of its log, where Ray shows it."""

@@ -16,16 +16,15 @@ QUICK = {"health_check_initial_delay_ms": 1000, "health_check_period_ms": 500, "
 
 
 class Nodes:
-    """A head with 1 CPU, which stays, and workers of 2 CPUs each. To be used from the main thread."""
+    """A head, which stays, and workers of 2 CPUs each. To be used from the main thread."""
 
-    def __init__(self, workers: int = 2) -> None:
+    def __init__(self, head_cpus: int) -> None:
         from ray.cluster_utils import Cluster
 
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-        head = {"num_cpus": 1, "include_dashboard": False, "_system_config": QUICK}
+        head = {"num_cpus": head_cpus, "include_dashboard": False, "_system_config": QUICK}
         self.cluster = Cluster(initialize_head=True, head_node_args=head)
         self.workers: list[Any] = []
-        self.set(workers)
 
     @property
     def address(self) -> str:
@@ -55,12 +54,12 @@ class Nodes:
 
 
 @contextmanager
-def nodes_of_ray(folder: Path) -> Iterator[Nodes]:
+def nodes_of_ray(folder: Path, head_cpus: int = 1) -> Iterator[Nodes]:
     """A head alone. `folder`: for what its nodes write beside Ray's own files."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory(prefix="ray", dir="/tmp") as short:
         patch.setenv("RAY_TMPDIR", short)  # it has sockets, whose paths are at most 107 bytes long
         patch.setenv("TMPDIR", str(folder))
-        nodes = Nodes(workers=0)
+        nodes = Nodes(head_cpus)
         try:
             yield nodes
         finally:

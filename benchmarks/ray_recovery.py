@@ -1,0 +1,282 @@
+"""graphft and Ray Train on one Ray cluster, of which nodes are killed and added:
+
+    python benchmarks/ray_recovery.py [--system graphft] [--system train] [--rounds 3]
+    python benchmarks/ray_recovery.py --chaos 50 [--seed 1]
+
+Needs Ray, and `ray[train]` for the comparison. Five phases, the same for both; a node has 2 CPUs:
+
+| phase | what is done | seconds until |
+| --- | --- | --- |
+| start | the job is started on one node; it wants three workers | the first step is complete |
+| up | two nodes are added | the first step with three workers is complete |
+| one | the oldest is killed (graphft's shards were there), one is added | a step that was not complete before |
+| all | all nodes are killed, and three are added | the same |
+| end | nothing | the last step |
+
+`repeated`: steps that are computed again. Model, records, batch per worker, steps, and the interval of checkpoints are
+the same. Ray Train: elastic, `ScalingConfig(num_workers=(1, 3), elastic_resize_monitor_interval_s=5)`, and
+`FailureConfig(max_failures=-1)`. graphft's final state is compared with that of an undisturbed run, bit by bit.
+
+`--chaos N`: N nodes are killed at random moments, sometimes several at once, also while the job recovers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "benchmarks")]
+
+import ray_workload as workload  # noqa: E402
+
+from graphft.errors import GraphftError  # noqa: E402
+from graphft.runtime.coordination.connect import read_endpoints  # noqa: E402
+from graphft.runtime.coordination.keys import Keys  # noqa: E402
+from graphft.runtime.coordination.status import read_status  # noqa: E402
+from graphft.runtime.etcd import Etcd  # noqa: E402
+from tests.engines.ray_nodes import Nodes, nodes_of_ray  # noqa: E402
+from tests.integration.plays import whole_state  # noqa: E402
+
+LIMIT = 300.0
+"""Seconds without a step after which a job counts as hanging."""
+PASSES, PACE, POLL = 4, 0.1, 0.05
+RESOURCES = {"trainer": {"CPU": 1}, "pserver": {"CPU": 0.5}}
+"""On one node: both shards and one trainer."""
+
+
+# -- the drivers: processes of their own ------------------------------------------------------------------------------
+
+
+def drive_graphft(folder: Path, passes: int) -> None:
+    from graphft.runtime.engines.ray import Ray
+
+    job = workload.job(folder / "pace", passes, storage=f"file://{folder}/storage/job")
+    job.run(engine=Ray(resources=RESOURCES), job_dir=str(folder / "job"), quiet=True)
+
+
+def drive_train(folder: Path, passes: int) -> None:
+    import ray
+    from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    ray.init(log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": os.environ["PYTHONPATH"]}})
+    steps = passes * workload.STEPS_PER_PASS
+    config = {"pace": str(folder / "pace"), "steps": steps, "progress": str(folder / "progress")}
+    scaling = ScalingConfig(
+        num_workers=(1, workload.WORKERS), resources_per_worker={"CPU": 2}, elastic_resize_monitor_interval_s=5
+    )
+    run = RunConfig(
+        storage_path=str(folder / "storage"),
+        name="points",
+        failure_config=FailureConfig(max_failures=-1),
+        checkpoint_config=CheckpointConfig(num_to_keep=2),
+    )
+    TorchTrainer(workload.train_loop, train_loop_config=config, scaling_config=scaling, run_config=run).fit()
+
+
+DRIVERS: dict[str, Callable[[Path, int], None]] = {"graphft": drive_graphft, "train": drive_train}
+
+
+# -- what is seen of a job --------------------------------------------------------------------------------------------
+
+
+class Running:
+    """A job, and the step that it has reached."""
+
+    def __init__(self, system: str, folder: Path, nodes: Nodes, passes: int) -> None:
+        folder.mkdir(parents=True)
+        self.system, self.folder = system, folder
+        self.set_pace(PACE)
+        self.highest = self.last = self.repeated = 0
+        """The step that was complete before all faults so far; the newest; those that were computed again."""
+        command = [sys.executable, __file__, "--drive", system, str(folder), str(passes)]
+        env = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'benchmarks'}", "RAY_ADDRESS": nodes.address}
+        with (folder / "output").open("wb") as out:
+            self.process = subprocess.Popen(command, env=env, stdout=out, stderr=out)
+
+    def set_pace(self, seconds: float) -> None:
+        scratch = self.folder / "pace.new"
+        scratch.write_text(str(seconds))
+        scratch.replace(self.folder / "pace")
+
+    def look(self) -> tuple[int, int]:
+        """(step, workers); what was seen last, while nothing is to be seen."""
+        step, workers = self._graphft() if self.system == "graphft" else self._train()
+        if step < self.last:
+            self.repeated += self.last - step
+        self.last = step
+        return step, workers
+
+    def _graphft(self) -> tuple[int, int]:
+        endpoints = read_endpoints(self.folder / "job")
+        try:
+            with Etcd(endpoints.split(",") if endpoints else ["127.0.0.1:1"], deadline=0.5) as etcd:
+                status = read_status(etcd, Keys("points"), deadline=0.5, brief=True)
+        except GraphftError:
+            return self.last, 0
+        return (status.step or self.last), len(set(status.slots.values()))
+
+    def _train(self) -> tuple[int, int]:
+        file = self.folder / "progress"
+        lines = file.read_text().splitlines() if file.exists() else []
+        if not lines or len(lines[-1].split()) < 2:
+            return self.last, 0
+        step, workers = map(int, lines[-1].split())
+        return step, workers
+
+    def until(self, what: Callable[[int, int], bool]) -> float:
+        """Seconds until `what(step, workers)`. Raises if nothing of it is seen for LIMIT seconds."""
+        began = time.monotonic()
+        while not what(*self.look()):
+            if self.process.poll() is not None:
+                raise RuntimeError(f"it has ended with {self.process.poll()}: see {self.folder / 'output'}")
+            if time.monotonic() - began > LIMIT:
+                raise TimeoutError(f"it hangs at step {self.last}: see {self.folder}")
+            time.sleep(POLL)
+        return time.monotonic() - began
+
+    def beyond(self) -> Callable[[int, int], bool]:
+        """A step that was not complete so far."""
+        before = max(self.highest, self.last)
+        self.highest = before
+        return lambda step, workers: step > before
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(30)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+
+
+def five_phases(system: str, folder: Path, nodes: Nodes) -> dict[str, float]:
+    nodes.set(1)
+    running = Running(system, folder, nodes, PASSES)
+    seconds: dict[str, float] = {}
+    try:
+        seconds["start"] = running.until(lambda step, workers: step >= 1)
+        running.until(lambda step, workers: step >= 15)
+        nodes.set(3)
+        added = time.monotonic()
+        running.until(lambda step, workers: workers == workload.WORKERS)
+        running.until(running.beyond())
+        seconds["up"] = time.monotonic() - added
+        running.until(lambda step, workers, at=running.last + 15: step >= at)
+        for phase, count in (("one", 1), ("all", 3)):
+            killed = time.monotonic()
+            new = running.beyond()
+            for node in list(nodes.workers[:count]):
+                nodes.kill(node)
+            nodes.set(3)
+            running.until(new)
+            seconds[phase] = time.monotonic() - killed
+            running.until(lambda step, workers, at=running.last + 15: step >= at)
+        ends = time.monotonic()
+        running.set_pace(0.0)
+        assert running.process.wait(LIMIT) == 0, (folder / "output").read_text()
+        seconds["end"] = time.monotonic() - ends
+        seconds["repeated"] = running.repeated
+    finally:
+        running.close()
+    return seconds
+
+
+def chaos(folder: Path, nodes: Nodes, kills: int, seed: int, passes: int) -> None:
+    """One job, all faults."""
+    draw = random.Random(seed)
+    nodes.set(3)
+    running = Running("graphft", folder, nodes, passes)
+    done, recovered = 0, []
+    try:
+        running.until(lambda step, workers: step >= 5)
+        while done < kills:
+            running.set_pace(PACE if running.last < 0.8 * passes * workload.STEPS_PER_PASS else 2.0)
+            new, began = running.beyond(), time.monotonic()
+            count = min(draw.choice((1, 1, 1, 2, 3)), len(nodes.workers), kills - done)
+            for node in draw.sample(nodes.workers, count):
+                nodes.kill(node)
+            done += count
+            time.sleep(draw.uniform(0, 5))
+            nodes.set(3)
+            if draw.random() < 0.2:  # the next comes while it recovers
+                time.sleep(draw.uniform(0, 3))
+                continue
+            running.until(new)
+            recovered.append(time.monotonic() - began)
+            print(f"{done} of {kills} nodes killed, step {running.last}, {recovered[-1]:.1f} s", flush=True)
+            time.sleep(draw.uniform(0, 3))
+        running.set_pace(0.0)
+        assert running.process.wait(10 * LIMIT) == 0, (folder / "output").read_text()
+    finally:
+        running.close()
+    print(f"{done} nodes killed; until a new step {statistics.median(recovered):.1f} s (worst {max(recovered):.1f})")
+
+
+def undisturbed(folder: Path, passes: int) -> dict[str, Any]:
+    folder.mkdir(parents=True)
+    (folder / "pace").write_text("0")
+    job = workload.job(folder / "pace", passes)
+    job.run(job_dir=str(folder / "job"), quiet=True)
+    return whole_state(job, folder / "job")
+
+
+def check(folder: Path, expected: dict[str, Any]) -> None:
+    from graphft.transpiler import Job
+
+    state = whole_state(Job.load(folder / "job"), folder / "job")
+    different = [name for name in expected if not expected[name].equal(state[name])]
+    assert state.keys() == expected.keys()
+    assert not different, f"not the bits of the undisturbed run: {different}"
+    print(f"{len(state)} tensors: the bits of an undisturbed run", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--drive", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--system", action="append", choices=tuple(DRIVERS))
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--chaos", type=int, default=0, metavar="N")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    if options.drive:
+        system, folder, passes = options.drive
+        DRIVERS[system](Path(folder), int(passes))
+        return
+    found: dict[str, list[dict[str, float]]] = {}
+    with tempfile.TemporaryDirectory() as scratch, nodes_of_ray(Path(scratch), head_cpus=0) as nodes:
+        base = Path(scratch)
+        passes = max(PASSES, options.chaos) if options.chaos else PASSES
+        expected = undisturbed(base / "undisturbed", passes)
+        if options.chaos:
+            chaos(base / "chaos", nodes, options.chaos, options.seed, passes)
+            check(base / "chaos", expected)
+            return
+        for number in range(options.rounds):
+            for system in options.system or DRIVERS:
+                folder = base / f"{system}-{number}"
+                seconds = five_phases(system, folder, nodes)
+                found.setdefault(system, []).append(seconds)
+                print(system, {name: round(value, 1) for name, value in seconds.items()}, flush=True)
+                if system == "graphft":
+                    check(folder, expected)
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=2))
+
+
+if __name__ == "__main__":
+    main()
