@@ -252,6 +252,7 @@ def main() -> None:
     parser.add_argument("--chaos", type=int, default=0, metavar="N")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="leave what the jobs wrote there")
     options = parser.parse_args()
     if options.drive:
         system, folder, passes = options.drive
@@ -259,7 +260,7 @@ def main() -> None:
         return
     found: dict[str, list[dict[str, float]]] = {}
     with tempfile.TemporaryDirectory() as scratch, nodes_of_ray(Path(scratch), head_cpus=0) as nodes:
-        base = Path(scratch)
+        base = options.keep or Path(scratch)
         passes = max(PASSES, options.chaos) if options.chaos else PASSES
         expected = undisturbed(base / "undisturbed", passes)
         if options.chaos:

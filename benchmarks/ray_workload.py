@@ -68,12 +68,13 @@ def train_loop(config: dict[str, Any]) -> None:
     context = ray.train.get_context()
     rank, world = context.get_world_rank(), context.get_world_size()
     net = ray.train.torch.prepare_model(model())
+    plain = getattr(net, "module", net)  # one worker alone has no DDP around it
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     points, step = Points(config["pace"]), 0
     if found := ray.train.get_checkpoint():
         with found.as_directory() as folder:
             state = torch.load(os.path.join(folder, "state.pt"), weights_only=True)
-        net.load_state_dict(state["net"])
+        plain.load_state_dict(state["net"])
         optimizer.load_state_dict(state["optimizer"])
         step = state["step"]
     while step < config["steps"]:
@@ -91,7 +92,7 @@ def train_loop(config: dict[str, Any]) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 checkpoint = None
                 if rank == 0:
-                    state = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+                    state = {"net": plain.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
                     torch.save(state, os.path.join(folder, "state.pt"))
                     checkpoint = ray.train.Checkpoint.from_directory(folder)
                 ray.train.report({"step": step}, checkpoint=checkpoint)
