@@ -22,7 +22,7 @@ INSTALLED := $(VENV)/.installed
 ETCD := .etcd/.fetched
 PIP := $(PY) -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_ARGS)
 
-.PHONY: help setup run test test-loaded lint types accept bench converge chaos sim hdfs docs clean
+.PHONY: help setup run test test-loaded lint types accept bench converge chaos sim hdfs ray docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,7 +71,8 @@ accept: setup  ## rewrite the golden files from what the code prints now; review
 	@GRAPHFT_ACCEPT=1 $(PY) -m pytest -q $$(grep -rl assert_golden tests --include='test_*.py')
 
 bench: setup  ## what a step costs beside plain PyTorch
-	@set -e; for file in $(filter-out benchmarks/convergence.py,$(wildcard benchmarks/*.py)); do $(PY) $$file; done
+	@set -e; for file in $(filter-out benchmarks/convergence.py benchmarks/ray_%.py,$(wildcard benchmarks/*.py)); do \
+	  $(PY) $$file; done
 
 converge: setup  ## sync, async and its modes side by side, with the tables of docs/convergence.md (about 15 minutes)
 	@$(PY) benchmarks/convergence.py --faults 4
@@ -86,6 +87,10 @@ sim: setup  ## real roles in a simulated world: SEEDS sync and async jobs, with 
 
 hdfs: setup .hdfs  ## the tests on a real HDFS (gets 220 MB once, and needs Java and a C compiler; without it they are skipped)
 	@$(PY) -m pytest -q -k hdfs tests/fs tests/loop/test_hdfs.py
+
+ray: setup  ## the tests on a real Ray of several nodes (gets Ray once; without it they are skipped)
+	@$(PY) -c 'import ray' 2>/dev/null || $(PIP) --editable '.[ray]'
+	@$(PY) -m pytest -q tests/engines/test_ray.py tests/engines/test_ray_processes.py
 
 .hdfs:
 	@$(PY) tests/support/get_hdfs.py $@
