@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 from graphft.errors import GraphftError, UsageError
 
@@ -35,6 +35,13 @@ def die_with_parent(parent: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(EXIT_FAILED)
+
+
+def end_by(signum: int) -> NoReturn:
+    """Ends this process as this signal does that nobody handles."""
+    signal.signal(signum, signal.SIG_DFL)
+    os.kill(os.getpid(), signum)
+    os._exit(128 + signum)  # the first process of a container, which the kernel spares
 
 
 def was_preempted(status: int) -> bool:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import signal
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +14,7 @@ import msgspec
 from graphft.errors import UsageError
 from graphft.runtime.etcd import EtcdError, Session, Store
 from graphft.runtime.etcd.channel import parse_endpoint
+from graphft.runtime.process.role_process import end_by
 from graphft.runtime.queue.finished_passes import close_passes
 from graphft.runtime.queue.shard_tasks import close_tasks
 from graphft.runtime.queue.task_client import TaskClient, waking
@@ -24,6 +28,8 @@ from graphft.runtime.transport import make_server
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
+
+log = logging.getLogger("graphft")
 
 
 class Pserver(Role):
@@ -49,7 +55,15 @@ class Pserver(Role):
         self.server = self.ctx.server = self.make_port()
         for name, value in self.program.values.items():
             self.ctx.scope[name] = value.detach().clone()
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, lambda *_: self._leave())
         self.open_session()
+
+    def _leave(self) -> None:
+        """On SIGTERM. One that serves gives its lease back first, so that its successor need not wait for its end."""
+        if self.server.machine is None or self.server.leaving:
+            end_by(signal.SIGTERM)
+        self.server.leaving = True
 
     def _make_task_client(self) -> TaskClient | None:
         """Calls the coordinator, if the job has one that gives out tasks."""
@@ -85,9 +99,15 @@ class Pserver(Role):
             if self.tasks is not None:
                 self.tasks.close()
             self.transport.close()
+        if self.server.leaving:
+            log.info("left: SIGTERM asked this pserver to")
+            end_by(signal.SIGTERM)
 
     def prove(self) -> None:
         prove_shard(self.member, self.blocks)
+
+    def unready(self) -> str:
+        return super().unready() or ("" if self.server.machine is not None else "its shard has no state so far")
 
     @property
     def at_step(self) -> int | None:

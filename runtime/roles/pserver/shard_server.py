@@ -64,6 +64,8 @@ class ShardServer(ServerPort):
         self.config = member.config
         self.options: ServeOptions
         self.machine: Any = None
+        self.leaving = False
+        """Whether this process was asked to go; set by a signal's handler."""
         self.buffers = ShardBuffers(blocks.ctx.scope)
         self.recovery = Recovery(member, self.end, self.commits, self.job_dir, self.restore)
         self.counters: Counter[str] = Counter()
@@ -140,9 +142,10 @@ class ShardServer(ServerPort):
         return SPARE_PEERS + 4 * (self.config.trainers + self.config.pservers)
 
     def over(self) -> bool:
-        """Whether the job is. Shard 0 ends it: once the last step is committed, it exports the model."""
+        """Whether the job is, or this process is to go. Shard 0 ends the job: once the last step is committed, it
+        exports the model."""
         self.saver.check()
-        if self.member.over():
+        if self.leaving or self.member.over():
             return True
         committed = self.member.view.committed
         if committed is not None and committed.step >= self.config.total_steps and self.member.index == 0:
