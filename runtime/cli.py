@@ -64,6 +64,22 @@ def _parser() -> argparse.ArgumentParser:
     start.add_argument("--job", required=True, metavar="DIR", help="the job's folder, or the URL of its storage")
     start.add_argument("--etcd", default="", help="host:port[,host:port...] (default: what the folder says)")
     start.add_argument("--index", type=int, default=-1, help="the pserver's index (default: any free one)")
+    start.add_argument(
+        "--health",
+        metavar="HOST:PORT",
+        default=os.environ.get("GRAPHFT_HEALTH", ""),
+        help="answer /healthz and /readyz over HTTP there (default: $GRAPHFT_HEALTH, or nowhere)",
+    )
+    start.add_argument(
+        "--stay", action="store_true", help="when the job is complete, wait for SIGTERM before ending with status 0"
+    )
+    start.add_argument(
+        "--leave-status",
+        type=int,
+        default=EXIT_OK,
+        metavar="N",
+        help="exit status of a role that SIGTERM asked to leave before the job was complete (default: 0)",
+    )
     start.set_defaults(command=_start)
 
     fork_server = commands.add_parser("fork-server")  # what the launcher starts; of no use to people
@@ -164,13 +180,17 @@ def _launch(options: argparse.Namespace) -> int:
 
 def _start(options: argparse.Namespace) -> int:
     from graphft.runtime.coordination.job_storage import is_published, local_folder, publish
+    from graphft.runtime.roles.attendance import Attendance
+
+    attendance = Attendance(options.health, options.stay, options.leave_status)  # from before torch is loaded
     from graphft.runtime.roles.environment import RoleSpec, explain_on_signal, run_role
 
     explain_on_signal()
     folder = local_folder(options.job)
     if not is_published(folder):  # else a role that is started again waits for a storage that is away
         publish(folder)
-    return run_role(_load_job(folder), folder, RoleSpec(options.role, options.index, str(folder), options.etcd))
+    spec = RoleSpec(options.role, options.index, str(folder), options.etcd)
+    return attendance.end(run_role(_load_job(folder), folder, spec, attendance.health), folder)
 
 
 def _fork_server(options: argparse.Namespace) -> int:

@@ -30,6 +30,7 @@ from graphft.runtime.roles.logs import follow, log_as
 
 if TYPE_CHECKING:
     from graphft.ir import Program
+    from graphft.runtime.roles.health import Health
     from graphft.runtime.roles.pserver.pserver import Pserver
     from graphft.runtime.roles.role import Role
     from graphft.runtime.roles.trainer.trainer import Trainer
@@ -141,8 +142,10 @@ def _check_same(saved: JobRecord, job: Job, job_dir: Path) -> None:
         log.warning("this script draws initial values without a seed; those that were saved in %s are used", job_dir)
 
 
-def run_role(job: Job, job_dir: Path, spec: RoleSpec) -> int:
-    """Runs one role to its end; logs to stderr. Returns the exit status (see runtime/process/role_process.py)."""
+def run_role(job: Job, job_dir: Path, spec: RoleSpec, health: Health | None = None) -> int:
+    """Runs one role to its end; logs to stderr. Returns the exit status (see runtime/process/role_process.py).
+
+    `health`: is told the role, once there is one."""
     from graphft.runtime.coordination.noted_etcd import check_no_other_etcd
 
     log_as(_name_of(spec))
@@ -158,7 +161,7 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec) -> int:
                 embedded = start_etcd(job, job_dir)
                 stack.callback(embedded.stop)
                 write_endpoints(job_dir, ",".join(embedded.endpoints), own=True)
-            _run(job, job_dir, spec)
+            _run(job, job_dir, spec, health)
             if embedded is not None:
                 _await_others(job, embedded)
         return EXIT_OK
@@ -179,7 +182,7 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec) -> int:
         return EXIT_FAILED
 
 
-def _run(job: Job, job_dir: Path, spec: RoleSpec) -> None:
+def _run(job: Job, job_dir: Path, spec: RoleSpec, health: Health | None) -> None:
     from graphft.devices import find_device
     from graphft.runtime.coordination.noted_etcd import check_no_other_etcd, leave_note
     from graphft.runtime.coordination.run_record import put_job
@@ -199,6 +202,8 @@ def _run(job: Job, job_dir: Path, spec: RoleSpec) -> None:
     role = _make_role(job, job_dir, spec, etcd)
     if role is not None:
         follow(role)
+        if health is not None:
+            health.role = role
         _tell_story_on_signal(role)
         role.run()
 

@@ -66,6 +66,10 @@ class Role:
         """From start to the end of the job."""
         raise NotImplementedError
 
+    def unready(self) -> str:
+        """Why others cannot count on this process now; "" if they can."""
+        return "" if self.session.registered else "it is not registered"
+
     @property
     def at_step(self) -> int | None:
         """The step (a shard: the version) that this process is at, for its log lines; None before it has begun."""

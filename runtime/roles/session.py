@@ -41,6 +41,11 @@ class MemberSession(SessionPort):
         self._kept = 0
         """How many renewals by the lease's keeper were told."""
 
+    @property
+    def registered(self) -> bool:
+        """Whether others find this process."""
+        return bool(self._registered)
+
     # -- registration -------------------------------------------------------------------------------------------
 
     def register(self, *, role: str, index: int, lease: bool) -> None:
