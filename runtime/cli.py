@@ -15,6 +15,7 @@ import graphft
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.chaos.command import add_parser as add_chaos
 from graphft.runtime.engines.slurm_command import add_parser as add_slurm
+from graphft.runtime.engines.kubernetes.command import add_parser as add_kubernetes
 from graphft.runtime.interchange.command import add_parser as add_checkpoint
 from graphft.runtime.launcher.etcd_command import add_parser as add_etcd
 from graphft.runtime.launcher.status_command import add_parser as add_status
@@ -114,6 +115,7 @@ def _parser() -> argparse.ArgumentParser:
     add_checkpoint(commands)
     add_chaos(commands)
     add_slurm(commands)
+    add_kubernetes(commands)
     return parser
 
 

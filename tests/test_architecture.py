@@ -294,7 +294,7 @@ def test_no_public_name_hides_a_module() -> None:
 
 
 # Distributions whose modules have other names.
-MODULES = {"grpcio": "grpc", "pyzmq": "zmq", "protobuf": "google", "scikit-learn": "sklearn"}
+MODULES = {"grpcio": "grpc", "pyzmq": "zmq", "protobuf": "google", "scikit-learn": "sklearn", "pyyaml": "yaml"}
 
 
 def declared(section: str, key: str = "") -> set[str]:

@@ -1,0 +1,130 @@
+"""What the manifests of a job are made from: the job's own numbers, and what its user says of the cluster."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from graphft.errors import UsageError
+
+if TYPE_CHECKING:
+    from graphft.transpiler import JobConfig
+
+Object = dict[str, Any]
+"""A Kubernetes object, or a part of one."""
+
+MAX_NAME = 40
+"""Labels have at most 63 characters; a StatefulSet's pods have one with a hash of 11 behind the name and its suffix."""
+ETCD_PORT = 2379
+_LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Of one pod. `memory` is its limit, too; a pod may use more `cpu` than it asks for while nobody needs it."""
+
+    cpu: str
+    memory: str
+    gpus: int = 0
+    gpu: str = "nvidia.com/gpu"
+    """The name of the resource of which there are `gpus`."""
+
+    def to_json(self) -> Object:
+        gpus = {self.gpu: str(self.gpus)} if self.gpus else {}
+        return {"requests": {"cpu": self.cpu, "memory": self.memory, **gpus}, "limits": {"memory": self.memory, **gpus}}
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterJob:
+    """One job on one cluster."""
+
+    name: str
+    """Of its objects."""
+    image: str
+    job: str
+    """What pods give to `graphft start --job`: the URL of the job's storage, or a folder in the volume."""
+    trainers: int
+    pservers: int
+    coordinators: int
+    chunk_timeout: float
+    """Seconds, the job's."""
+    trainer: Resources
+    pserver: Resources
+    namespace: str = ""
+    etcd: str = ""
+    """Endpoints; "": members are deployed with the job."""
+    etcd_members: int = 3
+    etcd_image: str = ""
+    etcd_storage: str = ""
+    storage_class: str = ""
+    tls_secret: str = ""
+    env: Sequence[tuple[str, str]] = ()
+    env_from_secrets: Sequence[str] = ()
+    volume: tuple[str, str] | None = None
+    """A PersistentVolumeClaim, and where pods have it."""
+    pull_secret: str = ""
+    max_failures: int = 20
+    """Failures of trainers, all in all, after which the trainers' Job has failed."""
+
+    @property
+    def scheme(self) -> str:
+        """Of the etcd that is deployed with the job."""
+        return "https" if self.tls_secret else "http"
+
+    @property
+    def endpoints(self) -> str:
+        """Of etcd, as pods reach it. Members have one name in common, that of their Service: which of them live, and
+        where, changes; a client that was given three names would keep the addresses that these had at first."""
+        return self.etcd or f"{self.scheme}://{self.name}-etcd:{ETCD_PORT}"
+
+    def labels(self, component: str) -> dict[str, str]:
+        """By which a component's pods are found."""
+        return {"app.kubernetes.io/instance": self.name, "app.kubernetes.io/component": component}
+
+    def metadata(self, component: str, suffix: str = "") -> Object:
+        """Of an object of this component."""
+        namespace = {"namespace": self.namespace} if self.namespace else {}
+        labels = {"app.kubernetes.io/name": "graphft", **self.labels(component)}
+        return {"name": f"{self.name}-{suffix or component}", **namespace, "labels": labels}
+
+
+def object_name(job: str) -> str:
+    """A name for the objects of this job, which may have letters and lengths that Kubernetes does not allow."""
+    plain = re.sub(r"[^a-z0-9]+", "-", job.lower()).strip("-")
+    if plain == job and len(plain) <= MAX_NAME and plain[0].isalpha():
+        return plain
+    digest = hashlib.sha256(job.encode()).hexdigest()[:6]
+    start = plain if plain[:1].isalpha() else f"job-{plain}"
+    return f"{start[: MAX_NAME - 7].strip('-')}-{digest}"
+
+
+def check(config: JobConfig, wanted: ClusterJob) -> None:
+    """Raises UsageError for what cannot work on a cluster."""
+    name = wanted.name
+    if not config.ft:
+        raise UsageError(
+            f"job {config.name} has no fault tolerance, and a cluster moves pods",
+            rule="kubernetes",
+            help="transpile it with ft=True",
+        )
+    if not _LABEL.fullmatch(name) or len(name) > MAX_NAME:
+        raise UsageError(
+            f"'{name}' is no name for objects of Kubernetes",
+            rule="kubernetes",
+            help=f"give --name: at most {MAX_NAME} small letters, digits and '-', a letter first",
+        )
+    if wanted.etcd_members % 2 == 0 or wanted.etcd_members < 1:
+        raise UsageError(
+            f"{wanted.etcd_members} members of etcd were asked for, expected an odd number",
+            rule="kubernetes",
+            help="give --etcd-members 3 (one may be away), or 1 to try it out",
+        )
+    if wanted.trainers < 1:
+        raise UsageError(
+            f"{wanted.trainers} trainers were asked for, expected at least 1",
+            rule="kubernetes",
+            help="give --trainers; those beyond the job's slots stand by",
+        )

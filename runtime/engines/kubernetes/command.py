@@ -1,0 +1,146 @@
+"""`graphft kubernetes`: the manifests of a job, on stdout."""
+
+from __future__ import annotations
+
+import argparse
+import posixpath
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from graphft.errors import UsageError
+from graphft.runtime.process.role_process import EXIT_OK
+
+if TYPE_CHECKING:
+    from graphft.runtime.engines.kubernetes.cluster_job import ClusterJob, Object
+    from graphft.transpiler import JobConfig, JobRecord
+
+
+def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser("kubernetes", help="print the manifests that run a saved job on Kubernetes")
+    add = parser.add_argument
+    add("job", help="the URL of the job's storage, or its folder")
+    add("--image", required=True, help="with graphft and what the job's data need")
+    add("--name", default="", help="of the objects (default: the job's, as Kubernetes allows it)")
+    add("--namespace", default="", help="(default: the one that kubectl uses)")
+    add("--trainers", type=int, default=0, metavar="N", help="pods (default: what the job says)")
+    add("--coordinators", type=int, default=2, metavar="N", help='with dispatch "coordinator" (default: 2)')
+    add("--etcd", default="", metavar="ENDPOINTS", help="host:port[,host:port...] of an etcd that runs already")
+    add("--etcd-members", type=int, default=3, metavar="N", help="of the etcd that is deployed without --etcd")
+    add("--etcd-image", default="", metavar="IMAGE", help="etcd 3.5.6 or later")
+    add("--etcd-storage", default="4Gi", metavar="SIZE", help="disk of a member (default: 4Gi)")
+    add("--storage-class", default="", metavar="NAME", help="of these disks (default: the cluster's)")
+    add("--tls-secret", default="", metavar="NAME", help="Secret with ca.crt, tls.crt and tls.key for etcd")
+    add("--cpu", default="1", help="of a trainer (default: 1)")
+    add("--memory", default="4Gi", help="of a trainer, at most (default: 4Gi)")
+    add("--gpus", type=int, metavar="N", help='of a trainer and a pserver (default: 1 with device "cuda", else 0)')
+    add("--gpu-resource", default="nvidia.com/gpu", metavar="NAME", help="(default: nvidia.com/gpu)")
+    add("--pserver-cpu", default="1", metavar="CPU", help="(default: 1)")
+    add("--pserver-memory", default="4Gi", metavar="SIZE", help="at most (default: 4Gi)")
+    add("--env", action="append", default=[], metavar="NAME=VALUE", help="for every role; may be repeated")
+    add("--env-from-secret", action="append", default=[], metavar="NAME", help="its keys are variables; repeatable")
+    add("--volume", default="", metavar="CLAIM:/PATH", help="a claim that all pods mount, for a job without a storage")
+    add("--image-pull-secret", default="", metavar="NAME", help="for --image and --etcd-image")
+    add("--max-failures", type=int, default=20, metavar="N", help="of trainers, in all (default: 20)")
+    parser.set_defaults(command=print_manifests)
+
+
+def print_manifests(options: argparse.Namespace) -> int:
+    from graphft.runtime.engines.kubernetes.cluster_job import check
+    from graphft.runtime.engines.kubernetes.manifests import manifests
+
+    record, job = _find(options)
+    wanted = cluster_job(options, record.config, job)
+    check(record.config, wanted)
+    sys.stdout.write(to_yaml(manifests(wanted)))
+    return EXIT_OK
+
+
+def to_yaml(objects: Sequence[Object]) -> str:
+    """One document each. Raises UsageError without PyYAML."""
+    try:
+        import yaml
+    except ImportError:
+        raise UsageError(
+            "manifests are written with PyYAML, which is not installed",
+            rule="missing-package",
+            help="pip install 'graphft[kubernetes]'",
+        ) from None
+
+    class Plain(yaml.SafeDumper):
+        def ignore_aliases(self, data: object) -> bool:
+            return True
+
+    return str(yaml.dump_all(objects, Dumper=Plain, sort_keys=False, width=1 << 20))
+
+
+def _find(options: argparse.Namespace) -> tuple[JobRecord, str]:
+    """The job's record, and what its pods find it by. Raises UsageError."""
+    from graphft.runtime.coordination.job_storage import fetch, is_url, publish, storage_of
+    from graphft.transpiler import read_record
+
+    if is_url(options.job):
+        url = options.job.rstrip("/")
+        with tempfile.TemporaryDirectory() as scratch:
+            return fetch(url, Path(scratch, "job"), whole=False), url
+    folder = Path(options.job)
+    record = read_record(folder)
+    if url := storage_of(folder):
+        publish(folder)
+        return record, url
+    if options.volume:
+        return record, posixpath.join(_volume(options.volume)[1], folder.resolve().name)
+    raise UsageError(
+        f"the job in {folder} has no storage that pods could find it in",
+        rule="kubernetes",
+        help='transpile it with storage="s3://...", or copy the folder into a volume and give --volume CLAIM:/PATH',
+    )
+
+
+def cluster_job(options: argparse.Namespace, config: JobConfig, job: str) -> ClusterJob:
+    from graphft.runtime.engines.kubernetes.cluster_job import ClusterJob, Resources, object_name
+
+    gpus = options.gpus if options.gpus is not None else int(config.device.startswith("cuda"))
+    return ClusterJob(
+        name=options.name or object_name(config.name),
+        image=options.image,
+        job=job,
+        trainers=options.trainers or config.trainers,
+        pservers=config.pservers,
+        coordinators=options.coordinators if config.dispatch == "coordinator" else 0,
+        chunk_timeout=config.chunk_timeout,
+        trainer=Resources(options.cpu, options.memory, gpus, options.gpu_resource),
+        pserver=Resources(options.pserver_cpu, options.pserver_memory, gpus, options.gpu_resource),
+        namespace=options.namespace,
+        etcd=options.etcd or ",".join(config.etcd_endpoints or ()),
+        etcd_members=options.etcd_members,
+        etcd_image=options.etcd_image,
+        etcd_storage=options.etcd_storage,
+        storage_class=options.storage_class,
+        tls_secret=options.tls_secret,
+        env=[_variable(text) for text in options.env],
+        env_from_secrets=options.env_from_secret,
+        volume=_volume(options.volume) if options.volume else None,
+        pull_secret=options.image_pull_secret,
+        max_failures=options.max_failures,
+    )
+
+
+def _variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise UsageError(f"--env {text}: expected NAME=VALUE", rule="usage", help="give --env NAME=VALUE")
+    return name, value
+
+
+def _volume(text: str) -> tuple[str, str]:
+    claim, _, path = text.partition(":")
+    if not (claim and path.startswith("/") and path.strip("/")):
+        raise UsageError(
+            f"--volume {text}: expected CLAIM:/PATH",
+            rule="usage",
+            help="name a PersistentVolumeClaim, and where its pods have it",
+        )
+    return claim, path.rstrip("/")

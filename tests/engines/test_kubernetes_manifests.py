@@ -1,0 +1,239 @@
+"""The manifests of `graphft kubernetes`: as texts, by the schemas of Kubernetes, and by what must agree in them."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import graphft
+from graphft.errors import UsageError
+from graphft.runtime.cli import main
+from graphft.runtime.engines.kubernetes.cluster_job import MAX_NAME, check, object_name
+from graphft.runtime.engines.kubernetes.command import add_parser, cluster_job, to_yaml
+from graphft.runtime.engines.kubernetes.manifests import manifests
+from graphft.transpiler import Job
+from tests.support.commands import refused, shown
+from tests.support.golden import assert_golden
+from tests.support.programs_by_hand import linear
+
+yaml = pytest.importorskip("yaml")
+
+VERSIONS = ("1.28", "1.29", "1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
+URL = "s3://bucket/runs/cancer"
+PLAIN = ("--image", "registry.example/graphft:1")
+RICH = (
+    *PLAIN,
+    *("--name", "cancer", "--namespace", "research", "--trainers", "8"),
+    *("--etcd-members", "5", "--etcd-storage", "8Gi", "--storage-class", "fast", "--tls-secret", "cancer-etcd"),
+    *("--cpu", "4", "--memory", "16Gi", "--gpus", "2", "--gpu-resource", "amd.com/gpu"),
+    *("--pserver-cpu", "2", "--pserver-memory", "8Gi", "--env", "ATEN_CPU_CAPABILITY=avx2", "--env", "A=b=c"),
+    *("--env-from-secret", "s3", "--env-from-secret", "etcd", "--volume", "data:/data/"),
+    *("--image-pull-secret", "registry", "--max-failures", "5"),
+)
+
+
+def make(**options: Any) -> Job:
+    data = graphft.arrays(chunk_size=8, x=torch.zeros(32, 200), y=torch.zeros(32, 1))
+    usual = {"trainers": 3, "pservers": 2, "ft": True, "name": "cancer"}
+    return graphft.transpile(linear(), chunks=data, batch_size=4, **{**usual, **options})
+
+
+def objects(job: Job, *arguments: str) -> list[dict[str, Any]]:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    wanted = cluster_job(parser.parse_args(["kubernetes", URL, *arguments]), job.config, URL)
+    check(job.config, wanted)
+    return manifests(wanted)
+
+
+@pytest.fixture(scope="module")
+def plain() -> list[dict[str, Any]]:
+    return objects(make(), *PLAIN)
+
+
+@pytest.fixture(scope="module")
+def rich() -> list[dict[str, Any]]:
+    return objects(make(dispatch="coordinator", chunk_timeout=300.0), *RICH)
+
+
+@pytest.fixture(params=["plain", "rich"])
+def made(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
+
+
+def test_as_text(plain: list[dict[str, Any]], rich: list[dict[str, Any]]) -> None:
+    assert_golden(to_yaml(plain), "kubernetes")
+    assert_golden(to_yaml(rich), "kubernetes_rich")
+
+
+def test_yaml_says_what_was_meant(made: list[dict[str, Any]]) -> None:
+    assert list(yaml.safe_load_all(to_yaml(made))) == made
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_by_the_schemas(version: str, made: list[dict[str, Any]]) -> None:
+    schemas = pytest.importorskip("kubernetes_validate")
+    for item in made:
+        schemas.validate(item, version, strict=True)
+
+
+def test_the_schemas_find_mistakes(plain: list[dict[str, Any]]) -> None:
+    schemas = pytest.importorskip("kubernetes_validate")
+    (job,) = of_kind(plain, "Job")
+    for wrong in ({"completionMod": "Indexed"}, {"completions": "3"}):
+        with pytest.raises(schemas.ValidationError):
+            schemas.validate({**job, "spec": {**job["spec"], **wrong}}, VERSIONS[-1], strict=True)
+
+
+# -- what must agree --------------------------------------------------------------------------------------------------
+
+
+def of_kind(made: list[dict[str, Any]], *kinds: str) -> list[dict[str, Any]]:
+    return [item for item in made if item["kind"] in kinds]
+
+
+def templates(made: list[dict[str, Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for item in of_kind(made, "StatefulSet", "Deployment", "Job"):
+        yield item["metadata"]["name"], item["spec"]["template"]
+
+
+def selectors(item: dict[str, Any]) -> list[dict[str, str]]:
+    """Labels by which an object finds pods."""
+    spec = item["spec"]
+    if item["kind"] == "Service":
+        return [spec["selector"]]
+    found = [spec[key]["matchLabels"] for key in ("selector", "podSelector") if key in spec]
+    spread = spec.get("template", {}).get("spec", {}).get("topologySpreadConstraints", [])
+    return [*found, *(rule["labelSelector"]["matchLabels"] for rule in spread)]
+
+
+def test_each_selector_finds_pods(made: list[dict[str, Any]]) -> None:
+    labels = [template["metadata"]["labels"] for _, template in templates(made)]
+    for item in made:
+        for selector in selectors(item):
+            assert any(selector.items() <= known.items() for known in labels), item["metadata"]["name"]
+        if item["kind"] in ("StatefulSet", "Deployment"):
+            (own,) = {tuple(s.items()) for s in selectors(item)}
+            assert sum(set(own) <= set(known.items()) for known in labels) == 1, "it would take another's pods"
+
+
+def test_names(made: list[dict[str, Any]]) -> None:
+    names = [(item["kind"], item["metadata"]["name"]) for item in made]
+    assert len(set(names)) == len(names)
+    services = {name for kind, name in names if kind == "Service"}
+    assert {item["spec"]["serviceName"] for item in of_kind(made, "StatefulSet")} <= services
+
+
+def test_containers(made: list[dict[str, Any]]) -> None:
+    for name, template in templates(made):
+        spec = template["spec"]
+        (container,) = spec["containers"]
+        ports = {port["name"] for port in container["ports"]}
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            assert container[probe]["httpGet"]["port"] in ports, name
+        assert {m["name"] for m in container["volumeMounts"]} - {"data"} <= {v["name"] for v in spec["volumes"]}
+        security = container["securityContext"]
+        assert security["readOnlyRootFilesystem"]
+        assert not security["allowPrivilegeEscalation"]
+        assert security["capabilities"] == {"drop": ["ALL"]}
+        assert spec["securityContext"]["runAsNonRoot"]
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert set(container["resources"]["requests"]) >= {"cpu", "memory"}
+        written = {word for text in container["args"] for word in text.split("$(")[1:]}
+        assert {word.split(")")[0] for word in written} <= {variable["name"] for variable in container["env"]}
+
+
+def test_a_role_that_hangs_ends_itself_before_it_is_killed(made: list[dict[str, Any]]) -> None:
+    """And a batch may be finished before a pod is."""
+    timeout = 300.0 if len(of_kind(made, "Deployment")) else 60.0
+    for _, template in templates(made):
+        (container,) = template["spec"]["containers"]
+        if container["name"] != "etcd":
+            liveness = container["livenessProbe"]
+            assert liveness["periodSeconds"] * liveness["failureThreshold"] > timeout
+            assert template["spec"]["terminationGracePeriodSeconds"] > timeout
+
+
+def test_roles(plain: list[dict[str, Any]], rich: list[dict[str, Any]]) -> None:
+    """What differs between jobs."""
+    (job,) = of_kind(plain, "Job")
+    assert (job["spec"]["completions"], job["spec"]["parallelism"]) == (3, 3)
+    assert not of_kind(plain, "Deployment"), "only a job whose tasks a coordinator gives out has one"
+    (coordinators,) = of_kind(rich, "Deployment")
+    assert coordinators["spec"]["replicas"] == 2
+    own = objects(make(), *PLAIN, "--etcd", "a:1,b:2")
+    assert [item["metadata"]["name"] for item in own if "etcd" in item["metadata"]["name"]] == []
+    assert "a:1,b:2" in dict(templates(own))["cancer-trainer"]["spec"]["containers"][0]["args"]
+    (etcd,) = (t for name, t in templates(rich) if name == "cancer-etcd")
+    assert "--peer-client-cert-auth" in etcd["spec"]["containers"][0]["args"]
+
+
+def test_a_single_trainer_can_be_drained() -> None:
+    budgets = of_kind(objects(make(trainers=1), *PLAIN), "PodDisruptionBudget")
+    assert {b["metadata"]["name"] for b in budgets} == {"cancer-etcd", "cancer-pserver"}
+
+
+# -- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_of_a_storage(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    url = f"file://{tmp_path}/storage/cancer"
+    make(storage=url).save(tmp_path / "job")
+    assert "job-directory" in refused(capsys, "kubernetes", url, *PLAIN)
+    by_folder = shown(capsys, "kubernetes", tmp_path / "job", *PLAIN)  # puts it there
+    assert shown(capsys, "kubernetes", url + "/", *PLAIN) == by_folder
+    assert f"- {url}\n" in by_folder
+
+
+def test_of_a_volume(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    make().save(tmp_path / "jobs" / "cancer")
+    assert "volume" in refused(capsys, "kubernetes", tmp_path / "jobs" / "cancer", *PLAIN)
+    text = shown(capsys, "kubernetes", tmp_path / "jobs" / "cancer", *PLAIN, "--volume", "shared:/jobs")
+    assert "- /jobs/cancer\n" in text
+    assert "claimName: shared\n" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments", "told"),
+    [
+        ({"ft": False}, (), "ft=True"),
+        ({}, ("--etcd-members", "2"), "odd number"),
+        ({}, ("--name", "Cancer"), "no name"),
+        ({}, ("--name", "a" * (MAX_NAME + 1)), "no name"),
+        ({}, ("--trainers", "-1"), "at least 1"),
+        ({}, ("--env", "A"), "NAME=VALUE"),
+        ({}, ("--volume", "claim"), "CLAIM:/PATH"),
+    ],
+)
+def test_refused(options: dict[str, Any], arguments: tuple[str, ...], told: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        objects(make(**options), *PLAIN, *arguments)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("job", ["cancer", "Cancer", "can_cer", "can-cer", "9lives", "___", "a" * 64, "-x-"])
+def test_names_of_jobs_become_names_of_objects(job: str) -> None:
+    name = object_name(job)
+    assert (name == job) == (job in ("cancer", "can-cer"))
+    check(make().config, cluster_job(_parsed(name), make().config, URL))
+
+
+def _parsed(name: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    add_parser(parser.add_subparsers())
+    return parser.parse_args(["kubernetes", URL, *PLAIN, "--name", name])
+
+
+def test_jobs_with_like_names_do_not_meet() -> None:
+    assert len({object_name(job) for job in ("can-cer", "can_cer", "Can-cer", "can--cer")}) == 4
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["kubernetes", "--help"])
+    assert "--env-from-secret" in capsys.readouterr().out
