@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +12,10 @@ import torch
 import graphft
 from graphft.errors import UsageError
 from graphft.runtime.cli import main
-from graphft.runtime.engines.kubernetes.cluster_job import MAX_NAME, check, object_name
-from graphft.runtime.engines.kubernetes.command import add_parser, cluster_job, to_yaml
-from graphft.runtime.engines.kubernetes.manifests import manifests
+from graphft.runtime.engines.kubernetes.cluster_job import MAX_NAME, object_name
+from graphft.runtime.engines.kubernetes.command import to_yaml
 from graphft.transpiler import Job
+from tests.engines.manifests_of import PLAIN, manifests_of
 from tests.support.commands import refused, shown
 from tests.support.golden import assert_golden
 from tests.support.programs_by_hand import linear
@@ -25,9 +24,7 @@ yaml = pytest.importorskip("yaml")
 
 VERSIONS = ("1.28", "1.29", "1.30", "1.31", "1.32", "1.33", "1.34", "1.35", "1.36", "1.37")
 URL = "s3://bucket/runs/cancer"
-PLAIN = ("--image", "registry.example/graphft:1")
 RICH = (
-    *PLAIN,
     *("--name", "cancer", "--namespace", "research", "--trainers", "8"),
     *("--etcd-members", "5", "--etcd-storage", "8Gi", "--storage-class", "fast", "--tls-secret", "cancer-etcd"),
     *("--cpu", "4", "--memory", "16Gi", "--gpus", "2", "--gpu-resource", "amd.com/gpu"),
@@ -44,16 +41,12 @@ def make(**options: Any) -> Job:
 
 
 def objects(job: Job, *arguments: str) -> list[dict[str, Any]]:
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
-    wanted = cluster_job(parser.parse_args(["kubernetes", URL, *arguments]), job.config, URL)
-    check(job.config, wanted)
-    return manifests(wanted)
+    return manifests_of(job, URL, *arguments)
 
 
 @pytest.fixture(scope="module")
 def plain() -> list[dict[str, Any]]:
-    return objects(make(), *PLAIN)
+    return objects(make())
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +159,7 @@ def test_roles(plain: list[dict[str, Any]], rich: list[dict[str, Any]]) -> None:
     assert not of_kind(plain, "Deployment"), "only a job whose tasks a coordinator gives out has one"
     (coordinators,) = of_kind(rich, "Deployment")
     assert coordinators["spec"]["replicas"] == 2
-    own = objects(make(), *PLAIN, "--etcd", "a:1,b:2")
+    own = objects(make(), "--etcd", "a:1,b:2")
     assert [item["metadata"]["name"] for item in own if "etcd" in item["metadata"]["name"]] == []
     assert "a:1,b:2" in dict(templates(own))["cancer-trainer"]["spec"]["containers"][0]["args"]
     (etcd,) = (t for name, t in templates(rich) if name == "cancer-etcd")
@@ -174,7 +167,7 @@ def test_roles(plain: list[dict[str, Any]], rich: list[dict[str, Any]]) -> None:
 
 
 def test_a_single_trainer_can_be_drained() -> None:
-    budgets = of_kind(objects(make(trainers=1), *PLAIN), "PodDisruptionBudget")
+    budgets = of_kind(objects(make(trainers=1)), "PodDisruptionBudget")
     assert {b["metadata"]["name"] for b in budgets} == {"cancer-etcd", "cancer-pserver"}
 
 
@@ -212,7 +205,7 @@ def test_of_a_volume(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
 )
 def test_refused(options: dict[str, Any], arguments: tuple[str, ...], told: str) -> None:
     with pytest.raises(UsageError) as caught:
-        objects(make(**options), *PLAIN, *arguments)
+        objects(make(**options), *arguments)
     assert told in str(caught.value)
 
 
@@ -220,13 +213,7 @@ def test_refused(options: dict[str, Any], arguments: tuple[str, ...], told: str)
 def test_names_of_jobs_become_names_of_objects(job: str) -> None:
     name = object_name(job)
     assert (name == job) == (job in ("cancer", "can-cer"))
-    check(make().config, cluster_job(_parsed(name), make().config, URL))
-
-
-def _parsed(name: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser()
-    add_parser(parser.add_subparsers())
-    return parser.parse_args(["kubernetes", URL, *PLAIN, "--name", name])
+    objects(make(), "--name", name)
 
 
 def test_jobs_with_like_names_do_not_meet() -> None:

@@ -1,0 +1,241 @@
+"""One pod of a manifest as a local process: what its kubelet would do. It is no cluster.
+
+What is real: command, arguments, environment, fields of the pod in it, volumes (as folders), probes over HTTP, restart
+policy with its back-off, the signals and the grace period of a pod's end. What is not: images, users and capabilities,
+limits of resources, process and network namespaces. In their place each pod has a loopback address of its own, and so
+each may listen on the same ports; "every interface" (0.0.0.0) becomes that address. Names of Services and of pods are
+replaced by addresses where they are hosts of URLs, and paths of mounts by folders. Waits between probes, and before a
+restart, are a tenth of what they are on a cluster; a probe's patience is not.
+"""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from graphft.runtime.etcd.binary import find_etcd
+from graphft.runtime.etcd.child import WRAPPER
+
+ROOT = Path(__file__).parents[2]
+HURRY = 10
+BACK_OFF, LONGEST_BACK_OFF = 10.0 / HURRY, 300.0 / HURRY
+HOST = re.compile(r"(?<=//)[a-z0-9-]+(\.[a-z0-9-]+)?(?=[:/])")
+VARIABLE = re.compile(r"\$\((\w+)\)")
+KILLED, ASKED = 128 + signal.SIGKILL, 128 + signal.SIGTERM
+
+Object = Mapping[str, Any]
+
+
+def program(name: str) -> list[str]:
+    """The image's program, as this machine has it."""
+    if name == "graphft":
+        return [sys.executable, "-m", "graphft"]
+    if Path(name).name == "etcd":
+        binary = find_etcd()
+        return [str(binary.path), *binary.options]
+    return [shutil.which(name) or name]
+
+
+class Pod:
+    """Used by one thread, but for `signal`. `resolve`: a name's address. `claims`: folders of its claims."""
+
+    def __init__(
+        self,
+        name: str,
+        template: Object,
+        fields: Mapping[str, str],
+        folder: Path,
+        address: str,
+        resolve: Callable[[str], str],
+        claims: Mapping[str, Path],
+    ) -> None:
+        self.name, self.template, self.folder, self.address = name, template, folder, address
+        self.labels: Mapping[str, str] = template["metadata"]["labels"]
+        self.spec = template["spec"]
+        (self.container,) = self.spec["containers"]
+        labels = {f"metadata.labels['{key}']": value for key, value in self.labels.items()}
+        self.fields = {"metadata.name": name, "status.podIP": address, **labels, **fields}
+        self.resolve = resolve
+        mounts = self.container["volumeMounts"]
+        self.mounts = {m["mountPath"]: claims.get(m["name"], folder / m["name"]) for m in mounts}
+        for place in (folder, *self.mounts.values()):
+            place.mkdir(parents=True, exist_ok=True)
+        self.log = folder.parent / f"{name}.log"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.restarts, self.exits = 0, list[int]()
+        self.finished: int | None = None
+        """The exit status of a pod that does not start again."""
+        self.disrupted = False
+        """Whether it was evicted."""
+        self._restart_at = 0.0
+        self._kill_at: float | None = None
+        self._probes: dict[str, Probe] = {}
+
+    @property
+    def restart_policy(self) -> str:
+        return str(self.spec.get("restartPolicy", "Always"))
+
+    @property
+    def ready(self) -> bool:
+        """As of the last probes."""
+        alive = self.process is not None and self.finished is None and self._kill_at is None
+        return alive and self._probes["readinessProbe"].passed
+
+    @property
+    def leaving(self) -> bool:
+        return self._kill_at is not None
+
+    def step(self) -> None:
+        """What a kubelet does now and then."""
+        now = time.monotonic()
+        if self.finished is not None:
+            return
+        if self.process is None:
+            if self.leaving:
+                self.finished = ASKED
+            elif now >= self._restart_at:
+                self._start()
+            return
+        status = self.process.poll()
+        if status is not None:
+            self._ended(status if status >= 0 else 128 - status)
+        elif self._kill_at is not None:
+            if now >= self._kill_at:
+                self.process.kill()
+        elif self._sick():
+            self._note("its probe failed: killed")
+            self._end_container()
+
+    def _sick(self) -> bool:
+        startup, liveness = self._probes["startupProbe"], self._probes["livenessProbe"]
+        for probe in self._probes.values():
+            probe.enabled = probe is startup or startup.passed
+        return startup.failed or liveness.failed
+
+    def _end_container(self) -> None:
+        """Without its pod."""
+        assert self.process is not None
+        self.process.terminate()
+        try:
+            self.process.wait(float(self.spec["terminationGracePeriodSeconds"]))
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+    def _ended(self, status: int) -> None:
+        self._note(f"ended with {status}")
+        self.exits.append(status)
+        for probe in self._probes.values():
+            probe.close()
+        self.process = None
+        again = self.restart_policy == "Always" or (self.restart_policy == "OnFailure" and status)
+        if not again or self.leaving:
+            self.finished = status
+            return
+        pause = min(LONGEST_BACK_OFF, BACK_OFF * 2 ** (self.restarts - 1)) if self.restarts else 0.0
+        self.restarts += 1
+        self._restart_at = time.monotonic() + pause
+
+    def delete(self) -> None:
+        """SIGTERM, and SIGKILL when its grace period is over."""
+        if self._kill_at is None:
+            self._kill_at = time.monotonic() + float(self.spec["terminationGracePeriodSeconds"])
+            self.signal(signal.SIGTERM)
+
+    def signal(self, number: signal.Signals) -> None:
+        process = self.process
+        if process is not None:
+            process.send_signal(number)
+
+    def end(self) -> None:
+        """At once."""
+        for probe in self._probes.values():
+            probe.close()
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+        self.process, self.finished = None, self.finished or KILLED
+
+    # -- the container's process --------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        variables: dict[str, str] = {}
+        for variable in self.container.get("env", []):
+            value = variable.get("value")
+            if value is None:
+                value = self.fields[variable["valueFrom"]["fieldRef"]["fieldPath"]]
+            variables[variable["name"]] = self._here(value)
+        words = [*self.container["command"], *self.container.get("args", [])]
+        words = [VARIABLE.sub(lambda m: variables.get(m[1], m[0]), word) for word in words]
+        command = [*program(words[0]), *map(self._here, words[1:])]
+        given = {n: v for n, v in os.environ.items() if not n.startswith("GRAPHFT_") or n == "GRAPHFT_TEST_SESSION"}
+        environment = {**given, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.folder), **variables}
+        self._note("starts")
+        with self.log.open("ab") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", WRAPPER, str(os.getpid()), *command],
+                cwd=self._here(self.container.get("workingDir", str(self.folder))),
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+            )
+        ports = {port["name"]: port["containerPort"] for port in self.container.get("ports", [])}
+        kinds = ("startupProbe", "livenessProbe", "readinessProbe")
+        self._probes = {kind: Probe(self.address, ports, self.container.get(kind)) for kind in kinds}
+
+    def _here(self, text: str) -> str:
+        """A text of the manifest, with this machine's folders and addresses."""
+        for mount, place in self.mounts.items():
+            text = re.sub(rf"(?<![\w./]){re.escape(mount)}(?=/|$)", str(place), text)
+        return HOST.sub(lambda m: self.resolve(m[0]), text.replace("0.0.0.0", self.address))
+
+    def _note(self, what: str) -> None:
+        with self.log.open("a") as out:
+            out.write(f"-- {time.strftime('%H:%M:%S')} {self.name} at {self.address} {what}\n")
+
+
+class Probe:
+    """Asks again and again, on a thread, once it is `enabled`. One that is not in the manifest has `passed`."""
+
+    def __init__(self, address: str, ports: Mapping[str, int], probe: Object | None) -> None:
+        self.passed, self.failed, self.enabled = probe is None, False, False
+        self._closed = threading.Event()
+        if probe is not None:
+            port = ports[probe["httpGet"]["port"]]
+            work = (address, port, probe["httpGet"]["path"], probe)
+            threading.Thread(target=self._run, args=work, name="probe", daemon=True).start()
+
+    def close(self) -> None:
+        self._closed.set()
+
+    def _run(self, address: str, port: int, path: str, probe: Object) -> None:
+        failures = 0
+        while not self._closed.wait(probe["periodSeconds"] / HURRY):
+            if not self.enabled:
+                continue
+            good = _answers(address, port, path, probe["timeoutSeconds"])
+            failures = 0 if good else failures + 1
+            self.passed = good or (self.passed and failures < probe["failureThreshold"])
+            self.failed = failures >= probe["failureThreshold"] * HURRY
+
+
+def _answers(address: str, port: int, path: str, seconds: float) -> bool:
+    connection = http.client.HTTPConnection(address, port, timeout=seconds)
+    try:
+        connection.request("GET", path)
+        return 200 <= connection.getresponse().status < 400
+    except OSError:
+        return False
+    finally:
+        connection.close()
