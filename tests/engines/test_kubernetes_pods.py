@@ -39,7 +39,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 class OnCluster:
-    """A job whose manifests were applied, seen from outside."""
+    """A job in a storage in `folder`, seen from outside. `arguments`: of `graphft kubernetes`."""
 
     def __init__(self, cluster: Cluster, folder: Path, *arguments: str, **options: Any) -> None:
         self.cluster, self.folder, self.pace = cluster, folder, Pace(folder / "pace")
@@ -50,7 +50,13 @@ class OnCluster:
         self.job.save(folder / "saved")
         publish(folder / "saved")
         self.config = self.job.config.to_json()
-        cluster.apply(manifests_of(self.job, self.job.config.storage, *arguments))
+        self.manifests = manifests_of(self.job, self.job.config.storage, *arguments)
+        cluster.apply(self.manifests)
+
+    def apply_to(self, cluster: Cluster) -> None:
+        """Another cluster; the first is gone."""
+        self.cluster = cluster
+        cluster.apply(self.manifests)
 
     def status(self) -> JobStatus | None:
         try:
@@ -120,6 +126,20 @@ def test_a_job_that_loses_pods_gives_the_same_bits(cluster: Cluster, tmp_path: P
     job.assert_same(undisturbed)
     cluster.until(lambda: cluster.ready("pserver") == 2)  # they stay: nothing is started again and again
     assert not cluster.running("trainer")
+
+
+def test_deleted_and_applied_again(tmp_path: Path, undisturbed: Played) -> None:
+    """Etcd's disk is gone with the pods. What is in the storage is enough; another number of trainers does no harm."""
+    with Cluster(tmp_path / "one") as one:
+        job = OnCluster(one, tmp_path, "--etcd-members", "1", "--trainers", "1")
+        job.pace.set(0.05)
+        job.until(lambda s: s.step >= 6 and s.checkpoint is not None and s.checkpoint >= 4)
+        job.pace.set(Pace.SLOWEST)
+    with Cluster(tmp_path / "two") as two:
+        job.apply_to(two)
+        assert job.until(lambda s: s.step > 0).step >= 4
+        job.completes()
+        job.assert_same(undisturbed)
 
 
 def test_coordinators_take_over(cluster: Cluster, tmp_path: Path, undisturbed: Played) -> None:
