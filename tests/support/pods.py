@@ -95,6 +95,17 @@ class Pod:
     def leaving(self) -> bool:
         return self._kill_at is not None
 
+    @property
+    def status(self) -> dict[str, Any]:
+        """As the cluster would tell it, as far as somebody here asks for it."""
+        if self.finished is not None:
+            states = [{"state": {"terminated": {"exitCode": self.finished}}}]
+            return {"phase": "Failed" if self.finished else "Succeeded", "containerStatuses": states}
+        if self.process is None and not self.exits:
+            unmet = {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}
+            return {"phase": "Pending", "conditions": [unmet]}
+        return {"phase": "Running", "podIP": self.address}
+
     def step(self) -> None:
         """What a kubelet does now and then."""
         now = time.monotonic()

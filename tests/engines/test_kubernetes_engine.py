@@ -1,0 +1,253 @@
+"""Kubernetes as an engine, with a stand-in for kubectl whose pods are local processes. It is no cluster."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphft.errors import UsageError
+from graphft.runtime.coordination.job_storage import publish
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.status import read_status
+from graphft.runtime.engines.base import EngineError, Order, Run
+from graphft.runtime.engines.kubernetes import engine as engine_module
+from graphft.runtime.engines.kubernetes.engine import Kubernetes, KubernetesEngine, resources
+from graphft.runtime.engines.kubernetes.pod_process import exit_status, what_for
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.transpiler import Job
+from tests.integration import training
+from tests.integration.plays import Pace, Played, assert_same_bits, play, whole_state
+from tests.support.cluster import Cluster
+from tests.support.kubectl import KubectlStandIn
+from tests.support.waiting import until
+
+pytestmark = [
+    pytest.mark.timeout(400),
+    pytest.mark.skipif(sys.platform != "linux", reason="each pod has a loopback address of its own"),
+]
+WAIT = 120.0
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path / "cluster") as made:
+        yield made
+
+
+@pytest.fixture
+def kubectl(cluster: Cluster) -> Iterator[KubectlStandIn]:
+    with KubectlStandIn(cluster) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_module, "LOOK_SECONDS", 0.1)
+
+
+@pytest.fixture
+def pace(tmp_path: Path) -> Pace:
+    return Pace(tmp_path / "pace")
+
+
+@pytest.fixture
+def job(tmp_path: Path, pace: Pace) -> Job:
+    job = training.job(
+        training.program(), pace=pace.file, lease_ttl=5, storage=f"file://{tmp_path}/storage/blobs", name="pods"
+    )
+    job.save(tmp_path / "job")
+    publish(tmp_path / "job")
+    return job
+
+
+@pytest.fixture
+def engine(job: Job, tmp_path: Path, kubectl: KubectlStandIn) -> Iterator[KubernetesEngine]:
+    run = Run(tmp_path / "job", job.config.storage, {"GRAPHFT_DEBUG": "0"}, {"trainer": {"cpu": 0.5}})
+    made = Kubernetes(image="graphft:1", kubectl=kubectl.command).open(run)
+    assert isinstance(made, KubernetesEngine)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def etcd_of_job(etcd_server: EmbeddedEtcd) -> Iterator[str]:
+    yield ",".join(etcd_server.endpoints)
+    with Etcd(etcd_server.endpoints) as etcd:
+        for prefix in Keys("pods").everything:
+            etcd.delete_prefix(prefix)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Played:
+    return play(training.job(training.program()), tmp_path_factory.mktemp("undisturbed") / "job")
+
+
+def test_a_job(
+    engine: KubernetesEngine, job: Job, pace: Pace, tmp_path: Path, etcd_of_job: str, undisturbed: Played
+) -> None:
+    """A pserver is killed, a trainer is asked to leave; both are started again."""
+    pace.set(Pace.SLOW)
+    orders = [Order("pserver", n, etcd_of_job) for n in range(2)] + [Order("trainer", n, etcd_of_job) for n in range(3)]
+    processes = {order.name: engine.start(order) for order in orders}
+    for process in processes.values():
+        process.await_made()
+    assert {process.place for process in processes.values()} == {"node"}
+    assert sorted((p.role, p.index, p.state) for p in engine.list()) == [(o.role, o.index, "running") for o in orders]
+
+    def step() -> int:
+        with Etcd(etcd_of_job.split(",")) as client:
+            return read_status(client, Keys("pods")).step if client.count(Keys("pods").spec) else 0
+
+    until(lambda: step() >= 3, WAIT)
+    processes["pserver 0"].send_signal(signal.SIGKILL)
+    assert processes["pserver 0"].wait(WAIT) == -signal.SIGKILL
+    processes["pserver 0"] = engine.start(orders[0])
+    processes["trainer 1"].send_signal(signal.SIGTERM)
+    assert processes["trainer 1"].wait(WAIT) == 0
+    assert any("left: SIGTERM asked this trainer to" in line for line in engine.logs(orders[3], 5))
+    processes["trainer 1"] = engine.start(orders[3])
+    assert "left: SIGTERM" in (tmp_path / "job" / "logs" / "trainer-1.log").read_text()
+    pace.set(0)
+    assert {name: process.wait(WAIT) for name, process in processes.items()} == dict.fromkeys(processes, 0)
+    assert not engine.list()
+    engine.close()
+    assert_same_bits(whole_state(job, Path(job.config.storage.removeprefix("file://"))), undisturbed.state)
+
+
+def test_without_room(engine: KubernetesEngine, cluster: Cluster) -> None:
+    """It waits; both signals take the order back."""
+    cluster.room = 0
+    waiting = [engine.start(Order("trainer", n, "127.0.0.1:1")) for n in range(2)]
+    until(lambda: {p.place for p in waiting} == {"waiting for room: 0/1 nodes are available"})
+    assert [p.state for p in engine.list()] == ["waiting", "waiting"]
+    for process, signum in zip(waiting, (signal.SIGTERM, signal.SIGKILL), strict=True):
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.2)
+        process.send_signal(signum)
+        assert process.wait(WAIT) == -signum
+        process.send_signal(signum)  # nothing is left of it
+    assert not cluster.pods
+
+
+def test_a_lost_node_takes_its_pods_along(engine: KubernetesEngine, cluster: Cluster) -> None:
+    process = engine.start(Order("pserver", 0, "127.0.0.1:1"))
+    until(lambda: process.poll() is None and len(cluster.pods) == 1)
+    cluster.remove(list(cluster.pods))
+    assert process.wait(WAIT) == -signal.SIGKILL
+    assert engine.logs(Order("pserver", 0, ""), 5) == []
+
+
+def test_the_cluster_does_not_answer(engine: KubernetesEngine, cluster: Cluster, kubectl: KubectlStandIn) -> None:
+    """Nothing ends by that; what was wanted of it is refused, and can be wanted again."""
+    cluster.room = 0
+    order = Order("trainer", 0, "127.0.0.1:1")
+    process = engine.start(order)
+    kubectl.fail = "Unable to connect to the server"
+    with pytest.raises(EngineError, match="kubectl create: Unable to connect"):
+        engine.start(Order("trainer", 1, "127.0.0.1:1"))
+    seen = len(kubectl.calls)
+    until(lambda: len(kubectl.calls) > seen + 3)
+    process.send_signal(signal.SIGKILL)
+    assert process.poll() is None
+    kubectl.fail = ""
+    process.send_signal(signal.SIGKILL)
+    assert process.wait(WAIT) == -signal.SIGKILL
+
+
+def test_a_launcher_that_comes_after_a_dead_one_ends_its_pods(
+    engine: KubernetesEngine, cluster: Cluster, tmp_path: Path
+) -> None:
+    """Those of another folder's launcher stay."""
+    cluster.room = 0
+    engine.start(Order("trainer", 0, "127.0.0.1:1"))
+    (first,) = cluster.pods
+    other = KubernetesEngine(dataclasses.replace(engine.run, job_dir=_copy(tmp_path)), engine.options)
+    again = KubernetesEngine(engine.run, engine.options)
+    try:
+        other.start(Order("trainer", 0, "127.0.0.1:1"))
+        (kept,) = cluster.pods.keys() - {first}
+        again.prepare()
+        until(lambda: set(cluster.pods) == {kept})
+    finally:
+        other.close()
+        again.close()
+    assert not cluster.pods
+
+
+def test_closing_ends_what_waits_for_room(engine: KubernetesEngine, cluster: Cluster) -> None:
+    cluster.room = 0
+    process = engine.start(Order("trainer", 0, "127.0.0.1:1"))
+    engine.cancel_orders()
+    assert not cluster.pods
+    with pytest.raises(EngineError):
+        engine.start(Order("trainer", 1, "127.0.0.1:1"))
+    engine.close()
+    assert process.wait(0) == -signal.SIGKILL
+
+
+def _copy(folder: Path) -> Path:
+    other = folder / "other"
+    other.mkdir()
+    (other / "job.json").write_bytes((folder / "job" / "job.json").read_bytes())
+    return other
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        ({"phase": "Pending"}, None),
+        ({"phase": "Running", "containerStatuses": [{"state": {"running": {}}}]}, None),
+        ({"phase": "Succeeded", "containerStatuses": [{"state": {"terminated": {"exitCode": 0}}}]}, 0),
+        ({"phase": "Failed", "containerStatuses": [{"state": {"terminated": {"exitCode": 75}}}]}, 75),
+        ({"phase": "Failed", "containerStatuses": [{"state": {"terminated": {"exitCode": 143}}}]}, -15),
+        ({"phase": "Failed", "containerStatuses": [{"state": {"terminated": {"exitCode": 137}}}]}, -9),
+        ({"phase": "Failed", "reason": "Evicted"}, -9),
+    ],
+)
+def test_exit_statuses(status: dict[str, Any], expected: int | None) -> None:
+    assert exit_status(status) == expected
+
+
+def test_what_a_pod_waits_for() -> None:
+    image = {"state": {"waiting": {"reason": "ImagePullBackOff", "message": "Back-off pulling image"}}}
+    assert what_for({"containerStatuses": [image]}) == "its image: Back-off pulling image"
+    assert what_for({"containerStatuses": [{"state": {"waiting": {"reason": "ContainerCreating"}}}]}) == (
+        "its node to start it"
+    )
+
+
+def test_resources() -> None:
+    assert resources({}) == {"requests": {"cpu": "1", "memory": "4Gi"}, "limits": {"memory": "4Gi"}}
+    assert resources({"cpu": 0.5, "memory": 8e9, "nvidia.com/gpu": 1}) == {
+        "requests": {"cpu": "0.5", "memory": "8000000000", "nvidia.com/gpu": "1"},
+        "limits": {"memory": "8000000000", "nvidia.com/gpu": "1"},
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "url", "told"),
+    [
+        ({}, "s3://bucket/job", "GRAPHFT_IMAGE"),
+        ({"image": "i", "kubectl": ("no-such-program",)}, "s3://bucket/job", "no-such-program"),
+        ({"image": "i", "kubectl": (sys.executable,)}, "/jobs/blobs", "volume"),
+    ],
+)
+def test_refused(options: dict[str, Any], url: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GRAPHFT_IMAGE", raising=False)
+    with pytest.raises(UsageError) as caught:
+        Kubernetes(**options).open(Run(tmp_path, url))
+    assert told in str(caught.value)
+
+
+def test_its_pods_by_the_schemas(engine: KubernetesEngine) -> None:
+    schemas = pytest.importorskip("kubernetes_validate")
+    pod = engine._pod(Order("pserver", 1, "etcd:2379"), "pods-pserver-1-abcde")
+    for version in ("1.28", "1.37"):
+        schemas.validate(pod, version, strict=True)
