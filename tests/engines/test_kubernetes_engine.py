@@ -199,6 +199,11 @@ def _copy(folder: Path) -> Path:
     return other
 
 
+def test_it_brings_no_etcd(engine: KubernetesEngine) -> None:
+    with pytest.raises(UsageError, match="--etcd"):
+        engine.provide_etcd()
+
+
 @pytest.mark.parametrize(
     ("status", "expected"),
     [

@@ -49,6 +49,8 @@ class ClusterJob:
     trainers: int
     pservers: int
     coordinators: int
+    threads: int
+    """Of torch, in each role."""
     chunk_timeout: float
     """Seconds, the job's."""
     trainer: Resources

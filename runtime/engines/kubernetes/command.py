@@ -110,6 +110,7 @@ def cluster_job(options: argparse.Namespace, config: JobConfig, job: str) -> Clu
         trainers=options.trainers or config.trainers,
         pservers=config.pservers,
         coordinators=options.coordinators if config.dispatch == "coordinator" else 0,
+        threads=config.threads,
         chunk_timeout=config.chunk_timeout,
         trainer=Resources(options.cpu, options.memory, gpus, options.gpu_resource),
         pserver=Resources(options.pserver_cpu, options.pserver_memory, gpus, options.gpu_resource),

@@ -84,6 +84,7 @@ class KubernetesEngine(Engine):
             trainers=config.trainers,
             pservers=config.pservers,
             coordinators=0,
+            threads=config.threads,
             chunk_timeout=config.chunk_timeout,
             trainer=usual,
             pserver=usual,
@@ -133,7 +134,11 @@ class KubernetesEngine(Engine):
         """The thread does it."""
 
     def provide_etcd(self) -> str:
-        return ""
+        raise UsageError(
+            "pods do not reach an etcd of the launcher's own",
+            rule="engine",
+            help="give --etcd: one that this machine and the pods reach",
+        )
 
     def cancel_orders(self) -> None:
         self._cancelled = True

@@ -106,6 +106,7 @@ def _environment(job: ClusterJob) -> list[Object]:
         "HOME": WORK,
         "USER": "graphft",
         **role_environment(),
+        "OMP_NUM_THREADS": str(job.threads),
         **{f"GRAPHFT_ETCD_{name}": f"{TLS}/{file}" for name, file in tls.items()},
         **dict(job.env),
     }
