@@ -98,7 +98,7 @@ def test_a_job(
     processes = {order.name: engine.start(order) for order in orders}
     for process in processes.values():
         process.await_made()
-    assert {process.place for process in processes.values()} == {"node"}
+    assert {(process.place, process.pid) for process in processes.values()} == {("node", 1)}
     assert sorted((p.role, p.index, p.state) for p in engine.list()) == [(o.role, o.index, "running") for o in orders]
 
     def step() -> int:
@@ -132,6 +132,7 @@ def test_without_room(engine: KubernetesEngine, cluster: Cluster) -> None:
             process.wait(0.2)
         process.send_signal(signum)
         assert process.wait(WAIT) == -signum
+        assert process.pid == 0
         process.send_signal(signum)  # nothing is left of it
     assert not cluster.pods
 

@@ -20,11 +20,13 @@ LOST = -signal.SIGKILL
 class PodProcess:
     """A pod's process. Its state is what the engine's thread has seen."""
 
-    pid, identity = 0, UNKNOWN
+    identity = UNKNOWN
 
     def __init__(self, kubectl: Kubectl, name: str, order: Order) -> None:
         self.name, self.order, self._kubectl = name, order, kubectl
         self.place = "waiting for the cluster"
+        self.pid = 0
+        """1, in its container, once it exists."""
         self.running = False
         self._status: int | None = None
         self._killed_by = signal.SIGKILL
@@ -63,13 +65,13 @@ class PodProcess:
             return
         status = pod.get("status", {})
         ended = exit_status(status)
+        if ended is None and status.get("phase") != "Running":
+            self.place = f"waiting for {what_for(status)}"
+            return
+        self.pid, self.running, self.place = 1, True, str(pod["spec"].get("nodeName", ""))
+        self._made.set()
         if ended is not None:
             self.end(ended)
-        elif status.get("phase") == "Running":
-            self.running, self.place = True, str(pod["spec"].get("nodeName", ""))
-            self._made.set()
-        else:
-            self.place = f"waiting for {what_for(status)}"
 
     def end(self, status: int) -> None:
         self._status = status if self._status is None else self._status
