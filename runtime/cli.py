@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import graphft
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.chaos.command import add_parser as add_chaos
-from graphft.runtime.engines.slurm_command import add_parser as add_slurm
 from graphft.runtime.engines.kubernetes.command import add_parser as add_kubernetes
+from graphft.runtime.engines.slurm_command import add_parser as add_slurm
 from graphft.runtime.interchange.command import add_parser as add_checkpoint
 from graphft.runtime.launcher.etcd_command import add_parser as add_etcd
 from graphft.runtime.launcher.status_command import add_parser as add_status
