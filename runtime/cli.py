@@ -135,7 +135,9 @@ def _add_launch(launch: argparse.ArgumentParser) -> None:
     launch.add_argument(
         "--max-restarts", type=int, help="failures of a role without a step in between before giving up (default: 3)"
     )
-    launch.add_argument("--engine", help="where the processes run: local (default), this machine")
+    launch.add_argument(
+        "--engine", help="where the processes run: local (this machine, the default), ray, slurm or kubernetes"
+    )
     switches = {
         "fork_server": ("--no-fork-server", "start each role from nothing, none as a fork"),
         "quiet": ("--quiet", "no progress display"),

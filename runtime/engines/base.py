@@ -2,7 +2,7 @@
 
 The launcher's supervisor decides which processes there are to be, and starts again what died, on every engine alike.
 An engine knows nothing of training. To write one: a class with the methods of `Engine`, whose `start` returns
-something that can be used like a `subprocess.Popen` (`Process`); `tests/engines/test_conformance.py` holds for it.
+something that can be used like a `subprocess.Popen` (`Process`); `tests/engines/conformance.py` is what holds for it.
 """
 
 from __future__ import annotations

@@ -8,7 +8,12 @@ from typing import Protocol, cast
 from graphft.errors import UsageError
 from graphft.runtime.engines.base import Engine, Run
 
-ENGINES = {"local": "local:Local", "ray": "ray:Ray", "slurm": "slurm:Slurm"}
+ENGINES = {
+    "local": "local:Local",
+    "ray": "ray:Ray",
+    "slurm": "slurm:Slurm",
+    "kubernetes": "kubernetes.engine:Kubernetes",
+}
 """By name, the file of this folder and the class in it that holds the engine's options (`Options`)."""
 
 

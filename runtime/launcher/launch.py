@@ -306,6 +306,12 @@ def _start(
     engine = _open_engine(job, job_dir, options)
     stack.callback(engine.close)
     endpoints, embedded = options.endpoints(job.config) or engine.provide_etcd(), None
+    if not (endpoints or engine.reaches_loopback):
+        raise UsageError(
+            f"the engine {options.engine} needs an etcd that its processes reach, and none is given",
+            rule="etcd-endpoints",
+            help="give --etcd HOST:PORT (etcd=), or transpile with etcd_endpoints=",
+        )
     if not endpoints:
         engine.prepare()  # while etcd starts
         embedded = start_etcd(job, job_dir)
@@ -313,6 +319,7 @@ def _start(
         endpoints = ",".join(embedded.endpoints)
     client = connect(endpoints)
     stack.callback(client.close)
+    engine.follow_etcd(client.move)
     if embedded is None:
         check_no_other_etcd(job_dir, job, client)
     if embedded is None and job.config.ft:

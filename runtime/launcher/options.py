@@ -50,7 +50,7 @@ class LaunchOptions:
     fork_server: bool = True
     """Make roles by forking a process that has loaded everything: each starts in a fraction of a second."""
     engine: str | Options = "local"
-    """Where the processes run: an engine's name (`local`: this machine), or its options."""
+    """Where the processes run: `local` (this machine), `ray`, `slurm`, `kubernetes`, or an engine's options."""
     resources: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """By role, what one process of it takes, in the engine's own names: {"trainer": {"CPU": 2, "GPU": 1}}."""
     save_only: bool = False

@@ -1,0 +1,35 @@
+"""The engine of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import graphft
+from graphft.runtime.engines.base import Run
+from graphft.runtime.engines.choose import ENGINES, engine_options
+from graphft.runtime.engines.local import Local
+from tests.driver import epochs
+from tests.engines.conformance import check
+
+pytestmark = pytest.mark.timeout(600)
+
+
+@pytest.mark.parametrize("forks", [True, False])
+def test_what_holds_for_every_engine(tmp_path: Path, forks: bool) -> None:
+    job = graphft.transpile(epochs.program(), chunks=epochs.chunks(), **epochs.OPTIONS)
+    job.save(tmp_path / "job")
+    engine = Local(forks).open(Run(tmp_path / "job", str(tmp_path / "job"), {"OMP_NUM_THREADS": "1"}))
+    engine.prepare()
+    try:
+        check(engine)
+    finally:
+        engine.close()
+
+
+def test_an_engine_is_named() -> None:
+    assert [type(engine_options(name)).__name__.lower() for name in ENGINES] == list(ENGINES)
+    assert engine_options(Local(False)) == Local(False)
+    with pytest.raises(graphft.GraphftError, match="there is no engine 'mesos'.*\n.*local, ray, slurm"):
+        engine_options("mesos")
