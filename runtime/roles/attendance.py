@@ -34,7 +34,7 @@ class Attendance:
         if not is_complete(job_dir):
             return self.leave_status
         self.health.over = True
-        self.health.role = None
+        self.health.process = None
         if self.stay:
             asked = threading.Event()
             signal.signal(signal.SIGTERM, lambda *_: asked.set())

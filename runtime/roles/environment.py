@@ -203,7 +203,7 @@ def _run(job: Job, job_dir: Path, spec: RoleSpec, health: Health | None) -> None
     if role is not None:
         follow(role)
         if health is not None:
-            health.role = role
+            health.process = role
         _tell_story_on_signal(role)
         role.run()
 

@@ -26,10 +26,10 @@ REQUEST_SECONDS = 5.0
 
 
 class Health:
-    """What is known of this process. `role`: once it is made. `over`: the job is complete, nothing is left to do."""
+    """What is known of this process. `process`: its role, once it is made. `over`: the job is complete."""
 
     def __init__(self) -> None:
-        self.role: Role | None = None
+        self.process: Role | None = None
         self.over = False
 
     def answer(self, path: str) -> tuple[int, str]:
@@ -40,7 +40,7 @@ class Health:
         return (503, wrong) if wrong else (200, self._doing())
 
     def _dead(self) -> str:
-        role = self.role
+        role = self.process
         if role is None or self.over or role.end.closing.is_set():
             return ""
         session, progress = role.member.session, role.member.progress
@@ -54,15 +54,15 @@ class Health:
     def _unready(self) -> str:
         if self.over:
             return ""
-        if self.role is None or self.role.end.closing.is_set():
-            return "starting" if self.role is None else "ending"
-        return self.role.unready()
+        if self.process is None or self.process.end.closing.is_set():
+            return "starting" if self.process is None else "ending"
+        return self.process.unready()
 
     def _doing(self) -> str:
-        if self.over or self.role is None:
+        if self.over or self.process is None:
             return "the job is over" if self.over else "starting"
-        step = "" if self.role.at_step is None else f" at step {self.role.at_step}"
-        return f"{self.role.kind} {self.role.member.index}{step}: {self.role.member.progress.doing}"
+        step = "" if self.process.at_step is None else f" at step {self.process.at_step}"
+        return f"{self.process.kind} {self.process.member.index}{step}: {self.process.member.progress.doing}"
 
 
 class _Server(ThreadingTCPServer):

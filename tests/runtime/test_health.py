@@ -64,7 +64,7 @@ def test_an_address_that_is_none(address: str) -> None:
 def test_of_a_trainer(etcd_server: EmbeddedEtcd, keys: Keys, job: Job, tmp_path: Path) -> None:
     with stage(etcd_server, keys, job, tmp_path) as scene:
         health, trainer = Health(), scene.trainer(0)
-        health.role = trainer
+        health.process = trainer
         assert health.answer(READY)[0] == health.answer(LIVE)[0] == 200
         progress = trainer.member.progress
         progress.begin("computing")
@@ -89,7 +89,7 @@ def test_a_pserver_is_ready_when_it_serves(etcd_server: EmbeddedEtcd, keys: Keys
             role = _make_role(scene.job, tmp_path, RoleSpec("pserver", 0), scene.etcd)
             assert role is not None
             health = Health()
-            health.role = role
+            health.process = role
             assert health.answer(READY) == (503, "it is not registered")
             role.blocks.run("init")
             assert health.answer(READY) == (503, "its shard has no state so far")

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -80,6 +81,7 @@ class Cluster:
         """For so many pods that no controller made."""
         self._jobs: dict[str, JobState] = {}
         self._addresses: dict[str, str] = {}
+        self._network, self._claim = _free_network()
         self._numbers = itertools.count(1)
         self._relays: list[Relay] = []
         self._lock, self._closing = threading.RLock(), threading.Event()
@@ -96,6 +98,7 @@ class Cluster:
         self._thread.join()
         for relay in self._relays:
             relay.close()
+        self._claim.close()
 
     # -- what a user does ---------------------------------------------------------------------------------------
 
@@ -164,8 +167,11 @@ class Cluster:
             pod = name.partition(".")[0]
             if pod not in self._addresses:
                 number = next(self._numbers)
-                self._addresses[pod] = f"127.77.{number >> 8}.{number & 255}"
+                self._addresses[pod] = self._numbered(number)
             return self._addresses[pod]
+
+    def _numbered(self, number: int) -> str:
+        return f"127.{self._network}.{number >> 8}.{number & 255}"
 
     def _resolve(self, host: str) -> str:
         """A name that the cluster does not know is somebody else's."""
@@ -199,7 +205,7 @@ class Cluster:
 
     def _make(self, name: str, template: Object, fields: Mapping[str, str], stable: bool = False) -> None:
         number = next(self._numbers)
-        address = self.address(name) if stable else f"127.77.{number >> 8}.{number & 255}"
+        address = self.address(name) if stable else self._numbered(number)
         claims = {"data": self.folder / "claims" / name} if stable else {}
         folder = self.folder / f"{name}-{number}"
         self.pods[name] = Pod(name, template, fields, folder, address, self._resolve, claims)
@@ -261,6 +267,19 @@ class Cluster:
         mine = [p for p in self.pods.values() if wanted.items() <= p.labels.items() and p.finished is None]
         least = spec["minAvailable"] if "minAvailable" in spec else len(mine) - spec["maxUnavailable"]
         return sum(p.ready for p in mine if p is not pod) >= least
+
+
+def _free_network() -> tuple[int, socket.socket]:
+    """A number n so that nobody else takes 127.n.*.* as long as the socket is open: tests run side by side."""
+    for number in range(64, 255):
+        claim = socket.socket(socket.AF_UNIX)
+        try:
+            claim.bind(f"\0graphft-cluster-{number}")
+        except OSError:
+            claim.close()
+        else:
+            return number, claim
+    raise RuntimeError("no network is free: too many clusters")
 
 
 _CONTROLLERS: dict[str, Callable[[Cluster, str, Object], None]] = {

@@ -194,7 +194,7 @@ class KubernetesEngine(Engine):
 
     def _watch(self) -> None:
         mine = f"{LAUNCHER}={self._mine[LAUNCHER]}"
-        told, left = "", True
+        told, left = False, True
         while not self._closing.is_set():
             with self._lock:  # before kubectl asks: a pod that is made meanwhile is not missing
                 asked = [p for p in self._pods.values() if p.poll() is None]
@@ -205,11 +205,11 @@ class KubernetesEngine(Engine):
                 found = {pod["metadata"]["name"]: pod for pod in self.kubectl.pods(mine)}
                 for process in asked:
                     process.seen(found.get(process.name))
-                told = ""
+                told = False
             except EngineError as error:
-                if error.message != told:
-                    log.warning("%s", error.message)
-                told = error.message
+                if not told:
+                    log.warning("the pods are not seen now: %s", error.message)
+                told = True
             self._closing.wait(LOOK_SECONDS)
 
 
