@@ -178,8 +178,11 @@ def test_of_a_storage(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     url = f"file://{tmp_path}/storage/cancer"
     make(storage=url).save(tmp_path / "job")
     assert "job-directory" in refused(capsys, "kubernetes", url, *PLAIN)
-    by_folder = shown(capsys, "kubernetes", tmp_path / "job", *PLAIN)  # puts it there
-    assert shown(capsys, "kubernetes", url + "/", *PLAIN) == by_folder
+    volume = ("--volume", f"shared:{tmp_path}/storage")
+    by_folder = shown(capsys, "kubernetes", tmp_path / "job", *PLAIN, *volume)  # puts it there
+    assert shown(capsys, "kubernetes", url + "/", *PLAIN, *volume) == by_folder
+    for elsewhere in ((), ("--volume", "shared:/mnt")):
+        assert "this machine's disk" in refused(capsys, "kubernetes", url, *PLAIN, *elsewhere)
     assert f"- {url}\n" in by_folder
 
 
@@ -199,6 +202,8 @@ def test_of_a_volume(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
         ({}, ("--name", "Cancer"), "no name"),
         ({}, ("--name", "a" * (MAX_NAME + 1)), "no name"),
         ({}, ("--trainers", "-1"), "at least 1"),
+        ({}, ("--etcd", "etcd:2379,http://localhost:2379"), "etcd at http://localhost:2379"),
+        ({"etcd_endpoints": "127.0.0.1:2379"}, (), "out of reach"),
         ({}, ("--env", "A"), "NAME=VALUE"),
         ({}, ("--volume", "claim"), "CLAIM:/PATH"),
     ],

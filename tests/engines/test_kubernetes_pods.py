@@ -50,7 +50,8 @@ class OnCluster:
         self.job.save(folder / "saved")
         publish(folder / "saved")
         self.config = self.job.config.to_json()
-        self.manifests = manifests_of(self.job, self.job.config.storage, *arguments)
+        volume = ("--volume", f"storage:{folder}/storage")
+        self.manifests = manifests_of(self.job, self.job.config.storage, *volume, *arguments)
         cluster.apply(self.manifests)
 
     def apply_to(self, cluster: Cluster) -> None:

@@ -4,7 +4,8 @@ What is real: command, arguments, environment, fields of the pod in it, volumes 
 policy with its back-off, the signals and the grace period of a pod's end. What is not: images, users and capabilities,
 limits of resources, process and network namespaces. In their place each pod has a loopback address of its own, and so
 each may listen on the same ports; "every interface" (0.0.0.0) becomes that address. Names of Services and of pods are
-replaced by addresses where they are hosts of URLs, and paths of mounts by folders. Waits between probes, and before a
+replaced by addresses where they are hosts of URLs, and paths of mounts by folders; a claim that all pods mount is this
+machine's folder of that path. Waits between probes, and before a
 restart, are a tenth of what they are on a cluster; a probe's patience is not.
 """
 
@@ -67,7 +68,9 @@ class Pod:
         self.fields = {"metadata.name": name, "status.podIP": address, **labels, **fields}
         self.resolve = resolve
         mounts = self.container["volumeMounts"]
+        shared = {v["name"] for v in self.spec.get("volumes", []) if "persistentVolumeClaim" in v}
         self.mounts = {m["mountPath"]: claims.get(m["name"], folder / m["name"]) for m in mounts}
+        self.mounts |= {m["mountPath"]: Path(m["mountPath"]) for m in mounts if m["name"] in shared}
         for place in (folder, *self.mounts.values()):
             place.mkdir(parents=True, exist_ok=True)
         self.log = folder.parent / f"{name}.log"

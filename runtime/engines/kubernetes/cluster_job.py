@@ -6,9 +6,12 @@ import hashlib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import UsageError
+from graphft.runtime.etcd.channel import parse_endpoint
+from graphft.runtime.transport.address import is_loopback
 
 if TYPE_CHECKING:
     from graphft.transpiler import JobConfig
@@ -123,6 +126,20 @@ def check(config: JobConfig, wanted: ClusterJob) -> None:
             f"{wanted.etcd_members} members of etcd were asked for, expected an odd number",
             rule="kubernetes",
             help="give --etcd-members 3 (one may be away), or 1 to try it out",
+        )
+    local = [e for e in wanted.etcd.split(",") if e and is_loopback(parse_endpoint(e).host)]
+    if local:
+        raise UsageError(
+            f"etcd at {', '.join(local)} is out of reach: in a pod that is the pod itself",
+            rule="kubernetes",
+            help="give --etcd the address that pods reach it at",
+        )
+    path = wanted.job.removeprefix("file://")
+    if path != wanted.job and not (wanted.volume and PurePosixPath(path).is_relative_to(wanted.volume[1])):
+        raise UsageError(
+            f"{wanted.job} is on this machine's disk, where pods do not find it",
+            rule="kubernetes",
+            help="give the job a storage on the network, or --volume CLAIM:/PATH with that path",
         )
     if wanted.trainers < 1:
         raise UsageError(
