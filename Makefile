@@ -22,7 +22,7 @@ INSTALLED := $(VENV)/.installed
 ETCD := .etcd/.fetched
 PIP := $(PY) -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_ARGS)
 
-.PHONY: help setup run test test-loaded lint types accept bench converge chaos sim hdfs ray docs clean
+.PHONY: help setup run test test-loaded lint types accept bench converge chaos sim hdfs ray slurm docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -94,6 +94,9 @@ ray: setup  ## the tests on a real Ray of several nodes (gets Ray once; without 
 
 .hdfs:
 	@$(PY) tests/support/get_hdfs.py $@
+
+slurm: setup  ## the tests on a real Slurm of two nodes on this machine (as root; apt-get install slurm-wlm munge; else skipped)
+	@$(PY) -m pytest -q -rs tests/engines/test_slurm_engine.py tests/engines/test_slurm.py
 
 docs: setup  ## regenerate docs/ops.md and docs/options.md from the code
 	@$(PY) -m graphft.opdocs

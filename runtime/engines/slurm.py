@@ -2,8 +2,9 @@
 
 Inside an allocation (of `sbatch` or `salloc`) the steps lie in it. Trainers take CPUs and GPUs of it, and wait while
 none are free; pservers and coordinators, without which no trainer works, share what there is, so that they never wait.
-Elsewhere, on a login node, each process gets an allocation of its own: it waits in Slurm's queue, and the options of
-its job come from srun's environment variables (SLURM_PARTITION, SLURM_TIMELIMIT, SLURM_ACCOUNT, ...).
+Elsewhere, on a login node, each process gets an allocation of its own, trainers after the others, for which they would
+wait. It waits in Slurm's queue; the options of its job come from srun's environment variables (SLURM_PARTITION,
+SLURM_TIMELIMIT, SLURM_ACCOUNT, ...).
 """
 
 from __future__ import annotations
@@ -100,7 +101,9 @@ class SlurmEngine(Engine):
         if self._cancelled or (refusal is not None and time.monotonic() < refusal.again_at):
             why = refusal.why if refusal is not None else "all orders were taken back"
             raise EngineError(f"Slurm refuses it: {why}", rule="slurm", help="see `sinfo`, and the options of srun")
-        step = SlurmStep(order, self.command(order), self._role_environment(), self._run.log(order))
+        served = [step for step in self._steps if step.order.role != "trainer"]
+        after = served if order.role == "trainer" and not self._allocated else ()
+        step = SlurmStep(order, self.command(order), self._role_environment(), self._run.log(order), after)
         self._steps.append(step)
         return step
 

@@ -5,7 +5,6 @@ The thread that starts srun waits for it: a child that ends with its parent ends
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -30,12 +29,24 @@ KILL_SECONDS = 5.0
 """For how long a step may take to end after SIGKILL. One whose node is lost does not: srun is ended then, and the role,
 if it lives, has lost its lease."""
 
+QUEUE_SECONDS = 10.0
+"""In which Slurm takes what is to wait in its queue before others."""
+
 
 class SlurmStep:
-    """A role on one of Slurm's nodes, or the wish for one. Its output is appended to `log`."""
+    """A role on one of Slurm's nodes, or the wish for one. Its output is appended to `log`. `after`: others that are to
+    be in Slurm's queue before it."""
 
-    def __init__(self, order: Order, srun: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+    def __init__(
+        self,
+        order: Order,
+        srun: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        after: Sequence[SlurmStep] = (),
+    ) -> None:
         self.order, self._environment = order, environment
+        self.pid = 0
         self.identity: Identity = UNKNOWN
         self.place = WAITING
         self.refused = ""
@@ -44,14 +55,11 @@ class SlurmStep:
         self._status: int | None = None
         self._killed_at: float | None = None
         self._srun: subprocess.Popen[bytes] | None = None
-        self._began, self._ended, self._spawned = threading.Event(), threading.Event(), threading.Event()
+        self._spawning = threading.Lock()
+        self._began, self._ended = threading.Event(), threading.Event()
         log.parent.mkdir(parents=True, exist_ok=True)
         log.open("ab").close()
-        threading.Thread(target=self._run, args=(srun, log), name=f"srun {order.name}", daemon=True).start()
-
-    @property
-    def pid(self) -> int:
-        return self.identity.pid
+        threading.Thread(target=self._run, args=(srun, log, after), name=f"srun {order.name}", daemon=True).start()
 
     def await_made(self) -> Identity:
         self._began.wait()
@@ -88,30 +96,37 @@ class SlurmStep:
             self._signal_srun(signal.SIGKILL)
 
     def _signal_srun(self, signum: int) -> None:
-        self._spawned.wait()
-        if self._srun is not None:
-            with contextlib.suppress(ProcessLookupError):
+        with self._spawning:
+            if self._srun is not None:
                 self._srun.send_signal(signum)
 
-    def _run(self, srun: Sequence[str], log: Path) -> None:
-        status, begun = EXIT_LEASE_LOST, None
+    def _run(self, srun: Sequence[str], log: Path, after: Sequence[SlurmStep]) -> None:
+        end, status = time.monotonic() + QUEUE_SECONDS, EXIT_LEASE_LOST
+        for other in after:
+            other._began.wait(max(0.0, end - time.monotonic()))
         try:
-            with log.open("ab") as out:
-                said_from = out.tell()
-                self._srun = _spawn(srun, self._environment, out.fileno())
-            self._spawned.set()
-            begun, ended = self._read(self._srun)
-            self._srun.wait()
-            if begun:
-                status = ended.status if ended else -signal.SIGKILL
-            elif self._killed_at is None:
-                self.refused = _said(log, said_from) or f"srun ended with status {self._srun.returncode}"
+            status = self._await_end(srun, log)
         except OSError as error:
             self.refused = str(error)
         finally:
             self._status = status
-            for event in (self._spawned, self._began, self._ended):
-                event.set()
+            self._began.set()
+            self._ended.set()
+
+    def _await_end(self, srun: Sequence[str], log: Path) -> int:
+        """Of the role; EXIT_LEASE_LOST if it was never begun."""
+        with self._spawning, log.open("ab") as out:
+            if self._killed_at is not None:
+                return EXIT_LEASE_LOST
+            said_from = out.tell()
+            started = self._srun = _spawn(srun, self._environment, out.fileno())
+        begun, ended = self._read(started)
+        started.wait()
+        if begun is not None:
+            return ended.status if ended is not None else -signal.SIGKILL
+        if self._killed_at is None:
+            self.refused = _said(log, said_from) or f"srun ended with status {started.returncode}"
+        return EXIT_LEASE_LOST
 
     def _read(self, srun: subprocess.Popen[bytes]) -> tuple[Begun | None, Ended | None]:
         """What `slurm_task` tells. Returns when the step, or srun, has ended."""
@@ -119,7 +134,7 @@ class SlurmStep:
         with srun.stdout as told:
             begun = _decode(told.readline(), Begun)
             if begun is not None:
-                self.identity, self.place, self._step = begun.process, begun.node, begun.step
+                self.identity, self.pid, self.place, self._step = begun.process, begun.pid, begun.node, begun.step
                 self._began.set()
             ended = _decode(told.readline(), Ended)
             while told.readline():

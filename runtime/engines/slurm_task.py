@@ -25,6 +25,7 @@ ASKING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.S
 class Begun(msgspec.Struct, frozen=True):
     """The first line. `step`: as scancel names it."""
 
+    pid: int
     process: Identity
     node: str
     step: str
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
         stdout=sys.stderr.fileno(),
         env={**os.environ, PARENT: str(os.getpid())},
     )
-    _tell(Begun(identify(role.pid), _node(), f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"))
+    _tell(Begun(role.pid, identify(role.pid), _node(), f"{os.environ['SLURM_JOB_ID']}.{os.environ['SLURM_STEP_ID']}"))
     status = role.wait()
     _tell(Ended(status))
     return status if status >= 0 else 128 - status
