@@ -9,101 +9,28 @@ with none, and the job goes on from its newest checkpoint.
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
-import os
 import threading
-import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import ray
 from ray import exceptions
-from ray.util import get_node_ip_address
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from graphft.runtime.engines.base import EngineError
 from graphft.runtime.engines.etcd_members import Change, next_change
+from graphft.runtime.engines.ray_etcd_member import START_SECONDS, EtcdMember
 from graphft.runtime.engines.ray_process import kill
-from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError
-from graphft.runtime.etcd.embedded import free_ports
+from graphft.runtime.etcd import Etcd, EtcdError
 
 log = logging.getLogger("graphft")
 
-HEARTBEAT, ELECTION = 100, 1000
-"""Milliseconds: etcd's own, for machines of one network."""
 ROUND_SECONDS = 0.5
-START_SECONDS = 60.0
-"""For how long a member may take to start."""
 OPEN_SECONDS = 180.0
 ANSWER_SECONDS = 1.0
-PAUSE_SECONDS = 1.0
-"""Before a member whose etcd has ended is started again."""
-
-
-class EtcdMember:
-    """The actor. One that Ray has started again finds on the disk what it was told before."""
-
-    def __init__(self, name: str, folder: str) -> None:
-        self.name, self.folder = name, Path(folder) / name
-        self._told = self.folder / "member.json"
-        self._host = get_node_ip_address()
-        self._etcd: EmbeddedEtcd | None = None
-        if self._told.exists():
-            told = json.loads(self._told.read_bytes())
-            self._ports = (told["client"], told["peer"])
-            self._start(told["cluster"], told["state"])
-        else:
-            client, peer = free_ports(2, self._host)
-            self._ports = (client, peer)
-
-    def addresses(self) -> tuple[str, str]:
-        """Of this member: the endpoint for clients, the URL for its peers."""
-        return f"{self._host}:{self._ports[0]}", f"http://{self._host}:{self._ports[1]}"
-
-    def begin(self, cluster: str, state: Literal["new", "existing"]) -> None:
-        """Starts it, and returns when it answers. Raises EtcdError."""
-        self.folder.mkdir(parents=True)
-        client, peer = self._ports
-        self._told.write_text(json.dumps({"client": client, "peer": peer, "cluster": cluster, "state": state}))
-        self._start(cluster, state)
-        assert self._etcd is not None
-        self._etcd.await_healthy(START_SECONDS)
-
-    def stay(self) -> None:
-        """Returns never: who waits for it learns of the actor's end."""
-        threading.Event().wait()
-
-    def _start(self, cluster: str, state: Literal["new", "existing"]) -> None:
-        self._etcd = EmbeddedEtcd(
-            self.folder / "etcd",
-            host=self._host,
-            name=self.name,
-            ports=self._ports,
-            cluster=cluster,
-            state=state,
-            heartbeat=HEARTBEAT,
-            election=ELECTION,
-        )
-        end = time.monotonic() + START_SECONDS
-        while True:
-            try:
-                self._etcd.launch()
-                break
-            except EtcdError as error:  # the one before it is still ending
-                if error.rule != "port-busy" or time.monotonic() > end:
-                    raise
-                time.sleep(ROUND_SECONDS)
-        threading.Thread(target=self._end_with, args=(self._etcd,), name="etcd", daemon=True).start()
-
-    def _end_with(self, etcd: EmbeddedEtcd) -> None:
-        while etcd.running:
-            time.sleep(ROUND_SECONDS)
-        time.sleep(PAUSE_SECONDS)
-        os._exit(1)  # Ray starts the actor again
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +198,7 @@ class RayEtcd:
                 namespace=self._namespace,
                 num_cpus=0,
                 max_restarts=-1,
+                max_task_retries=-1,  # so that `stay` outlives a restart
                 max_concurrency=4,
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
             )

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from graphft.errors import UsageError
 from graphft.runtime.engines.base import EngineError, Order, Process, Run
 from graphft.runtime.engines.ray import Ray
+from graphft.runtime.etcd import Etcd
 from graphft.runtime.process.role_environment import role_environment
 from tests.engines.ray_nodes import Nodes, nodes_of_ray
 from tests.integration import training
@@ -124,6 +126,30 @@ def test_close_ends_everything(nodes: Nodes, job: Path) -> None:
     assert (process.poll(), waiting.poll()) == (-signal.SIGKILL, -signal.SIGKILL)
     until(lambda: process.identity.dead)
     assert not ray.is_initialized()
+
+
+def test_a_member_of_etcd_that_dies_is_started_again_with_its_data(engine: Any) -> None:
+    """By Ray: first its process is killed, then its actor."""
+    endpoints = engine.provide_etcd()
+    with Etcd([endpoints]) as etcd:
+        etcd.put("key", b"value")
+        for parents in (0, 1):
+            process = next(p for p in psutil.process_iter() if f"--listen-client-urls=http://{endpoints}" in cmdline(p))
+            victim = process.parent() if parents else process
+            assert victim is not None
+            victim.kill()
+            until(lambda process=process: not process.is_running(), SECONDS)
+            kv = etcd.get("key", deadline=SECONDS)
+            assert kv is not None
+            assert kv.value == b"value"
+    assert engine.provide_etcd() == endpoints
+
+
+def cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
 
 
 def test_options_are_checked() -> None:
