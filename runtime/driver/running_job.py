@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, UsageError
 from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import PassMetrics
@@ -20,9 +22,18 @@ from graphft.runtime.launcher.job_folder import JobFolder
 from graphft.runtime.launcher.launch import launch_directory
 from graphft.runtime.launcher.options import LaunchOptions
 from graphft.runtime.launcher.supervisor import Child, Supervisor
+from graphft.runtime.launcher.tell import tell
+from graphft.runtime.process.folder_lock import holder_of
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
+
+
+LOOK_SECONDS = 0.1
+
+_AT_WORK: dict[Path, RunningJob] = {}
+"""Those of this process, by folder. A notebook's cell that is run again makes another Trainer of the same run, and the
+one before is out of reach: it would hold the folder for as long as the kernel lives."""
 
 
 class _Ended(Exception):
@@ -42,8 +53,34 @@ class RunningJob:
         self._asked = False
         self._last: PassMetrics | None = None
         """Of the job's last pass."""
+        self._take_over()
         self._thread = threading.Thread(target=self._run, name="launcher", daemon=True)
         self._thread.start()
+
+    def _take_over(self) -> None:
+        """The folder, from whatever else holds it. Waits in the script's own thread, where Ctrl-C ends that."""
+        path = self.folder.path
+        before, _AT_WORK[path.resolve()] = _AT_WORK.get(path.resolve()), self
+        if before is not None and before.alive:
+            tell(f"another Trainer of this process is at work in {path}: its processes are ended")
+            before.give_way()
+        if self.options.endpoints(self.job.config) or not path.exists():  # no launcher holds it
+            return
+        told = ""
+        while (holder := holder_of(path)) != "":
+            if holder != told:
+                tell(f"{path} is being run by {holder}; waiting for its end")
+            told = holder
+            time.sleep(LOOK_SECONDS)
+
+    def give_way(self) -> None:
+        """Ends it for another one of the same run. Who waits for this one gets an error."""
+        self.error = UsageError(
+            f"another Trainer of this process has taken over {self.folder.path}",
+            rule="job-running",
+            help="use one Trainer for a run; train() of this one takes it back",
+        )
+        self.stop()
 
     def _run(self) -> None:
         try:
