@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -63,6 +64,17 @@ def make(
         program, trainers=workers if workers is not None else 1, ft=True, passes=most, passes_on_demand=True, **given
     )
     return Made(job, retries, resources)
+
+
+def check_driver() -> None:
+    """Raises UsageError in a rank of torchrun: all of them would be roles, and nobody would ask for an epoch."""
+    env = os.environ
+    if env.get("RANK") and env.get("WORLD_SIZE") and not (env.get("GRAPHFT_ROLE") or env.get("GRAPHFT_LAUNCH")):
+        raise UsageError(
+            f"RANK is {env['RANK']}: the ranks of torchrun are a job's roles, and none of them is a Trainer's script",
+            rule="environment",
+            help="start the script by itself, without RANK and WORLD_SIZE: a Trainer starts its processes",
+        )
 
 
 _OTHERWISE = {

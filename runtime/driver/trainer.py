@@ -26,7 +26,7 @@ from graphft.runtime.coordination.stale_run import forget_dead, forget_own_etcd
 from graphft.runtime.driver import state as states
 from graphft.runtime.driver.callbacks import Callbacks
 from graphft.runtime.driver.epoch_metrics import epoch_metrics
-from graphft.runtime.driver.making import Made, make
+from graphft.runtime.driver.making import Made, check_driver, make
 from graphft.runtime.driver.retries import Retries
 from graphft.runtime.driver.running_job import RunningJob
 from graphft.runtime.driver.validation import Validation
@@ -86,6 +86,7 @@ class Trainer:
         job_dir: str = "",
         **options: Any,
     ) -> None:
+        check_driver()
         self._callbacks, self._validation = Callbacks(callbacks), validation
         made: Made = make(program, resources, options)
         self._max_retries, where = made.max_retries, {"engine": engine} if engine else {}
