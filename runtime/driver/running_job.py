@@ -103,8 +103,16 @@ class RunningJob:
 
     def check(self) -> None:
         """Raises what has ended the job, if something has; it may also be complete."""
-        if not self.alive and self.error is not None:
+        if self.alive:
+            return
+        if self.error is not None:
             raise self.error
+        if self._asked:
+            raise UsageError(
+                "the Trainer was shut down while it trained, by a callback or another thread",
+                rule="stopped",
+                help="shut it down when train() has returned, or raise an exception in the callback",
+            )
 
     def want(self, passes: int) -> None:
         """Passes before this one may begin."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +36,7 @@ from graphft.runtime.interchange.job_state import read_job
 from graphft.runtime.launcher.ending import interruptible
 from graphft.runtime.launcher.job_folder import JobFolder
 from graphft.runtime.launcher.launch import prepare
+from graphft.runtime.launcher.tell import tell
 from graphft.runtime.loop.api import load_check_point, save_check_point
 from graphft.runtime.loop.train_status import TrainStatus
 from graphft.transpiler import Job
@@ -43,6 +45,8 @@ from graphft.transpiler.assemble import assemble
 log = logging.getLogger("graphft")
 
 LOOK_SECONDS = 0.02
+SETTLE_SECONDS = 30.0
+"""For which `shutdown` waits for a checkpoint."""
 FOREVER = 1 << 30
 """Failures of one role in a row that the supervisor bears: `max_retries` counts them here."""
 
@@ -96,6 +100,8 @@ class Trainer:
         self.job, self._folder, self._options = prepare(made.job, self._options)
         self._running: RunningJob | None = None
         self._told = False
+        self._trained = 0
+        """Epochs that `train` has returned; the checkpoint of the last one may be on its way."""
         atexit.register(self.shutdown)
 
     def __enter__(self) -> Trainer:
@@ -111,8 +117,10 @@ class Trainer:
 
     @property
     def epoch(self) -> int:
-        """Epochs that are done, in earlier processes, too: the newest committed checkpoint has them."""
-        return self.job.config.plan.pass_of(self._step())
+        """Epochs that are done, in earlier processes, too: those that the newest committed checkpoint has, and those
+        that `train` has returned."""
+        alive = self._running is not None and self._running.alive
+        return max(self.job.config.plan.pass_of(self._step()), self._trained if alive else 0)
 
     def train(
         self, max_retries: int | None = None, checkpoint: Literal["auto"] | int | None = "auto", *, epochs: int = 1
@@ -125,8 +133,9 @@ class Trainer:
             max_retries: Failures of workers that this call bears (3; -1: any number). What is killed from outside, by
                 preemption or by scaling, is no failure.
             checkpoint: "auto": returns when the epoch's checkpoint is committed, so that each epoch begins from one.
-                None: returns when its last step is applied; the checkpoint follows beside. A number n: "auto" for each
-                n-th epoch, None for the others.
+                None: returns when its last step is applied; the checkpoint follows beside, and what looks at the state
+                (`validate`, `state_dict`, `save`, `shutdown`) waits for it. A number n: "auto" for each n-th epoch,
+                None for the others.
 
         Raises:
             WorkerFailed: [retries] when that is exceeded, with the worker's own traceback. Nothing runs then; another
@@ -151,6 +160,7 @@ class Trainer:
             except BaseException:
                 self._stop()
                 raise
+        self._trained = target
         steps = self.job.config.plan.start_steps
         metrics = {"epoch": target, **epoch_metrics(running, target - 1)}
         metrics |= {"steps": steps[target] - steps[first], "seconds": time.monotonic() - begun}
@@ -168,6 +178,7 @@ class Trainer:
                 rule="option",
                 help="Trainer(..., validation=graphft.Validation(program, data)), with a program built in eval mode",
             )
+        self._settle()
         metrics = chosen.run(self._model(), self.job.config.device)
         self._callbacks.tell("on_validation", self.epoch, metrics)
         return metrics
@@ -175,6 +186,7 @@ class Trainer:
     def state_dict(self) -> dict[str, Any]:
         """`epoch`, `step`, `model` (the model's state_dict) and `optimizer` (by parameter, as torch.optim names its
         state), of the newest checkpoint. Before the first epoch: the initial weights."""
+        self._settle()
         if self._step() == 0:
             return {"epoch": 0, "step": 0, "model": self._model(), "optimizer": {}}
         found = read_job(self.job_dir)
@@ -206,8 +218,9 @@ class Trainer:
 
     def shutdown(self) -> None:
         """Ends all processes, in order. The run can be gone on with, by this Trainer, too. `with` does it, and the end
-        of the script."""
+        of the script. Waits for the checkpoint of the last epoch that `train` returned, for half a minute."""
         if self._running is not None:
+            self._settle(SETTLE_SECONDS)
             self._stop()
             self._callbacks.tell("on_end")
 
@@ -243,7 +256,7 @@ class Trainer:
     def _run(self, passes: int) -> RunningJob:
         if self._running is None or not self._running.alive:
             folder = self._folder if not self._told else JobFolder(self._folder.path)
-            self._told = True
+            self._told, self._trained = True, 0
             self._running = RunningJob(self.job, folder, self._options.with_passes(passes))
             self._retries = Retries(self._running)
         else:
@@ -260,6 +273,17 @@ class Trainer:
             return True
         view = running.view()
         return view is not None and view.committed is not None and view.committed.step >= step
+
+    def _settle(self, seconds: float = math.inf) -> None:
+        """Waits for the checkpoint of the last epoch that `train` returned: with checkpoint=None it is on its way."""
+        running, end = self._running, time.monotonic() + seconds
+        if running is None or not self._trained:
+            return
+        while running.alive and not self._reached(running, self._trained, True):
+            if time.monotonic() > end:
+                tell(f"epoch {self._trained} has no checkpoint so far: the run goes on from the newest one")
+                return
+            time.sleep(LOOK_SECONDS)
 
     def _step(self) -> int:
         """Of the newest committed checkpoint."""
@@ -283,7 +307,7 @@ class Trainer:
         return assemble(self.job.trainer_program(), shards)
 
     def _stop(self) -> None:
-        running, self._running = self._running, None
+        running, self._running, self._trained = self._running, None, 0
         if running is not None:
             running.stop()
 
