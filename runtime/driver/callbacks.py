@@ -45,10 +45,10 @@ class Callbacks:
             return
         self._status = status
         self.tell("on_status", status)
-        for event in self._new(status.events):
-            self.tell("on_event", event)
+        self.hear(status.events)
 
-    def _new(self, events: Sequence[Event]) -> list[Event]:
-        found = [e for e in events if (e.at, e.who, e.text) not in self._seen]
-        self._seen = {(e.at, e.who, e.text) for e in events}
-        return found
+    def hear(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if (known := (event.at, event.who, event.text)) not in self._seen:
+                self._seen.add(known)
+                self.tell("on_event", event)

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from graphft.errors import GraphftError, UsageError
+from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.records import PassMetrics
+from graphft.runtime.coordination.records import Event, PassMetrics
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.engines.base import Listed
 from graphft.runtime.etcd import EtcdError
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from graphft.transpiler import Job
 
 
-LOOK_SECONDS = 0.1
+LOOK_SECONDS, ETCD_SECONDS = 0.1, 2.0
 
 _AT_WORK: dict[Path, RunningJob] = {}
 """Those of this process, by folder. A notebook's cell that is run again makes another Trainer of the same run, and the
@@ -50,6 +51,7 @@ class RunningJob:
         """The last one that was seen."""
         self.error: BaseException | None = None
         """What ended it."""
+        self._events: Sequence[Event] = ()
         self._asked = False
         self._last: PassMetrics | None = None
         """Of the job's last pass."""
@@ -91,7 +93,7 @@ class RunningJob:
             self.error = error
 
     def _look(self, supervisor: Supervisor, status: JobStatus) -> None:
-        self.supervisor, self.status = supervisor, status
+        self.supervisor, self.status, self._events = supervisor, status, status.events
         if status.state == "complete":  # etcd ends with the launch
             self._last = self.pass_metrics(self.job.config.passes - 1)
         if self._asked:
@@ -138,6 +140,14 @@ class RunningJob:
         except EtcdError:
             return None
         return msgspec.json.decode(kv.value, type=PassMetrics) if kv is not None else None
+
+    def events(self) -> Sequence[Event]:
+        """What etcd keeps of them, up to now; as it was seen last when etcd does not tell."""
+        if self.alive and self.supervisor is not None:
+            with contextlib.suppress(EtcdError):
+                found = read_events(self.supervisor.etcd, Keys(self.job.config.name), deadline=ETCD_SECONDS)
+                self._events = [event for _, event in found]
+        return self._events
 
     @property
     def children(self) -> Sequence[Child]:

@@ -100,6 +100,7 @@ class Trainer:
         self.job, self._folder, self._options = prepare(made.job, self._options)
         self._running: RunningJob | None = None
         self._told = False
+        self._past: Sequence[Event] = ()
         self._trained = 0
         """Epochs that `train` has returned; the checkpoint of the last one may be on its way."""
         atexit.register(self.shutdown)
@@ -231,9 +232,9 @@ class Trainer:
         return self._running.listed() if self._running is not None else ()
 
     def events(self) -> Sequence[Event]:
-        """What happened of late: `at`, `kind`, `text`."""
-        status = self._running.status if self._running is not None else None
-        return status.events if status is not None else ()
+        """What happened of late, up to now: `at`, `who`, `kind`, `text`, `fields`. Without processes: up to their
+        end."""
+        return self._running.events() if self._running is not None else self._past
 
     def signal(self, role: str, index: int, signum: int) -> bool:
         """Sends a signal to a process: SIGKILL, to see that nothing is lost. False: there is none now."""
@@ -252,6 +253,8 @@ class Trainer:
             time.sleep(LOOK_SECONDS)
         self._callbacks.look(running.status)
         return running
+        self._callbacks.hear(running.events())
+        return running, retries.count, _preemptions(running) - before
 
     def _run(self, passes: int) -> RunningJob:
         if self._running is None or not self._running.alive:
@@ -309,7 +312,9 @@ class Trainer:
     def _stop(self) -> None:
         running, self._running, self._trained = self._running, None, 0
         if running is not None:
+            self._past = running.events()
             running.stop()
+            self._callbacks.hear(self._past)
 
     def _forget_records(self) -> None:
         """What etcd knows of the run is of the state before."""
