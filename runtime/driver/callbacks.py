@@ -23,6 +23,10 @@ class Callbacks:
     """
 
     def __init__(self, callbacks: Sequence[Any]) -> None:
+        if isinstance(callbacks, str) or not isinstance(callbacks, Sequence):
+            raise UsageError(
+                f"callbacks is {callbacks!r}, expected a list", rule="option", help="callbacks=[callback], also for one"
+            )
         for callback in callbacks:
             if not any(callable(getattr(callback, name, None)) for name in NAMES):
                 raise UsageError(

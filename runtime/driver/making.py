@@ -9,10 +9,13 @@ from typing import Any
 
 from graphft.errors import UsageError
 from graphft.ir import Program
+from graphft.runtime.driver.retries import check_retries
 from graphft.runtime.driver.train_configs import run_options, scaling_options
-from graphft.runtime.launcher.options import LaunchOptions
+from graphft.runtime.engines.choose import engine_options
+from graphft.runtime.launcher.options import ENGINE, LaunchOptions
 from graphft.transpiler import Job, transpile
 
+ROLES = ("trainer", "pserver", "coordinator")
 MAX_EPOCHS = 1000
 MAX_RETRIES = 3
 
@@ -40,7 +43,16 @@ def make(
         raise UsageError(f"{min(twice)} is given twice, by itself and in a config", rule="option", help="give it once")
     given |= found
     resources = {**given.pop("resources", {}), **(resources or {})}
+    _check_resources(resources)
     retries, most = given.pop("max_retries", MAX_RETRIES), given.pop("max_epochs", MAX_EPOCHS)
+    check_retries(retries)
+    for name, value in (("num_workers", given.get("num_workers", 1)), ("max_epochs", most)):
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UsageError(
+                f"{name} is {value!r}, expected a number, 1 or more",
+                rule="option",
+                help=f"correct {name}, or leave it out",
+            )
     for name, wrong in _OTHERWISE.items():
         if name in given:
             raise UsageError(f"a Trainer has no option {name}", rule="option", help=wrong)
@@ -66,9 +78,21 @@ def make(
     return Made(job, retries, resources)
 
 
-def check_driver() -> None:
-    """Raises UsageError in a rank of torchrun: all of them would be roles, and nobody would ask for an epoch."""
+def _check_resources(resources: Mapping[str, Any]) -> None:
+    for role, wants in resources.items():
+        if role not in ROLES or not isinstance(wants, Mapping):
+            raise UsageError(
+                f"resources has {role}={wants!r}, expected a role ({', '.join(ROLES)}) and what a process of it takes",
+                rule="option",
+                help='resources={"trainer": {"CPU": 2, "GPU": 1}}',
+            )
+
+
+def check_driver(engine: Any) -> None:
+    """Raises UsageError for a name of no engine; and in a rank of torchrun: all of them would be roles, and nobody
+    would ask for an epoch."""
     env = os.environ
+    engine_options(engine or env.get(ENGINE) or "local")
     if env.get("RANK") and env.get("WORLD_SIZE") and not (env.get("GRAPHFT_ROLE") or env.get("GRAPHFT_LAUNCH")):
         raise UsageError(
             f"RANK is {env['RANK']}: the ranks of torchrun are a job's roles, and none of them is a Trainer's script",
@@ -79,6 +103,9 @@ def check_driver() -> None:
 
 _OTHERWISE = {
     "trainers": "num_workers= says how many",
+    "etcd": 'an etcd that runs already is etcd_endpoints=("host:2379",)',
+    "fresh": "graphft launch --fresh SCRIPT begins a new run; so does another name=",
+    "resume": "an unfinished run of the same script is always gone on with",
     "passes": "each train() is one; max_epochs= is the most there can be",
     "passes_on_demand": "they are, always",
     "ft": "a Trainer's job is fault-tolerant, always",

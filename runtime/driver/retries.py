@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, UsageError
 from graphft.runtime.driver.running_job import RunningJob
 
 LINES = 300
@@ -34,6 +34,12 @@ _CHAINS = (
     "The above exception was the direct cause of the following exception:",
     "During handling of the above exception, another exception occurred:",
 )
+
+
+def check_retries(most: object) -> None:
+    """Raises UsageError for what is no `max_retries`."""
+    if not isinstance(most, int) or isinstance(most, bool) or most < -1:
+        raise UsageError(f"max_retries is {most!r}, expected a number", rule="option", help="3, or so; -1: any number")
 
 
 class Retries:

@@ -25,6 +25,24 @@ def split(state: Mapping[str, Any]) -> tuple[Mapping[str, Tensor], Mapping[str, 
     return state, {}
 
 
+def check_state(program: Program, state: Mapping[str, Any]) -> None:
+    """Raises GraphftError for a state that no checkpoint of `program` could take."""
+    if not isinstance(state, Mapping):
+        raise UsageError(
+            f"a state is expected, got a {type(state).__name__}",
+            rule="weights",
+            help="give what state_dict() of a Trainer or of a model returned",
+        )
+    model, optimizer = split(state)
+    load_weights(program, model)
+    if not all(isinstance(states, Mapping) for states in optimizer.values()):
+        raise UsageError(
+            f"the optimizer's state has {', '.join(map(str, optimizer))}, expected names of parameters",
+            rule="weights",
+            help="give that of a Trainer's state_dict(), not a torch optimizer's; or the model alone",
+        )
+
+
 def replace_state(job: Job, program: Program, folder: Path, state: Mapping[str, Any]) -> int:
     """Writes a checkpoint at the step of the newest one, with these values instead of its own: the job goes on from it
     when its etcd knows of no other. Returns the step. No process of the job may be there.
@@ -38,7 +56,11 @@ def replace_state(job: Job, program: Program, folder: Path, state: Mapping[str, 
     store = checkpoints_of(folder)
     own = [m for m in store.manifests() if m.run == job.run_id]
     if not own:
-        raise UsageError(f"{folder} has no checkpoint yet", rule="no-checkpoint", help="train an epoch first")
+        raise UsageError(
+            f"{folder} has no checkpoint yet: there is nothing whose values could be replaced",
+            rule="no-checkpoint",
+            help="give weights to begin with as init_from= of the Trainer; or train an epoch first",
+        )
     newest = max(own, key=lambda m: (m.generation, m.step))
     whole, rest = whole_state(job, [store.read_part(newest, i)[0] for i in range(job.config.pservers)])
     for variable in saved_variables(program):

@@ -28,7 +28,7 @@ from graphft.runtime.driver import state as states
 from graphft.runtime.driver.callbacks import Callbacks
 from graphft.runtime.driver.epoch_metrics import epoch_metrics
 from graphft.runtime.driver.making import Made, check_driver, make
-from graphft.runtime.driver.retries import Retries
+from graphft.runtime.driver.retries import Retries, check_retries
 from graphft.runtime.driver.running_job import RunningJob
 from graphft.runtime.driver.validation import Validation
 from graphft.runtime.engines.base import Listed
@@ -90,7 +90,13 @@ class Trainer:
         job_dir: str = "",
         **options: Any,
     ) -> None:
-        check_driver()
+        check_driver(engine)
+        if not isinstance(validation, (Validation, type(None))):
+            raise UsageError(
+                f"validation is a {type(validation).__name__}, expected a graphft.Validation",
+                rule="option",
+                help="validation=graphft.Validation(program, data), with a program built in eval mode",
+            )
         self._callbacks, self._validation = Callbacks(callbacks), validation
         made: Made = make(program, resources, options)
         self._max_retries, where = made.max_retries, {"engine": engine} if engine else {}
@@ -201,6 +207,8 @@ class Trainer:
         The processes are started again by the next `train()`. Raises GraphftError[weights] if something does not fit:
         nothing is changed then. Before the first epoch use `init_from=` of the Trainer.
         """
+        states.check_state(self._program, state)
+        self._settle()
         self._stop()
         states.replace_state(self.job, self._program, self.job_dir, state)
         self._forget_records()
@@ -330,10 +338,7 @@ class Trainer:
 
 def _check_call(max_retries: int, checkpoint: Any, epochs: int) -> None:
     whole: Callable[[object], bool] = lambda value: isinstance(value, int) and not isinstance(value, bool)  # noqa: E731
-    if not whole(max_retries) or max_retries < -1:
-        raise UsageError(
-            f"max_retries is {max_retries!r}, expected a number", rule="option", help="3, or so; -1: any number"
-        )
+    check_retries(max_retries)
     if checkpoint not in ("auto", None) and not (whole(checkpoint) and checkpoint > 0):
         raise UsageError(
             f"checkpoint is {checkpoint!r}, expected 'auto', None or a number of epochs",

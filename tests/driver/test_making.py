@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import graphft
 from graphft import GraphftError
@@ -88,7 +89,13 @@ def test_ray_trains_configurations() -> None:
         ({"run_config": RunConfig("a", failure_config=FailureConfig(fail_fast=True))}, "fail_fast"),
         ({"run_config": RunConfig(storage_path="/x")}, "storage_path and no name"),
         ({"num_workers": 2, "scaling_config": ScalingConfig(2)}, "num_workers is given twice"),
-        ({"num_workers": 0}, "trainers is 0"),
+        ({"num_workers": 0}, "num_workers is 0, expected"),
+        ({"max_epochs": "5"}, "max_epochs is '5', expected"),
+        ({"max_retries": "3"}, "max_retries is '3', expected"),
+        ({"resources": {"worker": {"CPU": 1}}}, "resources has worker="),
+        ({"resources": {"trainer": 2}}, "resources has trainer=2"),
+        ({"etcd": "host:2379"}, "no option etcd.*etcd_endpoints"),
+        ({"fresh": True}, "no option fresh.*--fresh"),
     ],
 )
 def test_what_means_nothing_is_refused(options: dict[str, Any], message: str) -> None:
@@ -107,8 +114,15 @@ def test_other_mistakes(tmp_path: Path) -> None:
     ]:
         with pytest.raises(GraphftError, match=message):
             make(program, None, options)
-    with pytest.raises(GraphftError, match="is no callback"):
-        epochs.trainer(tmp_path / "job", callbacks=[object()])
+    for mistake, message in [
+        ({"callbacks": [object()]}, "is no callback"),
+        ({"callbacks": print}, "expected a list"),
+        ({"validation": epochs.program()}, "validation is a Program, expected"),
+        ({"engine": "nowhere"}, "there is no engine 'nowhere'"),
+    ]:
+        with pytest.raises(GraphftError, match=message):
+            epochs.trainer(tmp_path / "job", **mistake)
+    assert not (tmp_path / "job").exists()
     trainer = epochs.trainer(tmp_path / "job")
     for call in ({"max_retries": -2}, {"max_retries": 1.5}, {"checkpoint": "always"}, {"checkpoint": 0}, {"epochs": 0}):
         with pytest.raises(GraphftError, match=r"error\[option\]"):
@@ -116,6 +130,27 @@ def test_other_mistakes(tmp_path: Path) -> None:
     with pytest.raises(GraphftError, match="nothing to validate with"):
         trainer.validate()
     assert not (tmp_path / "job" / "etcd").exists(), "nothing was started"
+
+
+def test_a_rank_of_torchrun_is_no_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(GraphftError, match="RANK is 0"):
+        epochs.trainer(tmp_path / "job")
+
+
+def test_a_state_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
+    trainer = epochs.trainer(tmp_path / "job")
+    model, optimizer = epochs.model(), torch.optim.Adam(epochs.model().parameters())
+    for state, message in [
+        (model, "a state is expected, got a Sequential"),
+        ({"0.weight": torch.zeros(16, 6)}, "0.bias is missing"),
+        ({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "has state, param_groups, expected names"),
+        (model.state_dict(), "has no checkpoint yet(?s:.*)init_from="),
+    ]:
+        with pytest.raises(GraphftError, match=message):
+            trainer.load_state_dict(state)
+    assert trainer.epoch == 0
 
 
 def test_validation_says_what_it_needs() -> None:

@@ -1,0 +1,64 @@
+"""What a script does with a Trainer beside training: several of them, checkpoints that follow, what happened."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import graphft
+from tests.driver import epochs
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_another_trainer_of_the_run_takes_over(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """A notebook's cell that makes the Trainer is run again."""
+    first = epochs.trainer(tmp_path / "job")
+    first.train()
+    with epochs.trainer(tmp_path / "job") as second:
+        assert second.epoch == 1
+        assert second.train()["epoch"] == 2
+        assert "another Trainer of this process is at work" in capfd.readouterr().err
+        assert not [worker for worker in first.workers() if worker.state == "running"]
+        assert len(second.workers()) == 4
+    assert first.train()["epoch"] == 3, "it goes on where the other one was"
+    first.shutdown()
+
+
+def test_an_epoch_whose_checkpoint_follows_is_done(tmp_path: Path) -> None:
+    with epochs.trainer(tmp_path / "job") as trainer:
+        found = [trainer.train(checkpoint=None)["epoch"] for _ in range(3)]
+        assert found == [1, 2, 3], "none is trained twice"
+        assert trainer.epoch == 3
+        assert trainer.state_dict()["epoch"] == 3
+        assert trainer.train(checkpoint=None)["epoch"] == 4
+    assert trainer.epoch == 4, "it was waited for"
+
+
+def test_events_are_told_up_to_now_and_stay(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    class Listener:
+        def on_event(self, event: Any) -> None:
+            heard.append(event.text)
+
+    with epochs.trainer(tmp_path / "job", callbacks=[Listener()]) as trainer:
+        trainer.train()
+        assert trainer.signal("pserver", 1, signal.SIGKILL)
+        until(lambda: any("pserver 1 died" in event.text for event in trainer.events()), 60)
+    assert any("pserver 1 died" in event.text for event in trainer.events())
+    assert sum("pserver 1 died" in text for text in heard) == 1
+
+
+def test_a_callback_that_shuts_down_ends_the_call(tmp_path: Path) -> None:
+    class Stops:
+        def on_status(self, status: Any) -> None:
+            trainer.shutdown()
+
+    trainer = epochs.trainer(tmp_path / "job", callbacks=[Stops()])
+    with pytest.raises(graphft.GraphftError, match="was shut down while it trained"):
+        trainer.train()
