@@ -23,7 +23,8 @@ def tell_mode(model: nn.Module) -> None:
     other = {name or "the model": effect for name, m in model.named_modules() if (effect := _effect(m))}
     if not model.training and other:
         log.warning(
-            "the model is captured in eval mode: %s (%s); call model.train() before build() if it is to train as usual",
+            "the model is captured in eval mode: %s (%s); it is meant so for graphft.Validation; if it is to train as "
+            "usual, call model.train() before build()",
             " and ".join(dict.fromkeys(other.values())),
             listed(list(other)),
         )
