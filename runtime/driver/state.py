@@ -18,6 +18,36 @@ from graphft.transpiler import Job
 from graphft.weights import load_weights, saved_variables
 
 
+class Part:
+    """A state that is there already, as an object that is saved."""
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        self._state = state
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return self._state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._state = state
+
+
+def parts_of(state: Mapping[str, Any]) -> dict[str, Part]:
+    """What is saved of a trainer: the model by itself, where whatever reads weights looks for it."""
+    rest = {name: value for name, value in state.items() if name != "model"}
+    return {"model": Part(state["model"]), "trainer": Part(rest)}
+
+
+def state_of(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The inverse. What a loop has saved has a model, too, and an optimizer whose state is another one's."""
+    if "model" not in parts:
+        raise UsageError(
+            f"the checkpoint has no model, but {', '.join(parts)}",
+            rule="no-checkpoint",
+            help="give what save() of a Trainer was given",
+        )
+    return {**parts.get("trainer", {}), "model": parts["model"]}
+
+
 def split(state: Mapping[str, Any]) -> tuple[Mapping[str, Tensor], Mapping[str, Mapping[str, Tensor]]]:
     """(model, optimizer) of what `Trainer.state_dict` returned, or of a model's own state_dict."""
     if "model" in state and isinstance(state["model"], Mapping):

@@ -37,7 +37,8 @@ from graphft.runtime.launcher.ending import interruptible
 from graphft.runtime.launcher.job_folder import JobFolder
 from graphft.runtime.launcher.launch import prepare
 from graphft.runtime.launcher.tell import tell
-from graphft.runtime.loop.api import load_check_point, save_check_point
+from graphft.runtime.loop.api import read_check_point, save_check_point
+from graphft.runtime.loop.retention import Keep
 from graphft.runtime.loop.train_status import TrainStatus
 from graphft.transpiler import Job
 from graphft.transpiler.assemble import assemble
@@ -213,17 +214,28 @@ class Trainer:
         states.replace_state(self.job, self._program, self.job_dir, state)
         self._forget_records()
 
-    def save(self, path: str | os.PathLike[str], *, keep: int = 3) -> int | None:
+    def save(
+        self, path: str | os.PathLike[str], *, keep: int | Keep = 3, metrics: Mapping[str, float] | None = None
+    ) -> int | None:
         """Saves `state_dict()` as a new version in a folder or below a URL, as `graphft.save_check_point` does: whole,
-        or not at all. Returns the version."""
-        return save_check_point({"trainer": self}, TrainStatus(self.epoch, self._step()), path, keep=keep)
+        or not at all. Returns the version. `read_weights` and `init_from=` take the path, too.
 
-    def load(self, path: str | os.PathLike[str]) -> None:
-        """`load_state_dict` of the newest whole version that `save` left. Raises UsageError if there is none."""
-        if load_check_point({"trainer": self}, path) is None:
+        `keep`: so many of the newest, or a `graphft.Keep`. `metrics`: numbers that are saved beside it:
+        `graphft.read_check_point(path).status.metrics`, and what `Keep(best=...)` looks at.
+        """
+        state = self.state_dict()
+        status = TrainStatus(state["epoch"] - 1, state["step"], metrics=dict(metrics or {}))
+        return save_check_point(states.parts_of(state), status, path, keep=keep)
+
+    def load(self, path: str | os.PathLike[str], *, version: int | None = None) -> None:
+        """`load_state_dict` of the newest whole version that `save` left, or of another one. Raises UsageError if there
+        is none."""
+        found = read_check_point(path, version=version)
+        if found is None:
             raise UsageError(
                 f"there is no checkpoint in {path}", rule="no-checkpoint", help="give what was given to save()"
             )
+        self.load_state_dict(states.state_of(found.states))
 
     def shutdown(self) -> None:
         """Ends all processes, in order. The run can be gone on with, by this Trainer, too. `with` does it, and the end

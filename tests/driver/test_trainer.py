@@ -200,7 +200,10 @@ def test_a_state_is_saved_loaded_and_replaced(tmp_path: Path) -> None:
         assert same(before["model"], epochs.model().state_dict())
         trainer.train()
         saved = trainer.state_dict()
-        assert trainer.save(tmp_path / "saved") == 0
+        assert trainer.save(tmp_path / "saved", metrics={"loss": 0.5}) == 0
+        status = graphft.read_check_point(tmp_path / "saved").status
+        assert (status.next(), status.step, status.metrics) == (1, epochs.PER_EPOCH, {"loss": 0.5})
+        assert same(graphft.read_weights(tmp_path / "saved"), saved["model"])
         after_two = trainer.train()
         assert not same(trainer.state_dict()["model"], saved["model"])
         trainer.load(tmp_path / "saved")
