@@ -15,9 +15,9 @@ import graphft
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.chaos.command import add_parser as add_chaos
 from graphft.runtime.engines.kubernetes.command import add_parser as add_kubernetes
-from graphft.runtime.engines.slurm_command import add_parser as add_slurm
 from graphft.runtime.interchange.command import add_parser as add_checkpoint
 from graphft.runtime.launcher.etcd_command import add_parser as add_etcd
+from graphft.runtime.launcher.slurm_command import add_parser as add_slurm
 from graphft.runtime.launcher.status_command import add_parser as add_status
 from graphft.runtime.process.role_environment import role_environment
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PARENT, die_with_parent

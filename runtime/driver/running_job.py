@@ -6,7 +6,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -32,13 +31,18 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS, ETCD_SECONDS = 0.1, 2.0
 
-_AT_WORK: dict[Path, RunningJob] = {}
-"""Those of this process, by folder. A notebook's cell that is run again makes another Trainer of the same run, and the
-one before is out of reach: it would hold the folder for as long as the kernel lives."""
-
 
 class _Ended(Exception):
     """The script wants no processes any more."""
+
+
+class _Launcher(threading.Thread):
+    """The thread of a job's launch. A notebook's cell that is run again makes another Trainer of the same run, and the
+    one before is out of reach: it would hold the folder for as long as the kernel lives. It is found by its thread."""
+
+    def __init__(self, job: RunningJob) -> None:
+        super().__init__(target=job.launch, name="launcher", daemon=True)
+        self.job = job
 
 
 class RunningJob:
@@ -56,16 +60,16 @@ class RunningJob:
         self._last: PassMetrics | None = None
         """Of the job's last pass."""
         self._take_over()
-        self._thread = threading.Thread(target=self._run, name="launcher", daemon=True)
+        self._thread = _Launcher(self)
         self._thread.start()
 
     def _take_over(self) -> None:
         """The folder, from whatever else holds it. Waits in the script's own thread, where Ctrl-C ends that."""
         path = self.folder.path
-        before, _AT_WORK[path.resolve()] = _AT_WORK.get(path.resolve()), self
-        if before is not None and before.alive:
-            tell(f"another Trainer of this process is at work in {path}: its processes are ended")
-            before.give_way()
+        for thread in threading.enumerate():
+            if isinstance(thread, _Launcher) and thread.job.folder.path.resolve() == path.resolve():
+                tell(f"another Trainer of this process is at work in {path}: its processes are ended")
+                thread.job.give_way()
         if self.options.endpoints(self.job.config) or not path.exists():  # no launcher holds it
             return
         told = ""
@@ -84,7 +88,8 @@ class RunningJob:
         )
         self.stop()
 
-    def _run(self) -> None:
+    def launch(self) -> None:
+        """What its thread does."""
         try:
             launch_directory(self.job, self.folder, self.options, self._look)
         except _Ended:

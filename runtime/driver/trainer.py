@@ -107,8 +107,6 @@ class Trainer:
         self.job, self._folder, self._options = prepare(made.job, self._options)
         self._running: RunningJob | None = None
         self._told = False
-        self._counted = [0, 0]
-        """Failures and preemptions that a call has returned, of these processes."""
         self._past: Sequence[Event] = ()
         self._trained = 0
         """Epochs that `train` has returned; the checkpoint of the last one may be on its way."""
@@ -137,7 +135,6 @@ class Trainer:
     ) -> dict[str, float]:
         """Trains one epoch (or `epochs`) more, and returns the metrics of the last one: `epoch` (how many are done),
         `loss` and what `loss_fn` returned beside it (means over samples), `samples`, `steps`, `seconds`; `failures` and
-        `loss` and what `loss_fn` returned beside it (means over samples), `samples`, `steps`, `seconds`, `failures` and
         `preemptions` since the call before.
 
         Args:
@@ -176,7 +173,6 @@ class Trainer:
         metrics = {"epoch": target, **epoch_metrics(running, target - 1)}
         metrics |= {"steps": steps[target] - steps[first], "seconds": time.monotonic() - begun}
         metrics |= self._retries.settle()
-        metrics |= self._deaths(running)
         self._callbacks.tell("on_epoch", target, metrics)
         return metrics
 
@@ -270,27 +266,19 @@ class Trainer:
     def _train(self, target: int, max_retries: int, saved: bool) -> RunningJob:
         running = self._run(target)
         self._retries.most = max_retries
-        retries = Retries(running, max_retries)
         while not self._reached(running, target, saved):
             running.check()
             self._retries.check()
             self._callbacks.look(running.status)
             time.sleep(LOOK_SECONDS)
         self._callbacks.look(running.status)
-        return running
         self._callbacks.hear(running.events())
         return running
-
-    def _deaths(self, running: RunningJob) -> dict[str, int]:
-        """Those of pauses, too: each is in what one call returns."""
-        total = [sum(c.failures for c in running.children), sum(c.preemptions for c in running.children)]
-        before, self._counted = self._counted, total
-        return {"failures": total[0] - before[0], "preemptions": total[1] - before[1]}
 
     def _run(self, passes: int) -> RunningJob:
         if self._running is None or not self._running.alive:
             folder = self._folder if not self._told else JobFolder(self._folder.path)
-            self._told, self._trained, self._counted = True, 0, [0, 0]
+            self._told, self._trained = True, 0
             self._running = RunningJob(self.job, folder, self._options.with_passes(passes))
             self._retries = Retries(self._running)
         else:

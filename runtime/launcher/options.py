@@ -37,8 +37,6 @@ class LaunchOptions:
     coordinators: int | None = None
     """Coordinators to start here: of a job with dispatch "coordinator" 1, and no other job has any. One serves, the
     others stand by."""
-    passes: int | None = None
-    """Of a job with `passes_on_demand`: how many passes to train; trainers wait then. None: all of them."""
     etcd: str = ""
     """`host:port[,host:port...]` of an etcd that runs; "": one is started, with its data in the folder."""
     job_dir: str = ""
@@ -49,6 +47,8 @@ class LaunchOptions:
     """No progress display. The line that says what is run, errors and what is lost are told all the same."""
     fork_server: bool = True
     """Make roles by forking a process that has loaded everything: each starts in a fraction of a second."""
+    passes: int | None = None
+    """Of a job with `passes_on_demand`: how many passes to train; trainers wait then. None: all of them."""
     engine: str | Options = "local"
     """Where the processes run: `local` (this machine), `ray`, `slurm`, `kubernetes`, or an engine's options."""
     resources: Mapping[str, Mapping[str, float]] = field(default_factory=dict)

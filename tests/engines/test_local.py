@@ -31,5 +31,5 @@ def test_what_holds_for_every_engine(tmp_path: Path, forks: bool) -> None:
 def test_an_engine_is_named() -> None:
     assert [type(engine_options(name)).__name__.lower() for name in ENGINES] == list(ENGINES)
     assert engine_options(Local(False)) == Local(False)
-    with pytest.raises(graphft.GraphftError, match="there is no engine 'mesos'.*\n.*local, ray, slurm"):
+    with pytest.raises(graphft.GraphftError, match=r"there is no engine 'mesos'.*\n.*local, ray, slurm"):
         engine_options("mesos")
