@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,6 +65,29 @@ _NODE = (
     f"Gres=gpu:{GPUS} State=UNKNOWN"
 )
 
+_GUARD = """
+import os, psutil, sys
+
+def alive():
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("SLURM_CONF") == sys.argv[1] and process.pid != os.getpid():
+                yield process
+        except psutil.Error:
+            pass
+
+sys.stdin.read()
+while left := list(alive()):
+    for process in left:
+        try:
+            process.kill()
+        except psutil.Error:
+            pass
+    psutil.wait_procs(left, 1)
+"""
+"""Ends all that has to do with a Slurm when its stdin is closed, as it is when the tests' process is killed: what Slurm
+has started on a node is no child of it."""
+
 
 class SlurmCluster:
     """To be used in a `with`. What is to talk to it needs `environment`."""
@@ -73,9 +97,12 @@ class SlurmCluster:
         self.environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf"), "PATH": PATH}
         self._slurmds: dict[str, subprocess.Popen[bytes]] = {}
         self._others: list[subprocess.Popen[bytes]] = []
+        self._guard: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> SlurmCluster:
         self._configure()
+        command = [sys.executable, "-c", _GUARD, self.environment["SLURM_CONF"]]
+        self._guard = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
         try:
             self._start()
         except BaseException:
@@ -110,15 +137,10 @@ class SlurmCluster:
         self._await(lambda: self.in_state("idle") == set(self.nodes))
 
     def _stop(self) -> None:
-        for name in self.nodes:
-            self.kill_node(name)
-        for process in reversed(self._others):
-            process.terminate()
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+        assert self._guard is not None
+        self._guard.communicate()
+        for process in [*self._slurmds.values(), *self._others]:
+            process.wait()
 
     def _await(self, condition: Callable[[], object]) -> None:
         try:
