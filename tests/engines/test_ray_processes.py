@@ -16,6 +16,7 @@ from graphft.runtime.engines.base import EngineError, Order, Process, Run
 from graphft.runtime.engines.ray import Ray
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.process.role_environment import role_environment
+from tests.engines.conformance import check
 from tests.engines.ray_nodes import Nodes, nodes_of_ray
 from tests.integration import training
 from tests.support.waiting import until
@@ -56,6 +57,11 @@ def made(process: Process) -> Process:
     until(lambda: process.pid or process.poll() is not None, SECONDS)
     assert process.poll() is None
     return process
+
+
+def test_it_keeps_the_contract_of_engines(nodes: Nodes, job: Path) -> None:
+    half = {"pserver": {"CPU": 0.5}}
+    check(Ray(nodes.address, resources=half).open(Run(job, str(job), role_environment())))
 
 
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGKILL])
