@@ -77,12 +77,21 @@ def test_a_signal_ends_it(engine: Any, signum: int) -> None:
     assert engine.list() == []
 
 
-def test_what_has_no_room_waits_and_can_be_taken_back(engine: Any) -> None:
+def demands(nodes: Nodes) -> list[tuple[dict[str, float], int]]:
+    """What an autoscaler is told: what has no room, and how often."""
+    from ray.autoscaler.v2.sdk import get_cluster_status
+
+    demanded = get_cluster_status(nodes.address).resource_demands.ray_task_actor_demand
+    return [(dict(b.bundle), b.count) for demand in demanded for b in demand.bundles_by_count]
+
+
+def test_what_has_no_room_waits_and_can_be_taken_back(engine: Any, nodes: Nodes) -> None:
     """The node has one CPU."""
     first, second, third = engine.start(trainer(0)), engine.start(trainer(1)), engine.start(trainer(2))
     made(first)
     assert second.place == third.place == "waiting for {CPU: 1}"
     assert [listed.state for listed in engine.list()] == ["running", "waiting", "waiting"]
+    until(lambda: demands(nodes) == [({"CPU": 1.0}, 2)], SECONDS)
     second.send_signal(signal.SIGTERM)
     assert second.wait(SECONDS) == -signal.SIGTERM
     assert second.pid == 0
