@@ -124,6 +124,22 @@ def test_tasks(tmp_path: Path) -> None:
     assert "scores of 1,797 records" in text
 
 
+@pytest.mark.timeout(600)
+@pytest.mark.chaos
+def test_trainer(tmp_path: Path) -> None:
+    """A worker is killed: the same epochs as without. The script, run again, has nothing left to train."""
+    text = run("07_trainer.py", tmp_path, "--kill-at", "3")
+    assert "worker 1 is killed" in text
+    assert "1 preemptions" in text
+    assert number(r"held-out accuracy +([\d.]+)", text) > 0.93
+    folder = tmp_path / "undisturbed"
+    folder.mkdir()
+    undisturbed = run("07_trainer.py", folder, "--kill-at", "0")
+    killed = text.replace("1 preemptions", "0 preemptions").splitlines()
+    assert [line for line in killed if "worker 1" not in line] == undisturbed.splitlines()
+    assert run("07_trainer.py", tmp_path) == "".join(f"{line}\n" for line in killed[-3:])
+
+
 def test_all_examples_are_tested() -> None:
     names = {p.name for p in EXAMPLES.glob("[0-9]*.py")}
     assert names == set(re.findall(r'run\("(\w+\.py)"', Path(__file__).read_text()))
