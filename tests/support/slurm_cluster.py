@@ -68,10 +68,18 @@ _NODE = (
 _GUARD = """
 import os, psutil, sys
 
+conf = sys.argv[1]
+logs = os.path.dirname(conf) + os.sep
+
+def belongs(process):  # a slurmstepd that begins has no environment to be seen
+    if process.environ().get("SLURM_CONF") == conf:
+        return process.pid != os.getpid()
+    return process.name() == "slurmstepd" and any(file.path.startswith(logs) for file in process.open_files())
+
 def alive():
     for process in psutil.process_iter():
         try:
-            if process.environ().get("SLURM_CONF") == sys.argv[1] and process.pid != os.getpid():
+            if belongs(process):
                 yield process
         except psutil.Error:
             pass
