@@ -57,7 +57,7 @@ class Process(Protocol):
 
     @property
     def pid(self) -> int:
-        """On its own machine; 0 until it exists."""
+        """On its own machine; 0 until it exists. One that has ended, and has none, was never made."""
 
     @property
     def identity(self) -> Identity:

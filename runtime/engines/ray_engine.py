@@ -77,7 +77,7 @@ class RayEngine(Engine):
 
     def list(self) -> Sequence[Listed]:
         return [
-            Listed(o.role, o.index, p.place, "running" if p.pid else "waiting")
+            Listed(o.role, o.index, p.place, "running" if p.pid else "waiting", p.pid)
             for o, p in self._processes
             if p.poll() is None
         ]

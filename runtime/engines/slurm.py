@@ -23,7 +23,6 @@ from pathlib import Path
 
 import graphft
 from graphft.errors import UsageError
-from graphft.runtime.coordination.connect import write_endpoints
 from graphft.runtime.engines.base import Engine, EngineError, Listed, Order, Run
 from graphft.runtime.engines.slurm_step import SlurmStep
 from graphft.runtime.etcd import EmbeddedEtcd
@@ -85,8 +84,7 @@ class SlurmEngine(Engine):
         return advertise_host(done.stdout.split()[:NODES_ASKED])
 
     def prepare(self) -> None:
-        if self._etcd is not None:  # it ends with this launcher, so the next one need not ask it
-            write_endpoints(self._run.job_dir, self._etcd.endpoints[0], own=True)
+        """Steps need nothing beforehand."""
 
     def provide_etcd(self) -> str:
         """Its data are not in the job's folder, which is on a file system of all nodes: too slow for etcd. The job goes
@@ -110,7 +108,7 @@ class SlurmEngine(Engine):
     def list(self) -> Sequence[Listed]:
         self._look()
         return [
-            Listed(step.order.role, step.order.index, step.place, "running" if step.pid else "waiting")
+            Listed(step.order.role, step.order.index, step.place, "running" if step.pid else "waiting", step.pid)
             for step in self._steps
         ]
 

@@ -331,7 +331,7 @@ def _start(
         _tell_of_lost_model(job, job_dir)
     put_job(client, keys, job, job_dir)
     etcd = fenced(client, keys, job)
-    write_endpoints(job_dir, endpoints, own=embedded is not None)
+    write_endpoints(job_dir, endpoints, own=not options.endpoints(job.config))
     engine.prepare()
     supervisor = Supervisor(job_dir, keys, etcd, endpoints, engine, options.max_restarts, job.config.ft)
     if job.config.passes_on_demand:

@@ -70,6 +70,7 @@ def supervise(
             supervisor.failed = supervisor.failed or told
         if status.state == "complete":
             complete_at = complete_at or time.monotonic()
+            supervisor.take_back_orders()
             if time.monotonic() - complete_at > EXIT_GRACE_SECONDS:
                 break
     last = look(status)

@@ -218,6 +218,16 @@ class Supervisor:
                 "asked to leave, by SIGTERM"
             )
 
+    def take_back_orders(self) -> None:
+        """The job is complete: processes that the engine has no room for are not wanted any more."""
+        for child in self.children.values():
+            process = child.process
+            waits = process is not None and process.poll() is None and not process.pid
+            if child.restart_at is not None or waits:
+                child.done, child.restart_at = True, None
+            if process is not None and waits:
+                process.send_signal(signal.SIGTERM)
+
     @property
     def all_done(self) -> bool:
         return all(c.done for c in self.children.values())
@@ -303,6 +313,8 @@ class Supervisor:
         self._offspring.look(child.identity for child in self.children.values() if child.identity.visible)
 
     def _ended(self, child: Child, process: Process, status: int) -> None:
+        if child.done:
+            return
         if not process.pid:  # it was never made: the fork server died before that
             self._start(child)
             return

@@ -1,0 +1,102 @@
+"""Orders that an engine has no room for: given again, later and later; taken back when the job is complete."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.engines.base import EngineError, Listed, Order
+from graphft.runtime.etcd import Etcd
+from graphft.runtime.launcher import supervisor as module
+from graphft.runtime.launcher.supervisor import Supervisor
+from graphft.runtime.process.identity import UNKNOWN
+
+
+class Waiting:
+    """A process that never gets room."""
+
+    pid, identity, place = 0, UNKNOWN, "waiting for {CPU: 4}"
+
+    def __init__(self) -> None:
+        self.ended, self.signals = threading.Event(), list[int]()
+
+    def await_made(self) -> Any:
+        self.ended.wait()
+        return UNKNOWN
+
+    def poll(self) -> int | None:
+        return -signal.SIGTERM if self.ended.is_set() else None
+
+    def wait(self, timeout: float | None = None) -> int:
+        if not self.ended.wait(timeout):
+            raise subprocess.TimeoutExpired("role", timeout or 0.0)
+        return -signal.SIGTERM
+
+    def send_signal(self, signum: int) -> None:
+        self.signals.append(signum)
+        self.ended.set()
+
+
+class Full:
+    """An engine that refuses so many orders, and has no room for the others."""
+
+    reaches_loopback = True
+
+    def __init__(self, refuses: int) -> None:
+        self.refuses, self.asked, self.made = refuses, 0, list[Waiting]()
+
+    def start(self, order: Order) -> Waiting:
+        self.asked += 1
+        if self.asked <= self.refuses:
+            raise EngineError("no machine is there", rule="engine")
+        self.made.append(Waiting())
+        return self.made[-1]
+
+    def list(self) -> Sequence[Listed]:
+        return ()
+
+    def logs(self, order: Order, lines: int) -> Sequence[str]:
+        return ()
+
+    def prepare(self) -> None: ...
+    def step(self) -> None: ...
+    def cancel_orders(self) -> None: ...
+    def close(self) -> None: ...
+    def provide_etcd(self) -> str:
+        return ""
+
+
+def test_it_is_asked_again_later_and_later_and_not_at_regular_times(
+    etcd: Etcd, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "ROOM_SECONDS", 64.0)
+    engine: Any = Full(refuses=4)
+    supervisor = Supervisor(tmp_path, keys, etcd, "", engine)
+    waits = []
+    child = supervisor.add("trainer", 0)
+    for most in (64.0, 128.0, 256.0):
+        monkeypatch.setattr(module, "ROOM_LIMIT", 1000.0)
+        assert child.restart_at is not None
+        waits.append(child.restart_at - child.started_at)
+        assert most / 2 - 1 <= waits[-1] <= most + 1
+        child.restart_at = child.started_at
+        supervisor.step(0.0)
+    assert waits[1] / waits[0] != waits[2] / waits[1]
+    assert "trainer 0 cannot be started (no machine is there)" in caplog.text
+    child.restart_at = 0.0
+    supervisor.step(0.0)
+    assert (child.restart_at, child.refused, len(engine.made)) == (None, 0, 1)
+    assert (child.failures, child.preemptions, supervisor.failed) == (0, 0, "")
+    supervisor.take_back_orders()
+    assert supervisor.all_done
+    assert engine.made[0].signals == [signal.SIGTERM]
+    supervisor.step(0.2)
+    assert len(engine.made) == 1, "what was taken back is not ordered again"
+    supervisor.close()
