@@ -77,12 +77,12 @@ def test_it_is_asked_again_later_and_later_and_not_at_regular_times(
     etcd: Etcd, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "ROOM_SECONDS", 64.0)
+    monkeypatch.setattr(module, "ROOM_LIMIT", 1000.0)
     engine: Any = Full(refuses=4)
     supervisor = Supervisor(tmp_path, keys, etcd, "", engine)
     waits = []
     child = supervisor.add("trainer", 0)
     for most in (64.0, 128.0, 256.0):
-        monkeypatch.setattr(module, "ROOM_LIMIT", 1000.0)
         assert child.restart_at is not None
         waits.append(child.restart_at - child.started_at)
         assert most / 2 - 1 <= waits[-1] <= most + 1
