@@ -95,8 +95,8 @@ ray: setup  ## the tests on a real Ray of several nodes (gets Ray once; without 
 .hdfs:
 	@$(PY) tests/support/get_hdfs.py $@
 
-slurm: setup  ## the tests on a real Slurm of two nodes on this machine (as root; apt-get install slurm-wlm munge; else skipped)
-	@$(PY) -m pytest -q -rs tests/engines/test_slurm_engine.py tests/engines/test_slurm.py
+slurm: setup  ## the tests on a real Slurm of two nodes of this machine (as root; apt-get install slurm-wlm munge)
+	@GRAPHFT_SLURM=1 $(PY) -m pytest -q -rs tests/engines/test_slurm_engine.py tests/engines/test_slurm.py
 
 docs: setup  ## regenerate docs/ops.md and docs/options.md from the code
 	@$(PY) -m graphft.opdocs

@@ -15,7 +15,7 @@ from tests.integration.plays import Pace, Played, assert_same_bits, at, play, wh
 from tests.support.slurm_cluster import MISSING, SlurmCluster
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.skipif(bool(MISSING), reason=f"no Slurm is here: {MISSING}"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.skipif(bool(MISSING), reason=f"no real Slurm: {MISSING}"), pytest.mark.timeout(1800)]
 NODES = 300.0
 """Seconds until Slurm has seen a change of a node."""
 

@@ -22,7 +22,7 @@ from tests.integration.plays import ROOT
 from tests.support.slurm_cluster import CPUS, GPUS, MISSING, SlurmCluster
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.skipif(bool(MISSING), reason=f"no Slurm is here: {MISSING}"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.skipif(bool(MISSING), reason=f"no real Slurm: {MISSING}"), pytest.mark.timeout(900)]
 PATIENCE = 300.0
 Opened = Callable[..., SlurmEngine]
 

@@ -25,6 +25,8 @@ MISSING = (
     if _missing
     else "slurmd runs as root only"
     if os.geteuid() != 0
+    else "the whole suite leaves it out: make slurm"
+    if "GRAPHFT_SLURM" not in os.environ
     else ""
 )
 """Why there can be no Slurm here; "" if there can."""
