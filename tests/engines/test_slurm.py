@@ -12,10 +12,10 @@ from graphft.transpiler import Job
 from tests.engines.slurm_jobs import SlurmJob
 from tests.integration import training
 from tests.integration.plays import Pace, Played, assert_same_bits, at, play, whole_state
-from tests.support.slurm_cluster import MISSING, SlurmCluster
+from tests.support.slurm_cluster import LEFT_OUT, SlurmCluster
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.skipif(bool(MISSING), reason=f"no real Slurm: {MISSING}"), pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.skipif(bool(LEFT_OUT), reason=f"no real Slurm: {LEFT_OUT}"), pytest.mark.timeout(1800)]
 NODES = 300.0
 """Seconds until Slurm has seen a change of a node."""
 

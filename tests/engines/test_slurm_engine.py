@@ -19,10 +19,10 @@ from graphft.runtime.process.identity import UNKNOWN
 from graphft.runtime.process.role_process import EXIT_USAGE
 from tests.integration import training
 from tests.integration.plays import ROOT
-from tests.support.slurm_cluster import CPUS, GPUS, MISSING, SlurmCluster
+from tests.support.slurm_cluster import CPUS, GPUS, LEFT_OUT, SlurmCluster
 from tests.support.waiting import until
 
-pytestmark = [pytest.mark.skipif(bool(MISSING), reason=f"no real Slurm: {MISSING}"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.skipif(bool(LEFT_OUT), reason=f"no real Slurm: {LEFT_OUT}"), pytest.mark.timeout(900)]
 PATIENCE = 300.0
 Opened = Callable[..., SlurmEngine]
 

@@ -25,11 +25,11 @@ MISSING = (
     if _missing
     else "slurmd runs as root only"
     if os.geteuid() != 0
-    else "the whole suite leaves it out: make slurm"
-    if "GRAPHFT_SLURM" not in os.environ
     else ""
 )
 """Why there can be no Slurm here; "" if there can."""
+LEFT_OUT = MISSING or "the whole suite leaves it out: make slurm" * ("GRAPHFT_SLURM" not in os.environ)
+"""Why the tests on it are skipped: they take minutes."""
 START_SECONDS = 120.0
 CPUS, GPUS = 4, 2
 """Of a node: more than this machine has, on paper."""
