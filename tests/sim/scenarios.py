@@ -6,11 +6,24 @@ import random
 from collections import Counter
 from collections.abc import Mapping
 
+import msgspec
+
+from graphft.runtime.coordination.job_view import read_view
+from graphft.runtime.coordination.records import PassMetrics
 from graphft.runtime.protocol.messages import Empty, Push
 from graphft.runtime.roles.environment import RoleSpec
 from tests.sim.compare import ComparedSimulation, run_undisturbed, undisturbed
 from tests.sim.faults import FaultySimulation
-from tests.sim.variants import VARIANTS, Variant, async_variant, sync_variant, with_coordinator, with_nonfinite
+from tests.sim.variants import (
+    VARIANTS,
+    Variant,
+    async_variant,
+    sync_variant,
+    with_coordinator,
+    with_more_passes,
+    with_nonfinite,
+    with_passes_on_demand,
+)
 from tests.sim.world import SimulationFailed
 
 LATE_SECONDS, SOON_SECONDS = 100.0, 30.0
@@ -109,6 +122,40 @@ class LateTrainer(Calm):
             raise SimulationFailed("the job did not go on when its last trainer was there")
 
 
+class OnDemand(FaultySimulation):
+    """Passes are asked for one by one, some long after the one before was over, among all the other faults. Sync."""
+
+    def begin_all(self) -> None:
+        super().begin_all()
+        self.wanted = 0
+        self.want()
+
+    def want(self) -> None:
+        """As a driver does, which no fault befalls: it raises the record, and makes it again if it is lost."""
+        if self.over:
+            return
+        view = read_view(self.keys, self.store.range(self.keys.control).kvs)
+        committed = view.committed.step if view.committed is not None else 0
+        pause = 0.0
+        if committed >= self.job.config.plan.start_steps[self.wanted] and self.wanted < self.job.config.passes:
+            self.wanted += 1
+            pause = self.pick.choice((0.0, 0.5, 10.0))
+            self.counts["passes asked for"] += 1
+        self.world.after(pause + self.pick.uniform(0.05, 0.5), self.ask)
+
+    def ask(self) -> None:
+        if self.store.get(self.keys.wanted_passes) != str(self.wanted).encode():
+            self.store.put(self.keys.wanted_passes, str(self.wanted).encode())
+        self.want()
+
+    def check(self) -> None:
+        super().check()
+        records = [self.store.get(self.keys.pass_metrics(i)) for i in range(self.job.config.passes)]
+        told = [msgspec.json.decode(kv.value, type=PassMetrics).samples for kv in records if kv is not None]
+        if told[-1:] != [sum(self.variant.chunks)] or set(told) != {sum(self.variant.chunks)}:
+            raise SimulationFailed(f"passes of {sum(self.variant.chunks)} samples came to {told}")
+
+
 SCENARIOS: Mapping[str, type[ComparedSimulation]] = {
     "faults": FaultySimulation,
     "bad-batches": BadBatches,
@@ -117,6 +164,7 @@ SCENARIOS: Mapping[str, type[ComparedSimulation]] = {
     "bad-lines": BadLines,
     "cut-off": CutOff,
     "late-trainer": LateTrainer,
+    "on-demand": OnDemand,
 }
 
 
@@ -131,6 +179,8 @@ def variant_of(scenario: str, mode: str, seed: int) -> Variant:
             continue
         if scenario == "cut-off" and waits:
             continue
+        if scenario == "on-demand":
+            return with_more_passes(variant)
         return with_nonfinite(variant, seed) if scenario == "nonfinite" else variant
 
 
@@ -143,6 +193,8 @@ def simulate(scenario: str, mode: str, seed: int, dispatch: str = "etcd") -> tup
     if variant.sync:  # before the other one begins: there is one world at a time
         certain = kind.certain or _names_bad_records(seed)
         expected = run_undisturbed(seed, variant, kind.bad, certain) if kind.bad else undisturbed(variant)
+    if scenario == "on-demand":
+        variant = with_passes_on_demand(variant)
     with kind(seed, variant) as simulation:
         simulation.expected = expected if variant.sync else ({}, 0)
         simulation.begin_all()

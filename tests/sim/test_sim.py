@@ -16,7 +16,16 @@ pytestmark = pytest.mark.timeout(480)
 """The first test of a mode runs all of its scenarios: half a minute of a core."""
 
 SEEDS = {
-    "sync": ("faults=16", "bad-batches=8", "nonfinite=8", "calm=5", "bad-lines=8", "cut-off=8", "late-trainer=3"),
+    "sync": (
+        "faults=16",
+        "bad-batches=8",
+        "nonfinite=8",
+        "calm=5",
+        "bad-lines=8",
+        "cut-off=8",
+        "late-trainer=3",
+        "on-demand=6",
+    ),
     "async": ("faults=16", "bad-batches=8", "nonfinite=8", "calm=5", "bad-lines=5"),
 }
 
@@ -48,6 +57,11 @@ def check(mode: str, scenario: str) -> str:
 def test_disturbed_runs_equal_the_undisturbed_one(mode: str) -> None:
     """Pitfalls 1, 3, 4, 7, 8, 22, 81, 82, 83: whatever is killed, stopped, cut off, lost or repeated."""
     check(mode, "faults")
+
+
+def test_passes_on_demand_equal_those_that_follow_one_another() -> None:
+    """Some are asked for long after the one before: nothing is late meanwhile, and whoever dies comes back to a pause."""
+    assert "'passes asked for': " in check("sync", "on-demand")
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

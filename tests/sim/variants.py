@@ -179,6 +179,16 @@ def with_coordinator(variant: Variant) -> Variant:
     return replace(variant, options=(*variant.options, ("dispatch", "coordinator")))
 
 
+def with_passes_on_demand(variant: Variant) -> Variant:
+    """The same job, whose passes begin when they are asked for."""
+    return replace(variant, options=(*variant.options, ("passes_on_demand", True)))
+
+
+def with_more_passes(variant: Variant) -> Variant:
+    options = dict(variant.options)
+    return replace(variant, options=tuple({**options, "passes": options["passes"] + 1}.items()))
+
+
 def expected_counts(variant: Variant) -> tuple[Tensor, int]:
     """What an async job's counters of the records are at the end, minus the sum of what each batch was worth; and how
     many batches, or units, are left out."""
