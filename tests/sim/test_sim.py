@@ -60,7 +60,7 @@ def test_disturbed_runs_equal_the_undisturbed_one(mode: str) -> None:
 
 
 def test_passes_on_demand_equal_those_that_follow_one_another() -> None:
-    """Some are asked for long after the one before: nothing is late meanwhile, and whoever dies comes back to a pause."""
+    """Some are asked for long after the one before: nothing is late meanwhile."""
     assert "'passes asked for': " in check("sync", "on-demand")
 
 
