@@ -337,7 +337,7 @@ def _start(
     if job.config.passes_on_demand:
         wanted = options.passes if options.passes is not None else job.config.passes
         supervisor.passes = WantedPasses(etcd, keys, wanted)
-        supervisor.passes.want(wanted)
+        supervisor.passes.begin()
     stack.callback(supervisor.close)
     return supervisor, embedded
 

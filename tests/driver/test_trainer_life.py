@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +64,20 @@ def test_a_callback_that_shuts_down_ends_the_call(tmp_path: Path) -> None:
     trainer = epochs.trainer(tmp_path / "job", callbacks=[Stops()])
     with pytest.raises(graphft.GraphftError, match="was shut down while it trained"):
         trainer.train()
+
+
+def test_what_an_interrupted_call_wanted_is_not_trained(tmp_path: Path) -> None:
+    class Interrupts:
+        def on_status(self, status: Any) -> None:
+            if first and status.step > epochs.PER_EPOCH:
+                raise KeyboardInterrupt
+
+    first = True
+    with epochs.trainer(tmp_path / "job", callbacks=[Interrupts()]) as trainer:
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train(epochs=500)
+        first = False
+        done = trainer.epoch
+        assert trainer.train()["epoch"] == done + 1
+        time.sleep(2.0)  # for what goes on unasked
+        assert trainer.epoch == trainer.state_dict()["epoch"] == done + 1
