@@ -71,6 +71,7 @@ JOBS = {
     ),
     "mlp_s2_half_async_ft": lambda: mlp(trainers=2, pservers=2, ft=True, sync=False, mode="half_async", local_steps=2),
     "mlp_s2_geo_sgd_ft": lambda: mlp(trainers=2, pservers=2, ft=True, sync=False, mode="geo_sgd", local_steps=2),
+    "mlp_s2_on_demand_ft": lambda: mlp(trainers=2, pservers=2, ft=True, passes=2, passes_on_demand=True),
     "mlp_s2_coordinator_ft": lambda: mlp(trainers=2, pservers=2, ft=True, dispatch="coordinator"),
     "mlp_s2_async_coordinator_ft": lambda: mlp(trainers=2, pservers=2, ft=True, sync=False, dispatch="coordinator"),
     "convnet_s2_half_async": lambda: convnet(pservers=2, sync=False, mode="half_async", local_steps=2),
