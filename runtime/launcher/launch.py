@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +30,7 @@ from graphft.runtime.coordination.wanted_passes import WantedPasses
 from graphft.runtime.engines.base import Engine, Run
 from graphft.runtime.engines.choose import engine_options
 from graphft.runtime.engines.local import Local
-from graphft.runtime.etcd import EmbeddedEtcd
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError
 from graphft.runtime.launcher.ending import Reached, interruptible, without_traceback
 from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.launcher.job_folder import JobFolder, open_folder, saved_folder
@@ -305,7 +306,8 @@ def _start(
     """etcd (if it is this launcher's), the run's records, the engine; a supervisor without processes so far."""
     engine = _open_engine(job, job_dir, options)
     stack.callback(engine.close)
-    endpoints, embedded = options.endpoints(job.config) or engine.provide_etcd(), None
+    given, embedded = options.endpoints(job.config), None
+    endpoints = given or engine.provide_etcd()
     if not (endpoints or engine.reaches_loopback):
         raise UsageError(
             f"the engine {options.engine} needs an etcd that its processes reach, and none is given",
@@ -319,7 +321,6 @@ def _start(
         endpoints = ",".join(embedded.endpoints)
     client = connect(endpoints)
     stack.callback(client.close)
-    engine.follow_etcd(client.move)
     if embedded is None:
         check_no_other_etcd(job_dir, job, client)
     if embedded is None and job.config.ft:
@@ -331,7 +332,8 @@ def _start(
         _tell_of_lost_model(job, job_dir)
     put_job(client, keys, job, job_dir)
     etcd = fenced(client, keys, job)
-    write_endpoints(job_dir, endpoints, own=not options.endpoints(job.config))
+    write_endpoints(job_dir, endpoints, own=not given)
+    engine.follow_etcd(lambda endpoints: _move(client, keys, job, job_dir, endpoints))
     engine.prepare()
     supervisor = Supervisor(job_dir, keys, etcd, endpoints, engine, options.max_restarts, job.config.ft)
     if job.config.passes_on_demand:
@@ -340,6 +342,16 @@ def _start(
         supervisor.passes.begin()
     stack.callback(supervisor.close)
     return supervisor, embedded
+
+
+def _move(client: Etcd, keys: Keys, job: Job | JobRecord, job_dir: Path, endpoints: Sequence[str]) -> None:
+    """The engine's etcd is there now: for this process, and for those that look into the folder. It may be another
+    one, without records: a role makes them when it starts, but there may be no room for any for hours."""
+    client.move(endpoints)
+    with contextlib.suppress(OSError):  # the folder is gone, or its disk is full
+        write_endpoints(job_dir, ",".join(endpoints), own=True)
+    with contextlib.suppress(EtcdError):
+        put_job(client, keys, job, job_dir)
 
 
 def _open_engine(job: Job | JobRecord, job_dir: Path, options: LaunchOptions) -> Engine:

@@ -14,6 +14,7 @@ import pytest
 from torch import Tensor
 
 from graphft.runtime.coordination.status import JobStatus
+from graphft.runtime.launcher import supervise
 from graphft.runtime.launcher.launch import run_job
 from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.transpiler import Job
@@ -113,8 +114,9 @@ def test_a_node_is_lost_and_another_joins(
 
 
 def test_it_waits_for_room_and_etcd_is_lost_with_its_nodes(
-    nodes: Nodes, tmp_path: Path, pace: Pace, undisturbed: dict[str, Tensor]
+    nodes: Nodes, tmp_path: Path, pace: Pace, undisturbed: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(supervise, "LOST_SECONDS", 2.0)  # the launcher makes the new etcd's records itself
     nodes.set(0)
     pace.set(0.3)
 
@@ -145,15 +147,15 @@ def test_the_driver_is_killed_and_another_goes_on(
     nodes: Nodes, tmp_path: Path, pace: Pace, undisturbed: dict[str, Tensor]
 ) -> None:
     nodes.set(2)
-    pace.set(0.3)
     options = f'{{"storage": "file://{tmp_path}/storage/job"}}'
     command = [sys.executable, "-m", "graphft", "launch", "--engine", "ray", "--trainers", "2", "--quiet"]
     command += [str(SCRIPT), str(pace.file), options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_ADDRESS": nodes.address}
-    for machine, step in (("one", 25), ("two", 0)):
+    for machine, step in (("one", 15), ("one", 30), ("two", 0)):  # in the same folder, and on another machine
+        pace.set(0.3 if step else 0.0)
         folder = tmp_path / machine
-        folder.mkdir()
-        with (folder / "output").open("wb") as out:
+        folder.mkdir(exist_ok=True)
+        with (folder / "output").open("ab") as out:
             driver = subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=out)
         try:
             while step and driver.poll() is None:
@@ -165,7 +167,6 @@ def test_the_driver_is_killed_and_another_goes_on(
         finally:
             driver.kill()
             driver.wait()
-        pace.set(0.0)
     assert "resuming jobs/blobs at step" in (folder / "output").read_text()
     job = folder / "jobs" / "blobs"
     assert_same_bits(whole_state(Job.load(job), job), undisturbed)
