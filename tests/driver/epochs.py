@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,9 @@ def loss_fn(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[t
     return torch.nn.functional.cross_entropy(out, y), {"accuracy": (out.argmax(1) == y).float().mean()}
 
 
-def program(made: torch.nn.Module | None = None) -> graphft.Program:
+def program(made: torch.nn.Module | None = None, loss: Callable[..., Any] = loss_fn) -> graphft.Program:
     made = made or model()
-    built = graphft.build(made, loss_fn, inputs={"x": (None, 6), "y": ((None,), torch.int64)})
+    built = graphft.build(made, loss, inputs={"x": (None, 6), "y": ((None,), torch.int64)})
     graphft.minimize(built, torch.optim.Adam(made.parameters(), lr=1e-2), model=made)
     return built
 
@@ -43,9 +44,10 @@ def chunks() -> graphft.DataSpec:
     return graphft.arrays(**data(), chunk_size=16)
 
 
-def trainer(folder: Path, **options: Any) -> Trainer:
+def trainer(folder: Path, loss: Callable[..., Any] = loss_fn, **options: Any) -> Trainer:
     return Trainer(
-        program(), **{"num_workers": 2, "chunks": chunks(), "quiet": True, "job_dir": str(folder), **OPTIONS, **options}
+        program(loss=loss),
+        **{"num_workers": 2, "chunks": chunks(), "quiet": True, "job_dir": str(folder), **OPTIONS, **options},
     )
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor, nn
 
 import graphft
 from tests.driver import epochs
@@ -81,3 +83,18 @@ def test_what_an_interrupted_call_wanted_is_not_trained(tmp_path: Path) -> None:
         assert trainer.train()["epoch"] == done + 1
         time.sleep(2.0)  # for what goes on unasked
         assert trainer.epoch == trainer.state_dict()["epoch"] == done + 1
+
+
+def test_a_metric_that_is_no_number_ends_no_job(tmp_path: Path) -> None:
+    """As the recall of a class that no record has."""
+
+    def loss_fn(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        loss, metrics = epochs.loss_fn(model, x, y)
+        found = (y == 7).float().sum()
+        return loss, {**metrics, "recall": found / found}
+
+    with epochs.trainer(tmp_path / "job", loss=loss_fn) as trainer:
+        metrics = trainer.train()
+    assert math.isnan(metrics["recall"])
+    assert math.isfinite(metrics["accuracy"])
+    assert math.isfinite(metrics["loss"])
