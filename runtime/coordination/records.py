@@ -184,10 +184,11 @@ class LoadingStatus(msgspec.Struct, frozen=True):
 
 
 class PassMetrics(msgspec.Struct, frozen=True):
-    """What a pass came to. `means`: over `samples`, of the loss and each metric that `loss_fn` returns; NaN is null."""
+    """What a pass came to. `means`: over `samples`, of the loss and each metric that `loss_fn` returns; one that is not
+    finite as text, which JSON has no number for."""
 
     samples: int
-    means: dict[str, float | None]
+    means: dict[str, float | str]
 
 
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+from typing import TYPE_CHECKING
 
+from graphft.errors import UsageError
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EtcdError, Store
+
+if TYPE_CHECKING:
+    from graphft.transpiler import JobConfig
+
+
+def check_asked_for(config: JobConfig, job: object, instead: str) -> None:
+    """Raises UsageError for a job that would wait for ever without the script that asks for its epochs."""
+    if config.passes_on_demand:
+        raise UsageError(
+            f"{job} is the job of a graphft.Trainer: its script asks for the epochs, one by one, and nobody else does",
+            rule="on-demand",
+            help=instead,
+        )
 
 
 class WantedPasses:

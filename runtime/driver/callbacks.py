@@ -28,11 +28,20 @@ class Callbacks:
                 f"callbacks is {callbacks!r}, expected a list", rule="option", help="callbacks=[callback], also for one"
             )
         for callback in callbacks:
-            if not any(callable(getattr(callback, name, None)) for name in NAMES):
+            known = [name for name in NAMES if callable(getattr(callback, name, None))]
+            if isinstance(callback, type) or not known:
                 raise UsageError(
-                    f"{callback!r} is no callback: it has none of {', '.join(NAMES)}",
+                    f"{callback!r} is no callback: "
+                    + ("it is a class" if isinstance(callback, type) else f"it has none of {', '.join(NAMES)}"),
                     rule="option",
                     help="give an object with one of these methods",
+                )
+            others = [n for n in dir(callback) if n.startswith("on_") and n not in NAMES]
+            if others:
+                raise UsageError(
+                    f"{callback!r} has {others[0]}, which nobody would call",
+                    rule="option",
+                    help=f"a callback's methods are {', '.join(NAMES)}",
                 )
         self._callbacks = tuple(callbacks)
         self._status: JobStatus | None = None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import time
 
+from graphft.loss_results import reported
 from graphft.runtime.coordination.records import PassMetrics
 from graphft.runtime.driver.running_job import RunningJob
 from graphft.runtime.launcher.tell import tell
@@ -21,5 +21,5 @@ def epoch_metrics(job: RunningJob, epoch: int) -> dict[str, float]:
         time.sleep(LOOK_SECONDS)
     if found is None:
         tell(f"epoch {epoch + 1} is done, and etcd does not tell its metrics")
-        found = PassMetrics(0, {})
-    return {name: math.nan if mean is None else mean for name, mean in found.means.items()} | {"samples": found.samples}
+        found = PassMetrics(0, dict.fromkeys(reported(job.job.trainer_program()), "nan"))
+    return {name: float(mean) for name, mean in found.means.items()} | {"samples": found.samples}

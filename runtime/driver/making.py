@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,15 +10,30 @@ from typing import Any
 
 from graphft.errors import UsageError
 from graphft.ir import Program
+from graphft.loss_results import reported
 from graphft.runtime.driver.retries import check_retries
 from graphft.runtime.driver.train_configs import run_options, scaling_options
 from graphft.runtime.engines.choose import engine_options
 from graphft.runtime.launcher.options import ENGINE, LaunchOptions
 from graphft.transpiler import Job, transpile
+from graphft.transpiler.api import OPTIONS
 
 ROLES = ("trainer", "pserver", "coordinator")
 MAX_EPOCHS = 1000
 MAX_RETRIES = 3
+_OWN = {
+    "num_workers",
+    "max_epochs",
+    "max_retries",
+    "engine",
+    "resources",
+    "callbacks",
+    "validation",
+    "chunks",
+    "job_dir",
+}
+TAKEN = ("epoch", "samples", "steps", "seconds", "failures", "preemptions")
+"""What train() returns beside the metrics."""
 BEYOND = 1
 """A pass that is never asked for: so the job never completes, and a script that is run again finds its epochs done."""
 
@@ -73,6 +89,21 @@ def make(
                 f"a Trainer of a program needs {name}=",
                 rule="option",
                 help="chunks=graphft.arrays(x=x, y=y, chunk_size=256), batch_size=32",
+            )
+    if taken := [name for name in reported(program) if name in TAKEN]:
+        raise UsageError(
+            f"loss_fn returns '{taken[0]}', which names something else in what train() returns",
+            rule="metrics",
+            help="rename it",
+        )
+    for name in given:
+        if name not in OPTIONS and name not in ("chunks", "init_from", "init_partial"):
+            own = sorted(set(OPTIONS) - _OTHERWISE.keys() | _OWN)
+            near = difflib.get_close_matches(name, own, 2)
+            raise UsageError(
+                f"a Trainer has no option {name}",
+                rule="option",
+                help=f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(own)}",
             )
     slots = workers if workers is not None else 1
     job = transpile(program, trainers=slots, ft=True, passes=most + BEYOND, passes_on_demand=True, **given)

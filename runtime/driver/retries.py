@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.driver.running_job import RunningJob
+from graphft.runtime.process.role_process import was_preempted
 
 LINES = 300
 """Of the end of a worker's log, in which its traceback is looked for."""
@@ -30,6 +31,7 @@ def traceback_in(lines: Sequence[str]) -> str:
     return "\n".join(lines[at:])
 
 
+_HELP = "mend what it says, and call train() again, or run the script again: it goes on from the newest checkpoint"
 _CHAINS = (
     "The above exception was the direct cause of the following exception:",
     "During handling of the above exception, another exception occurred:",
@@ -69,13 +71,23 @@ class Retries:
         """Raises WorkerFailed when they are too many."""
         if self.most < 0 or self.count <= self.most:
             return
+        times = f"workers have failed {self.count} times since the call before, and max_retries is {self.most}"
+        raise self.explained(f"{self._death()}; {times}")
+
+    def explained(self, what: str) -> WorkerFailed:
+        """The error of a call that failed because of workers, with the traceback of the last one that did."""
         failed = [c for c in self.job.children if c.failures > self._before.get(c.name, 0)]
-        last = max(failed, key=lambda child: child.started_at)
-        raise WorkerFailed(
-            f"{last.name} failed, and workers have failed {self.count} times in this call: max_retries is {self.most}",
-            traceback_in(self.job.logs_of(last, LINES)) or self._told() or self.job.tail_of(last),
-            help="mend what it says, and call train() again: it goes on from the newest checkpoint",
-        )
+        found = ""
+        for child in sorted(failed, key=lambda child: child.started_at, reverse=True):
+            found = found or traceback_in(self.job.logs_of(child, LINES))
+        found = found or self._told()
+        tails = [f"last lines of {c.name}:\n{self.job.tail_of(c)}" for c in failed if not found]
+        return WorkerFailed("\n".join([what, *tails]), found, help=_HELP)
+
+    def _death(self) -> str:
+        """How the last one that failed has ended."""
+        told = [e.text for e in self.job.events() if e.kind == "died" and not was_preempted(e.fields.get("status", 1))]
+        return told[-1].split(", starting it again")[0] if told else "a worker has failed"
 
     def _told(self) -> str:
         """The traceback of the last step that failed, as its worker told it: shortened, and from any machine."""

@@ -97,6 +97,7 @@ class RunningJob:
 
     def _look(self, supervisor: Supervisor, status: JobStatus) -> None:
         self.supervisor, self.status, self._events = supervisor, status, status.events
+        supervisor.replaces_left = True
         if self._asked:
             raise _Ended
 

@@ -93,6 +93,13 @@ def replace_state(job: Job, program: Program, folder: Path, state: Mapping[str, 
         )
     newest = max(own, key=lambda m: (m.generation, m.step))
     whole, rest = whole_state(job, [store.read_part(newest, i)[0] for i in range(job.config.pservers)])
+    fixed = [v.name for v in saved_variables(program) if v.name not in whole]
+    if changed := [name for name in fixed if not values[name].equal(program.values[name])]:
+        raise GraphftError(
+            f"{', '.join(changed[:5])} would change, and is no part of the checkpoints: it is frozen, or a constant",
+            rule="weights",
+            help="begin a new run with these values: init_from= of the Trainer, and another name=",
+        )
     for variable in saved_variables(program):
         if variable.name in whole:
             whole[variable.name][""] = values[variable.name].reshape(whole[variable.name][""].shape)

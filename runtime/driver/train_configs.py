@@ -55,7 +55,12 @@ def run_options(config: Any) -> dict[str, Any]:
 
 
 def _check(config: Any, kind: str, known: set[str]) -> None:
-    """Raises UsageError for a field that is set and means nothing here: nothing that was asked for is lost silently."""
+    """Raises UsageError for what is no configuration, and for a field that is set and means nothing here: what was
+    asked for is not lost silently."""
+    if isinstance(config, type | dict) or not hasattr(config, "__dict__"):
+        raise UsageError(
+            f"{config!r} is no {kind}", rule="option", help=f"give a {kind} of ray.train, or an object with its fields"
+        )
     for name, value in _fields(config).items():
         default = _default(config, name)
         if name not in known and not name.startswith("_") and value != default and value not in (None, False, {}, []):

@@ -131,7 +131,7 @@ class Trainer:
         return max(self.job.config.plan.pass_of(self._step()), self._trained if alive else 0)
 
     def train(
-        self, max_retries: int | None = None, checkpoint: Literal["auto"] | int | None = "auto", *, epochs: int = 1
+        self, *, max_retries: int | None = None, checkpoint: Literal["auto"] | int | None = "auto", epochs: int = 1
     ) -> dict[str, float]:
         """Trains one epoch (or `epochs`) more, and returns the metrics of the last one: `epoch` (how many are done),
         `loss` and what `loss_fn` returned beside it (means over samples), `samples`, `steps`, `seconds`; `failures` and
@@ -162,7 +162,7 @@ class Trainer:
             )
         saved = checkpoint == "auto" or (isinstance(checkpoint, int) and target % checkpoint == 0)
         begun = time.monotonic()
-        with interruptible(lambda: f"interrupted; run again to go on with {self.job_dir}"):
+        with interruptible(lambda: f"interrupted in epoch {first + 1}; run again to go on with {self.job_dir}"):
             try:
                 running = self._train(target, most, saved)
             except BaseException:
@@ -267,7 +267,12 @@ class Trainer:
         running = self._run(target)
         self._retries.most = max_retries
         while not self._reached(running, target, saved):
-            running.check()
+            try:
+                running.check()
+            except GraphftError as error:
+                if error.rule == "job-failed" and self._retries.count:
+                    raise self._retries.explained(error.message) from error
+                raise
             self._retries.check()
             self._callbacks.look(running.status)
             time.sleep(LOOK_SECONDS)

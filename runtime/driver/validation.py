@@ -19,6 +19,10 @@ from graphft.weights import load_weights
 _INPUT = Kind.INPUT
 
 
+_TRAINS = ("aten.native_dropout", "aten.bernoulli", "aten._native_batch_norm_legit", "aten.native_batch_norm")
+"""Operators that a model in eval mode does not have."""
+
+
 @dataclass(frozen=True)
 class Validation:
     """`program`: of the same model, built in eval mode, `graphft.build(model.eval(), loss_fn, inputs)`: dropout is off
@@ -37,6 +41,12 @@ class Validation:
                 help="Validation(graphft.build(model.eval(), loss_fn, inputs), graphft.arrays(x=x, chunk_size=64))",
             )
         check_metrics(self.program)
+        if random := [op.type for op in self.program.blocks["step"].ops if op.type in _TRAINS]:
+            raise UsageError(
+                f"the program to validate with was built in train mode: it has {random[0]}",
+                rule="option",
+                help="graphft.build(model.eval(), ...): dropout is off there, and batch norm uses its own statistics",
+            )
         inputs = {v.name for v in self.program.of_kind(_INPUT)}
         if missing := inputs - set(self.data.columns):
             raise UsageError(

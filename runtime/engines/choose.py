@@ -27,6 +27,12 @@ class Options(Protocol):
 def engine_options(engine: str | Options) -> Options:
     """Of an engine that is named, its defaults. Raises UsageError for a name of none."""
     if not isinstance(engine, str):
+        if isinstance(engine, type) or not callable(getattr(engine, "open", None)):
+            raise UsageError(
+                f"engine is {engine!r}, expected a name or an engine's options",
+                rule="engine",
+                help=f"it is one of {', '.join(ENGINES)}",
+            )
         return engine
     if engine not in ENGINES:
         raise UsageError(f"there is no engine {engine!r}", rule="engine", help=f"it is one of {', '.join(ENGINES)}")

@@ -53,6 +53,8 @@ class Local:
     fork_server: bool = True
 
     def open(self, run: Run) -> Engine:
+        if run.resources:
+            log.warning("resources= are not looked at: the processes run on this machine, as it is")
         return LocalEngine(run, fork_server=self.fork_server)
 
 

@@ -62,6 +62,8 @@ class FolderStatus:
     """Of a job that runs, ..."""
     loss: float | None = None
     """... as its loss, if trainers have told one."""
+    on_demand: bool = False
+    """Whether its script asks for its epochs, one by one."""
     join: bool = False
     """Whether that etcd knows the run: it goes on there."""
 
@@ -69,6 +71,7 @@ class FolderStatus:
         """On one line, with what to do about it."""
         named = self.url or self.folder
         launch = f"graphft launch --job {named}" + f" --etcd {self.etcd}" * self.join
+        launch = "its script, run again," if self.on_demand else launch
         goes_on = "writes its model, which is not there" if self.step == self.steps else "goes on with it"
         what = {
             "complete": f"is complete: {self.steps} steps, model {self.model}",
@@ -190,7 +193,7 @@ def look_at(folder: Path) -> FolderStatus:
         record = read_record(folder)
     except GraphftError:
         return FolderStatus(folder, folder.name, "unreadable", None, 0, _modified(folder))
-    status = replace(_look_at(folder, record), passes=record.config.passes)
+    status = replace(_look_at(folder, record), passes=record.config.passes, on_demand=record.config.passes_on_demand)
     return replace(status, continued=continued_in(folder)) if status.state in ("stopped", "failed") else status
 
 

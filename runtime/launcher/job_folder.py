@@ -298,7 +298,8 @@ def _obstacle(job: Job, path: Path) -> Obstacle | None:
         goes_on, unfinished = "", begun(path) and not is_complete(path) and not continued
         if unfinished:
             before = "with the data as they were, " if needs_older_data(found, job) else ""
-            goes_on = f" ({before}graphft launch --job {path} goes on with it)"
+            how = "its script as it was" if found.config.passes_on_demand else f"graphft launch --job {path}"
+            goes_on = f" ({before}{how} goes on with it)"
         layout = layout_differences(job, path) if unfinished else []
         what = f"differs in: {', '.join(layout or changed)}{goes_on}"
         return Obstacle(what, 0 if layout else len(changed), bool(layout))

@@ -26,7 +26,7 @@ from graphft.runtime.coordination.run_record import fenced, put_job
 from graphft.runtime.coordination.stale_run import begin_anew, make_way, revoke_dead, tell_failed, try_again
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.coordination.storage_claim import StorageClaim, claimed, forget_claim
-from graphft.runtime.coordination.wanted_passes import WantedPasses
+from graphft.runtime.coordination.wanted_passes import WantedPasses, check_asked_for
 from graphft.runtime.engines.base import Engine, Run
 from graphft.runtime.engines.choose import engine_options
 from graphft.runtime.engines.local import Local
@@ -122,6 +122,8 @@ def _open(job: Job, chosen: LaunchOptions) -> tuple[Job, JobFolder]:
 
 def _run_here(job: Job, chosen: LaunchOptions, on_status: Callable[[Supervisor, JobStatus], None] | None) -> Result:
     job, folder = _open(job, chosen)
+    if job.config.passes_on_demand and chosen.passes is None:
+        chosen = chosen.with_passes(job.config.passes)
     try:
         return launch_directory(job, folder, chosen, on_status)
     except GraphftError as error:
@@ -138,6 +140,10 @@ def launch_saved(path: Path, options: LaunchOptions) -> None:
     record = read_record(path)
     folder = saved_folder(path, resume=options.resume, fresh=options.fresh)
     _check_counts(record, options)
+    if options.passes is None and not options.endpoints(record.config) and not is_complete(path):
+        check_asked_for(
+            record.config, path, "run that script again; or give --passes N: how many there are to be in all"
+        )
     if is_complete(path):
         fetch_result(path)
         print(f"{path} is complete: {path / MODEL}")
@@ -336,9 +342,8 @@ def _start(
     engine.follow_etcd(lambda endpoints: _move(client, keys, job, job_dir, endpoints))
     engine.prepare()
     supervisor = Supervisor(job_dir, keys, etcd, endpoints, engine, options.max_restarts, job.config.ft)
-    if job.config.passes_on_demand:
-        wanted = options.passes if options.passes is not None else job.config.passes
-        supervisor.passes = WantedPasses(etcd, keys, wanted)
+    if options.passes is not None:  # else who asks for the epochs is somebody else, or nobody has to
+        supervisor.passes = WantedPasses(etcd, keys, options.passes)
         supervisor.passes.begin()
     stack.callback(supervisor.close)
     return supervisor, embedded

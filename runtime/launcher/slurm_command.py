@@ -33,12 +33,15 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def _slurm(options: argparse.Namespace) -> int:
     from graphft.runtime.coordination.job_storage import is_url, storage_of
+    from graphft.runtime.coordination.wanted_passes import check_asked_for
     from graphft.runtime.launcher.folder_status import find_folder
     from graphft.transpiler import read_record
 
     _check(options)
     folder = find_folder(options.job)
     record = read_record(folder)
+    instead = 'submit that script: sbatch --requeue --wrap "GRAPHFT_ENGINE=slurm python SCRIPT"'
+    check_asked_for(record.config, options.job, instead)
     stored = storage_of(folder)
     if options.join and stored and not options.etcd:
         raise UsageError(

@@ -117,6 +117,8 @@ class Supervisor:
         self.children: dict[tuple[str, int], Child] = {}
         self.interrupt: BaseException | None = None
         """Raised by the next step: who runs a launch in a thread of its own ends it so."""
+        self.replaces_left = False
+        """Whether a trainer that was asked to leave (SIGTERM) is a preempted one: it is started again."""
         self.passes: WantedPasses | None = None
         """Which of the job's passes are wanted, if they are on demand."""
         self.events = Events(etcd, keys, "launcher")
@@ -319,8 +321,10 @@ class Supervisor:
             self._start(child)
             return
         if status == EXIT_OK and self._may_end(child):
-            child.done = True
-            return
+            if not self._is_wanted_back(child):
+                child.done = True
+                return
+            status = -signal.SIGTERM
         if status in (EXIT_FAILED, EXIT_USAGE) and self._job_failed():
             child.done = True  # the job's record says why, and to all of its launchers
             return
@@ -372,6 +376,13 @@ class Supervisor:
                 index=child.index,
                 status=status,
             )
+
+    def _is_wanted_back(self, child: Child) -> bool:
+        """Whether it was asked to leave a job that is not over, and another one is to come in its place."""
+        try:
+            return self.replaces_left and child.role == "trainer" and not (has_model(self.job_dir) or self.view.over)
+        except EtcdError:
+            return True
 
     def _others_work(self, child: Child) -> bool:
         """Whether the job goes on without this trainer: another one here has been at work for a while."""

@@ -11,6 +11,7 @@ import torch
 
 import graphft
 from graphft import GraphftError
+from graphft.runtime.driver.callbacks import Callbacks
 from graphft.runtime.driver.making import make
 from graphft.runtime.driver.retries import traceback_in
 from tests.driver import epochs
@@ -83,7 +84,7 @@ def test_ray_trains_configurations() -> None:
         ({"passes": 2}, "no option passes"),
         ({"sync": False}, "no option sync"),
         ({"ft": False}, "no option ft"),
-        ({"chunk": 1}, "has no option chunk"),
+        ({"chunk": 1}, "has no option chunk.*chunks"),
         ({"scaling_config": ScalingConfig(placement_strategy="SPREAD")}, "placement_strategy='SPREAD'"),
         ({"run_config": RunConfig(callbacks=[1])}, "RunConfig has callbacks"),
         ({"run_config": RunConfig("a", failure_config=FailureConfig(fail_fast=True))}, "fail_fast"),
@@ -156,8 +157,12 @@ def test_a_state_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
 def test_validation_says_what_it_needs() -> None:
     with pytest.raises(GraphftError, match="needs a program and data"):
         graphft.Validation(epochs.model(), epochs.chunks())  # type: ignore[arg-type]
+    with pytest.raises(GraphftError, match=r"built in train mode: it has aten\._native_batch_norm_legit"):
+        graphft.Validation(epochs.program(), epochs.chunks())
     with pytest.raises(GraphftError, match="has input x, and the data no such column"):
-        graphft.Validation(epochs.program(), graphft.arrays(z=epochs.data()["x"], y=epochs.data()["y"], chunk_size=8))
+        graphft.Validation(
+            epochs.validation().program, graphft.arrays(z=epochs.data()["x"], y=epochs.data()["y"], chunk_size=8)
+        )
 
 
 def test_the_last_traceback_of_a_log_and_what_it_came_of() -> None:
@@ -168,3 +173,21 @@ def test_the_last_traceback_of_a_log_and_what_it_came_of() -> None:
     assert traceback_in([*first, *cause, *chain, *last]) == "\n".join([*cause, *chain, *last])
     assert traceback_in([*first, *last]) == "\n".join(last)
     assert traceback_in(["nothing"]) == ""
+
+
+def test_callbacks_that_nobody_would_call() -> None:
+    class Keras:
+        def on_epoch(self, epoch: int, metrics: dict[str, float]) -> None: ...
+        def on_epoch_end(self) -> None: ...
+
+    with pytest.raises(GraphftError, match="has on_epoch_end, which nobody would call"):
+        Callbacks([Keras()])
+    with pytest.raises(GraphftError, match="it is a class"):
+        Callbacks([Keras])
+
+
+def test_a_metric_with_the_name_of_something_else() -> None:
+    program = epochs.program()
+    program.attrs["extras"] = ("seconds",)
+    with pytest.raises(GraphftError, match="returns 'seconds', which names something else"):
+        make(program, None, given())

@@ -219,3 +219,32 @@ def test_a_state_is_saved_loaded_and_replaced(tmp_path: Path) -> None:
         assert same(trainer.state_dict()["model"], saved["model"])
         with pytest.raises(graphft.GraphftError, match="there is no checkpoint in"):
             trainer.load(tmp_path / "nothing")
+
+
+def test_a_bad_batch_fails_a_call_with_the_workers_traceback_before_the_job_leaves_it_out(tmp_path: Path) -> None:
+    """With the usual `max_failures`: the job ends, for the batch is more than it may leave out."""
+    spec = graphft.dataset("tests.driver.failing:Failing", {"broken": str(tmp_path / "broken")}, chunk_size=16)
+    with epochs.trainer(tmp_path / "job", chunks=spec) as trainer:
+        trainer.train()
+        (tmp_path / "broken").touch()
+        with pytest.raises(graphft.WorkerFailed) as caught:
+            trainer.train(max_retries=-1)
+        assert "ZeroDivisionError: as the test wants it" in caught.value.traceback
+
+
+def test_a_trainer_that_was_asked_to_leave_is_replaced_and_a_trainers_job_needs_its_script(tmp_path: Path) -> None:
+    with epochs.trainer(tmp_path / "job") as trainer:
+        trainer.train()
+        before = {w.pid for w in trainer.workers() if w.role == "trainer"}
+        for index in range(2):
+            assert trainer.signal("trainer", index, signal.SIGTERM)
+        until(lambda: len({w.pid for w in trainer.workers() if w.role == "trainer"} - before - {0}) == 2, 120)
+        assert trainer.train()["preemptions"] == 2
+    command = [sys.executable, "-m", "graphft", "launch", "--job", str(tmp_path / "job")]
+    env = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, "its script asks for the epochs" in done.stderr) == (2, True), done.stderr
+    told = subprocess.run(
+        [*command[:3], "status", "--job", str(tmp_path / "job")], env=env, capture_output=True, text=True, timeout=120
+    )
+    assert "its script, run again, goes on with it" in told.stdout, told.stdout

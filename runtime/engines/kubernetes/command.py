@@ -48,10 +48,12 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 
 def print_manifests(options: argparse.Namespace) -> int:
+    from graphft.runtime.coordination.wanted_passes import check_asked_for
     from graphft.runtime.engines.kubernetes.cluster_job import check
     from graphft.runtime.engines.kubernetes.manifests import manifests
 
     record, job = _find(options)
+    check_asked_for(record.config, job, "run that script in a pod, with GRAPHFT_ENGINE=kubernetes: it makes the others")
     wanted = cluster_job(options, record.config, job)
     check(record.config, wanted)
     sys.stdout.write(to_yaml(manifests(wanted)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -43,7 +44,8 @@ class PassSums:
         """The shard is at this step: after one that was applied, or as it begins, or has gone back."""
         if self.member.index == 0 and step and step in self._plan.start_steps:
             samples, *totals = self.sums.tolist()
-            means = {n: t / samples for n, t in zip(self.names, totals, strict=True)} if samples else {}
+            found = {n: t / samples if samples else math.nan for n, t in zip(self.names, totals, strict=True)}
+            means = {n: mean if math.isfinite(mean) else str(mean) for n, mean in found.items()}
             self._untold[self._plan.start_steps.index(step) - 1] = PassMetrics(int(samples), means)
         self.tell()
 
