@@ -87,13 +87,14 @@ class SlotTrainer(Trainer):
             if (pass_index := self.plan.pass_of(work.step)) != self.state.pass_index:
                 self.blocks.run("pass")
                 self.state.pass_index = pass_index
+            self.state.paused = False
             self._read_ahead(work)
             values = self.compute()
             self.record(work.step, work.slot, self.state.batch_samples, values)
         except NoData:
             self._contribute_nothing()
         except NotYet:
-            self._computing = None  # it is not at work: nothing is late
+            self._computing, self.state.paused = None, True  # it is not at work: nothing is late
             with suppress(WorkChanged):
                 self.comm.pump(IDLE_SECONDS)
         except WorkChanged:

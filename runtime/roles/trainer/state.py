@@ -39,6 +39,8 @@ class TrainerState(Pace):
     """Samples of what is pushed next."""
     careful: int = 0
     """So many batches are not read ahead."""
+    paused: bool = False
+    """Whether the next pass is not asked for so far."""
     waiting: str = ""
     """What is waited for, in words, while storage is away."""
     pumped: float = field(default_factory=lambda: time.monotonic())

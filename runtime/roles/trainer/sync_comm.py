@@ -114,7 +114,7 @@ class SyncComm(ShardLink, CommPort):
             if lowest is not None:
                 self._lowest, self._waited, self._stall = lowest, 0.0, STALL_SECONDS
             return
-        if self._waited < self._stall or machine.finished:
+        if self._waited < self._stall or machine.finished or self.state.paused:
             return
         self._waited, self._stall = 0.0, min(2 * self._stall, 60.0)
         self.state.counters["stalls"] += 1

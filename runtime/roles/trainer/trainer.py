@@ -301,7 +301,7 @@ class Trainer(Role):
             state.rate,
             state.counters["skipped"],
             {**state.counters, **self.transport.counters},
-            state.waiting,
+            state.waiting or "waiting for the next epoch to be asked for" * state.paused,
             list(self.bar.silent),
             dict(state.metrics),
         )
