@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -45,6 +46,21 @@ class _Launcher(threading.Thread):
         self.job = job
 
 
+def take_over(path: Path, alone: bool) -> None:
+    """A run's folder, from whatever else holds it; `alone`: one launcher at a time may. Waits in the script's own
+    thread, where Ctrl-C ends that: what the other one has trained counts then."""
+    for thread in threading.enumerate():
+        if isinstance(thread, _Launcher) and thread.job.folder.path.resolve() == path.resolve():
+            tell(f"another Trainer of this process is at work in {path}: its processes are ended")
+            thread.job.give_way()
+    told = ""
+    while alone and path.exists() and (holder := holder_of(path)) != "":
+        if holder != told:
+            tell(f"{path} is being run by {holder}; waiting for its end")
+        told = holder
+        time.sleep(LOOK_SECONDS)
+
+
 class RunningJob:
     """From its start to `stop`, or to whatever ends it before. `wanted`: passes to begin with."""
 
@@ -57,25 +73,8 @@ class RunningJob:
         """What ended it."""
         self._events: Sequence[Event] = ()
         self._asked = False
-        self._take_over()
         self._thread = _Launcher(self)
         self._thread.start()
-
-    def _take_over(self) -> None:
-        """The folder, from whatever else holds it. Waits in the script's own thread, where Ctrl-C ends that."""
-        path = self.folder.path
-        for thread in threading.enumerate():
-            if isinstance(thread, _Launcher) and thread.job.folder.path.resolve() == path.resolve():
-                tell(f"another Trainer of this process is at work in {path}: its processes are ended")
-                thread.job.give_way()
-        if self.options.endpoints(self.job.config) or not path.exists():  # no launcher holds it
-            return
-        told = ""
-        while (holder := holder_of(path)) != "":
-            if holder != told:
-                tell(f"{path} is being run by {holder}; waiting for its end")
-            told = holder
-            time.sleep(LOOK_SECONDS)
 
     def give_way(self) -> None:
         """Ends it for another one of the same run. Who waits for this one gets an error."""

@@ -29,7 +29,7 @@ from graphft.runtime.driver.callbacks import Callbacks
 from graphft.runtime.driver.epoch_metrics import epoch_metrics
 from graphft.runtime.driver.making import BEYOND, Made, check_driver, make
 from graphft.runtime.driver.retries import Retries, check_retries
-from graphft.runtime.driver.running_job import RunningJob
+from graphft.runtime.driver.running_job import RunningJob, take_over
 from graphft.runtime.driver.validation import Validation
 from graphft.runtime.engines.base import Listed
 from graphft.runtime.interchange.job_state import read_job
@@ -152,6 +152,9 @@ class Trainer:
         """
         most = self._max_retries if max_retries is None else max_retries
         _check_call(most, checkpoint, epochs)
+        if self._running is None or not self._running.alive:
+            with interruptible(lambda: f"interrupted; run again to go on with {self.job_dir}"):
+                take_over(self.job_dir, not self._options.endpoints(self.job.config))
         first = self.epoch
         target, limit = first + epochs, self.job.config.passes - BEYOND
         if target > limit:
