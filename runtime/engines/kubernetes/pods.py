@@ -9,7 +9,7 @@ from graphft.runtime.engines.kubernetes.cluster_job import ClusterJob, Object, R
 from graphft.runtime.process.role_environment import role_environment
 
 HEALTH_PORT = 8080
-WORK = "/work"
+WORK = "/workspace"
 """The working directory of roles: the copy of the job's folder is below it, and lasts as long as the pod."""
 TLS = "/etc/graphft/etcd"
 USER = 10001
