@@ -90,7 +90,7 @@ class RayEngine(Engine):
 
     def provide_etcd(self) -> str:
         if self._etcd is None:
-            self._etcd = RayEtcd(self._namespace, self._folder, self._etcd_members)
+            self._etcd = RayEtcd(self._namespace, self._folder, self._etcd_members, self._end_leaseless)
             self._etcd.open()
         return ",".join(self._etcd.endpoints)
 
@@ -115,6 +115,12 @@ class RayEngine(Engine):
             process.join(max(0.0, end - time.monotonic()))
         if self._connected and ray.is_initialized():
             ray.shutdown()
+
+    def _end_leaseless(self) -> None:
+        """Their leases are lost with etcd's data: they would end when they find that, some of them after a minute."""
+        for _, process in self._processes:
+            if process.begun:
+                process.kill()
 
     def _begin(self, order: Order, process: RayProcess) -> Any:
         """For an actor that stands: in a thread of its own."""

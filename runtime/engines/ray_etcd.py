@@ -51,10 +51,12 @@ class _Member:
 
 
 class RayEtcd:
-    """The launcher's end: keeps `wanted` members at work, from a thread. `folder`: for their data, on each node."""
+    """The launcher's end: keeps `wanted` members at work, from a thread. `folder`: for their data, on each node.
+    `on_loss` is called when all data were lost, and another etcd stands.
+    """
 
-    def __init__(self, namespace: str, folder: str, wanted: int = 3) -> None:
-        self._namespace, self._folder, self._wanted = namespace, folder, wanted
+    def __init__(self, namespace: str, folder: str, wanted: int, on_loss: Callable[[], None]) -> None:
+        self._namespace, self._folder, self._wanted, self._on_loss = namespace, folder, wanted, on_loss
         self._members: list[_Member] = []
         self._admin: Etcd | None = None
         self._moves: list[Callable[[list[str]], None]] = []
@@ -136,7 +138,8 @@ class RayEtcd:
             self._remove(next(member for member in self._members if member.name == change.subject))
 
     def _begin(self, change: Change) -> None:
-        if self._members:
+        lost = bool(self._members)
+        if lost:
             log.warning(
                 "etcd is lost (%s): a new one begins; the job goes on from its newest checkpoint", change.reason
             )
@@ -153,6 +156,8 @@ class RayEtcd:
             kill(actor)
             raise
         self._set([_Member(name, change.subject, actor, actor.stay.remote(), client, peer, number)])
+        if lost:
+            self._on_loss()
 
     def _add(self, node: str) -> None:
         assert self._admin is not None

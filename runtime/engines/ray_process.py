@@ -37,6 +37,8 @@ class RayProcess:
         self.name, self.actor, self._wants, self._log, self._begin = name, actor, wants, log_file, begin
         self.identity, self.node = UNKNOWN, ""
         self.returncode: int | None = None
+        self.begun = False
+        """Whether its actor was told what to do."""
         self.refusal = ""
         """Why it could not be made, on any node that Ray tried."""
         self.taken_back = 0
@@ -91,13 +93,13 @@ class RayProcess:
         self._thread.join(timeout)
 
     def _follow(self) -> None:
-        position, begun = 0, False
+        position = 0
         while True:
             try:
-                if not begun:
+                if not self.begun:
                     ray.get(self.actor.stands.remote())
                     ray.get(self._begin(self))
-                    begun = True
+                    self.begun = True
                 answer = self.actor.follow.remote(position, self._made.is_set())
                 news = msgspec.msgpack.decode(ray.get(answer), type=News)
             except exceptions.ActorUnavailableError:  # it may come back
