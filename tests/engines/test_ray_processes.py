@@ -15,6 +15,7 @@ from graphft.errors import UsageError
 from graphft.runtime.engines.base import EngineError, Order, Process, Run
 from graphft.runtime.engines.ray import Ray
 from graphft.runtime.etcd import Etcd
+from graphft.runtime.process.identity import identify
 from graphft.runtime.process.role_environment import role_environment
 from tests.engines.conformance import check
 from tests.engines.ray_nodes import Nodes, nodes_of_ray
@@ -150,10 +151,10 @@ def test_a_member_of_etcd_that_dies_is_started_again_with_its_data(engine: Any) 
         etcd.put("key", b"value")
         for parents in (0, 1):
             process = next(p for p in psutil.process_iter() if f"--listen-client-urls=http://{endpoints}" in cmdline(p))
-            victim = process.parent() if parents else process
+            victim, server = process.parent() if parents else process, identify(process.pid)
             assert victim is not None
             victim.kill()
-            until(lambda process=process: not process.is_running(), SECONDS)
+            until(lambda server=server: server.dead, SECONDS)
             kv = etcd.get("key", deadline=SECONDS)
             assert kv is not None
             assert kv.value == b"value"
