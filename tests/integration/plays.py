@@ -166,7 +166,7 @@ class Program:
     def output(self) -> str:
         return self.file.read_text()
 
-    def wait(self, seconds: float = 120.0) -> int:
+    def wait(self, seconds: float = 240.0) -> int:
         """Its exit status. A process that takes longer is killed, and the test fails."""
         try:
             return self.process.wait(seconds)
