@@ -222,7 +222,7 @@ def test_a_storage_that_is_away_is_not_filled_anew(
     training.job(program, storage=url).save(tmp_path / "here" / "jobs" / "job")
     monkeypatch.chdir(tmp_path / "here")
     folder, started = Path("jobs", "job"), []
-    monkeypatch.setattr(environment, "run_role", lambda job, folder, spec: started.append(str(folder)) or 0)
+    monkeypatch.setattr(environment, "run_role", lambda job, folder, spec, *more: started.append(str(folder)) or 0)
     assert main(["start", "pserver", "--job", str(folder)]) == 0  # the first role, of a job that was only saved
     fetch(url, tmp_path / "there")
     storage.rename(tmp_path / "unmounted")
