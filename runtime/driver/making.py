@@ -64,25 +64,46 @@ def make(
     _check_resources(resources)
     retries, most = given.pop("max_retries", MAX_RETRIES), given.pop("max_epochs", MAX_EPOCHS)
     check_retries(retries)
-    for name, value in (("num_workers", given.get("num_workers", 1)), ("max_epochs", most)):
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise UsageError(
-                f"{name} is {value!r}, expected a number, 1 or more",
-                rule="option",
-                help=f"correct {name}, or leave it out",
-            )
+    _check_numbers(num_workers=given.get("num_workers", 1), max_epochs=most)
     for name, wrong in _OTHERWISE.items():
         if name in given:
             raise UsageError(f"a Trainer has no option {name}", rule="option", help=wrong)
     workers = given.pop("num_workers", None)
     if isinstance(program, Job):
         return Made(_of_job(program, given, workers), retries, resources)
+    _check_program(program)
+    _check_options(given)
+    slots = workers if workers is not None else 1
+    job = transpile(program, trainers=slots, ft=True, passes=most + BEYOND, passes_on_demand=True, **given)
+    return Made(job, retries, resources)
+
+
+def _check_numbers(**numbers: Any) -> None:
+    for name, value in numbers.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise UsageError(
+                f"{name} is {value!r}, expected a number, 1 or more",
+                rule="option",
+                help=f"correct {name}, or leave it out",
+            )
+
+
+def _check_program(program: object) -> None:
     if not isinstance(program, Program):
         raise UsageError(
             f"a Trainer needs a program, got {type(program).__name__}",
             rule="option",
             help="program = graphft.build(model, loss_fn, inputs); graphft.minimize(program, optimizer)",
         )
+    if taken := [name for name in reported(program) if name in TAKEN]:
+        raise UsageError(
+            f"loss_fn returns '{taken[0]}', which names something else in what train() returns",
+            rule="metrics",
+            help="rename it",
+        )
+
+
+def _check_options(given: Mapping[str, Any]) -> None:
     for name in ("chunks", "batch_size"):
         if name not in given:
             raise UsageError(
@@ -90,12 +111,6 @@ def make(
                 rule="option",
                 help="chunks=graphft.arrays(x=x, y=y, chunk_size=256), batch_size=32",
             )
-    if taken := [name for name in reported(program) if name in TAKEN]:
-        raise UsageError(
-            f"loss_fn returns '{taken[0]}', which names something else in what train() returns",
-            rule="metrics",
-            help="rename it",
-        )
     for name in given:
         if name not in OPTIONS and name not in ("chunks", "init_from", "init_partial"):
             own = sorted(set(OPTIONS) - _OTHERWISE.keys() | _OWN)
@@ -105,9 +120,6 @@ def make(
                 rule="option",
                 help=f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(own)}",
             )
-    slots = workers if workers is not None else 1
-    job = transpile(program, trainers=slots, ft=True, passes=most + BEYOND, passes_on_demand=True, **given)
-    return Made(job, retries, resources)
 
 
 def _check_resources(resources: Mapping[str, Any]) -> None:

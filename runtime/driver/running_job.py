@@ -62,7 +62,7 @@ def take_over(path: Path, alone: bool) -> None:
 
 
 class RunningJob:
-    """From its start to `stop`, or to whatever ends it before. `wanted`: passes to begin with."""
+    """From its start to `stop`, or to whatever ends it before. `options` say how many passes may begin at first."""
 
     def __init__(self, job: Job, folder: JobFolder, options: LaunchOptions) -> None:
         self.job, self.folder, self.options = job, folder, options

@@ -8,7 +8,6 @@ Trainer, may die, too: the same script finds the run by its name and storage, an
 from __future__ import annotations
 
 import atexit
-import logging
 import math
 import os
 import time
@@ -42,8 +41,6 @@ from graphft.runtime.loop.retention import Keep
 from graphft.runtime.loop.train_status import TrainStatus
 from graphft.transpiler import Job
 from graphft.transpiler.assemble import assemble
-
-log = logging.getLogger("graphft")
 
 LOOK_SECONDS = 0.02
 SETTLE_SECONDS = 30.0

@@ -16,9 +16,6 @@ from graphft.runtime.data import open_reader
 from graphft.runtime.executor import Executor
 from graphft.weights import load_weights
 
-_INPUT = Kind.INPUT
-
-
 _TRAINS = ("aten.native_dropout", "aten.bernoulli", "aten._native_batch_norm_legit", "aten.native_batch_norm")
 """Operators that a model in eval mode does not have."""
 
@@ -47,7 +44,7 @@ class Validation:
                 rule="option",
                 help="graphft.build(model.eval(), ...): dropout is off there, and batch norm uses its own statistics",
             )
-        inputs = {v.name for v in self.program.of_kind(_INPUT)}
+        inputs = {v.name for v in self.program.of_kind(Kind.INPUT)}
         if missing := inputs - set(self.data.columns):
             raise UsageError(
                 f"the program to validate with has input {min(missing)}, and the data no such column",
@@ -59,15 +56,15 @@ class Validation:
         """Means over all records, with these weights. In this process. Raises GraphftError[weights] if they do not fit
         the program."""
         program, names = load_weights(self.program, state), reported(self.program)
-        inputs, executor = [v.name for v in program.of_kind(_INPUT)], Executor(device)
+        inputs, executor = [v.name for v in program.of_kind(Kind.INPUT)], Executor(device)
         totals: dict[str, float] = {}
-        seen = 0
+        seen, size = 0, min(self.batch_size, max(chunk.records for chunk in self.data.chunks))
         with tempfile.TemporaryDirectory() as folder:
             self.data.store(folder)
             reader = open_reader(self.data, folder, 0)
-            for chunk, count in enumerate(self.data.batches(min(self.batch_size, self._longest))):
+            for chunk, count in enumerate(self.data.batches(size)):
                 for batch in range(count):
-                    columns = reader.batch(0, chunk, batch, min(self.batch_size, self._longest))
+                    columns = reader.batch(0, chunk, batch, size)
                     found = executor.run(program, {name: columns[name] for name in inputs}, names)
                     samples = len(columns[inputs[0]])
                     seen += samples
@@ -75,7 +72,3 @@ class Validation:
                         totals[name] = totals.get(name, 0.0) + float(found[name]) * samples
         means = {name: total / seen for name, total in totals.items()}
         return {"loss": means.pop(names[0]), **means, "samples": seen}
-
-    @property
-    def _longest(self) -> int:
-        return max(chunk.records for chunk in self.data.chunks)
