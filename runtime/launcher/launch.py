@@ -97,12 +97,7 @@ def _open(job: Job, chosen: LaunchOptions) -> tuple[Job, JobFolder]:
     from graphft.transpiler import Job
 
     _check_counts(job, chosen)
-    if chosen.passes is not None and not job.config.passes_on_demand:
-        raise UsageError(
-            f"passes is {chosen.passes}, but all {job.config.passes} passes of this job follow one another",
-            rule="option",
-            help="leave it out, or transpile with passes_on_demand=True",
-        )
+    _check_passes(job, chosen)
     with interruptible(lambda: "interrupted before the job was started; run again"):  # large data take a while
         folder = open_folder(job, chosen.job_dir, resume=chosen.resume, fresh=chosen.fresh)
         wanted, job = job, Job.load(folder.path)  # a run goes on as it began: its id is the folder's; name, etcd, too
@@ -133,6 +128,15 @@ def _run_here(job: Job, chosen: LaunchOptions, on_status: Callable[[Supervisor, 
         raise
 
 
+def _check_passes(job: Job | JobRecord, options: LaunchOptions) -> None:
+    if options.passes is not None and not job.config.passes_on_demand:
+        raise UsageError(
+            f"passes is {options.passes}, but all {job.config.passes} passes of this job follow one another",
+            rule="option",
+            help="leave it out, or transpile with passes_on_demand=True",
+        )
+
+
 def launch_saved(path: Path, options: LaunchOptions) -> None:
     """Runs the job in a folder to its end, without its script. Raises GraphftError if it cannot, or fails."""
     from graphft.transpiler import read_record
@@ -140,6 +144,7 @@ def launch_saved(path: Path, options: LaunchOptions) -> None:
     record = read_record(path)
     folder = saved_folder(path, resume=options.resume, fresh=options.fresh)
     _check_counts(record, options)
+    _check_passes(record, options)
     if options.passes is None and not options.endpoints(record.config) and not is_complete(path):
         check_asked_for(
             record.config, path, "run that script again; or give --passes N: how many there are to be in all"
