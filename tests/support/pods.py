@@ -210,8 +210,9 @@ class Pod:
 
     def _here(self, text: str) -> str:
         """A text of the manifest, with this machine's folders and addresses."""
-        for mount, place in self.mounts.items():
-            text = re.sub(rf"(?<![\w./]){re.escape(mount)}(?=/|$)", str(place), text)
+        mounts = "|".join(map(re.escape, sorted(self.mounts, key=len, reverse=True)))
+        # In one go: a folder of this machine may itself begin like a mount (/tmp).
+        text = re.sub(rf"(?<![\w./])({mounts})(?=/|$)", lambda m: str(self.mounts[m[0]]), text)
         return HOST.sub(lambda m: self.resolve(m[0]), text.replace("0.0.0.0", self.address))
 
     def _note(self, what: str) -> None:
