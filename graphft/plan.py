@@ -180,13 +180,18 @@ class Plan:
     @cached_property
     def start_steps(self) -> tuple[int, ...]:
         """The first step of each pass, and behind them the total."""
-        if self.slots == 1:  # whatever the order
-            steps = int(self.batches.sum())
+        if self.slots == 1 or (self.batches == self.batches[0]).all():  # whatever the order
+            steps = PassPlan(self, 0, 0).steps
             return tuple(range(0, (self.passes + 1) * steps, steps))
         starts = [0]
         for index in range(self.passes):
             starts.append(starts[-1] + PassPlan(self, index, starts[-1]).steps)
         return tuple(starts)
+
+    @property
+    def samples(self) -> int:
+        """Of a pass: records that are in a batch."""
+        return int(np.minimum(self.batches * self.batch_size, self.records).sum())
 
     @property
     def total_steps(self) -> int:
@@ -195,6 +200,10 @@ class Plan:
     def pass_of(self, step: int) -> int:
         """The pass that `step` belongs to; `passes` when the job ends before it."""
         return min(bisect_right(self.start_steps, step) - 1, self.passes)
+
+    def begins_pass(self, step: int) -> bool:
+        """Whether a pass begins at `step`, or the last one has ended there."""
+        return self.start_steps[self.pass_of(step)] == step
 
     def pass_plan(self, index: int) -> PassPlan:
         """The plan of one pass; the last few are kept."""

@@ -192,6 +192,12 @@ class JobConfig:
         return int(Fraction(str(self.max_discarded)) * records) if self.on_bad_data == "discard" else -1
 
     @property
+    def of_steps(self) -> str:
+        """What is said after the step that a job has reached: " of 128"; "" where nobody knows, since its passes are
+        asked for one by one."""
+        return "" if self.passes_on_demand else f" of {self.total_steps}"
+
+    @property
     def total_steps(self) -> int:
         """Sync: steps of the job. Async: its batches (or units), each of which is one version of every shard."""
         return self.plan.total_steps

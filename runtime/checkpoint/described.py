@@ -36,7 +36,7 @@ def made(of: Fingerprint | None, **more: Any) -> dict[str, Any]:
 def sync_queue(plan: Plan, step: int) -> dict[str, int]:
     """How many steps of which pass are done, of how many."""
     index = plan.pass_of(step)
-    first, *ends = plan.start_steps[index:]
+    first, *ends = plan.start_steps[index : index + 2]
     return {"pass": index, "passes": plan.passes, "done": step - first, "steps": ends[0] - first if ends else 0}
 
 

@@ -14,7 +14,8 @@ from graphft.runtime.process.identity import UNKNOWN, Identity
 class RunRecord(msgspec.Struct, frozen=True):
     """The run's record at `/<job>/spec`. `run`: its id; `data`, `values`: digests of its data and initial values;
     `folder`, `host`: where it was begun; `place`: in which namespace of files; `file`: the identity
-    of the folder's job.json there; `dispatch`: who gives out the chunks ("coordinator" has one that serves)."""
+    of the folder's job.json there; `dispatch`: who gives out the chunks ("coordinator" has one that serves);
+    `on_demand`: whether its passes are asked for, one by one: `passes` is only how many there can be then."""
 
     program: str
     trainers: int
@@ -31,6 +32,7 @@ class RunRecord(msgspec.Struct, frozen=True):
     place: str = ""
     file: str = ""
     dispatch: str = "etcd"
+    on_demand: bool = False
 
 
 class Registration(msgspec.Struct, frozen=True):

@@ -43,6 +43,7 @@ def run_record(job: Job | JobRecord, job_dir: Path | None = None) -> RunRecord:
         file_namespace() if not c.storage else "",
         file,
         c.dispatch,
+        c.passes_on_demand,
     )
 
 

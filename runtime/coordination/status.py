@@ -61,6 +61,8 @@ class JobStatus:
     events: list[Event] = field(default_factory=list)
     failure: str = ""
     """Why the job has failed, and what to do about it."""
+    wanted_passes: int = 0
+    """How many are asked for so far, where they are on demand."""
     etcd_full: bool = False
     """Whether etcd's quota is used up: nothing is recorded, what is told here is old, and the job waits. (As its reader
     has asked; etcd orders that question among its writes.)"""
@@ -76,6 +78,21 @@ class JobStatus:
     def idle(self) -> bool:
         """Not over, and nobody works on it: a coordinator gives out work, and does none."""
         return self.state == "running" and not (self.pservers or self.trainers or self.loading)
+
+    @property
+    def on_demand(self) -> bool:
+        """Whether its passes are asked for one by one: then nobody knows how many steps it will have."""
+        return bool(self.spec.get("on_demand"))
+
+    @property
+    def total_steps(self) -> int | None:
+        """None where that is not known."""
+        return None if self.on_demand else int(self.spec.get("total_steps", 0))
+
+    @property
+    def passes(self) -> int:
+        """Of the job; of one whose passes are on demand, those that are asked for so far."""
+        return self.wanted_passes if self.on_demand else int(self.spec.get("passes", 0))
 
     @property
     def has_coordinator(self) -> bool:
@@ -120,9 +137,9 @@ class JobStatus:
             "job": self.job,
             "state": self.state,
             "step": self.step,
-            "total_steps": self.spec.get("total_steps", 0),
+            "total_steps": self.total_steps,
             "pass": self.pass_index,
-            "passes": self.spec.get("passes", 0),
+            "passes": self.passes,
             "loss": self.loss,
             "waiting": self.waiting,
             "failure": self.failure,
@@ -212,6 +229,7 @@ def _status(
         {} if brief else read_left_out(etcd, keys, deadline),
         [] if brief else [event for _, event in read_events(etcd, keys, deadline)],
         f"{view.failure.reason}\nhelp: {view.failure.help}" if view.failure is not None else "",
+        view.wanted_passes,
     )
 
 

@@ -14,12 +14,16 @@ TOLD_SECONDS, LOOK_SECONDS = 10.0, 0.01
 
 
 def epoch_metrics(job: RunningJob, epoch: int) -> dict[str, float]:
-    """The loss and each metric that `loss_fn` returned, means over the epoch's samples, and how many `samples` these
-    are, as the shards have summed them up. A line tells if etcd does not have them."""
+    """The loss and each metric that `loss_fn` returned, means over the epoch's samples; how many `samples` these are,
+    as the shards have summed them up; and how many of its records were `left_out`: they cannot be read, or their step
+    was not finite. A line tells of these, and if etcd does not have any of it."""
     end = time.monotonic() + TOLD_SECONDS
     while (found := job.pass_metrics(epoch)) is None and time.monotonic() < end and job.alive:
         time.sleep(LOOK_SECONDS)
+    left_out = job.job.config.plan.samples - found.samples if found is not None else 0
+    if left_out:
+        tell(f"epoch {epoch + 1} LEFT OUT {left_out} records: `graphft status --job {job.folder.path}` tells which")
     if found is None:
         tell(f"epoch {epoch + 1} is done, and etcd does not tell its metrics")
         found = PassMetrics(0, dict.fromkeys(reported(job.job.trainer_program()), "nan"))
-    return {name: float(mean) for name, mean in found.means.items()} | {"samples": found.samples}
+    return {name: float(mean) for name, mean in found.means.items()} | {"samples": found.samples, "left_out": left_out}

@@ -19,7 +19,8 @@ from graphft.transpiler import Job, transpile
 from graphft.transpiler.api import OPTIONS
 
 ROLES = ("trainer", "pserver", "coordinator")
-MAX_EPOCHS = 1000
+MAX_EPOCHS, MOST_EPOCHS = 1000, 100_000
+"""Each process plans all epochs before it begins."""
 MAX_RETRIES = 3
 _OWN = {
     "num_workers",
@@ -32,7 +33,7 @@ _OWN = {
     "chunks",
     "job_dir",
 }
-TAKEN = ("epoch", "samples", "steps", "seconds", "failures", "preemptions")
+TAKEN = ("epoch", "samples", "left_out", "steps", "seconds", "failures", "preemptions")
 """What train() returns beside the metrics."""
 BEYOND = 1
 """A pass that is never asked for: so the job never completes, and a script that is run again finds its epochs done."""
@@ -65,6 +66,12 @@ def make(
     retries, most = given.pop("max_retries", MAX_RETRIES), given.pop("max_epochs", MAX_EPOCHS)
     check_retries(retries)
     _check_numbers(num_workers=given.get("num_workers", 1), max_epochs=most)
+    if most > MOST_EPOCHS:
+        raise UsageError(
+            f"max_epochs is {most}, expected {MOST_EPOCHS} or fewer",
+            rule="option",
+            help="give fewer: each process plans all of them before it begins",
+        )
     for name, wrong in _OTHERWISE.items():
         if name in given:
             raise UsageError(f"a Trainer has no option {name}", rule="option", help=wrong)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from graphft.errors import GraphftError, UsageError
 from graphft.ir import Program
 from graphft.runtime.checkpoint.described import MADE, made
 from graphft.runtime.checkpoint.reshard import cut, whole_state
-from graphft.runtime.checkpoint.store import SOURCE, Manifest
+from graphft.runtime.checkpoint.store import SOURCE, CheckpointStore, Manifest
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.transpiler import Job
 from graphft.weights import load_weights, saved_variables
@@ -48,7 +48,7 @@ def state_of(parts: Mapping[str, Any]) -> dict[str, Any]:
     return {**parts.get("trainer", {}), "model": parts["model"]}
 
 
-def split(state: Mapping[str, Any]) -> tuple[Mapping[str, Tensor], Mapping[str, Mapping[str, Tensor]]]:
+def split(state: Mapping[str, Any]) -> tuple[Mapping[str, Tensor], Any]:
     """(model, optimizer) of what `Trainer.state_dict` returned, or of a model's own state_dict."""
     if "model" in state and isinstance(state["model"], Mapping):
         return state["model"], state.get("optimizer") or {}
@@ -65,9 +65,11 @@ def check_state(program: Program, state: Mapping[str, Any]) -> None:
         )
     model, optimizer = split(state)
     load_weights(program, model)
-    if not all(isinstance(states, Mapping) for states in optimizer.values()):
+    told = f"has {', '.join(map(str, optimizer))}" if isinstance(optimizer, Mapping) else f"is {optimizer!r:.40}"
+    states = list(optimizer.values()) if isinstance(optimizer, Mapping) else [None]
+    if not all(isinstance(s, Mapping) and all(isinstance(v, Tensor) for v in s.values()) for s in states):
         raise UsageError(
-            f"the optimizer's state has {', '.join(map(str, optimizer))}, expected names of parameters",
+            f"the optimizer's state {told}, expected tensors by parameter and name",
             rule="weights",
             help="give that of a Trainer's state_dict(), not a torch optimizer's; or the model alone",
         )
@@ -105,12 +107,22 @@ def replace_state(job: Job, program: Program, folder: Path, state: Mapping[str, 
             whole[variable.name][""] = values[variable.name].reshape(whole[variable.name][""].shape)
     for name, states in optimizer.items():
         _replace_optimizer(name, whole.get(name, {}), states)
+    try:
+        _write(job, store, newest, cut(job, whole, rest))
+    except OSError as error:  # without its manifest it is no checkpoint
+        raise GraphftError(
+            f"the new state cannot be written to {folder}: {error}",
+            rule="storage",
+            help="nothing was changed: make room there, and call it again",
+        ) from error
+    return newest.step
+
+
+def _write(job: Job, store: CheckpointStore, newest: Manifest, shards: Sequence[Mapping[str, Tensor]]) -> None:
     generation = store.latest_generation() + 1
-    shards = cut(job, whole, rest)
     parts = tuple(store.write_part(generation, newest.step, i, len(shards), each) for i, each in enumerate(shards))
     by = made(job.fingerprint, **{SOURCE: f"load_state_dict, at {newest.directory}"})
     store.write_manifest(Manifest(generation, newest.step, job.run_id, parts, {**newest.meta, MADE: by}))
-    return newest.step
 
 
 def _replace_optimizer(name: str, there: dict[str, Tensor], states: Mapping[str, Tensor]) -> None:

@@ -8,10 +8,12 @@ Trainer, may die, too: the same script finds the run by its name and storage, an
 from __future__ import annotations
 
 import atexit
+import contextlib
 import math
 import os
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -107,7 +109,8 @@ class Trainer:
         self._past: Sequence[Event] = ()
         self._trained = 0
         """Epochs that `train` has returned; the checkpoint of the last one may be on its way."""
-        atexit.register(self.shutdown)
+        self._busy = threading.Lock()
+        atexit.register(self._at_exit)
 
     def __enter__(self) -> Trainer:
         return self
@@ -149,6 +152,10 @@ class Trainer:
         """
         most = self._max_retries if max_retries is None else max_retries
         _check_call(most, checkpoint, epochs)
+        with self._alone("train()"):
+            return self._train_epochs(most, checkpoint, epochs)
+
+    def _train_epochs(self, most: int, checkpoint: Any, epochs: int) -> dict[str, float]:
         if self._running is None or not self._running.alive:
             with interruptible(lambda: f"interrupted; run again to go on with {self.job_dir}"):
                 take_over(self.job_dir, not self._options.endpoints(self.job.config))
@@ -179,15 +186,15 @@ class Trainer:
     def validate(self, validation: Validation | None = None) -> dict[str, float]:
         """Means of the loss and the metrics over data that is not trained on, with the weights of the newest checkpoint
         (after `train()`, the epoch's). Computed in this process. Raises UsageError without a `Validation`."""
-        chosen = validation or self._validation
-        if chosen is None:
+        chosen = self._validation if validation is None else validation
+        if not isinstance(chosen, Validation):
+            given = "is nothing" if chosen is None else f"is a {type(chosen).__name__}, and nothing"
             raise UsageError(
-                "there is nothing to validate with",
+                f"there {given} to validate with",
                 rule="option",
                 help="Trainer(..., validation=graphft.Validation(program, data)), with a program built in eval mode",
             )
-        self._settle()
-        metrics = chosen.run(self._model(), self.job.config.device)
+        metrics = chosen.run(self.state_dict()["model"], self.job.config.device)
         self._callbacks.tell("on_validation", self.epoch, metrics)
         return metrics
 
@@ -195,10 +202,19 @@ class Trainer:
         """`epoch`, `step`, `model` (the model's state_dict) and `optimizer` (by parameter, as torch.optim names its
         state), of the newest checkpoint. Before the first epoch: the initial weights."""
         self._settle()
-        if self._step() == 0:
-            return {"epoch": 0, "step": 0, "model": self._model(), "optimizer": {}}
-        found = read_job(self.job_dir)
-        epoch = self.job.config.plan.pass_of(found.step)
+        newest = self._step()
+        if newest == 0:
+            return {"epoch": 0, "step": 0, "model": self._initial(), "optimizer": {}}
+        found, plan = read_job(self.job_dir), self.job.config.plan
+        epoch = plan.pass_of(found.step)
+        if epoch < plan.pass_of(newest):
+            raise GraphftError(
+                f"the checkpoint of step {newest}, epoch {plan.pass_of(newest)}, is damaged: the newest that is whole "
+                f"is of step {found.step}, epoch {epoch}",
+                rule="checkpoint",
+                help="train() another epoch, which writes a new one; or shutdown(): the next train() goes on from the "
+                "older one",
+            )
         return {"epoch": epoch, "step": found.step, "model": found.model, "optimizer": found.optimizer}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -209,10 +225,11 @@ class Trainer:
         nothing is changed then. Before the first epoch use `init_from=` of the Trainer.
         """
         states.check_state(self._program, state)
-        self._settle()
-        self._stop()
-        states.replace_state(self.job, self._program, self.job_dir, state)
-        self._forget_records()
+        with self._alone("load_state_dict()"):
+            self._settle()
+            self._stop()
+            states.replace_state(self.job, self._program, self.job_dir, state)
+            self._forget_records()
 
     def save(
         self, path: str | os.PathLike[str], *, keep: int | Keep = 3, metrics: Mapping[str, float] | None = None
@@ -262,6 +279,25 @@ class Trainer:
         return supervisor is not None and supervisor.signal(role, index, signum)
 
     # -- inside -----------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _alone(self, what: str) -> Iterator[None]:
+        """Raises UsageError while another thread trains: both would count the same epochs."""
+        if not self._busy.acquire(blocking=False):
+            raise UsageError(
+                f"{what} was called while train() runs in another thread",
+                rule="busy",
+                help="use a Trainer from one thread; workers(), events() and signal() may be called from any",
+            )
+        try:
+            yield
+        finally:
+            self._busy.release()
+
+    def _at_exit(self) -> None:
+        """A second Ctrl-C while it waits ends it: the processes end with this one."""
+        with contextlib.suppress(KeyboardInterrupt):
+            self.shutdown()
 
     def _train(self, target: int, max_retries: int, saved: bool) -> RunningJob:
         running = self._run(target)
@@ -322,10 +358,8 @@ class Trainer:
             )
         return found
 
-    def _model(self) -> Mapping[str, Any]:
-        """The model's state_dict, of the newest checkpoint; before the first, as the run begins."""
-        if self._step():
-            return read_job(self.job_dir).model
+    def _initial(self) -> Mapping[str, Any]:
+        """The model's state_dict as the run begins."""
         shards = [self.job.pserver_program(i).values for i in range(self.job.config.pservers)]
         return assemble(self.job.trainer_program(), shards)
 

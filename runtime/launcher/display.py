@@ -30,10 +30,11 @@ def format_line(status: JobStatus) -> str:
 
 def _progress(status: JobStatus) -> str:
     loss = f"{status.loss:.4f}" if status.loss is not None else "-"
+    total = "" if status.on_demand else f"/{status.total_steps or '?'}"
     metrics = "".join(f"{name} {value:.4g}  " for name, value in list(status.metrics.items())[:METRICS_SHOWN])
     return (
-        f"pass {status.pass_index + 1}/{status.spec['passes']}  "
-        f"step {status.step}/{status.spec['total_steps'] or '?'}  loss {loss}  {metrics}"
+        f"pass {min(status.pass_index + 1, status.passes)}/{status.passes}  "
+        f"step {status.step}{total}  loss {loss}  {metrics}"
         f"{status.samples_per_second:,.0f} samples/s"
         + (f"  {status.skipped_steps} steps SKIPPED as not finite" if status.skipped_steps else "")
     )
@@ -95,7 +96,7 @@ def render(status: JobStatus) -> Group:
             "",
         )
     failed = [Text(text, style="bold red") for text in (status.failure, ETCD_FULL * status.etcd_full) if text]
-    bar = ProgressBar(total=status.spec["total_steps"] or None, completed=status.step, width=60)
+    bar = ProgressBar(total=status.total_steps or None, completed=status.step, width=60)
     events = [Text(format_event(e), style="yellow") for e in status.events[-EVENTS_SHOWN:]]
     # A progress bar ends without a line break.
     return Group(head, *failed, Text(_progress(status)), Text(_live(status)), bar, Text(), table, *events)

@@ -48,12 +48,12 @@ class Reached:
 
     def describe(self) -> str:
         """Without what the job's storage would tell, if it does not answer soon."""
-        step = f" at step {self.status.step} of {self.config.total_steps}" if self.status is not None else ""
+        step = f" at step {self.status.step}{self.config.of_steps}" if self.status is not None else ""
         brief = f"interrupted{step}; run again to resume {self.job_dir}" if self.config.ft else f"interrupted{step}"
         return within(WORDS_SECONDS, self._describe, brief)
 
     def _describe(self) -> str:
-        step = f" at step {self._step()} of {self.config.total_steps}" if self.status is not None else ""
+        step = f" at step {self._step()}{self.config.of_steps}" if self.status is not None else ""
         if is_complete(self.job_dir):
             return f"interrupted{step}; {self.job_dir} is complete"
         if not self.config.ft:

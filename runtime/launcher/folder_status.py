@@ -95,7 +95,11 @@ class FolderStatus:
 
     @property
     def where(self) -> str:
-        return f"at step {'?' if self.step is None else self.step} of {self.steps}"
+        return f"at step {self._reached}"
+
+    @property
+    def _reached(self) -> str:
+        return ("?" if self.step is None else str(self.step)) + f" of {self.steps}" * (not self.on_demand)
 
     @property
     def _unknown(self) -> str:
@@ -111,7 +115,7 @@ class FolderStatus:
 
     def row(self) -> tuple[str, str, str, str]:
         """Folder, state, step of steps, and when, for a table."""
-        step = "" if self.state == "unreadable" else f"{'?' if self.step is None else self.step} of {self.steps}"
+        step = "" if self.state == "unreadable" else self._reached
         return (
             str(self.folder),
             self.state + self._waits + (f", went on in {self.continued}" if self.continued else ""),
@@ -127,7 +131,7 @@ class FolderStatus:
             "folder": self.url or str(self.folder),
             "state": self.state,
             "step": self.step,
-            "total_steps": self.steps,
+            "total_steps": None if self.on_demand else self.steps,
             "pass": self.pass_index,
             "passes": self.passes,
             "loss": self.loss,
@@ -193,7 +197,8 @@ def look_at(folder: Path) -> FolderStatus:
         record = read_record(folder)
     except GraphftError:
         return FolderStatus(folder, folder.name, "unreadable", None, 0, _modified(folder))
-    status = replace(_look_at(folder, record), passes=record.config.passes, on_demand=record.config.passes_on_demand)
+    status, config = _look_at(folder, record), record.config
+    status = replace(status, passes=status.passes or config.passes, on_demand=config.passes_on_demand)
     return replace(status, continued=continued_in(folder)) if status.state in ("stopped", "failed") else status
 
 
@@ -206,7 +211,8 @@ def _look_at(folder: Path, record: JobRecord) -> FolderStatus:
     answers, live = _ask(note, record)
     if live is not None and not is_copy(folder, live) and not live.idle:
         found = FolderStatus(folder, name, "running", live.step, steps, time.time(), holder, live.waiting)
-        return replace(found, etcd=note.endpoints, pass_index=live.pass_index, loss=live.loss)
+        asked = live.passes if live.on_demand else 0
+        return replace(found, etcd=note.endpoints, pass_index=live.pass_index, loss=live.loss, passes=asked)
     saved = saved_step(folder, record.config)
     if holder:
         return FolderStatus(folder, name, "starting", saved, steps, time.time(), holder)

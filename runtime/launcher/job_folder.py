@@ -115,7 +115,7 @@ def begun(path: Path) -> bool:
 def where(path: Path, config: JobConfig) -> str:
     """ "at step 100 of 2048": where the run in this folder goes on."""
     step = saved_step(path, config)
-    return f"at step {'?' if step is None else step} of {config.total_steps}"
+    return f"at step {'?' if step is None else step}{config.of_steps}"
 
 
 def open_folder(job: Job, wanted: str = "", *, resume: bool = False, fresh: bool = False) -> JobFolder:
@@ -161,7 +161,7 @@ class _Start:
                 return
             _mark_continued(source, self.path, self.job)
         pservers = f"{config.pservers} pserver{'s' * (config.pservers > 1)}"
-        self.carried = f"from step {found} of {config.total_steps} of {source}, carried over to {pservers},"
+        self.carried = f"from step {found}{config.of_steps} of {source}, carried over to {pservers},"
 
 
 def _mark_continued(source: Path, path: Path, job: Job) -> None:

@@ -75,7 +75,7 @@ def _row(status: JobStatus) -> tuple[str, str, str, str]:
     return (
         status.job,
         _state(status) + waiting,
-        f"{status.step} of {status.spec['total_steps']}",
+        str(status.step) if status.on_demand else f"{status.step} of {status.total_steps}",
         status.spec.get("folder", ""),
     )
 

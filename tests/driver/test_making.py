@@ -93,6 +93,7 @@ def test_ray_trains_configurations() -> None:
         ({"num_workers": 0}, "num_workers is 0, expected"),
         ({"max_epochs": "5"}, "max_epochs is '5', expected"),
         ({"max_retries": "3"}, "max_retries is '3', expected"),
+        ({"max_epochs": 10**6}, "max_epochs is 1000000, expected 100000 or fewer"),
         ({"resources": {"worker": {"CPU": 1}}}, "resources has worker="),
         ({"resources": {"trainer": 2}}, "resources has trainer=2"),
         ({"etcd": "host:2379"}, "no option etcd.*etcd_endpoints"),
@@ -130,6 +131,8 @@ def test_other_mistakes(tmp_path: Path) -> None:
             trainer.train(**call)
     with pytest.raises(GraphftError, match="nothing to validate with"):
         trainer.validate()
+    with pytest.raises(GraphftError, match="a int, and nothing to validate with"):
+        trainer.validate(3)  # type: ignore[arg-type]
     assert not (tmp_path / "job" / "etcd").exists(), "nothing was started"
 
 
@@ -146,7 +149,9 @@ def test_a_state_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
     for state, message in [
         (model, "a state is expected, got a Sequential"),
         ({"0.weight": torch.zeros(16, 6)}, "0.bias is missing"),
-        ({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "has state, param_groups, expected names"),
+        ({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, "has state, param_groups, expected tens"),
+        ({"model": model.state_dict(), "optimizer": 5}, "optimizer's state is 5, expected tensors"),
+        ({"model": model.state_dict(), "optimizer": {"0.weight": {"exp_avg": 1}}}, "has 0.weight, expected tensors"),
         (model.state_dict(), "has no checkpoint yet(?s:.*)init_from="),
     ]:
         with pytest.raises(GraphftError, match=message):

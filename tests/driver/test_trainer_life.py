@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor, nn
 
 import graphft
 from tests.driver import epochs
+from tests.support.disks import small_file_system
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(600)
@@ -98,3 +101,67 @@ def test_a_metric_that_is_no_number_ends_no_job(tmp_path: Path) -> None:
     assert math.isnan(metrics["recall"])
     assert math.isfinite(metrics["accuracy"])
     assert math.isfinite(metrics["loss"])
+
+
+def test_what_an_epoch_did_without_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Each of the two steps that see the record that is not finite is left out."""
+    data = epochs.data()
+    data["x"][5, 0] = math.nan
+    chunks = graphft.arrays(**data, chunk_size=16)
+    with epochs.trainer(tmp_path / "job", chunks=chunks, on_nonfinite="skip") as trainer:
+        for _ in range(2):
+            metrics = trainer.train()
+            assert (metrics["samples"], metrics["left_out"]) == (80, 16)
+            assert math.isfinite(metrics["loss"])
+    told = capfd.readouterr().err
+    assert "epoch 1 LEFT OUT 16 records" in told
+    assert "epoch 2 LEFT OUT 16 records" in told
+
+
+def test_one_thread_trains(tmp_path: Path) -> None:
+    found: list[object] = []
+
+    def train() -> None:
+        try:
+            found.append(trainer.train()["epoch"])
+        except graphft.GraphftError as error:
+            found.append(error.rule)
+
+    with epochs.trainer(tmp_path / "job") as trainer:
+        threads = [threading.Thread(target=train) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(map(str, found)) == ["1", "busy", "busy"]
+        assert trainer.train()["epoch"] == 2
+
+
+def test_a_damaged_checkpoint_is_no_state_of_the_epoch(tmp_path: Path) -> None:
+    with epochs.trainer(tmp_path / "job", checkpoint_every=100) as trainer:
+        trainer.train(epochs=2)
+        newest = max((tmp_path / "job" / "checkpoints").glob("step-*"), key=lambda folder: folder.stat().st_mtime)
+        for part in newest.glob("*.safetensors"):
+            part.write_bytes(b"damaged" * 9)
+        for look in (trainer.state_dict, lambda: trainer.validate(epochs.validation())):
+            with pytest.raises(graphft.GraphftError, match=r"of step 12, epoch 2, is damaged: .* of step 6, epoch 1"):
+                look()
+        assert trainer.train()["epoch"] == 3
+        assert trainer.state_dict()["epoch"] == 3
+
+
+def test_a_full_disk_changes_nothing(tmp_path: Path) -> None:
+    with small_file_system(tmp_path / "small", 250) as folder, epochs.trainer(folder / "job") as trainer:
+        trainer.train()
+        before = trainer.state_dict()
+        trainer.shutdown()
+        filler = folder / "filler"
+        with pytest.raises(OSError), filler.open("wb", buffering=0) as file:  # noqa: PT011
+            while file.write(bytes(1 << 16)):
+                pass
+        with pytest.raises(graphft.GraphftError, match="cannot be written to .*No space left(?s:.*)nothing was changed"):
+            trainer.load_state_dict({name: torch.zeros_like(value) for name, value in before["model"].items()})
+        filler.unlink()
+        found = trainer.state_dict()
+        assert all(torch.equal(found["model"][name], value) for name, value in before["model"].items())
+        assert trainer.train()["epoch"] == 2

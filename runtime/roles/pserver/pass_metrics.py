@@ -32,7 +32,7 @@ class PassSums:
 
     def add(self, step: int, contributions: Sequence[Contribution]) -> None:
         """Those of a step that is applied, in slot order; none if it is left out."""
-        if step in self._plan.start_steps:
+        if self._plan.begins_pass(step):
             self.sums.zero_()
         for one in contributions:
             self.sums[0] += one.samples
@@ -42,11 +42,11 @@ class PassSums:
 
     def reached(self, step: int) -> None:
         """The shard is at this step: after one that was applied, or as it begins, or has gone back."""
-        if self.member.index == 0 and step and step in self._plan.start_steps:
+        if self.member.index == 0 and step and self._plan.begins_pass(step):
             samples, *totals = self.sums.tolist()
             found = {n: t / samples if samples else math.nan for n, t in zip(self.names, totals, strict=True)}
             means = {n: mean if math.isfinite(mean) else str(mean) for n, mean in found.items()}
-            self._untold[self._plan.start_steps.index(step) - 1] = PassMetrics(int(samples), means)
+            self._untold[self._plan.pass_of(step) - 1] = PassMetrics(int(samples), means)
         self.tell()
 
     def tell(self) -> None:
