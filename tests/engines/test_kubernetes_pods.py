@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import datetime
+import ipaddress
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from graphft.errors import GraphftError
 from graphft.runtime.coordination.job_storage import fetch, publish
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.status import JobStatus, read_status
-from graphft.runtime.etcd import Etcd
+from graphft.runtime.etcd import EtcdUnreachable
+from graphft.runtime.etcd.open import open_etcd
 from graphft.transpiler import Job
 from tests.engines.manifests_of import manifests_of
 from tests.integration import training
@@ -50,6 +57,8 @@ class OnCluster:
         self.job.save(folder / "saved")
         publish(folder / "saved")
         self.config = self.job.config.to_json()
+        self.scheme, self.login = "http", dict[str, str]()
+        """How etcd is reached from here."""
         volume = ("--volume", f"storage:{folder}/storage")
         self.manifests = manifests_of(self.job, self.job.config.storage, *volume, *arguments)
         cluster.apply(self.manifests)
@@ -61,7 +70,7 @@ class OnCluster:
 
     def status(self) -> JobStatus | None:
         try:
-            with Etcd([f"{self.cluster.address('blobs-etcd')}:2379"], deadline=1.0) as client:
+            with open_etcd([f"{self.scheme}://{self.cluster.address('blobs-etcd')}:2379"], self.login) as client:
                 return read_status(client, Keys("blobs"), deadline=1.0)
         except GraphftError:
             return None
@@ -154,6 +163,75 @@ def test_coordinators_take_over(cluster: Cluster, tmp_path: Path, undisturbed: P
     job.completes()
     job.assert_same(undisturbed)
     cluster.until(lambda: cluster.ready("coordinator") == 2)
+
+
+def test_trainers_are_scaled_and_suspended(cluster: Cluster, tmp_path: Path, undisturbed: Played) -> None:
+    """As the page on Kubernetes has it, by a patch of the Job."""
+    job = OnCluster(cluster, tmp_path, "--trainers", "1", "--etcd-members", "1")
+    job.until(lambda s: s.step >= 3)
+    for count in (3, 2):
+        cluster.patch("Job", "blobs-trainer", completions=count, parallelism=count)
+        job.until(lambda s, count=count: len(s.trainers) == count and s.step > 3)
+    cluster.patch("Job", "blobs-trainer", suspend=True)
+    cluster.until(lambda: not cluster.running("trainer"))
+    assert len(job.until(lambda s: not s.slots).pservers) == 2, "the rest is there"
+    cluster.patch("Job", "blobs-trainer", suspend=False)
+    job.goes_on()
+    job.completes()
+    assert job.trainers.failures == 0
+    job.assert_same(undisturbed)
+
+
+def test_etcd_with_certificates(cluster: Cluster, tmp_path: Path, undisturbed: Played) -> None:
+    """Members and roles show theirs; one without gets no answer."""
+    cluster.secrets["blobs-tls"] = files = certificate(
+        ["blobs-etcd", "*.blobs-etcd-peer"],
+        ["127.0.0.1", *(cluster.numbered(n) for n in range(1, 100))],  # all pods call from the first
+    )
+    job = OnCluster(cluster, tmp_path, "--tls-secret", "blobs-tls")
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    names = {"CA": "ca.crt", "CERT": "tls.crt", "KEY": "tls.key"}
+    job.scheme, job.login = "https", {f"GRAPHFT_ETCD_{n}": str(tmp_path / file) for n, file in names.items()}
+    job.until(lambda s: s.step >= 3)
+    cluster.delete_pod("blobs-etcd-0")
+    cluster.pods["blobs-pserver-1"].signal(signal.SIGKILL)
+    job.goes_on()
+    only_authority = {"GRAPHFT_ETCD_CA": job.login["GRAPHFT_ETCD_CA"]}
+    url = f"https://{cluster.address('blobs-etcd')}:2379"
+    with open_etcd([url], only_authority) as stranger, pytest.raises(EtcdUnreachable):
+        stranger.ping(2.0)
+    job.completes()
+    job.assert_same(undisturbed)
+
+
+def certificate(names: Sequence[str], addresses: Sequence[str]) -> dict[str, bytes]:
+    """The files of a Secret, as cert-manager makes them: one certificate for servers and clients, and its authority."""
+    keys = [ec.generate_private_key(ec.SECP256R1()) for _ in range(2)]
+    authority, subject = (x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, n)]) for n in ("authority", "etcd"))
+    alternatives = [*map(x509.DNSName, names), *(x509.IPAddress(ipaddress.ip_address(a)) for a in addresses)]
+    uses = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+    root = _signed(authority, authority, keys[0], keys[0], x509.BasicConstraints(ca=True, path_length=0))
+    leaf = _signed(subject, authority, keys[1], keys[0], x509.SubjectAlternativeName(alternatives), uses)
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    private = keys[1].private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)
+    return {"ca.crt": root.public_bytes(pem), "tls.crt": leaf.public_bytes(pem), "tls.key": private}
+
+
+def _signed(
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    by: ec.EllipticCurvePrivateKey,
+    *extensions: x509.ExtensionType,
+) -> x509.Certificate:
+    now = datetime.datetime.now(datetime.timezone.utc)
+    builder = x509.CertificateBuilder(issuer, subject, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(now - datetime.timedelta(hours=1))
+    builder = builder.not_valid_after(now + datetime.timedelta(days=1))
+    for extension in extensions:
+        builder = builder.add_extension(extension, critical=isinstance(extension, x509.BasicConstraints))
+    return builder.sign(by, hashes.SHA256())
 
 
 # -- what a Job makes of the ends of its pods -------------------------------------------------------------------------

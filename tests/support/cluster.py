@@ -75,6 +75,8 @@ class Cluster:
         self.folder = folder
         self.objects: dict[tuple[str, str], Object] = {}
         self.pods: dict[str, Pod] = {}
+        self.secrets: dict[str, Mapping[str, bytes]] = {}
+        """What a pod's volume of that Secret holds, by file."""
         self.gone: list[Pod] = []
         """Pods that were replaced."""
         self.room = 1 << 30
@@ -113,6 +115,14 @@ class Cluster:
                 if item["kind"] == "Job":
                     self._jobs[key[1]] = JobState(item["spec"])
                 self.objects[key] = item
+
+    def patch(self, kind: str, name: str, **changes: object) -> None:
+        """Of the specification, as `kubectl patch --type=merge` with flat values."""
+        with self._lock:
+            item = self.objects[kind, name]
+            self.objects[kind, name] = {**item, "spec": {**item["spec"], **changes}}
+            if kind == "Job":
+                self._jobs[name].spec = self.objects[kind, name]["spec"]
 
     def delete_pod(self, name: str) -> None:
         with self._lock:
@@ -167,10 +177,10 @@ class Cluster:
             pod = name.partition(".")[0]
             if pod not in self._addresses:
                 number = next(self._numbers)
-                self._addresses[pod] = self._numbered(number)
+                self._addresses[pod] = self.numbered(number)
             return self._addresses[pod]
 
-    def _numbered(self, number: int) -> str:
+    def numbered(self, number: int) -> str:
         return f"127.{self._network}.{number >> 8}.{number & 255}"
 
     def _resolve(self, host: str) -> str:
@@ -205,10 +215,10 @@ class Cluster:
 
     def _make(self, name: str, template: Object, fields: Mapping[str, str], stable: bool = False) -> None:
         number = next(self._numbers)
-        address = self.address(name) if stable else self._numbered(number)
+        address = self.address(name) if stable else self.numbered(number)
         claims = {"data": self.folder / "claims" / name} if stable else {}
         folder = self.folder / f"{name}-{number}"
-        self.pods[name] = Pod(name, template, fields, folder, address, self._resolve, claims)
+        self.pods[name] = Pod(name, template, fields, folder, address, self._resolve, claims, self.secrets)
 
     def _bury(self, name: str) -> Pod | None:
         """The pod of this name, if it has ended: it is taken away."""
@@ -235,8 +245,11 @@ class Cluster:
             self._make(f"{name}-{next(self._numbers)}", spec["template"], {})
 
     def _job(self, name: str, spec: Object) -> None:
-        state = self._jobs[name]
-        for index in range(spec["completions"]):
+        state, wanted = self._jobs[name], 0 if spec.get("suspend") else spec["completions"]
+        for pod in [p for p in self.pods if p.rpartition("-")[0] == name and int(p.rpartition("-")[2]) >= wanted]:
+            self.pods[pod].delete()
+            self._bury(pod)
+        for index in range(wanted):
             pod = f"{name}-{index}"
             if index not in state.succeeded and (ended := self._bury(pod)) is not None:
                 state.take(index, ended)

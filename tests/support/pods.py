@@ -48,7 +48,8 @@ def program(name: str) -> list[str]:
 
 
 class Pod:
-    """Used by one thread, but for `signal`. `resolve`: a name's address. `claims`: folders of its claims."""
+    """Used by one thread, but for `signal`. `resolve`: a name's address. `claims`: folders of its claims. `secrets`: by
+    name, their files."""
 
     def __init__(
         self,
@@ -59,6 +60,7 @@ class Pod:
         address: str,
         resolve: Callable[[str], str],
         claims: Mapping[str, Path],
+        secrets: Mapping[str, Mapping[str, bytes]],
     ) -> None:
         self.name, self.template, self.folder, self.address = name, template, folder, address
         self.labels: Mapping[str, str] = template["metadata"]["labels"]
@@ -73,6 +75,9 @@ class Pod:
         self.mounts |= {m["mountPath"]: Path(m["mountPath"]) for m in mounts if m["name"] in shared}
         for place in (folder, *self.mounts.values()):
             place.mkdir(parents=True, exist_ok=True)
+        for volume in self.spec.get("volumes", []):
+            for file, content in secrets[volume["secret"]["secretName"]].items() if "secret" in volume else ():
+                (folder / volume["name"] / file).write_bytes(content)
         self.log = folder.parent / f"{name}.log"
         self.process: subprocess.Popen[bytes] | None = None
         self.restarts, self.exits = 0, list[int]()
