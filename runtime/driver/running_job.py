@@ -19,10 +19,11 @@ from graphft.runtime.coordination.records import Event, PassMetrics
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.engines.base import Listed
 from graphft.runtime.etcd import EtcdError
+from graphft.runtime.launcher.child import Child
 from graphft.runtime.launcher.job_folder import JobFolder
 from graphft.runtime.launcher.launch import launch_directory
 from graphft.runtime.launcher.options import LaunchOptions
-from graphft.runtime.launcher.supervisor import Child, Supervisor
+from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.runtime.launcher.tell import tell
 from graphft.runtime.process.folder_lock import holder_of
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
-import random
 import signal
 import subprocess
 import threading
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -23,8 +21,9 @@ from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.revoker import ETCD_SECONDS, Revoker
 from graphft.runtime.coordination.wanted_passes import WantedPasses
-from graphft.runtime.engines.base import Engine, EngineError, Order, Process
+from graphft.runtime.engines.base import Engine, EngineError, Process
 from graphft.runtime.etcd import EtcdError, Store
+from graphft.runtime.launcher.child import Child
 from graphft.runtime.launcher.inquest import Inquest
 from graphft.runtime.launcher.offspring import Offspring
 from graphft.runtime.launcher.process_ends import note_end
@@ -32,66 +31,20 @@ from graphft.runtime.process.identity import UNKNOWN, Identity
 from graphft.runtime.process.log_tail import ERROR_LINES, error_in
 from graphft.runtime.process.memory_use import peak_bytes
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK, EXIT_USAGE, describe_death, was_preempted
-from graphft.runtime.protocol.chunk_queue import Change
 
 log = logging.getLogger("graphft")
 
-BACKOFF_SECONDS = 0.25
-BACKOFF_LIMIT = 10.0
-QUICK_FAILURE_SECONDS = 30.0
-"""Failures after less than this are in a row: each doubles the delay before the next start."""
 CANNOT_START_SECONDS, AT_WORK_SECONDS = 30.0, 10.0
 """A trainer that cannot start (a source file half saved, a machine that gives other bits) is no end of a job in which
 another one has been at work for that time; it is tried again later."""
-QUICK_PREEMPTION_SECONDS = 5.0
-"""So are preemptions: a process that is killed whenever it starts (out of memory, say) must not burn the machine."""
 MEASURE_SECONDS = 1.0
 ALONE_SECONDS, AWAY_SECONDS = 5.0, 60.0
 """For how long a job may be without trainers when all those of the launcher have left; and when others have worked for
 it since, which may have died all at once, and be on their way back."""
-ROOM_SECONDS, ROOM_LIMIT = 0.5, 30.0
-"""Before an order is given again that the engine did not take (no room on any machine, a folder that cannot be
-written): twice as long each time, at most `ROOM_LIMIT`, and by chance down to half of it."""
 KILLED_SECONDS = 5.0
 """For how long the end of a process is waited for after SIGKILL."""
 FROZEN_SECONDS, STUCK_SECONDS = 5.0, 30.0
 """From the end of its lease until a stopped child is replaced; one that runs gets time to end by itself."""
-
-
-@dataclass(slots=True)
-class Child:
-    """One role of the job on this machine, over all of its processes."""
-
-    role: str
-    index: int
-    process: Process | None = None
-    failures: int = 0
-    preemptions: int = 0
-    in_a_row: int = 0
-    stuck: int = 0
-    """Failures since the job last made progress."""
-    failed_at: int = -1
-    started_at: float = 0.0
-    restart_at: float | None = None
-    identity: Identity = UNKNOWN
-    """Of its process, once that exists."""
-    registered: Identity = UNKNOWN
-    """Its process that was registered last."""
-    gone_at: float | None = None
-    """Since when that process is not registered any more."""
-    done: bool = False
-    peak: int = 0
-    """The most memory that its process was seen to use, in bytes."""
-
-    refused: int = 0
-    """How often in a row the engine did not take the order of a process."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.role} {self.index}"
-
-    def order(self, endpoints: str) -> Order:
-        return Order(self.role, self.index, endpoints)
 
 
 class Supervisor:
@@ -157,7 +110,7 @@ class Supervisor:
     def signal(self, role: str, index: int, signum: int) -> bool:
         """Sends a signal to a role's process; False if there is none now."""
         child = self.children.get((role, index))
-        if child is None or child.process is None or child.process.poll() is not None:
+        if child is None or child.process is None or not child.alive:
             return False
         child.process.send_signal(signum)
         return True
@@ -192,7 +145,7 @@ class Supervisor:
         now = time.monotonic()
         for child in self.children.values():
             process = child.process
-            if process is None or process.poll() is not None or child.identity == UNKNOWN:
+            if process is None or not child.alive or child.identity == UNKNOWN:
                 continue
             if child.identity in registered:
                 child.registered, child.gone_at = child.identity, None
@@ -224,7 +177,7 @@ class Supervisor:
         """The job is complete: processes that the engine has no room for are not wanted any more."""
         for child in self.children.values():
             process = child.process
-            waits = process is not None and process.poll() is None and not process.pid
+            waits = process is not None and child.alive and not process.pid
             if child.restart_at is not None or waits:
                 child.done, child.restart_at = True, None
             if process is not None and waits:
@@ -237,7 +190,7 @@ class Supervisor:
     def stop(self, grace: float = 10.0) -> None:
         """Ends all children, stopped ones too: SIGTERM, then SIGKILL after `grace` seconds. Their leases end as well,
         so that an etcd that others use, too, does not take them for alive when the job is started again."""
-        children = [c for c in self.children.values() if c.process is not None and c.process.poll() is None]
+        children = [c for c in self.children.values() if c.alive]
         running = [c.process for c in children if c.process is not None]
         for child in self.children.values():
             child.restart_at = None
@@ -273,19 +226,13 @@ class Supervisor:
             self.failed = self.failed or error.message
             child.done = True
         except (EngineError, OSError) as error:
-            self._wait_for_room(child, error.message if isinstance(error, GraphftError) else str(error))
+            if child.await_room():
+                why = error.message if isinstance(error, GraphftError) else str(error)
+                log.warning("%s cannot be started (%s); trying again", child.name, why)
         else:
             child.refused = 0
             child.identity = process.identity
             threading.Thread(target=self._await_end, args=(child, process), daemon=True).start()
-
-    def _wait_for_room(self, child: Child, why: str) -> None:
-        """The engine has not taken the order: it is given again, later and later, and not by all children at once."""
-        delay = min(ROOM_SECONDS * 2**child.refused, ROOM_LIMIT) * (1 - random.random() / 2)
-        if child.refused == 0 or delay > ROOM_LIMIT / 2:
-            log.warning("%s cannot be started (%s); trying again", child.name, why)
-        child.refused += 1
-        child.restart_at = time.monotonic() + delay
 
     def _look_for_folder(self) -> None:
         """Says so when the job's folder has gone: what lives goes on, and nothing else would tell."""
@@ -328,47 +275,34 @@ class Supervisor:
         if status in (EXIT_FAILED, EXIT_USAGE) and self._job_failed():
             child.done = True  # the job's record says why, and to all of its launchers
             return
+        self._died(child, status)
+
+    def _died(self, child: Child, status: int) -> None:
+        """It ended before its job did."""
         index = child.index if child.role == "trainer" else None
         where, blamed, counts = self._inquest.died(child.name, index, child.identity, status, child.peak)
         self._revoker.revoke(child.identity)
         what = describe_death(status) + where
         asked = status == EXIT_OK and child.role == "coordinator"  # by SIGTERM: none of the user's code runs in it
         preempted = (was_preempted(status) or asked) and blamed is None and not counts
+        of_batch = blamed is not None or (index is not None and self._inquest.reported(index, child.identity))
         if preempted:
-            child.preemptions += 1
+            child.preempt()
         else:
-            self._count_failure(child, blamed, counts is not False or status == EXIT_USAGE)
-        quick = QUICK_PREEMPTION_SECONDS if preempted else QUICK_FAILURE_SECONDS
-        if blamed is not None or (index is not None and self._inquest.reported(index, child.identity)):
-            quick = 0.0  # the queue ends these failures: after some the batch is left out, or the job ends
-        child.in_a_row = child.in_a_row + 1 if time.monotonic() - child.started_at < quick else 1
+            # One that is counted against a batch is counted against the process only when the batch is left out.
+            counts = counts is not False or status == EXIT_USAGE
+            child.fail(self._progress, counts and (blamed is None or blamed.outcome == "left-out"), of_batch)
         note_end(self.job_dir, child.name, "preemption" if preempted else "failure", what)
         if not self.restart:
             self._give_up(child, f"{child.name} died ({what}), and the job has no fault tolerance (ft=False)")
-        elif status == EXIT_USAGE and blamed is None and self._others_work(child):
-            child.restart_at = time.monotonic() + CANNOT_START_SECONDS
-            self.events.emit(
-                "cannot-start",
-                f"{child.name} cannot start ({what}; see its log): trying again in "
-                f"{CANNOT_START_SECONDS:.0f} s, while other trainers work",
-                role=child.role,
-                index=child.index,
-            )
         elif status == EXIT_USAGE and blamed is None:
-            verb = "start" if time.monotonic() - child.started_at < AT_WORK_SECONDS else "go on"
-            self._give_up(child, f"{child.name} cannot {verb} ({what}){error_in(self.last_lines(child, ERROR_LINES))}")
+            self._cannot_start(child, what)
         elif child.stuck > self.max_restarts:
             why = f"{child.name} failed {child.stuck} times in a row, --max-restarts is {self.max_restarts}"
-            if blamed is not None or (index is not None and self._inquest.reported(index, child.identity)):
-                why += ": one batch after the other failed, and none in between was computed"
+            why += ": one batch after the other failed, and none in between was computed" * of_batch
             self._give_up(child, why)
         else:
-            delay = (
-                0.0
-                if preempted and child.in_a_row == 1
-                else min(BACKOFF_SECONDS * 2 ** min(child.in_a_row - 1, 10), BACKOFF_LIMIT)
-            )
-            child.restart_at = time.monotonic() + delay
+            delay = child.restart(at_once=preempted)
             self.events.emit(
                 "died",
                 f"{child.name} died ({what}), starting it again" + f" in {delay:.0f} s" * (delay >= 1),
@@ -376,6 +310,21 @@ class Supervisor:
                 index=child.index,
                 status=status,
             )
+
+    def _cannot_start(self, child: Child, what: str) -> None:
+        """No other process of it could, here; but it is no end of a job that goes on without it."""
+        if self._others_work(child):
+            child.restart_in(CANNOT_START_SECONDS)
+            self.events.emit(
+                "cannot-start",
+                f"{child.name} cannot start ({what}; see its log): trying again in "
+                f"{CANNOT_START_SECONDS:.0f} s, while other trainers work",
+                role=child.role,
+                index=child.index,
+            )
+            return
+        verb = "start" if time.monotonic() - child.started_at < AT_WORK_SECONDS else "go on"
+        self._give_up(child, f"{child.name} cannot {verb} ({what}){error_in(self.last_lines(child, ERROR_LINES))}")
 
     def _is_wanted_back(self, child: Child) -> bool:
         """Whether it was asked to leave a job that is not over, and another one is to come in its place."""
@@ -387,13 +336,7 @@ class Supervisor:
     def _others_work(self, child: Child) -> bool:
         """Whether the job goes on without this trainer: another one here has been at work for a while."""
         others = (c for c in self.children.values() if c.role == "trainer" == child.role and c is not child)
-        return any(
-            c.process is not None
-            and c.process.poll() is None
-            and not c.done
-            and time.monotonic() - c.started_at > AT_WORK_SECONDS
-            for c in others
-        )
+        return any(c.alive and not c.done and time.monotonic() - c.started_at > AT_WORK_SECONDS for c in others)
 
     def _may_end(self, child: Child) -> bool:
         """Whether a process that ended with status 0 was done. User code may have ended it (`os._exit`)."""
@@ -409,13 +352,6 @@ class Supervisor:
             return self.view.state == "failed"
         except EtcdError:
             return False
-
-    def _count_failure(self, child: Child, blamed: Change | None, counts: bool) -> None:
-        """A failure that is counted against a batch is counted against the process only when the batch is discarded."""
-        child.failures += 1
-        if counts and (blamed is None or blamed.outcome == "left-out"):
-            child.stuck = child.stuck + 1 if self._progress <= child.failed_at else 1
-            child.failed_at = self._progress
 
     def _give_up(self, child: Child, why: str) -> None:
         child.done = True

@@ -23,9 +23,11 @@ from graphft.runtime.engines import local
 from graphft.runtime.engines.base import Run
 from graphft.runtime.engines.local import LocalEngine
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.launcher import child as child_module
 from graphft.runtime.launcher import supervisor as module
+from graphft.runtime.launcher.child import Child
 from graphft.runtime.launcher.process_ends import ProcessEnds, read_ends
-from graphft.runtime.launcher.supervisor import Child, Supervisor
+from graphft.runtime.launcher.supervisor import Supervisor
 
 SLEEP = "import time; time.sleep(100)"
 REGISTER = """
@@ -120,7 +122,7 @@ def pid(child: Child) -> int:
 def test_a_killed_child_is_started_again_at_once(
     supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch, etcd: Etcd, keys: Keys
 ) -> None:
-    monkeypatch.setattr(module, "BACKOFF_SECONDS", 60.0)
+    monkeypatch.setattr(child_module, "BACKOFF_SECONDS", 60.0)
     supervisor = supervise(max_restarts=0)
     child = supervisor.add("trainer", 1)
     other = supervisor.add("pserver", 0)
@@ -136,7 +138,7 @@ def test_a_killed_child_is_started_again_at_once(
 def test_failures_are_retried_with_growing_delays_and_then_given_up(
     supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch, etcd: Etcd, keys: Keys
 ) -> None:
-    monkeypatch.setattr(module, "BACKOFF_SECONDS", 0.1)
+    monkeypatch.setattr(child_module, "BACKOFF_SECONDS", 0.1)
     stubs.code = "import sys; print('about to fail'); sys.exit('the reason')"
     supervisor = supervise(max_restarts=3)
     child = supervisor.add("trainer", 0)
@@ -154,7 +156,7 @@ def test_failures_are_retried_with_growing_delays_and_then_given_up(
 def test_progress_of_the_job_between_failures_lets_a_role_fail_again(
     supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "BACKOFF_SECONDS", 0.05)
+    monkeypatch.setattr(child_module, "BACKOFF_SECONDS", 0.05)
     stubs.code = "import sys; sys.exit(1)"
     supervisor = supervise(max_restarts=1)
     child = supervisor.add("trainer", 0)
@@ -172,7 +174,7 @@ def test_progress_of_the_job_between_failures_lets_a_role_fail_again(
 def test_preemptions_are_never_given_up_on_but_do_not_burn_the_machine(
     supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch, code: str
 ) -> None:
-    monkeypatch.setattr(module, "BACKOFF_SECONDS", 0.05)
+    monkeypatch.setattr(child_module, "BACKOFF_SECONDS", 0.05)
     stubs.code = code
     supervisor = supervise(max_restarts=0)
     child = supervisor.add("trainer", 0)
@@ -185,8 +187,8 @@ def test_preemptions_are_never_given_up_on_but_do_not_burn_the_machine(
 def test_a_child_that_ran_for_a_while_is_not_delayed(
     supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "QUICK_PREEMPTION_SECONDS", 0.05)
-    monkeypatch.setattr(module, "BACKOFF_SECONDS", 60.0)
+    monkeypatch.setattr(child_module, "QUICK_PREEMPTION_SECONDS", 0.05)
+    monkeypatch.setattr(child_module, "BACKOFF_SECONDS", 60.0)
     supervisor = supervise()
     child = supervisor.add("trainer", 0)
     for n in (1, 2, 3):
@@ -238,7 +240,7 @@ def test_deaths_in_a_proof_are_counted_once_others_have_made_it(
     recorded: bool,
 ) -> None:
     """Pitfall 76: a trainer that dies in it every time was started again without end."""
-    monkeypatch.setattr(module, "BACKOFF_SECONDS", 0.01)
+    monkeypatch.setattr(child_module, "BACKOFF_SECONDS", 0.01)
     etcd.put(keys.run, b"this-run")
     if recorded:
         etcd.put(keys.proof("trainer"), b'{"run": "this-run"}')
@@ -274,7 +276,7 @@ def test_status_0_before_the_job_is_over_is_a_failure(
     supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch, etcd: Etcd, keys: Keys
 ) -> None:
     """Pitfall 39: user code may end the process, before it has registered or after."""
-    monkeypatch.setattr(module, "BACKOFF_SECONDS", 0.05)
+    monkeypatch.setattr(child_module, "BACKOFF_SECONDS", 0.05)
     stubs.code = ""
     supervisor = supervise(max_restarts=1)
     child = supervisor.add("trainer", 0)
@@ -412,7 +414,7 @@ def test_stop_ends_stopped_children_and_those_that_ignore_sigterm(supervise: Any
 
 
 def test_nothing_is_started_after_stop(supervise: Any, stubs: Stubs, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "BACKOFF_SECONDS", 0.1)
+    monkeypatch.setattr(child_module, "BACKOFF_SECONDS", 0.1)
     stubs.code = "import sys; sys.exit(1)"
     supervisor = supervise()
     child = supervisor.add("trainer", 0)
@@ -434,7 +436,7 @@ def test_a_folder_that_goes_is_told_and_comes_back(
 ) -> None:
     """Roles whose logs cannot be written are no failures; they are started when they can."""
     monkeypatch.setattr(module, "MEASURE_SECONDS", 0.0)
-    monkeypatch.setattr(module, "ROOM_SECONDS", 0.2)
+    monkeypatch.setattr(child_module, "ROOM_SECONDS", 0.2)
     (tmp_path / "job.json").touch()
     supervisor = supervise(max_restarts=0)
     child = supervisor.add("pserver", 0)

@@ -14,7 +14,7 @@ import pytest
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.engines.base import EngineError, Listed, Order
 from graphft.runtime.etcd import Etcd
-from graphft.runtime.launcher import supervisor as module
+from graphft.runtime.launcher import child as child_module
 from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.runtime.process.identity import UNKNOWN
 
@@ -76,8 +76,8 @@ class Full:
 def test_it_is_asked_again_later_and_later_and_not_at_regular_times(
     etcd: Etcd, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(module, "ROOM_SECONDS", 64.0)
-    monkeypatch.setattr(module, "ROOM_LIMIT", 1000.0)
+    monkeypatch.setattr(child_module, "ROOM_SECONDS", 64.0)
+    monkeypatch.setattr(child_module, "ROOM_LIMIT", 1000.0)
     engine: Any = Full(refuses=4)
     supervisor = Supervisor(tmp_path, keys, etcd, "", engine)
     waits = []
