@@ -28,7 +28,7 @@ OPTIONS = (
     "--logger=zap",
     "--log-level=warn",
 )
-START_TIMEOUT, STOP_TIMEOUT = 20.0, 5.0  # seconds
+START_TIMEOUT, STOP_TIMEOUT = 60.0, 5.0  # seconds
 POLL = 0.005
 TRIES = 5
 FIRST_PORT, LAST_PORT = 10_000, 32_767

@@ -27,10 +27,10 @@ def s3_server(bucket: str) -> Iterator[dict[str, Any]]:
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=dict(os.environ))
     try:
-        end = time.monotonic() + 60
+        end = time.monotonic() + 240
         while True:
             try:
-                urllib.request.urlopen(url, timeout=1).close()
+                urllib.request.urlopen(url, timeout=10).close()
                 break
             except OSError:
                 assert process.poll() is None

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-def until(condition: Callable[[], object], seconds: float = 30.0) -> None:
+def until(condition: Callable[[], object], seconds: float = 90.0) -> None:
     """Waits till `condition` holds; fails the test if it does not within `seconds`."""
     end = time.monotonic() + seconds
     while not condition():
