@@ -136,7 +136,11 @@ def _add_launch(launch: argparse.ArgumentParser) -> None:
         "--max-restarts", type=int, help="failures of a role without a step in between before giving up (default: 3)"
     )
     launch.add_argument(
-        "--engine", help="where the processes run: local (this machine, the default), ray, slurm or kubernetes"
+        "--engine", help="where the processes run: local (this machine, the default), ray, slurm, kubernetes or ssh"
+    )
+    launch.add_argument("--hosts", metavar="HOST,...", help="the machines on which the processes run, by ssh")
+    launch.add_argument(
+        "--python", metavar="PATH", help="(--hosts) the interpreter there (default: the path of this one)"
     )
     switches = {
         "fork_server": ("--no-fork-server", "start each role from nothing, none as a fork"),
@@ -158,6 +162,7 @@ def _launch(options: argparse.Namespace) -> int:
     from graphft.runtime.launcher import launch
     from graphft.runtime.launcher.options import CALLED, COMMAND_LINE, LaunchOptions
 
+    _take_hosts(options)
     fields = LaunchOptions.__dataclass_fields__
     given = {name: value for name in fields if (value := getattr(options, name, None)) is not None}
     chosen = LaunchOptions(**given)
@@ -180,6 +185,24 @@ def _launch(options: argparse.Namespace) -> int:
             help="call run() on what graphft.transpile returns, below `if __name__ == '__main__':`",
         )
     return EXIT_OK
+
+
+def _take_hosts(options: argparse.Namespace) -> None:
+    """Has the engine ssh use the machines that are named."""
+    from graphft.runtime.engines.ssh import HOSTS, PYTHON
+
+    if options.hosts is not None and options.engine not in (None, "ssh"):
+        raise UsageError(
+            f"--hosts is for the engine ssh, and --engine says {options.engine}",
+            rule="option",
+            help="leave one of them out",
+        )
+    if options.hosts is not None:
+        options.engine = "ssh"
+    if options.python is not None and options.engine != "ssh":
+        raise UsageError("--python is for --hosts", rule="option", help="name the machines, or leave it out")
+    given = {HOSTS: options.hosts, PYTHON: options.python}
+    os.environ.update({name: value for name, value in given.items() if value is not None})
 
 
 def _start(options: argparse.Namespace) -> int:

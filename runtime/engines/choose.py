@@ -13,6 +13,7 @@ ENGINES = {
     "ray": "ray:Ray",
     "slurm": "slurm:Slurm",
     "kubernetes": "kubernetes.engine:Kubernetes",
+    "ssh": "ssh:Ssh",
 }
 """By name, the file of this folder and the class in it that holds the engine's options (`Options`)."""
 

@@ -50,7 +50,7 @@ class LaunchOptions:
     passes: int | None = None
     """Of a job with `passes_on_demand`: how many passes to train; trainers wait then. None: all of them."""
     engine: str | Options = "local"
-    """Where the processes run: `local` (this machine), `ray`, `slurm`, `kubernetes`, or an engine's options."""
+    """Where the processes run: `local` (this machine), `ray`, `slurm`, `kubernetes`, `ssh`, or an engine's options."""
     resources: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """By role, what one process of it takes, in the engine's own names: {"trainer": {"CPU": 2, "GPU": 1}}."""
     save_only: bool = False

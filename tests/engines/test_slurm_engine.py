@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator, Mapping
@@ -12,11 +13,12 @@ import pytest
 
 from graphft.errors import UsageError
 from graphft.runtime.engines.base import EngineError, Order, Run
-from graphft.runtime.engines.slurm import SlurmEngine
-from graphft.runtime.engines.slurm_step import WAITING, SlurmStep
+from graphft.runtime.engines.slurm import Slurm, SlurmEngine
+from graphft.runtime.engines.slurm_step import SlurmStep
 from graphft.runtime.etcd.embedded import free_ports
 from graphft.runtime.process.identity import UNKNOWN
 from graphft.runtime.process.role_process import EXIT_USAGE
+from tests.engines.conformance import check
 from tests.integration import training
 from tests.integration.plays import ROOT
 from tests.support.slurm_cluster import CPUS, GPUS, LEFT_OUT, SlurmCluster
@@ -24,6 +26,7 @@ from tests.support.waiting import until
 
 pytestmark = [pytest.mark.skipif(bool(LEFT_OUT), reason=f"no real Slurm: {LEFT_OUT}"), pytest.mark.timeout(900)]
 PATIENCE = 300.0
+WAITING = "waiting for a node"
 Opened = Callable[..., SlurmEngine]
 
 
@@ -83,6 +86,14 @@ def trainer(index: int = 0) -> Order:
 def gpus_of(step: SlurmStep) -> str:
     step.await_made()
     return psutil.Process(step.pid).environ().get("CUDA_VISIBLE_DEVICES", "")
+
+
+def test_what_holds_for_every_engine(opened: Opened) -> None:
+    check(opened())
+
+
+def test_what_holds_in_an_allocation(opened: Opened, allocation: dict[str, str]) -> None:
+    check(opened(**allocation))
 
 
 def test_begun_and_killed(opened: Opened, cluster: SlurmCluster) -> None:
@@ -170,7 +181,7 @@ def test_trainers_come_after_what_they_wait_for(opened: Opened) -> None:
     engine = opened()
     pserver, other = engine.start(Order("pserver", 0, trainer().etcd)), engine.start(trainer())
     other.await_made()
-    numbers = [int(step._step.partition(".")[0]) for step in (pserver, other)]
+    numbers = [int(step.begun.step.partition(".")[0]) for step in (pserver, other)]
     assert numbers == sorted(numbers)
     waiting = engine.start(trainer(1))
     waiting.send_signal(signal.SIGTERM)
@@ -203,6 +214,22 @@ def test_a_lost_node_of_an_allocation_is_a_kill(
     assert [step.wait(PATIENCE) for step in lost] == [-signal.SIGKILL] * 2
     cluster.start_node("n2")
     until(lambda: "n2" in cluster.in_state("idle"), PATIENCE)
+
+
+def test_a_controller_that_is_not_there_is_told(
+    job_dir: Path, cluster: SlurmCluster, opened: Opened, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When a launch begins; within an allocation it comes back."""
+    opened().check()
+    conf = tmp_path / "slurm.conf"
+    own = (cluster.folder / "slurm.conf").read_text()
+    conf.write_text(re.sub("SlurmctldPort=.*", f"SlurmctldPort={free_ports(1)[0]}", own))
+    opened(SLURM_CONF=str(conf), SLURM_JOB_ID="1").check()
+    for name, value in {**cluster.environment, "SLURM_CONF": str(conf)}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=r"controller does not answer: .*DOWN") as caught:
+        Slurm().open(Run(job_dir, str(job_dir)))
+    assert "sinfo" in str(caught.value)
 
 
 def test_without_slurm_it_is_said(job_dir: Path) -> None:

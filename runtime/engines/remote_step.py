@@ -1,0 +1,224 @@
+"""A program of this machine (srun, ssh) that runs one role on another one, to be used like a `subprocess.Popen`.
+
+The role is run there by `remote_task`, which tells of it. The thread that starts the program waits for it: a child that
+ends with its parent ends with the parent's thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from graphft.runtime.engines.base import Order
+from graphft.runtime.engines.remote_task import Begun, Ended
+from graphft.runtime.etcd.child import WRAPPER
+from graphft.runtime.process.identity import UNKNOWN, Identity
+from graphft.runtime.process.role_process import EXIT_LEASE_LOST
+
+T = TypeVar("T")
+KILL_SECONDS = 5.0
+"""For how long a role may take to end after SIGKILL. One whose machine is lost does not: its program is ended then, and
+the role, if it lives, has lost its lease."""
+LINGER_SECONDS = 30.0
+"""For how long the program may take to end after its role: what a role has left there may hold its output open."""
+TURN_SECONDS = 10.0
+"""For how long one waits for those that are to begin before it."""
+
+
+class RemoteStep:
+    """A role on another machine, or the wish for one. Its output is appended to `log`.
+
+    `command`: the program, with `given` on its stdin, which stays open; None: it has none. `waits_for`: what it waits
+    for until it begins, for people. `after`: others that are to begin, or to be given up, before it.
+    """
+
+    error_prefix = ""
+    """What the program begins its errors with."""
+
+    def __init__(
+        self,
+        order: Order,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        *,
+        waits_for: str,
+        given: bytes | None = None,
+        after: Sequence[RemoteStep] = (),
+    ) -> None:
+        self.order, self.environment = order, environment
+        self.pid = 0
+        self.identity: Identity = UNKNOWN
+        self.place = f"waiting for {waits_for}"
+        self.asked_at = time.monotonic()
+        self.refused = ""
+        """Why it has never begun; "" if it has, if it may do so still, or if the order was taken back."""
+        self.lost = False
+        """Whether it had begun, and was heard of no more: its machine is lost, or the way to it."""
+        self.begun: Begun | None = None
+        self._given = given
+        self._status: int | None = None
+        self._killed_at: float | None = None
+        self._program: subprocess.Popen[bytes] | None = None
+        self._spawning = threading.Lock()
+        self._began, self._ended = threading.Event(), threading.Event()
+        log.parent.mkdir(parents=True, exist_ok=True)
+        log.open("ab").close()
+        threading.Thread(target=self._run, args=(command, log, after), name=f"start {order.name}", daemon=True).start()
+
+    def await_made(self) -> Identity:
+        self._began.wait()
+        return self.identity
+
+    def poll(self) -> int | None:
+        return self._status
+
+    def wait(self, timeout: float | None = None) -> int:
+        if not self._ended.wait(timeout):
+            raise subprocess.TimeoutExpired(self.order.name, timeout or 0.0)
+        assert self._status is not None
+        return self._status
+
+    def send_signal(self, signum: int) -> None:
+        if self._status is not None:
+            return
+        if signum == signal.SIGKILL or (signum == signal.SIGTERM and self.begun is None):
+            self._killed_at = self._killed_at or time.monotonic()
+            self.kill()
+        elif self.begun is not None:
+            self.hand_on(signum)
+
+    def hand_on(self, signum: int) -> None:
+        """Has the role get it, which has begun. Does not wait."""
+        raise NotImplementedError
+
+    def kill(self) -> None:
+        """Ends the role, or takes the order back. Does not wait."""
+        self._signal_program(signal.SIGTERM)
+
+    def take_back(self) -> None:
+        """Ends it if it has not begun."""
+        if self.begun is None:
+            self.send_signal(signal.SIGKILL)
+
+    def give_up(self, seconds: float = KILL_SECONDS) -> None:
+        """Ends a program that waits in vain for its killed role."""
+        if self._status is None and self._killed_at is not None and time.monotonic() > self._killed_at + seconds:
+            self._signal_program(signal.SIGKILL)
+
+    def end(self, why: str) -> None:
+        """It takes too long to begin."""
+        self.refused = why
+        self._signal_program(signal.SIGKILL)
+
+    def say(self, line: bytes) -> None:
+        """On the program's stdin."""
+        with self._spawning, contextlib.suppress(OSError, ValueError):  # it has ended
+            if self._program is not None and self._program.stdin is not None:
+                self._program.stdin.write(line)
+                self._program.stdin.flush()
+
+    def _signal_program(self, signum: int) -> None:
+        with self._spawning:
+            if self._program is not None:
+                self._program.send_signal(signum)
+
+    def _run(self, command: Sequence[str], log: Path, after: Sequence[RemoteStep]) -> None:
+        end, status = time.monotonic() + TURN_SECONDS, EXIT_LEASE_LOST
+        for other in after:
+            other._began.wait(max(0.0, end - time.monotonic()))
+        try:
+            status = self._await_end(command, log)
+        except OSError as error:
+            self.refused = str(error)
+        finally:
+            self._status = status
+            self._began.set()
+            self._ended.set()
+
+    def _await_end(self, command: Sequence[str], log: Path) -> int:
+        """Of the role; EXIT_LEASE_LOST if it was never begun."""
+        with self._spawning, log.open("ab") as out:
+            if self._killed_at is not None:
+                return EXIT_LEASE_LOST
+            said_from = out.tell()
+            program = self._program = self._spawn(command, out.fileno())
+        if self._given is not None:
+            self.say(self._given)
+        ended = self._read(program)
+        self._collect(program, None if ended is None else LINGER_SECONDS)
+        if self.begun is not None:
+            self.lost = ended is None and self._killed_at is None
+            return ended.status if ended is not None else -signal.SIGKILL
+        if self._killed_at is None:
+            said = self.refused or _said(log, said_from, self.error_prefix)
+            self.refused = said or f"{Path(command[0]).name} ended with status {program.returncode}"
+        return EXIT_LEASE_LOST
+
+    def _read(self, program: subprocess.Popen[bytes]) -> Ended | None:
+        """What `remote_task` tells, among what a login shell may print. Returns when the role, or the program, has
+        ended."""
+        assert program.stdout is not None
+        with program.stdout as told:
+            for line in told:
+                if self.begun is not None:
+                    if (ended := _decode(line, Ended)) is not None:
+                        return ended
+                elif (begun := _decode(line, Begun)) is not None:
+                    self.identity, self.pid, self.place = begun.process, begun.pid, self.placed(begun)
+                    self.begun = begun
+                    self._began.set()
+        return None
+
+    @staticmethod
+    def _collect(program: subprocess.Popen[bytes], seconds: float | None) -> None:
+        try:
+            program.wait(seconds)
+        except subprocess.TimeoutExpired:
+            program.kill()
+            program.wait()
+        if program.stdin is not None:
+            with contextlib.suppress(OSError):  # what could not be said
+                program.stdin.close()
+
+    def placed(self, begun: Begun) -> str:
+        """Where it runs, for people."""
+        return begun.node
+
+    def _spawn(self, command: Sequence[str], output: int) -> subprocess.Popen[bytes]:
+        """Not in this terminal's session: Ctrl-C is the launcher's. srun and ssh end their roles when they end."""
+        tied = [sys.executable, "-I", "-S", "-c", WRAPPER, str(os.getpid())] if sys.platform == "linux" else []
+        return subprocess.Popen(
+            [*tied, *command],
+            stdin=subprocess.DEVNULL if self._given is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=output,
+            env=dict(self.environment),
+            start_new_session=True,
+        )
+
+
+def _decode(line: bytes, kind: type[T]) -> T | None:
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def _said(log: Path, start: int, prefix: str) -> str:
+    """The program's last error."""
+    with log.open("rb") as file:
+        file.seek(start)
+        lines = file.read().decode(errors="replace").splitlines()
+    errors = [line for line in lines if line.startswith(prefix)] or lines
+    return errors[-1].removeprefix(prefix).strip() if errors else ""

@@ -1,0 +1,215 @@
+"""Machines that ssh reaches: each process of a role is a command of its own connection, and ends with it.
+
+Nothing has to run there before. A process is told what it is, and its variables, on stdin: nobody sees them in a list
+of processes, and no shell reads them. Signals follow there, so they need no second connection.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import logging
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from graphft.errors import UsageError
+from graphft.runtime.engines.base import Engine, EngineError, Order, Run
+from graphft.runtime.engines.remote_engine import LOOKED_AT, Refusals, RemoteEngine, python_path
+from graphft.runtime.engines.remote_step import RemoteStep
+from graphft.runtime.engines.remote_task import TIED, Begun
+from graphft.runtime.transport.address import advertise_host, is_loopback
+
+log = logging.getLogger("graphft")
+
+HOSTS, PYTHON = "GRAPHFT_HOSTS", "GRAPHFT_PYTHON"
+"""In the environment: the machines, and the interpreter there, unless the options say."""
+HERE = "localhost"
+"""This machine, without ssh."""
+OPTIONS = (
+    "-T",
+    *("-o", "BatchMode=yes", "-o", "ConnectTimeout=10", "-o", "ServerAliveInterval=5", "-o", "ServerAliveCountMax=3"),
+    *("-o", "ControlPath=none", "-o", "ClearAllForwardings=yes"),
+)
+"""Each process has a connection of its own: what is lost is lost for one, and sshd limits the sessions of each."""
+FORWARDED = (
+    *("GRAPHFT_ETCD_*", "GRAPHFT_DEBUG", "GRAPHFT_TRACE", "AWS_*", "FSSPEC_*", "HF_*"),
+    *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA"),
+)
+CONNECTING = 8
+"""So many connections to a machine begin at once: sshd drops some of more than ten (MaxStartups)."""
+BEGIN_SECONDS = 180.0
+"""For how long a process may take to begin: to connect, to log in, and to import from a slow file system."""
+TRIES = 5
+"""So often each machine is tried before a launch is given up that has not begun a single process."""
+
+BOOT = (
+    "import json,os,sys;o=json.loads(sys.stdin.buffer.readline());os.environ.update(o['environment']);"
+    "os.path.isdir(o['folder']) and os.chdir(o['folder']);os.execv(sys.executable,[sys.executable,*o['command']])"
+)
+"""Run there: takes the variables, goes to the launcher's working directory if there is one, and becomes the command."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ssh:
+    """Machines that let this user in without a password, as `ssh HOST` calls them; by default $GRAPHFT_HOSTS.
+
+    `hosts`: names, or a text of them with commas or blanks between; `localhost` is this machine, without ssh.
+    `python`: the interpreter there, which has graphft; by default $GRAPHFT_PYTHON, or the path of this one. `forward`:
+    variables of this process that roles get, too, as patterns. `ssh`: the program, and options of its own.
+    """
+
+    hosts: Sequence[str] | str = ()
+    python: str = ""
+    forward: Sequence[str] = FORWARDED
+    ssh: Sequence[str] = ("ssh",)
+
+    def open(self, run: Run) -> Engine:
+        given = self.hosts or os.environ.get(HOSTS, "")
+        hosts = given.replace(",", " ").split() if isinstance(given, str) else given
+        if not hosts or any(not host or host.startswith("-") or len(host.split()) != 1 for host in hosts):
+            raise UsageError(
+                f"the engine ssh needs the names of machines, not {given!r}",
+                rule="engine",
+                help=f'give --hosts a,b,c, {HOSTS}, or Ssh(hosts=["a", "user@b"])',
+            )
+        program = shutil.which(self.ssh[0])
+        if program is None:
+            raise UsageError(f"there is no {self.ssh[0]} here", rule="engine", help="install OpenSSH's client")
+        if run.resources:
+            log.warning("resources= are not looked at: ssh knows of none")
+        python = self.python or os.environ.get(PYTHON, "")
+        ssh = (program, *self.ssh[1:])
+        return SshEngine(run, replace(self, hosts=list(dict.fromkeys(hosts)), python=python, ssh=ssh))
+
+
+class SshStep(RemoteStep):
+    """A role on one of the machines."""
+
+    def __init__(
+        self, host: str, order: Order, command: Sequence[str], log: Path, given: bytes, after: Sequence[SshStep]
+    ):
+        self.host, self.welcomed = host, False
+        super().__init__(order, command, os.environ, log, waits_for=host, given=given, after=after)
+
+    def hand_on(self, signum: int) -> None:
+        self.say(b"%d\n" % signum)
+
+    def kill(self) -> None:
+        """It is to be told how that ends: the connection is cut only if nothing is heard."""
+        if self.begun is not None:
+            self.hand_on(signal.SIGKILL)
+        else:
+            super().kill()
+
+    def placed(self, begun: Begun) -> str:
+        return self.host
+
+
+class SshEngine(RemoteEngine[SshStep]):
+    """Of one run. A process goes where the fewest of its role are."""
+
+    def __init__(self, run: Run, options: Ssh) -> None:
+        super().__init__(run)
+        self._options, self._hosts = options, list(options.hosts)
+        self._refusals = Refusals[str]()
+        self._worked = False
+        """Whether any process has ever begun."""
+
+    @property
+    def host(self) -> str:
+        """This machine's address, as the others reach it. Raises UsageError if it is not found out."""
+        addresses = [self._address(host) for host in self._hosts[:LOOKED_AT]]
+        found = advertise_host(addresses)
+        if is_loopback(found) and not all(map(is_loopback, addresses)):
+            raise UsageError(
+                f"this machine has no address towards {', '.join(addresses)}, at which its etcd could be reached",
+                rule="engine",
+                help="set GRAPHFT_HOST to one, or give --etcd",
+            )
+        return found
+
+    def start(self, order: Order) -> SshStep:
+        self.look()
+        if self._cancelled:
+            raise EngineError("all orders were taken back", rule="ssh", help="the launch ends")
+        free = [host for host in self._hosts if self._refusals.now(host) is None]
+        if not free:
+            raise EngineError(f"no machine takes it now: {self._reasons()}", rule="ssh", help="see `ssh HOST`")
+        host = min(free, key=lambda host: self._load(host, order.role))
+        connecting = [step for step in self._steps if step.host == host and step.begun is None]
+        step = SshStep(
+            host, order, self._command(host), self._run.log(order), self._told(order), connecting[: 1 - CONNECTING]
+        )
+        self._steps.append(step)
+        return step
+
+    def step(self) -> None:
+        super().step()
+        late = time.monotonic() - BEGIN_SECONDS
+        for step in self._steps:
+            if step.begun is None and step.asked_at < late:
+                step.end(f"it has not begun within {BEGIN_SECONDS:.0f} s")
+        tries = [found.times if (found := self._refusals.get(host)) else 0 for host in self._hosts]
+        if not self._worked and min(tries) >= TRIES:
+            raise UsageError(
+                f"no machine takes a process: {self._reasons()}",
+                rule="engine",
+                help=f"`ssh -o BatchMode=yes HOST {self._python} -m graphft --help` must work for each of them; "
+                "--python PATH names another interpreter",
+            )
+
+    def noted(self, step: SshStep) -> None:
+        if step.begun is not None and not step.welcomed:
+            step.welcomed = self._worked = True
+            if self._refusals.forget(step.host):
+                log.warning("%s takes processes again", step.host)
+        why = "the connection to it is lost" if step.lost else step.refused
+        if why and step.poll() is not None and self._refusals.note(step.host, why, step.asked_at):
+            log.warning("%s takes no process (%s); others do what they can, and it is tried again", step.host, why)
+
+    def _reasons(self) -> str:
+        found = {host: self._refusals.get(host) for host in self._hosts}
+        return "; ".join(f"{host}: {refusal.why}" for host, refusal in found.items() if refusal)
+
+    def _load(self, host: str, role: str) -> tuple[int, int]:
+        there = [step.order.role for step in self._steps if step.host == host]
+        return there.count(role), len(there)
+
+    @property
+    def _python(self) -> str:
+        return self._options.python or sys.executable
+
+    def _command(self, host: str) -> Sequence[str]:
+        if host == HERE:
+            return [self._python, "-c", BOOT]
+        return [*self._options.ssh, *OPTIONS, host, f"exec {shlex.quote(self._python)} -c {shlex.quote(BOOT)}"]
+
+    def _told(self, order: Order) -> bytes:
+        """What BOOT reads. An interpreter that is named has its own graphft."""
+        patterns = self._options.forward
+        forwarded = {name: v for name, v in os.environ.items() if any(fnmatch.fnmatch(name, p) for p in patterns)}
+        path = {} if self._options.python else {"PYTHONPATH": python_path()}
+        task = ["-m", "graphft.runtime.engines.remote_task", TIED]
+        role = [order.role, f"--job={self._run.job}", f"--etcd={order.etcd}", f"--index={order.index}"]
+        told = {
+            "folder": os.getcwd(),
+            "environment": {**forwarded, **path, **self._run.environment},
+            "command": [*task, *role],
+        }
+        return json.dumps(told).encode() + b"\n"
+
+    def _address(self, host: str) -> str:
+        """As ssh's configuration has it."""
+        if host == HERE:
+            return host
+        done = subprocess.run([*self._options.ssh, "-G", host], capture_output=True, text=True, check=False)
+        named = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("hostname ")]
+        return named[0] if named else host.rpartition("@")[2]

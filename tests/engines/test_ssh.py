@@ -1,0 +1,349 @@
+"""The engine of machines that ssh reaches: on a real sshd of this machine where there is one, and on a stand-in."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from graphft.errors import UsageError
+from graphft.runtime import cli
+from graphft.runtime.engines import ssh as ssh_module
+from graphft.runtime.engines.base import EngineError, Order, Run
+from graphft.runtime.engines.ssh import HOSTS, PYTHON, Ssh, SshEngine, SshStep
+from graphft.runtime.etcd.embedded import free_ports
+from graphft.runtime.launcher.supervisor import Supervisor
+from tests.engines.conformance import SILENT, check, started
+from tests.integration import training
+from tests.integration.plays import Act, Pace, Played, assert_same_bits, at, play
+from tests.support.ssh import NAMES, Sshd, StandIn, why_not
+from tests.support.waiting import until
+
+pytestmark = [pytest.mark.timeout(600), pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")]
+PATIENCE = 120.0
+TRAINER = Order("trainer", 0, SILENT)
+
+
+@pytest.fixture
+def stand_in(tmp_path: Path) -> StandIn:
+    return StandIn(tmp_path / "machines")
+
+
+@pytest.fixture(params=["stand-in", "sshd"])
+def ways(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[StandIn | Sshd]:
+    """To the machines."""
+    if request.param == "stand-in":
+        yield StandIn(tmp_path / "machines")
+        return
+    if why_not():
+        pytest.skip(f"no real sshd: {why_not()}")
+    with Sshd(tmp_path / "sshd", free_ports(1)[0]) as made:
+        yield made
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "blobs"
+    training.job(training.program()).save(folder)
+    return folder
+
+
+@pytest.fixture
+def opened(folder: Path, stand_in: StandIn) -> Iterator[Callable[..., SshEngine]]:
+    engines = []
+
+    def open_engine(*hosts: str, environment: dict[str, str] | None = None, **options: Any) -> SshEngine:
+        options = {"hosts": hosts, "ssh": stand_in.command, **options}
+        engines.append(Ssh(**options).open(Run(folder, str(folder), environment or {})))
+        return engines[-1]
+
+    yield open_engine
+    for engine in engines:
+        engine.close()
+
+
+def test_what_holds_for_every_engine(folder: Path, ways: StandIn | Sshd) -> None:
+    engine = Ssh(NAMES, ssh=ways.command).open(Run(folder, str(folder), {"OMP_NUM_THREADS": "1"}))
+    try:
+        check(engine)
+    finally:
+        engine.close()
+
+
+def test_what_holds_for_this_machine_without_ssh(opened: Callable[..., SshEngine]) -> None:
+    check(opened("localhost", ssh=("true",)))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Played:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    return play(training.job(training.program(), pace=Pace(folder / "pace").file), folder / "job")
+
+
+def test_a_job(ways: StandIn | Sshd, undisturbed: Played, tmp_path: Path) -> None:
+    """A pserver is killed; the connections to a trainer and to a pserver are cut, and what was there ends."""
+    pace = Pace(tmp_path / "pace")
+    pace.set(0.4)
+    cut: list[SshStep] = []
+
+    def cut_off(role: str, index: int) -> Callable[[Supervisor], None]:
+        def do(supervisor: Supervisor) -> None:
+            step = supervisor.children[role, index].process
+            assert isinstance(step, SshStep)
+            cut.append(step)
+            step._signal_program(signal.SIGKILL)
+
+        return do
+
+    def kill_pserver(supervisor: Supervisor) -> None:
+        assert {child.process.place for child in supervisor.children.values() if child.process} == set(NAMES)
+        assert supervisor.signal("pserver", 0, signal.SIGKILL)
+
+    acts = [
+        Act(at(5), kill_pserver),
+        Act(at(11), cut_off("trainer", 1)),
+        Act(at(17), cut_off("pserver", 1)),
+        Act(at(23), lambda _: pace.set(0.0)),
+    ]
+    job = training.job(training.program(), pace=pace.file, lease_ttl=5)
+    played = play(job, tmp_path / "job", acts, engine=Ssh(NAMES, ssh=ways.command))
+    assert_same_bits(played.state, undisturbed.state)
+    for step in cut:
+        until(lambda step=step: step.identity.dead, PATIENCE)  # type: ignore[misc]
+        assert step.lost
+        assert step.poll() == -signal.SIGKILL
+    assert sum(played.result.preemptions.values()) >= 3
+    assert not played.result.failures
+
+
+def test_each_role_is_spread(opened: Callable[..., SshEngine]) -> None:
+    engine = opened(*NAMES)
+    wanted = [Order(role, n, SILENT) for role, count in (("pserver", 2), ("trainer", 4)) for n in range(count)]
+    assert [engine.start(order).host for order in wanted] == ["a", "b", "c", "a", "b", "c"]
+
+
+def test_a_machine_that_refuses_is_left_to_others_for_a_while(
+    opened: Callable[..., SshEngine], stand_in: StandIn, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, "graphft")
+    stand_in.refuse("a", "No route to host")
+    engine = opened("a", "b")
+    refused = started(engine, TRAINER)
+    refused.wait(PATIENCE)
+    assert (refused.host, refused.pid) == ("a", 0)
+    kept = started(engine, TRAINER)
+    assert kept.host == "b"
+    until(lambda: kept.pid, PATIENCE)
+    stand_in.refuse("b")
+    engine.start(Order("trainer", 1, SILENT)).wait(PATIENCE)
+    told: list[str] = []
+    until(lambda: told.append(_refused(engine)) or told[-1], PATIENCE)  # `a` is tried again, once or more
+    assert "b: ssh: connect to host b: Connection refused" in told[-1]
+    assert kept.poll() is None  # what is there stays
+    assert len([line for line in caplog.messages if line.startswith("a takes no process (ssh: connect")]) == 1
+    stand_in.accept("a")
+    until(lambda: _begins(engine), PATIENCE)
+    assert "a takes processes again" in caplog.messages
+
+
+def _refused(engine: SshEngine) -> str:
+    """Why it takes no order now."""
+    try:
+        engine.start(Order("trainer", 1, SILENT)).wait(PATIENCE)
+    except EngineError as error:
+        return error.message
+    return ""
+
+
+def _begins(engine: SshEngine) -> bool:
+    with contextlib.suppress(EngineError):
+        step = engine.start(Order("trainer", 1, SILENT))
+        step.await_made()
+        engine.look()
+        return bool(step.pid)
+    return False
+
+
+def test_no_machine_ever_takes_a_process(
+    opened: Callable[..., SshEngine], stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ssh_module, "TRIES", 2)
+    stand_in.refuse("a", "Permission denied")
+    engine = opened("a", "b", python="/no/such/python")
+
+    def fails() -> str:
+        _refused(engine)
+        try:
+            engine.step()
+        except UsageError as error:
+            return str(error)
+        return ""
+
+    told: list[str] = []
+    until(lambda: told.append(fails()) or told[-1], PATIENCE)
+    assert "a: ssh: connect to host a: Permission denied; b: " in told[-1]
+    assert "/no/such/python: not found" in told[-1]
+    assert "--python PATH" in told[-1]
+
+
+def test_one_that_does_not_begin_is_given_up(
+    opened: Callable[..., SshEngine], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ssh_module, "BEGIN_SECONDS", 0.5)
+    engine = opened("a", ssh=("sh", "-c", "exec sleep 1000"))
+    step = engine.start(TRAINER)
+
+    def over() -> bool:
+        engine.step()
+        return step.poll() is not None
+
+    until(over, PATIENCE)
+    assert step.refused.startswith("it has not begun within")
+
+
+def test_an_order_is_taken_back(opened: Callable[..., SshEngine]) -> None:
+    engine = opened("a", ssh=("sh", "-c", "exec sleep 1000"))
+    steps = [engine.start(Order("trainer", n, SILENT)) for n in range(3)]
+    assert [process.state for process in engine.list()] == ["waiting"] * 3
+    assert steps[0].place == "waiting for a"
+    for step, signum in zip(steps, (signal.SIGTERM, signal.SIGKILL), strict=False):
+        step.send_signal(signum)
+        step.wait(PATIENCE)
+    engine.cancel_orders()
+    steps[2].wait(PATIENCE)
+    assert [(step.pid, step.refused) for step in steps] == [(0, "")] * 3
+    with pytest.raises(EngineError, match="taken back"):
+        engine.start(TRAINER)
+
+
+def test_what_a_role_is_told(opened: Callable[..., SshEngine], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As it is, and in no command line."""
+    odd = 'it\'s "$(odd)"\n`and` \\ long' + "x" * 5000
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s3cr3t")
+    monkeypatch.setenv("GRAPHFT_ETCD_PASSWORD", "passw0rd")
+    monkeypatch.setenv("UNASKED", "1")
+    monkeypatch.chdir(tmp_path)
+    step = opened("a", environment={"ODD": odd}).start(TRAINER)
+    step.await_made()
+    role = psutil.Process(step.pid)
+    environment = role.environ()
+    assert environment["ODD"] == odd
+    assert environment["AWS_SECRET_ACCESS_KEY"] == "s3cr3t"
+    assert environment["GRAPHFT_ETCD_PASSWORD"] == "passw0rd"
+    assert "UNASKED" not in environment
+    assert role.cwd() == str(tmp_path)
+    program = step._program
+    assert program is not None
+    lines = [p.cmdline() for p in [role, *role.parents(), psutil.Process(program.pid)]]
+    assert "trainer" in lines[0]
+    assert not any(word in str(lines) for word in ("s3cr3t", "passw0rd", "odd"))
+
+
+def test_a_signal_reaches_the_role(opened: Callable[..., SshEngine]) -> None:
+    engine = opened("a")
+    step = started(engine, TRAINER)
+    until(lambda: any("not answer" in line for line in engine.logs(TRAINER, 30)), PATIENCE)
+    step.send_signal(signal.SIGUSR1)
+    until(lambda: any("most recent call first" in line for line in engine.logs(TRAINER, 50)), PATIENCE)
+    assert step.poll() is None
+    assert step.place == "a"
+
+
+@pytest.fixture
+def task(tmp_path: Path) -> Callable[[str], subprocess.Popen[bytes]]:
+    """A shell script stands for the role."""
+
+    def begin(script: str) -> subprocess.Popen[bytes]:
+        role = tmp_path / "role"
+        role.write_text(f"#!/bin/sh\n{script}\n")
+        role.chmod(0o755)
+        code = (
+            f"import sys; sys.executable = {str(role)!r}; from graphft.runtime.engines.remote_task import main; "
+            "sys.exit(main(['--tied', 'trainer']))"
+        )
+        return subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    return begin
+
+
+def test_what_a_role_has_started_ends_with_it(task: Callable[[str], subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    with task(f"sleep 1000 & echo $! > {tmp_path}/child; exit 3") as begun:
+        assert begun.wait(PATIENCE) == 3
+        child = int((tmp_path / "child").read_text())
+        until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE, PATIENCE)
+
+
+def test_a_role_ends_with_its_stdin(task: Callable[[str], subprocess.Popen[bytes]], tmp_path: Path) -> None:
+    """Signals reach it until then."""
+    asked, ready = tmp_path / "asked", tmp_path / "ready"
+    with task(f"trap 'touch {asked}' TERM; touch {ready}; while :; do sleep 0.1; done") as begun:
+        assert begun.stdin is not None
+        assert begun.stdout is not None
+        pid = msgspec.json.decode(begun.stdout.readline())["pid"]
+        until(ready.exists, PATIENCE)
+        begun.stdin.write(b"15\n")
+        begun.stdin.flush()
+        until(asked.exists, PATIENCE)
+        assert psutil.pid_exists(pid)
+        begun.stdin.close()
+        assert begun.wait(PATIENCE) == 128 + signal.SIGKILL
+        assert begun.stdout.readline() == b'{"status":-9}\n'
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, "--hosts a,b,c"),
+        ({"hosts": "a,-oProxyCommand=x"}, "names of machines"),
+        ({"hosts": ["a b"]}, "names of machines"),
+        ({"hosts": "a", "ssh": ("no-such-program",)}, "there is no no-such-program"),
+    ],
+)
+def test_refused(options: dict[str, Any], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(HOSTS, raising=False)
+    with pytest.raises(UsageError) as caught:
+        Ssh(**options).open(Run(tmp_path, "job"))
+    assert told in str(caught.value)
+
+
+def test_this_machine_must_be_reached(opened: Callable[..., SshEngine], monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the machines: for the launcher's etcd."""
+    monkeypatch.delenv("GRAPHFT_HOST", raising=False)
+    assert opened("a", "localhost").host == "127.0.0.1"  # both are here
+    engine = opened("no-such-machine.invalid", ssh=("false",))
+    with pytest.raises(UsageError, match=r"no address towards no-such-machine\.invalid"):
+        engine.provide_etcd()
+    monkeypatch.setenv("GRAPHFT_HOST", "10.1.2.3")
+    assert engine.host == "10.1.2.3"
+
+
+def test_a_launch_on_machines_that_the_command_line_names(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(HOSTS, "")
+    monkeypatch.delenv(PYTHON, raising=False)
+    assert cli.main(["launch", "--hosts", "localhost", "--quiet", "--job", str(folder)]) == 0
+    assert (folder / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["--hosts", "a", "--engine", "slurm"], "--hosts is for the engine ssh, and --engine says slurm"),
+        (["--python", "python3"], "--python is for --hosts"),
+    ],
+)
+def test_contradictions(
+    arguments: list[str], told: str, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert cli.main(["launch", *arguments, "--job", str(folder)]) == 2
+    assert told in capsys.readouterr().err
