@@ -22,6 +22,7 @@ from graphft.runtime.engines.kubernetes.engine import Kubernetes, KubernetesEngi
 from graphft.runtime.engines.kubernetes.pod_process import exit_status, what_for
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.transpiler import Job
+from tests.engines.conformance import check
 from tests.integration import training
 from tests.integration.plays import Pace, Played, assert_same_bits, play, whole_state
 from tests.support.cluster import Cluster
@@ -89,6 +90,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Played:
     return play(training.job(training.program()), tmp_path_factory.mktemp("undisturbed") / "job")
 
 
+def test_what_holds_for_every_engine(engine: KubernetesEngine) -> None:
+    engine.prepare()
+    check(engine)
+
+
 def test_a_job(
     engine: KubernetesEngine, job: Job, pace: Pace, tmp_path: Path, etcd_of_job: str, undisturbed: Played
 ) -> None:
@@ -135,6 +141,12 @@ def test_without_room(engine: KubernetesEngine, cluster: Cluster) -> None:
         assert process.pid == 0
         process.send_signal(signum)  # nothing is left of it
     assert not cluster.pods
+
+
+def test_no_cluster_is_told_when_a_launch_begins(engine: KubernetesEngine, kubectl: KubectlStandIn) -> None:
+    kubectl.fail = "error: current-context is not set"
+    with pytest.raises(UsageError, match="no pods can be started: kubectl get: error: current-context is not set"):
+        engine.options.open(engine.run)
 
 
 def test_a_lost_node_takes_its_pods_along(engine: KubernetesEngine, cluster: Cluster) -> None:

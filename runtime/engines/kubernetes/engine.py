@@ -62,7 +62,9 @@ class Kubernetes:
                 rule="engine",
                 help='transpile it with storage="s3://...", or have a volume hold its folder: Kubernetes(volume=...)',
             )
-        return KubernetesEngine(run, dataclasses.replace(self, image=image))
+        engine = KubernetesEngine(run, dataclasses.replace(self, image=image))
+        engine.check()
+        return engine
 
 
 class KubernetesEngine(Engine):
@@ -99,6 +101,17 @@ class KubernetesEngine(Engine):
         """By order: the newest."""
         self._cancelled = False
         self._thread = threading.Thread(target=self._watch, name="kubectl", daemon=True)
+
+    def check(self) -> None:
+        """Raises UsageError if kubectl reaches no cluster now, or may not see pods there."""
+        try:
+            self.kubectl.pods(f"{LAUNCHER}={self._mine[LAUNCHER]}")
+        except EngineError as error:
+            raise UsageError(
+                f"no pods can be started: {error.message}",
+                rule="engine",
+                help="see `kubectl config current-context` and `kubectl auth can-i create pods`",
+            ) from error
 
     def prepare(self) -> None:
         with self._lock:
