@@ -132,7 +132,7 @@ class SshEngine(RemoteEngine[SshStep]):
             raise UsageError(
                 f"this machine has no address towards {', '.join(addresses)}, at which its etcd could be reached",
                 rule="engine",
-                help="set GRAPHFT_HOST to one, or give --etcd",
+                help="see `ssh -G HOST`; set GRAPHFT_HOST to the address at which they reach this one, or give --etcd",
             )
         return found
 
@@ -159,11 +159,11 @@ class SshEngine(RemoteEngine[SshStep]):
                 step.end(f"it has not begun within {BEGIN_SECONDS:.0f} s")
         tries = [found.times if (found := self._refusals.get(host)) else 0 for host in self._hosts]
         if not self._worked and min(tries) >= TRIES:
+            try_it = f"`ssh HOST {self._python} -m graphft --help`"
             raise UsageError(
-                f"no machine takes a process: {self._reasons()}",
+                f"no machine takes a process: {self._reasons()} (see {try_it}; --python names another interpreter)",
                 rule="engine",
-                help=f"`ssh -o BatchMode=yes HOST {self._python} -m graphft --help` must work for each of them; "
-                "--python PATH names another interpreter",
+                help=f"{try_it} must work for each of them, without a password",
             )
 
     def noted(self, step: SshStep) -> None:

@@ -192,7 +192,7 @@ def test_no_machine_ever_takes_a_process(
     until(lambda: told.append(fails()) or told[-1], PATIENCE)
     assert "a: ssh: connect to host a: Permission denied; b: " in told[-1]
     assert "/no/such/python: not found" in told[-1]
-    assert "--python PATH" in told[-1]
+    assert "`ssh HOST /no/such/python -m graphft --help`" in told[-1]
 
 
 def test_one_that_does_not_begin_is_given_up(
@@ -223,6 +223,24 @@ def test_an_order_is_taken_back(opened: Callable[..., SshEngine]) -> None:
     assert [(step.pid, step.refused) for step in steps] == [(0, "")] * 3
     with pytest.raises(EngineError, match="taken back"):
         engine.start(TRAINER)
+
+
+def test_nothing_outlives_a_killed_launcher(folder: Path, ways: StandIn | Sshd) -> None:
+    code = (
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from graphft.runtime.engines.base import Order, Run\n"
+        "from graphft.runtime.engines.ssh import Ssh\n"
+        f"engine = Ssh('a', ssh={ways.command!r}).open(Run(Path({str(folder)!r}), {str(folder)!r}))\n"
+        f"step = engine.start(Order('trainer', 0, {SILENT!r}))\n"
+        "print(step.await_made().pid, flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as launcher:
+        assert launcher.stdout is not None
+        role = psutil.Process(int(launcher.stdout.readline()))
+        launcher.kill()
+    until(lambda: not role.is_running() or role.status() == psutil.STATUS_ZOMBIE, PATIENCE)
 
 
 def test_what_a_role_is_told(opened: Callable[..., SshEngine], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
