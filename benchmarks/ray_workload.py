@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 WORKERS, BATCH, CHUNK = 3, 16, 160
-STEPS_PER_PASS, EVERY = 60, 10
+STEPS_PER_EPOCH, EVERY = 60, 10
 """EVERY: steps between two checkpoints, of both."""
-RECORDS = STEPS_PER_PASS * WORKERS * BATCH
+RECORDS = STEPS_PER_EPOCH * WORKERS * BATCH
 
 
 class Points:
@@ -48,16 +48,18 @@ def loss_of(net: nn.Module, x: Tensor, y: Tensor) -> Tensor:
     return F.cross_entropy(net(x), y)
 
 
-def job(pace: Path, passes: int, **options: Any) -> Any:
-    """graphft's."""
+def trainer(pace: Path, epochs: int, **options: Any) -> Any:
+    """graphft's, as its documentation has it."""
     import graphft
 
     program = graphft.build(model(), loss_of, inputs={"x": (None, 64), "y": ((None,), torch.int64)})
     graphft.minimize(program, graphft.Adam(lr=1e-3))
     data = graphft.dataset(f"{__file__}:Points", {"pace": str(pace)}, chunk_size=CHUNK)
-    usual = {"trainers": WORKERS, "pservers": 2, "ft": True, "seed": 11, "name": "points"}
+    usual = {"num_workers": WORKERS, "pservers": 2, "seed": 11, "name": "points", "quiet": True}
     intervals = {"checkpoint_every": EVERY, "checkpoint_seconds": 0}
-    return graphft.transpile(program, chunks=data, batch_size=BATCH, passes=passes, **{**usual, **intervals, **options})
+    return graphft.Trainer(
+        program, chunks=data, batch_size=BATCH, max_epochs=epochs, **{**usual, **intervals, **options}
+    )
 
 
 def train_loop(config: dict[str, Any]) -> None:
