@@ -20,6 +20,7 @@ from ray import exceptions
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from graphft.runtime.engines.base import Engine, EngineError, Listed, Order, Run
+from graphft.runtime.engines.ray_address import choose_address
 from graphft.runtime.engines.ray_etcd import RayEtcd, alive_nodes
 from graphft.runtime.engines.ray_process import RayProcess
 from graphft.runtime.engines.ray_role import RoleActor
@@ -42,7 +43,7 @@ class RayEngine(Engine):
         self._connected = not ray.is_initialized()
         """Whether the connection to Ray is this engine's own."""
         if self._connected:
-            ray.init(address or None, log_to_driver=False)
+            ray.init(choose_address(address), log_to_driver=False)
         self._namespace = f"graphft-{read_record(run.job_dir).run_id}"
         self._folder = os.path.join(tempfile.gettempdir(), "graphft-ray", self._namespace)
         self._processes: list[tuple[Order, RayProcess]] = []
