@@ -233,6 +233,14 @@ class Keys:
         return f"{self.status}loading/{role}/{name}"
 
     @property
+    def places(self) -> str:
+        """Where processes are, or what they wait for, by the launcher that has ordered them."""
+        return f"{self.status}places/"
+
+    def places_of(self, launcher: str) -> str:
+        return f"{self.places}{launcher}"
+
+    @property
     def events(self) -> str:
         return f"/{self.job}.events/"
 

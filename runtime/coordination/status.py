@@ -54,6 +54,9 @@ class JobStatus:
     """By id: those that are registered. `serving`: whether this is the one that trainers are to ask for tasks."""
     loading: dict[str, dict[str, Any]] = field(default_factory=dict)
     """By id: processes that load something before they register: `role`, `what`, for how many `seconds`, `pid`."""
+    places: list[dict[str, Any]] = field(default_factory=list)
+    """What launchers tell of processes on other machines: `role`, `index`, `place`, and `pid`, 0 while there is no room
+    for it."""
     slots: dict[int, str] = field(default_factory=dict)
     queue: dict[str, int] = field(default_factory=dict)
     left_out: dict[int, LeftOut] = field(default_factory=dict)
@@ -106,6 +109,20 @@ class JobStatus:
         serves = any(coordinator["serving"] for coordinator in self.coordinators.values())
         lacks = self.has_coordinator and self.state == "running" and not self.idle and not serves
         return "a coordinator" * lacks
+
+    @property
+    def without_room(self) -> dict[str, list[str]]:
+        """By what they wait for, the processes that the engine has no room for."""
+        found: dict[str, list[str]] = {}
+        for place in self.places:
+            if not place["pid"]:
+                found.setdefault(place["place"], []).append(f"{place['role']} {place['index']}")
+        return found
+
+    def place_of(self, role: str, index: int, pid: int) -> str:
+        """Of a process that is registered; "" if no launcher tells one."""
+        wanted = (role, index, pid)
+        return next((p["place"] for p in self.places if (p["role"], p["index"], p["pid"]) == wanted), "")
 
     @property
     def skipped_steps(self) -> int:
@@ -224,6 +241,7 @@ def _status(
         trainers,
         coordinators,
         _loading(reports, f"{keys.status}loading/"),
+        [place for key, told in reports.items() if key.startswith(keys.places) for place in told],
         dict(sorted(slots.items())),
         msgspec.to_builtins(counts) if counts is not None else {},
         {} if brief else read_left_out(etcd, keys, deadline),

@@ -8,6 +8,7 @@ room waits, so an autoscaler sees what is wanted.
 from __future__ import annotations
 
 import itertools
+import logging
 import os
 import tempfile
 import time
@@ -24,6 +25,7 @@ from graphft.runtime.engines.ray_address import choose_address
 from graphft.runtime.engines.ray_etcd import RayEtcd, alive_nodes
 from graphft.runtime.engines.ray_process import RayProcess
 from graphft.runtime.engines.ray_role import RoleActor
+from graphft.runtime.engines.ray_room import describe, what_lacks
 from graphft.runtime.etcd.open import FOLLOW
 from graphft.runtime.process.log_tail import last_lines
 from graphft.transpiler import read_record
@@ -31,6 +33,10 @@ from graphft.transpiler import read_record
 Resources = Mapping[str, Mapping[str, float]]
 OWN_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 CLOSE_SECONDS = 10.0
+LOOK_SECONDS = 2.0
+"""Between two looks at what the nodes have, while a process waits for room."""
+
+log = logging.getLogger("graphft")
 
 
 class RayEngine(Engine):
@@ -50,6 +56,9 @@ class RayEngine(Engine):
         self._numbers = itertools.count()
         self._etcd: RayEtcd | None = None
         self._closing = False
+        self._look_at = 0.0
+        self._lacks: set[tuple[str, str]] = set()
+        """What was said of roles that no node can take."""
 
     def prepare(self) -> None:
         pass
@@ -64,8 +73,9 @@ class RayEngine(Engine):
             raise EngineError(f"Ray takes no actor now: {error}", rule="engine") from error
         log_file = self.run.log(order)
         log_file.parent.mkdir(parents=True, exist_ok=True)
-        wants = ", ".join(f"{name}: {amount:g}" for name, amount in self._resources[order.role].items() if amount)
+        wants = describe({name: amount for name, amount in self._resources[order.role].items() if amount})
         process = RayProcess(order.name, actor, f"{{{wants}}}", log_file, lambda made: self._begin(order, made))
+        self._look_at = 0.0
         self._processes = [(o, p) for o, p in self._processes if p.poll() is None] + [(order, process)]
         return process
 
@@ -87,7 +97,19 @@ class RayEngine(Engine):
         return last_lines(self.run.log(order), lines)
 
     def step(self) -> None:
-        pass
+        waiting = [(order, process) for order, process in self._processes if process.poll() is None and not process.pid]
+        if not waiting or self._closing or time.monotonic() < self._look_at:
+            return
+        self._look_at = time.monotonic() + LOOK_SECONDS
+        try:
+            nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        except (exceptions.RayError, RuntimeError, ConnectionError):
+            return
+        for order, process in waiting:
+            process.lacks = what_lacks(self._resources[order.role], nodes)
+            if process.lacks and (order.role, process.lacks) not in self._lacks:
+                self._lacks.add((order.role, process.lacks))
+                log.warning("%s has no room: %s. It waits until a node joins that has it", order.name, process.lacks)
 
     def provide_etcd(self) -> str:
         if self._etcd is None:

@@ -39,6 +39,8 @@ class RayProcess:
         self.returncode: int | None = None
         self.begun = False
         """Whether its actor was told what to do."""
+        self.lacks = ""
+        """Why no node could take it now, were it empty."""
         self.refusal = ""
         """Why it could not be made, on any node that Ray tried."""
         self.taken_back = 0
@@ -56,7 +58,7 @@ class RayProcess:
     def place(self) -> str:
         if self._made.is_set():
             return f"node {self.node[:8]}" if self.node else ""
-        return f"waiting for {self._wants}"
+        return f"waiting for {self._wants}" + (f": {self.lacks}" if self.lacks else "")
 
     def await_made(self) -> Identity:
         self._made.wait()

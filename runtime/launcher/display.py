@@ -43,6 +43,7 @@ def _progress(status: JobStatus) -> str:
 def _live(status: JobStatus) -> str:
     loading = f" ({len(status.loading)} more loading)" if status.loading else ""
     roles = f"{len(status.trainers)} trainers{loading}  {len(status.pservers)}/{status.spec['pservers']} pservers"
+    roles += f"  {without} wait for room" if (without := sum(map(len, status.without_room.values()))) else ""
     if not status.spec["ft"]:
         return f"{roles}  (no fault tolerance)"
     if status.has_coordinator:
@@ -70,11 +71,12 @@ def render(status: JobStatus) -> Group:
         table.add_column(column)
     for index, shard in status.pservers.items():
         at = f"version {shard.get('version', '-')}"
-        table.add_row(f"pserver {index}", f"{shard['host']}:{shard['pid']}", at, "", _staleness(shard))
+        table.add_row(f"pserver {index}", _where(status, "pserver", index, shard), at, "", _staleness(shard))
     for name, coordinator in status.coordinators.items():
         at = "serving" if coordinator["serving"] else "standing by"
         rate = f"{_rate(coordinator.get('tasks_per_second', 0))} tasks/s" * coordinator["serving"]
-        table.add_row(f"coordinator {name}", f"{coordinator['host']}:{coordinator['pid']}", at, "", rate)
+        where = _where(status, "coordinator", _index_in(name), coordinator)
+        table.add_row(f"coordinator {name}", where, at, "", rate)
     for name, trainer in status.trainers.items():
         slots = ", ".join(str(v) for v, holder in status.slots.items() if holder == name)
         rate = f"{trainer.get('samples_per_second', 0):,.0f} samples/s"
@@ -82,7 +84,7 @@ def render(status: JobStatus) -> Group:
             rate = f"cannot reach {', '.join(trainer['unreached'])}"
         table.add_row(
             f"trainer {name}",
-            f"{trainer['host']}:{trainer['pid']}",
+            _where(status, "trainer", _index_in(name), trainer),
             f"step {trainer.get('step', '-')}",
             slots,
             trainer.get("waiting") or rate,
@@ -98,8 +100,21 @@ def render(status: JobStatus) -> Group:
     failed = [Text(text, style="bold red") for text in (status.failure, ETCD_FULL * status.etcd_full) if text]
     bar = ProgressBar(total=status.total_steps or None, completed=status.step, width=60)
     events = [Text(format_event(e), style="yellow") for e in status.events[-EVENTS_SHOWN:]]
+    rooms = [Text(f"{', '.join(names)}: {place}", style="red") for place, names in status.without_room.items()]
     # A progress bar ends without a line break.
-    return Group(head, *failed, Text(_progress(status)), Text(_live(status)), bar, Text(), table, *events)
+    return Group(head, *failed, Text(_progress(status)), Text(_live(status)), bar, Text(), table, *rooms, *events)
+
+
+def _where(status: JobStatus, role: str, index: int, process: Mapping[str, Any]) -> str:
+    """Its host and pid, and what its engine calls the place."""
+    place = status.place_of(role, index, process["pid"])
+    return f"{process['host']}:{process['pid']}" + (f" {place}" if place not in ("", process["host"]) else "")
+
+
+def _index_in(name: str) -> int:
+    """Of a trainer's or coordinator's id: INDEX-UNIQUE."""
+    index = name.rpartition("-")[0]
+    return int(index) if index.isdecimal() else -1
 
 
 def _rate(per_second: float) -> str:

@@ -19,6 +19,7 @@ from graphft.runtime.coordination.connect import has_model
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.places import Ordered, Places
 from graphft.runtime.coordination.revoker import ETCD_SECONDS, Revoker
 from graphft.runtime.coordination.wanted_passes import WantedPasses
 from graphft.runtime.engines.base import Engine, EngineError, Process
@@ -79,6 +80,7 @@ class Supervisor:
         """Why the job failed, as far as this machine's processes tell."""
         self._progress = self._applied = 0
         self._revoker = Revoker(etcd, keys)
+        self._places = Places(etcd, keys)
         self._inquest = Inquest(job_dir, keys, etcd, self.events)
         self._offspring = Offspring()
         self._measured_at = 0.0
@@ -130,6 +132,7 @@ class Supervisor:
             if child.restart_at is not None and time.monotonic() >= child.restart_at:
                 self._start(child)
         self._revoker.step()
+        self._places.tell(self._ordered())
         self._measure()
         try:
             self.engine.step()
@@ -244,6 +247,11 @@ class Supervisor:
                 f"its checkpoints; logs and metrics are lost: put it back (of a copy: cp -r COPY/. {self.job_dir}/)",
             )
         self._folder_there = there
+
+    def _ordered(self) -> list[Ordered]:
+        """The processes that are elsewhere, or wait for room."""
+        there = [(c, c.process) for c in self.children.values() if c.process is not None and c.process.poll() is None]
+        return [Ordered(c.role, c.index, process.place, process.pid) for c, process in there if process.place]
 
     def _await_end(self, child: Child, process: Process) -> None:
         child.identity = process.await_made()

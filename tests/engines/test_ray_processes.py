@@ -104,6 +104,38 @@ def test_what_has_no_room_waits_and_can_be_taken_back(engine: Any, nodes: Nodes)
         engine.start(trainer(3))
 
 
+def test_what_no_node_could_take_is_told_until_one_joins(
+    nodes: Nodes, job: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A node has 2 CPUs, the head one."""
+    wants = {"trainer": {"CPU": 2}}
+    engine = Ray(nodes.address, resources=wants).open(Run(job, str(job), role_environment()))
+    try:
+        process = engine.start(trainer(0))
+        lacks = "no node of this Ray has CPU: 2, the largest has CPU: 1"
+
+        def told() -> bool:
+            engine.step()
+            return process.place == f"waiting for {{CPU: 2}}: {lacks}"
+
+        until(told, SECONDS)
+        engine.start(trainer(1))
+        engine.step()
+        assert [line for line in caplog.messages if lacks in line] == [
+            f"trainer 0 has no room: {lacks}. It waits until a node joins that has it"
+        ]
+        there = f"node {nodes.add().node_id[:8]}"  # whose CPUs one of the two gets
+
+        def placed() -> bool:
+            engine.step()
+            return sorted(listed.place for listed in engine.list()) == [there, "waiting for {CPU: 2}"]
+
+        until(placed, SECONDS)
+    finally:
+        engine.close()
+        nodes.set(0)
+
+
 def test_its_exit_status_and_its_last_words_are_told(engine: Any, job: Path, tmp_path: Path) -> None:
     engine.run = Run(job, str(tmp_path / "no-job"), role_environment())
     assert engine.start(trainer(7)).wait(SECONDS) == 2

@@ -12,9 +12,11 @@ from rich.console import Console
 
 from graphft.errors import GraphftError
 from graphft.runtime.coordination import event_log as events_module
+from graphft.runtime.coordination import places as places_module
 from graphft.runtime.coordination.event_log import Events, read_events
 from graphft.runtime.coordination.job_view import read_view
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.places import Ordered, Places
 from graphft.runtime.coordination.queue_counts import count_queue
 from graphft.runtime.coordination.records import (
     Committed,
@@ -409,3 +411,51 @@ def test_display_on_a_terminal_shows_a_panel_and_leaves_the_events(monkeypatch: 
 
 def test_event_text() -> None:
     assert format_event(event(0.0, "back")).endswith(" [pserver 0] back")
+
+
+def test_where_processes_are_and_what_they_wait_for(etcd: Etcd, keys: Keys, job: Job) -> None:
+    """As their launcher tells; a process is found by its role, index and pid."""
+    fill(etcd, keys, job)
+    etcd.put(keys.trainer("2-cc"), msgspec.json.encode(Registration("2-cc", "", 22, "host")))
+    lacks = "waiting for {GPU: 1}: no node of this Ray has GPU: 1, the largest has GPU: 0"
+    places = Places(etcd, keys)
+    places.tell(
+        [
+            Ordered("pserver", 1, "node 3f2a", 11),
+            Ordered("trainer", 2, "node 77ab", 22),
+            Ordered("trainer", 0, "node 99cd", 19),  # the process before the one that is registered
+            Ordered("trainer", 3, lacks, 0),
+            Ordered("trainer", 4, lacks, 0),
+        ]
+    )
+    status = read_status(etcd, keys)
+    assert status.without_room == {lacks: ["trainer 3", "trainer 4"]}
+    assert len(json.loads(status.to_json())["places"]) == 5
+    panel = shown(status)
+    assert "host:11 node 3f2a " in panel
+    assert "host:22 node 77ab " in panel
+    assert "host:20 " in panel
+    assert "node 99cd" not in panel
+    assert f"trainer 3, trainer 4: {lacks}" in panel
+    assert "2 wait for room" in format_line(status)
+
+
+def test_what_a_launcher_tells_of_places_ends_with_it_and_comes_back_with_another_etcd(
+    etcd: Etcd, keys: Keys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(places_module, "EVERY_SECONDS", 0.0)
+    monkeypatch.setattr(places_module, "RENEW_SECONDS", 0.0)
+    places, found = Places(etcd, keys), [Ordered("trainer", 0, "waiting for {CPU: 1}", 0)]
+    places.tell([])
+    assert etcd.count(keys.places) == 0
+    places.tell(found)
+    (kv,) = etcd.range(keys.places).kvs
+    assert kv.lease
+    etcd.lease_revoke(kv.lease)
+    assert etcd.count(keys.places) == 0
+    places.tell(found)  # finds that it is lost
+    places.tell(found)
+    (kv,) = etcd.range(keys.places).kvs
+    assert msgspec.json.decode(kv.value, type=list[Ordered]) == found
+    places.tell([])
+    assert [msgspec.json.decode(kv.value) for kv in etcd.range(keys.places).kvs] == [[]]

@@ -1,0 +1,26 @@
+"""Whether a Ray has room for a process at all: without an autoscaler nobody says that it never will."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+Amounts = Mapping[str, float]
+
+
+def what_lacks(wants: Amounts, nodes: Sequence[Amounts]) -> str:
+    """In words, why no node could take it, were it empty. "": one could. `nodes`: all that each of them has, in Ray's
+    names."""
+    wants = {name: amount for name, amount in wants.items() if amount}
+    if any(all(node.get(name, 0) >= amount for name, amount in wants.items()) for node in nodes):
+        return ""
+    if not nodes:
+        return "there is no node"
+    most = {name: max(node.get(name, 0) for node in nodes) for name in wants}
+    lacking = {name: amount for name, amount in wants.items() if amount > most[name]}
+    if not lacking:
+        return f"no node of this Ray has {describe(wants)} together"
+    return f"no node of this Ray has {describe(lacking)}, the largest has {describe({n: most[n] for n in lacking})}"
+
+
+def describe(amounts: Amounts) -> str:
+    return ", ".join(f"{name}: {amount:g}" for name, amount in amounts.items())
