@@ -10,6 +10,7 @@ import uuid
 import msgspec
 
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import Ordered
 from graphft.runtime.etcd import EtcdError, Store
 
 log = logging.getLogger("graphft")
@@ -18,19 +19,6 @@ LEASE_SECONDS, RENEW_SECONDS, EVERY_SECONDS = 60, 15.0, 1.0
 """For how long what is told outlives its launcher; and between two renewals, two changes."""
 ETCD_SECONDS = 1.0
 """For how long etcd may keep the launcher from its processes."""
-
-
-class Ordered(msgspec.Struct, frozen=True):
-    """A process that was ordered: `pid` is 0 until there is room for it. `place`: see `engines.base.Process`."""
-
-    role: str
-    index: int
-    place: str
-    pid: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.role} {self.index}"
 
 
 class Places:

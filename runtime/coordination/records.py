@@ -50,6 +50,16 @@ class Registration(msgspec.Struct, frozen=True):
     process: Identity = UNKNOWN
 
 
+class Ordered(msgspec.Struct, frozen=True):
+    """In the list at `/<job>.status/places/<launcher>`: a process that a launcher has ordered from its engine. `pid` is
+    0 until there is room for it. `place`: see `engines.base.Process`."""
+
+    role: str
+    index: int
+    place: str
+    pid: int
+
+
 class Barred(msgspec.Struct, frozen=True):
     """The value of `/<job>/barred/<trainer>`: why work should go to others. `by`: id of the process that wrote it."""
 

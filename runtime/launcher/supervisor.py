@@ -19,7 +19,8 @@ from graphft.runtime.coordination.connect import has_model
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.places import Ordered, Places
+from graphft.runtime.coordination.places import Places
+from graphft.runtime.coordination.records import Ordered
 from graphft.runtime.coordination.revoker import ETCD_SECONDS, Revoker
 from graphft.runtime.coordination.wanted_passes import WantedPasses
 from graphft.runtime.engines.base import Engine, EngineError, Process

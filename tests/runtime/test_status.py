@@ -16,13 +16,14 @@ from graphft.runtime.coordination import places as places_module
 from graphft.runtime.coordination.event_log import Events, read_events
 from graphft.runtime.coordination.job_view import read_view
 from graphft.runtime.coordination.keys import Keys
-from graphft.runtime.coordination.places import Ordered, Places
+from graphft.runtime.coordination.places import Places
 from graphft.runtime.coordination.queue_counts import count_queue
 from graphft.runtime.coordination.records import (
     Committed,
     CoordinatorStatus,
     Event,
     Generation,
+    Ordered,
     Registration,
     ShardStatus,
     TrainerStatus,
