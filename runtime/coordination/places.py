@@ -1,5 +1,7 @@
-"""Where the processes are that a launcher has ordered from its engine, and what they wait for: told by the launcher, for
-displays in other processes. One that waits for room has nothing in etcd of its own."""
+"""Where the processes of a launcher are, and what they wait for: it tells that to displays in other processes.
+
+One that waits for room has nothing in etcd of its own.
+"""
 
 from __future__ import annotations
 

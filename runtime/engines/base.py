@@ -125,6 +125,10 @@ class Engine(Protocol):
         endpoints: its members may be lost with their machines, and replaced on others."""
         return
 
+    def lacks_room(self, process: Process) -> bool:
+        """Whether an order waits for room that others have. False for one that may just take its time."""
+        return False
+
     def cancel_orders(self) -> None:
         """Starts nothing more; a process that does not exist yet never will."""
 

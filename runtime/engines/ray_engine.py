@@ -18,9 +18,10 @@ from typing import Any
 
 import ray
 from ray import exceptions
+from ray.autoscaler.v2.sdk import get_cluster_status
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from graphft.runtime.engines.base import Engine, EngineError, Listed, Order, Run
+from graphft.runtime.engines.base import Engine, EngineError, Listed, Order, Process, Run
 from graphft.runtime.engines.ray_address import choose_address
 from graphft.runtime.engines.ray_etcd import RayEtcd, alive_nodes
 from graphft.runtime.engines.ray_process import RayProcess
@@ -35,6 +36,8 @@ OWN_OPTIONS = {"CPU": "num_cpus", "GPU": "num_gpus", "memory": "memory"}
 CLOSE_SECONDS = 10.0
 LOOK_SECONDS = 2.0
 """Between two looks at what the nodes have, while a process waits for room."""
+PLACE_SECONDS = 3.0
+"""For how long Ray may take to place an actor for which there is room."""
 
 log = logging.getLogger("graphft")
 
@@ -121,6 +124,18 @@ class RayEngine(Engine):
         if self._etcd is not None:
             self._etcd.follow(move)
 
+    def lacks_room(self, process: Process) -> bool:
+        """As Ray tells its autoscaler. It does not say of which actor, but what it takes."""
+        found = next(((order.role, p) for order, p in self._processes if p is process), None)
+        if found is None or found[1].waits_for < PLACE_SECONDS or found[1].lacks:
+            return False
+        role = found[0]
+        wants = {name: float(amount) for name, amount in self._resources[role].items() if amount}
+        try:
+            return wants in demands()
+        except (exceptions.RayError, RuntimeError, ConnectionError, TimeoutError):
+            return False
+
     def cancel_orders(self) -> None:
         self._closing = True
         for _, process in self._processes:
@@ -176,3 +191,9 @@ class RayEngine(Engine):
         alive = set(alive_nodes())
         node = next((node for node, _ in counted.most_common() if node in alive), "")
         return NodeAffinitySchedulingStrategy(node, soft=True, _spill_on_unavailable=True) if node else "DEFAULT"
+
+
+def demands() -> list[Mapping[str, float]]:
+    """What actors and tasks take that have no room, as an autoscaler is told."""
+    status = get_cluster_status(ray.get_runtime_context().gcs_address, timeout=1)
+    return [b.bundle for d in status.resource_demands.ray_task_actor_demand for b in d.bundles_by_count]

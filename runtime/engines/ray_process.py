@@ -37,6 +37,8 @@ class RayProcess:
         self.name, self.actor, self._wants, self._log, self._begin = name, actor, wants, log_file, begin
         self.identity, self.node = UNKNOWN, ""
         self.returncode: int | None = None
+        self.stands = False
+        """Whether there was room for its actor."""
         self.begun = False
         """Whether its actor was told what to do."""
         self.lacks = ""
@@ -45,6 +47,7 @@ class RayProcess:
         """Why it could not be made, on any node that Ray tried."""
         self.taken_back = 0
         """The signal that ended it before it existed, or that killed it."""
+        self._ordered_at = time.monotonic()
         self._made, self._ended = threading.Event(), threading.Event()
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._follow, name=f"ray: {name}", daemon=True)
@@ -59,6 +62,11 @@ class RayProcess:
         if self._made.is_set():
             return f"node {self.node[:8]}" if self.node else ""
         return f"waiting for {self._wants}" + (f": {self.lacks}" if self.lacks else "")
+
+    @property
+    def waits_for(self) -> float:
+        """For so many seconds it has waited for an actor; 0 when that is over."""
+        return time.monotonic() - self._ordered_at if not self.stands and self.returncode is None else 0.0
 
     def await_made(self) -> Identity:
         self._made.wait()
@@ -100,6 +108,7 @@ class RayProcess:
             try:
                 if not self.begun:
                     ray.get(self.actor.stands.remote())
+                    self.stands = True
                     ray.get(self._begin(self))
                     self.begun = True
                 answer = self.actor.follow.remote(position, self._made.is_set())

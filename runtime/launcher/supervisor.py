@@ -29,6 +29,7 @@ from graphft.runtime.launcher.child import Child
 from graphft.runtime.launcher.inquest import Inquest
 from graphft.runtime.launcher.offspring import Offspring
 from graphft.runtime.launcher.process_ends import note_end
+from graphft.runtime.launcher.room import Room
 from graphft.runtime.process.identity import UNKNOWN, Identity
 from graphft.runtime.process.log_tail import ERROR_LINES, error_in
 from graphft.runtime.process.memory_use import peak_bytes
@@ -43,6 +44,8 @@ MEASURE_SECONDS = 1.0
 ALONE_SECONDS, AWAY_SECONDS = 5.0, 60.0
 """For how long a job may be without trainers when all those of the launcher have left; and when others have worked for
 it since, which may have died all at once, and be on their way back."""
+KEPT_SECONDS = 1.0
+"""Before a trainer is ordered, while room is kept for shards."""
 KILLED_SECONDS = 5.0
 """For how long the end of a process is waited for after SIGKILL."""
 FROZEN_SECONDS, STUCK_SECONDS = 5.0, 30.0
@@ -84,6 +87,7 @@ class Supervisor:
         self._places = Places(etcd, keys)
         self._inquest = Inquest(job_dir, keys, etcd, self.events)
         self._offspring = Offspring()
+        self._room = Room(engine)
         self._measured_at = 0.0
         self._folder_there = False
         self._alone_since: float | None = None
@@ -134,6 +138,7 @@ class Supervisor:
                 self._start(child)
         self._revoker.step()
         self._places.tell(self._ordered())
+        self._room.step(self.children.values())
         self._measure()
         try:
             self.engine.step()
@@ -221,6 +226,9 @@ class Supervisor:
     # -- one child ----------------------------------------------------------------------------------------------
 
     def _start(self, child: Child) -> None:
+        if child.role == "trainer" and self._room.kept:
+            child.restart_at = time.monotonic() + KEPT_SECONDS
+            return
         child.restart_at = None
         child.started_at = time.monotonic()
         child.peak = 0

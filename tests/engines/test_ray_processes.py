@@ -104,6 +104,23 @@ def test_what_has_no_room_waits_and_can_be_taken_back(engine: Any, nodes: Nodes)
         engine.start(trainer(3))
 
 
+def test_who_waits_for_room_that_others_have(nodes: Nodes, job: Path) -> None:
+    """One CPU is there. A process that takes its time has none of its own to wait for."""
+    half = {"pserver": {"CPU": 0.5}}
+    engine = Ray(nodes.address, resources=half).open(Run(job, str(job), role_environment()))
+    try:
+        first = engine.start(trainer(0))
+        shard = engine.start(Order("pserver", 0, NOWHERE))
+        made(first)
+        until(lambda: engine.lacks_room(shard), SECONDS)
+        assert not engine.lacks_room(first)
+        first.send_signal(signal.SIGKILL)
+        made(shard)
+        assert not engine.lacks_room(shard)
+    finally:
+        engine.close()
+
+
 def test_what_no_node_could_take_is_told_until_one_joins(
     nodes: Nodes, job: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -15,8 +15,11 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.engines.base import EngineError, Listed, Order
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher import child as child_module
+from graphft.runtime.launcher import room
+from graphft.runtime.launcher import supervisor as module
 from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.runtime.process.identity import UNKNOWN
+from tests.support.waiting import until
 
 
 class Waiting:
@@ -99,4 +102,77 @@ def test_it_is_asked_again_later_and_later_and_not_at_regular_times(
     assert engine.made[0].signals == [signal.SIGTERM]
     supervisor.step(0.2)
     assert len(engine.made) == 1, "what was taken back is not ordered again"
+    supervisor.close()
+
+
+class Running(Waiting):
+    """One that has got room."""
+
+    pid, place = 77, "node 1"
+
+
+class Small(Full):
+    """An engine that has room for so many, and knows who has none."""
+
+    def __init__(self, room: int) -> None:
+        super().__init__(refuses=0)
+        self.room, self.orders = room, list[str]()
+
+    def start(self, order: Order) -> Waiting:
+        self.orders.append(order.name)
+        alive = [process for process in self.made if process.pid and process.poll() is None]
+        self.made.append(Running() if len(alive) < self.room else Waiting())
+        return self.made[-1]
+
+    def lacks_room(self, process: Waiting) -> bool:
+        return not process.pid
+
+
+def test_trainers_give_their_room_up_for_a_shard_that_has_none(
+    etcd: Etcd, keys: Keys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """First those that have none themselves, then the youngest one. They come back when the shard has its room."""
+    monkeypatch.setattr(room, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(room, "NEXT_SECONDS", 0.0)
+    monkeypatch.setattr(module, "KEPT_SECONDS", 0.0)
+    engine: Any = Small(2)
+    supervisor = Supervisor(tmp_path, keys, etcd, "", engine)
+    for role, index in (("trainer", 0), ("trainer", 1), ("trainer", 2), ("pserver", 0)):
+        supervisor.add(role, index)
+    oldest, youngest, waiting, shard = engine.made
+    supervisor.step(0.0)
+    assert waiting.signals == [signal.SIGTERM]
+    assert (oldest.signals, youngest.signals) == ([], [])
+    supervisor.step(0.0)
+    assert youngest.signals[0] == signal.SIGKILL
+    assert oldest.signals == []
+    assert "pserver 0 has no room: trainer 1 ends, and comes back when there is some" in caplog.text
+    shard.pid = 88  # it gets that room
+    assert engine.orders == ["trainer 0", "trainer 1", "trainer 2", "pserver 0"], "none was ordered meanwhile"
+    until(lambda: supervisor.step(0.05) or len(engine.orders) == 6)
+    assert sorted(engine.orders[4:]) == ["trainer 1", "trainer 2"]
+    assert [process.signals for process in (oldest, shard)] == [[], []]
+    assert supervisor.failed == ""
+    supervisor.close()
+
+
+def test_one_that_takes_its_time_costs_nobody_his_room(etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
+    engine: Any = Small(1)
+    engine.lacks_room = lambda process: False
+    supervisor = Supervisor(tmp_path, keys, etcd, "", engine)
+    supervisor.add("trainer", 0)
+    supervisor.add("pserver", 0)
+    supervisor.step(0.0)
+    assert [process.signals for process in engine.made] == [[], []]
+    supervisor.close()
+
+
+def test_orders_that_wait_are_left_where_no_trainer_has_room_to_give(etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
+    """They are what an autoscaler is told."""
+    engine: Any = Small(0)
+    supervisor = Supervisor(tmp_path, keys, etcd, "", engine)
+    supervisor.add("pserver", 0)
+    supervisor.add("trainer", 0)
+    supervisor.step(0.0)
+    assert [process.signals for process in engine.made] == [[], []]
     supervisor.close()
