@@ -90,7 +90,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Played:
 
 
 def test_a_job(ways: StandIn | Sshd, undisturbed: Played, tmp_path: Path) -> None:
-    """A pserver is killed; the connections to a trainer and to a pserver are cut, and what was there ends."""
+    """A pserver is killed; the connections to a trainer and to a pserver are cut, and what was there ends. The machine
+    of the latter is lost, if it is a stand-in."""
     pace = Pace(tmp_path / "pace")
     pace.set(0.4)
     cut: list[SshStep] = []
@@ -100,9 +101,17 @@ def test_a_job(ways: StandIn | Sshd, undisturbed: Played, tmp_path: Path) -> Non
             step = supervisor.children[role, index].process
             assert isinstance(step, SshStep)
             cut.append(step)
+            if role == "pserver" and isinstance(ways, StandIn):
+                ways.refuse(step.host)
             step._signal_program(signal.SIGKILL)
 
         return do
+
+    def end(supervisor: Supervisor) -> None:
+        pace.set(0.0)
+        last = supervisor.children["pserver", 1].process
+        assert isinstance(last, SshStep)
+        assert not isinstance(ways, StandIn) or last.host != cut[-1].host
 
     def kill_pserver(supervisor: Supervisor) -> None:
         assert {child.process.place for child in supervisor.children.values() if child.process} == set(NAMES)
@@ -112,7 +121,7 @@ def test_a_job(ways: StandIn | Sshd, undisturbed: Played, tmp_path: Path) -> Non
         Act(at(5), kill_pserver),
         Act(at(11), cut_off("trainer", 1)),
         Act(at(17), cut_off("pserver", 1)),
-        Act(at(23), lambda _: pace.set(0.0)),
+        Act(at(23), end),
     ]
     job = training.job(training.program(), pace=pace.file, lease_ttl=5)
     played = play(job, tmp_path / "job", acts, engine=Ssh(NAMES, ssh=ways.command))
