@@ -20,7 +20,14 @@ from graphft.runtime.launcher.etcd_command import add_parser as add_etcd
 from graphft.runtime.launcher.slurm_command import add_parser as add_slurm
 from graphft.runtime.launcher.status_command import add_parser as add_status
 from graphft.runtime.process.role_environment import role_environment
-from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK, EXIT_USAGE, PARENT, die_with_parent
+from graphft.runtime.process.role_process import (
+    EXIT_FAILED,
+    EXIT_OK,
+    EXIT_USAGE,
+    PARENT,
+    die_with_parent,
+    hear_of_children,
+)
 from graphft.runtime.replay.command import add_parser as add_replay
 from graphft.runtime.replay.command import replay
 
@@ -31,6 +38,7 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of `graphft` and `python -m graphft`. Returns the exit status."""
+    hear_of_children()
     if PARENT in os.environ:  # before anything is loaded, which can take seconds; and not for children of our own
         die_with_parent(int(os.environ.pop(PARENT)))
     options = _parser().parse_args(arguments)

@@ -261,7 +261,8 @@ class EmbeddedEtcd:
         return EtcdError(
             f"etcd at {self.endpoints[0]} {how}; the end of {self.log}:\n{tail}",
             rule="etcd-start",
-            help="see the log; another etcd that uses the same data directory shows there as well",
+            help="see the log; another etcd that uses the same data directory shows there as well. If its data is "
+            f"damaged, delete {self.data_dir}: a job goes on from its newest checkpoint",
         )
 
 

@@ -43,7 +43,7 @@ from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.runtime.launcher.tell import tell
 from graphft.runtime.process.folder_lock import locked
 from graphft.runtime.process.role_environment import role_environment
-from graphft.runtime.process.role_process import EXIT_OK, EXIT_USAGE
+from graphft.runtime.process.role_process import EXIT_OK, EXIT_USAGE, hear_of_children
 from graphft.runtime.process.structs import prepare_structs
 
 if TYPE_CHECKING:
@@ -217,6 +217,7 @@ def launch_directory(
     If another launcher runs it, that one's end is waited for. Raises Interrupted on Ctrl-C and SIGTERM.
     """
     prepare_structs()
+    hear_of_children()
     begun_at, claim = time.monotonic(), None
     reached = Reached(folder.path, job.config)
     waited: list[str] = []

@@ -22,6 +22,11 @@ class Offspring:
     def __init__(self) -> None:
         self._known: set[Identity] = set()
 
+    @property
+    def left(self) -> bool:
+        """Whether some of them are still there."""
+        return bool(self._known)
+
     def look(self, roles: Iterable[Identity]) -> None:
         """Notes whom these roles have as children, if they live; ends, and collects, what others have left."""
         for role in roles:

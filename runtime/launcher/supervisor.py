@@ -48,6 +48,8 @@ KEPT_SECONDS = 1.0
 """Before a trainer is ordered, while room is kept for shards."""
 KILLED_SECONDS = 5.0
 """For how long the end of a process is waited for after SIGKILL."""
+COLLECT_SECONDS, POLL_SECONDS = 1.0, 0.02
+"""For how long the end of what roles have left is waited for, and how often it is looked for."""
 FROZEN_SECONDS, STUCK_SECONDS = 5.0, 30.0
 """From the end of its lease until a stopped child is replaced; one that runs gets time to end by itself."""
 
@@ -193,6 +195,11 @@ class Supervisor:
                 process.send_signal(signal.SIGTERM)
 
     @property
+    def _visible(self) -> list[Identity]:
+        """Processes of this machine."""
+        return [child.identity for child in self.children.values() if child.identity.visible]
+
+    @property
     def all_done(self) -> bool:
         return all(c.done for c in self.children.values())
 
@@ -203,6 +210,7 @@ class Supervisor:
         running = [c.process for c in children if c.process is not None]
         for child in self.children.values():
             child.restart_at = None
+        self._offspring.look(self._visible)
         self.engine.cancel_orders()
         for process in running:
             process.send_signal(signal.SIGTERM)
@@ -215,7 +223,11 @@ class Supervisor:
                 process.send_signal(signal.SIGKILL)
                 with contextlib.suppress(subprocess.TimeoutExpired):  # only the kernel can keep it
                     process.wait(KILLED_SECONDS)
+        end = time.monotonic() + COLLECT_SECONDS
         self._offspring.look([])
+        while self._offspring.left and time.monotonic() < end:
+            time.sleep(POLL_SECONDS)
+            self._offspring.look([])
         for child in children:
             if not self._revoker.try_once(child.identity):
                 break
@@ -276,7 +288,7 @@ class Supervisor:
         for child in self.children.values():
             if child.identity.visible:
                 child.peak = max(child.peak, peak_bytes(child.identity.pid))
-        self._offspring.look(child.identity for child in self.children.values() if child.identity.visible)
+        self._offspring.look(self._visible)
 
     def _ended(self, child: Child, process: Process, status: int) -> None:
         if child.done:

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Literal, NoReturn
@@ -23,6 +24,13 @@ start it again. It is no failure of its own, so a job outlives an etcd that is a
 PARENT = "GRAPHFT_PARENT"
 """In the environment of a child that is to end with its parent: that one's process id."""
 _PR_SET_PDEATHSIG = 1
+
+
+def hear_of_children() -> None:
+    """A process that ignores SIGCHLD, as one that is started so by another does, learns of no child's exit status."""
+    ignored = hasattr(signal, "SIGCHLD") and signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN
+    if ignored and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def die_with_parent(parent: int) -> None:
