@@ -24,6 +24,7 @@ from graphft.data_numbers import warn_of_nonfinite
 from graphft.data_reference import DEFAULT_COLUMNS, Reference
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Type
+from graphft.plan import Plan
 
 if TYPE_CHECKING:
     import torch
@@ -80,6 +81,20 @@ class DataSpec:
     def record_shape(self, column: str) -> tuple[int, ...]:
         """The shape of one record's entry in a column."""
         return tuple(map(int, (self.types[column].shape or ())[1:]))
+
+    def steps(
+        self, batch_size: int, trainers: int = 1, epochs: int = 1, *, seed: int = 0, drop_last: bool = False
+    ) -> int:
+        """Steps of a sync job of this data, for a schedule of the learning rate. `trainers`, `epochs`: a Trainer's
+        num_workers, and how many it is to train; `transpile` calls these trainers and passes.
+
+        An epoch is as long as its longest slot: with chunks of several lengths, that depends on the order of the
+        epoch, and so on `seed`.
+        """
+        lengths = [chunk.records for chunk in self.chunks]
+        return Plan(
+            lengths, slots=trainers, batch_size=batch_size, seed=seed, passes=epochs, drop_last=drop_last
+        ).total_steps
 
     def batches(self, batch_size: int, drop_last: bool = False) -> tuple[int, ...]:
         """Number of batches of every chunk. The last batch of a chunk is shorter, or left out with `drop_last`.

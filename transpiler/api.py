@@ -103,7 +103,8 @@ def transpile(
     _tell_nonfinite(program)
     job = Job.make(program, _without_idle_pservers(program, config))
     job.verify()
-    tell_zero_rate(program, config.total_steps)
+    if not config.passes_on_demand:  # nobody knows how many there will be
+        tell_zero_rate(program, config.total_steps)
     return job
 
 

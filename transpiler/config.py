@@ -244,7 +244,12 @@ def _check(config: JobConfig) -> None:
     if not isinstance(config.name, str) or not _NAME.fullmatch(config.name):
         raise _bad("name", config.name, "1 to 64 letters, digits, '_' and '-'")
     if not isinstance(config.data, DataSpec):
-        raise _bad("chunks", type(config.data).__name__, "what graphft.arrays, dataset or files return")
+        raise GraphftError(
+            f"chunks is a {type(config.data).__name__}, expected what graphft.arrays, dataset or files return",
+            rule="option",
+            help="of tensors: graphft.arrays(x=x, y=y, chunk_size=256); of a Dataset class in a file: "
+            'graphft.dataset("my_data:MyDataset", {...}, chunk_size=256)',
+        )
     for f in dataclasses.fields(config):
         value = getattr(config, f.name)
         wanted = _TYPES.get(str(f.type))

@@ -8,6 +8,19 @@ from graphft.loss_results import reported
 from graphft.runtime.coordination.records import PassMetrics
 from graphft.runtime.driver.running_job import RunningJob
 from graphft.runtime.launcher.tell import tell
+from graphft.transpiler import Job
+from graphft.transpiler.rates import rates_at
+
+
+def tell_idle_rates(job: Job, epoch: int, told: set[str]) -> None:
+    """A line, once, of each learning rate that was 0 in all of an epoch. `told`: of which there was one."""
+    steps = job.config.plan.start_steps[epoch - 1 : epoch + 1]
+    first, last = (rates_at(job.source, step) for step in (steps[0], steps[1] - 1))
+    for name in sorted({n for n in last if first[n] == last[n] == 0} - told):
+        told.add(name)
+        where = f"epoch {epoch}, steps {steps[0]} to {steps[1] - 1}"
+        tell(f"the learning rate %{name} was 0 in {where}: it changed nothing (is its schedule made for fewer steps?)")
+
 
 TOLD_SECONDS, LOOK_SECONDS = 10.0, 0.01
 """For how long what the first shard tells of a pass that is over is waited for."""

@@ -11,7 +11,7 @@ from typing import Any
 from graphft.errors import UsageError
 from graphft.ir import Program
 from graphft.loss_results import reported
-from graphft.runtime.driver.retries import check_retries
+from graphft.runtime.driver.retries import check_retries, is_whole
 from graphft.runtime.driver.train_configs import run_options, scaling_options
 from graphft.runtime.engines.choose import engine_options
 from graphft.runtime.launcher.options import ENGINE, LaunchOptions
@@ -87,7 +87,7 @@ def make(
 
 def _check_numbers(**numbers: Any) -> None:
     for name, value in numbers.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        if not is_whole(value, 1):
             raise UsageError(
                 f"{name} is {value!r}, expected a number, 1 or more",
                 rule="option",

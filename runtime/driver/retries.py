@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Integral
 
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.driver.running_job import RunningJob
 from graphft.runtime.process.role_process import was_preempted
 
-LINES = 300
-"""Of the end of a worker's log, in which its traceback is looked for."""
+LINES, MOST = 300, 20_000
+"""Of the end of a worker's log, in which its traceback is looked for; and characters of that, at most."""
 
 
 class WorkerFailed(GraphftError):
@@ -20,15 +21,38 @@ class WorkerFailed(GraphftError):
         super().__init__(message + (f"\n{traceback.rstrip()}" if traceback else ""), rule="retries", help=help)
 
 
-def traceback_in(lines: Sequence[str]) -> str:
-    """The last traceback in a log, with those of the errors that it came of, and what follows it."""
+def traceback_in(lines: Sequence[str], error: str = "") -> str:
+    """The last traceback in a log (the last one with the line `error`, if there is one), with those of the errors that
+    it came of, and what follows it."""
     begins = [i for i, line in enumerate(lines) if line.startswith("Traceback (most recent call last):")]
+    with_error = [i for i, line in enumerate(lines) if error and line.strip() == error]
+    if with_error and any(i < with_error[-1] for i in begins):
+        lines, begins = lines[: with_error[-1] + 1], [i for i in begins if i < with_error[-1]]
     if not begins:
         return ""
     at = begins.pop()
     while begins and any(line in _CHAINS for line in lines[max(0, at - 3) : at]):
         at = begins.pop()
-    return "\n".join(lines[at:])
+    return "\n".join(lines[at:])[-MOST:]
+
+
+def check_call(max_retries: object, checkpoint: object, epochs: object) -> None:
+    """Raises UsageError for what `train` cannot be called with."""
+    check_retries(max_retries)
+    named = checkpoint is None or (isinstance(checkpoint, str) and checkpoint == "auto")
+    if not (named or is_whole(checkpoint, 1)):
+        raise UsageError(
+            f"checkpoint is {checkpoint!r}, expected 'auto', None or a number of epochs",
+            rule="option",
+            help='checkpoint="auto"; within an epoch: checkpoint_every=, checkpoint_seconds= of Trainer',
+        )
+    if not is_whole(epochs, 1):
+        raise UsageError(f"epochs is {epochs!r}, expected 1 or more", rule="option", help="leave it out for one")
+
+
+def is_whole(value: object, least: int) -> bool:
+    """Whether it is a number without a fraction (numpy's, too), and at least so much."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
 
 
 _HELP = "mend what it says, and call train() again, or run the script again: it goes on from the newest checkpoint"
@@ -40,7 +64,7 @@ _CHAINS = (
 
 def check_retries(most: object) -> None:
     """Raises UsageError for what is no `max_retries`."""
-    if not isinstance(most, int) or isinstance(most, bool) or most < -1:
+    if not is_whole(most, -1):
         raise UsageError(f"max_retries is {most!r}, expected a number", rule="option", help="3, or so; -1: any number")
 
 
@@ -77,10 +101,11 @@ class Retries:
     def explained(self, what: str) -> WorkerFailed:
         """The error of a call that failed because of workers, with the traceback of the last one that did."""
         failed = [c for c in self.job.children if c.failures > self._before.get(c.name, 0)]
-        found = ""
+        found, told = "", self._told()
+        error = told.rstrip().splitlines()[-1].strip() if told.strip() else ""
         for child in sorted(failed, key=lambda child: child.started_at, reverse=True):
-            found = found or traceback_in(self.job.logs_of(child, LINES))
-        found = found or self._told()
+            found = found or traceback_in(self.job.logs_of(child, LINES), error)
+        found = found or told
         tails = [f"last lines of {c.name}:\n{self.job.tail_of(c)}" for c in failed if not found]
         return WorkerFailed("\n".join([what, *tails]), found, help=_HELP)
 

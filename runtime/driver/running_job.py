@@ -5,18 +5,23 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from graphft.errors import GraphftError, UsageError
+from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
+from graphft.runtime.coordination.connect import connect
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.noted_etcd import check_no_other_etcd
 from graphft.runtime.coordination.records import Event, PassMetrics
+from graphft.runtime.coordination.stale_run import forget_dead, forget_own_etcd
 from graphft.runtime.coordination.status import JobStatus
+from graphft.runtime.coordination.storage_claim import claimed
 from graphft.runtime.engines.base import Listed
 from graphft.runtime.etcd import EtcdError
 from graphft.runtime.launcher.child import Child
@@ -25,7 +30,7 @@ from graphft.runtime.launcher.launch import launch_directory
 from graphft.runtime.launcher.options import LaunchOptions
 from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.runtime.launcher.tell import tell
-from graphft.runtime.process.folder_lock import holder_of
+from graphft.runtime.process.folder_lock import holder_of, locked
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
@@ -62,6 +67,26 @@ def take_over(path: Path, alone: bool) -> None:
         time.sleep(LOOK_SECONDS)
 
 
+@contextlib.contextmanager
+def at_rest(job: Job, path: Path, endpoints: str) -> Iterator[None]:
+    """Holds a run of which no process works, waits for one that does, and forgets what etcd knows of it: it goes on
+    from the newest checkpoint then. Raises GraphftError if it is at work elsewhere; nothing is changed then."""
+    with contextlib.ExitStack() as stack:
+        if not endpoints:
+            take_over(path, True)
+            stack.enter_context(locked(path))
+            check_no_other_etcd(path, job)
+        stack.enter_context(claimed(path, None))
+        if not endpoints:
+            forget_own_etcd(path)
+        else:
+            with connect(endpoints) as etcd:
+                keys = Keys(job.config.name)
+                if etcd.get(keys.spec) is not None:
+                    forget_dead(etcd, keys)
+        yield
+
+
 class RunningJob:
     """From its start to `stop`, or to whatever ends it before. `options` say how many passes may begin at first."""
 
@@ -74,6 +99,8 @@ class RunningJob:
         """What ended it."""
         self._events: Sequence[Event] = ()
         self._asked = False
+        self._known = -1
+        """The generation as this launch began; -1 until what etcd knows is held against the folder."""
         self._thread = _Launcher(self)
         self._thread.start()
 
@@ -122,6 +149,30 @@ class RunningJob:
             rule="job-complete",
             help="its model is in the folder; another name= begins a new run",
         )
+
+    def reached(self, step: int, saved: bool) -> bool:
+        """Whether this step is reached; `saved`: and in a checkpoint that is committed."""
+        if self._known < 0 and not self._look_back():
+            return False
+        status = self.status
+        if not saved and status is not None and status.generation >= self._known and status.step >= step:
+            return True
+        view = self.view()
+        return view is not None and view.committed is not None and view.committed.step >= step
+
+    def _look_back(self) -> bool:
+        """Whether what etcd knows of an earlier launch is true: its checkpoint may have gone since, or is damaged. Then
+        the pservers go back to an older one, and say so."""
+        view = self.view()
+        if view is None:
+            return False
+        if view.committed is not None:
+            try:
+                checkpoints_of(self.folder.path).read_manifest(view.committed.checkpoint)
+            except GraphftError:
+                return False
+        self._known = view.generation.number if view.generation is not None else 0
+        return True
 
     def want(self, passes: int) -> None:
         """Passes before this one may begin."""

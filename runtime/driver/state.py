@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,12 @@ from graphft.runtime.checkpoint.described import MADE, made
 from graphft.runtime.checkpoint.reshard import cut, whole_state
 from graphft.runtime.checkpoint.store import SOURCE, CheckpointStore, Manifest
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
+from graphft.runtime.driver.retries import is_whole
+from graphft.runtime.interchange.job_state import JobState
+from graphft.runtime.interchange.optimizer_state import optimizer_of
+from graphft.runtime.loop.api import read_check_point
 from graphft.transpiler import Job
+from graphft.transpiler.assemble import assemble
 from graphft.weights import load_weights, saved_variables
 
 
@@ -31,10 +38,21 @@ class Part:
         self._state = state
 
 
-def parts_of(state: Mapping[str, Any]) -> dict[str, Part]:
-    """What is saved of a trainer: the model by itself, where whatever reads weights looks for it."""
-    rest = {name: value for name, value in state.items() if name != "model"}
-    return {"model": Part(state["model"]), "trainer": Part(rest)}
+def as_dict(found: JobState | None, job: Job) -> dict[str, Any]:
+    """What a Trainer's `state_dict` returns; None: as the run begins."""
+    if found is None:
+        shards = [job.pserver_program(i).values for i in range(job.config.pservers)]
+        return {"epoch": 0, "step": 0, "model": assemble(job.trainer_program(), shards), "optimizer": {}}
+    epoch = job.config.plan.pass_of(found.step)
+    return {"epoch": epoch, "step": found.step, "model": found.model, "optimizer": found.optimizer}
+
+
+def parts_of(state: Mapping[str, Any], found: JobState | None) -> dict[str, Part]:
+    """What is saved of a trainer: model and optimizer as torch has them, where whatever reads them looks for them."""
+    nothing: dict[str, Any] = {"state": {}, "param_groups": []}
+    optimizer = nothing if found is None else optimizer_of(found).by_name()
+    place = {"epoch": state["epoch"], "step": state["step"]}
+    return {"model": Part(state["model"]), "optimizer": Part(optimizer), "trainer": Part(place)}
 
 
 def state_of(parts: Mapping[str, Any]) -> dict[str, Any]:
@@ -45,7 +63,29 @@ def state_of(parts: Mapping[str, Any]) -> dict[str, Any]:
             rule="no-checkpoint",
             help="give what save() of a Trainer was given",
         )
-    return {**parts.get("trainer", {}), "model": parts["model"]}
+    if "trainer" not in parts:
+        return {"model": parts["model"]}
+    return {**parts["trainer"], "model": parts["model"], "optimizer": parts["optimizer"]["state"]}
+
+
+def read_saved(path: str | os.PathLike[str], version: int | None) -> dict[str, Any]:
+    """What `save` of a Trainer left. Raises UsageError for what it did not."""
+    if not (version is None or is_whole(version, 0)):
+        raise UsageError(
+            f"version is {version!r}, expected a number", rule="option", help="leave it out for the newest"
+        )
+    if Path(path).is_file():
+        raise UsageError(
+            f"{path} is a file, and no folder that save() made",
+            rule="no-checkpoint",
+            help="load_state_dict(torch.load(path, weights_only=True)), or of safetensors.torch.load_file(path)",
+        )
+    found = read_check_point(path, version=version)
+    if found is None:
+        raise UsageError(
+            f"there is no checkpoint in {path}", rule="no-checkpoint", help="give what was given to save()"
+        )
+    return state_of(found.states)
 
 
 def split(state: Mapping[str, Any]) -> tuple[Mapping[str, Tensor], Any]:
@@ -64,10 +104,16 @@ def check_state(program: Program, state: Mapping[str, Any]) -> None:
             help="give what state_dict() of a Trainer or of a model returned",
         )
     model, optimizer = split(state)
-    load_weights(program, model)
+    try:
+        load_weights(program, model)
+    except GraphftError as error:
+        what = "give the state of a model like this one: nothing was changed"
+        raise GraphftError(error.message, rule=error.rule, help=what) from None
     told = f"has {', '.join(map(str, optimizer))}" if isinstance(optimizer, Mapping) else f"is {optimizer!r:.40}"
     states = list(optimizer.values()) if isinstance(optimizer, Mapping) else [None]
-    if not all(isinstance(s, Mapping) and all(isinstance(v, Tensor) for v in s.values()) for s in states):
+    if not all(
+        isinstance(s, Mapping) and all(isinstance(v, Tensor) and not v.is_meta for v in s.values()) for s in states
+    ):
         raise UsageError(
             f"the optimizer's state {told}, expected tensors by parameter and name",
             rule="weights",
@@ -106,7 +152,7 @@ def replace_state(job: Job, program: Program, folder: Path, state: Mapping[str, 
         if variable.name in whole:
             whole[variable.name][""] = values[variable.name].reshape(whole[variable.name][""].shape)
     for name, states in optimizer.items():
-        _replace_optimizer(name, whole.get(name, {}), states)
+        _replace_optimizer(name, whole.get(name, {}), states, program.values[name].shape if name in whole else ())
     try:
         _write(job, store, newest, cut(job, whole, rest))
     except OSError as error:  # without its manifest it is no checkpoint
@@ -125,13 +171,16 @@ def _write(job: Job, store: CheckpointStore, newest: Manifest, shards: Sequence[
     store.write_manifest(Manifest(generation, newest.step, job.run_id, parts, {**newest.meta, MADE: by}))
 
 
-def _replace_optimizer(name: str, there: dict[str, Tensor], states: Mapping[str, Tensor]) -> None:
+def _replace_optimizer(name: str, there: dict[str, Tensor], states: Mapping[str, Tensor], shape: Sequence[int]) -> None:
+    """`shape`: the parameter's, and that of what the optimizer keeps for each of its elements."""
     for key, value in states.items():
         before = there.get(f"@{key}")
-        if before is None or before.numel() != value.numel() or before.dtype != value.dtype:
+        same = before is not None and before.numel() == value.numel() and before.dtype == value.dtype
+        whole = before is not None and before.numel() == math.prod(shape) > 1
+        if before is None or not same or (whole and value.shape != shape):
             raise GraphftError(
                 f"the optimizer's state {key} of {name} does not fit: "
-                + ("there is none" if before is None else f"{value.dtype}, {value.numel()} elements"),
+                + ("there is none" if before is None else f"{value.dtype} of shape {list(value.shape)}"),
                 rule="weights",
                 help="load the state of a trainer with the same model and optimizer, or the model alone",
             )

@@ -11,9 +11,10 @@ import atexit
 import contextlib
 import math
 import os
+import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -21,28 +22,26 @@ from typing import Any, Literal
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Program
 from graphft.runtime.checkpoint.saved_step import saved_step
-from graphft.runtime.coordination.connect import connect
-from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Event
-from graphft.runtime.coordination.stale_run import forget_dead, forget_own_etcd
 from graphft.runtime.driver import state as states
 from graphft.runtime.driver.callbacks import Callbacks
-from graphft.runtime.driver.epoch_metrics import epoch_metrics
+from graphft.runtime.driver.epoch_metrics import epoch_metrics, tell_idle_rates
 from graphft.runtime.driver.making import BEYOND, Made, check_driver, make
-from graphft.runtime.driver.retries import Retries, check_retries
-from graphft.runtime.driver.running_job import RunningJob, take_over
+from graphft.runtime.driver.retries import Retries, check_call
+from graphft.runtime.driver.running_job import RunningJob, at_rest, take_over
 from graphft.runtime.driver.validation import Validation
 from graphft.runtime.engines.base import Listed
-from graphft.runtime.interchange.job_state import read_job
-from graphft.runtime.launcher.ending import interruptible
+from graphft.runtime.interchange.job_state import JobState, read_job
+from graphft.runtime.launcher.ending import interruptible, without_traceback
 from graphft.runtime.launcher.job_folder import JobFolder
 from graphft.runtime.launcher.launch import prepare
+from graphft.runtime.launcher.process_ends import note_failed
 from graphft.runtime.launcher.tell import tell
-from graphft.runtime.loop.api import read_check_point, save_check_point
+from graphft.runtime.loop.api import save_check_point
 from graphft.runtime.loop.retention import Keep
 from graphft.runtime.loop.train_status import TrainStatus
+from graphft.runtime.process.role_process import hear_of_children
 from graphft.transpiler import Job
-from graphft.transpiler.assemble import assemble
 
 LOOK_SECONDS = 0.02
 SETTLE_SECONDS = 30.0
@@ -90,6 +89,7 @@ class Trainer:
         job_dir: str = "",
         **options: Any,
     ) -> None:
+        hear_of_children()
         check_driver(engine)
         if not isinstance(validation, (Validation, type(None))):
             raise UsageError(
@@ -109,7 +109,10 @@ class Trainer:
         self._past: Sequence[Event] = ()
         self._trained = 0
         """Epochs that `train` has returned; the checkpoint of the last one may be on its way."""
-        self._busy = threading.Lock()
+        self._counted_from = 0.0
+        self._idle_rates = set[str]()
+        """Learning rates of which it was told that they are 0."""
+        self._busy, self._busy_in, self._pid = threading.Lock(), 0, os.getpid()
         atexit.register(self._at_exit)
 
     def __enter__(self) -> Trainer:
@@ -133,9 +136,9 @@ class Trainer:
     def train(
         self, *, max_retries: int | None = None, checkpoint: Literal["auto"] | int | None = "auto", epochs: int = 1
     ) -> dict[str, float]:
-        """Trains one epoch (or `epochs`) more, and returns the metrics of the last one: `epoch` (how many are done),
-        `loss` and what `loss_fn` returned beside it (means over samples), `samples`, `steps`, `seconds`; `failures` and
-        `preemptions` since the call before.
+        """Trains one epoch (or `epochs`, without a pause between them) more, and returns the metrics of the last one:
+        `epoch` (how many are done), `loss` and what `loss_fn` returned beside it (means over samples), `samples`,
+        `left_out`, `steps`, `seconds`; `failures` and `preemptions` since the epoch before. Callbacks are told of each.
 
         Args:
             max_retries: Failures of workers that this call bears (3; -1: any number). What is killed from outside, by
@@ -151,14 +154,14 @@ class Trainer:
             GraphftError: what else has ended the job. Interrupted, a KeyboardInterrupt, on Ctrl-C and SIGTERM.
         """
         most = self._max_retries if max_retries is None else max_retries
-        _check_call(most, checkpoint, epochs)
+        check_call(most, checkpoint, epochs)
         with self._alone("train()"):
             return self._train_epochs(most, checkpoint, epochs)
 
     def _train_epochs(self, most: int, checkpoint: Any, epochs: int) -> dict[str, float]:
         if self._running is None or not self._running.alive:
             with interruptible(lambda: f"interrupted; run again to go on with {self.job_dir}"):
-                take_over(self.job_dir, not self._options.endpoints(self.job.config))
+                take_over(self.job_dir, not self._endpoints)
         first = self.epoch
         target, limit = first + epochs, self.job.config.passes - BEYOND
         if target > limit:
@@ -167,20 +170,23 @@ class Trainer:
                 rule="max-epochs",
                 help="give the Trainer more max_epochs from the beginning",
             )
-        saved = checkpoint == "auto" or (isinstance(checkpoint, int) and target % checkpoint == 0)
-        begun = time.monotonic()
-        with interruptible(lambda: f"interrupted in epoch {first + 1}; run again to go on with {self.job_dir}"):
-            try:
-                running = self._train(target, most, saved)
-            except BaseException:
-                self._stop()
-                raise
-        self._trained = target
-        steps = self.job.config.plan.start_steps
-        metrics = {"epoch": target, **epoch_metrics(running, target - 1)}
-        metrics |= {"steps": steps[target] - steps[first], "seconds": time.monotonic() - begun}
+        words = f"interrupted in epoch {first + 1}; run again to go on with {self.job_dir}"
+        with interruptible(lambda: words), self._ended_by_errors():
+            self._want(target, most)
+            for epoch in range(first + 1, target):
+                self._train_one(epoch, False)
+            saved = checkpoint is not None and (checkpoint == "auto" or target % checkpoint == 0)
+            return self._train_one(target, saved)
+
+    def _train_one(self, epoch: int, saved: bool) -> dict[str, float]:
+        begun, first = self._counted_from, self._end_of(epoch - 1)
+        running = self._await(epoch, saved)
+        self._trained, self._counted_from = epoch, time.monotonic()
+        tell_idle_rates(self.job, epoch, self._idle_rates)
+        metrics: dict[str, float] = {"epoch": epoch, **epoch_metrics(running, epoch - 1)}
+        metrics |= {"steps": self._end_of(epoch) - first, "seconds": self._counted_from - begun}
         metrics |= self._retries.settle()
-        self._callbacks.tell("on_epoch", target, metrics)
+        self._callbacks.tell("on_epoch", epoch, metrics)
         return metrics
 
     def validate(self, validation: Validation | None = None) -> dict[str, float]:
@@ -194,17 +200,23 @@ class Trainer:
                 rule="option",
                 help="Trainer(..., validation=graphft.Validation(program, data)), with a program built in eval mode",
             )
-        metrics = chosen.run(self.state_dict()["model"], self.job.config.device)
-        self._callbacks.tell("on_validation", self.epoch, metrics)
+        with interruptible(lambda: f"interrupted while it validates; run again to go on with {self.job_dir}"):
+            metrics = chosen.run(self.state_dict()["model"], self.job.config.device)
+        with self._ended_by_errors():
+            self._callbacks.tell("on_validation", self.epoch, metrics)
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
         """`epoch`, `step`, `model` (the model's state_dict) and `optimizer` (by parameter, as torch.optim names its
         state), of the newest checkpoint. Before the first epoch: the initial weights."""
+        return states.as_dict(self._state(), self.job)
+
+    def _state(self) -> JobState | None:
+        """Of the newest checkpoint; None before the first."""
         self._settle()
         newest = self._step()
         if newest == 0:
-            return {"epoch": 0, "step": 0, "model": self._initial(), "optimizer": {}}
+            return None
         found, plan = read_job(self.job_dir), self.job.config.plan
         epoch = plan.pass_of(found.step)
         if epoch < plan.pass_of(newest):
@@ -215,7 +227,7 @@ class Trainer:
                 help="train() another epoch, which writes a new one; or shutdown(): the next train() goes on from the "
                 "older one",
             )
-        return {"epoch": epoch, "step": found.step, "model": found.model, "optimizer": found.optimizer}
+        return found
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on with these values: of `state_dict`, or a model's own state_dict, which leaves the optimizer's state
@@ -228,8 +240,9 @@ class Trainer:
         with self._alone("load_state_dict()"):
             self._settle()
             self._stop()
-            states.replace_state(self.job, self._program, self.job_dir, state)
-            self._forget_records()
+            words = f"interrupted; run again to go on with {self.job_dir}"
+            with interruptible(lambda: words), at_rest(self.job, self.job_dir, self._endpoints):
+                states.replace_state(self.job, self._program, self.job_dir, state)
 
     def save(
         self, path: str | os.PathLike[str], *, keep: int | Keep = 3, metrics: Mapping[str, float] | None = None
@@ -240,19 +253,15 @@ class Trainer:
         `keep`: so many of the newest, or a `graphft.Keep`. `metrics`: numbers that are saved beside it:
         `graphft.read_check_point(path).status.metrics`, and what `Keep(best=...)` looks at.
         """
-        state = self.state_dict()
+        found = self._state()
+        state = states.as_dict(found, self.job)
         status = TrainStatus(state["epoch"] - 1, state["step"], metrics=dict(metrics or {}))
-        return save_check_point(states.parts_of(state), status, path, keep=keep)
+        return save_check_point(states.parts_of(state, found), status, path, keep=keep)
 
     def load(self, path: str | os.PathLike[str], *, version: int | None = None) -> None:
         """`load_state_dict` of the newest whole version that `save` left, or of another one. Raises UsageError if there
         is none."""
-        found = read_check_point(path, version=version)
-        if found is None:
-            raise UsageError(
-                f"there is no checkpoint in {path}", rule="no-checkpoint", help="give what was given to save()"
-            )
-        self.load_state_dict(states.state_of(found.states))
+        self.load_state_dict(states.read_saved(path, version))
 
     def shutdown(self) -> None:
         """Ends all processes, in order. The run can be gone on with, by this Trainer, too. `with` does it, and the end
@@ -275,6 +284,8 @@ class Trainer:
 
     def signal(self, role: str, index: int, signum: int) -> bool:
         """Sends a signal to a process: SIGKILL, to see that nothing is lost. False: there is none now."""
+        if signum not in signal.valid_signals():
+            raise UsageError(f"there is no signal {signum!r}", rule="option", help="give signal.SIGKILL, say")
         supervisor = self._running.supervisor if self._running is not None else None
         return supervisor is not None and supervisor.signal(role, index, signum)
 
@@ -284,25 +295,52 @@ class Trainer:
     def _alone(self, what: str) -> Iterator[None]:
         """Raises UsageError while another thread trains: both would count the same epochs."""
         if not self._busy.acquire(blocking=False):
+            inside = self._busy_in == threading.get_ident()
             raise UsageError(
-                f"{what} was called while train() runs in another thread",
+                f"{what} was called " + ("by a callback of train()" if inside else "while another thread trains"),
                 rule="busy",
-                help="use a Trainer from one thread; workers(), events() and signal() may be called from any",
+                help="call it when train() has returned"
+                if inside
+                else "use a Trainer from one thread; workers(), events() and signal() may be called from any",
             )
+        self._busy_in = threading.get_ident()
         try:
             yield
         finally:
             self._busy.release()
 
-    def _at_exit(self) -> None:
-        """A second Ctrl-C while it waits ends it: the processes end with this one."""
-        with contextlib.suppress(KeyboardInterrupt):
-            self.shutdown()
+    @contextlib.contextmanager
+    def _ended_by_errors(self) -> Iterator[None]:
+        """Whatever is raised in it ends the processes, for nobody may be left to do so."""
+        try:
+            yield
+        except BaseException as error:
+            self._stop()
+            if isinstance(error, GraphftError):
+                note_failed(self.job_dir, error.message.splitlines()[0])
+                without_traceback(error)
+            raise
 
-    def _train(self, target: int, max_retries: int, saved: bool) -> RunningJob:
-        running = self._run(target)
+    @property
+    def _endpoints(self) -> str:
+        """Of an etcd that the job does not bring along; "" if it does."""
+        return self._options.endpoints(self.job.config)
+
+    def _at_exit(self) -> None:
+        """A second Ctrl-C while it waits ends it: the processes end with this one. A forked child has none."""
+        if os.getpid() == self._pid:
+            with contextlib.suppress(KeyboardInterrupt):
+                self.shutdown()
+
+    def _want(self, target: int, max_retries: int) -> None:
+        self._counted_from = time.monotonic()
+        self._run(target)
         self._retries.most = max_retries
-        while not self._reached(running, target, saved):
+
+    def _await(self, epoch: int, saved: bool) -> RunningJob:
+        running = self._running
+        assert running is not None
+        while not running.reached(self._end_of(epoch), saved):
             try:
                 running.check()
             except GraphftError as error:
@@ -316,7 +354,7 @@ class Trainer:
         self._callbacks.hear(running.events())
         return running
 
-    def _run(self, passes: int) -> RunningJob:
+    def _run(self, passes: int) -> None:
         if self._running is None or not self._running.alive:
             folder = self._folder if not self._told else JobFolder(self._folder.path)
             self._told, self._trained = True, 0
@@ -324,21 +362,16 @@ class Trainer:
             self._retries = Retries(self._running)
         else:
             self._running.want(passes)
-        return self._running
 
-    def _reached(self, running: RunningJob, epoch: int, saved: bool) -> bool:
-        step = self.job.config.plan.start_steps[epoch]
-        if not saved and running.status is not None and running.status.step >= step:
-            return True
-        view = running.view()
-        return view is not None and view.committed is not None and view.committed.step >= step
+    def _end_of(self, epochs: int) -> int:
+        return self.job.config.plan.start_steps[epochs]
 
     def _settle(self, seconds: float = math.inf) -> None:
         """Waits for the checkpoint of the last epoch that `train` returned: with checkpoint=None it is on its way."""
         running, end = self._running, time.monotonic() + seconds
         if running is None or not self._trained:
             return
-        while running.alive and not self._reached(running, self._trained, True):
+        while running.alive and not running.reached(self._end_of(self._trained), True):
             if time.monotonic() > end:
                 tell(f"epoch {self._trained} has no checkpoint so far: the run goes on from the newest one")
                 return
@@ -358,38 +391,9 @@ class Trainer:
             )
         return found
 
-    def _initial(self) -> Mapping[str, Any]:
-        """The model's state_dict as the run begins."""
-        shards = [self.job.pserver_program(i).values for i in range(self.job.config.pservers)]
-        return assemble(self.job.trainer_program(), shards)
-
     def _stop(self) -> None:
         running, self._running, self._trained = self._running, None, 0
         if running is not None:
             self._past = running.events()
             running.stop()
             self._callbacks.hear(self._past)
-
-    def _forget_records(self) -> None:
-        """What etcd knows of the run is of the state before."""
-        endpoints = self._options.endpoints(self.job.config)
-        if not endpoints:
-            forget_own_etcd(self.job_dir)
-            return
-        with connect(endpoints) as etcd:
-            keys = Keys(self.job.config.name)
-            if etcd.get(keys.spec) is not None:
-                forget_dead(etcd, keys)
-
-
-def _check_call(max_retries: int, checkpoint: Any, epochs: int) -> None:
-    whole: Callable[[object], bool] = lambda value: isinstance(value, int) and not isinstance(value, bool)  # noqa: E731
-    check_retries(max_retries)
-    if checkpoint not in ("auto", None) and not (whole(checkpoint) and checkpoint > 0):
-        raise UsageError(
-            f"checkpoint is {checkpoint!r}, expected 'auto', None or a number of epochs",
-            rule="option",
-            help='checkpoint="auto"; within an epoch: checkpoint_every=, checkpoint_seconds= of Trainer',
-        )
-    if not whole(epochs) or epochs < 1:
-        raise UsageError(f"epochs is {epochs!r}, expected 1 or more", rule="option", help="leave it out for one")

@@ -13,6 +13,7 @@ from graphft.errors import UsageError
 from graphft.ir import Kind, Program
 from graphft.loss_results import check_metrics, reported
 from graphft.runtime.data import open_reader
+from graphft.runtime.driver.retries import is_whole
 from graphft.runtime.executor import Executor
 from graphft.weights import load_weights
 
@@ -36,6 +37,10 @@ class Validation:
                 f"Validation needs a program and data, got {type(self.program).__name__}, {type(self.data).__name__}",
                 rule="option",
                 help="Validation(graphft.build(model.eval(), loss_fn, inputs), graphft.arrays(x=x, chunk_size=64))",
+            )
+        if not is_whole(self.batch_size, 1):
+            raise UsageError(
+                f"batch_size is {self.batch_size!r}, expected a number, 1 or more", rule="option", help="256, or so"
             )
         check_metrics(self.program)
         if random := [op.type for op in self.program.blocks["step"].ops if op.type in _TRAINS]:

@@ -85,7 +85,7 @@ def read_training(
     if is_folder and fs.size(f"{path}/{RECORD}") is not None:
         with _folder_of(source) as folder:
             state = read_job(folder, version)
-        return state.model, _of_job(state)
+        return state.model, optimizer_of(state)
     if is_folder and any(map(FOLDER.fullmatch, fs.list_dirs(path))):
         return _of_loop(source, model, optimizer, version)
     raise UsageError(f"{source} has no state of an optimizer", rule="optimizer-state", help=f"give {_SOURCES}")
@@ -102,7 +102,8 @@ def _folder_of(source: str | os.PathLike[str]) -> Iterator[Path]:
         yield Path(scratch, "job")
 
 
-def _of_job(job: JobState) -> OptimizerState:
+def optimizer_of(job: JobState) -> OptimizerState:
+    """As torch has it."""
     together: dict[Optimizer, list[str]] = {}
     for name, update in job.updates.items():
         together.setdefault(update, []).append(name)
@@ -162,7 +163,8 @@ def _of_state_dict(found: Found, saved: Mapping[str, Any], optimizer: str) -> Op
         {**{k: v for k, v in group.items() if k != "param_names"}, "params": [named(n) for n in group["params"]]}
         for group in saved["param_groups"]
     ]
-    return OptimizerState(found.status.step, state, groups, numbered=names is None)
+    numbered = names is None and all(name.isdecimal() for name in state)  # a Trainer's has names
+    return OptimizerState(found.status.step, state, groups, numbered=numbered)
 
 
 def _from_torch(source: str | os.PathLike[str], name: str) -> OptimizerState:

@@ -1,7 +1,8 @@
-"""A small job that is trained epoch by epoch; also a script: `python -m tests.driver.epochs FOLDER EPOCHS`."""
+"""A small job that is trained epoch by epoch; also a script: `-m tests.driver.epochs FOLDER EPOCHS [OPTIONS]`."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +58,8 @@ def validation() -> Validation:
 
 
 def main() -> None:
-    with trainer(Path(sys.argv[1])) as made:
+    options = json.loads(sys.argv[3]) if len(sys.argv) > 3 else {}
+    with trainer(Path(sys.argv[1]), **options) as made:
         print("epoch", made.epoch, flush=True)
         while made.epoch < int(sys.argv[2]):
             print("done", made.train()["epoch"], flush=True)

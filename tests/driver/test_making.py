@@ -180,6 +180,14 @@ def test_the_last_traceback_of_a_log_and_what_it_came_of() -> None:
     assert traceback_in(["nothing"]) == ""
 
 
+def test_the_traceback_of_an_error_is_preferred_to_a_later_one() -> None:
+    """What an exit handler prints is not what has ended the worker."""
+    true = ["Traceback (most recent call last):", "  a", "RuntimeError: the true cause"]
+    later = ["some line", "Traceback (most recent call last):", "  b", "KeyError: 'handled'"]
+    assert traceback_in([*true, *later], "RuntimeError: the true cause") == "\n".join(true)
+    assert traceback_in([*true, *later], "ValueError: elsewhere") == "\n".join(later[1:])
+
+
 def test_callbacks_that_nobody_would_call() -> None:
     class Keras:
         def on_epoch(self, epoch: int, metrics: dict[str, float]) -> None: ...

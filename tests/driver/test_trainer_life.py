@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import math
+import os
+import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -15,6 +20,8 @@ import torch
 from torch import Tensor, nn
 
 import graphft
+from graphft.runtime.etcd import EmbeddedEtcd
+from graphft.runtime.launcher.folder_status import look_at
 from tests.driver import epochs
 from tests.support.disks import small_file_system
 from tests.support.waiting import until
@@ -156,6 +163,7 @@ def test_a_full_disk_changes_nothing(tmp_path: Path) -> None:
         trainer.train()
         before = trainer.state_dict()
         trainer.shutdown()
+        shutil.rmtree(folder / "job" / "etcd")  # which goes anyway, and makes room
         filler = folder / "filler"
         with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
             while file.write(bytes(1 << 16)):
@@ -168,3 +176,132 @@ def test_a_full_disk_changes_nothing(tmp_path: Path) -> None:
         found = trainer.state_dict()
         assert all(torch.equal(found["model"][name], value) for name, value in before["model"].items())
         assert trainer.train()["epoch"] == 2
+
+
+def test_a_forked_child_does_not_hold_the_run(tmp_path: Path) -> None:
+    """As a pool of workers of the script's own, which outlives it."""
+    with epochs.trainer(tmp_path / "job") as trainer:
+        trainer.train()
+        child = os.fork()
+        if not child:
+            time.sleep(600)
+            os._exit(0)
+    try:
+        with epochs.trainer(tmp_path / "job") as again:
+            assert again.train()["epoch"] == 2
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def test_a_callback_that_fails_ends_the_processes(tmp_path: Path) -> None:
+    class Failing:
+        def on_epoch(self, epoch: int, metrics: Any) -> None:
+            raise ValueError("as the test wants it")
+
+    trainer = epochs.trainer(tmp_path / "job", callbacks=[Failing()])
+    with pytest.raises(ValueError, match="as the test wants it"):
+        trainer.train()
+    assert not trainer.workers()
+    assert trainer.epoch == 1
+
+
+def test_epochs_of_one_call_are_told_one_by_one(tmp_path: Path) -> None:
+    told: list[Any] = []
+
+    class Listener:
+        def on_epoch(self, epoch: int, metrics: Any) -> None:
+            told.append((epoch, metrics["epoch"], metrics["samples"], metrics["steps"], metrics["loss"]))
+
+    with epochs.trainer(tmp_path / "job", callbacks=[Listener()]) as trainer:
+        last = trainer.train(epochs=3)
+    assert [row[:4] for row in told] == [(n, n, 96, epochs.PER_EPOCH) for n in (1, 2, 3)]
+    assert len({row[4] for row in told}) == 3
+    assert last["loss"] == told[-1][4]
+
+
+def test_a_checkpoint_that_is_gone_is_trained_again(tmp_path: Path) -> None:
+    """Etcd still says that its epoch was committed."""
+    with epochs.trainer(tmp_path / "job") as trainer:
+        trainer.train(epochs=2)
+        expected = trainer.state_dict()
+    (newest,) = (tmp_path / "job" / "checkpoints").glob(f"step-*{2 * epochs.PER_EPOCH}.g*")
+    (newest / "manifest.json").unlink()
+    with epochs.trainer(tmp_path / "job") as trainer:
+        assert trainer.epoch == 1
+        assert trainer.train()["epoch"] == 2
+        found = trainer.state_dict()
+    assert (found["epoch"], found["step"]) == (2, 2 * epochs.PER_EPOCH)
+    assert all(torch.equal(found["model"][name], value) for name, value in expected["model"].items())
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_state_is_not_loaded_into_a_run_that_another_script_trains(
+    tmp_path: Path, own: bool, etcd_server: EmbeddedEtcd
+) -> None:
+    """The one waits for its end; with an etcd that is not the job's own, it is refused."""
+    options = {} if own else {"etcd_endpoints": tuple(etcd_server.endpoints), "name": f"e{os.getpid()}"}
+    folder = tmp_path / "job"
+    other = subprocess.Popen([sys.executable, "-m", "tests.driver.epochs", str(folder), "400", json.dumps(options)])
+    zeros = {name: torch.zeros_like(value) for name, value in epochs.model().state_dict().items()}
+    try:
+        with epochs.trainer(folder, **options) as trainer:
+            until(lambda: trainer.epoch >= 2)
+            waiting = threading.Thread(target=trainer.load_state_dict, args=(zeros,))
+            if own:
+                waiting.start()
+            else:
+                with pytest.raises(graphft.GraphftError, match="processes of it are registered"):
+                    trainer.load_state_dict(zeros)
+            before = trainer.epoch
+            until(lambda: trainer.epoch > before + 2)
+            assert any(bool(value.any()) for value in trainer.state_dict()["model"].values())
+            other.terminate()
+            other.wait()
+            if own:
+                waiting.join()
+                assert not any(bool(value.any()) for value in trainer.state_dict()["model"].values())
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_a_failure_is_in_the_status_of_the_folder(tmp_path: Path) -> None:
+    data = epochs.data()
+    data["x"][5, 0] = math.nan
+    trainer = epochs.trainer(tmp_path / "job", chunks=graphft.arrays(**data, chunk_size=16))
+    with pytest.raises(graphft.GraphftError, match="not finite"):
+        trainer.train()
+    status = look_at(tmp_path / "job")
+    assert status.state == "failed"
+    assert "not finite" in status.failure
+
+
+def test_a_schedule_that_has_ended_is_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """And the steps of a schedule are those of the epochs."""
+    model, chunks = epochs.model(), epochs.chunks()
+    assert chunks.steps(8, 2, 3) == 3 * epochs.PER_EPOCH
+    program = graphft.build(model, epochs.loss_fn, inputs={"x": (None, 6), "y": ((None,), torch.int64)})
+    rate = graphft.schedule.cosine(1e-2, chunks.steps(8, 2, 1))
+    graphft.minimize(program, graphft.Adam(lr=rate))
+    options = {**epochs.OPTIONS, "name": "cosine"}
+    with graphft.Trainer(program, num_workers=2, chunks=chunks, job_dir=str(tmp_path / "job"), **options) as trainer:
+        capfd.readouterr()
+        trainer.train()
+        assert "learning rate" not in capfd.readouterr().err
+        trainer.train(epochs=2)
+    assert capfd.readouterr().err.count("was 0 in epoch 2, steps 6 to 11") == 1
+
+
+def test_what_is_saved_goes_to_plain_torch(tmp_path: Path) -> None:
+    with epochs.trainer(tmp_path / "job") as trainer:
+        trainer.train()
+        trainer.save(tmp_path / "saved")
+        state = trainer.state_dict()
+    model = epochs.model()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    assert graphft.load_optimizer(optimizer, model, tmp_path / "saved") == epochs.PER_EPOCH
+    graphft.load_into(model, graphft.read_weights(tmp_path / "saved"))
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, state["model"][name])
+        assert torch.equal(optimizer.state[parameter]["exp_avg"], state["optimizer"][name]["exp_avg"])
