@@ -197,6 +197,8 @@ def _launch(options: argparse.Namespace) -> int:
 
 def _take_hosts(options: argparse.Namespace) -> None:
     """Has the engine ssh use the machines that are named."""
+    if options.hosts is None and options.python is None:
+        return
     from graphft.runtime.engines.ssh import HOSTS, PYTHON
 
     if options.hosts is not None and options.engine not in (None, "ssh"):

@@ -122,11 +122,9 @@ class RemoteStep:
         self._signal_program(signal.SIGKILL)
 
     def say(self, line: bytes) -> None:
-        """On the program's stdin."""
-        with self._spawning, contextlib.suppress(OSError, ValueError):  # it has ended
-            if self._program is not None and self._program.stdin is not None:
-                self._program.stdin.write(line)
-                self._program.stdin.flush()
+        """On the program's stdin, which has room for it: what was given has been read."""
+        if self._program is not None:
+            _write(self._program, line)
 
     def _signal_program(self, signum: int) -> None:
         with self._spawning:
@@ -154,7 +152,7 @@ class RemoteStep:
             said_from = out.tell()
             program = self._program = self._spawn(command, out.fileno())
         if self._given is not None:
-            self.say(self._given)
+            _write(program, self._given)
         ended = self._read(program)
         self._collect(program, None if ended is None else LINGER_SECONDS)
         if self.begun is not None:
@@ -206,6 +204,13 @@ class RemoteStep:
             env=dict(self.environment),
             start_new_session=True,
         )
+
+
+def _write(program: subprocess.Popen[bytes], line: bytes) -> None:
+    assert program.stdin is not None
+    with contextlib.suppress(OSError, ValueError):  # it has ended
+        program.stdin.write(line)
+        program.stdin.flush()
 
 
 def _decode(line: bytes, kind: type[T]) -> T | None:

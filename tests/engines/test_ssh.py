@@ -220,7 +220,8 @@ def test_one_that_does_not_begin_is_given_up(
 
 
 def test_an_order_is_taken_back(opened: Callable[..., SshEngine]) -> None:
-    engine = opened("a", ssh=("sh", "-c", "exec sleep 1000"))
+    unread = {"LONG": "x" * 100_000}
+    engine = opened("a", ssh=("sh", "-c", "exec sleep 1000"), environment=unread)
     steps = [engine.start(Order("trainer", n, SILENT)) for n in range(3)]
     assert [process.state for process in engine.list()] == ["waiting"] * 3
     assert steps[0].place == "waiting for a"
@@ -254,7 +255,7 @@ def test_nothing_outlives_a_killed_launcher(folder: Path, ways: StandIn | Sshd) 
 
 def test_what_a_role_is_told(opened: Callable[..., SshEngine], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """As it is, and in no command line."""
-    odd = 'it\'s "$(odd)"\n`and` \\ long' + "x" * 5000
+    odd = 'it\'s "$(odd)"\n`and` \\ long' + "x" * 100_000
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "s3cr3t")
     monkeypatch.setenv("GRAPHFT_ETCD_PASSWORD", "passw0rd")
     monkeypatch.setenv("UNASKED", "1")
