@@ -54,5 +54,5 @@ class Room:
             return
         self._next = time.monotonic() + NEXT_SECONDS
         child, process = max(running, key=lambda found: found[0].started_at)
-        log.warning("%s has no room: %s ends, and comes back when there is some", ", ".join(short), child.name)
+        log.warning("no room for %s: %s ends, and comes back when there is some", ", ".join(short), child.name)
         process.send_signal(signal.SIGKILL)

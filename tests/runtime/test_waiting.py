@@ -146,7 +146,7 @@ def test_trainers_give_their_room_up_for_a_shard_that_has_none(
     supervisor.step(0.0)
     assert youngest.signals[0] == signal.SIGKILL
     assert oldest.signals == []
-    assert "pserver 0 has no room: trainer 1 ends, and comes back when there is some" in caplog.text
+    assert "no room for pserver 0: trainer 1 ends, and comes back when there is some" in caplog.text
     shard.pid = 88  # it gets that room
     assert engine.orders == ["trainer 0", "trainer 1", "trainer 2", "pserver 0"], "none was ordered meanwhile"
     until(lambda: supervisor.step(0.05) or len(engine.orders) == 6)
