@@ -26,7 +26,7 @@ from graphft.runtime.engines.ray_address import choose_address
 from graphft.runtime.engines.ray_etcd import RayEtcd, alive_nodes
 from graphft.runtime.engines.ray_process import RayProcess
 from graphft.runtime.engines.ray_role import RoleActor
-from graphft.runtime.engines.ray_room import describe, what_lacks
+from graphft.runtime.engines.ray_room import describe, is_among, what_lacks
 from graphft.runtime.etcd.open import FOLLOW
 from graphft.runtime.process.log_tail import last_lines
 from graphft.transpiler import read_record
@@ -129,10 +129,8 @@ class RayEngine(Engine):
         found = next(((order.role, p) for order, p in self._processes if p is process), None)
         if found is None or found[1].waits_for < PLACE_SECONDS or found[1].lacks:
             return False
-        role = found[0]
-        wants = {name: float(amount) for name, amount in self._resources[role].items() if amount}
         try:
-            return wants in demands()
+            return is_among(self._resources[found[0]], demands())
         except (exceptions.RayError, RuntimeError, ConnectionError, TimeoutError):
             return False
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 
 Amounts = Mapping[str, float]
 
@@ -20,6 +21,15 @@ def what_lacks(wants: Amounts, nodes: Sequence[Amounts]) -> str:
     if not lacking:
         return f"no node of this Ray has {describe(wants)} together"
     return f"no node of this Ray has {describe(lacking)}, the largest has {describe({n: most[n] for n in lacking})}"
+
+
+def is_among(wants: Amounts, demands: Iterable[Amounts]) -> bool:
+    """Whether one of these demands is for so much. Ray counts in ten-thousandths."""
+    wants = {name: amount for name, amount in wants.items() if amount}
+    return any(
+        wants.keys() == demand.keys() and all(math.isclose(wants[n], demand[n], abs_tol=1e-4) for n in wants)
+        for demand in demands
+    )
 
 
 def describe(amounts: Amounts) -> str:

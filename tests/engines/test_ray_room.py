@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphft.runtime.engines.ray_room import what_lacks
+from graphft.runtime.engines.ray_room import is_among, what_lacks
 
 SMALL, GPU = {"CPU": 2.0, "memory": 4.0}, {"CPU": 1.0, "GPU": 1.0, "node:10.0.0.1": 1.0}
 
@@ -26,3 +26,9 @@ def test_what_different_nodes_have() -> None:
 
 def test_without_nodes() -> None:
     assert what_lacks({"CPU": 1}, []) == "there is no node"
+
+
+def test_a_demand_is_known_by_what_it_takes() -> None:
+    assert is_among({"CPU": 1, "GPU": 1 / 3, "disk": 0}, [{"CPU": 1.0}, {"CPU": 1.0, "GPU": 0.3333}])
+    assert not is_among({"CPU": 1}, [{"CPU": 0.5}, {"CPU": 1.0, "GPU": 0.3333}])
+    assert not is_among({"CPU": 1}, [])
