@@ -78,6 +78,14 @@ def _form(options: argparse.Namespace) -> str:
     """Raises UsageError for options that do not go with it."""
     named = "safetensors" if options.file.rstrip("/").endswith(".safetensors") else "huggingface"
     form = str(options.format or named)
+    suffix = posixpath.splitext(options.file)[1]
+    if form != "safetensors" and suffix in (".pt", ".pth", ".bin", ".ckpt", ".st"):
+        raise UsageError(
+            f"{options.file} is named like a file, and the format {form} is a folder",
+            rule="usage",
+            help="one file: a name that ends in .safetensors (safetensors.torch.load_file reads it); else a folder's "
+            "name",
+        )
     if options.shard_mb is not None and not (form == "huggingface" and 0 < options.shard_mb < float("inf")):
         raise UsageError(
             f"--shard-mb is {options.shard_mb}, and the format {form}",

@@ -162,6 +162,8 @@ def test_export_takes_urls_and_overwrites_exports_only(root: Path, says: Says, t
     says("export", root, tmp_path / "m.safetensors")
     (tmp_path / "notes.safetensors").write_text("mine")
     assert "is no whole safetensors file" in "\n".join(says("export", root, tmp_path / "notes.safetensors", status=2))
+    assert "model.pt is named like a file" in "\n".join(says("export", root, tmp_path / "model.pt", status=2))
+    assert not (tmp_path / "model.pt").exists()
     assert (tmp_path / "notes.safetensors").read_text() == "mine"
 
 
