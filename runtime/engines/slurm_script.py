@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
@@ -52,8 +53,9 @@ srun --no-kill --kill-on-bad-exit=0 --wait=0 bash -c trainer
 
 @dataclass(frozen=True)
 class SlurmScript:
-    """`job`: the folder as every node has it, or the URL of its storage. `title`: the job's name. `sbatch`: options,
-    as they are given to sbatch. Counts of CPUs and GPUs are each trainer's; `pservers` None: as the job says."""
+    """`job`: the folder as every node has it, or the URL of its storage. `title`: the job's name. `output`: as sbatch
+    reads it, with replacement symbols (`file_name`). `sbatch`: options, as they are given to sbatch. Counts of CPUs and
+    GPUs are each trainer's; `pservers` None: as the job says."""
 
     job: str
     title: str
@@ -72,7 +74,8 @@ class SlurmScript:
     written_by: str = "graphft slurm"
 
     def text(self) -> str:
-        head = "\n".join(["#!/bin/bash", f"# {self.written_by}", *map("#SBATCH {}".format, self._options())])
+        options = [*map(quoted, self._options()), *self.sbatch]
+        head = "\n".join(["#!/bin/bash", f"# {one_line(self.written_by)}", *map("#SBATCH {}".format, options)])
         return head + "\n" + (self._join() if self.join else self._run())
 
     def _options(self) -> Iterator[str]:
@@ -91,7 +94,6 @@ class SlurmScript:
         yield "--requeue"  # after a preemption, and the loss of the first node
         yield "--no-kill"  # another node may be lost
         yield f"--signal={'TERM' if self.join else 'B:USR1'}@{self.signal_seconds}"
-        yield from self.sbatch
 
     def _run(self) -> str:
         return _RUN.format(
@@ -104,3 +106,21 @@ class SlurmScript:
 
     def _join(self) -> str:
         return _JOIN.format(python=shlex.quote(sys.executable), job=shlex.quote(self.job), etcd=shlex.quote(self.etcd))
+
+
+def file_name(path: str) -> str:
+    """A path as sbatch's file names have it: `%` begins a replacement symbol there."""
+    return path.replace("%", "%%")
+
+
+def quoted(option: str) -> str:
+    """One option as a line of #SBATCH has it: blanks end it, and `#` begins a comment. A backslash escapes, within
+    single quotes, too."""
+    if re.fullmatch(r"[^\s\"'\\#]+", option):
+        return option
+    return '"' + re.sub(r"""(["'\\#])""", r"\\\1", option) + '"'
+
+
+def one_line(text: str) -> str:
+    """With escapes for what is not printable: the end of a line would end a comment."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

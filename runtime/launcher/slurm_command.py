@@ -6,10 +6,11 @@ import argparse
 import re
 import shlex
 import sys
+import unicodedata
 from pathlib import Path
 
 from graphft.errors import UsageError
-from graphft.runtime.engines.slurm_script import LOG, SlurmScript
+from graphft.runtime.engines.slurm_script import LOG, SlurmScript, file_name
 from graphft.runtime.process.role_process import EXIT_OK
 
 
@@ -49,6 +50,10 @@ def _slurm(options: argparse.Namespace) -> int:
             rule="etcd-endpoints",
             help="give --etcd HOST:PORT[,...] here, and for the script that runs the job",
         )
+    etcd = options.etcd or ",".join(record.config.etcd_endpoints or ())
+    if etcd:
+        _check_endpoints(etcd, options.join or _most(options.nodes) > 1)
+    own = None if is_url(options.job) else _folder(folder)
     script = SlurmScript(
         job=stored or str(folder.resolve()),
         title=record.config.name,
@@ -60,25 +65,25 @@ def _slurm(options: argparse.Namespace) -> int:
         time=options.time,
         partition=options.partition,
         signal_seconds=options.signal_seconds,
-        etcd=options.etcd or ",".join(record.config.etcd_endpoints or ()),
+        etcd=etcd,
         join=options.join,
-        output=LOG if is_url(options.job) else str(folder.resolve() / "logs" / LOG),
+        output=LOG if own is None else f"{file_name(str(own / 'logs'))}/{LOG}",
         sbatch=options.sbatch,
         written_by=f"graphft {shlex.join(sys.argv[1:])}",
     )
-    if not is_url(options.job):
-        Path(script.output).parent.mkdir(exist_ok=True)  # Slurm makes no folder
+    if own is not None:
+        (own / "logs").mkdir(exist_ok=True)  # Slurm makes no folder
     print(script.text(), end="")
     return EXIT_OK
 
 
 def _check(options: argparse.Namespace) -> None:
-    if not re.fullmatch(r"[1-9]\d*(-[1-9]\d*)?", options.nodes):
-        raise UsageError(
-            f"--nodes is {options.nodes!r}, expected N or N-M",
-            rule="option",
-            help="for two to eight nodes: --nodes 2-8",
-        )
+    _check_characters("JOB", options.job)
+    for name in ("nodes", "time", "partition", "etcd"):
+        _check_characters(f"--{name}", getattr(options, name))
+    for option in options.sbatch:
+        _check_characters("--sbatch", option)
+    _check_nodes(options.nodes)
     least = {"trainers_per_node": 1, "pservers": 1, "cpus_per_trainer": 1, "gpus_per_trainer": 0, "signal_seconds": 1}
     for name, at_least in least.items():
         value = getattr(options, name)
@@ -88,7 +93,60 @@ def _check(options: argparse.Namespace) -> None:
                 f"{option} is {value}, expected {at_least} or more", rule="option", help=f"correct {option}"
             )
     for option in options.sbatch:
-        if not option.startswith("-") or "\n" in option:
+        if not option.startswith("-"):
             raise UsageError(
                 f"--sbatch is {option!r}, expected an option of sbatch", rule="option", help="--sbatch=--account=lab"
             )
+
+
+def _check_characters(what: str, text: str) -> None:
+    """The end of a line would end an option of the script, and begin a command."""
+    if any(unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") for c in text):
+        raise UsageError(
+            f"{what} is {text!r}, expected one line of UTF-8 without control characters",
+            rule="option",
+            help="rename the folder" if what == "JOB" else f"correct {what}",
+        )
+
+
+def _check_nodes(nodes: str) -> None:
+    found = re.fullmatch(r"([1-9][0-9]*)(?:-([1-9][0-9]*))?", nodes)
+    if not found or int(found[1]) > _most(nodes):
+        raise UsageError(
+            f"--nodes is {nodes!r}, expected N or N-M, N not above M",
+            rule="option",
+            help="for two to eight nodes: --nodes 2-8",
+        )
+
+
+def _most(nodes: str) -> int:
+    return int(nodes.rpartition("-")[2])
+
+
+def _check_endpoints(etcd: str, other_nodes: bool) -> None:
+    """`other_nodes`: whether processes may run on another node than etcd does."""
+    from graphft.runtime.etcd.channel import parse_endpoint
+    from graphft.runtime.transport.address import WILDCARDS, is_loopback
+
+    hosts = {e: parse_endpoint(e).host for e in etcd.split(",")}
+    local = [e for e, host in hosts.items() if is_loopback(host) or host in WILDCARDS]
+    if local and other_nodes:
+        raise UsageError(
+            f"etcd at {', '.join(local)} is out of reach: on each node that is the node itself, expected an address "
+            "that all nodes reach",
+            rule="etcd-endpoints",
+            help="give --etcd the address that nodes reach it at",
+        )
+
+
+def _folder(folder: Path) -> Path:
+    """Where the folder really is. Raises UsageError for what sbatch cannot write to."""
+    found = folder.resolve()
+    _check_characters("JOB", str(found))
+    if "\\" in str(found):
+        raise UsageError(
+            f"JOB is {str(found)!r}, expected a path without a backslash, with which Slurm replaces no %j",
+            rule="option",
+            help="rename the folder",
+        )
+    return found

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from graphft.runtime.engines.slurm_script import SlurmScript
 from tests.integration import training
 from tests.support.commands import refused, shown
 
@@ -87,11 +89,71 @@ def test_a_job_in_a_storage(
         (("--trainers-per-node", "0"), "--trainers-per-node is 0, expected 1 or more"),
         (("--gpus-per-trainer", "-1"), "--gpus-per-trainer is -1, expected 0 or more"),
         (("--sbatch", "account"), "--sbatch is 'account'"),
-        (("--sbatch=--account=lab\nrm",), "expected an option of sbatch"),
+        (("--sbatch=--account=lab\nrm",), "--sbatch is '--account=lab\\nrm', expected one line"),
+        (("--time", "1:00\nrm"), "--time is '1:00\\nrm', expected one line"),
+        (("--partition", "gpu\rrm"), "--partition is 'gpu\\rrm', expected one line"),
+        (("--etcd", "a:1\n"), "--etcd is 'a:1\\n', expected one line"),
+        (("--nodes", "8-2"), "--nodes is '8-2', expected N or N-M, N not above M"),
+        (("--nodes", "1\u0663"), "--nodes is '1\u0663'"),
+        (("--nodes", "2", "--etcd", "a:1,127.0.0.1:2379"), "etcd at 127.0.0.1:2379 is out of reach"),
+        (("--nodes", "1-4", "--etcd", "http://localhost:2379"), "etcd at http://localhost:2379 is out of reach"),
+        (("--join", "--etcd", "[::1]:2379"), "etcd at [::1]:2379 is out of reach"),
+        (("--etcd", ","), "'' is not an etcd endpoint"),
     ],
 )
 def test_what_cannot_be(options: tuple[str, ...], said: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert said in refused(capsys, "slurm", folder, *options)
+
+
+def test_etcd_of_the_only_node_may_be_on_loopback(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert " --etcd 127.0.0.1:2379 " in shown(capsys, "slurm", folder, "--etcd", "127.0.0.1:2379")
+
+
+def test_a_job_that_names_an_etcd_on_loopback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    training.job(training.program(), etcd_endpoints="localhost:2379").save(tmp_path / "job")
+    assert "etcd at localhost:2379 is out of reach" in refused(capsys, "slurm", tmp_path / "job", "--nodes", "2")
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("two words", '"--output={at}/two words/logs/slurm-%j.log"'),
+        ("100%j", "--output={at}/100%%j/logs/slurm-%j.log"),
+        ("it's #1", r'''"--output={at}/it\'s \#1/logs/slurm-%j.log"'''),
+    ],
+)
+def test_folders_as_sbatch_reads_them(
+    name: str, read: str, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It splits lines of #SBATCH at blanks, and replaces what begins with `%` in names of files."""
+    moved = shutil.copytree(folder, tmp_path / name)
+    shutil.rmtree(moved / "logs", ignore_errors=True)
+    script = shown(capsys, "slurm", moved)
+    assert_bash(script)
+    assert read.format(at=tmp_path) in options_of(script)
+    assert (moved / "logs").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("a\nrm", "expected one line"), ("a\\b", "expected a path without a backslash")]
+)
+def test_folders_that_sbatch_cannot_read(
+    name: str,
+    said: str,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moved = shutil.copytree(folder, tmp_path / name)
+    assert said in refused(capsys, "slurm", moved)
+    monkeypatch.chdir(moved)
+    assert said in refused(capsys, "slurm", ".")
+
+
+def test_the_comment_stays_one_line() -> None:
+    script = SlurmScript("/jobs/a", "a", written_by="graphft slurm 'a\nrm -r b\r\u2028'").text()
+    assert script.splitlines()[1] == r"# graphft slurm 'a\nrm -r b\r\u2028'"
 
 
 def test_there_is_no_such_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
