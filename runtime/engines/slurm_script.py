@@ -12,21 +12,23 @@ LOG = "slurm-%j.log"
 
 _RUN = """
 python={python}
-job={job}
+{what}
 
-# This script ends when the job is complete (status 0), has failed, or was drained: scancel --signal=TERM --batch JOBID.
+# This script ends when {ends} (status 0), has failed, or was drained: scancel --signal=TERM --batch JOBID.
 # Before its time is over (USR1, see above) it drains, and is put into the queue again; then it goes on from the job's
 # newest checkpoint.
 trap 'again=yes; kill -TERM "$launcher"' USR1
 trap 'again=; kill -TERM "$launcher"' TERM
-"$python" -m graphft launch --job "$job" --engine slurm{more} \\
-  --trainers "$(({trainers_per_node} * SLURM_JOB_NUM_NODES))" &
+{launch} &
 launcher=$!
 while wait "$launcher"; status=$?; kill -0 "$launcher" 2>/dev/null; do :; done  # a trap ends wait, not the launcher
 wait "$launcher"; status=$?
 if [ -n "$again" ] && [ "$status" -ne 0 ]; then scontrol requeue "$SLURM_JOB_ID"; fi
 exit "$status"
 """
+
+_LAUNCH = """"$python" -m graphft launch --job "$job" --engine slurm{more} \\
+  --trainers "$(({trainers_per_node} * SLURM_JOB_NUM_NODES))\""""
 
 _JOIN = """
 # Trainers for a job that runs. Each leaves when it has ended its step, on SIGTERM, and when the job is complete. One
@@ -53,7 +55,8 @@ srun --no-kill --kill-on-bad-exit=0 --wait=0 bash -c trainer
 
 @dataclass(frozen=True)
 class SlurmScript:
-    """`job`: the folder as every node has it, or the URL of its storage. `title`: the job's name. `output`: as sbatch
+    """`job`: the folder as every node has it, or the URL of its storage; or `program`: a Python script that runs a job,
+    or trains with a Trainer, in `folder`. `title`: the job's name. `output`: as sbatch
     reads it, with replacement symbols (`file_name`). `sbatch`: options, as they are given to sbatch. Counts of CPUs and
     GPUs are each trainer's; `pservers` None: as the job says."""
 
@@ -72,6 +75,8 @@ class SlurmScript:
     output: str = LOG
     sbatch: Sequence[str] = ()
     written_by: str = "graphft slurm"
+    program: str = ""
+    folder: str = ""
 
     def text(self) -> str:
         options = [*map(quoted, self._options()), *self.sbatch]
@@ -96,12 +101,23 @@ class SlurmScript:
         yield f"--signal={'TERM' if self.join else 'B:USR1'}@{self.signal_seconds}"
 
     def _run(self) -> str:
+        quote = shlex.quote
+        if self.program:
+            what = f"script={quote(self.program)}\ncd {quote(self.folder)}"
+            return _RUN.format(
+                python=quote(sys.executable),
+                what=what,
+                ends="the Python script does",
+                launch='GRAPHFT_ENGINE=slurm "$python" "$script"',
+            )
+        more = ("" if self.pservers is None else f" --pservers {self.pservers}") + (
+            f" --etcd {quote(self.etcd)}" if self.etcd else ""
+        )
         return _RUN.format(
-            python=shlex.quote(sys.executable),
-            job=shlex.quote(self.job),
-            trainers_per_node=self.trainers_per_node,
-            more=("" if self.pservers is None else f" --pservers {self.pservers}")
-            + (f" --etcd {shlex.quote(self.etcd)}" if self.etcd else ""),
+            python=quote(sys.executable),
+            what=f"job={quote(self.job)}",
+            ends="the job is complete",
+            launch=_LAUNCH.format(more=more, trainers_per_node=self.trainers_per_node),
         )
 
     def _join(self) -> str:

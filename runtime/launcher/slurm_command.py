@@ -8,6 +8,7 @@ import shlex
 import sys
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 from graphft.errors import UsageError
 from graphft.runtime.engines.slurm_script import LOG, SlurmScript, file_name
@@ -17,7 +18,11 @@ from graphft.runtime.process.role_process import EXIT_OK
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("slurm", help="print the batch script that runs a saved job on Slurm: sbatch takes it")
     add = parser.add_argument
-    add("job", help="the folder of a saved job (graphft launch --save-only), or the URL of its storage")
+    add(
+        "job",
+        help="the folder of a saved job (graphft launch --save-only), or the URL of its storage; or a Python script, "
+        "with a graphft.Trainer say",
+    )
     add("--nodes", default="1", metavar="N[-M]", help="how many nodes; of a range, as many as there are (default: 1)")
     add("--trainers-per-node", type=int, default=1, metavar="N", help="(default: 1)")
     add("--pservers", type=int, metavar="N", help="(default: what the job says)")
@@ -39,9 +44,12 @@ def _slurm(options: argparse.Namespace) -> int:
     from graphft.transpiler import read_record
 
     _check(options)
+    if options.job.endswith(".py"):
+        print(_of_script(options).text(), end="")
+        return EXIT_OK
     folder = find_folder(options.job)
     record = read_record(folder)
-    instead = 'submit that script: sbatch --requeue --wrap "GRAPHFT_ENGINE=slurm python SCRIPT"'
+    instead = "print the batch script of that script: graphft slurm SCRIPT.py"
     check_asked_for(record.config, options.job, instead)
     stored = storage_of(folder)
     if options.join and stored and not options.etcd:
@@ -57,24 +65,47 @@ def _slurm(options: argparse.Namespace) -> int:
     script = SlurmScript(
         job=stored or str(folder.resolve()),
         title=record.config.name,
-        nodes=options.nodes,
-        trainers_per_node=options.trainers_per_node,
         pservers=options.pservers,
-        cpus=options.cpus_per_trainer,
-        gpus=options.gpus_per_trainer,
-        time=options.time,
-        partition=options.partition,
-        signal_seconds=options.signal_seconds,
         etcd=etcd,
         join=options.join,
         output=LOG if own is None else f"{file_name(str(own / 'logs'))}/{LOG}",
-        sbatch=options.sbatch,
-        written_by=f"graphft {shlex.join(sys.argv[1:])}",
+        **_asked_for(options),
     )
     if own is not None:
         (own / "logs").mkdir(exist_ok=True)  # Slurm makes no folder
     print(script.text(), end="")
     return EXIT_OK
+
+
+def _asked_for(options: argparse.Namespace) -> dict[str, Any]:
+    """Of Slurm."""
+    return {
+        "nodes": options.nodes,
+        "trainers_per_node": options.trainers_per_node,
+        "cpus": options.cpus_per_trainer,
+        "gpus": options.gpus_per_trainer,
+        "time": options.time,
+        "partition": options.partition,
+        "signal_seconds": options.signal_seconds,
+        "sbatch": options.sbatch,
+        "written_by": f"graphft {shlex.join(sys.argv[1:])}",
+    }
+
+
+def _of_script(options: argparse.Namespace) -> SlurmScript:
+    """A script of the user's own, which says itself what it needs."""
+    path = Path(options.job)
+    if not path.is_file():
+        raise UsageError(f"there is no script {path}", rule="option", help="name a Python script, or a saved job")
+    for name in ("join", "pservers", "etcd"):
+        if getattr(options, name):
+            raise UsageError(
+                f"--{name} is for a saved job, and {path} is a script",
+                rule="option",
+                help="the script says it: pservers=, etcd_endpoints= of graphft.Trainer or transpile",
+            )
+    title = re.sub(r"[^A-Za-z0-9_.-]", "-", path.stem)
+    return SlurmScript(job="", title=title, program=str(path.resolve()), folder=str(Path.cwd()), **_asked_for(options))
 
 
 def _check(options: argparse.Namespace) -> None:

@@ -29,9 +29,18 @@ class SlurmJob:
 
     def submit(self, *options: str) -> str:
         """Slurm's number of it."""
-        script = self.graphft("slurm", self.folder, *options)
+        return self.submit_script(self.folder, *options)
+
+    def submit_script(self, what: Path, *options: str) -> str:
+        script = self.graphft("slurm", what, *options)
         done = subprocess.run(
-            ["sbatch", "--parsable"], input=script, env=self.environment, capture_output=True, text=True, check=True
+            ["sbatch", "--parsable"],
+            input=script,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=True,
+            cwd=self.folder.parent,
         )
         return done.stdout.strip()
 

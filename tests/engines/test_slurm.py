@@ -7,11 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
+import graphft
 from graphft.transpiler import Job
+from tests.driver import epochs
 from tests.engines.slurm_jobs import SlurmJob
 from tests.integration import training
-from tests.integration.plays import Pace, Played, assert_same_bits, at, play, whole_state
+from tests.integration.plays import Pace, Played, assert_same_bits, at, look, play, whole_state
 from tests.support.slurm_cluster import LEFT_OUT, SlurmCluster
 from tests.support.waiting import until
 
@@ -115,3 +118,32 @@ def test_a_node_joins_later(saved: SlurmJob, undisturbed: Played) -> None:
     assert saved.ends(number) == "COMPLETED"
     assert saved.ends(joined) == "COMPLETED"
     assert_trained(saved, undisturbed)
+
+
+SCRIPT = """
+import time
+from pathlib import Path
+from tests.driver import epochs
+
+with epochs.trainer(Path("run")) as trainer:
+    while trainer.epoch < 30:
+        trainer.train()
+        time.sleep(0.5)
+    trainer.save("saved")
+"""
+
+
+def test_a_trainers_script_is_drained_and_goes_on(saved: SlurmJob, tmp_path: Path) -> None:
+    """`graphft slurm SCRIPT.py`."""
+    folder = saved.folder.parent
+    (folder / "train.py").write_text(SCRIPT)
+    number = saved.submit_script(folder / "train.py", "--nodes", "2", "--trainers-per-node", "2")
+    until(lambda: (status := look(folder / "run")) is not None and status.step >= 5 * epochs.PER_EPOCH, NODES)
+    saved.signal(number, signal.SIGUSR1, "--batch")
+    until(lambda: saved.cluster.job_field(number, "Restarts") == "1", NODES)
+    assert saved.ends(number) == "COMPLETED", (folder / f"slurm-{number}.log").read_text()
+    with epochs.trainer(tmp_path / "undisturbed") as trainer:
+        trainer.train(epochs=30)
+        expected = trainer.state_dict()["model"]
+    found = graphft.read_weights(folder / "saved")
+    assert all(torch.equal(found[name], value) for name, value in expected.items())

@@ -60,6 +60,22 @@ def test_what_it_takes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert '--trainers "$((4 * SLURM_JOB_NUM_NODES))"' in script
 
 
+def test_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a Trainer, say: no job is saved. It is killed, and requeued, as a launcher is."""
+    (tmp_path / "a script.py").write_text("import sys; sys.exit(7)")
+    monkeypatch.chdir(tmp_path)
+    script = shown(capsys, "slurm", "a script.py", "--nodes", "2", "--time", "10")
+    assert_bash(script)
+    assert {"--job-name=a-script", "--nodes=2", "--requeue", "--no-kill", "--signal=B:USR1@120"} < set(
+        options_of(script)
+    )
+    assert 'GRAPHFT_ENGINE=slurm "$python" "$script" &' in script
+    assert subprocess.run(["bash"], input=script, text=True, cwd="/").returncode == 7
+    for option in (["--pservers", "2"], ["--join"], ["--etcd", "a:1"]):
+        assert "is for a saved job" in refused(capsys, "slurm", "a script.py", *option)
+    assert "there is no script" in refused(capsys, "slurm", "no.py")
+
+
 def test_joining(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     script = shown(capsys, "slurm", folder, "--join", "--nodes", "2", "--etcd", "a:1")
     assert_bash(script)

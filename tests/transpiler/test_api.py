@@ -56,7 +56,7 @@ def transpile(program: Program | None = None, chunks: Any = DATA, **options: Any
         ({"slice_unit": 100}, "slice_unit is 100, expected a multiple of 64"),
         ({"name": "a/b"}, "name is 'a/b', expected 1 to 64 letters"),
         ({"etcd_endpoints": []}, "etcd_endpoints is ()"),
-        ({"chunks": [1, 2]}, "chunks is 'list', expected what graphft.arrays"),
+        ({"chunks": [1, 2]}, "chunks is a list, expected what graphft.arrays"),
         ({"batch_size": 64}, "the data has 32 records, fewer than one batch of 64"),
         ({"batch_size": 16}, "the longest chunk has 8 records, fewer than one batch of 16"),
         ({"device": "cuda:99"}, "the program is to compute on cuda:99, which "),
