@@ -9,7 +9,7 @@ Needs Ray, and `ray[train]` for the comparison. Five phases, the same for both; 
 | --- | --- | --- |
 | start | the script is started; there is one node, and it wants three workers | the first step is complete |
 | up | two nodes are added | a new step, after one with three workers |
-| one | the oldest is killed (graphft's shards were there), one is added | a step that was not complete before |
+| one | the oldest is killed (graphft: with a shard), one is added | a step that was not complete before |
 | all | all nodes are killed, one is added | the same |
 | again | two nodes are added | a new step, after one with three workers |
 
