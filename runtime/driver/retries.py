@@ -84,12 +84,10 @@ class Retries:
     def preempted(self) -> int:
         return sum(child.preemptions for child in self.job.children) - self._preempted_before
 
-    def settle(self) -> dict[str, float]:
-        """The end of a call: what it bore."""
-        found: dict[str, float] = {"failures": self.count, "preemptions": self.preempted}
+    def settle(self) -> None:
+        """The end of a call: the next one bears as many."""
         self._before = {child.name: child.failures for child in self.job.children}
         self._preempted_before += self.preempted
-        return found
 
     def check(self) -> None:
         """Raises WorkerFailed when they are too many."""

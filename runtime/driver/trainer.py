@@ -138,7 +138,7 @@ class Trainer:
     ) -> dict[str, float]:
         """Trains one epoch (or `epochs`, without a pause between them) more, and returns the metrics of the last one:
         `epoch` (how many are done), `loss` and what `loss_fn` returned beside it (means over samples), `samples`,
-        `left_out`, `steps`, `seconds`; `failures` and `preemptions` since the epoch before. Callbacks are told of each.
+        `left_out`, `steps`, `seconds`; `failures` and `preemptions` since the call before. Callbacks are told of each.
 
         Args:
             max_retries: Failures of workers that this call bears (3; -1: any number). What is killed from outside, by
@@ -176,7 +176,9 @@ class Trainer:
             for epoch in range(first + 1, target):
                 self._train_one(epoch, False)
             saved = checkpoint is not None and (checkpoint == "auto" or target % checkpoint == 0)
-            return self._train_one(target, saved)
+            metrics = self._train_one(target, saved)
+            self._retries.settle()
+        return metrics
 
     def _train_one(self, epoch: int, saved: bool) -> dict[str, float]:
         begun, first = self._counted_from, self._end_of(epoch - 1)
@@ -185,7 +187,7 @@ class Trainer:
         tell_idle_rates(self.job, epoch, self._idle_rates)
         metrics: dict[str, float] = {"epoch": epoch, **epoch_metrics(running, epoch - 1)}
         metrics |= {"steps": self._end_of(epoch) - first, "seconds": self._counted_from - begun}
-        metrics |= self._retries.settle()
+        metrics |= {"failures": self._retries.count, "preemptions": self._retries.preempted}
         self._callbacks.tell("on_epoch", epoch, metrics)
         return metrics
 

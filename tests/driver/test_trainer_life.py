@@ -215,6 +215,11 @@ def test_epochs_of_one_call_are_told_one_by_one(tmp_path: Path) -> None:
 
     with epochs.trainer(tmp_path / "job", callbacks=[Listener()]) as trainer:
         last = trainer.train(epochs=3)
+        assert trainer.signal("trainer", 0, signal.SIGKILL)
+        until(lambda: any(event.kind == "died" for event in trainer.events()))
+        assert trainer.train(epochs=2)["preemptions"] == 1, "of the call, not of its last epoch"
+        assert trainer.train()["preemptions"] == 0
+    del told[3:]
     assert [row[:4] for row in told] == [(n, n, 96, epochs.PER_EPOCH) for n in (1, 2, 3)]
     assert len({row[4] for row in told}) == 3
     assert last["loss"] == told[-1][4]
