@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import graphft
 from graphft.errors import UsageError
 from graphft.runtime.cli import main
 from graphft.runtime.engines.kubernetes.cluster_job import MAX_NAME, object_name
-from graphft.runtime.engines.kubernetes.command import to_yaml
+from graphft.runtime.engines.kubernetes.yaml_text import to_yaml
 from graphft.transpiler import Job
 from tests.engines.manifests_of import PLAIN, manifests_of
 from tests.support.commands import refused, shown
@@ -66,6 +67,53 @@ def test_as_text(plain: list[dict[str, Any]], rich: list[dict[str, Any]]) -> Non
 
 def test_yaml_says_what_was_meant(made: list[dict[str, Any]]) -> None:
     assert list(yaml.safe_load_all(to_yaml(made))) == made
+
+
+WORDS = (
+    *(
+        "1e-3",
+        "1e3",
+        ".5e3",
+        "1.e+3",
+        "+12",
+        "-.5",
+        "0o17",
+        "017",
+        "0b11",
+        "0x1f",
+        "1_000",
+        "1:30",
+        "190:20:30.15",
+        "08",
+    ),
+    *("y", "N", "yes", "No", "on", "OFF", "true", "False", "null", "NULL", "~", "", ".inf", "-.Inf", ".NaN", "=", "<<"),
+    *("2001-12-14", "2001-12-14t21:59:43.10-05:00", "2001-12-14 21:59:43Z"),
+)
+SOMETHING_ELSE = re.compile(
+    r"[-+]?(0b[01_]+|0o?[0-7_]+|0x[0-9a-f_]+|[0-9][0-9_]*(:[0-5]?[0-9])+(\.[0-9_]*)?|[-+]?\.inf|\.nan"
+    r"|(\.[0-9_]+|[0-9][0-9_]*(\.[0-9_]*)?)(e[-+]?[0-9]+)?)|[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}.*"
+    r"|y|n|yes|no|on|off|true|false|null|~||=|<<",
+    re.IGNORECASE,
+)
+"""What a parser of YAML 1.1, of YAML 1.2, or one of both, as kubectl has it, takes for no text unless it has quotes."""
+
+
+def leaves(item: Any) -> Iterator[Any]:
+    inner = item.values() if isinstance(item, dict) else item if isinstance(item, list) else None
+    yield from (item,) if inner is None else (leaf for i in inner for leaf in leaves(i))
+
+
+def test_texts_are_texts_for_every_parser() -> None:
+    made = objects(make(), *(argument for n, word in enumerate(WORDS) for argument in ("--env", f"V{n}={word}")))
+    assert set(WORDS) <= {leaf for leaf in leaves(made) if isinstance(leaf, str)}
+    lines = [line.strip().removeprefix("- ") for line in to_yaml(made).splitlines() if line != "---"]
+    plain = [re.sub(r"^[A-Za-z0-9./-]+:( |$)", "", line) for line in lines if not line.endswith(":")]
+    others = [str(leaf).lower() for leaf in leaves(made) if not isinstance(leaf, str | dict | list)]
+    assert sorted(text for text in plain if SOMETHING_ELSE.fullmatch(text)) == sorted(others)
+
+
+def test_names_are_texts() -> None:
+    assert to_yaml([{"1e3": "a", "y": {"0o17": 1}}]) == "'1e3': a\n'y':\n  '0o17': 1\n"
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -206,12 +254,126 @@ def test_of_a_volume(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
         ({"etcd_endpoints": "127.0.0.1:2379"}, (), "out of reach"),
         ({}, ("--env", "A"), "NAME=VALUE"),
         ({}, ("--volume", "claim"), "CLAIM:/PATH"),
+        ({}, ("--trainers", "0"), "0 trainers were asked for, expected at least 1"),
+        ({}, ("--coordinators", "-1"), "-1 coordinators were asked for, expected at least 0"),
+        ({"dispatch": "coordinator"}, ("--coordinators", "0"), "0 coordinators were asked for, expected at least 1"),
+        ({}, ("--etcd", ","), "'' is not an etcd endpoint"),
+        ({}, ("--etcd", "0.0.0.0:2379"), "etcd at 0.0.0.0:2379 is out of reach"),
     ],
 )
 def test_refused(options: dict[str, Any], arguments: tuple[str, ...], told: str) -> None:
     with pytest.raises(UsageError) as caught:
         objects(make(**options), *arguments)
     assert told in str(caught.value)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("jobs") / "cancer"
+    make().save(folder)
+    return folder
+
+
+IN_VOLUME = (*PLAIN, "--volume", "shared:/jobs")
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--image", ""), "--image is '', expected the name of an image"),
+        (("--image", "a b"), "--image is 'a b', expected the name of an image"),
+        (("--etcd-image", "a\n"), "--etcd-image is 'a\\n', expected the name of an image"),
+        (("--gpus", "-1"), "--gpus is -1, expected 0 or more"),
+        (("--gpu-resource", "gpu"), "--gpu-resource is 'gpu', expected DOMAIN/NAME"),
+        (("--max-failures", "-1"), "--max-failures is -1, expected 0 or more"),
+        (("--trainers", "-1"), "-1 trainers were asked for"),
+        (("--cpu", "abc"), "--cpu is 'abc', expected a positive quantity of CPUs"),
+        (("--cpu", "0"), "--cpu is '0', expected"),
+        (("--pserver-cpu", "-1"), "--pserver-cpu is '-1', expected"),
+        (("--memory", "x"), "--memory is 'x', expected a positive quantity of bytes"),
+        (("--memory", "4m"), "--memory is '4m', expected"),
+        (("--pserver-memory", "4GB"), "--pserver-memory is '4GB', expected"),
+        (("--pserver-memory", "0.0Gi"), "--pserver-memory is '0.0Gi', expected"),
+        (("--etcd-storage", "x"), "--etcd-storage is 'x', expected a positive quantity of bytes"),
+        (("--env", "1 A=x"), "--env is '1 A=x', expected NAME=VALUE"),
+        (("--env", "A\n=x"), "--env is 'A\\n=x', expected NAME=VALUE"),
+        (("--env", "A=\udcff"), "expected NAME=VALUE in UTF-8"),
+        (("--env", "GRAPHFT_HOST=a"), "--env GRAPHFT_HOST is set already"),
+        (("--env", "POD_INDEX=1"), "--env POD_INDEX is set already"),
+        (("--env", "A=1", "--env", "B=1", "--env", "A=2"), "--env A is given 2 times, expected once"),
+        (("--volume", "c:/"), "--volume is 'c:/', expected CLAIM:/PATH"),
+        (("--volume", "c://."), "--volume is 'c://.', expected CLAIM:/PATH"),
+        (("--volume", "c:/a/../tmp"), "expected CLAIM:/PATH, the path without ':' and '..'"),
+        (("--volume", "c:/a:b"), "expected CLAIM:/PATH"),
+        (("--volume", "c:/tmp"), "mounted at /tmp, expected a path that does not meet /tmp"),
+        (("--volume", "c:/workspace"), "expected a path that does not meet /workspace"),
+        (("--volume", "c://workspace/./a"), "mounted at /workspace/a, expected a path that does not meet /workspace"),
+        (("--volume", "c:/etc/graphft/etcd"), "expected a path that does not meet /etc/graphft/etcd"),
+        (("--volume", "c:/etc"), "expected a path that does not meet /etc/graphft/etcd"),
+        (("--volume", "c:/etc/graphft/etcd/a"), "expected a path that does not meet /etc/graphft/etcd"),
+        (("--volume", "Shared:/jobs"), "--volume is 'Shared', expected a name"),
+        (("--namespace", "Foo_Bar\n"), "--namespace is 'Foo_Bar\\n', expected"),
+        (("--namespace", "a" * 64), "expected at most 63"),
+        (("--namespace", "a.b"), "--namespace is 'a.b', expected"),
+        (("--storage-class", "a_b"), "--storage-class is 'a_b', expected a name"),
+        (("--tls-secret", "-a"), "--tls-secret is '-a', expected a name"),
+        (("--image-pull-secret", "a..b"), "--image-pull-secret is 'a..b', expected a name"),
+        (("--env-from-secret", ""), "--env-from-secret is '', expected a name"),
+        (("--env-from-secret", "a" * 254), "expected a name"),
+        (("--name", "a\n"), "'a\\n' is no name"),
+    ],
+)
+def test_options_that_cannot_be(
+    options: tuple[str, ...], told: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pairs = [f"{option}={value}" for option, value in zip(options[::2], options[1::2], strict=True)]
+    assert told in refused(capsys, "kubernetes", folder, *IN_VOLUME, *pairs)
+
+
+@pytest.mark.parametrize("option", ["--cpu", "--pserver-cpu"])
+@pytest.mark.parametrize("cpu", ["1", "500m", "0.5", ".5", "+2", "1e1"])
+def test_quantities_of_cpus(option: str, cpu: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cpu in shown(capsys, "kubernetes", folder, *IN_VOLUME, option, cpu)
+
+
+@pytest.mark.parametrize("option", ["--memory", "--pserver-memory", "--etcd-storage"])
+@pytest.mark.parametrize("size", ["1073741824", "1.5Gi", "16G", "1e9", "1E", "10Mi"])
+def test_quantities_of_bytes(option: str, size: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert size in shown(capsys, "kubernetes", folder, *IN_VOLUME, option, size)
+
+
+def test_names_that_may_be(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = (
+        "--storage-class",
+        "fast.ssd",
+        "--namespace",
+        "a" * 63,
+        "--env-from-secret",
+        "s3.eu",
+        "--volume",
+        "c.d:/e/",
+    )
+    text = shown(capsys, "kubernetes", folder, *IN_VOLUME, *names)
+    assert "storageClassName: fast.ssd\n" in text
+    assert "mountPath: /e\n" in text
+
+
+def test_variables_are_there_once() -> None:
+    """An --env takes the place of what roles are given by default."""
+    made = objects(make(), "--env", "HOME=/jobs", "--env", "OMP_NUM_THREADS=3")
+    for _, template in templates(made):
+        (container,) = template["spec"]["containers"]
+        names = [variable["name"] for variable in container["env"]]
+        assert sorted(set(names)) == sorted(names)
+        if container["name"] != "etcd":
+            values = {variable["name"]: variable.get("value") for variable in container["env"]}
+            assert (values["HOME"], values["OMP_NUM_THREADS"]) == ("/jobs", "3")
+
+
+def test_no_mount_hides_another(made: list[dict[str, Any]]) -> None:
+    for name, template in templates(made):
+        paths = [PurePosixPath(mount["mountPath"]) for mount in template["spec"]["containers"][0]["volumeMounts"]]
+        assert not [(a, b) for a in paths for b in paths if a is not b and a.is_relative_to(b)], name
 
 
 @pytest.mark.parametrize("job", ["cancer", "Cancer", "can_cer", "can-cer", "9lives", "___", "a" * 64, "-x-"])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphft.errors import UsageError
 from graphft.runtime.etcd.channel import parse_endpoint
-from graphft.runtime.transport.address import is_loopback
+from graphft.runtime.transport.address import WILDCARDS, is_loopback
 
 if TYPE_CHECKING:
     from graphft.transpiler import JobConfig
@@ -117,7 +117,7 @@ def check(config: JobConfig, wanted: ClusterJob) -> None:
         )
     if not _LABEL.fullmatch(name) or len(name) > MAX_NAME:
         raise UsageError(
-            f"'{name}' is no name for objects of Kubernetes",
+            f"{name!r} is no name for objects of Kubernetes",
             rule="kubernetes",
             help=f"give --name: at most {MAX_NAME} small letters, digits and '-', a letter first",
         )
@@ -127,7 +127,8 @@ def check(config: JobConfig, wanted: ClusterJob) -> None:
             rule="kubernetes",
             help="give --etcd-members 3 (one may be away), or 1 to try it out",
         )
-    local = [e for e in wanted.etcd.split(",") if e and is_loopback(parse_endpoint(e).host)]
+    hosts = {e: parse_endpoint(e).host for e in wanted.etcd.split(",")} if wanted.etcd else {}
+    local = [e for e, host in hosts.items() if is_loopback(host) or host in WILDCARDS]
     if local:
         raise UsageError(
             f"etcd at {', '.join(local)} is out of reach: in a pod that is the pod itself",
@@ -146,4 +147,11 @@ def check(config: JobConfig, wanted: ClusterJob) -> None:
             f"{wanted.trainers} trainers were asked for, expected at least 1",
             rule="kubernetes",
             help="give --trainers; those beyond the job's slots stand by",
+        )
+    least = int(config.dispatch == "coordinator")
+    if wanted.coordinators < least:
+        raise UsageError(
+            f"{wanted.coordinators} coordinators were asked for, expected at least {least}",
+            rule="kubernetes",
+            help="give --coordinators 2, one of which stands by, or leave it out",
         )

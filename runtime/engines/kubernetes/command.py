@@ -6,7 +6,6 @@ import argparse
 import posixpath
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from graphft.errors import UsageError
 from graphft.runtime.process.role_process import EXIT_OK
 
 if TYPE_CHECKING:
-    from graphft.runtime.engines.kubernetes.cluster_job import ClusterJob, Object
+    from graphft.runtime.engines.kubernetes.cluster_job import ClusterJob
     from graphft.transpiler import JobConfig, JobRecord
 
 
@@ -25,7 +24,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--image", required=True, help="with graphft and what the job's data need")
     add("--name", default="", help="of the objects (default: the job's, as Kubernetes allows it)")
     add("--namespace", default="", help="(default: the one that kubectl uses)")
-    add("--trainers", type=int, default=0, metavar="N", help="pods (default: what the job says)")
+    add("--trainers", type=int, metavar="N", help="pods (default: what the job says)")
     add("--coordinators", type=int, default=2, metavar="N", help='with dispatch "coordinator" (default: 2)')
     add("--etcd", default="", metavar="ENDPOINTS", help="host:port[,host:port...] of an etcd that runs already")
     add("--etcd-members", type=int, default=3, metavar="N", help="of the etcd that is deployed without --etcd")
@@ -51,36 +50,22 @@ def print_manifests(options: argparse.Namespace) -> int:
     from graphft.runtime.coordination.wanted_passes import check_asked_for
     from graphft.runtime.engines.kubernetes.cluster_job import check
     from graphft.runtime.engines.kubernetes.manifests import manifests
+    from graphft.runtime.engines.kubernetes.options import check_options
+    from graphft.runtime.engines.kubernetes.yaml_text import to_yaml
 
     record, job = _find(options)
     check_asked_for(record.config, job, "run that script in a pod, with GRAPHFT_ENGINE=kubernetes: it makes the others")
     wanted = cluster_job(options, record.config, job)
     check(record.config, wanted)
+    check_options(wanted)
     sys.stdout.write(to_yaml(manifests(wanted)))
     return EXIT_OK
-
-
-def to_yaml(objects: Sequence[Object]) -> str:
-    """One document each. Raises UsageError without PyYAML."""
-    try:
-        import yaml
-    except ImportError:
-        raise UsageError(
-            "manifests are written with PyYAML, which is not installed",
-            rule="missing-package",
-            help="pip install 'graphft[kubernetes]'",
-        ) from None
-
-    class Plain(yaml.SafeDumper):
-        def ignore_aliases(self, data: object) -> bool:
-            return True
-
-    return str(yaml.dump_all(objects, Dumper=Plain, sort_keys=False, width=1 << 20))
 
 
 def _find(options: argparse.Namespace) -> tuple[JobRecord, str]:
     """The job's record, and what its pods find it by. Raises UsageError."""
     from graphft.runtime.coordination.job_storage import fetch, is_url, publish, storage_of
+    from graphft.runtime.engines.kubernetes.options import volume
     from graphft.transpiler import read_record
 
     if is_url(options.job):
@@ -93,7 +78,7 @@ def _find(options: argparse.Namespace) -> tuple[JobRecord, str]:
         publish(folder)
         return record, url
     if options.volume:
-        return record, posixpath.join(_volume(options.volume)[1], folder.resolve().name)
+        return record, posixpath.join(volume(options.volume)[1], folder.resolve().name)
     raise UsageError(
         f"the job in {folder} has no storage that pods could find it in",
         rule="kubernetes",
@@ -103,15 +88,16 @@ def _find(options: argparse.Namespace) -> tuple[JobRecord, str]:
 
 def cluster_job(options: argparse.Namespace, config: JobConfig, job: str) -> ClusterJob:
     from graphft.runtime.engines.kubernetes.cluster_job import ClusterJob, Resources, object_name
+    from graphft.runtime.engines.kubernetes.options import variable, volume
 
     gpus = options.gpus if options.gpus is not None else int(config.device.startswith("cuda"))
     return ClusterJob(
         name=options.name or object_name(config.name),
         image=options.image,
         job=job,
-        trainers=options.trainers or config.trainers,
+        trainers=config.trainers if options.trainers is None else options.trainers,
         pservers=config.pservers,
-        coordinators=options.coordinators if config.dispatch == "coordinator" else 0,
+        coordinators=options.coordinators if config.dispatch == "coordinator" else min(options.coordinators, 0),
         threads=config.threads,
         chunk_timeout=config.chunk_timeout,
         trainer=Resources(options.cpu, options.memory, gpus, options.gpu_resource),
@@ -123,27 +109,9 @@ def cluster_job(options: argparse.Namespace, config: JobConfig, job: str) -> Clu
         etcd_storage=options.etcd_storage,
         storage_class=options.storage_class,
         tls_secret=options.tls_secret,
-        env=[_variable(text) for text in options.env],
+        env=[variable(text) for text in options.env],
         env_from_secrets=options.env_from_secret,
-        volume=_volume(options.volume) if options.volume else None,
+        volume=volume(options.volume) if options.volume else None,
         pull_secret=options.image_pull_secret,
         max_failures=options.max_failures,
     )
-
-
-def _variable(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise UsageError(f"--env {text}: expected NAME=VALUE", rule="usage", help="give --env NAME=VALUE")
-    return name, value
-
-
-def _volume(text: str) -> tuple[str, str]:
-    claim, _, path = text.partition(":")
-    if not (claim and path.startswith("/") and path.strip("/")):
-        raise UsageError(
-            f"--volume {text}: expected CLAIM:/PATH",
-            rule="usage",
-            help="name a PersistentVolumeClaim, and where its pods have it",
-        )
-    return claim, path.rstrip("/")

@@ -11,7 +11,10 @@ from graphft.runtime.process.role_environment import role_environment
 HEALTH_PORT = 8080
 WORK = "/workspace"
 """The working directory of roles: the copy of the job's folder is below it, and lasts as long as the pod."""
+TMP = "/tmp"
 TLS = "/etc/graphft/etcd"
+OWN_VARIABLES = ("POD_INDEX", "GRAPHFT_HOST")
+"""Differ from pod to pod. Others that are set here, --env may replace."""
 USER = 10001
 LEFT = 143
 """Exit status of a role that was asked to go, as of a process that SIGTERM ends: 0 is for a job that is complete."""
@@ -125,7 +128,7 @@ def _probes(job: ClusterJob) -> Object:
 
 
 def _mounts(job: ClusterJob) -> list[Object]:
-    folders = [{"name": "work", "mountPath": WORK}, {"name": "tmp", "mountPath": "/tmp"}]
+    folders = [{"name": "work", "mountPath": WORK}, {"name": "tmp", "mountPath": TMP}]
     claim = [{"name": "job", "mountPath": job.volume[1]}] if job.volume else []
     return [*folders, *claim, *tls_mount(job)]
 
