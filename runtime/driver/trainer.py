@@ -90,15 +90,19 @@ class Trainer:
         **options: Any,
     ) -> None:
         hear_of_children()
-        check_driver(engine)
-        if not isinstance(validation, (Validation, type(None))):
-            raise UsageError(
-                f"validation is a {type(validation).__name__}, expected a graphft.Validation",
-                rule="option",
-                help="validation=graphft.Validation(program, data), with a program built in eval mode",
-            )
-        self._callbacks, self._validation = Callbacks(callbacks), validation
-        made: Made = make(program, resources, options)
+        try:
+            check_driver(engine)
+            if not isinstance(validation, (Validation, type(None))):
+                raise UsageError(
+                    f"validation is a {type(validation).__name__}, expected a graphft.Validation",
+                    rule="option",
+                    help="validation=graphft.Validation(program, data), with a program built in eval mode",
+                )
+            self._callbacks, self._validation = Callbacks(callbacks), validation
+            made: Made = make(program, resources, options)
+        except GraphftError as error:
+            without_traceback(error)
+            raise
         self._max_retries, where = made.max_retries, {"engine": engine} if engine else {}
         self._options = made.launch(quiet=quiet, job_dir=job_dir, max_restarts=FOREVER, **where)
         self._program = made.job.source
