@@ -120,10 +120,13 @@ def test_nobody_goes_back_while_all_wait_for_longer_than_a_recovery_may_take(tmp
         assert trainer.signal("pserver", 0, signal.SIGKILL)
         until(lambda: any("is back" in e.text for e in trainer.events()), 60)
         time.sleep(3.0)  # several time-outs, of the restart and of idle slots
-        assert trainer._running is not None
-        assert trainer._running.status is not None
-        waits = {t["waiting"] for t in trainer._running.status.trainers.values()}
-        assert waits == {"waiting for the next epoch to be asked for"}
+
+        def waits() -> set[str]:
+            assert trainer._running is not None
+            assert trainer._running.status is not None
+            return {t["waiting"] for t in trainer._running.status.trainers.values()}
+
+        until(lambda: waits() == {"waiting for the next epoch to be asked for"})
         kinds = {e.kind for e in trainer.events()}
         assert not kinds & {"rollback", "idle-slot"}, [e.text for e in trainer.events()]
         assert trainer.train()["epoch"] == 2
