@@ -12,17 +12,6 @@ from pathlib import Path
 from graphft.errors import UsageError
 
 _FILE = "launcher.lock"
-_held: set[int] = set()
-
-
-def _let_go() -> None:
-    """In a child that user code forks: the lock would last as long as that one lives."""
-    for descriptor in _held:
-        os.close(descriptor)
-    _held.clear()
-
-
-os.register_at_fork(after_in_child=_let_go)
 
 
 @contextlib.contextmanager
@@ -33,7 +22,14 @@ def locked(job_dir: Path, wait: Callable[[str], None] | None = None) -> Iterator
     waits for its end.
     """
     job_dir.mkdir(parents=True, exist_ok=True)
-    owner, descriptor = os.getpid(), os.open(job_dir / _FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(job_dir / _FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    held = [descriptor]
+
+    def let_go() -> None:
+        while held:
+            os.close(held.pop())
+
+    os.register_at_fork(after_in_child=let_go)  # a child that user code forks would hold it for as long as it lives
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -49,12 +45,9 @@ def locked(job_dir: Path, wait: Callable[[str], None] | None = None) -> Iterator
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"pid {os.getpid()} on host {socket.gethostname()}\n".encode(), 0)
-        _held.add(descriptor)
         yield
     finally:
-        if descriptor in _held or owner == os.getpid():
-            _held.discard(descriptor)
-            os.close(descriptor)
+        let_go()
 
 
 def holder_of(job_dir: Path) -> str:

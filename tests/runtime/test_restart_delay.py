@@ -8,7 +8,7 @@ import pytest
 
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import Etcd
-from graphft.runtime.launcher import supervisor as module
+from graphft.runtime.launcher import child
 from graphft.runtime.process.work_record import Phase
 from tests.runtime import test_supervisor
 
@@ -37,7 +37,7 @@ def test_a_failure_that_the_queue_counts_does_not_make_the_next_start_later(
     delays: list[str],
 ) -> None:
     """Three bad records are nine deaths: with growing delays, the job waited much longer than it worked."""
-    monkeypatch.setattr(module, "BACKOFF_SECONDS", 0.6)
+    monkeypatch.setattr(child, "BACKOFF_SECONDS", 0.6)
     supervisor = supervise(max_restarts=2)
     stubs.code, stubs.arguments = REPORT, [str(supervisor.job_dir), str(int(Phase[phase]))]
     supervisor.add("trainer", 0)
