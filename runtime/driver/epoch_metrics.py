@@ -11,6 +11,9 @@ from graphft.runtime.launcher.tell import tell
 from graphft.transpiler import Job
 from graphft.transpiler.rates import rates_at
 
+TOLD_SECONDS, LOOK_SECONDS = 10.0, 0.01
+"""For how long what the first shard tells of a pass that is over is waited for."""
+
 
 def tell_idle_rates(job: Job, epoch: int, told: set[str]) -> None:
     """A line, once, of each learning rate that was 0 in all of an epoch. `told`: of which there was one."""
@@ -20,10 +23,6 @@ def tell_idle_rates(job: Job, epoch: int, told: set[str]) -> None:
         told.add(name)
         where = f"epoch {epoch}, steps {steps[0]} to {steps[1] - 1}"
         tell(f"the learning rate %{name} was 0 in {where}: it changed nothing (is its schedule made for fewer steps?)")
-
-
-TOLD_SECONDS, LOOK_SECONDS = 10.0, 0.01
-"""For how long what the first shard tells of a pass that is over is waited for."""
 
 
 def epoch_metrics(job: RunningJob, epoch: int) -> dict[str, float]:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from numbers import Integral
 
-from graphft.errors import GraphftError, UsageError
+from graphft.errors import GraphftError
 from graphft.runtime.driver.running_job import RunningJob
 from graphft.runtime.process.role_process import was_preempted
 
@@ -36,36 +35,11 @@ def traceback_in(lines: Sequence[str], error: str = "") -> str:
     return "\n".join(lines[at:])[-MOST:]
 
 
-def check_call(max_retries: object, checkpoint: object, epochs: object) -> None:
-    """Raises UsageError for what `train` cannot be called with."""
-    check_retries(max_retries)
-    named = checkpoint is None or (isinstance(checkpoint, str) and checkpoint == "auto")
-    if not (named or is_whole(checkpoint, 1)):
-        raise UsageError(
-            f"checkpoint is {checkpoint!r}, expected 'auto', None or a number of epochs",
-            rule="option",
-            help='checkpoint="auto"; within an epoch: checkpoint_every=, checkpoint_seconds= of Trainer',
-        )
-    if not is_whole(epochs, 1):
-        raise UsageError(f"epochs is {epochs!r}, expected 1 or more", rule="option", help="leave it out for one")
-
-
-def is_whole(value: object, least: int) -> bool:
-    """Whether it is a number without a fraction (numpy's, too), and at least so much."""
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
-
-
 _HELP = "mend what it says, and call train() again, or run the script again: it goes on from the newest checkpoint"
 _CHAINS = (
     "The above exception was the direct cause of the following exception:",
     "During handling of the above exception, another exception occurred:",
 )
-
-
-def check_retries(most: object) -> None:
-    """Raises UsageError for what is no `max_retries`."""
-    if not is_whole(most, -1):
-        raise UsageError(f"max_retries is {most!r}, expected a number", rule="option", help="3, or so; -1: any number")
 
 
 class Retries:

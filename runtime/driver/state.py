@@ -16,7 +16,7 @@ from graphft.runtime.checkpoint.described import MADE, made
 from graphft.runtime.checkpoint.reshard import cut, whole_state
 from graphft.runtime.checkpoint.store import SOURCE, CheckpointStore, Manifest
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
-from graphft.runtime.driver.retries import is_whole
+from graphft.runtime.driver.checks import is_whole
 from graphft.runtime.interchange.job_state import JobState
 from graphft.runtime.interchange.optimizer_state import optimizer_of
 from graphft.runtime.loop.api import read_check_point

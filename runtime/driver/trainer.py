@@ -25,9 +25,10 @@ from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.records import Event
 from graphft.runtime.driver import state as states
 from graphft.runtime.driver.callbacks import Callbacks
+from graphft.runtime.driver.checks import check_call
 from graphft.runtime.driver.epoch_metrics import epoch_metrics, tell_idle_rates
 from graphft.runtime.driver.making import BEYOND, Made, check_driver, make
-from graphft.runtime.driver.retries import Retries, check_call
+from graphft.runtime.driver.retries import Retries
 from graphft.runtime.driver.running_job import RunningJob, at_rest, take_over
 from graphft.runtime.driver.validation import Validation
 from graphft.runtime.engines.base import Listed

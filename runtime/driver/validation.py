@@ -13,7 +13,7 @@ from graphft.errors import UsageError
 from graphft.ir import Kind, Program
 from graphft.loss_results import check_metrics, reported
 from graphft.runtime.data import open_reader
-from graphft.runtime.driver.retries import is_whole
+from graphft.runtime.driver.checks import is_whole
 from graphft.runtime.executor import Executor
 from graphft.weights import load_weights
 

@@ -8,6 +8,7 @@ import shutil
 import signal
 import tempfile
 import time
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -80,13 +81,13 @@ class RemoteEngine(Engine, Generic[Step]):
         self._etcd: EmbeddedEtcd | None = None
 
     @property
+    @abstractmethod
     def host(self) -> str:
         """This machine's address, as the others reach it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def noted(self, step: Step) -> None:
         """What there is to be learnt of a process that exists, or has ended. Called again and again."""
-        raise NotImplementedError
 
     def prepare(self) -> None:
         """Nothing is needed beforehand."""

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -35,7 +36,7 @@ TURN_SECONDS = 10.0
 """For how long one waits for those that are to begin before it."""
 
 
-class RemoteStep:
+class RemoteStep(ABC):
     """A role on another machine, or the wish for one. Its output is appended to `log`.
 
     `command`: the program, with `given` on its stdin, which stays open; None: it has none. `waits_for`: what it waits
@@ -98,9 +99,9 @@ class RemoteStep:
         elif self.begun is not None:
             self.hand_on(signum)
 
+    @abstractmethod
     def hand_on(self, signum: int) -> None:
         """Has the role get it, which has begun. Does not wait."""
-        raise NotImplementedError
 
     def kill(self) -> None:
         """Ends the role, or takes the order back. Does not wait."""

@@ -1,0 +1,32 @@
+"""What methods of a Trainer are given: numbers that make no sense are refused before anything is done."""
+
+from __future__ import annotations
+
+from numbers import Integral
+
+from graphft.errors import UsageError
+
+
+def is_whole(value: object, least: int) -> bool:
+    """Whether it is a number without a fraction (numpy's, too), and at least so much."""
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+
+
+def check_retries(most: object) -> None:
+    """Raises UsageError for what is no `max_retries`."""
+    if not is_whole(most, -1):
+        raise UsageError(f"max_retries is {most!r}, expected a number", rule="option", help="3, or so; -1: any number")
+
+
+def check_call(max_retries: object, checkpoint: object, epochs: object) -> None:
+    """Raises UsageError for what `train` cannot be called with."""
+    check_retries(max_retries)
+    named = checkpoint is None or (isinstance(checkpoint, str) and checkpoint == "auto")
+    if not (named or is_whole(checkpoint, 1)):
+        raise UsageError(
+            f"checkpoint is {checkpoint!r}, expected 'auto', None or a number of epochs",
+            rule="option",
+            help='checkpoint="auto"; within an epoch: checkpoint_every=, checkpoint_seconds= of Trainer',
+        )
+    if not is_whole(epochs, 1):
+        raise UsageError(f"epochs is {epochs!r}, expected 1 or more", rule="option", help="leave it out for one")
