@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,23 +68,27 @@ def take_over(path: Path, alone: bool) -> None:
 
 
 @contextlib.contextmanager
-def at_rest(job: Job, path: Path, endpoints: str) -> Iterator[None]:
-    """Holds a run of which no process works, waits for one that does, and forgets what etcd knows of it: it goes on
-    from the newest checkpoint then. Raises GraphftError if it is at work elsewhere; nothing is changed then."""
+def at_rest(job: Job, path: Path, endpoints: str) -> Iterator[Callable[[], None]]:
+    """Holds a run of which no process works, and waits for one that does. Raises GraphftError if it is at work
+    elsewhere. What it yields forgets what etcd knows of the run, which goes on from the newest checkpoint then; with an
+    etcd that is not the job's own it raises GraphftError[foreign-job], and forgets nothing, if a process is there."""
     with contextlib.ExitStack() as stack:
         if not endpoints:
             take_over(path, True)
             stack.enter_context(locked(path))
             check_no_other_etcd(path, job)
         stack.enter_context(claimed(path, None))
-        if not endpoints:
-            forget_own_etcd(path)
-        else:
-            with connect(endpoints) as etcd:
-                keys = Keys(job.config.name)
-                if etcd.get(keys.spec) is not None:
-                    forget_dead(etcd, keys)
-        yield
+        yield lambda: _forget(job, path, endpoints)
+
+
+def _forget(job: Job, path: Path, endpoints: str) -> None:
+    if not endpoints:
+        forget_own_etcd(path)
+        return
+    with connect(endpoints) as etcd:
+        keys = Keys(job.config.name)
+        if etcd.get(keys.spec) is not None:
+            forget_dead(etcd, keys)
 
 
 class RunningJob:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,10 @@ def state_of(parts: Mapping[str, Any]) -> dict[str, Any]:
             rule="no-checkpoint",
             help="give what save() of a Trainer was given",
         )
-    if "trainer" not in parts:
-        return {"model": parts["model"]}
-    return {**parts["trainer"], "model": parts["model"], "optimizer": parts["optimizer"]["state"]}
+    place = parts.get("trainer")
+    if not (isinstance(place, Mapping) and place.keys() == {"epoch", "step"} and "optimizer" in parts):
+        return {"model": parts["model"]}  # a loop's own objects, whatever it calls them
+    return {**place, "model": parts["model"], "optimizer": parts["optimizer"]["state"]}
 
 
 def read_saved(path: str | os.PathLike[str], version: int | None) -> dict[str, Any]:
@@ -121,26 +123,57 @@ def check_state(program: Program, state: Mapping[str, Any]) -> None:
         )
 
 
-def replace_state(job: Job, program: Program, folder: Path, state: Mapping[str, Any]) -> int:
-    """Writes a checkpoint at the step of the newest one, with these values instead of its own: the job goes on from it
-    when its etcd knows of no other. Returns the step. No process of the job may be there.
+@dataclass(frozen=True)
+class Replacement:
+    """A checkpoint in the place of the newest one, at its step, with other values. `shards`: their tensors."""
 
-    `program`: what the job was made from, with values.
-    An optimizer's state that is not given stays. Raises GraphftError[weights] if something does not fit, and
-    [no-checkpoint]; nothing is changed then.
-    """
-    model, optimizer = split(state)
-    values = load_weights(program, model).values
-    store = checkpoints_of(folder)
-    own = [m for m in store.manifests() if m.run == job.run_id]
-    if not own:
-        raise UsageError(
-            f"{folder} has no checkpoint yet: there is nothing whose values could be replaced",
-            rule="no-checkpoint",
-            help="give weights to begin with as init_from= of the Trainer; or train an epoch first",
-        )
-    newest = max(own, key=lambda m: (m.generation, m.step))
-    whole, rest = whole_state(job, [store.read_part(newest, i)[0] for i in range(job.config.pservers)])
+    job: Job
+    store: CheckpointStore
+    newest: Manifest
+    shards: Sequence[Mapping[str, Tensor]]
+
+    @staticmethod
+    def of(job: Job, program: Program, folder: Path, state: Mapping[str, Any]) -> Replacement:
+        """`program`: what the job was made from, with values. An optimizer's state that is not given stays. Raises
+        GraphftError[weights] if something does not fit, and [no-checkpoint]; nothing is changed."""
+        model, optimizer = split(state)
+        values, store = load_weights(program, model).values, checkpoints_of(folder)
+        own = [m for m in store.manifests() if m.run == job.run_id]
+        if not own:
+            raise UsageError(
+                f"{folder} has no checkpoint yet: there is nothing whose values could be replaced",
+                rule="no-checkpoint",
+                help="give weights to begin with as init_from= of the Trainer; or train an epoch first",
+            )
+        newest = max(own, key=lambda m: (m.generation, m.step))
+        whole, rest = whole_state(job, [store.read_part(newest, i)[0] for i in range(job.config.pservers)])
+        _check_fixed(program, values, whole)
+        for variable in saved_variables(program):
+            if variable.name in whole:
+                whole[variable.name][""] = values[variable.name].reshape(whole[variable.name][""].shape)
+        for name, states in optimizer.items():
+            _replace_optimizer(name, whole.get(name, {}), states, program.values[name].shape if name in whole else ())
+        return Replacement(job, store, newest, cut(job, whole, rest))
+
+    def write(self) -> None:
+        """The job goes on from it when its etcd knows of no other. No process of the job may be there. Raises
+        GraphftError[storage]: without its manifest it is no checkpoint, and nothing is changed."""
+        generation, step, count = self.store.latest_generation() + 1, self.newest.step, len(self.shards)
+        by = made(self.job.fingerprint, **{SOURCE: f"load_state_dict, at {self.newest.directory}"})
+        try:
+            parts = [self.store.write_part(generation, step, i, count, each) for i, each in enumerate(self.shards)]
+            meta = {**self.newest.meta, MADE: by}
+            self.store.write_manifest(Manifest(generation, step, self.job.run_id, tuple(parts), meta))
+        except OSError as error:
+            raise GraphftError(
+                f"the new state cannot be written to {self.store.where('')}: {error}",
+                rule="storage",
+                help="nothing was changed: make room there, and call it again",
+            ) from error
+
+
+def _check_fixed(program: Program, values: Mapping[str, Tensor], whole: Mapping[str, Any]) -> None:
+    """Raises GraphftError for a change of what no checkpoint holds."""
     fixed = [v.name for v in saved_variables(program) if v.name not in whole]
     if changed := [name for name in fixed if not values[name].equal(program.values[name])]:
         raise GraphftError(
@@ -148,27 +181,6 @@ def replace_state(job: Job, program: Program, folder: Path, state: Mapping[str, 
             rule="weights",
             help="begin a new run with these values: init_from= of the Trainer, and another name=",
         )
-    for variable in saved_variables(program):
-        if variable.name in whole:
-            whole[variable.name][""] = values[variable.name].reshape(whole[variable.name][""].shape)
-    for name, states in optimizer.items():
-        _replace_optimizer(name, whole.get(name, {}), states, program.values[name].shape if name in whole else ())
-    try:
-        _write(job, store, newest, cut(job, whole, rest))
-    except OSError as error:  # without its manifest it is no checkpoint
-        raise GraphftError(
-            f"the new state cannot be written to {folder}: {error}",
-            rule="storage",
-            help="nothing was changed: make room there, and call it again",
-        ) from error
-    return newest.step
-
-
-def _write(job: Job, store: CheckpointStore, newest: Manifest, shards: Sequence[Mapping[str, Tensor]]) -> None:
-    generation = store.latest_generation() + 1
-    parts = tuple(store.write_part(generation, newest.step, i, len(shards), each) for i, each in enumerate(shards))
-    by = made(job.fingerprint, **{SOURCE: f"load_state_dict, at {newest.directory}"})
-    store.write_manifest(Manifest(generation, newest.step, job.run_id, parts, {**newest.meta, MADE: by}))
 
 
 def _replace_optimizer(name: str, there: dict[str, Tensor], states: Mapping[str, Tensor], shape: Sequence[int]) -> None:

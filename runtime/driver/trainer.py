@@ -28,7 +28,7 @@ from graphft.runtime.driver.callbacks import Callbacks
 from graphft.runtime.driver.checks import check_call
 from graphft.runtime.driver.epoch_metrics import epoch_metrics, tell_idle_rates
 from graphft.runtime.driver.making import BEYOND, Made, check_driver, make
-from graphft.runtime.driver.retries import Retries
+from graphft.runtime.driver.retries import Retries, WorkerFailed
 from graphft.runtime.driver.running_job import RunningJob, at_rest, take_over
 from graphft.runtime.driver.validation import Validation
 from graphft.runtime.engines.base import Listed
@@ -248,8 +248,10 @@ class Trainer:
             self._settle()
             self._stop()
             words = f"interrupted; run again to go on with {self.job_dir}"
-            with interruptible(lambda: words), at_rest(self.job, self.job_dir, self._endpoints):
-                states.replace_state(self.job, self._program, self.job_dir, state)
+            with interruptible(lambda: words), at_rest(self.job, self.job_dir, self._endpoints) as forget:
+                replacement = states.Replacement.of(self.job, self._program, self.job_dir, state)
+                forget()
+                replacement.write()
 
     def save(
         self, path: str | os.PathLike[str], *, keep: int | Keep = 3, metrics: Mapping[str, float] | None = None
@@ -323,8 +325,9 @@ class Trainer:
             yield
         except BaseException as error:
             self._stop()
-            if isinstance(error, GraphftError):
+            if isinstance(error, WorkerFailed):  # what ends a job itself is noted by its launch
                 note_failed(self.job_dir, error.message.splitlines()[0])
+            if isinstance(error, GraphftError):
                 without_traceback(error)
             raise
 

@@ -57,7 +57,8 @@ class FolderStatus:
     """Of a job that was given by the URL of its storage: that is told, not the folder."""
     etcd: str = ""
     """Where the etcd is of a job that runs; of another one, if it was not started with the job."""
-    passes: int = 0
+    passes: int | None = 0
+    """None: nobody has said how many there are to be."""
     pass_index: int | None = None
     """Of a job that runs, ..."""
     loss: float | None = None
@@ -198,7 +199,8 @@ def look_at(folder: Path) -> FolderStatus:
     except GraphftError:
         return FolderStatus(folder, folder.name, "unreadable", None, 0, _modified(folder))
     status, config = _look_at(folder, record), record.config
-    status = replace(status, passes=status.passes or config.passes, on_demand=config.passes_on_demand)
+    passes = status.passes if config.passes_on_demand else config.passes
+    status = replace(status, passes=passes or None, on_demand=config.passes_on_demand)
     return replace(status, continued=continued_in(folder)) if status.state in ("stopped", "failed") else status
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import threading
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -17,10 +18,12 @@ from graphft.runtime.process.identity import STARTED, Identity, identify, stat_o
 
 
 class Offspring:
-    """Knows the children of the roles as of the last look; one that was started after it is not seen. Linux only."""
+    """Knows the children of the roles as of the last look, by any thread; one that was started after it is not seen.
+    Linux only."""
 
     def __init__(self) -> None:
         self._known: set[Identity] = set()
+        self._lock = threading.Lock()
 
     @property
     def left(self) -> bool:
@@ -29,10 +32,11 @@ class Offspring:
 
     def look(self, roles: Iterable[Identity]) -> None:
         """Notes whom these roles have as children, if they live; ends, and collects, what others have left."""
-        for role in roles:
-            if identify(role.pid) == role:
-                self._known.update(_children(role.pid))
-        self._known = {child for child in self._known if not _is_gone(child)}
+        with self._lock:
+            for role in roles:
+                if identify(role.pid) == role:
+                    self._known.update(_children(role.pid))
+            self._known = {child for child in self._known if not _is_gone(child)}
 
 
 def _children(pid: int) -> list[Identity]:

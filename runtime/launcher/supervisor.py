@@ -121,6 +121,8 @@ class Supervisor:
         child = self.children.get((role, index))
         if child is None or child.process is None or not child.alive:
             return False
+        if child.identity.visible:
+            self._offspring.look([child.identity])
         child.process.send_signal(signum)
         return True
 

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import Tensor, nn
@@ -158,6 +159,31 @@ def test_a_damaged_checkpoint_is_no_state_of_the_epoch(tmp_path: Path) -> None:
         assert trainer.state_dict()["epoch"] == 3
 
 
+def test_what_does_not_fit_is_forgotten_nowhere(tmp_path: Path) -> None:
+    """Etcd's records stay, which know what was left out, and the newest checkpoint is the newest."""
+    with epochs.trainer(tmp_path / "job") as trainer:
+        trainer.train()
+        state = trainer.state_dict()
+        state["optimizer"] = {"0.weight": {"exp_avg": torch.zeros(6, 16)}}
+        with pytest.raises(graphft.GraphftError, match=r"exp_avg of 0.weight does not fit: .* of shape \[6, 16\]"):
+            trainer.load_state_dict(state)
+        assert (tmp_path / "job" / "etcd").exists()
+        assert trainer.train()["epoch"] == 2
+
+
+def test_what_a_loop_saved_is_a_model(tmp_path: Path) -> None:
+    """Whatever it calls its objects."""
+    model = epochs.model()
+    optimizer = torch.optim.Adam(model.parameters())
+    state = {"model": model, "trainer": optimizer, "optimizer": optimizer}
+    graphft.save_check_point(state, graphft.TrainStatus(4), tmp_path / "saved")
+    with epochs.trainer(tmp_path / "job") as trainer:
+        trainer.train()
+        trainer.load(tmp_path / "saved")
+        found = trainer.state_dict()
+    assert all(torch.equal(found["model"][name], value) for name, value in model.state_dict().items())
+
+
 def test_a_full_disk_changes_nothing(tmp_path: Path) -> None:
     with small_file_system(tmp_path / "small", 250) as folder, epochs.trainer(folder / "job") as trainer:
         trainer.train()
@@ -272,14 +298,53 @@ def test_a_state_is_not_loaded_into_a_run_that_another_script_trains(
 
 
 def test_a_failure_is_in_the_status_of_the_folder(tmp_path: Path) -> None:
-    data = epochs.data()
-    data["x"][5, 0] = math.nan
-    trainer = epochs.trainer(tmp_path / "job", chunks=graphft.arrays(**data, chunk_size=16))
-    with pytest.raises(graphft.GraphftError, match="not finite"):
-        trainer.train()
+    spec = graphft.dataset("tests.driver.failing:Failing", {"broken": str(tmp_path / "broken")}, chunk_size=16)
+    trainer = epochs.trainer(tmp_path / "job", chunks=spec, max_failures=50)
+    trainer.train()
+    (tmp_path / "broken").touch()
+    with pytest.raises(graphft.WorkerFailed):
+        trainer.train(max_retries=0)
     status = look_at(tmp_path / "job")
     assert status.state == "failed"
-    assert "not finite" in status.failure
+    assert "max_retries is 0" in status.failure
+    (tmp_path / "broken").unlink()
+    assert trainer.train()["epoch"] == 2
+    trainer.shutdown()
+    assert look_at(tmp_path / "job").state == "stopped"
+
+
+KILLED = """
+import signal, sys
+from pathlib import Path
+from tests.driver import epochs
+
+with epochs.trainer(Path(sys.argv[1])) as trainer:
+    trainer.train()
+    for role in ("trainer", "pserver"):
+        trainer.signal(role, 0, signal.SIGKILL)
+    found = trainer.train(max_retries=0)
+print(found["failures"], found["preemptions"])
+"""
+
+
+def test_exit_statuses_are_learnt_where_sigchld_was_ignored(tmp_path: Path) -> None:
+    """A process that is started so ignores it, and learns nothing of its children: what is killed looked failed."""
+    begin = "import os, signal, sys; signal.signal(signal.SIGCHLD, signal.SIG_IGN); os.execv(sys.argv[1], sys.argv[1:])"
+    command = [sys.executable, "-c", begin, sys.executable, "-c", KILLED, str(tmp_path / "job")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "0 2\n"), done.stderr
+
+
+def test_nothing_of_the_processes_is_left(tmp_path: Path) -> None:
+    """What roles start by themselves ends, and is collected, also of those that were killed just now."""
+    with epochs.trainer(tmp_path / "job") as trainer:
+        before = psutil.Process().children()
+        for _ in range(3):
+            trainer.train()
+            for role in ("trainer", "pserver"):
+                assert trainer.signal(role, 0, signal.SIGKILL)
+            trainer.shutdown()
+    assert psutil.Process().children() == before
 
 
 def test_a_schedule_that_has_ended_is_told_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

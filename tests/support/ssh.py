@@ -11,6 +11,7 @@ import os
 import pwd
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -73,7 +74,7 @@ class Sshd:
     """An sshd on a port of loopback, for this user, with keys of its own. To be used in a `with`."""
 
     def __init__(self, folder: Path, port: int) -> None:
-        self.folder = folder
+        self.folder, self.port = folder, port
         self.command = ("ssh", "-F", str(folder / "config"))
         folder.mkdir()
         for name in ("host_key", "user_key"):
@@ -89,7 +90,22 @@ class Sshd:
         with (self.folder / "log").open("wb") as log:
             command = [program, "-D", "-e", "-f", str(self.folder / "sshd_config")]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log)
+        from tests.support.waiting import until  # not for the program below, which has no such path
+
+        try:
+            until(self._listens)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
+
+    def _listens(self) -> bool:
+        assert self._process is not None
+        assert self._process.poll() is None, (self.folder / "log").read_text()
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", self.port), 5.0).close()
+            return True
+        return False
 
     def __exit__(self, *exc: object) -> None:
         assert self._process is not None
