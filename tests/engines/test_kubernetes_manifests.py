@@ -227,6 +227,8 @@ def test_of_a_storage(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     make(storage=url).save(tmp_path / "job")
     assert "job-directory" in refused(capsys, "kubernetes", url, *PLAIN)
     volume = ("--volume", f"shared:{tmp_path}/storage")
+    assert "--cpu" in refused(capsys, "kubernetes", tmp_path / "job", *PLAIN, *volume, "--cpu", "many")
+    assert not (tmp_path / "storage").exists(), "what is refused changes nothing"
     by_folder = shown(capsys, "kubernetes", tmp_path / "job", *PLAIN, *volume)  # puts it there
     assert shown(capsys, "kubernetes", url + "/", *PLAIN, *volume) == by_folder
     for elsewhere in ((), ("--volume", "shared:/mnt")):

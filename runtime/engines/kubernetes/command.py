@@ -58,13 +58,14 @@ def print_manifests(options: argparse.Namespace) -> int:
     wanted = cluster_job(options, record.config, job)
     check(record.config, wanted)
     check_options(wanted)
+    _publish(options)
     sys.stdout.write(to_yaml(manifests(wanted)))
     return EXIT_OK
 
 
 def _find(options: argparse.Namespace) -> tuple[JobRecord, str]:
     """The job's record, and what its pods find it by. Raises UsageError."""
-    from graphft.runtime.coordination.job_storage import fetch, is_url, publish, storage_of
+    from graphft.runtime.coordination.job_storage import fetch, is_url, storage_of
     from graphft.runtime.engines.kubernetes.options import volume
     from graphft.transpiler import read_record
 
@@ -75,7 +76,6 @@ def _find(options: argparse.Namespace) -> tuple[JobRecord, str]:
     folder = Path(options.job)
     record = read_record(folder)
     if url := storage_of(folder):
-        publish(folder)
         return record, url
     if options.volume:
         return record, posixpath.join(volume(options.volume)[1], folder.resolve().name)
@@ -84,6 +84,14 @@ def _find(options: argparse.Namespace) -> tuple[JobRecord, str]:
         rule="kubernetes",
         help='transpile it with storage="s3://...", or copy the folder into a volume and give --volume CLAIM:/PATH',
     )
+
+
+def _publish(options: argparse.Namespace) -> None:
+    """A folder's job, to the storage in which its pods look for it: once it is known that they could run."""
+    from graphft.runtime.coordination.job_storage import is_url, publish, storage_of
+
+    if not is_url(options.job) and storage_of(Path(options.job)):
+        publish(Path(options.job))
 
 
 def cluster_job(options: argparse.Namespace, config: JobConfig, job: str) -> ClusterJob:
