@@ -17,22 +17,31 @@ class Change:
     reason: str
 
 
-def next_change(members: Mapping[str, str], lost: Collection[str], nodes: Sequence[str], wanted: int) -> Change | None:
+def next_change(
+    members: Mapping[str, str],
+    lost: Collection[str],
+    nodes: Sequence[str],
+    wanted: int,
+    learners: Collection[str] = (),
+) -> Change | None:
     """What is to be changed next, if anything.
 
-    `members`: of the cluster, as it counts its majority, with the node of each. `lost`: those that will not come back.
-    `nodes`: that live, the best first. `wanted`: members where there are that many nodes. With fewer nodes there is one
-    member: of two, each would have to live.
+    `members`: of the cluster, with the node of each. `learners`: those of them that do not count in its majority, and
+    are of no use until they do. `lost`: those that will not come back. `nodes`: that live, the best first. `wanted`:
+    members where there are that many nodes. With fewer nodes there is one member: of two, each would have to live.
     """
-    alive = [name for name in members if name not in lost]
-    if 2 * len(alive) <= len(members):
+    voters = [name for name in members if name not in learners]
+    alive = [name for name in voters if name not in lost]
+    if 2 * len(alive) <= len(voters):
         if not nodes:
             return None
-        why = f"{len(members) - len(alive)} of {len(members)} members are lost" if members else "there is none"
+        why = f"{len(voters) - len(alive)} of {len(voters)} members are lost" if members else "there is none"
         return Change("begin", nodes[0], why)
     gone = [name for name in members if name in lost]
     if gone:
         return Change("remove", gone[0], f"its node {members[gone[0]][:8]} is lost")
+    if learners:
+        return Change("remove", next(iter(learners)), "it was not promoted")
     target = wanted if len(nodes) >= wanted else 1
     if len(members) > target:
         last = max(members, key=lambda name: nodes.index(members[name]) if members[name] in nodes else len(nodes))

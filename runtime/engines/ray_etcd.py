@@ -2,7 +2,7 @@
 
 A member is an actor that Ray starts again as long as its node lives (`max_restarts=-1`): its data are on that node's
 disk. One that is lost with its node is replaced by etcd's own means: the cluster is told to do without it, and then of
-a new member, which gets the data from the others. When a majority is lost at once, so are the data: a new etcd begins
+a new member, which gets the data from the others as a learner, and then its vote: etcd answers all the while. When a majority is lost at once, so are the data: a new etcd begins
 with none, and the job goes on from its newest checkpoint.
 """
 
@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
+import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import ray
@@ -28,7 +29,7 @@ from graphft.runtime.etcd import Etcd, EtcdError
 
 log = logging.getLogger("graphft")
 
-ROUND_SECONDS = 0.5
+ROUND_SECONDS, PROMOTE_SECONDS = 0.5, 0.1
 OPEN_SECONDS = 180.0
 ANSWER_SECONDS = 1.0
 
@@ -44,6 +45,7 @@ class _Member:
     peer: str
     number: int
     """etcd's id of it."""
+    learner: bool = False
 
     @property
     def gone(self) -> bool:
@@ -77,9 +79,9 @@ class RayEtcd:
 
     @property
     def endpoints(self) -> list[str]:
-        """Of the members that are there now."""
+        """Of the members that are there now, and answer."""
         with self._lock:
-            return [member.client for member in self._members]
+            return clients(self._members)
 
     def await_answer(self, enough: Callable[[], bool]) -> list[str]:
         """Its endpoints, once it answers there, or it is `enough` of waiting. To be called after `open`."""
@@ -124,9 +126,12 @@ class RayEtcd:
                 self._closed.wait(ROUND_SECONDS)
 
     def _next(self) -> Change | None:
-        nodes = alive_nodes()
-        lost = {member.name for member in self._members if member.node not in nodes or member.gone}
-        return next_change({member.name: member.node for member in self._members}, lost, nodes, self._wanted)
+        nodes, members = alive_nodes(), self._members
+        learners = [member.name for member in members if member.learner]
+        return next_change({m.name: m.node for m in members}, self._lost(nodes), nodes, self._wanted, learners)
+
+    def _lost(self, nodes: list[str]) -> set[str]:
+        return {member.name for member in self._members if member.node not in nodes or member.gone}
 
     def _carry_out(self, change: Change) -> None:
         log.info("etcd: %s %s: %s", change.kind, change.subject[:14], change.reason)
@@ -164,23 +169,38 @@ class RayEtcd:
         self._forget_strangers()
         name, actor, client, peer = self._make(node)
         try:
-            number = self._admin.member_add(peer)
+            number = self._admin.member_add(peer, learner=True)
         except EtcdError:
             kill(actor)
             raise
-        member = _Member(name, node, actor, actor.stay.remote(), client, peer, number)
-        self._set([*self._members, member])
+        others = self._members
+        member = _Member(name, node, actor, actor.stay.remote(), client, peer, number, learner=True)
+        self._set([*others, member])
         cluster = ",".join(f"{m.name}={m.peer}" for m in self._members)
         try:
             ray.get(actor.begin.remote(cluster, "existing"), timeout=START_SECONDS)
-        except (exceptions.RayError, TimeoutError):
+            self._promote(member)
+        except (exceptions.RayError, TimeoutError, EtcdError):
             kill(actor)  # so it is lost, and removed
             raise
+        self._set([*others, replace(member, learner=False)])
+
+    def _promote(self, member: _Member) -> None:
+        """Returns when it has its vote; etcd gives none to a member that lacks data. Raises EtcdError."""
+        assert self._admin is not None
+        end = time.monotonic() + START_SECONDS
+        while any(each.learner for each in self._admin.members() if each.id == member.number):
+            try:
+                self._admin.member_promote(member.number)
+            except EtcdError:
+                if time.monotonic() > end or self._closed.is_set() or self._lost(alive_nodes()):
+                    raise
+                time.sleep(PROMOTE_SECONDS)
 
     def _remove(self, member: _Member) -> None:
         assert self._admin is not None
         left = [m for m in self._members if m is not member]
-        self._admin.move([m.client for m in left])
+        self._admin.move(clients(left))
         self._admin.member_remove(member.number)
         self._set(left)
         kill(member.actor)
@@ -226,6 +246,11 @@ class RayEtcd:
         for move in moves:
             with contextlib.suppress(EtcdError):
                 move(endpoints)
+
+
+def clients(members: list[_Member]) -> list[str]:
+    """The endpoints of those that answer clients."""
+    return [member.client for member in members if not member.learner]
 
 
 def alive_nodes() -> list[str]:

@@ -44,7 +44,8 @@ class EtcdMember:
         return f"{self._host}:{self._ports[0]}", f"http://{self._host}:{self._ports[1]}"
 
     def begin(self, cluster: str, state: Literal["new", "existing"]) -> None:
-        """Starts it, unless Ray has done so again meanwhile, and returns when it answers. Raises EtcdError."""
+        """Starts it, unless Ray has done so again meanwhile. Returns when it answers, if it is the first; one that joins
+        answers when it is promoted. Raises EtcdError."""
         etcd = self._etcd
         if etcd is None:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -52,7 +53,8 @@ class EtcdMember:
             told = {"client": client, "peer": peer, "cluster": cluster, "state": state}
             write_atomically(self._told, json.dumps(told).encode())
             etcd = self._start(cluster, state)
-        etcd.await_healthy(START_SECONDS)
+        if state == "new":
+            etcd.await_healthy(START_SECONDS)
 
     def stay(self) -> None:
         """Returns never: who waits for it learns of the actor's end."""

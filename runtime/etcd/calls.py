@@ -92,6 +92,11 @@ class Calls:
         self.lease = etcdrpc.LeaseStub(channel)
         self.watch = etcdrpc.WatchStub(channel)
         self.cluster = etcdrpc.ClusterStub(channel)
+        self.promote = channel.unary_unary(  # the stub is older; the messages have the fields of a removal's
+            "/etcdserverpb.Cluster/MemberPromote",
+            request_serializer=etcdrpc.MemberRemoveRequest.SerializeToString,
+            response_deserializer=etcdrpc.MemberRemoveResponse.FromString,
+        )
         self.maintenance = etcdrpc.MaintenanceStub(channel)
         self._auth = etcdrpc.AuthStub(channel)
 
@@ -192,7 +197,8 @@ class Calls:
         self._next_look = time.monotonic() + FOLLOW_SECONDS
         with contextlib.suppress(grpc.RpcError):
             answer = self.cluster.MemberList(etcdrpc.MemberListRequest(), timeout=LIST_SECONDS)
-            urls = [str(parse_endpoint(m.clientURLs[0])) for m in answer.members if m.name and m.clientURLs]
+            able = [m for m in answer.members if m.name and m.clientURLs and not m.isLearner]
+            urls = [str(parse_endpoint(m.clientURLs[0])) for m in able]
             if urls:
                 self.move(urls)
 

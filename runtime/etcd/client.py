@@ -8,7 +8,7 @@
 | put, delete, delete_prefix, compact | yes | no try was answered: perhaps applied | never raised |
 | lease_grant | yes, with the same id | perhaps an unused lease; it expires | never raised |
 | lease_keepalive_once, lease_revoke | yes | unknown; own deadlines decide | never raised |
-| member_add, member_remove | no | perhaps applied: see `members` | never raised |
+| member_add, member_promote, member_remove | no | perhaps applied: see `members` | never raised |
 | txn without token or verify | no | it was never sent | sent, outcome unknown |
 | txn with token or verify | yes, looks first | it was never sent | sent, and no later try was answered |
 
@@ -58,12 +58,14 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A member of the cluster. The name is empty until it has started once."""
+    """A member of the cluster. The name is empty until it has started once. A learner has no vote, and answers none but
+    its peers."""
 
     id: int
     name: str
     client_urls: tuple[str, ...]
     peer_urls: tuple[str, ...] = ()
+    learner: bool = False
 
 
 class Etcd:
@@ -240,12 +242,21 @@ class Etcd:
 
     def members(self, *, deadline: float | None = None) -> tuple[Member, ...]:
         answer = self._calls.repeat(self._calls.cluster.MemberList, etcdrpc.MemberListRequest(), deadline)
-        return tuple(Member(m.ID, m.name, tuple(m.clientURLs), tuple(m.peerURLs)) for m in answer.members)
+        return tuple(
+            Member(m.ID, m.name, tuple(m.clientURLs), tuple(m.peerURLs), m.isLearner) for m in answer.members
+        )
 
-    def member_add(self, peer_url: str, *, deadline: float = 5.0) -> int:
-        """Tells the cluster of one more member, which is to be started next; returns its id. One try."""
-        request = etcdrpc.MemberAddRequest(peerURLs=[peer_url])
+    def member_add(self, peer_url: str, *, learner: bool = False, deadline: float = 5.0) -> int:
+        """Tells the cluster of one more member, which is to be started next; returns its id. One try.
+
+        A `learner` gets the data first, and counts when it is promoted: until then no majority depends on it.
+        """
+        request = etcdrpc.MemberAddRequest(peerURLs=[peer_url], isLearner=learner)
         return int(self._calls.single(self._calls.cluster.MemberAdd, request, deadline).member.ID)
+
+    def member_promote(self, member: int, *, deadline: float = 5.0) -> None:
+        """Gives a learner its vote. One try. etcd refuses it (EtcdError) until the learner has nearly all data."""
+        self._calls.single(self._calls.promote, etcdrpc.MemberRemoveRequest(ID=member), deadline)
 
     def member_remove(self, member: int, *, deadline: float = 5.0) -> None:
         """Has the cluster do without this member. One try."""

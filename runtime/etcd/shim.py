@@ -3,7 +3,8 @@
 Its generated code builds descriptors one by one, which protobuf >= 4.21 refuses; a pin to an older protobuf would hold
 back our users' other packages. The serialized file descriptors inside that code are good, though: they are read
 from its source, put into a private pool (so that another `kv.proto` in the process does no harm), and the resulting
-modules are registered under the names that `import etcd3` looks for.
+modules are registered under the names that `import etcd3` looks for. They are older than learners (etcd 3.4): these
+fields are added.
 """
 
 from __future__ import annotations
@@ -23,14 +24,27 @@ from graphft.runtime.etcd.errors import EtcdError
 
 PACKAGE = "etcd3.etcdrpc"
 FILES = ("kv", "auth", "rpc")  # in the order of their imports
+LEARNER = "isLearner"
+FIELDS = {"Member": 5, "MemberAddRequest": 2}
+"""Messages that have it, with its number."""
 
 
 def _descriptor_of(source: Path) -> Any:
     for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
         if isinstance(node, ast.keyword) and node.arg == "serialized_pb" and isinstance(node.value, ast.Call):
             literal = ast.literal_eval(node.value.args[0])
-            return descriptor_pb2.FileDescriptorProto.FromString(literal.encode("latin1"))
+            return _with_learners(descriptor_pb2.FileDescriptorProto.FromString(literal.encode("latin1")))
     raise EtcdError(f"{source} holds no serialized descriptor", rule="etcd-client", help="pip install etcd3==0.12.0")
+
+
+def _with_learners(proto: Any) -> Any:
+    kind = descriptor_pb2.FieldDescriptorProto
+    for message in proto.message_type:
+        if message.name in FIELDS:
+            message.field.add(
+                name=LEARNER, number=FIELDS[message.name], type=kind.TYPE_BOOL, label=kind.LABEL_OPTIONAL
+            )
+    return proto
 
 
 def _message_class(pool: Any, descriptor: Any) -> Any:

@@ -46,6 +46,16 @@ def test_without_a_majority_another_etcd_begins() -> None:
     assert next_change(of("ab"), ["on-a"], ["b"], 3) == Change("begin", "b", "1 of 2 members are lost")
 
 
+def test_a_learner_counts_in_no_majority_and_one_that_was_not_promoted_goes() -> None:
+    assert next_change(of("abc"), [], ABC, 3, ["on-c"]) == Change("remove", "on-c", "it was not promoted")
+    change = next_change(of("abc"), ["on-b"], ABC, 3, ["on-c"])
+    assert change == Change("begin", "a", "1 of 2 members are lost"), "of two with a vote each must live"
+    assert next_change(of("ab"), ["on-a"], ["b"], 3, ["on-b"]) == Change("begin", "b", "1 of 1 members are lost")
+    change = next_change(of("ab"), ["on-b"], ["a"], 3, ["on-b"])
+    assert change is not None
+    assert (change.kind, change.subject) == ("remove", "on-b")
+
+
 @given(st.lists(st.sets(st.sampled_from("abcdef"), min_size=1), min_size=1), st.sampled_from([1, 3, 5]))
 def test_it_settles_on_living_nodes_and_keeps_a_majority(worlds: list[set[str]], wanted: int) -> None:
     """`worlds`: the nodes that live, one set after the other; changes are carried out in each until none is left."""

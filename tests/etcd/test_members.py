@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, EtcdUnreachable
+from graphft.runtime.etcd.calls import FOLLOW_SECONDS
 from graphft.runtime.etcd.embedded import HOST, free_ports
 from graphft.runtime.etcd.open import FOLLOW, open_etcd
+from tests.support.waiting import until
 
 
 class Members:
@@ -106,6 +108,36 @@ def test_a_client_that_is_moved_asks_the_other_etcd(members: Members, tmp_path: 
         assert kv is not None
         assert kv.value == b"there"
         assert client.endpoints == tuple(other.endpoints)
+
+
+def test_etcd_answers_while_a_second_member_joins_as_a_learner(members: Members) -> None:
+    """A second member with a vote would be needed for every write, before it is even started."""
+    first, admin, ports = members.all[0], members.admin, free_ports(2)
+    url = f"http://{HOST}:{ports[1]}"
+    number = admin.member_add(url, learner=True)
+    assert [m.learner for m in admin.members() if m.id == number] == [True]
+    admin.put("key", b"1", deadline=5)
+    with pytest.raises(EtcdError):  # it has no data
+        admin.member_promote(number)
+    admin.put("key", b"2", deadline=5)
+    (peer,) = [m.peer_urls[0] for m in admin.members() if m.id != number]
+    cluster = f"first={peer},second={url}"
+    second = members._new("second", ports=(ports[0], ports[1]), cluster=cluster, state="existing")
+    members.all.append(second)
+    second.launch()
+    with open_etcd(first.endpoints, {FOLLOW: "1"}) as follower:
+        until(lambda: any(m.name == "second" for m in admin.members()))
+        time.sleep(FOLLOW_SECONDS)
+        follower.put("key", b"3")
+        assert follower.endpoints == tuple(first.endpoints), "a learner answers no client"
+        members._changed(lambda: admin.member_promote(number))
+        assert [m.learner for m in admin.members()] == [False, False]
+        second.await_healthy()
+        until(lambda: follower.get("key") and len(follower.endpoints) == 2)
+        with Etcd(second.endpoints) as its:
+            kv = its.get("key")
+            assert kv is not None
+            assert kv.value == b"3"
 
 
 def test_a_member_that_is_not_there_is_not_removed(members: Members) -> None:
