@@ -260,7 +260,7 @@ def saved(folder: Path) -> dict[str, Tensor]:
     found = read_check_point(folder / "final")
     assert found is not None, f"{folder} has no final checkpoint"
     state = dict(found.states["model"])
-    for name, states in found.states["trainer"]["optimizer"].items():
+    for name, states in found.states["optimizer"]["state"].items():
         state |= {f"{name}@{key}": value for key, value in states.items()}
     return state
 

@@ -18,11 +18,7 @@ class Change:
 
 
 def next_change(
-    members: Mapping[str, str],
-    lost: Collection[str],
-    nodes: Sequence[str],
-    wanted: int,
-    learners: Collection[str] = (),
+    members: Mapping[str, str], lost: Collection[str], nodes: Sequence[str], wanted: int, learners: Collection[str] = ()
 ) -> Change | None:
     """What is to be changed next, if anything.
 

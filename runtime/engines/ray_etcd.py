@@ -2,8 +2,8 @@
 
 A member is an actor that Ray starts again as long as its node lives (`max_restarts=-1`): its data are on that node's
 disk. One that is lost with its node is replaced by etcd's own means: the cluster is told to do without it, and then of
-a new member, which gets the data from the others as a learner, and then its vote: etcd answers all the while. When a majority is lost at once, so are the data: a new etcd begins
-with none, and the job goes on from its newest checkpoint.
+a new member, which gets the data from the others as a learner, and then its vote: etcd answers all the while. When a
+majority is lost at once, so are the data: a new etcd begins with none, and the job goes on from its newest checkpoint.
 """
 
 from __future__ import annotations

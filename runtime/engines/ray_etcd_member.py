@@ -44,8 +44,8 @@ class EtcdMember:
         return f"{self._host}:{self._ports[0]}", f"http://{self._host}:{self._ports[1]}"
 
     def begin(self, cluster: str, state: Literal["new", "existing"]) -> None:
-        """Starts it, unless Ray has done so again meanwhile. Returns when it answers, if it is the first; one that joins
-        answers when it is promoted. Raises EtcdError."""
+        """Starts it, unless Ray has done so again meanwhile. Returns when it answers, if it is the first; one that
+        joins answers when it is promoted. Raises EtcdError."""
         etcd = self._etcd
         if etcd is None:
             self.folder.mkdir(parents=True, exist_ok=True)

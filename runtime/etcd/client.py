@@ -242,9 +242,7 @@ class Etcd:
 
     def members(self, *, deadline: float | None = None) -> tuple[Member, ...]:
         answer = self._calls.repeat(self._calls.cluster.MemberList, etcdrpc.MemberListRequest(), deadline)
-        return tuple(
-            Member(m.ID, m.name, tuple(m.clientURLs), tuple(m.peerURLs), m.isLearner) for m in answer.members
-        )
+        return tuple(Member(m.ID, m.name, tuple(m.clientURLs), tuple(m.peerURLs), m.isLearner) for m in answer.members)
 
     def member_add(self, peer_url: str, *, learner: bool = False, deadline: float = 5.0) -> int:
         """Tells the cluster of one more member, which is to be started next; returns its id. One try.

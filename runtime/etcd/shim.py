@@ -41,9 +41,7 @@ def _with_learners(proto: Any) -> Any:
     kind = descriptor_pb2.FieldDescriptorProto
     for message in proto.message_type:
         if message.name in FIELDS:
-            message.field.add(
-                name=LEARNER, number=FIELDS[message.name], type=kind.TYPE_BOOL, label=kind.LABEL_OPTIONAL
-            )
+            message.field.add(name=LEARNER, number=FIELDS[message.name], type=kind.TYPE_BOOL, label=kind.LABEL_OPTIONAL)
     return proto
 
 

@@ -76,7 +76,7 @@ class Cluster:
         self.objects: dict[tuple[str, str], Object] = {}
         self.pods: dict[str, Pod] = {}
         self.secrets: dict[str, Mapping[str, bytes]] = {}
-        """What a pod's volume of that Secret holds, by file."""
+        """What a pod's volume of that Secret, or ConfigMap, holds, by file."""
         self.gone: list[Pod] = []
         """Pods that were replaced."""
         self.room = 1 << 30
@@ -112,6 +112,8 @@ class Cluster:
                     self._serve(item)
                 if item["kind"] == "Pod":
                     self._make(key[1], {"metadata": item["metadata"], "spec": item["spec"]}, {})
+                if item["kind"] == "ConfigMap":
+                    self.secrets[key[1]] = {name: text.encode() for name, text in item["data"].items()}
                 if item["kind"] == "Job":
                     self._jobs[key[1]] = JobState(item["spec"])
                 self.objects[key] = item

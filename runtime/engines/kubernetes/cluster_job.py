@@ -106,15 +106,9 @@ def object_name(job: str) -> str:
     return f"{start[: MAX_NAME - 7].strip('-')}-{digest}"
 
 
-def check(config: JobConfig, wanted: ClusterJob) -> None:
-    """Raises UsageError for what cannot work on a cluster."""
+def check_cluster(wanted: ClusterJob) -> None:
+    """Raises UsageError for what could not be deployed, or not be reached."""
     name = wanted.name
-    if not config.ft:
-        raise UsageError(
-            f"job {config.name} has no fault tolerance, and a cluster moves pods",
-            rule="kubernetes",
-            help="transpile it with ft=True",
-        )
     if not _LABEL.fullmatch(name) or len(name) > MAX_NAME:
         raise UsageError(
             f"{name!r} is no name for objects of Kubernetes",
@@ -135,6 +129,17 @@ def check(config: JobConfig, wanted: ClusterJob) -> None:
             rule="kubernetes",
             help="give --etcd the address that pods reach it at",
         )
+
+
+def check(config: JobConfig, wanted: ClusterJob) -> None:
+    """Raises UsageError for what cannot work on a cluster."""
+    if not config.ft:
+        raise UsageError(
+            f"job {config.name} has no fault tolerance, and a cluster moves pods",
+            rule="kubernetes",
+            help="transpile it with ft=True",
+        )
+    check_cluster(wanted)
     path = wanted.job.removeprefix("file://")
     if path != wanted.job and not (wanted.volume and PurePosixPath(path).is_relative_to(wanted.volume[1])):
         raise UsageError(

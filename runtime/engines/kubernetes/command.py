@@ -7,42 +7,42 @@ import posixpath
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from graphft.errors import UsageError
 from graphft.runtime.process.role_process import EXIT_OK
 
 if TYPE_CHECKING:
-    from graphft.runtime.engines.kubernetes.cluster_job import ClusterJob
+    from graphft.runtime.engines.kubernetes.cluster_job import ClusterJob, Object
     from graphft.transpiler import JobConfig, JobRecord
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     parser = commands.add_parser("kubernetes", help="print the manifests that run a saved job on Kubernetes")
     add = parser.add_argument
-    add("job", help="the URL of the job's storage, or its folder")
+    add("job", help="the URL of the job's storage, or its folder; or a Python script, with a graphft.Trainer say")
     add("--image", required=True, help="with graphft and what the job's data need")
     add("--name", default="", help="of the objects (default: the job's, as Kubernetes allows it)")
     add("--namespace", default="", help="(default: the one that kubectl uses)")
     add("--trainers", type=int, metavar="N", help="pods (default: what the job says)")
-    add("--coordinators", type=int, default=2, metavar="N", help='with dispatch "coordinator" (default: 2)')
+    add("--coordinators", type=int, metavar="N", help='with dispatch "coordinator" (default: 2)')
     add("--etcd", default="", metavar="ENDPOINTS", help="host:port[,host:port...] of an etcd that runs already")
     add("--etcd-members", type=int, default=3, metavar="N", help="of the etcd that is deployed without --etcd")
     add("--etcd-image", default="", metavar="IMAGE", help="etcd 3.5.6 or later")
     add("--etcd-storage", default="4Gi", metavar="SIZE", help="disk of a member (default: 4Gi)")
     add("--storage-class", default="", metavar="NAME", help="of these disks (default: the cluster's)")
     add("--tls-secret", default="", metavar="NAME", help="Secret with ca.crt, tls.crt and tls.key for etcd")
-    add("--cpu", default="1", help="of a trainer (default: 1)")
-    add("--memory", default="4Gi", help="of a trainer, at most (default: 4Gi)")
+    add("--cpu", default="1", help="of a trainer; of a script's own pod (default: 1)")
+    add("--memory", default="4Gi", help="of the same, at most (default: 4Gi)")
     add("--gpus", type=int, metavar="N", help='of a trainer and a pserver (default: 1 with device "cuda", else 0)')
     add("--gpu-resource", default="nvidia.com/gpu", metavar="NAME", help="(default: nvidia.com/gpu)")
-    add("--pserver-cpu", default="1", metavar="CPU", help="(default: 1)")
-    add("--pserver-memory", default="4Gi", metavar="SIZE", help="at most (default: 4Gi)")
+    add("--pserver-cpu", metavar="CPU", help="(default: 1)")
+    add("--pserver-memory", metavar="SIZE", help="at most (default: 4Gi)")
     add("--env", action="append", default=[], metavar="NAME=VALUE", help="for every role; may be repeated")
     add("--env-from-secret", action="append", default=[], metavar="NAME", help="its keys are variables; repeatable")
     add("--volume", default="", metavar="CLAIM:/PATH", help="a claim that all pods mount, for a job without a storage")
     add("--image-pull-secret", default="", metavar="NAME", help="for --image and --etcd-image")
-    add("--max-failures", type=int, default=20, metavar="N", help="of trainers, in all (default: 20)")
+    add("--max-failures", type=int, default=20, metavar="N", help="of trainers, or of a script, in all (default: 20)")
     parser.set_defaults(command=print_manifests)
 
 
@@ -53,6 +53,9 @@ def print_manifests(options: argparse.Namespace) -> int:
     from graphft.runtime.engines.kubernetes.options import check_options
     from graphft.runtime.engines.kubernetes.yaml_text import to_yaml
 
+    if options.job.endswith(".py"):
+        sys.stdout.write(to_yaml(_of_script(options)))
+        return EXIT_OK
     record, job = _find(options)
     check_asked_for(record.config, job, "run that script in a pod, with GRAPHFT_ENGINE=kubernetes: it makes the others")
     wanted = cluster_job(options, record.config, job)
@@ -61,6 +64,26 @@ def print_manifests(options: argparse.Namespace) -> int:
     _publish(options)
     sys.stdout.write(to_yaml(manifests(wanted)))
     return EXIT_OK
+
+
+def _of_script(options: argparse.Namespace) -> list[Object]:
+    from graphft.runtime.engines.kubernetes.cluster_job import check_cluster
+    from graphft.runtime.engines.kubernetes.driver import driver_manifests
+    from graphft.runtime.engines.kubernetes.options import check_options
+
+    script = Path(options.job)
+    for name in ("trainers", "coordinators", "gpus", "pserver_cpu", "pserver_memory"):
+        if getattr(options, name) is not None:
+            option = "--" + name.replace("_", "-")
+            raise UsageError(
+                f"{option} is for a saved job, and {script} is a script",
+                rule="option",
+                help='the script says it: num_workers=, pservers=, resources={"trainer": {"cpu": 2, "memory": 8e9}}',
+            )
+    wanted = _driver(options)
+    check_cluster(wanted)
+    check_options(wanted)
+    return driver_manifests(wanted, script)
 
 
 def _find(options: argparse.Namespace) -> tuple[JobRecord, str]:
@@ -96,30 +119,60 @@ def _publish(options: argparse.Namespace) -> None:
 
 def cluster_job(options: argparse.Namespace, config: JobConfig, job: str) -> ClusterJob:
     from graphft.runtime.engines.kubernetes.cluster_job import ClusterJob, Resources, object_name
-    from graphft.runtime.engines.kubernetes.options import variable, volume
 
     gpus = options.gpus if options.gpus is not None else int(config.device.startswith("cuda"))
+    coordinators = 2 if options.coordinators is None else options.coordinators
+    pserver = options.pserver_cpu or "1", options.pserver_memory or "4Gi"
     return ClusterJob(
         name=options.name or object_name(config.name),
-        image=options.image,
         job=job,
         trainers=config.trainers if options.trainers is None else options.trainers,
         pservers=config.pservers,
-        coordinators=options.coordinators if config.dispatch == "coordinator" else min(options.coordinators, 0),
+        coordinators=coordinators if config.dispatch == "coordinator" else min(coordinators, 0),
         threads=config.threads,
         chunk_timeout=config.chunk_timeout,
         trainer=Resources(options.cpu, options.memory, gpus, options.gpu_resource),
-        pserver=Resources(options.pserver_cpu, options.pserver_memory, gpus, options.gpu_resource),
-        namespace=options.namespace,
+        pserver=Resources(*pserver, gpus, options.gpu_resource),
         etcd=options.etcd or ",".join(config.etcd_endpoints or ()),
-        etcd_members=options.etcd_members,
-        etcd_image=options.etcd_image,
-        etcd_storage=options.etcd_storage,
-        storage_class=options.storage_class,
-        tls_secret=options.tls_secret,
-        env=[variable(text) for text in options.env],
-        env_from_secrets=options.env_from_secret,
-        volume=volume(options.volume) if options.volume else None,
-        pull_secret=options.image_pull_secret,
-        max_failures=options.max_failures,
+        **_asked_for(options),
     )
+
+
+def _driver(options: argparse.Namespace) -> ClusterJob:
+    """A script's own pod; it says itself what its job is."""
+    from graphft.runtime.engines.kubernetes.cluster_job import ClusterJob, Resources, object_name
+
+    own = Resources(options.cpu, options.memory, 0, options.gpu_resource)
+    return ClusterJob(
+        name=options.name or object_name(Path(options.job).stem),
+        job="",
+        trainers=1,
+        pservers=1,
+        coordinators=0,
+        threads=1,
+        chunk_timeout=0.0,
+        trainer=own,
+        pserver=own,
+        etcd=options.etcd,
+        **_asked_for(options),
+    )
+
+
+def _asked_for(options: argparse.Namespace) -> dict[str, Any]:
+    """Of the cluster."""
+    from graphft.runtime.engines.kubernetes.options import variable, volume
+
+    return {
+        "image": options.image,
+        "namespace": options.namespace,
+        "etcd_members": options.etcd_members,
+        "etcd_image": options.etcd_image,
+        "etcd_storage": options.etcd_storage,
+        "storage_class": options.storage_class,
+        "tls_secret": options.tls_secret,
+        "env": [variable(text) for text in options.env],
+        "env_from_secrets": options.env_from_secret,
+        "volume": volume(options.volume) if options.volume else None,
+        "pull_secret": options.image_pull_secret,
+        "max_failures": options.max_failures,
+    }

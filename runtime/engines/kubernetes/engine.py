@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import json
 import logging
 import os
 import shutil
@@ -16,7 +17,8 @@ import socket
 import threading
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from graphft.errors import UsageError
 from graphft.runtime.engines.base import Engine, EngineError, Listed, Order, Process, Run
@@ -34,21 +36,35 @@ LAUNCHER, SESSION, ORDER = "graphft-launcher", "graphft-session", "graphft-order
 USUAL = {"cpu": "1", "memory": "4Gi"}
 
 
+def _of_driver(name: str, otherwise: Any) -> Any:
+    """A field's default is a function."""
+
+    def given() -> Any:
+        return json.loads(os.environ.get("GRAPHFT_KUBERNETES", "{}")).get(name, otherwise)
+
+    return field(default_factory=given)
+
+
 @dataclass(frozen=True, slots=True)
 class Kubernetes:
     """Pods of a cluster. `image`: with graphft; by default $GRAPHFT_IMAGE. The job has a storage, or `volume` holds
-    its folder; its etcd is one that the launcher and the pods reach.
+    its folder; its etcd is one that the launcher and the pods reach, `etcd` if the job names none. `name`: of the pods,
+    by default the job's. `env`: variables of theirs.
 
     `kubectl`: the program and its options. Resources are named as in a pod: {"trainer": {"cpu": 2, "memory": 8e9}}.
+    The defaults are those of $GRAPHFT_KUBERNETES (JSON), by which a driver's pod knows its own (`driver.py`).
     """
 
     image: str = ""
-    namespace: str = ""
-    env_from_secrets: Sequence[str] = ()
-    tls_secret: str = ""
-    pull_secret: str = ""
-    volume: tuple[str, str] | None = None
+    namespace: str = _of_driver("namespace", "")
+    env_from_secrets: Sequence[str] = _of_driver("env_from_secrets", ())
+    tls_secret: str = _of_driver("tls_secret", "")
+    pull_secret: str = _of_driver("pull_secret", "")
+    volume: tuple[str, str] | None = _of_driver("volume", None)
     kubectl: Sequence[str] = ("kubectl",)
+    name: str = _of_driver("name", "")
+    etcd: str = _of_driver("etcd", "")
+    env: Mapping[str, str] = _of_driver("env", {})
 
     def open(self, run: Run) -> Engine:
         image = self.image or os.environ.get("GRAPHFT_IMAGE", "")
@@ -68,7 +84,8 @@ class Kubernetes:
 
 
 class KubernetesEngine(Engine):
-    """Its pods are those of the launcher of this folder on this machine; those of one that died before are ended."""
+    """Its pods are those of the launcher of this folder on this machine, or of the driver of this name; those of one
+    that died before are ended."""
 
     reaches_loopback = False
 
@@ -76,11 +93,12 @@ class KubernetesEngine(Engine):
         self.run, self.options = run, options
         config = read_record(run.job_dir).config
         self.kubectl = Kubectl(options.kubectl, options.namespace)
-        here = f"{socket.gethostname()}:{run.job_dir.resolve()}"
+        machine = f"{socket.gethostname()}:{run.job_dir.resolve()}"
+        here = f"{options.name}:{os.path.relpath(run.job_dir)}" if options.name else machine
         self._mine = {LAUNCHER: hashlib.sha256(here.encode()).hexdigest()[:16], SESSION: uuid.uuid4().hex[:8]}
         usual = Resources(USUAL["cpu"], USUAL["memory"])
         self._job = ClusterJob(
-            name=object_name(config.name),
+            name=options.name or object_name(config.name),
             image=options.image,
             job=run.job,
             trainers=config.trainers,
@@ -91,7 +109,7 @@ class KubernetesEngine(Engine):
             trainer=usual,
             pserver=usual,
             tls_secret=options.tls_secret,
-            env=list(run.environment.items()),
+            env=list({**run.environment, **options.env}.items()),
             env_from_secrets=options.env_from_secrets,
             volume=options.volume,
             pull_secret=options.pull_secret,
@@ -147,6 +165,8 @@ class KubernetesEngine(Engine):
         """The thread does it."""
 
     def provide_etcd(self) -> str:
+        if self.options.etcd:
+            return self.options.etcd
         raise UsageError(
             "pods do not reach an etcd of the launcher's own",
             rule="engine",
@@ -182,7 +202,7 @@ class KubernetesEngine(Engine):
         return {
             "apiVersion": "v1",
             "kind": "Pod",
-            "metadata": {"name": name, "labels": labels},
+            "metadata": {"name": name, "labels": labels, **_owner()},
             "spec": {**template["spec"], "restartPolicy": "Never"},
         }
 
@@ -224,6 +244,14 @@ class KubernetesEngine(Engine):
                     log.warning("the pods are not seen now: %s", error.message)
                 told = True
             self._closing.wait(LOOK_SECONDS)
+
+
+def _owner() -> Object:
+    """The driver's pod: the cluster takes its pods away with it."""
+    name, uid = os.environ.get("GRAPHFT_POD"), os.environ.get("GRAPHFT_POD_UID")
+    if not (name and uid):
+        return {}
+    return {"ownerReferences": [{"apiVersion": "v1", "kind": "Pod", "name": name, "uid": uid}]}
 
 
 def resources(wanted: Mapping[str, float]) -> Object:

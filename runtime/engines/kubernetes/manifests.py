@@ -18,7 +18,7 @@ def manifests(job: ClusterJob) -> list[Object]:
     coordinators = [at_most_one_away(job, "coordinator"), _coordinators(job)] if job.coordinators else []
     budget = [at_least_one_there(job, "trainer")] if job.trainers > 1 else []  # a single one could never be drained
     return [
-        _only_each_other(job),
+        only_each_other(job),
         *([] if job.etcd else etcd_objects(job)),
         _pserver_service(job),
         at_most_one_away(job, "pserver"),
@@ -29,7 +29,7 @@ def manifests(job: ClusterJob) -> list[Object]:
     ]
 
 
-def _only_each_other(job: ClusterJob) -> Object:
+def only_each_other(job: ClusterJob) -> Object:
     """Nothing between roles is encrypted, and an etcd without TLS asks nobody who they are. Probes come from the node,
     which is always let in."""
     everyone = {"matchLabels": {"app.kubernetes.io/instance": job.name}}
@@ -99,8 +99,7 @@ def _trainers(job: ClusterJob) -> Object:
     """
     pod = role_pod(job, "trainer", JOB_INDEX, job.trainer, ["--leave-status", str(LEFT)])
     pod["spec"]["restartPolicy"] = "Never"
-    evicted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-    rules = [evicted, _ended_with("Ignore", EXIT_LEASE_LOST, LEFT), _ended_with("FailJob", EXIT_USAGE)]
+    rules = [evicted(), ended_with("Ignore", EXIT_LEASE_LOST, LEFT), ended_with("FailJob", EXIT_USAGE)]
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
@@ -116,6 +115,11 @@ def _trainers(job: ClusterJob) -> Object:
     }
 
 
-def _ended_with(action: str, *statuses: int) -> Object:
+def evicted() -> Object:
+    """A Job's rule: that is no failure."""
+    return {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+
+
+def ended_with(action: str, *statuses: int) -> Object:
     """The empty list is for the schemas of older versions, which require it."""
     return {"action": action, "onExitCodes": {"operator": "In", "values": [*statuses]}, "onPodConditions": []}

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 
 from graphft.errors import UsageError
 from graphft.runtime.engines.kubernetes.cluster_job import ClusterJob
-from graphft.runtime.engines.kubernetes.pods import OWN_VARIABLES, TLS, TMP, WORK
+from graphft.runtime.engines.kubernetes.pods import OWN_VARIABLES, SCRIPT, TLS, TMP, WORK
 
 _NUMBER = r"\+?(?=[0-9.]*[1-9])([0-9]+(\.[0-9]*)?|\.[0-9]+)"
 _CPU = re.compile(_NUMBER + r"(n|u|m|k|[eE][-+]?[0-9]+)?")
@@ -116,9 +116,10 @@ def _check_variables(names: Sequence[str]) -> None:
 
 
 def _check_mount(path: str) -> None:
-    """Below TMP it may be. TLS cannot be written to, so no folder is made there; and below WORK are copies of jobs."""
+    """Below TMP it may be. TLS and SCRIPT cannot be written to, so no folder is made there; and below WORK are copies of
+    jobs."""
     at = PurePosixPath(path)
-    for taken in map(PurePosixPath, (WORK, TLS, TMP)):
+    for taken in map(PurePosixPath, (WORK, TLS, SCRIPT, TMP)):
         below = at.is_relative_to(taken) and taken != PurePosixPath(TMP)
         if below or taken.is_relative_to(at):
             raise UsageError(

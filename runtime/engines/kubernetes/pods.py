@@ -13,7 +13,11 @@ WORK = "/workspace"
 """The working directory of roles: the copy of the job's folder is below it, and lasts as long as the pod."""
 TMP = "/tmp"
 TLS = "/etc/graphft/etcd"
-OWN_VARIABLES = ("POD_INDEX", "GRAPHFT_HOST")
+SCRIPT = "/etc/graphft/script"
+OWN_VARIABLES = (
+    *("POD_INDEX", "GRAPHFT_HOST", "GRAPHFT_POD", "GRAPHFT_POD_UID"),
+    *("GRAPHFT_ENGINE", "GRAPHFT_IMAGE", "GRAPHFT_KUBERNETES"),
+)
 """Differ from pod to pod. Others that are set here, --env may replace."""
 USER = 10001
 LEFT = 143
@@ -26,22 +30,33 @@ STOP_SECONDS = 30
 def role_pod(job: ClusterJob, role: str, index: str, resources: Resources, options: Sequence[str]) -> Object:
     """The template of a role's pods. `index`: the path of the pod's own field that holds it, "" for none."""
     arguments = ["start", role, "--job", job.job, "--etcd", job.endpoints, "--health", f"0.0.0.0:{HEALTH_PORT}"]
-    own = [_field("POD_INDEX", index)] if index else []
+    own = [field("POD_INDEX", index)] if index else []
+    command = ["graphft", *arguments, *(["--index", "$(POD_INDEX)"] if index else []), *options]
     container = {
-        "name": role,
-        "image": job.image,
-        "command": ["graphft"],
-        "args": [*arguments, *(["--index", "$(POD_INDEX)"] if index else []), *options],
-        "workingDir": WORK,
-        "env": [*own, *_environment(job)],
-        **({"envFrom": [{"secretRef": {"name": s}} for s in job.env_from_secrets]} if job.env_from_secrets else {}),
+        **container_of(job, role, command, own, resources),
         "ports": [{"name": "health", "containerPort": HEALTH_PORT}],
         **_probes(job),
+    }
+    return pod(job, role, container, volumes(job), math.ceil(job.chunk_timeout) + STOP_SECONDS)
+
+
+def container_of(
+    job: ClusterJob, name: str, command: Sequence[str], own: Sequence[Object], resources: Resources
+) -> Object:
+    """`own`: its variables that are fields of its pod."""
+    secrets = {"envFrom": [{"secretRef": {"name": s}} for s in job.env_from_secrets]} if job.env_from_secrets else {}
+    return {
+        "name": name,
+        "image": job.image,
+        "command": [command[0]],
+        "args": [*command[1:]],
+        "workingDir": WORK,
+        "env": [*own, *environment(job)],
+        **secrets,
         "resources": resources.to_json(),
         "securityContext": locked_down(),
-        "volumeMounts": _mounts(job),
+        "volumeMounts": mounts(job),
     }
-    return pod(job, role, container, _volumes(job), math.ceil(job.chunk_timeout) + STOP_SECONDS)
 
 
 def pod(job: ClusterJob, component: str, container: Object, volumes: list[Object], grace: int) -> Object:
@@ -98,11 +113,11 @@ def probe(path: str, port: int | str, period: int, failures: int) -> Object:
     }
 
 
-def _field(name: str, path: str) -> Object:
+def field(name: str, path: str) -> Object:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
 
-def _environment(job: ClusterJob) -> list[Object]:
+def environment(job: ClusterJob) -> list[Object]:
     """GRAPHFT_HOST is the pod's address, not its name: that of a new pod takes a while to be known everywhere."""
     tls = {"CA": "ca.crt", "CERT": "tls.crt", "KEY": "tls.key"} if job.tls_secret else {}
     values = {
@@ -113,7 +128,7 @@ def _environment(job: ClusterJob) -> list[Object]:
         **{f"GRAPHFT_ETCD_{name}": f"{TLS}/{file}" for name, file in tls.items()},
         **dict(job.env),
     }
-    return [_field("GRAPHFT_HOST", "status.podIP"), *({"name": n, "value": v} for n, v in values.items())]
+    return [field("GRAPHFT_HOST", "status.podIP"), *({"name": n, "value": v} for n, v in values.items())]
 
 
 def _probes(job: ClusterJob) -> Object:
@@ -127,13 +142,13 @@ def _probes(job: ClusterJob) -> Object:
     }
 
 
-def _mounts(job: ClusterJob) -> list[Object]:
+def mounts(job: ClusterJob) -> list[Object]:
     folders = [{"name": "work", "mountPath": WORK}, {"name": "tmp", "mountPath": TMP}]
     claim = [{"name": "job", "mountPath": job.volume[1]}] if job.volume else []
     return [*folders, *claim, *tls_mount(job)]
 
 
-def _volumes(job: ClusterJob) -> list[Object]:
+def volumes(job: ClusterJob) -> list[Object]:
     folders: list[Object] = [{"name": "work", "emptyDir": {}}, {"name": "tmp", "emptyDir": {}}]
     claim = [{"name": "job", "persistentVolumeClaim": {"claimName": job.volume[0]}}] if job.volume else []
     return [*folders, *claim, *tls_volume(job)]

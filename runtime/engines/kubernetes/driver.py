@@ -1,0 +1,121 @@
+"""The manifests of a script that makes its pods itself: `graphft kubernetes train.py`, with a graphft.Trainer say.
+
+The script runs in a pod, its driver, as it does on a machine of yours with GRAPHFT_ENGINE=kubernetes. A Job starts the
+driver again: on another node, in an empty folder, it goes on from the storage that the script names.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from graphft.errors import UsageError
+from graphft.runtime.engines.kubernetes.cluster_job import ClusterJob, Object
+from graphft.runtime.engines.kubernetes.etcd import etcd_objects
+from graphft.runtime.engines.kubernetes.manifests import ended_with, evicted, only_each_other
+from graphft.runtime.engines.kubernetes.pods import LEFT, SCRIPT, WORK, container_of, field, pod, volumes
+from graphft.runtime.process.role_process import EXIT_USAGE
+
+LARGEST = 1_000_000
+"""Bytes; a ConfigMap may have 1 MiB in all."""
+INTERRUPTED = 130
+STOP_SECONDS = 120
+"""What the driver has after SIGTERM: its roles end their step, and write a checkpoint."""
+RULES = (
+    {"apiGroups": [""], "resources": ["pods"], "verbs": ["create", "get", "list", "delete"]},
+    {"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]},
+    {"apiGroups": [""], "resources": ["pods/exec"], "verbs": ["create", "get"]},
+)
+"""What `kubectl.py` calls for. Newer versions of kubectl exec with a GET."""
+
+
+def driver_manifests(job: ClusterJob, script: Path) -> list[Object]:
+    """All objects, in an order in which they may be made. Raises UsageError."""
+    return [
+        only_each_other(job),
+        *([] if job.etcd else etcd_objects(job)),
+        *_account(job),
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": job.metadata("driver", "script"),
+            "data": {script.name: _text(script)},
+        },
+        _driver(job, script.name),
+    ]
+
+
+def _account(job: ClusterJob) -> list[Object]:
+    rbac, named = "rbac.authorization.k8s.io", f"{job.name}-driver"
+    subject = {"kind": "ServiceAccount", "name": named, **({"namespace": job.namespace} if job.namespace else {})}
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": job.metadata("driver")},
+        {"apiVersion": f"{rbac}/v1", "kind": "Role", "metadata": job.metadata("driver"), "rules": [*RULES]},
+        {
+            "apiVersion": f"{rbac}/v1",
+            "kind": "RoleBinding",
+            "metadata": job.metadata("driver"),
+            "roleRef": {"apiGroup": rbac, "kind": "Role", "name": named},
+            "subjects": [subject],
+        },
+    ]
+
+
+def _driver(job: ClusterJob, script: str) -> Object:
+    own = [field("GRAPHFT_POD", "metadata.name"), field("GRAPHFT_POD_UID", "metadata.uid")]
+    own += [{"name": n, "value": v} for n, v in _engine(job).items()]
+    container = container_of(job, "driver", ["python", f"{SCRIPT}/{script}"], own, job.trainer)
+    container["volumeMounts"] += [{"name": "script", "mountPath": SCRIPT, "readOnly": True}]
+    held = {"name": "script", "configMap": {"name": f"{job.name}-script"}}
+    made = pod(job, "driver", container, [*volumes(job), held], STOP_SECONDS)
+    made["spec"] |= {
+        "restartPolicy": "Never",
+        "serviceAccountName": f"{job.name}-driver",
+        "automountServiceAccountToken": True,
+    }
+    rules = [evicted(), ended_with("Ignore", LEFT, INTERRUPTED), ended_with("FailJob", EXIT_USAGE)]
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": job.metadata("driver"),
+        "spec": {
+            "completions": 1,
+            "parallelism": 1,
+            "completionMode": "Indexed",
+            "backoffLimit": job.max_failures,
+            "podFailurePolicy": {"rules": rules},
+            "template": made,
+        },
+    }
+
+
+def _engine(job: ClusterJob) -> dict[str, str]:
+    """Has the script start pods like its own (`engine.py`)."""
+    options = {
+        "name": job.name,
+        "namespace": job.namespace,
+        "etcd": job.endpoints,
+        "env": dict(job.env),
+        "env_from_secrets": list(job.env_from_secrets),
+        "tls_secret": job.tls_secret,
+        "pull_secret": job.pull_secret,
+        "volume": job.volume,
+    }
+    given = {name: value for name, value in options.items() if value}
+    return {"GRAPHFT_ENGINE": "kubernetes", "GRAPHFT_IMAGE": job.image, "GRAPHFT_KUBERNETES": json.dumps(given)}
+
+
+def _text(script: Path) -> str:
+    try:
+        text = script.read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(
+            f"{script} cannot be read as UTF-8: {error}", rule="option", help="name a Python script"
+        ) from error
+    if len(text.encode()) > LARGEST:
+        raise UsageError(
+            f"{script} has {len(text.encode())} bytes, expected {LARGEST} or fewer, which a ConfigMap can hold",
+            rule="option",
+            help=f"put it into the image, and give a script that runs it; its folder there is {WORK}",
+        )
+    return text
