@@ -17,7 +17,7 @@ class Callbacks:
 
     on_status(status: JobStatus)         each look at the job, twice a second
     on_event(event)                      each event once: `at`, `who`, `kind`, `text`, `fields`
-    on_epoch(epoch: int, metrics: dict)  an epoch is done
+    on_epoch(epoch: int, metrics: dict)  an epoch is done, and the next one has not begun
     on_validation(epoch: int, metrics: dict)
     on_end()                             `shutdown`
     """
@@ -46,6 +46,9 @@ class Callbacks:
         self._callbacks = tuple(callbacks)
         self._status: JobStatus | None = None
         self._seen: set[tuple[float, str, str]] = set()
+
+    def hears(self, name: str) -> bool:
+        return any(hasattr(callback, name) for callback in self._callbacks)
 
     def tell(self, name: str, *arguments: Any) -> None:
         for callback in self._callbacks:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from graphft.errors import GraphftError
 from graphft.runtime.driver.running_job import RunningJob
-from graphft.runtime.process.role_process import was_preempted
+from graphft.runtime.launcher.child import Child
+from graphft.runtime.process.role_process import BEGINS, was_preempted
 
 LINES, MOST = 300, 20_000
 """Of the end of a worker's log, in which its traceback is looked for; and characters of that, at most."""
@@ -33,6 +35,12 @@ def traceback_in(lines: Sequence[str], error: str = "") -> str:
     while begins and any(line in _CHAINS for line in lines[max(0, at - 3) : at]):
         at = begins.pop()
     return "\n".join(lines[at:])[-MOST:]
+
+
+def of_last_life(lines: Sequence[str]) -> Sequence[str]:
+    """What a role's last process wrote."""
+    begins = [i for i, line in enumerate(lines) if f"] {BEGINS}" in line]
+    return lines[begins[-1] :] if begins else lines
 
 
 _HELP = "mend what it says, and call train() again, or run the script again: it goes on from the newest checkpoint"
@@ -73,11 +81,8 @@ class Retries:
     def explained(self, what: str) -> WorkerFailed:
         """The error of a call that failed because of workers, with the traceback of the last one that did."""
         failed = [c for c in self.job.children if c.failures > self._before.get(c.name, 0)]
-        found, told = "", self._told()
-        error = told.rstrip().splitlines()[-1].strip() if told.strip() else ""
-        for child in sorted(failed, key=lambda child: child.started_at, reverse=True):
-            found = found or traceback_in(self.job.logs_of(child, LINES), error)
-        found = found or told
+        failed.sort(key=lambda child: (child.alive, -child.started_at))
+        found = next(filter(None, map(self._traceback, failed)), "")
         tails = [f"last lines of {c.name}:\n{self.job.tail_of(c)}" for c in failed if not found]
         return WorkerFailed("\n".join([what, *tails]), found, help=_HELP)
 
@@ -86,8 +91,11 @@ class Retries:
         told = [e.text for e in self.job.events() if e.kind == "died" and not was_preempted(e.fields.get("status", 1))]
         return told[-1].split(", starting it again")[0] if told else "a worker has failed"
 
-    def _told(self) -> str:
-        """The traceback of the last step that failed, as its worker told it: shortened, and from any machine."""
-        events = self.job.status.events if self.job.status is not None else []
-        found = [str(e.fields["traceback"]) for e in events if e.fields.get("traceback")]
-        return found[-1] if found else ""
+    def _traceback(self, child: Child) -> str:
+        """Of the life that it had last, not of one before: whole, from its log; or as it was told, shortened, from any
+        machine; "" if there is none."""
+        began = time.time() - (time.monotonic() - child.started_at)
+        events = [e for e in self.job.events() if e.who == child.name and e.at >= began]
+        told = [str(e.fields["traceback"]) for e in events if e.fields.get("traceback")]
+        error = told[-1].rstrip().splitlines()[-1].strip() if told and told[-1].strip() else ""
+        return traceback_in(of_last_life(self.job.logs_of(child, LINES)), error) or (told[-1] if told else "")

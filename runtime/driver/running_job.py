@@ -91,6 +91,14 @@ def _forget(job: Job, path: Path, endpoints: str) -> None:
             forget_dead(etcd, keys)
 
 
+def shut_down() -> UsageError:
+    return UsageError(
+        "the Trainer was shut down while it trained, by a callback or another thread",
+        rule="stopped",
+        help="shut it down when train() has returned, or raise an exception in the callback",
+    )
+
+
 class RunningJob:
     """From its start to `stop`, or to whatever ends it before. `options` say how many passes may begin at first."""
 
@@ -143,11 +151,7 @@ class RunningJob:
         if self.error is not None:
             raise self.error
         if self._asked:
-            raise UsageError(
-                "the Trainer was shut down while it trained, by a callback or another thread",
-                rule="stopped",
-                help="shut it down when train() has returned, or raise an exception in the callback",
-            )
+            raise shut_down()
         raise GraphftError(
             f"{self.folder.path} was completed by another launcher, without its Trainer",
             rule="job-complete",

@@ -29,7 +29,7 @@ from graphft.runtime.driver.checks import check_call
 from graphft.runtime.driver.epoch_metrics import epoch_metrics, tell_idle_rates
 from graphft.runtime.driver.making import BEYOND, Made, check_driver, make
 from graphft.runtime.driver.retries import Retries, WorkerFailed
-from graphft.runtime.driver.running_job import RunningJob, at_rest, take_over
+from graphft.runtime.driver.running_job import RunningJob, at_rest, shut_down, take_over
 from graphft.runtime.driver.validation import Validation
 from graphft.runtime.engines.base import Listed
 from graphft.runtime.interchange.job_state import JobState, read_job
@@ -114,6 +114,8 @@ class Trainer:
         self._past: Sequence[Event] = ()
         self._trained = 0
         """Epochs that `train` has returned; the checkpoint of the last one may be on its way."""
+        self._reached = 0
+        """The step of the newest checkpoint that was seen to be committed."""
         self._counted_from = 0.0
         self._idle_rates = set[str]()
         """Learning rates of which it was told that they are 0."""
@@ -134,16 +136,17 @@ class Trainer:
     @property
     def epoch(self) -> int:
         """Epochs that are done, in earlier processes, too: those that the newest committed checkpoint has, and those
-        that `train` has returned."""
+        that `train` has returned. Raises GraphftError if that checkpoint is gone, or cannot be read now."""
         alive = self._running is not None and self._running.alive
         return max(self.job.config.plan.pass_of(self._step()), self._trained if alive else 0)
 
     def train(
         self, *, max_retries: int | None = None, checkpoint: Literal["auto"] | int | None = "auto", epochs: int = 1
     ) -> dict[str, float]:
-        """Trains one epoch (or `epochs`, without a pause between them) more, and returns the metrics of the last one:
-        `epoch` (how many are done), `loss` and what `loss_fn` returned beside it (means over samples), `samples`,
-        `left_out`, `steps`, `seconds`; `failures` and `preemptions` since the call before. Callbacks are told of each.
+        """Trains one epoch (or `epochs`, without a pause between them but for callbacks' `on_epoch`) more, and returns
+        the metrics of the last one: `epoch` (how many are done), `loss` and what `loss_fn` returned beside it (means
+        over samples), `samples`, `left_out`, `steps`, `seconds`; `failures` and `preemptions` since the call before.
+        Callbacks are told of each.
 
         Args:
             max_retries: Failures of workers that this call bears (3; -1: any number). What is killed from outside, by
@@ -177,9 +180,12 @@ class Trainer:
             )
         words = f"interrupted in epoch {first + 1}; run again to go on with {self.job_dir}"
         with interruptible(lambda: words), self._ended_by_errors():
-            self._want(target, most)
+            one_by_one = self._callbacks.hears("on_epoch")  # which is to find the epoch's state
+            self._want(first + 1 if one_by_one else target, most)
             for epoch in range(first + 1, target):
                 self._train_one(epoch, False)
+                if one_by_one and self._running is not None:
+                    self._running.want(epoch + 1)
             saved = checkpoint is not None and (checkpoint == "auto" or target % checkpoint == 0)
             metrics = self._train_one(target, saved)
             self._retries.settle()
@@ -349,7 +355,8 @@ class Trainer:
 
     def _await(self, epoch: int, saved: bool) -> RunningJob:
         running = self._running
-        assert running is not None
+        if running is None:
+            raise shut_down()
         while not running.reached(self._end_of(epoch), saved):
             try:
                 running.check()
@@ -388,10 +395,12 @@ class Trainer:
             time.sleep(LOOK_SECONDS)
 
     def _step(self) -> int:
-        """Of the newest committed checkpoint."""
+        """Of the newest committed checkpoint. Without processes it is what the folder holds: nobody would go back to an
+        older one, and say so. Raises GraphftError if it held a newer one before."""
         view = self._running.view() if self._running is not None and self._running.alive else None
         if view is not None and view.committed is not None:
-            return view.committed.step
+            self._reached = view.committed.step
+            return self._reached
         found = saved_step(self.job_dir, self.job.config)
         if found is None:
             raise GraphftError(
@@ -399,9 +408,19 @@ class Trainer:
                 rule="storage",
                 help="see whether its file system or storage can be reached",
             )
+        if found < self._reached:
+            raise GraphftError(
+                f"the checkpoint of step {self._reached} is gone: {self.job_dir} holds "
+                + (f"none that is newer than step {found}" if found else "no checkpoint"),
+                rule="checkpoint",
+                help="bring it back; if it is gone for good, begin a new run: another name=, or without that folder",
+            )
+        self._reached = found
         return found
 
     def _stop(self) -> None:
+        with contextlib.suppress(GraphftError):
+            self._step()
         running, self._running, self._trained = self._running, None, 0
         if running is not None:
             self._past = running.events()

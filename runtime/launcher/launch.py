@@ -34,6 +34,7 @@ from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError
 from graphft.runtime.launcher.ending import Reached, interruptible, without_traceback
 from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.launcher.job_folder import JobFolder, open_folder, saved_folder
+from graphft.runtime.launcher.loud_events import LoudEvents
 from graphft.runtime.launcher.options import CALLED, LaunchOptions, choose_options
 from graphft.runtime.launcher.process_counts import MissingProcesses, check_counts
 from graphft.runtime.launcher.process_ends import note_failed, note_launch, note_lost_rows
@@ -273,10 +274,13 @@ def _launch(
     if display is not None:
         stack.callback(display.close)
     missing = MissingProcesses(job_dir, supervisor.endpoints, counts, tell)
+    loud = LoudEvents(supervisor.etcd, keys, since, tell) if options.quiet else None
 
     def look(supervisor: Supervisor, status: JobStatus) -> None:
         reached.status = status
         missing.look(status)
+        if loud is not None:
+            loud.look()
         if supervisor.passes is not None:
             supervisor.passes.keep()
         if claim is not None and claim.lost:

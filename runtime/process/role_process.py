@@ -14,6 +14,8 @@ from typing import Literal, NoReturn
 
 from graphft.errors import GraphftError, UsageError
 
+BEGINS = "begins as process "
+"""The first line of a role's log, with its pid: what is above it was written by the process before."""
 EXIT_OK = 0
 EXIT_FAILED = GraphftError.exit_status
 EXIT_USAGE = UsageError.exit_status

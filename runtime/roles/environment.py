@@ -24,7 +24,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, Store
 from graphft.runtime.process.folder_lock import holder_of, locked
 from graphft.runtime.process.interrupts import look_out
-from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK
+from graphft.runtime.process.role_process import BEGINS, EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK
 from graphft.runtime.process.structs import prepare_structs
 from graphft.runtime.roles.logs import follow, log_as
 
@@ -149,6 +149,7 @@ def run_role(job: Job, job_dir: Path, spec: RoleSpec, health: Health | None = No
     from graphft.runtime.coordination.noted_etcd import check_no_other_etcd
 
     log_as(_name_of(spec))
+    log.info("%s%d", BEGINS, os.getpid())
     explain_on_signal()
     look_out()
     prepare_structs()

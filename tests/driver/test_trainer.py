@@ -186,6 +186,10 @@ def test_a_failing_worker_exhausts_the_retries_and_its_traceback_is_told(tmp_pat
         assert not trainer.workers()
         (tmp_path / "broken").unlink()
         assert trainer.train()["epoch"] == 2
+        (tmp_path / "broken").write_text("exit")
+        with pytest.raises(graphft.WorkerFailed, match="exit status 3") as caught:
+            trainer.train(max_retries=0)
+        assert caught.value.traceback == "", "that of another failure, long ago, is none of this one"
 
 
 def test_all_epochs_that_there_can_be(tmp_path: Path, undisturbed: Undisturbed) -> None:

@@ -80,6 +80,49 @@ def test_a_callback_that_shuts_down_ends_the_call(tmp_path: Path) -> None:
         trainer.train()
 
 
+def test_a_callback_finds_the_state_of_its_epoch(tmp_path: Path) -> None:
+    found: dict[int, Any] = {}
+
+    class Looks:
+        def on_epoch(self, epoch: int, metrics: dict[str, float]) -> None:
+            state = trainer.state_dict()
+            found[epoch] = state["epoch"], state["step"], trainer.epoch
+
+    with epochs.trainer(tmp_path / "job", callbacks=[Looks()]) as trainer:
+        trainer.train(epochs=3)
+    assert found == {n: (n, n * epochs.PER_EPOCH, n) for n in (1, 2, 3)}
+
+
+def test_a_callback_that_shuts_down_between_two_epochs_ends_the_call(tmp_path: Path) -> None:
+    class Stops:
+        def on_epoch(self, epoch: int, metrics: dict[str, float]) -> None:
+            trainer.shutdown()
+
+    trainer = epochs.trainer(tmp_path / "job", callbacks=[Stops()])
+    with pytest.raises(graphft.GraphftError, match="was shut down while it trained"):
+        trainer.train(epochs=2)
+
+
+def test_checkpoints_that_are_gone_are_no_beginning(tmp_path: Path) -> None:
+    """Neither are they for a script that is run again, and quiet: it is told what the job waits for."""
+    trainer = epochs.trainer(tmp_path / "job", validation=epochs.validation())
+    trainer.train(epochs=2)
+    trainer.shutdown()
+    (tmp_path / "job" / "checkpoints").rename(tmp_path / "away")
+    calls = (lambda: trainer.epoch, trainer.train, trainer.validate, lambda: trainer.save(tmp_path / "saved"))
+    for call in calls:
+        with pytest.raises(graphft.GraphftError, match=f"step {2 * epochs.PER_EPOCH} is gone: .* holds no checkpoint"):
+            call()
+    assert not (tmp_path / "saved").exists()
+    command = [sys.executable, "-m", "tests.driver.epochs", str(tmp_path / "job"), "3"]
+    with (tmp_path / "told").open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out) as again:
+        until(lambda: "has waited for its checkpoints" in (tmp_path / "told").read_text(), 120)
+        (tmp_path / "away").rename(tmp_path / "job" / "checkpoints")
+        assert again.wait(120) == 0, (tmp_path / "told").read_text()
+    assert trainer.epoch == 3
+    trainer.shutdown()
+
+
 def test_what_an_interrupted_call_wanted_is_not_trained(tmp_path: Path) -> None:
     class Interrupts:
         def on_status(self, status: Any) -> None:

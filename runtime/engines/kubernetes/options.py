@@ -116,8 +116,8 @@ def _check_variables(names: Sequence[str]) -> None:
 
 
 def _check_mount(path: str) -> None:
-    """Below TMP it may be. TLS and SCRIPT cannot be written to, so no folder is made there; and below WORK are copies of
-    jobs."""
+    """Below TMP it may be. TLS and SCRIPT cannot be written to, so no folder is made there; and below WORK are
+    copies of jobs."""
     at = PurePosixPath(path)
     for taken in map(PurePosixPath, (WORK, TLS, SCRIPT, TMP)):
         below = at.is_relative_to(taken) and taken != PurePosixPath(TMP)
