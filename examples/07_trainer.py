@@ -64,6 +64,14 @@ def best_so_far(folder: Path) -> tuple[int, float]:
     return (found.status.epoch_no + 1, found.status.metrics["loss"]) if found is not None else (0, math.inf)
 
 
+def judge(trainer: graphft.Trainer, best: Path) -> dict[str, float]:
+    """Held-out metrics of the newest epoch, which is saved if it is the best one. Called twice, it saves it once."""
+    found = trainer.validate()
+    if found["loss"] < best_so_far(best)[1]:
+        trainer.save(best, keep=1, metrics=found)
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=60, help="the most there are to be (default: 60)")
@@ -75,14 +83,14 @@ def main() -> None:
 
     with make_trainer() as trainer:
         best = trainer.job_dir / "best"
+        if trainer.at_epoch_end:  # this script may have died before it had looked at its last epoch
+            judge(trainer, best)
         while trainer.epoch < most and trainer.epoch - best_so_far(best)[0] < options.patience:
             if trainer.epoch + 1 == options.kill_at and trainer.signal("trainer", 1, signal.SIGKILL):
                 print("worker 1 is killed; the other one does its work until it is back")
-            trained, found = trainer.train(max_retries=3), trainer.validate()
+            trained, found = trainer.train(max_retries=3), judge(trainer, best)
             print(f"epoch {trained['epoch']:2d}  loss {trained['loss']:.4f}  held out: loss {found['loss']:.4f}, "
                   f"accuracy {found['accuracy']:.4f}  {trained['preemptions']} preemptions")  # fmt: skip
-            if found["loss"] < best_so_far(best)[1]:
-                trainer.save(best, keep=1, metrics=found)
 
     epoch, loss = best_so_far(best)
     model = make_model().eval()

@@ -52,9 +52,9 @@ class _Launcher(threading.Thread):
         self.job = job
 
 
-def take_over(path: Path, alone: bool) -> None:
+def take_over(path: Path, alone: bool) -> bool:
     """A run's folder, from whatever else holds it; `alone`: one launcher at a time may. Waits in the script's own
-    thread, where Ctrl-C ends that: what the other one has trained counts then."""
+    thread, where Ctrl-C ends that. Returns whether it waited for another process."""
     for thread in threading.enumerate():
         if isinstance(thread, _Launcher) and thread.job.folder.path.resolve() == path.resolve():
             tell(f"another Trainer of this process is at work in {path}: its processes are ended")
@@ -65,6 +65,7 @@ def take_over(path: Path, alone: bool) -> None:
             tell(f"{path} is being run by {holder}; waiting for its end")
         told = holder
         time.sleep(LOOK_SECONDS)
+    return bool(told)
 
 
 @contextlib.contextmanager
@@ -110,7 +111,7 @@ class RunningJob:
         self.error: BaseException | None = None
         """What ended it."""
         self._events: Sequence[Event] = ()
-        self._asked = False
+        self._asked, self._over = False, threading.Event()
         self._known = -1
         """The generation as this launch began; -1 until what etcd knows is held against the folder."""
         self._thread = _Launcher(self)
@@ -133,6 +134,8 @@ class RunningJob:
             pass
         except BaseException as error:
             self.error = error
+        finally:
+            self._over.set()
 
     def _look(self, supervisor: Supervisor, status: JobStatus) -> None:
         self.supervisor, self.status, self._events = supervisor, status, status.events
@@ -142,7 +145,7 @@ class RunningJob:
 
     @property
     def alive(self) -> bool:
-        return self._thread.is_alive()
+        return not self._over.is_set()  # a join that Ctrl-C interrupts makes Python take a thread for ended (3.11)
 
     def check(self) -> None:
         """Raises what has ended the job, if something has."""
@@ -231,8 +234,9 @@ class RunningJob:
         return "\n".join(self.logs_of(child, 15))
 
     def stop(self) -> None:
-        """Ends its processes in order, and etcd if that is the job's own. The job can be gone on with."""
+        """Ends its processes in order, and etcd if that is the job's own. The job can be gone on with. Interrupted, it
+        may be called again."""
         self._asked = True
         if self.supervisor is not None:
             self.supervisor.interrupt = _Ended()
-        self._thread.join()
+        self._over.wait()

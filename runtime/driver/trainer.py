@@ -114,6 +114,8 @@ class Trainer:
         self._past: Sequence[Event] = ()
         self._trained = 0
         """Epochs that `train` has returned; the checkpoint of the last one may be on its way."""
+        self._told_epoch: int | None = None
+        """What `epoch` said last."""
         self._reached = 0
         """The step of the newest checkpoint that was seen to be committed."""
         self._counted_from = 0.0
@@ -138,7 +140,14 @@ class Trainer:
         """Epochs that are done, in earlier processes, too: those that the newest committed checkpoint has, and those
         that `train` has returned. Raises GraphftError if that checkpoint is gone, or cannot be read now."""
         alive = self._running is not None and self._running.alive
-        return max(self.job.config.plan.pass_of(self._step()), self._trained if alive else 0)
+        self._told_epoch = max(self.job.config.plan.pass_of(self._step()), self._trained if alive else 0)
+        return self._told_epoch
+
+    @property
+    def at_epoch_end(self) -> bool:
+        """Whether the newest checkpoint is what an epoch came to, and not within the next one: of a script that died
+        after `train()` had returned, and did not look at the epoch, the next one finds it so."""
+        return self.epoch > 0 and self._step() == self._end_of(self.epoch)
 
     def train(
         self, *, max_retries: int | None = None, checkpoint: Literal["auto"] | int | None = "auto", epochs: int = 1
@@ -147,6 +156,9 @@ class Trainer:
         the metrics of the last one: `epoch` (how many are done), `loss` and what `loss_fn` returned beside it (means
         over samples), `samples`, `left_out`, `steps`, `seconds`; `failures` and `preemptions` since the call before.
         Callbacks are told of each.
+
+        Epochs that another process trained while this call waited for its end count: it trains what is left of what was
+        asked for, if anything is, and returns the metrics of the newest.
 
         Args:
             max_retries: Failures of workers that this call bears (3; -1: any number). What is killed from outside, by
@@ -167,17 +179,20 @@ class Trainer:
             return self._train_epochs(most, checkpoint, epochs)
 
     def _train_epochs(self, most: int, checkpoint: Any, epochs: int) -> dict[str, float]:
+        told, waited = self._told_epoch if self._told_epoch is not None else self.epoch, False
         if self._running is None or not self._running.alive:
             with interruptible(lambda: f"interrupted; run again to go on with {self.job_dir}"):
-                take_over(self.job_dir, not self._endpoints)
+                waited = take_over(self.job_dir, not self._endpoints)
         first = self.epoch
-        target, limit = first + epochs, self.job.config.passes - BEYOND
+        target, limit = (told if waited else first) + epochs, self.job.config.passes - BEYOND
         if target > limit:
             raise UsageError(
                 f"epoch {target} is beyond the last one: {first} of {limit} are done",
                 rule="max-epochs",
                 help="give the Trainer more max_epochs from the beginning",
             )
+        if target <= first:  # nothing is left to train, but it is to be told
+            target, first = first, first - 1
         words = f"interrupted in epoch {first + 1}; run again to go on with {self.job_dir}"
         with interruptible(lambda: words), self._ended_by_errors():
             one_by_one = self._callbacks.hears("on_epoch")  # which is to find the epoch's state
@@ -214,9 +229,10 @@ class Trainer:
                 help="Trainer(..., validation=graphft.Validation(program, data)), with a program built in eval mode",
             )
         with interruptible(lambda: f"interrupted while it validates; run again to go on with {self.job_dir}"):
-            metrics = chosen.run(self.state_dict()["model"], self.job.config.device)
+            state = self.state_dict()
+            metrics = chosen.run(state["model"], self.job.config.device)
         with self._ended_by_errors():
-            self._callbacks.tell("on_validation", self.epoch, metrics)
+            self._callbacks.tell("on_validation", state["epoch"], metrics)
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
@@ -421,8 +437,8 @@ class Trainer:
     def _stop(self) -> None:
         with contextlib.suppress(GraphftError):
             self._step()
-        running, self._running, self._trained = self._running, None, 0
-        if running is not None:
-            self._past = running.events()
-            running.stop()
+        if self._running is not None:
+            self._past = self._running.events()
+            self._running.stop()  # interrupted, it is not forgotten
+            self._running, self._trained = None, 0
             self._callbacks.hear(self._past)

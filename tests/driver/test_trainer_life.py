@@ -44,6 +44,26 @@ def test_another_trainer_of_the_run_takes_over(tmp_path: Path, capfd: pytest.Cap
     first.shutdown()
 
 
+def test_the_best_epoch_is_the_same_one_when_the_script_dies_before_it_has_judged_it(tmp_path: Path) -> None:
+    """The recipe of docs/trainer.md."""
+
+    def judge(trainer: graphft.Trainer) -> None:
+        seen.append(trainer.state_dict()["step"])
+
+    seen: list[int] = []
+    for _ in range(2):  # the first one dies when its call of train() has returned
+        with epochs.trainer(tmp_path / "job") as trainer:
+            assert trainer.at_epoch_end is (trainer.epoch == 2)
+            if trainer.at_epoch_end:
+                judge(trainer)
+            if trainer.epoch == 2:
+                break
+            trainer.train()
+            judge(trainer)
+            trainer.train()
+    assert seen == [epochs.PER_EPOCH, 2 * epochs.PER_EPOCH]
+
+
 def test_an_epoch_whose_checkpoint_follows_is_done(tmp_path: Path) -> None:
     with epochs.trainer(tmp_path / "job") as trainer:
         found = [trainer.train(checkpoint=None)["epoch"] for _ in range(3)]
@@ -103,6 +123,44 @@ def test_a_callback_that_shuts_down_between_two_epochs_ends_the_call(tmp_path: P
         trainer.train(epochs=2)
 
 
+def test_a_shutdown_that_is_interrupted_forgets_no_process(tmp_path: Path) -> None:
+    trainer = epochs.trainer(tmp_path / "job")
+    trainer.train()
+    running = trainer._running
+    assert running is not None
+    wait = running._over.wait
+
+    def interrupted(timeout: float | None = None) -> bool:
+        running._over.wait = wait  # type: ignore[method-assign]
+        raise KeyboardInterrupt
+
+    running._over.wait = interrupted  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        trainer.shutdown()
+    trainer.shutdown()
+    assert not running.alive
+    assert not trainer.workers()
+    with trainer:
+        assert trainer.train()["epoch"] == 2
+
+
+def test_epochs_that_another_process_trained_meanwhile_count(tmp_path: Path) -> None:
+    """The same script is started twice: the second one trains nothing beyond what both ask for."""
+    command = [sys.executable, "-m", "tests.driver.epochs", str(tmp_path / "job"), "4"]
+    with (tmp_path / "told").open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out) as other:
+        until(lambda: "done 1\n" in (tmp_path / "told").read_text())
+        other.send_signal(signal.SIGSTOP)
+        with epochs.trainer(tmp_path / "job") as trainer:
+            assert 1 <= trainer.epoch <= 4
+            threading.Timer(1.0, other.send_signal, [signal.SIGCONT]).start()
+            while trainer.epoch < 4:
+                found = trainer.train()
+            assert (found["epoch"], found["samples"]) == (4, 96)
+            assert trainer.epoch == trainer.state_dict()["epoch"] == 4
+            assert trainer.train()["epoch"] == 5
+        assert other.wait(120) == 0, (tmp_path / "told").read_text()
+
+
 def test_checkpoints_that_are_gone_are_no_beginning(tmp_path: Path) -> None:
     """Neither are they for a script that is run again, and quiet: it is told what the job waits for."""
     trainer = epochs.trainer(tmp_path / "job", validation=epochs.validation())
@@ -135,6 +193,7 @@ def test_what_an_interrupted_call_wanted_is_not_trained(tmp_path: Path) -> None:
             trainer.train(epochs=500)
         first = False
         done = trainer.epoch
+        assert trainer.at_epoch_end is (trainer.state_dict()["step"] == done * epochs.PER_EPOCH)
         assert trainer.train()["epoch"] == done + 1
         time.sleep(2.0)  # for what goes on unasked
         assert trainer.epoch == trainer.state_dict()["epoch"] == done + 1
