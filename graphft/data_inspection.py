@@ -104,7 +104,7 @@ def _tell_unreadable(reference: Reference, records: int, digests: Mapping[int, s
         raise UsageError(
             text, rule="dataset", help="does its __len__ fit its records? reading one must not need the others"
         )
-    log.warning("%s; each batch with such a record is left out, up to max_discarded of all records", text)
+    log.warning("%s; such records are left out, up to max_discarded of all", text)
 
 
 def _read_digests(made: Any, indices: Sequence[int], columns: Sequence[str], own: Sequence[Any]) -> dict[int, str]:

@@ -1,4 +1,5 @@
-"""What is left out of the data, kept with each checkpoint: an etcd that is lost, or restored, is told of it again."""
+"""What a job did without, kept with each checkpoint. An etcd that is lost, or restored, is told again of what is left
+out of the data; people are told of it when the job is at rest."""
 
 from __future__ import annotations
 
@@ -7,20 +8,42 @@ from typing import Any
 
 import msgspec
 
+from graphft.runtime.checkpoint.store import Manifest
+from graphft.runtime.coordination.discarded import describe_discarded, discarded_of
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.status import read_left_out
 from graphft.runtime.etcd import mod_is, put_op
 from graphft.runtime.etcd.model import Store
 from graphft.runtime.protocol.left_out import LeftOut
+from graphft.transpiler.config import JobConfig
 
 LEFT_OUT = "left_out"
 """In a manifest's metadata: by chunk, as etcd has it."""
+SKIPPED = "skipped_steps"
+"""There, too, if there are any: so many were left out as not finite."""
 
 
 def recorded(etcd: Store, keys: Keys) -> dict[str, Any]:
     """What etcd knows now, for the metadata of a manifest; nothing if nothing is left out. Raises EtcdError."""
     found = read_left_out(etcd, keys)
     return {LEFT_OUT: {str(chunk): msgspec.to_builtins(each) for chunk, each in found.items()}} if found else {}
+
+
+def skipped_in(values: Mapping[str, Any]) -> dict[str, int]:
+    """For a manifest's metadata; nothing if no step was skipped. `values`: of a shard."""
+    from graphft.transpiler.passes.check_finite import SKIPPED_STEPS
+
+    count = int(values.get(SKIPPED_STEPS, 0))
+    return {SKIPPED: count} if count else {}
+
+
+def lost_so_far(config: JobConfig, manifest: Manifest) -> list[str]:
+    """In words, a line each."""
+    kept = {int(chunk): msgspec.convert(found, LeftOut) for chunk, found in manifest.meta.get(LEFT_OUT, {}).items()}
+    count = manifest.meta.get(SKIPPED, 0)
+    lines = [f"{count} steps were SKIPPED as not finite"] if count else []
+    discarded = describe_discarded(discarded_of(config, kept), config.data.records, "graphft checkpoint show")
+    return lines + ([discarded] if discarded else [])
 
 
 def tell_again(etcd: Store, keys: Keys, meta: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.commit import Commits, record_of
 from graphft.runtime.checkpoint.described import MADE, made
-from graphft.runtime.checkpoint.omissions import recorded
+from graphft.runtime.checkpoint.omissions import recorded, skipped_in
 from graphft.runtime.checkpoint.pending_snapshots import PendingSnapshots, Published, Snapshot, Work
 from graphft.runtime.checkpoint.store import DamagedCheckpoint, Manifest, StorageUnavailable
 from graphft.runtime.coordination.discarded import discarded_of, write_discarded
@@ -201,7 +201,7 @@ class Saver:
             item.generation, item.step, commits.shard, commits.shards, item.values, item.ledger
         )
         found = {"metrics": read_metrics(commits.etcd, commits.keys), MADE: self._made()}
-        meta = {**item.meta, **recorded(commits.etcd, commits.keys), **found}
+        meta = {**item.meta, **recorded(commits.etcd, commits.keys), **skipped_in(item.values), **found}
         self._publish(Published(item.generation, item.step, part, item.keep, meta))
 
     def _made(self) -> dict[str, Any]:

@@ -66,8 +66,8 @@ def read_discarded(job_dir: Path) -> tuple[Discarded, ...]:
         raise GraphftError(f"{job_dir / FILE} is damaged: {error}", rule="load") from error
 
 
-def describe_discarded(found: Sequence[Discarded], total: int) -> str:
-    """In one line; "" for nothing. `total`: records of the data."""
+def describe_discarded(found: Sequence[Discarded], total: int, where: str = f"Result.discarded, {FILE}") -> str:
+    """In one line; "" for nothing. `total`: records of the data. `where`: all of them are told."""
     if not found:
         return ""
     numbers = sorted({number for one in found for number in one.records})
@@ -75,5 +75,5 @@ def describe_discarded(found: Sequence[Discarded], total: int) -> str:
     first = found[0]
     return (
         f"{len(numbers)} of {total} records were DISCARDED, as their batches failed: {listed}; the first in chunk "
-        f"{first.chunk}: {first.reason} (all of them: Result.discarded, {FILE})"
+        f"{first.chunk}: {first.reason} (all of them: {where})"
     )

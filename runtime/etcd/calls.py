@@ -48,6 +48,48 @@ LEASE_HELP = (
 )
 
 
+class _Service:
+    """A service's methods, of whatever channel is in use when one is called: a call that is made again after a move
+    goes to the members that are asked by then, and never to a channel that was closed."""
+
+    def __init__(self, stub: Any) -> None:
+        self.stub = stub
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def call(*arguments: Any, **options: Any) -> Any:
+            stub = self.stub
+            try:
+                return getattr(stub, name)(*arguments, **options)
+            except ValueError:  # that channel is closed
+                if stub is self.stub:
+                    raise
+                return getattr(self.stub, name)(*arguments, **options)
+
+        return call
+
+
+class _Cluster(etcdrpc.ClusterStub):  # type: ignore[misc, name-defined]
+    """Knows learners; its messages have the fields of a removal's."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        super().__init__(channel)
+        self.MemberPromote = channel.unary_unary(
+            "/etcdserverpb.Cluster/MemberPromote",
+            request_serializer=etcdrpc.MemberRemoveRequest.SerializeToString,
+            response_deserializer=etcdrpc.MemberRemoveResponse.FromString,
+        )
+
+
+STUBS = {
+    "kv": etcdrpc.KVStub,
+    "lease": etcdrpc.LeaseStub,
+    "watch": etcdrpc.WatchStub,
+    "cluster": _Cluster,
+    "maintenance": etcdrpc.MaintenanceStub,
+    "auth": etcdrpc.AuthStub,
+}
+
+
 class Calls:
     """Thread-safe. Belongs to the process that made it: gRPC does not survive a fork."""
 
@@ -82,23 +124,18 @@ class Calls:
         self._files = (ca_cert, cert_key, cert_cert)
         self._follow, self._next_look = follow, 0.0
         self._move_lock = threading.Lock()
+        self._services = {name: _Service(None) for name in STUBS}
+        self.kv, self.lease, self.watch = (self._services[name] for name in ("kv", "lease", "watch"))
+        self.cluster, self.maintenance = self._services["cluster"], self._services["maintenance"]
+        self._auth = self._services["auth"]
         self._left: grpc.Channel | None = None
         """The channel to the members that were asked before: calls on it may be in progress."""
         self._use(open_channel(parsed, *self._files))
 
     def _use(self, channel: grpc.Channel) -> None:
         self._channel = channel
-        self.kv = etcdrpc.KVStub(channel)
-        self.lease = etcdrpc.LeaseStub(channel)
-        self.watch = etcdrpc.WatchStub(channel)
-        self.cluster = etcdrpc.ClusterStub(channel)
-        self.promote = channel.unary_unary(  # the stub is older; the messages have the fields of a removal's
-            "/etcdserverpb.Cluster/MemberPromote",
-            request_serializer=etcdrpc.MemberRemoveRequest.SerializeToString,
-            response_deserializer=etcdrpc.MemberRemoveResponse.FromString,
-        )
-        self.maintenance = etcdrpc.MaintenanceStub(channel)
-        self._auth = etcdrpc.AuthStub(channel)
+        for name, stub in STUBS.items():
+            self._services[name].stub = stub(channel)
 
     def move(self, endpoints: Sequence[str]) -> None:
         """Asks these members from now on. Nothing happens if they are those that are asked."""

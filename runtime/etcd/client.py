@@ -254,7 +254,7 @@ class Etcd:
 
     def member_promote(self, member: int, *, deadline: float = 5.0) -> None:
         """Gives a learner its vote. One try. etcd refuses it (EtcdError) until the learner has nearly all data."""
-        self._calls.single(self._calls.promote, etcdrpc.MemberRemoveRequest(ID=member), deadline)
+        self._calls.single(self._calls.cluster.MemberPromote, etcdrpc.MemberRemoveRequest(ID=member), deadline)
 
     def member_remove(self, member: int, *, deadline: float = 5.0) -> None:
         """Has the cluster do without this member. One try."""

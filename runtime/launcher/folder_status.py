@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import json
 import posixpath
 import shutil
@@ -13,7 +14,10 @@ from pathlib import Path
 from typing import Literal
 
 from graphft.errors import GraphftError, UsageError, describe
+from graphft.runtime.checkpoint.omissions import lost_so_far
 from graphft.runtime.checkpoint.saved_step import saved_step
+from graphft.runtime.checkpoint.store import StorageUnavailable
+from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.runtime.coordination.connect import is_complete
 from graphft.runtime.coordination.job_storage import JOBS, MODEL, fetch, is_url, local_folder, storage_of
 from graphft.runtime.coordination.keys import Keys
@@ -48,7 +52,7 @@ class FolderStatus:
     waiting: str = ""
     """Of a job that runs: what it lacks, in words."""
     lost: tuple[str, ...] = ()
-    """What a complete job did without, in words."""
+    """What the job did without, in words: of one that is at rest, as its newest checkpoint knows."""
     failure: str = ""
     """Why a job failed when it was launched last."""
     continued: str = ""
@@ -222,9 +226,9 @@ def _look_at(folder: Path, record: JobRecord) -> FolderStatus:
         return FolderStatus(folder, name, "unknown", saved, steps, time.time(), claim)
     if begun(folder):
         known = answers or not note.endpoints or note.own or note.ended
-        failure = read_ends(folder).failed
+        failure, lost = read_ends(folder).failed, _lost_so_far(folder, record)
         state: State = "failed" if failure else "stopped" if known else "unknown"
-        found = FolderStatus(folder, name, state, saved, steps, _last_work(folder), failure=failure)
+        found = FolderStatus(folder, name, state, saved, steps, _last_work(folder), failure=failure, lost=lost)
         join = live is not None and not note.own and not is_copy(folder, live)
         return replace(found, etcd="" if note.own else note.endpoints, join=join)
     return FolderStatus(folder, name, "not begun", 0, steps, _modified(folder / "job.json"))
@@ -235,6 +239,14 @@ def _lost(folder: Path, record: JobRecord) -> tuple[str, ...]:
         return tuple(Result.of(folder, record.config.total_steps, 0.0).lost(record.config.data.records, losses=False))
     except (GraphftError, OSError, ValueError) as error:
         return (f"what it lost cannot be read: {describe(error)}",)
+
+
+def _lost_so_far(folder: Path, record: JobRecord) -> tuple[str, ...]:
+    with contextlib.suppress(StorageUnavailable):
+        own = [m for m in checkpoints_of(folder).manifests() if m.run == record.run_id]
+        newest = max(own, key=lambda m: (m.generation, m.step), default=None)
+        return tuple(lost_so_far(record.config, newest)) if newest is not None else ()
+    return ()
 
 
 def is_copy(folder: Path, status: JobStatus) -> bool:

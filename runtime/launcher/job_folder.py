@@ -54,10 +54,16 @@ class Passed:
 
     path: Path
     held: Obstacle
+    url: str = ""
+    """The storage that the run was to have, which holds that one."""
+    job: str = ""
+    """Its name."""
 
     @property
     def text(self) -> str:
-        return f"{self.path} {self.held.what}"
+        if not self.url:
+            return f"{self.path} {self.held.what}"
+        return f"{self.url} holds job {self.job}, which {self.held.what}"
 
 
 @dataclass(frozen=True)
@@ -85,7 +91,7 @@ class JobFolder:
         if self.carried:
             return f"going on {self.carried} in {self.path} (its losses before that stay in the old folder)"
         if not begun(self.path):
-            return f"new run in {self.path}"
+            return f"new run in {self.path}" + (f", storage {url}" if (url := storage_of(self.path)) else "")
         same = f" (job unchanged{self._as_far(config)})" if self.job else ""
         if not config.ft:
             return f"beginning {self.path} anew{same}: without fault tolerance (ft=False) no run can be resumed"
@@ -214,11 +220,14 @@ def choose_directory(
     """
     passed: list[Passed] = []
     for chosen, path in [(job, Path(wanted))] if wanted else _places(job):
+        there = path.exists()
         _look_in_storage(chosen, path)
         held = _obstacle(chosen, path) or (_unfinished(chosen, path) if fresh else None)
         if held is None:
             break
-        passed.append(Passed(path, held))
+        passed.append(Passed(path, held, *_stored(path, job.config.name)))
+        if passed[-1].url and not there and not wanted:
+            shutil.rmtree(path)  # a copy of another job's record: nobody here runs that
     others = tuple(sorted(passed, key=lambda one: one.held.distance))
     if wanted and others:
         raise UsageError(
@@ -234,6 +243,18 @@ def choose_directory(
             help="leave resume out to begin a run; what differs is to be as it was to go on with that run",
         )
     return chosen, path, others
+
+
+def _stored(path: Path, name: str) -> tuple[str, str]:
+    """The storage of a folder that holds a job of another name, and that name: it was given to both, by mistake perhaps."""
+    from graphft.transpiler import read_record
+
+    url = storage_of(path)
+    try:
+        held = read_record(path).config.name if url else name
+    except GraphftError:
+        return "", ""
+    return (url, held) if held != name else ("", "")
 
 
 def saved_folder(path: Path, *, resume: bool, fresh: bool) -> JobFolder:

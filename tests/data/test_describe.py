@@ -211,10 +211,10 @@ def test_records_that_cannot_be_read_are_told_when_the_dataset_is_described(capl
     assert "cannot be read" not in caplog.text
     dataset(Short, {"end": 99})
     assert "1 of the 15 records" in caplog.text
-    assert "the first is 99 of 100; each batch with such a record is left out" in caplog.text
+    assert "the first is 99 of 100; such records are left out" in caplog.text
     caplog.clear()
     found = dataset(Short, {"begin": 1, "end": 100})
-    assert "the first is 0 of 100; each" in caplog.text
+    assert "the first is 0 of 100; such" in caplog.text
     assert found.types == dataset(Short, {"end": 100}).types
     with pytest.raises(UsageError, match=r"records .* cannot be read, the first is 33 of 100"):
         dataset(Short, {"end": 30})

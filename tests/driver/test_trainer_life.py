@@ -227,6 +227,19 @@ def test_what_an_epoch_did_without_is_told(tmp_path: Path, capfd: pytest.Capture
     told = capfd.readouterr().err
     assert "epoch 1 LEFT OUT 16 records" in told
     assert "epoch 2 LEFT OUT 16 records" in told
+    found = look_at(tmp_path / "job")
+    assert (found.state, found.lost) == ("stopped", ("2 steps were SKIPPED as not finite",))
+
+
+def test_records_that_cannot_be_read_are_named_when_the_script_has_ended(tmp_path: Path) -> None:
+    (tmp_path / "broken").write_text("17")
+    spec = graphft.dataset("tests.driver.failing:Failing", {"broken": str(tmp_path / "broken")}, chunk_size=16)
+    with epochs.trainer(tmp_path / "job", chunks=spec, max_discarded=0.1) as trainer:
+        assert trainer.train()["left_out"] == 1
+    (lost,) = look_at(tmp_path / "job").lost
+    assert lost.startswith("1 of 96 records were DISCARDED, as their batches failed: 17; the first in chunk 1: "), lost
+    assert "only 17 cannot be read: ZeroDivisionError: as the test wants it" in lost
+    assert lost.endswith(" (all of them: graphft checkpoint show)"), lost
 
 
 def test_one_thread_trains(tmp_path: Path) -> None:

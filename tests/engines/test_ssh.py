@@ -263,6 +263,7 @@ def test_what_a_role_is_told(opened: Callable[..., SshEngine], monkeypatch: pyte
     step = opened("a", environment={"ODD": odd}).start(TRAINER)
     step.await_made()
     role = psutil.Process(step.pid)
+    until(lambda: "ODD" in role.environ())  # it was just forked
     environment = role.environ()
     assert environment["ODD"] == odd
     assert environment["AWS_SECRET_ACCESS_KEY"] == "s3cr3t"

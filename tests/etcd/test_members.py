@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,6 +139,29 @@ def test_etcd_answers_while_a_second_member_joins_as_a_learner(members: Members)
             kv = its.get("key")
             assert kv is not None
             assert kv.value == b"3"
+
+
+def test_a_call_in_progress_goes_on_with_the_members_that_are_asked_by_then(members: Members) -> None:
+    """Not with those that were asked when it began, nor on their channel, which is closed after the second move."""
+    here = members.all[0].endpoints
+    members.admin.put("key", b"1")
+    dead = [f"{HOST}:{port}" for port in free_ports(2)]
+    with Etcd(dead[:1]) as client:
+        found: list[object] = []
+
+        def get() -> None:
+            try:
+                found.append(client.get("key", deadline=60))
+            except Exception as error:
+                found.append(error)
+
+        asking = threading.Thread(target=get)
+        asking.start()
+        for endpoints in (dead[1:], here):
+            time.sleep(0.5)
+            client.move(endpoints)
+        asking.join(60)
+        assert [getattr(kv, "value", kv) for kv in found] == [b"1"]
 
 
 def test_a_member_that_is_not_there_is_not_removed(members: Members) -> None:

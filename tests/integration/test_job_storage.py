@@ -140,7 +140,7 @@ def test_a_complete_run_stays_and_the_next_one_has_a_storage_of_its_own(
     assert one.script(pace, **small).wait() == 0
     again = two.script(pace, **small)
     assert again.wait() == 0, again.output
-    assert again.output.startswith("jobs/blobs is complete; new run in jobs/blobs-2\n")
+    assert again.output.startswith(f"jobs/blobs is complete; new run in jobs/blobs-2, storage {url}-2\n")
     assert is_complete(two.folder / "jobs" / "blobs")  # as the storage tells: the model is not in this folder
     found = look_at(two.folder / "jobs" / "blobs")
     assert (found.state, found.to_json()["model"]) == ("complete", f"{url}/model.safetensors")
