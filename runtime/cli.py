@@ -161,8 +161,11 @@ def _add_launch(launch: argparse.ArgumentParser) -> None:
     for name, (flag, help) in switches.items():
         launch.add_argument(flag, dest=name, action="store_const", const=not flag.startswith("--no-"), help=help)
     launch.add_argument("script", nargs="?", help="a Python script that calls job.run(); without one, --job is run")
-    launch.add_argument("args", nargs=argparse.REMAINDER, help="arguments of the script")
-    launch.set_defaults(command=_launch)
+    launch.add_argument(
+        "args", nargs=argparse.REMAINDER, help="arguments of the script (options of launch stand before it)"
+    )
+    flags = frozenset(flag for action in launch._actions for flag in action.option_strings)
+    launch.set_defaults(command=_launch, flags=flags)
 
 
 def _launch(options: argparse.Namespace) -> int:
@@ -182,7 +185,7 @@ def _launch(options: argparse.Namespace) -> int:
     if not Path(options.script).is_file():
         raise UsageError(f"there is no script {options.script}", rule="missing-file", help="check the path")
     os.environ[COMMAND_LINE] = json.dumps(given)
-    sys.argv = [options.script, *options.args]
+    sys.argv = [options.script, *_of_script(options)]
     sys.path.insert(0, str(Path(options.script).resolve().parent))
     os.environ.pop(CALLED, None)
     runpy.run_path(options.script, run_name="__main__")
@@ -193,6 +196,19 @@ def _launch(options: argparse.Namespace) -> int:
             help="call run() on what graphft.transpile returns, below `if __name__ == '__main__':`",
         )
     return EXIT_OK
+
+
+def _of_script(options: argparse.Namespace) -> Sequence[str]:
+    """The arguments of a script; a line for each that looks like one of launch's own."""
+    from graphft.runtime.launcher.tell import tell
+
+    for argument in options.args:
+        if (flag := argument.partition("=")[0]) in options.flags:
+            tell(
+                f"{flag} stands behind {options.script}, and is given to the script: options of graphft launch stand "
+                "before it"
+            )
+    return list(options.args)
 
 
 def _take_hosts(options: argparse.Namespace) -> None:

@@ -56,7 +56,7 @@ srun --no-kill --kill-on-bad-exit=0 --wait=0 bash -c trainer
 @dataclass(frozen=True)
 class SlurmScript:
     """`job`: the folder as every node has it, or the URL of its storage; or `program`: a Python script that runs a job,
-    or trains with a Trainer, in `folder`. `title`: the job's name. `output`: as sbatch
+    or trains with a Trainer, in `folder`, and its arguments. `title`: the job's name. `output`: as sbatch
     reads it, with replacement symbols (`file_name`). `sbatch`: options, as they are given to sbatch. Counts of CPUs and
     GPUs are each trainer's; `pservers` None: as the job says."""
 
@@ -75,7 +75,7 @@ class SlurmScript:
     output: str = LOG
     sbatch: Sequence[str] = ()
     written_by: str = "graphft slurm"
-    program: str = ""
+    program: Sequence[str] = ()
     folder: str = ""
 
     def text(self) -> str:
@@ -102,13 +102,14 @@ class SlurmScript:
 
     def _run(self) -> str:
         quote = shlex.quote
+        arguments = "".join(f" {quote(word)}" for word in self.program[1:])
         if self.program:
-            what = f"script={quote(self.program)}\ncd {quote(self.folder)}"
+            what = f"script={quote(self.program[0])}\ncd {quote(self.folder)}"
             return _RUN.format(
                 python=quote(sys.executable),
                 what=what,
                 ends="the Python script does",
-                launch='GRAPHFT_ENGINE=slurm "$python" "$script"',
+                launch='GRAPHFT_ENGINE=slurm "$python" "$script"' + arguments,
             )
         more = ("" if self.pservers is None else f" --pservers {self.pservers}") + (
             f" --etcd {quote(self.etcd)}" if self.etcd else ""

@@ -68,7 +68,7 @@ class _Service:
         return call
 
 
-class _Cluster(etcdrpc.ClusterStub):  # type: ignore[misc, name-defined]
+class _Cluster(etcdrpc.ClusterStub):  # type: ignore[name-defined]
     """Knows learners; its messages have the fields of a removal's."""
 
     def __init__(self, channel: grpc.Channel) -> None:

@@ -21,7 +21,9 @@ import grpc
 from graphft.runtime.etcd.errors import EtcdUnreachable, EtcdUsageError
 
 DEFAULT_PORT = 2379
-ENDPOINT = re.compile(r"(?:(?P<scheme>https?)://)?(?:\[(?P<v6>[^\]]+)\]|(?P<host>[^\[\]:/]+))(?::(?P<port>\d+))?/?")
+ENDPOINT = re.compile(
+    r"(?:(?P<scheme>https?)://)?(?:\[(?P<v6>[^\]]+)\]|(?P<host>[A-Za-z0-9._-]+))(?::(?P<port>\d+))?/?"
+)
 OPTIONS: tuple[tuple[str, int | str], ...] = (
     ("grpc.lb_policy_name", "round_robin"),
     ("grpc.keepalive_time_ms", 6000),

@@ -246,7 +246,7 @@ def choose_directory(
 
 
 def _stored(path: Path, name: str) -> tuple[str, str]:
-    """The storage of a folder that holds a job of another name, and that name: it was given to both, by mistake perhaps."""
+    """The storage of a folder that holds a job of another name, and that name: it was given to both."""
     from graphft.transpiler import read_record
 
     url = storage_of(path)

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from graphft.errors import UsageError
+from graphft.runtime.engines.saved_job import check_gpus, tell_idle
+from graphft.runtime.engines.script_arguments import words
 from graphft.runtime.engines.slurm_script import LOG, SlurmScript, file_name
 from graphft.runtime.process.role_process import EXIT_OK
 
@@ -32,6 +34,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--partition", default="", metavar="NAME")
     add("--signal-seconds", type=int, default=120, metavar="S", help="it drains so long before its time (default: 120)")
     add("--etcd", default="", metavar="HOST:PORT[,...]", help="(default: the script starts one on its first node)")
+    add("--args", default="", metavar="TEXT", help="a script's arguments, as a shell reads them: --args='--lr 0.1'")
     add("--join", action="store_true", help="a script that adds trainers to this job, which runs already")
     add("--sbatch", action="append", default=[], metavar="OPTION", help="any other option: --sbatch=--account=lab")
     parser.set_defaults(command=_slurm)
@@ -47,6 +50,8 @@ def _slurm(options: argparse.Namespace) -> int:
     if options.job.endswith(".py"):
         print(_of_script(options).text(), end="")
         return EXIT_OK
+    if options.args:
+        raise UsageError("--args is for a script", rule="option", help="a saved job has none: leave --args out")
     folder = find_folder(options.job)
     record = read_record(folder)
     instead = "print the batch script of that script: graphft slurm SCRIPT.py"
@@ -62,6 +67,8 @@ def _slurm(options: argparse.Namespace) -> int:
     if etcd:
         _check_endpoints(etcd, options.join or _most(options.nodes) > 1)
     own = None if is_url(options.job) else _folder(folder)
+    check_gpus("--gpus-per-trainer", options.gpus_per_trainer, record.config)
+    tell_idle(options.job if is_url(options.job) else str(folder), record)
     script = SlurmScript(
         job=stored or str(folder.resolve()),
         title=record.config.name,
@@ -105,16 +112,19 @@ def _of_script(options: argparse.Namespace) -> SlurmScript:
                 help="the script says it: pservers=, etcd_endpoints= of graphft.Trainer or transpile",
             )
     title = re.sub(r"[^A-Za-z0-9_.-]", "-", path.stem)
-    return SlurmScript(job="", title=title, program=str(path.resolve()), folder=str(Path.cwd()), **_asked_for(options))
+    program = [str(path.resolve()), *words(options.args)]
+    return SlurmScript(job="", title=title, program=program, folder=str(Path.cwd()), **_asked_for(options))
 
 
 def _check(options: argparse.Namespace) -> None:
     _check_characters("JOB", options.job)
+    _check_characters("--args", options.args)
     for name in ("nodes", "time", "partition", "etcd"):
         _check_characters(f"--{name}", getattr(options, name))
     for option in options.sbatch:
         _check_characters("--sbatch", option)
     _check_nodes(options.nodes)
+    _check_time(options.time, options.signal_seconds)
     least = {"trainers_per_node": 1, "pservers": 1, "cpus_per_trainer": 1, "gpus_per_trainer": 0, "signal_seconds": 1}
     for name, at_least in least.items():
         value = getattr(options, name)
@@ -137,6 +147,34 @@ def _check_characters(what: str, text: str) -> None:
             f"{what} is {text!r}, expected one line of UTF-8 without control characters",
             rule="option",
             help="rename the folder" if what == "JOB" else f"correct {what}",
+        )
+
+
+_TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}")
+"""As sbatch takes it: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]."""
+_UNLIMITED = ("", "INFINITE", "UNLIMITED")
+
+
+def _check_time(limit: str, drain: int) -> None:
+    """`drain`: for how many seconds the job drains before its time is over."""
+    if limit in _UNLIMITED:
+        return
+    if not _TIME.fullmatch(limit):
+        raise UsageError(
+            f"--time is {limit!r}, expected minutes, [hours:]minutes:seconds or days-hours[:minutes[:seconds]]",
+            rule="option",
+            help="for a day and a half: --time 1-12",
+        )
+    days, dash, rest = limit.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
+    seconds = 86400 * int(days or 0) + sum(unit * part for unit, part in zip(units, parts, strict=False))
+    if seconds <= 2 * drain:
+        raise UsageError(
+            f"--time {limit} is {seconds} s, and it drains {drain} s before its end (--signal-seconds), expected "
+            "more than twice that: it would be queued again and again, and hardly train",
+            rule="option",
+            help="give it more time, or fewer --signal-seconds",
         )
 
 

@@ -1,4 +1,5 @@
-"""A Dataset that fails while a file is there, or ends its process, if the file says "exit". A number in it: that record's."""
+"""A Dataset that fails while a file is there, or ends its process, if the file says "exit". A number in it: that
+record alone fails."""
 
 from __future__ import annotations
 

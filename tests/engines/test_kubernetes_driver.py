@@ -15,9 +15,9 @@ import graphft
 from graphft.runtime.engines.kubernetes import driver
 from graphft.runtime.engines.kubernetes.engine import Kubernetes
 from tests.driver import epochs
-from tests.engines.test_kubernetes_manifests import VERSIONS
+from tests.engines.test_kubernetes_manifests import VERSIONS, printed
 from tests.support.cluster import Cluster
-from tests.support.commands import refused, shown
+from tests.support.commands import refused
 from tests.support.kubectl import KubectlStandIn
 
 yaml = pytest.importorskip("yaml")
@@ -42,10 +42,6 @@ def script(tmp_path: Path) -> Path:
     file = tmp_path / "train.py"
     file.write_text("print('trained')\n")
     return file
-
-
-def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[dict[str, Any]]:
-    return list(yaml.safe_load_all(shown(capsys, "kubernetes", *arguments)))
 
 
 def named(made: list[dict[str, Any]], kind: str) -> dict[str, Any]:
@@ -97,6 +93,13 @@ def test_what_the_drivers_pod_is_given(
     assert (found.env, list(found.env_from_secrets)) == ({"ATEN_CPU_CAPABILITY": "avx2"}, ["s3"])
     assert (found.tls_secret, found.pull_secret, list(found.volume or ())) == ("certs", "pull", ["data", "/data"])
     assert Kubernetes(name="other").name == "other"
+
+
+def test_a_script_has_arguments(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = named(printed(capsys, script, *IMAGE, "--args=--lr 0.1 'a $b'"), "Job")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    assert container["args"][1:] == ["--lr", "0.1", "a $$b"]
+    assert "expected words as a shell reads them" in refused(capsys, "kubernetes", script, *IMAGE, "--args='a")
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from graphft.transpiler import Job
 from tests.engines.manifests_of import PLAIN, manifests_of
 from tests.support.commands import refused, shown
 from tests.support.golden import assert_golden
+from tests.support.pods import expanded
 from tests.support.programs_by_hand import linear
 
 yaml = pytest.importorskip("yaml")
@@ -236,6 +237,29 @@ def test_of_a_storage(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Non
     assert f"- {url}\n" in by_folder
 
 
+def test_of_a_job_that_is_complete(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    make().save(tmp_path / "job")
+    (tmp_path / "job" / "model.safetensors").touch()
+    assert main(["kubernetes", str(tmp_path / "job"), *IN_VOLUME]) == 0
+    assert "is complete: its processes would find nothing to do" in capsys.readouterr().err
+
+
+def test_dollars_stay(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A cluster replaces `$(NAME)` and `$$` in arguments and values of variables."""
+    folder = tmp_path / "a$$b$(HOME)"
+    make().save(folder)
+    (job,) = of_kind(printed(capsys, folder, *IN_VOLUME, "--env", "PW=x$$y$(HOME)z"), "Job")
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    values = {v["name"]: v["value"] for v in container["env"] if "value" in v}
+    assert expanded(values["PW"], {"HOME": "/workspace"}) == "x$$y$(HOME)z"
+    assert "/jobs/a$$b$(HOME)" in [expanded(word, values) for word in container["args"]]
+    assert "$(POD_INDEX)" in container["args"]
+
+
+def printed(capsys: pytest.CaptureFixture[str], *arguments: object) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(shown(capsys, "kubernetes", *arguments)))
+
+
 def test_of_a_volume(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     make().save(tmp_path / "jobs" / "cancer")
     assert "volume" in refused(capsys, "kubernetes", tmp_path / "jobs" / "cancer", *PLAIN)
@@ -323,6 +347,26 @@ IN_VOLUME = (*PLAIN, "--volume", "shared:/jobs")
         (("--env-from-secret", ""), "--env-from-secret is '', expected a name"),
         (("--env-from-secret", "a" * 254), "expected a name"),
         (("--name", "a\n"), "'a\\n' is no name"),
+        (("--trainers", "99999999999"), "--trainers is 99999999999, expected 2147483647 or fewer"),
+        (("--max-failures", "99999999999"), "--max-failures is 99999999999, expected"),
+        (("--etcd-members", "99"), "--etcd-members is 99, expected 9 or fewer"),
+        (("--gpus", "1"), '--gpus is 1, and job cancer runs on device "cpu"'),
+        (("--memory", "4"), "--memory is '4', which is 4, expected"),
+        (("--memory", "99999999Ei"), "--memory is '99999999Ei', which is"),
+        (("--cpu", "1e400"), "--cpu is '1e400', which is inf"),
+        (("--image", "a:"), "--image is 'a:', expected the name of an image"),
+        (("--image", "a:b:c"), "--image is 'a:b:c', expected"),
+        (("--image", "a//b"), "--image is 'a//b', expected"),
+        (("--image", "UPPER/x"), "--image is 'UPPER/x', expected"),
+        (("--image", "a@sha256:zz"), "--image is 'a@sha256:zz', expected"),
+        (("--etcd", "a b:1"), "'a b:1' is not an etcd endpoint"),
+        (("--etcd", "$(id):1"), "'$(id):1' is not an etcd endpoint"),
+        (("--volume", "c:/proc"), "mounted at /proc, expected a path that hides nothing"),
+        (("--volume", "c:/usr/lib"), "mounted at /usr/lib, expected a path that hides nothing"),
+        (("--etcd", "h:1", "--storage-class", "fast"), "--storage-class is of an etcd that is deployed"),
+        (("--etcd", "h:1", "--etcd-members", "3"), "--etcd-members is of an etcd that is deployed"),
+        (("--etcd", "http://h:1", "--tls-secret", "s"), "would be asked without TLS"),
+        (("--args", "--lr 1"), "--args is for a script"),
     ],
 )
 def test_options_that_cannot_be(

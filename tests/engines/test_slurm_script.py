@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from graphft.runtime.cli import main
 from graphft.runtime.engines.slurm_script import SlurmScript
 from tests.integration import training
 from tests.support.commands import refused, shown
@@ -49,15 +50,37 @@ def test_a_job(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_what_it_takes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    counts = ["--nodes", "2-8", "--trainers-per-node", "4", "--cpus-per-trainer", "6", "--gpus-per-trainer", "2"]
+    counts = ["--nodes", "2-8", "--trainers-per-node", "4", "--cpus-per-trainer", "6"]
     limits = ["--time", "1-00:00", "--partition", "gpu", "--signal-seconds", "300", "--sbatch=--account=lab"]
     script = shown(capsys, "slurm", folder, *counts, *limits, "--pservers", "3", "--etcd", "a:1,b:2")
     assert_bash(script)
-    wanted = {"--nodes=2-8", "--ntasks-per-node=4", "--cpus-per-task=6", "--gpus-per-node=8", "--time=1-00:00"}
+    wanted = {"--nodes=2-8", "--ntasks-per-node=4", "--cpus-per-task=6", "--time=1-00:00"}
     assert wanted | {"--partition=gpu", "--signal=B:USR1@300"} < set(options_of(script))
     assert options_of(script)[-1] == "--account=lab"  # the last one counts
     assert " --pservers 3 --etcd a:1,b:2 " in script
     assert '--trainers "$((4 * SLURM_JOB_NUM_NODES))"' in script
+
+
+def test_gpus() -> None:
+    text = SlurmScript(job="/job", title="job", trainers_per_node=4, gpus=2).text()
+    assert "--gpus-per-node=8" in options_of(text)
+
+
+def test_a_job_that_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    training.job(training.program()).save(tmp_path / "job")
+    (tmp_path / "job" / "model.safetensors").touch()
+    assert main(["slurm", str(tmp_path / "job")]) == 0
+    assert "is complete: its processes would find nothing to do" in capsys.readouterr().err
+
+
+def test_a_script_has_arguments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text("import sys; sys.exit(sys.argv[1:] != ['--lr', '0.1', 'a $b'])")
+    monkeypatch.chdir(tmp_path)
+    script = shown(capsys, "slurm", "train.py", "--args=--lr 0.1 'a $b'")
+    assert subprocess.run(["bash"], input=script, text=True, cwd="/").returncode == 0
+    assert "expected words as a shell reads them" in refused(capsys, "slurm", "train.py", "--args='a")
 
 
 def test_a_script(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,6 +138,11 @@ def test_a_job_in_a_storage(
         (("--nodes", "1-4", "--etcd", "http://localhost:2379"), "etcd at http://localhost:2379 is out of reach"),
         (("--join", "--etcd", "[::1]:2379"), "etcd at [::1]:2379 is out of reach"),
         (("--etcd", ","), "'' is not an etcd endpoint"),
+        (("--gpus-per-trainer", "1"), '--gpus-per-trainer is 1, and job blobs runs on device "cpu"'),
+        (("--time", "5min"), "--time is '5min', expected minutes,"),
+        (("--time", "2"), "--time 2 is 120 s, and it drains 120 s before its end"),
+        (("--time", "0-1:30", "--signal-seconds", "2700"), "--time 0-1:30 is 5400 s"),
+        (("--args", "--lr 1"), "--args is for a script"),
     ],
 )
 def test_what_cannot_be(options: tuple[str, ...], said: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -160,6 +160,19 @@ def test_the_process_ends_too_and_prints_no_traceback() -> None:
 # -- launch and start -------------------------------------------------------------------------------------------------
 
 
+def test_an_option_behind_the_script_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """`graphft launch train.py --fresh` would go on with the run that it was to leave."""
+    script = tmp_path / "train.py"
+    script.write_text("import sys; print(sys.argv[1:]); sys.exit(0)\n")
+    for arguments, told in ((["--fresh", "--trainers=5"], True), (["--lr", "1"], False)):
+        with pytest.raises(SystemExit):
+            main(["launch", str(script), *arguments])
+        out, err = capsys.readouterr()
+        assert (f"--fresh stands behind {script}, and is given to the script" in err) is told
+        assert ("--trainers stands behind" in err) is told
+        assert out == f"{arguments}\n"
+
+
 def test_launch_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert "there is no script nosuch.py" in refused(capsys, "launch", "nosuch.py")
     assert "there is no script" in refused(capsys, "launch", tmp_path)

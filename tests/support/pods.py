@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 HURRY = 10
 BACK_OFF, LONGEST_BACK_OFF = 10.0 / HURRY, 300.0 / HURRY
 HOST = re.compile(r"(?<=//)[a-z0-9-]+(\.[a-z0-9-]+)?(?=[:/])")
-VARIABLE = re.compile(r"\$\((\w+)\)")
+VARIABLE = re.compile(r"\$\$|\$\((\w+)\)")
 KILLED, ASKED = 128 + signal.SIGKILL, 128 + signal.SIGTERM
 
 Object = Mapping[str, Any]
@@ -47,6 +47,11 @@ def program(name: str) -> list[str]:
         binary = find_etcd()
         return [str(binary.path), *binary.options]
     return [shutil.which(name) or name]
+
+
+def expanded(text: str, variables: Mapping[str, str]) -> str:
+    """As a kubelet does it."""
+    return VARIABLE.sub(lambda m: "$" if m[0] == "$$" else variables.get(m[1], m[0]), text)
 
 
 class Pod:
@@ -196,9 +201,9 @@ class Pod:
             value = variable.get("value")
             if value is None:
                 value = self.fields[variable["valueFrom"]["fieldRef"]["fieldPath"]]
-            variables[variable["name"]] = self._here(value)
+            variables[variable["name"]] = self._here(expanded(value, variables))
         words = [*self.container["command"], *self.container.get("args", [])]
-        words = [VARIABLE.sub(lambda m: variables.get(m[1], m[0]), word) for word in words]
+        words = [expanded(word, variables) for word in words]
         command = [*program(words[0]), *map(self._here, words[1:])]
         given = {n: v for n, v in os.environ.items() if not n.startswith("GRAPHFT_") or n == "GRAPHFT_TEST_SESSION"}
         environment = {**given, "PYTHONPATH": str(ROOT), "TMPDIR": str(self.folder), **variables}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import UsageError
+from graphft.runtime.engines.saved_job import check_gpus, tell_idle
 from graphft.runtime.process.role_process import EXIT_OK
 
 if TYPE_CHECKING:
@@ -27,9 +28,9 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--trainers", type=int, metavar="N", help="pods (default: what the job says)")
     add("--coordinators", type=int, metavar="N", help='with dispatch "coordinator" (default: 2)')
     add("--etcd", default="", metavar="ENDPOINTS", help="host:port[,host:port...] of an etcd that runs already")
-    add("--etcd-members", type=int, default=3, metavar="N", help="of the etcd that is deployed without --etcd")
+    add("--etcd-members", type=int, metavar="N", help="of the etcd that is deployed without --etcd (default: 3)")
     add("--etcd-image", default="", metavar="IMAGE", help="etcd 3.5.6 or later")
-    add("--etcd-storage", default="4Gi", metavar="SIZE", help="disk of a member (default: 4Gi)")
+    add("--etcd-storage", default="", metavar="SIZE", help="disk of a member (default: 4Gi)")
     add("--storage-class", default="", metavar="NAME", help="of these disks (default: the cluster's)")
     add("--tls-secret", default="", metavar="NAME", help="Secret with ca.crt, tls.crt and tls.key for etcd")
     add("--cpu", default="1", help="of a trainer; of a script's own pod (default: 1)")
@@ -42,6 +43,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--env-from-secret", action="append", default=[], metavar="NAME", help="its keys are variables; repeatable")
     add("--volume", default="", metavar="CLAIM:/PATH", help="a claim that all pods mount, for a job without a storage")
     add("--image-pull-secret", default="", metavar="NAME", help="for --image and --etcd-image")
+    add("--args", default="", metavar="TEXT", help="a script's arguments, as a shell reads them: --args='--lr 0.1'")
     add("--max-failures", type=int, default=20, metavar="N", help="of trainers, or of a script, in all (default: 20)")
     parser.set_defaults(command=print_manifests)
 
@@ -56,12 +58,17 @@ def print_manifests(options: argparse.Namespace) -> int:
     if options.job.endswith(".py"):
         sys.stdout.write(to_yaml(_of_script(options)))
         return EXIT_OK
+    if options.args:
+        raise UsageError("--args is for a script", rule="option", help="a saved job has none: leave --args out")
     record, job = _find(options)
-    check_asked_for(record.config, job, "run that script in a pod, with GRAPHFT_ENGINE=kubernetes: it makes the others")
+    check_asked_for(record.config, job, "print the manifests of that script: graphft kubernetes SCRIPT.py")
     wanted = cluster_job(options, record.config, job)
     check(record.config, wanted)
     check_options(wanted)
+    _check_together(options, wanted)
+    check_gpus("--gpus", options.gpus, record.config)
     _publish(options)
+    tell_idle(options.job, record)
     sys.stdout.write(to_yaml(manifests(wanted)))
     return EXIT_OK
 
@@ -70,6 +77,7 @@ def _of_script(options: argparse.Namespace) -> list[Object]:
     from graphft.runtime.engines.kubernetes.cluster_job import check_cluster
     from graphft.runtime.engines.kubernetes.driver import driver_manifests
     from graphft.runtime.engines.kubernetes.options import check_options
+    from graphft.runtime.engines.script_arguments import words
 
     script = Path(options.job)
     for name in ("trainers", "coordinators", "gpus", "pserver_cpu", "pserver_memory"):
@@ -83,7 +91,26 @@ def _of_script(options: argparse.Namespace) -> list[Object]:
     wanted = _driver(options)
     check_cluster(wanted)
     check_options(wanted)
-    return driver_manifests(wanted, script)
+    _check_together(options, wanted)
+    return driver_manifests(wanted, script, words(options.args))
+
+
+def _check_together(options: argparse.Namespace, job: ClusterJob) -> None:
+    """Raises UsageError for options that would do nothing, or contradict each other."""
+    for name in ("etcd_members", "etcd_image", "etcd_storage", "storage_class"):
+        if job.etcd and getattr(options, name) not in (None, ""):
+            option = "--" + name.replace("_", "-")
+            raise UsageError(
+                f"{option} is of an etcd that is deployed, and there is one at {job.etcd}",
+                rule="option",
+                help=f"leave {option} out, or the endpoints (--etcd, etcd_endpoints=)",
+            )
+    if job.tls_secret and "http://" in job.etcd:
+        raise UsageError(
+            f"--tls-secret is given, and etcd at {job.etcd} would be asked without TLS",
+            rule="option",
+            help="write https://, or leave --tls-secret out",
+        )
 
 
 def _find(options: argparse.Namespace) -> tuple[JobRecord, str]:
@@ -165,9 +192,9 @@ def _asked_for(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "image": options.image,
         "namespace": options.namespace,
-        "etcd_members": options.etcd_members,
+        "etcd_members": 3 if options.etcd_members is None else options.etcd_members,
         "etcd_image": options.etcd_image,
-        "etcd_storage": options.etcd_storage,
+        "etcd_storage": options.etcd_storage or "4Gi",
         "storage_class": options.storage_class,
         "tls_secret": options.tls_secret,
         "env": [variable(text) for text in options.env],

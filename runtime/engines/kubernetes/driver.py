@@ -7,13 +7,14 @@ driver again: on another node, in an empty folder, it goes on from the storage t
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from graphft.errors import UsageError
 from graphft.runtime.engines.kubernetes.cluster_job import ClusterJob, Object
 from graphft.runtime.engines.kubernetes.etcd import etcd_objects
 from graphft.runtime.engines.kubernetes.manifests import ended_with, evicted, only_each_other
-from graphft.runtime.engines.kubernetes.pods import LEFT, SCRIPT, WORK, container_of, field, pod, volumes
+from graphft.runtime.engines.kubernetes.pods import LEFT, SCRIPT, WORK, container_of, field, literal, pod, volumes
 from graphft.runtime.process.role_process import EXIT_USAGE
 
 LARGEST = 1_000_000
@@ -29,8 +30,8 @@ RULES = (
 """What `kubectl.py` calls for. Newer versions of kubectl exec with a GET."""
 
 
-def driver_manifests(job: ClusterJob, script: Path) -> list[Object]:
-    """All objects, in an order in which they may be made. Raises UsageError."""
+def driver_manifests(job: ClusterJob, script: Path, arguments: Sequence[str] = ()) -> list[Object]:
+    """All objects, in an order in which they may be made. `arguments`: the script's. Raises UsageError."""
     return [
         only_each_other(job),
         *([] if job.etcd else etcd_objects(job)),
@@ -41,7 +42,7 @@ def driver_manifests(job: ClusterJob, script: Path) -> list[Object]:
             "metadata": job.metadata("driver", "script"),
             "data": {script.name: _text(script)},
         },
-        _driver(job, script.name),
+        _driver(job, [f"{SCRIPT}/{script.name}", *arguments]),
     ]
 
 
@@ -61,10 +62,10 @@ def _account(job: ClusterJob) -> list[Object]:
     ]
 
 
-def _driver(job: ClusterJob, script: str) -> Object:
+def _driver(job: ClusterJob, program: Sequence[str]) -> Object:
     own = [field("GRAPHFT_POD", "metadata.name"), field("GRAPHFT_POD_UID", "metadata.uid")]
-    own += [{"name": n, "value": v} for n, v in _engine(job).items()]
-    container = container_of(job, "driver", ["python", f"{SCRIPT}/{script}"], own, job.trainer)
+    own += [{"name": n, "value": literal(v)} for n, v in _engine(job).items()]
+    container = container_of(job, "driver", ["python", *map(literal, program)], own, job.trainer)
     container["volumeMounts"] += [{"name": "script", "mountPath": SCRIPT, "readOnly": True}]
     held = {"name": "script", "configMap": {"name": f"{job.name}-script"}}
     made = pod(job, "driver", container, [*volumes(job), held], STOP_SECONDS)

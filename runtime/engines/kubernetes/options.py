@@ -18,8 +18,21 @@ _LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 _NAMESPACE = re.compile(_LABEL)
 _NAME = re.compile(rf"(?=.{{1,253}}$){_LABEL}(\.{_LABEL})*")
 _RESOURCE = re.compile(rf"{_LABEL}(\.{_LABEL})*/[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?")
-_IMAGE = re.compile(r"[A-Za-z0-9][-A-Za-z0-9._:/@]*")
+_PART = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
+_IMAGE = re.compile(
+    rf"(?:[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?(?::[0-9]+)?/)?{_PART}(?:/{_PART})*"
+    r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
+)
+"""As distribution/reference has it."""
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+_MOST = 2**31 - 1
+_SCALES = {"": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, **{unit: 1e3 ** (n + 1) for n, unit in enumerate("kMGTPE")}}
+_SCALES |= {f"{unit}i": 1024.0 ** (n + 1) for n, unit in enumerate("KMGTPE")}
+LEAST_MEMORY, LEAST_CPU = 2.0**20, 1e-3
+_SYSTEM = ("bin", "boot", "dev", "lib", "lib64", "proc", "run", "sbin", "sys", "usr")
+"""Folders of an image that a volume would hide."""
 
 
 def check_options(job: ClusterJob) -> None:
@@ -64,22 +77,50 @@ def _is_utf8(text: str) -> bool:
 
 def _check_counts(job: ClusterJob) -> None:
     for option, count in (("--gpus", job.trainer.gpus), ("--max-failures", job.max_failures)):
-        if count < 0:
-            raise UsageError(f"{option} is {count}, expected 0 or more", rule="option", help=f"correct {option}")
+        _check_range(option, count, 0, _MOST)
+    for option, count in (("--trainers", job.trainers), ("--coordinators", job.coordinators)):
+        _check_range(option, count, 0, _MOST)
+    _check_range("--etcd-members", job.etcd_members, 1, 9)
+
+
+def _check_range(option: str, count: int, least: int, most: int) -> None:
+    if not least <= count <= most:
+        expected = f"{least} or more" if count < least else f"{most} or fewer"
+        raise UsageError(f"{option} is {count}, expected {expected}", rule="option", help=f"correct {option}")
+
+
+def _amount(text: str) -> float:
+    """Of a quantity of Kubernetes."""
+    unit = text.lstrip("+0123456789.")
+    if unit[:1] in ("e", "E") and unit[-1].isdigit():
+        return float(text)
+    return float(text[: len(text) - len(unit)]) * _SCALES[unit]
 
 
 def _check_resources(job: ClusterJob) -> None:
     for option, cpu in (("--cpu", job.trainer.cpu), ("--pserver-cpu", job.pserver.cpu)):
         _check_text(option, cpu, _CPU, "a positive quantity of CPUs", f"for half of one: {option} 500m")
+        _check_amount(option, cpu, LEAST_CPU, 1e6, f"for half of one: {option} 500m")
     sizes = {"--memory": job.trainer.memory, "--pserver-memory": job.pserver.memory, "--etcd-storage": job.etcd_storage}
     for option, size in sizes.items():
         _check_text(option, size, _SIZE, "a positive quantity of bytes", f"for 4 GiB: {option} 4Gi")
+        _check_amount(option, size, LEAST_MEMORY, 2.0**60, f"for 4 GiB: {option} 4Gi")
     names = "DOMAIN/NAME of a resource"
     _check_text("--gpu-resource", job.trainer.gpu, _RESOURCE, names, "as nodes have it: nvidia.com/gpu")
 
 
+def _check_amount(option: str, text: str, least: float, most: float, remedy: str) -> None:
+    """A number without a unit is of bytes, or of CPUs."""
+    if not least <= _amount(text) <= most:
+        raise UsageError(
+            f"{option} is {text!r}, which is {_amount(text):g}, expected {least:g} to {most:g}",
+            rule="option",
+            help=remedy,
+        )
+
+
 def _check_names(job: ClusterJob) -> None:
-    image = "the name of an image: letters, digits and any of '-._:/@'"
+    image = "the name of an image: small letters, digits, '-', '.', '_' and '/', then :TAG, then @sha256:DIGEST"
     _check_text("--image", job.image, _IMAGE, image, "for example registry.example/graphft:1")
     if job.etcd_image:
         _check_text("--etcd-image", job.etcd_image, _IMAGE, image, "or leave it out")
@@ -119,6 +160,12 @@ def _check_mount(path: str) -> None:
     """Below TMP it may be. TLS and SCRIPT cannot be written to, so no folder is made there; and below WORK are
     copies of jobs."""
     at = PurePosixPath(path)
+    if at.parts[1] in _SYSTEM:
+        raise UsageError(
+            f"--volume is mounted at {path}, expected a path that hides nothing of the image's system",
+            rule="option",
+            help="give --volume another path, say CLAIM:/jobs",
+        )
     for taken in map(PurePosixPath, (WORK, TLS, SCRIPT, TMP)):
         below = at.is_relative_to(taken) and taken != PurePosixPath(TMP)
         if below or taken.is_relative_to(at):

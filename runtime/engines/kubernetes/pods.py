@@ -29,7 +29,8 @@ STOP_SECONDS = 30
 
 def role_pod(job: ClusterJob, role: str, index: str, resources: Resources, options: Sequence[str]) -> Object:
     """The template of a role's pods. `index`: the path of the pod's own field that holds it, "" for none."""
-    arguments = ["start", role, "--job", job.job, "--etcd", job.endpoints, "--health", f"0.0.0.0:{HEALTH_PORT}"]
+    arguments = ["start", role, "--job", literal(job.job), "--etcd", literal(job.endpoints)]
+    arguments += ["--health", f"0.0.0.0:{HEALTH_PORT}"]
     own = [field("POD_INDEX", index)] if index else []
     command = ["graphft", *arguments, *(["--index", "$(POD_INDEX)"] if index else []), *options]
     container = {
@@ -113,6 +114,11 @@ def probe(path: str, port: int | str, period: int, failures: int) -> Object:
     }
 
 
+def literal(text: str) -> str:
+    """As a container's arguments and variables have it: `$(NAME)` is replaced there, and `$$` is a `$`."""
+    return text.replace("$", "$$")
+
+
 def field(name: str, path: str) -> Object:
     return {"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}}
 
@@ -128,7 +134,7 @@ def environment(job: ClusterJob) -> list[Object]:
         **{f"GRAPHFT_ETCD_{name}": f"{TLS}/{file}" for name, file in tls.items()},
         **dict(job.env),
     }
-    return [field("GRAPHFT_HOST", "status.podIP"), *({"name": n, "value": v} for n, v in values.items())]
+    return [field("GRAPHFT_HOST", "status.podIP"), *({"name": n, "value": literal(v)} for n, v in values.items())]
 
 
 def _probes(job: ClusterJob) -> Object:

@@ -1,0 +1,34 @@
+"""What is to be said of a saved job before another machine runs it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from graphft.errors import UsageError
+from graphft.runtime.coordination.connect import is_complete
+from graphft.runtime.coordination.job_storage import is_complete_at, is_url
+
+if TYPE_CHECKING:
+    from graphft.transpiler import JobConfig, JobRecord
+
+
+def check_gpus(option: str, count: int | None, config: JobConfig) -> None:
+    """Raises UsageError for GPUs that the job would never use."""
+    if count and not config.device.startswith("cuda"):
+        raise UsageError(
+            f'{option} is {count}, and job {config.name} runs on device "{config.device}"',
+            rule="option",
+            help=f'transpile it with device="cuda", or leave {option} out',
+        )
+
+
+def tell_idle(job: str, record: JobRecord) -> None:
+    """Lines on stderr: of a job that has nothing left to do, and of data that lie on this machine."""
+    if is_complete_at(job.rstrip("/")) if is_url(job) else is_complete(Path(job)):
+        print(f"{job} is complete: its processes would find nothing to do", file=sys.stderr)
+    data = record.config.data
+    files = data.fingerprint() if data.kind == "files" else ()
+    if local := [url for url in files if not is_url(url) or url.startswith("file:")]:
+        print(f"{local[0]} is to be at this path on every machine: data files are not copied", file=sys.stderr)
