@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,24 @@ from graphft.runtime.coordination.records import Event
 from graphft.runtime.coordination.status import JobStatus
 
 NAMES = ("on_status", "on_event", "on_epoch", "on_validation", "on_end")
+
+
+ARGUMENTS = {"on_status": 1, "on_event": 1, "on_epoch": 2, "on_validation": 2, "on_end": 0}
+
+
+def _check_parameters(callback: Any, name: str) -> None:
+    """Raises UsageError for a method that could not be called: that would be found when an epoch is done."""
+    try:
+        inspect.signature(getattr(callback, name)).bind(*range(ARGUMENTS[name]))
+    except TypeError as error:
+        wanted = {1: "one argument", 2: "two arguments, the epoch and its metrics", 0: "none"}[ARGUMENTS[name]]
+        raise UsageError(
+            f"{name} of {callback!r} cannot be called: it is given {wanted} ({error})",
+            rule="option",
+            help=f"see graphft.runtime.driver.callbacks.Callbacks for what {name} takes",
+        ) from None
+    except ValueError:  # nothing is known of it
+        return
 
 
 class Callbacks:
@@ -36,6 +55,8 @@ class Callbacks:
                     rule="option",
                     help="give an object with one of these methods",
                 )
+            for name in known:
+                _check_parameters(callback, name)
             others = [n for n in dir(callback) if n.startswith("on_") and n not in NAMES]
             if others:
                 raise UsageError(

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from numbers import Integral
+from pathlib import Path
 
 from graphft.errors import UsageError
+
+ROLES = ("trainer", "pserver", "coordinator")
+CHECKPOINTS = "checkpoints"
 
 
 def is_whole(value: object, least: int) -> bool:
@@ -16,6 +21,27 @@ def check_retries(most: object) -> None:
     """Raises UsageError for what is no `max_retries`."""
     if not is_whole(most, -1):
         raise UsageError(f"max_retries is {most!r}, expected a number", rule="option", help="3, or so; -1: any number")
+
+
+def check_role(role: object) -> None:
+    """Raises UsageError for a name of no role."""
+    if role not in ROLES:
+        raise UsageError(
+            f"there is no role {role!r}, expected one of {', '.join(ROLES)}",
+            rule="option",
+            help='a worker is a "trainer": trainer.signal("trainer", 0, signal.SIGKILL)',
+        )
+
+
+def check_place(path: str | os.PathLike[str], job_dir: Path) -> None:
+    """Raises UsageError for a folder in which the run itself keeps its checkpoints."""
+    own = (job_dir / CHECKPOINTS).resolve()
+    if "://" not in str(path) and Path(path).resolve().is_relative_to(own):
+        raise UsageError(
+            f"{path} is where the run keeps its own checkpoints",
+            rule="option",
+            help="give another folder, say trainer.job_dir / 'best'",
+        )
 
 
 def check_call(max_retries: object, checkpoint: object, epochs: object) -> None:

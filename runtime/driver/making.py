@@ -11,14 +11,13 @@ from typing import Any
 from graphft.errors import UsageError
 from graphft.ir import Program
 from graphft.loss_results import reported
-from graphft.runtime.driver.checks import check_retries, is_whole
+from graphft.runtime.driver.checks import ROLES, check_retries, is_whole
 from graphft.runtime.driver.train_configs import run_options, scaling_options
 from graphft.runtime.engines.choose import engine_options
 from graphft.runtime.launcher.options import ENGINE, LaunchOptions
 from graphft.transpiler import Job, transpile
 from graphft.transpiler.api import OPTIONS
 
-ROLES = ("trainer", "pserver", "coordinator")
 MAX_EPOCHS, MOST_EPOCHS = 1000, 100_000
 """Each process plans all epochs before it begins."""
 MAX_RETRIES = 3

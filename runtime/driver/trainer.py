@@ -25,7 +25,7 @@ from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.records import Event
 from graphft.runtime.driver import state as states
 from graphft.runtime.driver.callbacks import Callbacks
-from graphft.runtime.driver.checks import check_call
+from graphft.runtime.driver.checks import check_call, check_place, check_role
 from graphft.runtime.driver.epoch_metrics import epoch_metrics, tell_idle_rates
 from graphft.runtime.driver.making import BEYOND, Made, check_driver, make
 from graphft.runtime.driver.retries import Retries, WorkerFailed
@@ -284,6 +284,7 @@ class Trainer:
         `keep`: so many of the newest, or a `graphft.Keep`. `metrics`: numbers that are saved beside it:
         `graphft.read_check_point(path).status.metrics`, and what `Keep(best=...)` looks at.
         """
+        check_place(path, self.job_dir)
         found = self._state()
         state = states.as_dict(found, self.job)
         status = TrainStatus(state["epoch"] - 1, state["step"], metrics=dict(metrics or {}))
@@ -314,7 +315,9 @@ class Trainer:
         return self._running.events() if self._running is not None else self._past
 
     def signal(self, role: str, index: int, signum: int) -> bool:
-        """Sends a signal to a process: SIGKILL, to see that nothing is lost. False: there is none now."""
+        """Sends a signal to a process: SIGKILL, to see that nothing is lost. False: there is none now. `role`: the
+        "trainer", "pserver" or "coordinator" of this index."""
+        check_role(role)
         if signum not in signal.valid_signals():
             raise UsageError(f"there is no signal {signum!r}", rule="option", help="give signal.SIGKILL, say")
         supervisor = self._running.supervisor if self._running is not None else None

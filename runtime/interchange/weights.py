@@ -104,7 +104,8 @@ def _read_folder(fs: FS, path: str, indexes: list[str], file: str) -> dict[str, 
         return read_tensors(folder / file)[0]
 
 
-def _read_job(folder: Path, step: int | None = None) -> dict[str, Tensor]:
+def _read_job(folder: Path, step: int | None = None, named: str = "") -> dict[str, Tensor]:
+    """`named`: the URL that the folder is a copy of."""
     from graphft.runtime.interchange.job_state import read_job
 
     if step is None and (folder / MODEL).exists():
@@ -119,7 +120,7 @@ def _read_job(folder: Path, step: int | None = None) -> dict[str, Tensor]:
             ) from error
     state = read_job(folder, step)
     if step is None:
-        log.warning("the job in %s is not complete: its weights are those of step %d", folder, state.step)
+        log.warning("the job in %s is not complete: its weights are those of step %d", named or folder, state.step)
     return state.model
 
 
@@ -130,7 +131,7 @@ def _read_stored_job(url: str, names: list[str], step: int | None) -> dict[str, 
             download_result(url, Path(scratch))
             return read_tensors(Path(scratch, MODEL))[0]
         fetch(url, Path(scratch, "job"))
-        return _read_job(Path(scratch, "job"), step)
+        return _read_job(Path(scratch, "job"), step, url)
 
 
 def _read_loop(source: str, name: str, version: int | None) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 
 import psutil
 
@@ -21,8 +22,9 @@ and before a full disk is told."""
 class EtcdKeeper:
     """To be asked all the time. Its data stay, whatever happens: etcd has written what it has acknowledged."""
 
-    def __init__(self, etcd: EmbeddedEtcd) -> None:
-        self._etcd = etcd
+    def __init__(self, etcd: EmbeddedEtcd, restarted: Callable[[str], None] = lambda why: None) -> None:
+        """`restarted`: is told why, once it answers again."""
+        self._etcd, self._restarted = etcd, restarted
         self._silent_since: float | None = None
         self._told = False
 
@@ -64,6 +66,7 @@ class EtcdKeeper:
         for left in reversed(range(TRIES)):
             try:
                 self._etcd.restart()
+                self._restarted(why)
                 return
             except EtcdError:
                 if not left:

@@ -43,7 +43,8 @@ def supervise(
     """Looks after the processes until the job is over. Returns its last status; None if etcd never told one. `begins`:
     the step at which the job goes on."""
     status, next_status, complete_at = None, 0.0, None
-    keeper, look = EtcdKeeper(embedded) if embedded is not None else None, _Look(etcd, keys, begins)
+    look = _Look(etcd, keys, begins)
+    keeper = EtcdKeeper(embedded, supervisor.etcd_restarted) if embedded is not None else None
     while not supervisor.all_done and not supervisor.failed:
         supervisor.step(0.2)
         if keeper is not None:

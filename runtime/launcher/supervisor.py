@@ -342,6 +342,10 @@ class Supervisor:
                 status=status,
             )
 
+    def etcd_restarted(self, why: str) -> None:
+        """It was the launcher's own."""
+        self.events.emit("etcd-restarted", f"etcd {why}; it was started again with its data")
+
     def _cannot_start(self, child: Child, what: str) -> None:
         """No other process of it could, here; but it is no end of a job that goes on without it."""
         if self._others_work(child):

@@ -12,6 +12,7 @@ import torch
 import graphft
 from graphft import GraphftError
 from graphft.runtime.driver.callbacks import Callbacks
+from graphft.runtime.driver.checks import check_place, check_role
 from graphft.runtime.driver.making import make
 from graphft.runtime.driver.retries import traceback_in
 from tests.driver import epochs
@@ -197,6 +198,30 @@ def test_callbacks_that_nobody_would_call() -> None:
         Callbacks([Keras()])
     with pytest.raises(GraphftError, match="it is a class"):
         Callbacks([Keras])
+
+
+def test_callbacks_that_could_not_be_called() -> None:
+    class Few:
+        def on_epoch(self, epoch: int) -> None: ...
+
+    class Any_:
+        def on_epoch(self, *arguments: object) -> None: ...
+        def on_end(self, why: str = "") -> None: ...
+
+    with pytest.raises(
+        GraphftError, match=r"on_epoch of .* cannot be called: it is given two arguments"
+    ):
+        Callbacks([Few()])
+    Callbacks([Any_()])
+
+
+def test_places_and_roles_that_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(GraphftError, match="there is no role 'worker', expected one of trainer, pserver, coordinator"):
+        check_role("worker")
+    with pytest.raises(GraphftError, match="is where the run keeps its own checkpoints"):
+        check_place(tmp_path / "checkpoints" / "mine", tmp_path)
+    check_place(tmp_path / "best", tmp_path)
+    check_place("s3://bucket/checkpoints", tmp_path)
 
 
 def test_a_metric_with_the_name_of_something_else() -> None:

@@ -174,7 +174,7 @@ class Program:
             self.kill()
             raise AssertionError(f"{self.arguments} hangs: {self.output}") from None
 
-    def says(self, text: str, seconds: float = 120.0) -> None:
+    def says(self, text: str, seconds: float = 300.0) -> None:
         """Waits until its output has `text`, while it runs."""
         end = time.monotonic() + seconds
         while text not in self.output:
@@ -187,7 +187,7 @@ class Program:
         self.process.wait()
 
     def until(
-        self, job_dir: Path, condition: Callable[[JobStatus], bool], etcd: str = "", seconds: float = 120.0
+        self, job_dir: Path, condition: Callable[[JobStatus], bool], etcd: str = "", seconds: float = 300.0
     ) -> JobStatus:
         """Waits for a status of the job in this folder, while this process runs."""
         end = time.monotonic() + seconds

@@ -19,7 +19,7 @@ from graphft.transpiler import Job
 from tests.integration import training
 from tests.integration.plays import Act, Pace, Played, at, kill, play
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def async_job(program: ir.Program, **options: Any) -> Job:

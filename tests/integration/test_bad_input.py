@@ -15,7 +15,7 @@ from graphft.transpiler import Job
 from tests.integration import training
 from tests.integration.plays import Played, Program, play
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 START = ("-m", "graphft", "start")
 
 

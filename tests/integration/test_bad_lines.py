@@ -11,7 +11,7 @@ from torch import nn
 import graphft
 from tests.integration.plays import play
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 FILES, LINES = 2, 600
 BAD = {(0, 5): "red,1\n", (0, 6): "1\n", (0, 370): "1,2,3\n", (1, 5): "1,two\n", (1, 450): "x,1\n"}
 

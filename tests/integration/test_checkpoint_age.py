@@ -11,7 +11,7 @@ from graphft.runtime.coordination.status import JobStatus
 from tests.integration import training
 from tests.integration.plays import Act, Pace, Played, assert_same_bits, at, kill, play
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.chaos]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.chaos]
 
 
 def saved(status: JobStatus) -> int:

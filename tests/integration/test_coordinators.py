@@ -14,7 +14,7 @@ from graphft.runtime.launcher.supervisor import Supervisor
 from tests.integration import training
 from tests.integration.plays import Act, Pace, Played, Program, assert_same_bits, at, play
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def serving(status: JobStatus) -> list[str]:

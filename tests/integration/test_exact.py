@@ -12,7 +12,7 @@ from graphft.ir import Program
 from tests.integration import training
 from tests.integration.plays import Played, assert_same_bits, play
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_every_shard_has_slices(undisturbed: Played) -> None:

@@ -15,7 +15,7 @@ from graphft.runtime.process.role_process import EXIT_LEASE_LOST
 from tests.integration import training
 from tests.integration.plays import Pace, play
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 FATAL = 100
 
 

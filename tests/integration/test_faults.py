@@ -31,7 +31,7 @@ from tests.integration.plays import (
     whole_state,
 )
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.chaos]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.chaos]
 
 
 def holders(status: JobStatus) -> set[int]:

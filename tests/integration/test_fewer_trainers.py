@@ -12,7 +12,7 @@ from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from tests.integration import training
 from tests.integration.plays import Pace, Played, Program, assert_same_bits, at, await_gone, whole_state
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.mark.parametrize("given", [False, True])

@@ -28,7 +28,7 @@ from tests.integration.plays import SCRIPT, Pace, Played, Program, assert_same_b
 from tests.support.commands import refused, shown
 from tests.support.s3_server import s3_server
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 S3 = [name for name in ("s3fs", "moto") if importlib.util.find_spec(name) is None]
 
 

@@ -20,7 +20,7 @@ from tests.integration import training
 from tests.integration.plays import Act, Pace, Played, Program, assert_same_bits, at, await_gone, play
 
 LOADED_BYTES = 30 << 20
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_a_dataset_that_takes_longer_to_construct_than_a_lease_lasts(

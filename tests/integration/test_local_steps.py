@@ -16,7 +16,7 @@ from tests.integration import training
 from tests.integration.plays import Act, Pace, Played, at, kill, play
 from tests.integration.test_async import trained
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 UNITS = 11 * 3 + 1
 """Of a pass: 11 chunks of 5 batches, and one of a single one, in units of 2."""
 

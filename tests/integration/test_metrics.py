@@ -13,7 +13,7 @@ import graphft
 from graphft.runtime.data import open_reader
 from tests.integration.plays import Played, play
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 RECORDS, CHUNK, BATCH = 30, 10, 4
 """Batches of 4, 4 and 2 records in each of three chunks."""
 

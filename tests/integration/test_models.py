@@ -18,7 +18,7 @@ from tests.support.zoo import CASES, HUGGING_FACE, Case
 needs_transformers = pytest.mark.skipif(
     importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
 )
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 SAMPLES, BATCH, PASSES = 64, 8, 20
 
 

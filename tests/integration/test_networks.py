@@ -14,7 +14,7 @@ from graphft.runtime.etcd.binary import find_etcd
 from tests.integration import training
 from tests.integration.plays import Program
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 HERE, THERE = "10.213.77.1", "10.213.77.2"
 ENTER = "import os, sys; os.execvp('nsenter', ['nsenter', '--net=/run/netns/' + sys.argv[1], *sys.argv[2:]])"
 

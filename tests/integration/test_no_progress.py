@@ -17,7 +17,7 @@ from tests.integration import training
 from tests.integration.plays import Act, Pace, Played, Program, assert_same_bits, at, play
 from tests.transport.relay import Relay
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 CUT = """
 import sys
 from graphft.runtime.roles.environment import RoleSpec, run_role

@@ -21,7 +21,7 @@ from graphft.transpiler import Job
 from tests.integration import training
 from tests.integration.plays import Act, Pace, Played, assert_same_bits, at, kill, play
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 RECORD, PASSES = 217, 2
 STEPS = training.STEPS * PASSES // training.PASSES
 

@@ -14,7 +14,7 @@ from graphft.runtime.coordination.status import JobStatus
 from graphft.transpiler import Job
 from tests.integration.plays import SCRIPT, Pace, Played, Program, assert_same_bits, at, whole_state
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def saved(step: int) -> Callable[[JobStatus], bool]:

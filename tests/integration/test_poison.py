@@ -16,7 +16,7 @@ from graphft.runtime.launcher.folder_status import look_at
 from tests.integration import training
 from tests.integration.plays import SCRIPT, Act, Pace, Program, kill, play
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 BROKEN = 100
 
 

@@ -13,7 +13,7 @@ from tests.integration.plays import Program
 from tests.runtime.test_proof import bits
 from tests.support.waiting import until
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 OTHER = {"MKL_CBWR": "COMPATIBLE"}
 """Has Intel's library multiply matrices in another order, on CPUs of every kind."""
 LINEAR = """if True:

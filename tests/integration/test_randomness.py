@@ -12,7 +12,7 @@ from graphft.transpiler import Job
 from tests.integration import training
 from tests.integration.plays import Pace, assert_same_bits, play
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def test_two_runs_of_a_dataset_that_draws_for_some_records(program: ir.Program, folder: Path, pace: Pace) -> None:

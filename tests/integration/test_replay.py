@@ -22,7 +22,7 @@ from tests.integration import training
 from tests.integration.plays import Program, play
 from tests.integration.test_nonfinite import job, where
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 class Normalized(nn.Module):

@@ -20,7 +20,7 @@ from graphft.runtime.process.role_process import EXIT_USAGE
 from tests.integration import training
 from tests.integration.plays import SCRIPT, Pace, Program, at, play
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 OPTIONS = {"trainers": 2, "pservers": 1, "passes": 1}
 
 

@@ -14,7 +14,7 @@ from graphft.runtime.launcher.supervisor import Supervisor
 from tests.integration.plays import Act, Pace, Played, at, kill, play
 from tests.integration.test_async import assert_exact, async_job, trained
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 WAIT = 2.0
 """Seconds in which trainers push, and wait for an answer that does not come."""

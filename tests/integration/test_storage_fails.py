@@ -35,7 +35,7 @@ from tests.integration.plays import (
 )
 from tests.support.disks import small_file_system
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.chaos]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.chaos]
 SECONDS = 120.0
 """For each thing that is waited for: the machine may be busy."""
 

@@ -38,7 +38,7 @@ from graphft.transpiler import Job
 from tests.integration import training
 from tests.integration.plays import Act, Pace, Played, assert_same_bits, at, play
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 FLOOD = [bytes(1 << 20)] * 200
 """Of parts smaller than any limit on one of them: ZeroMQ takes a whole message into memory before it hands it over."""
 

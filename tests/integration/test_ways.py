@@ -17,7 +17,7 @@ from graphft.runtime.etcd.shim import etcdrpc
 from tests.integration import training
 from tests.integration.plays import SCRIPT, Act, Pace, Program, at, await_gone, kill, look, play
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 SMALL = {"trainers": 2, "pservers": 1, "passes": 1}
 
 

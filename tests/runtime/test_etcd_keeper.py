@@ -19,7 +19,8 @@ def test_an_etcd_that_died_or_was_stopped(tmp_path: Path, monkeypatch: pytest.Mo
     with EmbeddedEtcd(tmp_path) as server:
         with Etcd(server.endpoints) as client:
             client.put("/a", b"1")
-        keeper, first = EtcdKeeper(server), server.pid
+        told: list[str] = []
+        keeper, first = EtcdKeeper(server, told.append), server.pid
         keeper.heard(False)
         time.sleep(0.2)
         keeper.heard(False)
@@ -31,6 +32,8 @@ def test_an_etcd_that_died_or_was_stopped(tmp_path: Path, monkeypatch: pytest.Mo
         server.kill()
         keeper.step()
         assert server.pid != second
+        assert told[1] == "died"
+        assert told[0].startswith("has not answered for")
         with Etcd(server.endpoints) as client:
             assert client.get("/a") is not None
 

@@ -177,7 +177,7 @@ class ShardLink:
                 f"{what}: {check.describe()}",
                 rule=RULE,
                 help="see which values cause it; correct the data or the model, take a lower learning rate or clip "
-                'the gradients; transpile(on_nonfinite="skip") leaves such steps out and counts them',
+                'the gradients; the option on_nonfinite="skip" leaves such steps out and counts them',
             )
         self.state.counters["nonfinite"] += 1
         if check.worth_telling():
