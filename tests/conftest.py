@@ -16,7 +16,7 @@ import psutil
 import pytest
 import torch
 
-pytest_plugins = ["tests.support.etcd_servers"]
+pytest_plugins = ["tests.support.etcd_servers", "tests.support.forks"]
 
 torch.set_num_threads(1)
 hypothesis.settings.register_profile("default", deadline=None, max_examples=50)

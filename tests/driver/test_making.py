@@ -208,9 +208,7 @@ def test_callbacks_that_could_not_be_called() -> None:
         def on_epoch(self, *arguments: object) -> None: ...
         def on_end(self, why: str = "") -> None: ...
 
-    with pytest.raises(
-        GraphftError, match=r"on_epoch of .* cannot be called: it is given two arguments"
-    ):
+    with pytest.raises(GraphftError, match=r"on_epoch of .* cannot be called: it is given two arguments"):
         Callbacks([Few()])
     Callbacks([Any_()])
 

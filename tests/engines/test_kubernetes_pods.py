@@ -20,6 +20,7 @@ from graphft.errors import GraphftError
 from graphft.runtime.coordination.job_storage import fetch, publish
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.status import JobStatus, read_status
+from graphft.runtime.engines.kubernetes.pods import literal
 from graphft.runtime.etcd import EtcdUnreachable
 from graphft.runtime.etcd.open import open_etcd
 from graphft.transpiler import Job
@@ -242,7 +243,7 @@ def ending(folder: Path, script: str) -> list[Mapping[str, Any]]:
     job = training.job(training.program(), trainers=1, storage="s3://bucket/runs/blobs")
     (trainers,) = [m for m in manifests_of(job, job.config.storage, "--max-failures", "2") if m["kind"] == "Job"]
     (container,) = trainers["spec"]["template"]["spec"]["containers"]
-    container.update({"command": ["sh"], "args": ["-c", script, "$(POD_INDEX)", f"/{folder}/count"]})
+    container.update({"command": ["sh"], "args": ["-c", literal(script), "$(POD_INDEX)", f"/{folder}/count"]})
     return [trainers]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from graphft import ir
-from graphft.runtime.engines import fork_server
-from graphft.runtime.process.role_environment import role_environment
 from tests.integration import training
-from tests.integration.nursery import Nursery
 from tests.integration.plays import Pace, Played, Program, await_gone, play
+from tests.support.forks import forked_from
+from tests.support.nursery import Nursery
 
 
 @pytest.fixture(scope="session")
@@ -23,20 +21,10 @@ def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("integration")
 
 
-@pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
-    nursery = Nursery({**os.environ, **role_environment(), "OPENBLAS_NUM_THREADS": "1"})
-    process = nursery.start()
-    yield nursery
-    nursery.close()
-    process.wait()
-
-
 @contextmanager
 def at_work(nursery: Nursery) -> Iterator[None]:
-    """Programs that are started come from there, and fork_servers of jobs that this process launches."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fork_server, "spawn", nursery.spawn)
+    """Programs that are started come from there, too."""
+    with forked_from(nursery) as patch:
         patch.setattr(Program, "nursery", nursery, raising=False)
         yield
 

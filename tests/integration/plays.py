@@ -29,7 +29,7 @@ from graphft.runtime.launcher.result import Result
 from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.transpiler import Job
 from graphft.transpiler.layout import slices_of
-from tests.integration.nursery import Nursery
+from tests.support.nursery import Nursery
 
 LOOK_SECONDS = 0.1
 ROOT = Path(__file__).parents[2]

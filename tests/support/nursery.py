@@ -1,8 +1,8 @@
-"""Where the processes of these tests come from: they are forks of one process that has imported torch.
+"""Where the processes of some tests come from: they are forks of one process that has imported torch.
 
 A fork server, a role by hand, a script: each takes two seconds of a core before it begins, nearly all of them to import
-torch, and these tests start more than a hundred. Real commands, from Python's start on, are run by tests/examples,
-tests/chaos and test_networks.py, and here where a process is to have variables that count before torch is imported.
+torch, and these tests start hundreds. Real commands, from Python's start on, are run by tests/examples, tests/chaos,
+tests/engines and test_networks.py, and where a process is to have variables that count before torch is imported.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Nursery:
 
     def start(self) -> subprocess.Popen[bytes]:
         """As a process of its own, which imports torch."""
-        command = [sys.executable, "-m", "tests.integration.nursery", str(self._listener.fileno()), str(self._theirs)]
+        command = [sys.executable, "-m", "tests.support.nursery", str(self._listener.fileno()), str(self._theirs)]
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
