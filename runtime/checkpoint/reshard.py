@@ -1,4 +1,4 @@
-"""A checkpoint of a sync job for another number of pservers: the same bits, cut elsewhere.
+"""A checkpoint of a sync job for another number of pservers, or for more passes: the same bits, cut elsewhere.
 
 What a shard holds is slices of variables, their optimizer's state, and a few counters that are the same on all shards.
 Where an async job's shards are differs, each at batches of its own: it has no state as a whole before its end.
@@ -27,8 +27,8 @@ LAYOUT = ("pservers", "slice_unit", "min_block")
 
 
 def layout_differences(job: Job, folder: Path) -> list[str]:
-    """How the run in a folder differs from the job, if that is in nothing but where what lies, and both are sync and
-    fault-tolerant; else [].
+    """How the run in a folder differs from the job, if that is in nothing but where what lies, and in that the job has
+    more passes, and both are sync and fault-tolerant; else []. A job's passes begin as those of one that has more.
 
     Raises GraphftError for a folder that holds no job.
     """
@@ -38,7 +38,8 @@ def layout_differences(job: Job, folder: Path) -> list[str]:
     found = read_record(folder)
     if not (job.config.sync and job.config.ft and found.config.sync and found.config.ft):
         return []
-    layout = {name: getattr(found.config, name) for name in LAYOUT}
+    more = job.config.passes > found.config.passes and not job.config.passes_on_demand
+    layout = {name: getattr(found.config, name) for name in (*LAYOUT, *(["passes"] * more))}
     words = [
         f"{n} {value} -> {getattr(job.config, n)}" for n, value in layout.items() if value != getattr(job.config, n)
     ]

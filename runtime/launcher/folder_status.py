@@ -56,7 +56,7 @@ class FolderStatus:
     failure: str = ""
     """Why a job failed when it was launched last."""
     continued: str = ""
-    """Of a job that stopped or failed: which one went on from its checkpoint with other pservers."""
+    """Of a job that stopped or failed: which one went on from its checkpoint, with other pservers or more passes."""
     url: str = ""
     """Of a job that was given by the URL of its storage: that is told, not the folder."""
     etcd: str = ""
@@ -89,7 +89,7 @@ class FolderStatus:
             "unreadable": "cannot be read",
         }[self.state]
         if self.continued:
-            what = f"is not running; it stopped {self.where}, and went on with other pservers in {self.continued}"
+            what = f"is not running; it stopped {self.where}, and went on in {self.continued}"
         return "; ".join([f"the job in {named} {what}", *self.lost])
 
     @property

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from graphft.transpiler import Job, JobConfig
 
 CONTINUED = "continued.json"
-"""In a run's folder, and in its storage: which other one went on from its checkpoint with other pservers."""
+"""In a run's folder, and in its storage: which other one went on from its checkpoint, with other pservers or more
+passes."""
 _TRACES = ("etcd.json", "etcd", "logs", "checkpoints")
 """What a run that was begun has in its folder, beside what `Job.save` writes."""
 
@@ -45,7 +46,7 @@ class Obstacle:
     what: str
     distance: int = 1 << 30
     layout: bool = False
-    """Whether it is an unfinished run of the very job, but on other pservers."""
+    """Whether it is an unfinished run of the very job, but on other pservers, or a run of fewer passes of it."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class JobFolder:
     passed: tuple[str, ...] = ()
     job: bool = False
     carried: str = ""
-    """What it goes on with, of the nearest folder's run: another layout of it on other pservers."""
+    """What it goes on with: of the nearest folder's run, which has other pservers, or fewer passes."""
 
     def describe(self, config: JobConfig) -> str:
         """What is run here, on one line: the first one that a launcher prints."""
@@ -145,7 +146,7 @@ def open_folder(job: Job, wanted: str = "", *, resume: bool = False, fresh: bool
 
 @dataclass
 class _Start:
-    """A run that begins in `path`: where one is that differs in nothing but its number of pservers."""
+    """A run that begins in `path`: where one is that differs in nothing but its number of pservers or of passes."""
 
     job: Job
     path: Path
@@ -155,6 +156,7 @@ class _Start:
     def carry_over(self, new: Path) -> None:
         """`new`: what will be `path`. Raises UsageError[job-running] while a launcher is at work there."""
         from graphft.runtime.checkpoint.reshard import carry_over
+        from graphft.transpiler import read_record
 
         config = self.job.config
         there = [(saved_step(other.path, config) or 0, other.path) for other in self.others if other.held.layout]
@@ -166,8 +168,11 @@ class _Start:
             if found is None:
                 return
             _mark_continued(source, self.path, self.job)
-        pservers = f"{config.pservers} pserver{'s' * (config.pservers > 1)}"
-        self.carried = f"from step {found}{config.of_steps} of {source}, carried over to {pservers},"
+        before = read_record(source).config
+        counts = [f"{config.passes} passes"] * (config.passes != before.passes)
+        if config.pservers != before.pservers or not counts:
+            counts.insert(0, f"{config.pservers} pserver{'s' * (config.pservers > 1)}")
+        self.carried = f"from step {found}{config.of_steps} of {source}, carried over to {' and '.join(counts)},"
 
 
 def _mark_continued(source: Path, path: Path, job: Job) -> None:
@@ -180,7 +185,7 @@ def _mark_continued(source: Path, path: Path, job: Job) -> None:
 
 
 def continued_in(path: Path) -> str:
-    """Where the run in this folder went on with other pservers; "" if it did not, or that run is gone.
+    """Where the run in this folder went on with other pservers or more passes; "" if it did not, or that run is gone.
 
     Raises GraphftError[storage].
     """
@@ -321,7 +326,8 @@ def _obstacle(job: Job, path: Path) -> Obstacle | None:
             before = "with the data as they were, " if needs_older_data(found, job) else ""
             how = "its script as it was" if found.config.passes_on_demand else f"graphft launch --job {path}"
             goes_on = f" ({before}{how} goes on with it)"
-        layout = layout_differences(job, path) if unfinished else []
+        more = is_complete(path) and not continued and job.config.passes > found.config.passes
+        layout = layout_differences(job, path) if unfinished or more else []
         what = f"differs in: {', '.join(layout or changed)}{goes_on}"
         return Obstacle(what, 0 if layout else len(changed), bool(layout))
     if is_complete(path):

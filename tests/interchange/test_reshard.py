@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import itertools
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from graphft.runtime.checkpoint.reshard import carry_over, layout_differences, r
 from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.runtime.fs import file_system
+from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.launcher.job_folder import CONTINUED, open_folder
 from graphft.transpiler import Job
 from tests.interchange.test_job_state import make_job
@@ -139,7 +141,7 @@ def test_another_machine_knows_by_the_storage_what_a_run_went_on_in(
         job = make_job(pservers, name="lin", storage=storage)
         return open_folder(job).describe(job.config)
 
-    assert on("one", 2) == "new run in jobs/lin"
+    assert on("one", 2) == f"new run in jobs/lin, storage {storage}"
     begin_in(Path("jobs/lin"), states(Job.load(Path("jobs/lin"))))
     assert "from step 5 of 8 of jobs/lin, carried over to 3 pservers, in jobs/lin-2 " in on("one", 3)
     assert "resuming jobs/lin-2 at step 5 of 8" in on("two", 3)
@@ -177,7 +179,7 @@ def test_fresh_and_resume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(
-    "options", [{"seed": 4}, {"sync": False}, {"passes": 3}, {"batch_size": 4}], ids=lambda o: next(iter(o))
+    "options", [{"seed": 4}, {"sync": False}, {"passes": 1}, {"batch_size": 4}], ids=lambda o: next(iter(o))
 )
 def test_what_differs_in_more_is_another_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, object]
@@ -232,6 +234,30 @@ def test_a_carried_checkpoint_trains_on_to_the_same_bits(tmp_path: Path, monkeyp
     assert Path(result.model).parent.name == "lin-2"
     end = graphft.read_weights(result.model)
     assert all(torch.equal(end[n], whole[n]) for n in whole)
+
+
+def test_more_passes_give_the_bits_of_a_job_that_had_them_from_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Of a complete run, then of one that was interrupted, and on other pservers; fewer passes are another run."""
+    monkeypatch.chdir(tmp_path)
+    options = {"name": "lin", "checkpoint_every": 1, "keep_checkpoints": 99}
+    whole = graphft.read_weights(make_job(2, passes=5, name="whole").run(quiet=True).model)
+    make_job(2, **options).run(quiet=True)
+    assert make_job(2, passes=3, **options).run(quiet=True).steps == 12
+    line = "jobs/lin differs in: passes 2 -> 3; going on from step 8 of 12 of jobs/lin, carried over to 3 passes, in "
+    assert f"{line}jobs/lin-2 (its losses before that stay in the old folder)\n" in capfd.readouterr().err
+    assert look_at(Path("jobs/lin")).state == "complete"
+    assert not Path("jobs/lin/etcd").exists(), "nobody asks it any more"
+    _cut_off(Path("jobs/lin-2"), 11)
+    result = make_job(3, passes=5, **options).run(quiet=True)
+    assert Path(result.model).parent.name == "lin-3"
+    line = r"from step \d+ of 20 of jobs/lin-2, carried over to 3 pservers and 5 passes, in jobs/lin-3 "
+    assert re.search(line, capfd.readouterr().err)
+    end = graphft.read_weights(result.model)
+    assert all(torch.equal(end[n], whole[n]) for n in whole)
+    few = make_job(2, passes=1, **options)
+    assert open_folder(few).describe(few.config).endswith("; new run in jobs/lin-4")
 
 
 def _cut_off(folder: Path, step: int) -> None:

@@ -42,6 +42,25 @@ def test_every_batch_is_computed_exactly_once_per_pass(plan: Plan) -> None:
 
 
 @given(plans)
+def test_a_plan_of_more_passes_begins_alike(plan: Plan) -> None:
+    """So a run that is complete can go on with more of them, to the bits of one that had them from the start."""
+    longer = Plan(
+        plan.records,
+        slots=plan.slots,
+        batch_size=plan.batch_size,
+        seed=plan.seed,
+        passes=plan.passes + 2,
+        drop_last=plan.drop_last,
+        shuffle=plan.shuffle,
+    )
+    assert longer.start_steps[: plan.passes + 1] == plan.start_steps
+    for index in range(plan.passes):
+        assert longer.chunks_of(index) == plan.chunks_of(index)
+        for chunk in range(len(plan.records)):
+            assert (longer.order(index, chunk) == plan.order(index, chunk)).all()
+
+
+@given(plans)
 def test_chunks_and_steps_agree(plan: Plan) -> None:
     assert plan.start_steps[0] == 0
     for index in range(plan.passes):

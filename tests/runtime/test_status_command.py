@@ -361,6 +361,6 @@ def test_a_run_that_was_carried_over_is_told_with_what_follows_it(
     mark = {"folder": str(tmp_path / "jobs" / "a-2"), "storage": "", "run": run}
     Path("jobs/a/continued.json").write_text(json.dumps(mark))
     said = shown(capsys, "status", "--job", "a")
-    assert "went on with other pservers in jobs/a-2" in said
+    assert "and went on in jobs/a-2" in said
     assert "launch" not in said
     assert "stopped, went on in jobs/a-2" in shown(capsys, "status")
