@@ -23,14 +23,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.lost_rows import read_lost_rows
 from graphft.runtime.coordination.noted_etcd import check_no_other_etcd
 from graphft.runtime.coordination.run_record import fenced, put_job
-from graphft.runtime.coordination.stale_run import (
-    begin_anew,
-    forget_own_etcd,
-    make_way,
-    revoke_dead,
-    tell_failed,
-    try_again,
-)
+from graphft.runtime.coordination.stale_run import begin_anew, make_way, revoke_dead, tell_failed, try_again
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.coordination.storage_claim import StorageClaim, claimed, forget_claim
 from graphft.runtime.coordination.wanted_passes import WantedPasses, check_asked_for
@@ -44,7 +37,7 @@ from graphft.runtime.launcher.job_folder import JobFolder, open_folder, saved_fo
 from graphft.runtime.launcher.loud_events import LoudEvents
 from graphft.runtime.launcher.options import CALLED, LaunchOptions, choose_options
 from graphft.runtime.launcher.process_counts import MissingProcesses, check_counts
-from graphft.runtime.launcher.process_ends import note_complete, note_failed, note_launch, note_lost_rows, read_ends
+from graphft.runtime.launcher.process_ends import note_failed, note_launch, note_lost_rows
 from graphft.runtime.launcher.result import Result
 from graphft.runtime.launcher.supervise import supervise, why_failed
 from graphft.runtime.launcher.supervisor import Supervisor
@@ -248,15 +241,8 @@ def launch_directory(
                 return _told(Result.of(folder.path, job.config.total_steps, seconds), job)
         else:
             forget_claim(folder.path)
-        stack.callback(_tidy, folder.path, options.endpoints(job.config))  # when etcd has ended
         tell(_what_runs(folder, job, options))
         return _launch(job, folder.path, options, on_status, reached, claim, stack)
-
-
-def _tidy(job_dir: Path, endpoints: str) -> None:
-    """Nobody asks the etcd of a complete job any more, and its data are most of what lies in the folder."""
-    if not endpoints and is_complete(job_dir):
-        forget_own_etcd(job_dir)
 
 
 def _what_runs(folder: JobFolder, job: Job | JobRecord, options: LaunchOptions) -> str:
@@ -314,7 +300,6 @@ def _launch(
             f"job {keys.job} failed: {why}", rule="job-failed", help=f"logs of all roles are in {job_dir / 'logs'}"
         )
     fetch_result(job_dir)
-    note_complete(job_dir)
     lost_rows = read_lost_rows(supervisor.etcd, keys)
     note_lost_rows(job_dir, lost_rows)
     left_out = discarded_of(job.config, status.left_out)
@@ -359,10 +344,8 @@ def _start(
     make_way(client, keys, job)
     if before := try_again(client, keys, job):
         log.warning("%s failed the last time: %s; it tries again from its newest checkpoint", keys.job, before)
-    if options.pservers != 0 and not is_complete(job_dir):
-        known = begin_anew(client, keys, job, job_dir)
-        if known or read_ends(job_dir).complete:
-            _tell_of_lost_model(job, job_dir)
+    if options.pservers != 0 and not is_complete(job_dir) and begin_anew(client, keys, job, job_dir):
+        _tell_of_lost_model(job, job_dir)
     put_job(client, keys, job, job_dir)
     etcd = fenced(client, keys, job)
     write_endpoints(job_dir, endpoints, own=not given)

@@ -1,8 +1,7 @@
 """What became of a run's processes: `ends.jsonl` in its folder, which outlives the launchers that write it.
 
 A line: {at (seconds since 1970), name ("trainer 0"), kind ("failure" or "preemption"), what}; {at, kind: "launch"}; or
-{at, kind: "failed", what}: the job did; {at, kind: "complete"}; or {at, kind: "lost-rows", what}: so many rows of
-metrics are lost.
+{at, kind: "failed", what}: the job did; or {at, kind: "lost-rows", what}: so many rows of metrics are lost.
 """
 
 from __future__ import annotations
@@ -31,8 +30,6 @@ class ProcessEnds:
     """Why the job failed in the last launch, if it did."""
     lost_rows: int = 0
     """Rows of metrics that the disk did not take."""
-    complete: bool = False
-    """Whether a launch has seen it complete: its model may be gone since."""
 
 
 def note_launch(job_dir: Path) -> None:
@@ -49,10 +46,6 @@ def note_failed(job_dir: Path, why: str) -> None:
     _append(job_dir, {"kind": "failed", "what": why})
 
 
-def note_complete(job_dir: Path) -> None:
-    _append(job_dir, {"kind": "complete"})
-
-
 def note_lost_rows(job_dir: Path, count: int) -> None:
     """So many rows of metrics are lost; nothing is noted if none is."""
     if count:
@@ -61,21 +54,19 @@ def note_lost_rows(job_dir: Path, count: int) -> None:
 
 def read_ends(job_dir: Path) -> ProcessEnds:
     """Of all launches of the run in this folder, on all machines that share it."""
-    failed, launches, rows, complete = "", 0, 0, False
-    counts = {"failure": Counter[str](), "preemption": Counter[str]()}
+    failed, launches, rows, counts = "", 0, 0, {"failure": Counter[str](), "preemption": Counter[str]()}
     for line in _lines(job_dir):
         try:
             row = json.loads(line)
             kind = row["kind"]
             launches += kind == "launch"
-            complete = complete or kind == "complete"
             rows = int(row["what"]) if kind == "lost-rows" else rows
             failed = {"launch": "", "failed": str(row.get("what", ""))}.get(kind, failed)
             if kind in counts:
                 counts[kind][str(row["name"])] += 1
         except (ValueError, KeyError, TypeError):  # a line that the disk did not take whole
             continue
-    return ProcessEnds(launches, dict(counts["failure"]), dict(counts["preemption"]), failed, rows, complete)
+    return ProcessEnds(launches, dict(counts["failure"]), dict(counts["preemption"]), failed, rows)
 
 
 def _append(job_dir: Path, row: dict[str, str]) -> None:

@@ -248,7 +248,6 @@ def test_more_passes_give_the_bits_of_a_job_that_had_them_from_the_start(
     line = "jobs/lin differs in: passes 2 -> 3; going on from step 8 of 12 of jobs/lin, carried over to 3 passes, in "
     assert f"{line}jobs/lin-2 (its losses before that stay in the old folder)\n" in capfd.readouterr().err
     assert look_at(Path("jobs/lin")).state == "complete"
-    assert not Path("jobs/lin/etcd").exists(), "nobody asks it any more"
     _cut_off(Path("jobs/lin-2"), 11)
     result = make_job(3, passes=5, **options).run(quiet=True)
     assert Path(result.model).parent.name == "lin-3"
