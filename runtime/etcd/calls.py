@@ -65,6 +65,7 @@ class _Service:
                     raise
                 return getattr(self.stub, name)(*arguments, **options)
 
+        setattr(self, name, call)  # from now on it is the same one
         return call
 
 

@@ -82,6 +82,7 @@ def test_a_role_notes_the_etcd_that_it_was_given(
     assert (read_note(folder).endpoints, read_note(folder).own) == (text_of(etcd), False)
     etcd.put(keys.state, b"running")
     register(etcd, keys)
+    capsys.readouterr()  # what the role logged
     assert f"graphft job {keys.job}: running" in shown(capsys, "status", "--job", folder)
 
 
