@@ -44,9 +44,11 @@ class Fenced:
 
 @dataclass(frozen=True, slots=True)
 class Living:
-    """These trainers are registered now."""
+    """These trainers are registered now. `come`: those of them that registered after what the queue has loaded was
+    saved."""
 
     trainers: frozenset[str]
+    come: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -176,7 +176,7 @@ class TaskQueue:
         if isinstance(event, Fenced):
             return [self._fenced(event)]
         if isinstance(event, Living):
-            return self._living(event.trainers)
+            return self._living(event.trainers, event.come)
         return self._look(now)
 
     def problem(self, call: TASK_CALLS) -> str:
@@ -381,9 +381,10 @@ class TaskQueue:
 
     # -- time and trainers --------------------------------------------------------------------------------------
 
-    def _living(self, trainers: frozenset[str]) -> list[Effect]:
-        if self.current >= self.plan.passes and self.met:
-            self._count_missing(self.living - trainers - self._leaving, trainers - self.living)
+    def _living(self, trainers: frozenset[str], come: frozenset[str]) -> list[Effect]:
+        if self.current >= self.plan.passes:  # of those that died while nobody served it is not known
+            dead = self.living - trainers - self._leaving if self.met else frozenset()
+            self._count_missing(dead, trainers - self.living if self.met else come)
         self.living, self.met = trainers, True
         for gone in [t for t in self._held if t not in trainers]:
             for index, chunk in sorted(self._held[gone]):

@@ -245,6 +245,28 @@ def test_who_dies_while_it_saves_the_model_is_waited_for(small: Scene, taken_ove
     assert small.value(small.keys.state) == b"complete"
 
 
+def test_who_comes_while_no_coordinator_serves_takes_the_place_of_one_that_died(small: Scene) -> None:
+    """A machine is lost with the coordinator and a loop; the loop is back first. The job never ended."""
+    one = small.coordinator().start()
+    where = small.job, small.server.endpoints[0]
+    with graphft.TaskLoop(*where) as first:
+        dies = graphft.TaskLoop(*where)
+        while (found := first.get()) is not None:
+            first.finish(found)
+        assert dies.get() is None
+        small.etcd.lease_revoke(dies.member.lease)
+        until(lambda: one.server.queue.missing == 1)
+    until(lambda: one.server.queue.complete)
+    one.die()
+    one.await_end()
+    with graphft.TaskLoop(*where) as again:
+        one = small.coordinator(1).start()
+        until(lambda: one.serves and one.server.queue.missing == 0)
+        assert again.get() is None
+    assert one.await_end() is None
+    assert small.value(small.keys.state) == b"complete"
+
+
 def test_tasks_that_were_got_together_are_renewed_while_they_are_read(
     small: Scene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

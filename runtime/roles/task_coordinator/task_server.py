@@ -197,7 +197,7 @@ class TaskServer(TaskServerPort):
         now, view, effects = time.monotonic(), self.member.view, []
         told = self.queue.met and view.trainers.keys() == self.queue.living
         if self.member.watcher.revision >= self._loaded_at and not told:
-            self.queue.step(Living(frozenset(view.trainers)), now)
+            self.queue.step(Living(frozenset(view.trainers), self._come()), now)
         if now >= self._next_look:
             self._next_look = now + self.options.timeout / LOOKS
             effects = self.queue.step(Tick(), now)
@@ -212,6 +212,14 @@ class TaskServer(TaskServerPort):
         if self.queue.complete and not (self.queue.missing or view.trainers or view.pservers or view.over):
             self._complete()
         self._measure(now)
+
+    def _come(self) -> frozenset[str]:
+        """Trainers that the coordinator before, whose state was loaded, has not counted."""
+        if self.queue.met:
+            return frozenset()
+        seen = self.member.watcher.snapshot()
+        keys = {name: seen.get(self.keys.trainer(name)) for name in self.member.view.trainers}
+        return frozenset(n for n, kv in keys.items() if kv and kv.create_revision > self.store.state_revision)
 
     def _answer(self, calls: Sequence[tuple[bytes, TASK_CALLS]]) -> None:
         """Lets the machine decide, saves, and answers. Calls whose fence does not hold are taken in once more as such;
