@@ -7,9 +7,8 @@ from numbers import Integral
 from pathlib import Path
 
 from graphft.errors import UsageError
-
-ROLES = ("trainer", "pserver", "coordinator")
-CHECKPOINTS = "checkpoints"
+from graphft.runtime.checkpoint.stored_checkpoints import FOLDER
+from graphft.runtime.process.role_process import ROLES
 
 
 def is_whole(value: object, least: int) -> bool:
@@ -35,7 +34,7 @@ def check_role(role: object) -> None:
 
 def check_place(path: str | os.PathLike[str], job_dir: Path) -> None:
     """Raises UsageError for a folder in which the run itself keeps its checkpoints."""
-    own = (job_dir / CHECKPOINTS).resolve()
+    own = (job_dir / FOLDER).resolve()
     if "://" not in str(path) and Path(path).resolve().is_relative_to(own):
         raise UsageError(
             f"{path} is where the run keeps its own checkpoints",

@@ -11,10 +11,11 @@ from typing import Any
 from graphft.errors import UsageError
 from graphft.ir import Program
 from graphft.loss_results import reported
-from graphft.runtime.driver.checks import ROLES, check_retries, is_whole
+from graphft.runtime.driver.checks import check_retries, is_whole
 from graphft.runtime.driver.train_configs import run_options, scaling_options
 from graphft.runtime.engines.choose import engine_options
 from graphft.runtime.launcher.options import ENGINE, LaunchOptions
+from graphft.runtime.process.role_process import ROLES
 from graphft.transpiler import Job, transpile
 from graphft.transpiler.api import OPTIONS
 

@@ -12,7 +12,6 @@ import contextlib
 import math
 import os
 import signal
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,18 +20,19 @@ from typing import Any, Literal
 
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Program
-from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.records import Event
 from graphft.runtime.driver import state as states
+from graphft.runtime.driver.alone import Alone
 from graphft.runtime.driver.callbacks import Callbacks
 from graphft.runtime.driver.checks import check_call, check_place, check_role
 from graphft.runtime.driver.epoch_metrics import epoch_metrics, tell_idle_rates
 from graphft.runtime.driver.making import BEYOND, Made, check_driver, make
+from graphft.runtime.driver.newest import NewestCheckpoint
 from graphft.runtime.driver.retries import Retries, WorkerFailed
 from graphft.runtime.driver.running_job import RunningJob, at_rest, shut_down, take_over
 from graphft.runtime.driver.validation import Validation
 from graphft.runtime.engines.base import Listed
-from graphft.runtime.interchange.job_state import JobState, read_job
+from graphft.runtime.interchange.job_state import JobState
 from graphft.runtime.launcher.ending import interruptible, without_traceback
 from graphft.runtime.launcher.job_folder import JobFolder
 from graphft.runtime.launcher.launch import prepare
@@ -116,12 +116,11 @@ class Trainer:
         """Epochs that `train` has returned; the checkpoint of the last one may be on its way."""
         self._told_epoch: int | None = None
         """What `epoch` said last."""
-        self._reached = 0
-        """The step of the newest checkpoint that was seen to be committed."""
+        self._newest = NewestCheckpoint(self.job, self.job_dir)
         self._counted_from = 0.0
         self._idle_rates = set[str]()
         """Learning rates of which it was told that they are 0."""
-        self._busy, self._busy_in, self._pid = threading.Lock(), 0, os.getpid()
+        self._alone, self._pid = Alone(), os.getpid()
         atexit.register(self._at_exit)
 
     def __enter__(self) -> Trainer:
@@ -140,14 +139,16 @@ class Trainer:
         """Epochs that are done, in earlier processes, too: those that the newest committed checkpoint has, and those
         that `train` has returned. Raises GraphftError if that checkpoint is gone, or cannot be read now."""
         alive = self._running is not None and self._running.alive
-        self._told_epoch = max(self.job.config.plan.pass_of(self._step()), self._trained if alive else 0)
+        self._told_epoch = max(
+            self.job.config.plan.pass_of(self._newest.step(self._running)), self._trained if alive else 0
+        )
         return self._told_epoch
 
     @property
     def at_epoch_end(self) -> bool:
         """Whether the newest checkpoint is what an epoch came to, and not within the next one: of a script that died
         after `train()` had returned, and did not look at the epoch, the next one finds it so."""
-        return self.epoch > 0 and self._step() == self._end_of(self.epoch)
+        return self.epoch > 0 and self._newest.step(self._running) == self._end_of(self.epoch)
 
     def train(
         self, *, max_retries: int | None = None, checkpoint: Literal["auto"] | int | None = "auto", epochs: int = 1
@@ -175,7 +176,7 @@ class Trainer:
         """
         most = self._max_retries if max_retries is None else max_retries
         check_call(most, checkpoint, epochs)
-        with self._alone("train()"):
+        with self._alone.during("train()"):
             return self._train_epochs(most, checkpoint, epochs)
 
     def _train_epochs(self, most: int, checkpoint: Any, epochs: int) -> dict[str, float]:
@@ -243,20 +244,7 @@ class Trainer:
     def _state(self) -> JobState | None:
         """Of the newest checkpoint; None before the first."""
         self._settle()
-        newest = self._step()
-        if newest == 0:
-            return None
-        found, plan = read_job(self.job_dir), self.job.config.plan
-        epoch = plan.pass_of(found.step)
-        if epoch < plan.pass_of(newest):
-            raise GraphftError(
-                f"the checkpoint of step {newest}, epoch {plan.pass_of(newest)}, is damaged: the newest that is whole "
-                f"is of step {found.step}, epoch {epoch}",
-                rule="checkpoint",
-                help="train() another epoch, which writes a new one; or shutdown(): the next train() goes on from the "
-                "older one",
-            )
-        return found
+        return self._newest.state(self._running)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Goes on with these values: of `state_dict`, or a model's own state_dict, which leaves the optimizer's state
@@ -266,7 +254,7 @@ class Trainer:
         nothing is changed then. Before the first epoch use `init_from=` of the Trainer.
         """
         states.check_state(self._program, state)
-        with self._alone("load_state_dict()"):
+        with self._alone.during("load_state_dict()"):
             self._settle()
             self._stop()
             words = f"interrupted; run again to go on with {self.job_dir}"
@@ -324,24 +312,6 @@ class Trainer:
         return supervisor is not None and supervisor.signal(role, index, signum)
 
     # -- inside -----------------------------------------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _alone(self, what: str) -> Iterator[None]:
-        """Raises UsageError while another thread trains: both would count the same epochs."""
-        if not self._busy.acquire(blocking=False):
-            inside = self._busy_in == threading.get_ident()
-            raise UsageError(
-                f"{what} was called " + ("by a callback of train()" if inside else "while another thread trains"),
-                rule="busy",
-                help="call it when train() has returned"
-                if inside
-                else "use a Trainer from one thread; workers(), events() and signal() may be called from any",
-            )
-        self._busy_in = threading.get_ident()
-        try:
-            yield
-        finally:
-            self._busy.release()
 
     @contextlib.contextmanager
     def _ended_by_errors(self) -> Iterator[None]:
@@ -413,33 +383,9 @@ class Trainer:
                 return
             time.sleep(LOOK_SECONDS)
 
-    def _step(self) -> int:
-        """Of the newest committed checkpoint. Without processes it is what the folder holds: nobody would go back to an
-        older one, and say so. Raises GraphftError if it held a newer one before."""
-        view = self._running.view() if self._running is not None and self._running.alive else None
-        if view is not None and view.committed is not None:
-            self._reached = view.committed.step
-            return self._reached
-        found = saved_step(self.job_dir, self.job.config)
-        if found is None:
-            raise GraphftError(
-                f"the checkpoints of {self.job_dir} cannot be read now",
-                rule="storage",
-                help="see whether its file system or storage can be reached",
-            )
-        if found < self._reached:
-            raise GraphftError(
-                f"the checkpoint of step {self._reached} is gone: {self.job_dir} holds "
-                + (f"none that is newer than step {found}" if found else "no checkpoint"),
-                rule="checkpoint",
-                help="bring it back; if it is gone for good, begin a new run: another name=, or without that folder",
-            )
-        self._reached = found
-        return found
-
     def _stop(self) -> None:
         with contextlib.suppress(GraphftError):
-            self._step()
+            self._newest.step(self._running)
         if self._running is not None:
             self._past = self._running.events()
             self._running.stop()  # interrupted, it is not forgotten

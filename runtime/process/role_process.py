@@ -14,6 +14,7 @@ from typing import Literal, NoReturn
 
 from graphft.errors import GraphftError, UsageError
 
+ROLES = ("trainer", "pserver", "coordinator")
 BEGINS = "begins as process "
 """The first line of a role's log, with its pid: what is above it was written by the process before."""
 EXIT_OK = 0

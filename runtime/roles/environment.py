@@ -24,7 +24,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, Store
 from graphft.runtime.process.folder_lock import holder_of, locked
 from graphft.runtime.process.interrupts import look_out
-from graphft.runtime.process.role_process import BEGINS, EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK
+from graphft.runtime.process.role_process import BEGINS, EXIT_FAILED, EXIT_LEASE_LOST, EXIT_OK, ROLES
 from graphft.runtime.process.structs import prepare_structs
 from graphft.runtime.roles.logs import follow, log_as
 
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from graphft.runtime.roles.trainer.trainer import Trainer
     from graphft.transpiler import Job, JobRecord
 
-ROLES = ("trainer", "pserver", "coordinator")
 LEAVE_SECONDS = 10.0
 """For how long the process that embeds etcd keeps it for others that have not left yet."""
 

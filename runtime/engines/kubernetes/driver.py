@@ -13,9 +13,8 @@ from pathlib import Path
 from graphft.errors import UsageError
 from graphft.runtime.engines.kubernetes.cluster_job import ClusterJob, Object
 from graphft.runtime.engines.kubernetes.etcd import etcd_objects
-from graphft.runtime.engines.kubernetes.manifests import ended_with, evicted, only_each_other
+from graphft.runtime.engines.kubernetes.manifests import indexed_job, only_each_other
 from graphft.runtime.engines.kubernetes.pods import LEFT, SCRIPT, WORK, container_of, field, literal, pod, volumes
-from graphft.runtime.process.role_process import EXIT_USAGE
 
 LARGEST = 1_000_000
 """Bytes; a ConfigMap may have 1 MiB in all."""
@@ -69,25 +68,8 @@ def _driver(job: ClusterJob, program: Sequence[str]) -> Object:
     container["volumeMounts"] += [{"name": "script", "mountPath": SCRIPT, "readOnly": True}]
     held = {"name": "script", "configMap": {"name": f"{job.name}-script"}}
     made = pod(job, "driver", container, [*volumes(job), held], STOP_SECONDS)
-    made["spec"] |= {
-        "restartPolicy": "Never",
-        "serviceAccountName": f"{job.name}-driver",
-        "automountServiceAccountToken": True,
-    }
-    rules = [evicted(), ended_with("Ignore", LEFT, INTERRUPTED), ended_with("FailJob", EXIT_USAGE)]
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": job.metadata("driver"),
-        "spec": {
-            "completions": 1,
-            "parallelism": 1,
-            "completionMode": "Indexed",
-            "backoffLimit": job.max_failures,
-            "podFailurePolicy": {"rules": rules},
-            "template": made,
-        },
-    }
+    made["spec"] |= {"serviceAccountName": f"{job.name}-driver", "automountServiceAccountToken": True}
+    return indexed_job(job, "driver", 1, made, (LEFT, INTERRUPTED))
 
 
 def _engine(job: ClusterJob) -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from graphft.runtime.engines.kubernetes.budgets import at_least_one_there, at_most_one_away
 from graphft.runtime.engines.kubernetes.cluster_job import ClusterJob, Object, Resources
 from graphft.runtime.engines.kubernetes.etcd import etcd_objects
@@ -98,16 +100,22 @@ def _trainers(job: ClusterJob) -> Object:
     here at all (status 2) ends the Job: no other pod could.
     """
     pod = role_pod(job, "trainer", JOB_INDEX, job.trainer, ["--leave-status", str(LEFT)])
+    return indexed_job(job, "trainer", job.trainers, pod, (EXIT_LEASE_LOST, LEFT))
+
+
+def indexed_job(job: ClusterJob, component: str, count: int, pod: Object, no_failures: Sequence[int]) -> Object:
+    """So many pods that end. An eviction is no failure of theirs, and neither are the exit statuses `no_failures`."""
+    evicted = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    rules = [evicted, _ended_with("Ignore", *no_failures), _ended_with("FailJob", EXIT_USAGE)]
     pod["spec"]["restartPolicy"] = "Never"
-    rules = [evicted(), ended_with("Ignore", EXIT_LEASE_LOST, LEFT), ended_with("FailJob", EXIT_USAGE)]
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": job.metadata("trainer"),
+        "metadata": job.metadata(component),
         "spec": {
             "completionMode": "Indexed",
-            "completions": job.trainers,
-            "parallelism": job.trainers,
+            "completions": count,
+            "parallelism": count,
             "backoffLimit": job.max_failures,
             "podFailurePolicy": {"rules": rules},
             "template": pod,
@@ -115,11 +123,6 @@ def _trainers(job: ClusterJob) -> Object:
     }
 
 
-def evicted() -> Object:
-    """A Job's rule: that is no failure."""
-    return {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-
-
-def ended_with(action: str, *statuses: int) -> Object:
+def _ended_with(action: str, *statuses: int) -> Object:
     """The empty list is for the schemas of older versions, which require it."""
     return {"action": action, "onExitCodes": {"operator": "In", "values": [*statuses]}, "onPodConditions": []}

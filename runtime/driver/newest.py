@@ -1,0 +1,59 @@
+"""The newest committed checkpoint of a run, as its Trainer sees it: what `epoch`, `validate` and `save` are of."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from graphft.errors import GraphftError
+from graphft.runtime.checkpoint.saved_step import saved_step
+from graphft.runtime.driver.running_job import RunningJob
+from graphft.runtime.interchange.job_state import JobState, read_job
+from graphft.transpiler import Job
+
+
+class NewestCheckpoint:
+    def __init__(self, job: Job, job_dir: Path) -> None:
+        self.job, self.job_dir = job, job_dir
+        self._seen = 0
+        """The step of the newest one that was seen."""
+
+    def step(self, running: RunningJob | None) -> int:
+        """As etcd tells while processes are `running`. Else it is what the folder holds: nobody would go back to an
+        older one, and say so. Raises GraphftError if it held a newer one before, or cannot be read now."""
+        view = running.view() if running is not None and running.alive else None
+        if view is not None and view.committed is not None:
+            self._seen = view.committed.step
+            return self._seen
+        found = saved_step(self.job_dir, self.job.config)
+        if found is None:
+            raise GraphftError(
+                f"the checkpoints of {self.job_dir} cannot be read now",
+                rule="storage",
+                help="see whether its file system or storage can be reached",
+            )
+        if found < self._seen:
+            raise GraphftError(
+                f"the checkpoint of step {self._seen} is gone: {self.job_dir} holds "
+                + (f"none that is newer than step {found}" if found else "no checkpoint"),
+                rule="checkpoint",
+                help="bring it back; if it is gone for good, begin a new run: another name=, or without that folder",
+            )
+        self._seen = found
+        return found
+
+    def state(self, running: RunningJob | None) -> JobState | None:
+        """None before the first. Raises GraphftError if it is damaged, or as `step`."""
+        newest = self.step(running)
+        if newest == 0:
+            return None
+        found, plan = read_job(self.job_dir), self.job.config.plan
+        epoch = plan.pass_of(found.step)
+        if epoch < plan.pass_of(newest):
+            raise GraphftError(
+                f"the checkpoint of step {newest}, epoch {plan.pass_of(newest)}, is damaged: the newest that is whole "
+                f"is of step {found.step}, epoch {epoch}",
+                rule="checkpoint",
+                help="train() another epoch, which writes a new one; or shutdown(): the next train() goes on from the "
+                "older one",
+            )
+        return found

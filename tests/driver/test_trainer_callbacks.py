@@ -1,0 +1,114 @@
+"""What a Trainer's callbacks hear, what they find, and what becomes of a call that they end."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import graphft
+from tests.driver import epochs
+from tests.support.waiting import until
+
+pytestmark = pytest.mark.timeout(600)
+
+
+def test_events_are_told_up_to_now_and_stay(tmp_path: Path) -> None:
+    heard: list[str] = []
+
+    class Listener:
+        def on_event(self, event: Any) -> None:
+            heard.append(event.text)
+
+    with epochs.trainer(tmp_path / "job", callbacks=[Listener()]) as trainer:
+        trainer.train()
+        assert trainer.signal("pserver", 1, signal.SIGKILL)
+        until(lambda: any("pserver 1 died" in event.text for event in trainer.events()), 60)
+        assert trainer.train()["preemptions"] == 1, "one of a pause"
+    assert any("pserver 1 died" in event.text for event in trainer.events())
+    assert sum("pserver 1 died" in text for text in heard) == 1
+
+
+def test_a_callback_that_shuts_down_ends_the_call(tmp_path: Path) -> None:
+    class Stops:
+        def on_status(self, status: Any) -> None:
+            trainer.shutdown()
+
+    trainer = epochs.trainer(tmp_path / "job", callbacks=[Stops()])
+    with pytest.raises(graphft.GraphftError, match="was shut down while it trained"):
+        trainer.train()
+
+
+def test_a_callback_finds_the_state_of_its_epoch(tmp_path: Path) -> None:
+    found: dict[int, Any] = {}
+
+    class Looks:
+        def on_epoch(self, epoch: int, metrics: dict[str, float]) -> None:
+            state = trainer.state_dict()
+            found[epoch] = state["epoch"], state["step"], trainer.epoch
+
+    with epochs.trainer(tmp_path / "job", callbacks=[Looks()]) as trainer:
+        trainer.train(epochs=3)
+    assert found == {n: (n, n * epochs.PER_EPOCH, n) for n in (1, 2, 3)}
+
+
+def test_a_callback_that_shuts_down_between_two_epochs_ends_the_call(tmp_path: Path) -> None:
+    class Stops:
+        def on_epoch(self, epoch: int, metrics: dict[str, float]) -> None:
+            trainer.shutdown()
+
+    trainer = epochs.trainer(tmp_path / "job", callbacks=[Stops()])
+    with pytest.raises(graphft.GraphftError, match="was shut down while it trained"):
+        trainer.train(epochs=2)
+
+
+def test_what_an_interrupted_call_wanted_is_not_trained(tmp_path: Path) -> None:
+    class Interrupts:
+        def on_status(self, status: Any) -> None:
+            if first and status.step > epochs.PER_EPOCH:
+                raise KeyboardInterrupt
+
+    first = True
+    with epochs.trainer(tmp_path / "job", callbacks=[Interrupts()]) as trainer:
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train(epochs=500)
+        first = False
+        done = trainer.epoch
+        assert trainer.at_epoch_end is (trainer.state_dict()["step"] == done * epochs.PER_EPOCH)
+        assert trainer.train()["epoch"] == done + 1
+        time.sleep(2.0)  # for what goes on unasked
+        assert trainer.epoch == trainer.state_dict()["epoch"] == done + 1
+
+
+def test_a_callback_that_fails_ends_the_processes(tmp_path: Path) -> None:
+    class Failing:
+        def on_epoch(self, epoch: int, metrics: Any) -> None:
+            raise ValueError("as the test wants it")
+
+    trainer = epochs.trainer(tmp_path / "job", callbacks=[Failing()])
+    with pytest.raises(ValueError, match="as the test wants it"):
+        trainer.train()
+    assert not trainer.workers()
+    assert trainer.epoch == 1
+
+
+def test_epochs_of_one_call_are_told_one_by_one(tmp_path: Path) -> None:
+    told: list[Any] = []
+
+    class Listener:
+        def on_epoch(self, epoch: int, metrics: Any) -> None:
+            told.append((epoch, metrics["epoch"], metrics["samples"], metrics["steps"], metrics["loss"]))
+
+    with epochs.trainer(tmp_path / "job", callbacks=[Listener()]) as trainer:
+        last = trainer.train(epochs=3)
+        assert trainer.signal("trainer", 0, signal.SIGKILL)
+        until(lambda: any(event.kind == "died" for event in trainer.events()))
+        assert trainer.train(epochs=2)["preemptions"] == 1, "of the call, not of its last epoch"
+        assert trainer.train()["preemptions"] == 0
+    del told[3:]
+    assert [row[:4] for row in told] == [(n, n, 96, epochs.PER_EPOCH) for n in (1, 2, 3)]
+    assert len({row[4] for row in told}) == 3
+    assert last["loss"] == told[-1][4]
