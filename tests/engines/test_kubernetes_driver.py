@@ -12,6 +12,8 @@ import pytest
 import torch
 
 import graphft
+from graphft.errors import GraphftError
+from graphft.runtime.engines.base import Run
 from graphft.runtime.engines.kubernetes import driver
 from graphft.runtime.engines.kubernetes.engine import Kubernetes
 from tests.driver import epochs
@@ -126,6 +128,15 @@ def test_scripts_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "cannot be read as UTF-8" in refused(capsys, "kubernetes", tmp_path / "latin.py", *IMAGE)
     (tmp_path / "large.py").write_bytes(b"#" * (driver.LARGEST + 1))
     assert "which a ConfigMap can hold" in refused(capsys, "kubernetes", tmp_path / "large.py", *IMAGE)
+
+
+def test_options_of_an_engine_that_cannot_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(GraphftError, match="'Bad name' is no name for objects"):
+        Kubernetes(image="graphft:1", name="Bad name").open(Run(tmp_path, "s3://bucket/job"))
+    for text in ("{", "[]"):
+        monkeypatch.setenv("GRAPHFT_KUBERNETES", text)
+        with pytest.raises(GraphftError, match="expected a JSON object"):
+            Kubernetes()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="each pod has a loopback address of its own")

@@ -106,15 +106,19 @@ def object_name(job: str) -> str:
     return f"{start[: MAX_NAME - 7].strip('-')}-{digest}"
 
 
-def check_cluster(wanted: ClusterJob) -> None:
-    """Raises UsageError for what could not be deployed, or not be reached."""
-    name = wanted.name
+def check_name(name: str, option: str) -> None:
+    """Raises UsageError for a name that objects cannot have."""
     if not _LABEL.fullmatch(name) or len(name) > MAX_NAME:
         raise UsageError(
             f"{name!r} is no name for objects of Kubernetes",
             rule="kubernetes",
-            help=f"give --name: at most {MAX_NAME} small letters, digits and '-', a letter first",
+            help=f"give {option}: at most {MAX_NAME} small letters, digits and '-', a letter first",
         )
+
+
+def check_cluster(wanted: ClusterJob) -> None:
+    """Raises UsageError for what could not be deployed, or not be reached."""
+    check_name(wanted.name, "--name")
     if wanted.etcd_members % 2 == 0 or wanted.etcd_members < 1:
         raise UsageError(
             f"{wanted.etcd_members} members of etcd were asked for, expected an odd number",

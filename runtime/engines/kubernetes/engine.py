@@ -22,7 +22,7 @@ from typing import Any
 
 from graphft.errors import UsageError
 from graphft.runtime.engines.base import Engine, EngineError, Listed, Order, Process, Run
-from graphft.runtime.engines.kubernetes.cluster_job import ClusterJob, Object, Resources, object_name
+from graphft.runtime.engines.kubernetes.cluster_job import ClusterJob, Object, Resources, check_name, object_name
 from graphft.runtime.engines.kubernetes.kubectl import Kubectl
 from graphft.runtime.engines.kubernetes.pod_process import LOST, PodProcess
 from graphft.runtime.engines.kubernetes.pods import role_pod
@@ -40,7 +40,15 @@ def _of_driver(name: str, otherwise: Any) -> Any:
     """A field's default is a function."""
 
     def given() -> Any:
-        return json.loads(os.environ.get("GRAPHFT_KUBERNETES", "{}")).get(name, otherwise)
+        text = os.environ.get("GRAPHFT_KUBERNETES", "{}")
+        try:
+            return json.loads(text).get(name, otherwise)
+        except (ValueError, AttributeError):
+            raise UsageError(
+                f"GRAPHFT_KUBERNETES is {text!r}, expected a JSON object",
+                rule="environment",
+                help="unset it: the manifests of `graphft kubernetes SCRIPT.py` set it in a driver's pod",
+            ) from None
 
     return field(default_factory=given)
 
@@ -70,6 +78,8 @@ class Kubernetes:
         image = self.image or os.environ.get("GRAPHFT_IMAGE", "")
         if not image:
             raise UsageError("pods need an image", rule="engine", help="set GRAPHFT_IMAGE, or Kubernetes(image=...)")
+        if self.name:
+            check_name(self.name, "Kubernetes(name=...)")
         if shutil.which(self.kubectl[0]) is None:
             raise UsageError(f"there is no {self.kubectl[0]} here", rule="engine", help="install kubectl")
         if "://" not in run.job and self.volume is None:
