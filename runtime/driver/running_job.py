@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 
 LOOK_SECONDS, ETCD_SECONDS = 0.1, 2.0
+POLL_SECONDS = 0.01
 
 
 class _Ended(Exception):
@@ -239,4 +240,5 @@ class RunningJob:
         self._asked = True
         if self.supervisor is not None:
             self.supervisor.interrupt = _Ended()
-        self._over.wait()
+        while self.alive:  # an Event's wait that a signal ends may leave its lock taken
+            time.sleep(POLL_SECONDS)

@@ -33,6 +33,7 @@ from graphft.runtime.etcd.errors import (
     LeaseLost,
 )
 from graphft.runtime.etcd.shim import etcdrpc
+from graphft.runtime.process.interrupts import uninterrupted
 
 Code = grpc.StatusCode
 NO_ANSWER = {Code.UNAVAILABLE, Code.DEADLINE_EXCEEDED, Code.CANCELLED, Code.INTERNAL, Code.UNKNOWN, Code.ABORTED}
@@ -150,6 +151,7 @@ class Calls:
         if left is not None:
             left.close()
 
+    @uninterrupted()
     def close(self) -> None:
         with self._move_lock:
             self._closed = True
@@ -210,8 +212,10 @@ class Calls:
             lambda metadata: method(request, timeout=timeout, metadata=metadata, wait_for_ready=wait), timeout
         )
 
+    @uninterrupted()
     def logged_in(self, call: Callable[[Metadata], Any], timeout: float) -> Any:
-        """`call(metadata)` with the login's token; a second time when etcd does not know the token any more."""
+        """`call(metadata)` with the login's token; a second time when etcd does not know the token any more. What a
+        signal's handler raises would leave locks of gRPC's taken: it comes at the end, when it has no time-out left."""
         self.check_usable()
         token = self._login_token(timeout)
         try:

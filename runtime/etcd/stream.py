@@ -13,6 +13,7 @@ from graphft.runtime.etcd.calls import Calls
 from graphft.runtime.etcd.errors import CompactedError, StreamEnded
 from graphft.runtime.etcd.model import WatchBatch
 from graphft.runtime.etcd.shim import etcdrpc
+from graphft.runtime.process.interrupts import uninterrupted
 
 # A member that is cut off from the majority ends the stream then, instead of staying silent.
 LEADER_NEEDED = ("hasleader", "true")
@@ -34,6 +35,7 @@ class EtcdStream:
         except grpc.RpcError as e:  # of the login
             raise _ended(e) from None
 
+    @uninterrupted()
     def cancel(self) -> None:
         """End the stream, from any thread."""
         self._cancelled.set()

@@ -19,6 +19,7 @@ from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.launcher.job_folder import begun, where
 from graphft.runtime.launcher.tell import tell
 from graphft.runtime.process.bounded import within
+from graphft.runtime.process.interrupts import Handler
 
 if TYPE_CHECKING:
     from graphft.transpiler import JobConfig
@@ -90,7 +91,7 @@ def _raised_by_signals() -> Iterator[None]:
 
     # Under nohup SIGHUP is ignored, and stays so.
     taken = [s for s in (signal.SIGTERM, signal.SIGHUP) if s == signal.SIGTERM or signal.getsignal(s) == signal.SIG_DFL]
-    before = {s: signal.signal(s, interrupt) for s in taken}
+    before = {s: signal.signal(s, Handler(interrupt)) for s in taken}
     try:
         yield
     finally:

@@ -1,32 +1,77 @@
-"""Whether a KeyboardInterrupt is a person's (Ctrl-C reaches every process of a launcher), or user code raised it."""
+"""Signals that raise: whose KeyboardInterrupt it is, and where none may be raised.
+
+Python runs a signal's handler in the main thread, between any two bytecodes: what it raises may come between the taking
+of a lock and the `with` that would give it back. gRPC's locks are taken so, and whoever calls next waits for ever.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
+
+HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)
+"""What a program has handlers for that raise: Ctrl-C, to be ended, and time-outs."""
 
 
-class _Handler:
-    """Python's own, which remembers that it was called."""
+class _Held:
+    """Of the main thread: how many blocks hold signals back, and which have come meanwhile."""
 
-    def __init__(self) -> None:
-        self.called = False
+    depth = 0
+    came: dict[int, None] = {}
+
+
+class Handler:
+    """Another handler, that waits for the end of an `uninterrupted` block, and remembers that it was called."""
+
+    def __init__(self, then: Callable[[int, FrameType | None], Any]) -> None:
+        self.then, self.called = then, False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        self.called = True
-        signal.default_int_handler(number, frame)
+        if _Held.depth:
+            _Held.came[number] = None
+        else:
+            self.called = True
+            self.then(number, frame)
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Handlers are called at the end of the block: it is to be a short one."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _Held.depth += 1
+    swapped: dict[int, Any] = {}
+    try:
+        for number in HELD:
+            handler = signal.getsignal(number)
+            if callable(handler) and not isinstance(handler, Handler):
+                swapped[number] = handler
+                signal.signal(number, Handler(handler))
+        yield
+    finally:
+        _Held.depth -= 1
+        # From here on each may raise. One that is not put back then does what it did before.
+        for number, handler in swapped.items():
+            signal.signal(number, handler)
+        while _Held.came and not _Held.depth:
+            signal.raise_signal(_Held.came.popitem()[0])
 
 
 def look_out() -> None:
-    """From now on this process knows. Without effect where SIGINT is ignored (no Ctrl-C can come), or somebody else
-    handles it."""
+    """From now on this process knows whether SIGINT has come. Without effect where that is ignored (no Ctrl-C can
+    come), or somebody else handles it."""
     main = threading.current_thread() is threading.main_thread()
     if main and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _Handler())
+        signal.signal(signal.SIGINT, Handler(signal.default_int_handler))
 
 
 def raised_by_user_code() -> bool:
-    """Of a KeyboardInterrupt: whether it is known that no SIGINT has come."""
+    """Of a KeyboardInterrupt (Ctrl-C reaches every process of a launcher): whether it is known that no SIGINT has
+    come."""
     handler = signal.getsignal(signal.SIGINT)
-    return handler is signal.SIG_IGN or (isinstance(handler, _Handler) and not handler.called)
+    return handler is signal.SIG_IGN or (isinstance(handler, Handler) and not handler.called)

@@ -1,0 +1,94 @@
+"""Signals and what they raise. 1 of 40 SIGTERMs of a Trainer's script came within a lock of gRPC's: the script hung."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from graphft.runtime.etcd import Etcd
+from graphft.runtime.launcher.ending import Interrupted, interruptible
+from graphft.runtime.process.interrupts import uninterrupted
+
+
+class TimedOut(Exception):
+    pass
+
+
+def timed_out(*_: object) -> None:
+    raise TimedOut
+
+
+@pytest.fixture(params=["SIGINT", "SIGTERM", "SIGALRM"])
+def raises(request: pytest.FixtureRequest) -> Iterator[tuple[int, type[BaseException]]]:
+    """A signal, and what its handler raises: Python's own, of a launch, of the user's."""
+    number = signal.Signals[request.param]
+    before = [(s, signal.getsignal(s)) for s in (signal.SIGINT, signal.SIGALRM)]
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGALRM, timed_out)
+    yield number, {"SIGINT": KeyboardInterrupt, "SIGTERM": Interrupted, "SIGALRM": TimedOut}[request.param]
+    for other, handler in before:
+        signal.signal(other, handler)
+
+
+def test_what_a_handler_raises_comes_at_the_end(raises: tuple[int, type[BaseException]]) -> None:
+    number, expected = raises
+    reached = []
+    with interruptible(lambda: ""):
+        before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
+        with pytest.raises(expected), uninterrupted():
+            with uninterrupted():
+                signal.raise_signal(number)
+                reached.append("inner")
+            reached.append("outer")
+        assert {s: signal.getsignal(s) for s in before} == before
+        with uninterrupted():
+            reached.append("nothing is left of it")
+    assert reached == ["inner", "outer", "nothing is left of it"]
+
+
+def test_an_error_of_the_block_is_not_lost(raises: tuple[int, type[BaseException]]) -> None:
+    number, expected = raises
+    with interruptible(lambda: ""), pytest.raises(expected) as caught, uninterrupted():
+        signal.raise_signal(number)
+        raise ValueError("mine")
+    assert isinstance(caught.value.__context__, ValueError)
+
+
+def test_other_threads_hold_nothing_back(raises: tuple[int, type[BaseException]]) -> None:
+    number, expected = raises
+    within, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with uninterrupted():
+            within.set()
+            over.wait()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    within.wait()
+    with interruptible(lambda: ""), pytest.raises(expected):
+        signal.raise_signal(number)
+    over.set()
+    thread.join()
+
+
+def test_a_call_to_etcd_ends_before_a_signal_raises(
+    etcd: Etcd, raises: tuple[int, type[BaseException]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number, expected = raises
+    ended = []
+    call = etcd._calls.kv.Range
+
+    def during(*arguments: Any, **options: Any) -> Any:
+        signal.raise_signal(number)
+        ended.append(call(*arguments, **options))
+        return ended[0]
+
+    monkeypatch.setattr(etcd._calls.kv, "Range", during)
+    with interruptible(lambda: ""), pytest.raises(expected):
+        etcd.get("key")
+    assert ended, "the signal's exception came within the call"
