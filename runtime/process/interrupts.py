@@ -20,8 +20,12 @@ HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIG
 class _Held:
     """Of the main thread: how many blocks hold signals back, and which have come meanwhile."""
 
-    depth = 0
-    came: dict[int, None] = {}
+    def __init__(self) -> None:
+        self.depth = 0
+        self.came: dict[int, None] = {}
+
+
+_held = _Held()
 
 
 class Handler:
@@ -31,8 +35,8 @@ class Handler:
         self.then, self.called = then, False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if _Held.depth:
-            _Held.came[number] = None
+        if _held.depth:
+            _held.came[number] = None
         else:
             self.called = True
             self.then(number, frame)
@@ -44,8 +48,8 @@ def uninterrupted() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    _Held.depth += 1
-    swapped: dict[int, Any] = {}
+    _held.depth += 1
+    swapped: dict[signal.Signals, Any] = {}
     try:
         for number in HELD:
             handler = signal.getsignal(number)
@@ -54,12 +58,12 @@ def uninterrupted() -> Iterator[None]:
                 signal.signal(number, Handler(handler))
         yield
     finally:
-        _Held.depth -= 1
+        _held.depth -= 1
         # From here on each may raise. One that is not put back then does what it did before.
         for number, handler in swapped.items():
             signal.signal(number, handler)
-        while _Held.came and not _Held.depth:
-            signal.raise_signal(_Held.came.popitem()[0])
+        while _held.came and not _held.depth:
+            signal.raise_signal(_held.came.popitem()[0])
 
 
 def look_out() -> None:

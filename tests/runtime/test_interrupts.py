@@ -34,16 +34,27 @@ def raises(request: pytest.FixtureRequest) -> Iterator[tuple[int, type[BaseExcep
         signal.signal(other, handler)
 
 
+def come_within(number: int, reached: list[str]) -> None:
+    with uninterrupted():
+        with uninterrupted():
+            signal.raise_signal(number)
+            reached.append("inner")
+        reached.append("outer")
+
+
+def fail_within(number: int) -> None:
+    with uninterrupted():
+        signal.raise_signal(number)
+        raise ValueError("mine")
+
+
 def test_what_a_handler_raises_comes_at_the_end(raises: tuple[int, type[BaseException]]) -> None:
     number, expected = raises
-    reached = []
+    reached: list[str] = []
     with interruptible(lambda: ""):
         before = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)}
-        with pytest.raises(expected), uninterrupted():
-            with uninterrupted():
-                signal.raise_signal(number)
-                reached.append("inner")
-            reached.append("outer")
+        with pytest.raises(expected):
+            come_within(number, reached)
         assert {s: signal.getsignal(s) for s in before} == before
         with uninterrupted():
             reached.append("nothing is left of it")
@@ -52,9 +63,8 @@ def test_what_a_handler_raises_comes_at_the_end(raises: tuple[int, type[BaseExce
 
 def test_an_error_of_the_block_is_not_lost(raises: tuple[int, type[BaseException]]) -> None:
     number, expected = raises
-    with interruptible(lambda: ""), pytest.raises(expected) as caught, uninterrupted():
-        signal.raise_signal(number)
-        raise ValueError("mine")
+    with interruptible(lambda: ""), pytest.raises(expected) as caught:
+        fail_within(number)
     assert isinstance(caught.value.__context__, ValueError)
 
 
