@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGALRM, signal.SIGUSR1, signal.SIGUSR2)
+HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 """What a program has handlers for that raise: Ctrl-C, to be ended, and time-outs."""
 
 
