@@ -194,16 +194,16 @@ class Trainer:
             )
         if target <= first:  # nothing is left to train, but it is to be told
             target, first = first, first - 1
-        words = f"interrupted in epoch {first + 1}; run again to go on with {self.job_dir}"
-        with interruptible(lambda: words), self._ended_by_errors():
+        epoch, words = first + 1, "interrupted in epoch {}; run again to go on with {}"
+        with interruptible(lambda: words.format(epoch, self.job_dir)), self._ended_by_errors():
             one_by_one = self._callbacks.hears("on_epoch")  # which is to find the epoch's state
-            self._want(first + 1 if one_by_one else target, most)
+            self._want(epoch if one_by_one else target, most)
             for epoch in range(first + 1, target):
                 self._train_one(epoch, False)
                 if one_by_one and self._running is not None:
                     self._running.want(epoch + 1)
-            saved = checkpoint is not None and (checkpoint == "auto" or target % checkpoint == 0)
-            metrics = self._train_one(target, saved)
+            epoch, saved = target, checkpoint is not None and (checkpoint == "auto" or target % checkpoint == 0)
+            metrics = self._train_one(epoch, saved)
             self._retries.settle()
         return metrics
 

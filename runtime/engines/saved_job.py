@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from graphft.data_reference import Reference
 from graphft.errors import UsageError
 from graphft.runtime.coordination.connect import is_complete
 from graphft.runtime.coordination.job_storage import is_complete_at, is_url
@@ -25,10 +26,18 @@ def check_gpus(option: str, count: int | None, config: JobConfig) -> None:
 
 
 def tell_idle(job: str, record: JobRecord) -> None:
-    """Lines on stderr: of a job that has nothing left to do, and of data that lie on this machine."""
+    """Lines on stderr: of a job that has nothing left to do, and of data and sources that lie on this machine."""
     if is_complete_at(job.rstrip("/")) if is_url(job) else is_complete(Path(job)):
         print(f"{job} is complete: its processes would find nothing to do", file=sys.stderr)
     data = record.config.data
     files = data.fingerprint() if data.kind == "files" else ()
     if local := [url for url in files if not is_url(url) or url.startswith("file:")]:
         print(f"{local[0]} is to be at this path on every machine: data files are not copied", file=sys.stderr)
+    if data.kind == "dataset":
+        made_by = Reference.from_json(data.source)
+        if made_by.file:
+            where = f"{made_by.file} is to be at this path on every machine"
+            print(f"{where}: {made_by.name} in it makes the job's records", file=sys.stderr)
+        elif not Path(made_by.path).is_relative_to(sys.prefix):
+            where = f"the module {made_by.module} is to be found on every machine (here it is in {made_by.path})"
+            print(f"{where}: its {made_by.name} makes the job's records", file=sys.stderr)

@@ -72,7 +72,7 @@ def describe_exit(status: int) -> str:
     if status < 0:
         named = [s.name for s in signal.Signals if s == -status]
         return f"killed by {named[0] if named else f'signal {-status}'}"
-    known = {EXIT_OK: "done", EXIT_USAGE: "wrong usage", EXIT_LEASE_LOST: "lease or etcd lost"}
+    known = {EXIT_OK: "done", EXIT_LEASE_LOST: "lease or etcd lost"}
     return known.get(status, f"exit status {status}")
 
 

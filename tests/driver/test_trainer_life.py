@@ -78,13 +78,12 @@ def test_a_shutdown_that_is_interrupted_forgets_no_process(tmp_path: Path) -> No
     trainer.train()
     running = trainer._running
     assert running is not None
-    wait = running._over.wait
 
-    def interrupted(timeout: float | None = None) -> bool:
-        running._over.wait = wait  # type: ignore[method-assign]
-        raise KeyboardInterrupt
+    def interrupt() -> None:
+        until(lambda: running._asked)
+        os.kill(os.getpid(), signal.SIGINT)
 
-    running._over.wait = interrupted  # type: ignore[method-assign]
+    threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         trainer.shutdown()
     trainer.shutdown()

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import graphft
 from graphft.runtime.cli import main
 from graphft.runtime.engines.slurm_script import SlurmScript
 from tests.integration import training
@@ -71,6 +72,18 @@ def test_a_job_that_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "job" / "model.safetensors").touch()
     assert main(["slurm", str(tmp_path / "job")]) == 0
     assert "is complete: its processes would find nothing to do" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", [training.__file__, training.__name__])
+def test_a_dataset_of_this_machine_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    data = graphft.dataset(f"{name}:Blobs", chunk_size=training.CHUNK)
+    job = graphft.transpile(training.program(), ft=True, chunks=data, batch_size=8, trainers=2, name="blobs")
+    job.save(tmp_path / "job")
+    assert main(["slurm", str(tmp_path / "job")]) == 0
+    told = capsys.readouterr().err
+    assert told.count("to be") == 1
+    assert f"{name} is to be " in told
+    assert "Blobs" in told
 
 
 def test_a_script_has_arguments(

@@ -37,7 +37,7 @@ def test_a_role_that_cannot_start_says_why_in_its_log(tmp_path: Path) -> None:
     [
         (0, False, "done"),
         (1, False, "exit status 1"),
-        (2, False, "wrong usage"),
+        (2, False, "exit status 2"),
         (75, True, "lease or etcd lost"),
         (-9, True, "killed by SIGKILL"),
         (-15, True, "killed by SIGTERM"),

@@ -206,7 +206,7 @@ def test_wrong_usage_is_given_up_at_once(supervise: Any, stubs: Stubs) -> None:
     steps(supervisor, lambda: supervisor.failed)
     assert len(stubs.started) == 1
     headline = supervisor.failed.splitlines()[0]
-    assert headline == "pserver 0 cannot start (wrong usage): error[determinism]: torch differs"
+    assert headline == "pserver 0 cannot start (exit status 2): error[determinism]: torch differs"
     assert supervisor.failed.endswith("error[determinism]: torch differs")
 
 
@@ -226,7 +226,7 @@ def test_a_trainer_that_cannot_start_is_tried_again_while_another_one_works(
     assert not supervisor.failed
     supervisor.signal("trainer", 0, signal.SIGKILL)
     steps(supervisor, lambda: supervisor.failed)
-    assert "cannot go on (wrong usage)" in supervisor.failed, "trainer 1, which counts as at work from 0 s on"
+    assert "cannot go on (exit status 2)" in supervisor.failed, "trainer 1, which counts as at work from 0 s on"
 
 
 @pytest.mark.parametrize("recorded", [True, False])
