@@ -81,11 +81,17 @@ def test_a_shutdown_that_is_interrupted_forgets_no_process(tmp_path: Path) -> No
 
     def interrupt() -> None:
         until(lambda: running._asked)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGUSR1)
 
-    threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
-        trainer.shutdown()
+    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)  # SIGINT may be ignored where tests run
+    thread = threading.Thread(target=interrupt)
+    try:
+        thread.start()
+        with pytest.raises(KeyboardInterrupt):
+            trainer.shutdown()
+    finally:
+        thread.join()
+        signal.signal(signal.SIGUSR1, before)
     trainer.shutdown()
     assert not running.alive
     assert not trainer.workers()
