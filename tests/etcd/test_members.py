@@ -23,13 +23,15 @@ class Members:
         self.folder = folder
         self.all = [self._new("first").start()]
         self.admin = Etcd(self.all[0].endpoints)
+        self._peers = {m.name: m.peer_urls[0] for m in self.admin.members()}
+        """A member that is asked later may not have heard of the newest, or not of its name."""
 
     def join(self, name: str) -> EmbeddedEtcd:
         ports = free_ports(2)
         url = f"http://{HOST}:{ports[1]}"
         self._changed(lambda: self.admin.member_add(url))
-        peers = {m.name or name: m.peer_urls[0] for m in self.admin.members()}
-        cluster = ",".join(f"{name}={url}" for name, url in peers.items())
+        self._peers[name] = url
+        cluster = ",".join(f"{name}={url}" for name, url in self._peers.items())
         member = self._new(name, ports=(ports[0], ports[1]), cluster=cluster, state="existing")
         self.all.append(member.start())
         self.admin.move([endpoint for each in self.all for endpoint in each.endpoints])
@@ -39,8 +41,9 @@ class Members:
         member.kill()
         self.all.remove(member)
         self.admin.move([endpoint for each in self.all for endpoint in each.endpoints])
-        number = next(m.id for m in self.admin.members() if m.name == member.name)
+        number = next(m.id for m in self.admin.members() if self._peers[member.name] in m.peer_urls)
         self._changed(lambda: self.admin.member_remove(number))
+        del self._peers[member.name]
 
     def close(self) -> None:
         self.admin.close()
