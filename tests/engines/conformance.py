@@ -19,8 +19,9 @@ NOWHERE = "not:an:endpoint"
 PATIENCE = 240.0
 
 
-def check(engine: Engine) -> None:
-    """Starts some processes, and ends them in every way. `engine` is of a run whose job is saved."""
+def check(engine: Engine, closes: bool = True) -> None:
+    """Starts some processes, and ends them in every way. `engine` is of a run whose job is saved. `closes`: whether its
+    end is that of its processes, which those of a launch do not wait for."""
     refused = started(engine, Order("trainer", 7, NOWHERE))
     assert refused.wait(PATIENCE) == 2
     assert refused.poll() == 2
@@ -42,6 +43,8 @@ def check(engine: Engine) -> None:
     engine.step()
     engine.cancel_orders()
     engine.close()
+    if not closes:
+        last.send_signal(signal.SIGTERM)
     assert last.wait(PATIENCE) != 0
 
 
