@@ -1,0 +1,84 @@
+"""`graphft clean`: deletes what complete jobs have no use for, the data of their etcd above all."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from graphft.errors import GraphftError, UsageError, describe
+from graphft.runtime.checkpoint.stored_checkpoints import FOLDER
+from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK
+
+ETCD = "etcd"
+
+
+def add_parser(commands: Any) -> None:
+    clean = commands.add_parser("clean", help="delete what complete jobs have no use for")
+    which = "a job's name or folder, as often as needed (default: all in ./jobs)"
+    clean.add_argument("--job", action="append", default=[], help=which)
+    clean.add_argument(
+        "--checkpoints",
+        action="store_true",
+        help="delete the checkpoints, too: the model stays, but the job cannot be gone on with, not with more passes",
+    )
+    clean.add_argument("--dry-run", action="store_true", help="only tell what would be deleted")
+    clean.set_defaults(command=_clean)
+
+
+def _clean(options: argparse.Namespace) -> int:
+    """Tells of each folder that it deletes. Raises UsageError for a job that is named and is not complete."""
+    from graphft.runtime.launcher.folder_status import find_folder, list_folders, look_at
+
+    found = [look_at(find_folder(name)) for name in options.job] or list_folders()
+    for status in found:
+        if options.job and status.state != "complete":
+            raise UsageError(
+                f"the job in {status.folder} is {status.state}: nothing of it is deleted",
+                rule="not-complete",
+                help="run it to its end; to be rid of it, delete its folder",
+            )
+    freed, failed = 0, False
+    for status in found:
+        if status.state == "complete":
+            try:
+                freed += _clean_job(status.folder, options.checkpoints, options.dry_run)
+            except (GraphftError, OSError) as error:
+                print(f"{status.folder}: {describe(error)}")
+                failed = True
+    print(f"{'would free' if options.dry_run else 'freed'} {_size(freed)}")
+    return EXIT_FAILED if failed else EXIT_OK
+
+
+def _clean_job(folder: Path, checkpoints: bool, dry_run: bool) -> int:
+    """Returns the bytes. Raises GraphftError[job-running] if a process works in the folder, and OSError."""
+    from graphft.runtime.coordination.job_storage import storage_of
+    from graphft.runtime.process.folder_lock import locked
+
+    freed = 0
+    if checkpoints and (url := storage_of(folder)):
+        print(f"{folder}: what is in {url} stays")
+    with locked(folder):
+        for path in _needless(folder, checkpoints):
+            size = _bytes(path)
+            if not dry_run:
+                shutil.rmtree(path)
+            print(f"{'would delete' if dry_run else 'deleted'} {path}, {_size(size)}")
+            freed += size
+    return freed
+
+
+def _needless(folder: Path, checkpoints: bool) -> Iterator[Path]:
+    names = (ETCD, FOLDER) if checkpoints else (ETCD,)
+    return (folder / name for name in names if (folder / name).is_dir())
+
+
+def _bytes(path: Path) -> int:
+    """What the files below take on the disk: etcd's are mostly holes."""
+    return sum(file.lstat().st_blocks * 512 for file in path.rglob("*"))
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:,.1f} MB"
