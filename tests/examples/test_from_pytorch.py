@@ -1,0 +1,53 @@
+"""docs/from-pytorch.md: the loop and what is made of it run as they stand there, and come to the same."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[2] / "docs" / "from-pytorch.md"
+LOOP, JOB, CALLBACK = (part.split("```")[0] for part in PAGE.read_text().split("```python\n")[1:])
+
+
+@pytest.mark.timeout(300)
+def test_the_loop_and_the_job(tmp_path: Path) -> None:
+    data = LOOP.split("torch.manual_seed(0)")[0]
+    (tmp_path / "loop.py").write_text(LOOP)
+    (tmp_path / "train.py").write_text(data + JOB + "        print(trainer.validate())\n")
+    epochs = [eval(line.split(" ", 2)[2]) for line in run(tmp_path, "loop.py")]
+    *trained, last = [line for line in run(tmp_path, "train.py") if line.startswith("{")]
+    assert len(epochs) == len(trained) == 8
+    assert epochs[-1] > 0.95
+    assert eval(last)["accuracy"] > 0.95
+    assert [line for line in run(tmp_path, "train.py") if line.startswith("{")] == [last], "nothing is trained again"
+
+
+def run(folder: Path, script: str) -> list[str]:
+    done = subprocess.run([sys.executable, script], cwd=folder, capture_output=True, text=True, timeout=250)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.splitlines()
+
+
+def test_the_callback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a writer in the place of TensorBoard's, which is not installed for this."""
+    told = []
+
+    class SummaryWriter:
+        def __init__(self, folder: str) -> None: ...
+
+        def add_scalar(self, *arguments: object) -> None:
+            told.append(arguments)
+
+    module = types.ModuleType("torch.utils.tensorboard")
+    module.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    namespace: dict[str, type] = {}
+    exec(CALLBACK, namespace)
+    board = namespace["Board"]("runs")
+    board.on_epoch(1, {"loss": 0.5, "accuracy": 0.9, "seconds": 3.0})
+    board.on_validation(1, {"loss": 0.6})
+    assert told == [("train/loss", 0.5, 1), ("train/accuracy", 0.9, 1), ("validation/loss", 0.6, 1)]
