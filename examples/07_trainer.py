@@ -10,7 +10,6 @@ from __future__ import annotations
 import argparse
 import math
 import signal
-from pathlib import Path
 
 import torch
 from sklearn.datasets import load_breast_cancer
@@ -58,13 +57,13 @@ def make_trainer() -> graphft.Trainer:
     )
 
 
-def best_so_far(folder: Path) -> tuple[int, float]:
+def best_so_far(place: str) -> tuple[int, float]:
     """(epoch, held-out loss) of what was saved; (0, infinity) before."""
-    found = graphft.read_check_point(folder)
+    found = graphft.read_check_point(place)
     return (found.status.epoch_no + 1, found.status.metrics["loss"]) if found is not None else (0, math.inf)
 
 
-def judge(trainer: graphft.Trainer, best: Path) -> dict[str, float]:
+def judge(trainer: graphft.Trainer, best: str) -> dict[str, float]:
     """Held-out metrics of the newest epoch, which is saved if it is the best one. Called twice, it saves it once."""
     found = trainer.validate()
     if found["loss"] < best_so_far(best)[1]:
@@ -82,7 +81,7 @@ def main() -> None:
     most = 5 if options.small else options.epochs
 
     with make_trainer() as trainer:
-        best = trainer.job_dir / "best"
+        best = f"{trainer.storage}/best"
         if trainer.at_epoch_end:  # this script may have died before it had looked at its last epoch
             judge(trainer, best)
         while trainer.epoch < most and trainer.epoch - best_so_far(best)[0] < options.patience:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -35,7 +36,8 @@ class Callbacks:
     """Objects that have some of these methods, called in the script's own thread:
 
     on_status(status: JobStatus)         each look at the job, twice a second
-    on_event(event)                      each event once: `at`, `who`, `kind`, `text`, `fields`
+    on_event(event)                      each event since the Trainer was made, once: `at`, `who`, `kind`, `text`,
+                                         `fields`
     on_epoch(epoch: int, metrics: dict)  an epoch is done, and the next one has not begun
     on_validation(epoch: int, metrics: dict)
     on_end()                             `shutdown`
@@ -67,6 +69,8 @@ class Callbacks:
         self._callbacks = tuple(callbacks)
         self._status: JobStatus | None = None
         self._seen: set[tuple[float, str, str]] = set()
+        self._since = time.time()
+        """etcd keeps what earlier scripts were told."""
 
     def hears(self, name: str) -> bool:
         return any(hasattr(callback, name) for callback in self._callbacks)
@@ -86,6 +90,7 @@ class Callbacks:
 
     def hear(self, events: Sequence[Event]) -> None:
         for event in events:
-            if (known := (event.at, event.who, event.text)) not in self._seen:
+            known = (event.at, event.who, event.text)
+            if event.at >= self._since and known not in self._seen:
                 self._seen.add(known)
                 self.tell("on_event", event)

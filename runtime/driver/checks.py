@@ -32,14 +32,20 @@ def check_role(role: object) -> None:
         )
 
 
-def check_place(path: str | os.PathLike[str], job_dir: Path) -> None:
-    """Raises UsageError for a folder in which the run itself keeps its checkpoints."""
+def check_place(path: str | os.PathLike[str], job_dir: Path, storage: str = "") -> None:
+    """Raises UsageError for a place in which the run itself keeps its checkpoints. `storage`: of the run, a URL or its
+    folder."""
     own = (job_dir / FOLDER).resolve()
-    if "://" not in str(path) and Path(path).resolve().is_relative_to(own):
+    below = (
+        f"{path}/".startswith(f"{storage}/{FOLDER}/")
+        if "://" in str(path)
+        else Path(path).resolve().is_relative_to(own)
+    )
+    if below:
         raise UsageError(
             f"{path} is where the run keeps its own checkpoints",
             rule="option",
-            help="give another folder, say trainer.job_dir / 'best'",
+            help='give another place, say f"{trainer.storage}/best"',
         )
 
 

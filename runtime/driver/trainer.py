@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Program
+from graphft.runtime.coordination.job_storage import storage_of
 from graphft.runtime.coordination.records import Event
 from graphft.runtime.driver import state as states
 from graphft.runtime.driver.alone import Alone
@@ -133,6 +134,12 @@ class Trainer:
     def job_dir(self) -> Path:
         """The run's folder: logs, metrics, checkpoints (without a storage)."""
         return self._folder.path
+
+    @property
+    def storage(self) -> str:
+        """The URL of the run's storage, which other machines reach, too; without one the path of its folder. What a
+        script keeps of a run for the next script belongs there: `f"{trainer.storage}/best"`."""
+        return storage_of(self.job_dir) or str(self.job_dir)
 
     @property
     def epoch(self) -> int:
@@ -272,7 +279,7 @@ class Trainer:
         `keep`: so many of the newest, or a `graphft.Keep`. `metrics`: numbers that are saved beside it:
         `graphft.read_check_point(path).status.metrics`, and what `Keep(best=...)` looks at.
         """
-        check_place(path, self.job_dir)
+        check_place(path, self.job_dir, self.storage)
         found = self._state()
         state = states.as_dict(found, self.job)
         status = TrainStatus(state["epoch"] - 1, state["step"], metrics=dict(metrics or {}))
@@ -287,8 +294,9 @@ class Trainer:
         """Ends all processes, in order. The run can be gone on with, by this Trainer, too. `with` does it, and the end
         of the script. Waits for the checkpoint of the last epoch that `train` returned, for half a minute."""
         if self._running is not None:
-            self._settle(SETTLE_SECONDS)
-            self._stop()
+            with interruptible(lambda: f"interrupted; run again to go on with {self.job_dir}"):
+                self._settle(SETTLE_SECONDS)
+                self._stop()
             self._callbacks.tell("on_end")
 
     # -- to look, and to disturb ------------------------------------------------------------------------------------

@@ -291,7 +291,8 @@ def _lines_of(found: list[JobCheckpoint]) -> list[str] | None:
     ]
     if place := place_in_words(meta):
         lines.append(f"data  {place}")
-    lines += [f"left out of chunk {chunk}  {left_out}" for chunk, left_out in meta.get(LEFT_OUT, {}).items()]
+    for chunk, left_out in meta.get(LEFT_OUT, {}).items():
+        lines.append(f"left out of chunk {chunk}  (`records`: their places in the chunk, from 0)  {left_out}")
     for part in checkpoint.manifest.parts:
         try:
             tensors, ledger = checkpoint.store.read_part(checkpoint.manifest, part.shard)

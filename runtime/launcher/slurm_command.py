@@ -44,6 +44,8 @@ def _slurm(options: argparse.Namespace) -> int:
     from graphft.runtime.coordination.job_storage import is_url, storage_of
     from graphft.runtime.coordination.wanted_passes import check_asked_for
     from graphft.runtime.launcher.folder_status import find_folder
+    from graphft.runtime.launcher.options import LaunchOptions
+    from graphft.runtime.launcher.process_counts import check_counts
     from graphft.transpiler import read_record
 
     _check(options)
@@ -66,6 +68,8 @@ def _slurm(options: argparse.Namespace) -> int:
     etcd = options.etcd or ",".join(record.config.etcd_endpoints or ())
     if etcd:
         _check_endpoints(etcd, options.join or _most(options.nodes) > 1)
+    if not options.join:  # one launch that starts all of the roles
+        check_counts(record.config, LaunchOptions(pservers=options.pservers).counts(record.config), embedded=not etcd)
     own = None if is_url(options.job) else _folder(folder)
     check_gpus("--gpus-per-trainer", options.gpus_per_trainer, record.config)
     tell_idle(options.job if is_url(options.job) else str(folder), record)

@@ -8,21 +8,23 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
+Handle = Callable[[int, FrameType | None], Any]
 HELD = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 """What a program has handlers for that raise: Ctrl-C, to be ended, and time-outs."""
 
 
 class _Held:
-    """Of the main thread: how many blocks hold signals back, and which have come meanwhile."""
+    """Of the main thread: how many blocks hold signals back; which have come meanwhile, with what is to be called."""
 
     def __init__(self) -> None:
         self.depth = 0
-        self.came: dict[int, None] = {}
+        self.came: dict[int, Handle] = {}
 
 
 _held = _Held()
@@ -31,12 +33,12 @@ _held = _Held()
 class Handler:
     """Another handler, that waits for the end of an `uninterrupted` block, and remembers that it was called."""
 
-    def __init__(self, then: Callable[[int, FrameType | None], Any]) -> None:
+    def __init__(self, then: Handle) -> None:
         self.then, self.called = then, False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if _held.depth:
-            _held.came[number] = None
+            _held.came[number] = self
         else:
             self.called = True
             self.then(number, frame)
@@ -44,7 +46,8 @@ class Handler:
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Handlers are called at the end of the block: it is to be a short one."""
+    """Handlers are called at the end of the block: it is to be a short one. (What `faulthandler.register` has set up
+    for one of these signals does not survive it.)"""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -59,11 +62,21 @@ def uninterrupted() -> Iterator[None]:
         yield
     finally:
         _held.depth -= 1
-        # From here on each may raise. One that is not put back then does what it did before.
-        for number, handler in swapped.items():
-            signal.signal(number, handler)
-        while _held.came and not _held.depth:
-            signal.raise_signal(_held.came.popitem()[0])
+        try:  # from here on each may raise: one that is not put back does then what it did before
+            for number, handler in swapped.items():
+                signal.signal(number, handler)
+        finally:
+            _hand_over()
+
+
+def _hand_over() -> None:
+    """Calls what was held back, all of it, though a handler raises. It is no new signal: asyncio has counted it."""
+    if _held.came and not _held.depth:
+        number, handler = _held.came.popitem()
+        try:
+            handler(number, sys._getframe())
+        finally:
+            _hand_over()
 
 
 def look_out() -> None:

@@ -220,6 +220,9 @@ def test_places_and_roles_that_cannot_be(tmp_path: Path) -> None:
         check_place(tmp_path / "checkpoints" / "mine", tmp_path)
     check_place(tmp_path / "best", tmp_path)
     check_place("s3://bucket/checkpoints", tmp_path)
+    check_place("s3://bucket/run/best", tmp_path, "s3://bucket/run")
+    with pytest.raises(GraphftError, match="keeps its own checkpoints"):
+        check_place("s3://bucket/run/checkpoints", tmp_path, "s3://bucket/run")
 
 
 def test_a_metric_with_the_name_of_something_else() -> None:

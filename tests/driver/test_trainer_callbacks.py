@@ -30,6 +30,12 @@ def test_events_are_told_up_to_now_and_stay(tmp_path: Path) -> None:
         assert trainer.train()["preemptions"] == 1, "one of a pause"
     assert any("pserver 1 died" in event.text for event in trainer.events())
     assert sum("pserver 1 died" in text for text in heard) == 1
+    heard.clear()
+    with epochs.trainer(tmp_path / "job", callbacks=[Listener()]) as trainer:
+        trainer.train()
+        assert any("pserver 1 died" in event.text for event in trainer.events())
+    assert heard
+    assert not any("pserver 1 died" in text for text in heard), "an earlier script was told"
 
 
 def test_a_callback_that_shuts_down_ends_the_call(tmp_path: Path) -> None:

@@ -128,6 +128,8 @@ def test_scripts_that_cannot_be(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "cannot be read as UTF-8" in refused(capsys, "kubernetes", tmp_path / "latin.py", *IMAGE)
     (tmp_path / "large.py").write_bytes(b"#" * (driver.LARGEST + 1))
     assert "which a ConfigMap can hold" in refused(capsys, "kubernetes", tmp_path / "large.py", *IMAGE)
+    (tmp_path / "my script.py").touch()
+    assert "no name for a file in a ConfigMap" in refused(capsys, "kubernetes", tmp_path / "my script.py", *IMAGE)
 
 
 def test_options_of_an_engine_that_cannot_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

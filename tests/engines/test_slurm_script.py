@@ -53,12 +53,12 @@ def test_a_job(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_it_takes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     counts = ["--nodes", "2-8", "--trainers-per-node", "4", "--cpus-per-trainer", "6"]
     limits = ["--time", "1-00:00", "--partition", "gpu", "--signal-seconds", "300", "--sbatch=--account=lab"]
-    script = shown(capsys, "slurm", folder, *counts, *limits, "--pservers", "3", "--etcd", "a:1,b:2")
+    script = shown(capsys, "slurm", folder, *counts, *limits, "--pservers", "2", "--etcd", "a:1,b:2")
     assert_bash(script)
     wanted = {"--nodes=2-8", "--ntasks-per-node=4", "--cpus-per-task=6", "--time=1-00:00"}
     assert wanted | {"--partition=gpu", "--signal=B:USR1@300"} < set(options_of(script))
     assert options_of(script)[-1] == "--account=lab"  # the last one counts
-    assert " --pservers 3 --etcd a:1,b:2 " in script
+    assert " --pservers 2 --etcd a:1,b:2 " in script
     assert '--trainers "$((4 * SLURM_JOB_NUM_NODES))"' in script
 
 
@@ -72,6 +72,14 @@ def test_a_job_that_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "job" / "model.safetensors").touch()
     assert main(["slurm", str(tmp_path / "job")]) == 0
     assert "is complete: its processes would find nothing to do" in capsys.readouterr().err
+
+
+def test_processes_that_would_wait_for_ever_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    training.job(training.program()).save(tmp_path / "job")
+    for count in ("1", "3"):
+        text = refused(capsys, "slurm", tmp_path / "job", "--pservers", count)
+        assert f"pservers is {count}, but the job has 2" in text
+    assert "--pservers 1" in shown(capsys, "slurm", tmp_path / "job", "--pservers", "1", "--etcd", "a:1,b:2")
 
 
 @pytest.mark.parametrize("name", [training.__file__, training.__name__])

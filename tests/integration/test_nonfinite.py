@@ -107,13 +107,14 @@ def test_the_job_stops_there_and_says_the_same_again(program: ir.Program, folder
         assert "the loss is nan; the gradients of " in text
         assert "in column x (1 values)" in text
         found = re.search(r"the newest good checkpoint is that of step (\d+) \(", text)
-        assert found is not None
-        assert 1 <= int(found[1]) <= step
+        if found is None:  # a disk that is very busy may take none until then
+            assert "there is no checkpoint" in text
+        else:
+            assert 1 <= int(found[1]) <= step
         assert 'on_nonfinite="skip"' in text
     told = look_at(folder)
     assert (told.state, "the loss is nan" in told.describe()) == ("failed", True)
-    newest = CheckpointStore(folder / "checkpoints").manifests()[0]
-    assert newest.step <= step
+    assert all(found.step <= step for found in CheckpointStore(folder / "checkpoints").manifests())
     assert not (folder / "model.safetensors").exists()
 
 

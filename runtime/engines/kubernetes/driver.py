@@ -7,6 +7,7 @@ driver again: on another node, in an empty folder, it goes on from the storage t
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -89,6 +90,12 @@ def _engine(job: ClusterJob) -> dict[str, str]:
 
 
 def _text(script: Path) -> str:
+    if not re.fullmatch(r"[-._a-zA-Z0-9]{1,253}", script.name):
+        raise UsageError(
+            f"{script.name!r} is no name for a file in a ConfigMap",
+            rule="option",
+            help="name the script with letters of ASCII, digits, '-', '_' and '.' only",
+        )
     try:
         text = script.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
