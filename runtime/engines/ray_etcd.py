@@ -189,8 +189,7 @@ class RayEtcd:
         """Returns when it has its vote; etcd gives none to a member that lacks data. Raises EtcdError."""
         assert self._admin is not None
         end = time.monotonic() + START_SECONDS
-        # The member that is asked may not have heard of it yet.
-        while not any(each.id == member.number and not each.learner for each in self._admin.members()):
+        while any(each.learner for each in self._admin.members() if each.id == member.number):
             try:
                 self._admin.member_promote(member.number)
             except EtcdError:
