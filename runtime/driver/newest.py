@@ -8,6 +8,8 @@ from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.driver.running_job import RunningJob
 from graphft.runtime.interchange.job_state import JobState, read_job
+from graphft.runtime.launcher.process_ends import note_saved, read_ends
+from graphft.runtime.launcher.tell import tell
 from graphft.transpiler import Job
 
 
@@ -16,6 +18,8 @@ class NewestCheckpoint:
         self.job, self.job_dir = job, job_dir
         self._seen = 0
         """The step of the newest one that was seen."""
+        self._noted = False
+        """Whether it is noted, for later scripts, that there was one; or told that it is gone."""
 
     def step(self, running: RunningJob | None) -> int:
         """As etcd tells while processes are `running`. Else it is what the folder holds: nobody would go back to an
@@ -23,6 +27,7 @@ class NewestCheckpoint:
         view = running.view() if running is not None and running.alive else None
         if view is not None and view.committed is not None:
             self._seen = view.committed.step
+            self._note()
             return self._seen
         found = saved_step(self.job_dir, self.job.config)
         if found is None:
@@ -39,11 +44,30 @@ class NewestCheckpoint:
                 help="bring it back; if it is gone for good, begin a new run: another name=, or without that folder",
             )
         self._seen = found
+        self._note()
         return found
 
+    def _note(self) -> None:
+        """Once. An earlier script had a checkpoint, and there is none now: that is told, for `train` waits for it."""
+        if self._noted or not (self._seen or self._had_one()):
+            return
+        self._noted = True
+        if not self._seen:
+            tell(f"{self._gone()}; bring it back: the run waits for it")
+        elif not self._had_one():
+            note_saved(self.job_dir, self._seen)
+
+    def _had_one(self) -> bool:
+        return read_ends(self.job_dir).saved
+
+    def _gone(self) -> str:
+        return f"{self.job_dir} holds no checkpoint, and it did when it was trained last"
+
     def state(self, running: RunningJob | None) -> JobState | None:
-        """None before the first. Raises GraphftError if it is damaged, or as `step`."""
+        """None before the first. Raises GraphftError if it is damaged or gone, or as `step`."""
         newest = self.step(running)
+        if newest == 0 and self._had_one():
+            raise GraphftError(self._gone(), rule="checkpoint", help="bring it back, or begin a new run: another name=")
         if newest == 0:
             return None
         found, plan = read_job(self.job_dir), self.job.config.plan

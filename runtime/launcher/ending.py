@@ -104,13 +104,20 @@ def without_traceback(error: BaseException) -> None:
 
     Not with GRAPHFT_DEBUG, and not where something else (a notebook, a debugger) shows errors.
     """
-    if os.environ.get("GRAPHFT_DEBUG") or sys.excepthook is not sys.__excepthook__:
+    ours = isinstance(sys.excepthook, _Plainly)
+    if os.environ.get("GRAPHFT_DEBUG") or not (ours or sys.excepthook is sys.__excepthook__):
         return
+    sys.excepthook = _Plainly(error)
 
-    def show(kind: type[BaseException], found: BaseException, where: TracebackType | None) -> None:
-        if found is error:
-            tell(str(error))
+
+class _Plainly:
+    """Python's own hook, but for one error."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+
+    def __call__(self, kind: type[BaseException], found: BaseException, where: TracebackType | None) -> None:
+        if found is self.error:
+            tell(str(found))
         else:
             sys.__excepthook__(kind, found, where)
-
-    sys.excepthook = show

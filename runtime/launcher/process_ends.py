@@ -1,7 +1,8 @@
 """What became of a run's processes: `ends.jsonl` in its folder, which outlives the launchers that write it.
 
 A line: {at (seconds since 1970), name ("trainer 0"), kind ("failure" or "preemption"), what}; {at, kind: "launch"}; or
-{at, kind: "failed", what}: the job did; or {at, kind: "lost-rows", what}: so many rows of metrics are lost.
+{at, kind: "failed", what}: the job did; or {at, kind: "lost-rows", what}: so many rows of metrics are lost; or
+{at, kind: "saved", what}: there was a checkpoint, of this step.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class ProcessEnds:
     """Why the job failed in the last launch, if it did."""
     lost_rows: int = 0
     """Rows of metrics that the disk did not take."""
+    saved: bool = False
+    """Whether a checkpoint is known to have been there."""
 
 
 def note_launch(job_dir: Path) -> None:
@@ -52,21 +55,27 @@ def note_lost_rows(job_dir: Path, count: int) -> None:
         _append(job_dir, {"kind": "lost-rows", "what": str(count)})
 
 
+def note_saved(job_dir: Path, step: int) -> None:
+    """A Trainer has seen a checkpoint of this step: once is enough."""
+    _append(job_dir, {"kind": "saved", "what": str(step)})
+
+
 def read_ends(job_dir: Path) -> ProcessEnds:
     """Of all launches of the run in this folder, on all machines that share it."""
-    failed, launches, rows, counts = "", 0, 0, {"failure": Counter[str](), "preemption": Counter[str]()}
+    failed, launches, rows, saved, counts = "", 0, 0, False, {"failure": Counter[str](), "preemption": Counter[str]()}
     for line in _lines(job_dir):
         try:
             row = json.loads(line)
             kind = row["kind"]
             launches += kind == "launch"
+            saved |= kind == "saved"
             rows = int(row["what"]) if kind == "lost-rows" else rows
             failed = {"launch": "", "failed": str(row.get("what", ""))}.get(kind, failed)
             if kind in counts:
                 counts[kind][str(row["name"])] += 1
         except (ValueError, KeyError, TypeError):  # a line that the disk did not take whole
             continue
-    return ProcessEnds(launches, dict(counts["failure"]), dict(counts["preemption"]), failed, rows)
+    return ProcessEnds(launches, dict(counts["failure"]), dict(counts["preemption"]), failed, rows, saved)
 
 
 def _append(job_dir: Path, row: dict[str, str]) -> None:

@@ -132,11 +132,10 @@ def _check(options: argparse.Namespace) -> None:
     least = {"trainers_per_node": 1, "pservers": 1, "cpus_per_trainer": 1, "gpus_per_trainer": 0, "signal_seconds": 1}
     for name, at_least in least.items():
         value = getattr(options, name)
-        if value is not None and value < at_least:
+        if value is not None and not at_least <= value <= MOST:
             option = "--" + name.replace("_", "-")
-            raise UsageError(
-                f"{option} is {value}, expected {at_least} or more", rule="option", help=f"correct {option}"
-            )
+            expected = f"{at_least} or more" if value < at_least else f"{MOST} or fewer"
+            raise UsageError(f"{option} is {value}, expected {expected}", rule="option", help=f"correct {option}")
     for option in options.sbatch:
         if not option.startswith("-"):
             raise UsageError(
@@ -154,7 +153,9 @@ def _check_characters(what: str, text: str) -> None:
         )
 
 
-_TIME = re.compile(r"\d+(:\d+){0,2}|\d+-\d+(:\d+){0,2}")
+MOST = 65_535
+"""What sbatch takes for --signal, and more than a node has of anything that is counted."""
+_TIME = re.compile(r"\d{1,9}(:\d{1,9}){0,2}|\d{1,9}-\d{1,9}(:\d{1,9}){0,2}", re.ASCII)
 """As sbatch takes it: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]."""
 _UNLIMITED = ("", "INFINITE", "UNLIMITED")
 
@@ -183,7 +184,7 @@ def _check_time(limit: str, drain: int) -> None:
 
 
 def _check_nodes(nodes: str) -> None:
-    found = re.fullmatch(r"([1-9][0-9]*)(?:-([1-9][0-9]*))?", nodes)
+    found = re.fullmatch(r"([1-9][0-9]{0,6})(?:-([1-9][0-9]{0,6}))?", nodes)
     if not found or int(found[1]) > _most(nodes):
         raise UsageError(
             f"--nodes is {nodes!r}, expected N or N-M, N not above M",

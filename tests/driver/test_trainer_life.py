@@ -116,7 +116,7 @@ def test_epochs_that_another_process_trained_meanwhile_count(tmp_path: Path) -> 
         assert other.wait(120) == 0, (tmp_path / "told").read_text()
 
 
-def test_checkpoints_that_are_gone_are_no_beginning(tmp_path: Path) -> None:
+def test_checkpoints_that_are_gone_are_no_beginning(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Neither are they for a script that is run again, and quiet: it is told what the job waits for."""
     trainer = epochs.trainer(tmp_path / "job", validation=epochs.validation())
     trainer.train(epochs=2)
@@ -125,6 +125,13 @@ def test_checkpoints_that_are_gone_are_no_beginning(tmp_path: Path) -> None:
     calls = (lambda: trainer.epoch, trainer.train, trainer.validate, lambda: trainer.save(tmp_path / "saved"))
     for call in calls:
         with pytest.raises(graphft.GraphftError, match=f"step {2 * epochs.PER_EPOCH} is gone: .* holds no checkpoint"):
+            call()
+    another = epochs.trainer(tmp_path / "job", validation=epochs.validation())
+    capfd.readouterr()
+    assert another.epoch == 0
+    assert capfd.readouterr().err.count("holds no checkpoint, and it did when it was trained last; bring it back") == 1
+    for call in (another.state_dict, another.validate, lambda: another.save(tmp_path / "saved")):
+        with pytest.raises(graphft.GraphftError, match="holds no checkpoint, and it did"):
             call()
     assert not (tmp_path / "saved").exists()
     command = [sys.executable, "-m", "tests.driver.epochs", str(tmp_path / "job"), "3"]

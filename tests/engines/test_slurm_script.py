@@ -74,6 +74,15 @@ def test_a_job_that_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "is complete: its processes would find nothing to do" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "option",
+    [("--signal-seconds", "100000"), ("--trainers-per-node", "9" * 20), ("--time", "9" * 17), ("--time", "١٠٠٠")],
+)
+def test_what_sbatch_would_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str], option: tuple[str, str]) -> None:
+    training.job(training.program()).save(tmp_path / "job")
+    assert f"{option[0]} is " in refused(capsys, "slurm", tmp_path / "job", *option)
+
+
 def test_processes_that_would_wait_for_ever_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     training.job(training.program()).save(tmp_path / "job")
     for count in ("1", "3"):

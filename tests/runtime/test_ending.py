@@ -91,6 +91,19 @@ def test_an_error_of_a_launch_is_a_message_without_a_traceback(debug: str, trace
     assert ("Traceback" in done.stderr) == traceback
 
 
+def test_of_two_errors_the_second_one_is_a_message_as_well() -> None:
+    done = run(
+        "from graphft.errors import UsageError\n"
+        "from graphft.runtime.launcher.ending import without_traceback\n"
+        "without_traceback(UsageError('caught by the script'))\n"
+        "error = UsageError('not caught')\n"
+        "without_traceback(error)\n"
+        "raise error\n"
+    )
+    assert "Traceback" not in done.stderr
+    assert "not caught" in done.stderr
+
+
 def test_errors_of_the_script_keep_their_traceback() -> None:
     done = run(
         "from graphft.errors import UsageError\n"

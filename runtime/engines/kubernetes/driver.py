@@ -17,8 +17,8 @@ from graphft.runtime.engines.kubernetes.etcd import etcd_objects
 from graphft.runtime.engines.kubernetes.manifests import indexed_job, only_each_other
 from graphft.runtime.engines.kubernetes.pods import LEFT, SCRIPT, WORK, container_of, field, literal, pod, volumes
 
-LARGEST = 1_000_000
-"""Bytes; a ConfigMap may have 1 MiB in all."""
+LARGEST = 200_000
+"""Bytes: `kubectl apply` keeps the whole ConfigMap, quoted, in an annotation of it, which may have 256 KiB."""
 INTERRUPTED = 130
 STOP_SECONDS = 120
 """What the driver has after SIGTERM: its roles end their step, and write a checkpoint."""
