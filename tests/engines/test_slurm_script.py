@@ -76,7 +76,13 @@ def test_a_job_that_is_complete(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 @pytest.mark.parametrize(
     "option",
-    [("--signal-seconds", "100000"), ("--trainers-per-node", "9" * 20), ("--time", "9" * 17), ("--time", "١٠٠٠")],
+    [
+        ("--signal-seconds", "100000"),
+        ("--trainers-per-node", "9" * 20),
+        ("--nodes", "9" * 20),
+        ("--time", "9" * 17),
+        ("--time", "١٠٠٠"),
+    ],
 )
 def test_what_sbatch_would_refuse(tmp_path: Path, capsys: pytest.CaptureFixture[str], option: tuple[str, str]) -> None:
     training.job(training.program()).save(tmp_path / "job")
