@@ -37,15 +37,24 @@ class NewestCheckpoint:
                 help="see whether its file system or storage can be reached",
             )
         if found < self._seen:
-            raise GraphftError(
-                f"the checkpoint of step {self._seen} is gone: {self.job_dir} holds "
-                + (f"none that is newer than step {found}" if found else "no checkpoint"),
-                rule="checkpoint",
-                help="bring it back; if it is gone for good, begin a new run: another name=, or without that folder",
-            )
+            raise self._older(found)
         self._seen = found
         self._note()
         return found
+
+    def _older(self, found: int) -> GraphftError:
+        if not found:
+            return GraphftError(
+                f"the checkpoint of step {self._seen} is gone: {self.job_dir} holds no checkpoint",
+                rule="checkpoint",
+                help="bring it back; if it is gone for good, begin a new run: another name=, or without that folder",
+            )
+        return GraphftError(
+            f"the checkpoint of step {self._seen} is gone, or damaged: the newest that {self.job_dir} holds is of step "
+            f"{found}",
+            rule="checkpoint",
+            help=f"bring it back; or make another Trainer of this run, which goes on from step {found}",
+        )
 
     def _note(self) -> None:
         """Once. An earlier script had a checkpoint, and there is none now: that is told, for `train` waits for it."""
@@ -63,21 +72,39 @@ class NewestCheckpoint:
     def _gone(self) -> str:
         return f"{self.job_dir} holds no checkpoint, and it did when it was trained last"
 
-    def state(self, running: RunningJob | None) -> JobState | None:
-        """None before the first. Raises GraphftError if it is damaged or gone, or as `step`."""
+    def there(self, running: RunningJob | None) -> int:
+        """As `step`. Raises GraphftError, too, if there is none and an earlier script had one."""
         newest = self.step(running)
         if newest == 0 and self._had_one():
             raise GraphftError(self._gone(), rule="checkpoint", help="bring it back, or begin a new run: another name=")
+        return newest
+
+    def state(self, running: RunningJob | None) -> JobState | None:
+        """None before the first. Raises GraphftError if it is damaged or gone, or as `step`."""
+        newest = self.there(running)
         if newest == 0:
             return None
-        found, plan = read_job(self.job_dir), self.job.config.plan
+        found, plan = self._read(newest), self.job.config.plan
         epoch = plan.pass_of(found.step)
         if epoch < plan.pass_of(newest):
             raise GraphftError(
                 f"the checkpoint of step {newest}, epoch {plan.pass_of(newest)}, is damaged: the newest that is whole "
                 f"is of step {found.step}, epoch {epoch}",
                 rule="checkpoint",
-                help="train() another epoch, which writes a new one; or shutdown(): the next train() goes on from the "
-                "older one",
+                help="train() another epoch, which writes a new one; or shutdown(): another Trainer of this run goes "
+                "on from the older one",
             )
         return found
+
+    def _read(self, newest: int) -> JobState:
+        """`newest`: the step of one that etcd knows, or the folder has just held."""
+        try:
+            return read_job(self.job_dir)
+        except GraphftError as error:
+            if error.rule != "no-checkpoint":
+                raise
+            raise GraphftError(
+                f"the checkpoint of step {newest} is gone: {self.job_dir} holds none",
+                rule="checkpoint",
+                help="bring it back; or train() another epoch, which writes a new one",
+            ) from error

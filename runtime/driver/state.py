@@ -15,7 +15,7 @@ from graphft.errors import GraphftError, UsageError
 from graphft.ir import Program
 from graphft.runtime.checkpoint.described import MADE, made
 from graphft.runtime.checkpoint.reshard import cut, whole_state
-from graphft.runtime.checkpoint.store import SOURCE, CheckpointStore, Manifest
+from graphft.runtime.checkpoint.store import SOURCE, CheckpointStore, DamagedCheckpoint, Manifest
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.runtime.driver.checks import is_whole
 from graphft.runtime.interchange.job_state import JobState
@@ -146,7 +146,7 @@ class Replacement:
                 help="give weights to begin with as init_from= of the Trainer; or train an epoch first",
             )
         newest = max(own, key=lambda m: (m.generation, m.step))
-        whole, rest = whole_state(job, [store.read_part(newest, i)[0] for i in range(job.config.pservers)])
+        whole, rest = whole_state(job, _read(store, newest, job.config.pservers))
         _check_fixed(program, values, whole)
         for variable in saved_variables(program):
             if variable.name in whole:
@@ -170,6 +170,19 @@ class Replacement:
                 rule="storage",
                 help="nothing was changed: make room there, and call it again",
             ) from error
+
+
+def _read(store: CheckpointStore, newest: Manifest, shards: int) -> list[dict[str, Tensor]]:
+    """Raises GraphftError[checkpoint] if it is damaged."""
+    try:
+        return [store.read_part(newest, shard)[0] for shard in range(shards)]
+    except DamagedCheckpoint as error:
+        raise GraphftError(
+            f"the state cannot take the place of that of step {newest.step}, which is damaged: {error.message}",
+            rule="checkpoint",
+            help="nothing was changed: train() another epoch, which goes on from an older one; or begin a new run with "
+            "these values: init_from= of the Trainer, and another name=",
+        ) from error
 
 
 def _check_fixed(program: Program, values: Mapping[str, Tensor], whole: Mapping[str, Any]) -> None:

@@ -91,6 +91,10 @@ class Session:
         if now >= self._due:
             self._renew(now)
             self.check()
+        return self.due()
+
+    def due(self) -> float:
+        """Seconds until the next renewal is due."""
         return max(0.0, self._due - self._clock())
 
     def run_thread(self, on_lost: Callable[[LeaseLost], None] | None = None) -> Session:

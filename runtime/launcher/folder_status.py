@@ -83,13 +83,14 @@ class FolderStatus:
             "running": f"is running, {self.where}{self._waits}",
             "starting": f"is starting ({self.holder}), {self.where}",
             "stopped": f"is not running; it stopped {self.where}: {launch} {goes_on}",
-            "failed": f"failed {self.where}: {self.failure}; {launch} tries it once more",
+            "failed": f"failed {self.where}: {self.why}; {launch} tries it once more",
             "not begun": f"was saved and never begun: graphft launch --job {named}",
             "unknown": f"{self._unknown}; its newest checkpoint here is {self.where}",
             "unreadable": "cannot be read",
         }[self.state]
         if self.continued:
-            what = f"is not running; it stopped {self.where}, and went on in {self.continued}"
+            how_ended, why = ("failed", f" ({self.why})") if self.state == "failed" else ("stopped", "")
+            what = f"is not running; it {how_ended} {self.where}{why}, and went on in {self.continued}"
         return "; ".join([f"the job in {named} {what}", *self.lost])
 
     @property
@@ -101,6 +102,11 @@ class FolderStatus:
     @property
     def where(self) -> str:
         return f"at step {self._reached}"
+
+    @property
+    def why(self) -> str:
+        """On one line: of its failure, a line without what may be done about it."""
+        return self.failure.split("\nhelp: ", 1)[0].replace("\n", " ")
 
     @property
     def _reached(self) -> str:
@@ -226,7 +232,10 @@ def _look_at(folder: Path, record: JobRecord) -> FolderStatus:
         return FolderStatus(folder, name, "unknown", saved, steps, time.time(), claim)
     if begun(folder):
         known = answers or not note.endpoints or note.own or note.ended
-        failure, lost = read_ends(folder).failed, _lost_so_far(folder, record)
+        ends, lost = read_ends(folder), _lost_so_far(folder, record)
+        if saved == 0 and ends.saved:
+            lost = ("its checkpoints are gone: bring them back, the run waits for them", *lost)
+        failure = ends.failed
         state: State = "failed" if failure else "stopped" if known else "unknown"
         found = FolderStatus(folder, name, state, saved, steps, _last_work(folder), failure=failure, lost=lost)
         join = live is not None and not note.own and not is_copy(folder, live)

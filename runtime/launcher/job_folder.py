@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 CONTINUED = "continued.json"
 """In a run's folder, and in its storage: which other one went on from its checkpoint, with other pservers or more
 passes."""
-_TRACES = ("etcd.json", "etcd", "logs", "checkpoints")
-"""What a run that was begun has in its folder, beside what `Job.save` writes."""
+_TRACES = ("etcd.json", "etcd", "checkpoints")
+"""What a run that was begun has in its folder, beside its logs and what `Job.save` writes."""
+_BATCH_LOGS = "slurm-"
+"""Logs of Slurm's, which begin before a run does: `graphft slurm` makes their folder."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,8 @@ class JobFolder:
 def begun(path: Path) -> bool:
     """Whether a process of the run in this folder was ever started: the folder may only have been saved, or copied from
     the job's storage. Raises GraphftError[storage]."""
-    return any((path / name).exists() for name in _TRACES) or begun_in_storage(path)
+    logs = any(not log.name.startswith(_BATCH_LOGS) for log in (path / "logs").glob("*.log"))
+    return logs or any((path / name).exists() for name in _TRACES) or begun_in_storage(path)
 
 
 def where(path: Path, config: JobConfig) -> str:
@@ -227,18 +230,19 @@ def choose_directory(
     for chosen, path in [(job, Path(wanted))] if wanted else _places(job):
         there = path.exists()
         _look_in_storage(chosen, path)
-        held = _obstacle(chosen, path) or (_unfinished(chosen, path) if fresh else None)
+        copied = not there and path.exists()
+        held = _obstacle(chosen, path, copied) or (_unfinished(chosen, path) if fresh else None)
         if held is None:
             break
-        passed.append(Passed(path, held, *_stored(path, job.config.name)))
-        if passed[-1].url and not there and not wanted:
-            shutil.rmtree(path)  # a copy of another job's record: nobody here runs that
+        passed.append(Passed(path, held, *_stored(path, job.config.name, bool(wanted) and copied)))
+        if copied and passed[-1].url:
+            shutil.rmtree(path)  # a copy of another run's record: nobody here runs that
     others = tuple(sorted(passed, key=lambda one: one.held.distance))
     if wanted and others:
         raise UsageError(
             f"{'cannot resume: ' if resume else ''}{others[0].text}",
             rule="job-directory",
-            help="choose another directory, or delete this one",
+            help=f"choose another {'storage' if others[0].url else 'directory'}, or delete this one",
         )
     texts = [other.text for other in others]
     if resume and not begun(path) and not any(other.held.layout for other in others):
@@ -250,8 +254,9 @@ def choose_directory(
     return chosen, path, others
 
 
-def _stored(path: Path, name: str) -> tuple[str, str]:
-    """The storage of a folder that holds a job of another name, and that name: it was given to both."""
+def _stored(path: Path, name: str, copied: bool) -> tuple[str, str]:
+    """The storage of a folder that holds a job of another name, and that name: it was given to both. Of one that was
+    `copied` from there just now, whatever its name: it is the storage that is taken."""
     from graphft.transpiler import read_record
 
     url = storage_of(path)
@@ -259,7 +264,7 @@ def _stored(path: Path, name: str) -> tuple[str, str]:
         held = read_record(path).config.name if url else name
     except GraphftError:
         return "", ""
-    return (url, held) if held != name else ("", "")
+    return (url, held) if held != name or copied else ("", "")
 
 
 def saved_folder(path: Path, *, resume: bool, fresh: bool) -> JobFolder:
@@ -305,8 +310,8 @@ def _unfinished(job: Job, path: Path) -> Obstacle | None:
     return Obstacle(f"holds an unfinished run, {where(path, job.config)}", 0) if begun(path) else None
 
 
-def _obstacle(job: Job, path: Path) -> Obstacle | None:
-    """What keeps `job` from being run in this folder; None if nothing does."""
+def _obstacle(job: Job, path: Path, copied: bool) -> Obstacle | None:
+    """What keeps `job` from being run in this folder; None if nothing does. `copied`: from its storage just now."""
     from graphft.runtime.checkpoint.reshard import layout_differences
     from graphft.transpiler import read_record
     from graphft.transpiler.differences import differences, needs_older_data
@@ -324,7 +329,8 @@ def _obstacle(job: Job, path: Path) -> Obstacle | None:
         goes_on, unfinished = "", begun(path) and not is_complete(path) and not continued
         if unfinished:
             before = "with the data as they were, " if needs_older_data(found, job) else ""
-            how = "its script as it was" if found.config.passes_on_demand else f"graphft launch --job {path}"
+            launch = f"graphft launch --job {storage_of(path) if copied else path}"
+            how = "its script as it was" if found.config.passes_on_demand else launch
             goes_on = f" ({before}{how} goes on with it)"
         more = is_complete(path) and not continued and job.config.passes > found.config.passes
         layout = layout_differences(job, path) if unfinished or more else []

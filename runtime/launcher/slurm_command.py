@@ -157,7 +157,7 @@ MOST = 65_535
 """What sbatch takes for --signal, and more than a node has of anything that is counted."""
 _TIME = re.compile(r"\d{1,9}(:\d{1,9}){0,2}|\d{1,9}-\d{1,9}(:\d{1,9}){0,2}", re.ASCII)
 """As sbatch takes it: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]."""
-_UNLIMITED = ("", "INFINITE", "UNLIMITED")
+_UNLIMITED = ("", "0", "INFINITE", "UNLIMITED")
 
 
 def _check_time(limit: str, drain: int) -> None:

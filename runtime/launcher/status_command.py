@@ -96,7 +96,7 @@ def _list_folders(options: argparse.Namespace) -> None:
     else:
         _table([status.row() for status in found])
         for status in found:
-            for text in (*status.lost, *([f"failed: {status.failure}"] if status.failure else [])):
+            for text in (*status.lost, *([f"failed: {status.why}"] if status.failure else [])):
                 print(f"{status.folder}: {text}")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 
 from graphft.runtime.coordination.member import Member
@@ -13,9 +14,12 @@ from graphft.runtime.roles.process_end import ProcessEnd
 
 log = logging.getLogger("graphft")
 
+SHORTEST_SECONDS = 0.05
+"""Between two looks at a lease that is due."""
+
 
 class DaemonBlock:
-    """Runs when the view changed, and at least once in the block's interval."""
+    """Runs when the view changed, when the lease is to be renewed, and at least once in the block's interval."""
 
     def __init__(self, blocks: Blocks, member: Member, end: ProcessEnd) -> None:
         self.blocks, self.member, self.end = blocks, member, end
@@ -40,7 +44,8 @@ class DaemonBlock:
             except BaseException:
                 log.exception("the daemon block failed; a process without it must not go on")
                 self.end.now(EXIT_FAILED)
-            member.changed.wait(min(float(block.attrs["interval"]), member.progress.left()))
+            due = member.session.due() if member.session is not None else math.inf
+            member.changed.wait(min(float(block.attrs["interval"]), member.progress.left(), max(due, SHORTEST_SECONDS)))
             member.changed.clear()
 
     def join(self) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 import graphft
 from graphft.runtime.process.metric_files import rows_of
 from tests.driver import epochs
-from tests.support.waiting import until
+from tests.support.waiting import ended, until
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.timeout(600)
@@ -142,7 +142,7 @@ def test_the_driver_is_killed_and_the_script_goes_on(tmp_path: Path, undisturbed
         assert lines == ["epoch 0\n", "done 1\n", "done 2\n"]
         roles = psutil.Process(driver.pid).children(recursive=True)
         driver.kill()
-    until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in roles), 60)
+    until(lambda: all(map(ended, roles)), 60)
     again = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=240, check=False)
     assert again.returncode == 0, again.stderr
     assert "resuming" in again.stderr

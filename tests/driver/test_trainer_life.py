@@ -218,6 +218,27 @@ def test_a_damaged_checkpoint_is_no_state_of_the_epoch(tmp_path: Path) -> None:
         assert trainer.state_dict()["epoch"] == 3
 
 
+def test_no_state_takes_the_place_of_a_damaged_one(tmp_path: Path) -> None:
+    """That would be the older one's, and the run an epoch back without a word."""
+    with epochs.trainer(tmp_path / "job", checkpoint_every=100) as trainer:
+        trainer.train(epochs=2)
+        state = trainer.state_dict()
+        (newest,) = (tmp_path / "job" / "checkpoints").glob("step-00000012.g*")
+        parts = {part: part.read_bytes() for part in newest.glob("*.safetensors")}
+        for part, data in parts.items():
+            part.write_bytes(data[:-4] + bytes(b ^ 255 for b in data[-4:]))
+        with pytest.raises(graphft.GraphftError, match=r"of step 12, which is damaged: .*\n.*nothing was changed"):
+            trainer.load_state_dict(state)
+        for part, data in parts.items():
+            part.write_bytes(data[:-4])
+        with pytest.raises(graphft.GraphftError, match=r"step 12 is gone, or damaged: .* is of step 6\n.*from step 6"):
+            trainer.load_state_dict(state)
+    with epochs.trainer(tmp_path / "job", checkpoint_every=100) as trainer:
+        assert trainer.epoch == 1
+        trainer.load_state_dict(state)
+        assert trainer.train()["epoch"] == 2
+
+
 def test_what_does_not_fit_is_forgotten_nowhere(tmp_path: Path) -> None:
     """Etcd's records stay, which know what was left out, and the newest checkpoint is the newest."""
     with epochs.trainer(tmp_path / "job") as trainer:
@@ -284,6 +305,11 @@ def test_a_checkpoint_that_is_gone_is_trained_again(tmp_path: Path) -> None:
     with epochs.trainer(tmp_path / "job") as trainer:
         trainer.train(epochs=2)
         expected = trainer.state_dict()
+        (tmp_path / "job" / "checkpoints").rename(tmp_path / "away")
+        for look in (trainer.state_dict, lambda: trainer.save(tmp_path / "saved")):
+            with pytest.raises(graphft.GraphftError, match=f"step {2 * epochs.PER_EPOCH} is gone: .* holds none"):
+                look()
+        (tmp_path / "away").rename(tmp_path / "job" / "checkpoints")
     (newest,) = (tmp_path / "job" / "checkpoints").glob(f"step-*{2 * epochs.PER_EPOCH}.g*")
     (newest / "manifest.json").unlink()
     with epochs.trainer(tmp_path / "job") as trainer:

@@ -326,6 +326,7 @@ IN_VOLUME = (*PLAIN, "--volume", "shared:/jobs")
         (("--env", "A=\udcff"), "expected NAME=VALUE in UTF-8"),
         (("--env", "GRAPHFT_HOST=a"), "--env GRAPHFT_HOST is set already"),
         (("--env", "POD_INDEX=1"), "--env POD_INDEX is set already"),
+        (("--env", "GRAPHFT_ETCD_CA=a", "--tls-secret", "etcd-tls"), "--env GRAPHFT_ETCD_CA is set already"),
         (("--env", "A=1", "--env", "B=1", "--env", "A=2"), "--env A is given 2 times, expected once"),
         (("--volume", "c:/"), "--volume is 'c:/', expected CLAIM:/PATH"),
         (("--volume", "c://."), "--volume is 'c://.', expected CLAIM:/PATH"),

@@ -11,6 +11,7 @@ import pytest
 import graphft
 from graphft.runtime.cli import main
 from graphft.runtime.engines.slurm_script import SlurmScript
+from graphft.runtime.launcher.job_folder import begun
 from tests.integration import training
 from tests.support.commands import refused, shown
 
@@ -48,6 +49,13 @@ def test_a_job(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert f"job={folder}\n" in script
     assert '--trainers "$((1 * SLURM_JOB_NUM_NODES))"' in script
     assert (folder / "logs").is_dir()  # where Slurm is to write
+    (folder / "logs" / "slurm-12.log").touch()
+    assert not begun(folder)
+
+
+def test_no_limit_is_none_too_short(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for limit in ("0", "UNLIMITED"):
+        assert f"--time={limit}" in options_of(shown(capsys, "slurm", folder, "--time", limit))
 
 
 def test_what_it_takes(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

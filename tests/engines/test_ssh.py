@@ -26,7 +26,7 @@ from tests.engines.conformance import SILENT, check, started
 from tests.integration import training
 from tests.integration.plays import Act, Pace, Played, assert_same_bits, at, play
 from tests.support.ssh import NAMES, Sshd, StandIn, why_not
-from tests.support.waiting import until
+from tests.support.waiting import ended, until
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")]
 PATIENCE = 120.0
@@ -250,7 +250,7 @@ def test_nothing_outlives_a_killed_launcher(folder: Path, ways: StandIn | Sshd) 
         assert launcher.stdout is not None
         role = psutil.Process(int(launcher.stdout.readline()))
         launcher.kill()
-    until(lambda: not role.is_running() or role.status() == psutil.STATUS_ZOMBIE, PATIENCE)
+    until(lambda: ended(role), PATIENCE)
 
 
 def test_what_a_role_is_told(opened: Callable[..., SshEngine], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_what_a_role_has_started_ends_with_it(task: Callable[[str], subprocess.P
     with task(f"sleep 1000 & echo $! > {tmp_path}/child; exit 3") as begun:
         assert begun.wait(PATIENCE) == 3
         child = int((tmp_path / "child").read_text())
-        until(lambda: not psutil.pid_exists(child) or psutil.Process(child).status() == psutil.STATUS_ZOMBIE, PATIENCE)
+        until(lambda: ended(child), PATIENCE)
 
 
 def test_a_role_ends_with_its_stdin(task: Callable[[str], subprocess.Popen[bytes]], tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError, LeaseLost, Session
 from graphft.runtime.etcd.lease_keeper import END, RENEW, REST, ROUNDS, LeasePage, decide
-from tests.support.waiting import until
+from tests.support.waiting import ended, until
 
 TTL = 3
 
@@ -107,11 +107,6 @@ def session(etcd: Etcd) -> Iterator[Session]:
     with Session(etcd, TTL).run_thread() as session:
         session.keep(etcd.urls)
         yield session
-
-
-def ended(pid: int) -> bool:
-    """Whether there is no such process, or only what its parent has not collected."""
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def hold_the_lock(seconds: int) -> None:

@@ -59,7 +59,7 @@ def compared(spec: DataSpec) -> list[int]:
 
 def begin() -> None:
     assert said() == "new run in jobs/lines"
-    (FIRST / "logs").mkdir()
+    (FIRST / "checkpoints").mkdir()
 
 
 def test_few_records_are_compared_and_at_most_five_of_them_read_twice() -> None:
@@ -111,7 +111,7 @@ def test_a_dataset_that_draws_is_not_compared(options: dict[str, Any]) -> None:
     write()
     assert compared(described(**options)) == []
     said(**options)
-    (FIRST / "logs").mkdir()
+    (FIRST / "checkpoints").mkdir()
     assert said(**options).endswith("(job unchanged, as far as is known: no records of its Dataset were compared)")
 
 

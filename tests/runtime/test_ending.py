@@ -118,7 +118,7 @@ def test_errors_of_the_script_keep_their_traceback() -> None:
 def test_the_last_words(job: Job, saved: Path) -> None:
     reached = Reached(saved, job.config)
     assert reached.describe() == f"interrupted; run again to resume {saved}"
-    (saved / "logs").mkdir()
+    (saved / "checkpoints").mkdir()
     reached.status = JobStatus("j", "running", {}, 0, 0, 3, None)
     assert reached.describe() == f"interrupted at step 3 of 4; run again to resume {saved} at step 0 of 4"
     keep = CheckpointStore(saved / "checkpoints")

@@ -23,7 +23,7 @@ from graphft.runtime.engines.fork_server import SUPPORTED, Forked, ForkServer
 from graphft.runtime.engines.local import LocalEngine
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.supervisor import Supervisor
-from tests.support.waiting import until
+from tests.support.waiting import ended, until
 
 pytestmark = pytest.mark.skipif(not SUPPORTED, reason="Linux only")
 
@@ -94,7 +94,7 @@ def test_roles_and_fork_server_die_with_the_launcher(saved: Path) -> None:
         assert len(both) == 2
         launcher.kill()
         launcher.wait()
-        until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in both))
+        until(lambda: all(map(ended, both)))
 
 
 def test_a_fork_server_that_is_not_needed(saved: Path, fork_server: ForkServer) -> None:

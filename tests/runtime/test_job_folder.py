@@ -14,6 +14,7 @@ import graphft
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
+from graphft.runtime.coordination.job_storage import publish
 from graphft.runtime.launcher.job_folder import choose_directory, open_folder, saved_folder
 from graphft.runtime.launcher.launch import run_job
 from graphft.runtime.launcher.options import choose_options
@@ -113,6 +114,22 @@ def test_a_wanted_folder_that_is_free(job: Job) -> None:
     assert choose_directory(job, "wanted")[1] == Path("wanted")
 
 
+def test_a_wanted_folder_whose_storage_is_taken_is_no_copy_of_it(job: Job, tmp_path: Path) -> None:
+    """What was refused left the other run's folder, as one more run of it; and no other folder would have helped."""
+    url = f"file://{tmp_path}/storage"
+    stored = Job.make(job.source, job.config.replace(storage=url, passes=2))
+    stored.save("first")
+    publish(Path("first"))
+    begin(Path("first"))
+    (tmp_path / "storage" / "checkpoints" / "step-00000001.g0").mkdir(parents=True)
+    other = Job.make(job.source, job.config.replace(storage=url, seed=1))
+    with pytest.raises(GraphftError, match=re.escape(f"{url} holds job")) as refused:
+        choose_directory(other, "second")
+    assert f"graphft launch --job {url} goes on with it" in str(refused.value)
+    assert "choose another storage" in str(refused.value)
+    assert not Path("second").exists()
+
+
 def variant(job: Job, **changes: Any) -> Job:
     """The job that the script makes when it is run again, `changes` being what was corrected: `data`, or the initial
     values of variables by name."""
@@ -163,7 +180,7 @@ def frozen_linear() -> graphft.Program:
 
 def begin(path: Path, step: int = 0) -> None:
     """What a launcher leaves in a folder, and a checkpoint."""
-    (path / "logs").mkdir()
+    (path / "checkpoints").mkdir()
     if step:
         store = CheckpointStore(path / "checkpoints")
         parts = tuple(store.write_part(0, step, shard, 2, {"w": torch.zeros(1)}) for shard in (0, 1))

@@ -18,6 +18,7 @@ import torch
 import graphft
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.coordination.connect import read_endpoints
+from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.launcher.folder_status import look_at
@@ -243,6 +244,7 @@ def test_who_dies_while_it_saves_the_model_is_waited_for(small: Scene, taken_ove
         one = small.coordinator(1).start()
     until(lambda: one.serves and not one.member.view.trainers)
     assert small.value(small.keys.state) == b"running"
+    until(lambda: any(e.kind == "missing-loops" for _, e in read_events(small.etcd, small.keys)))
     with graphft.TaskLoop(*where) as again:
         until(lambda: one.server.queue.missing == 0)
         assert again.get() is None

@@ -18,6 +18,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.offspring import Offspring
 from graphft.runtime.process.identity import identify
+from tests.support.waiting import ended, until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 ROLE = """
@@ -82,13 +83,6 @@ def test_children_of_its_own_are_left_alone() -> None:
         assert other.wait(10) == -signal.SIGTERM
 
 
-def ended(process: psutil.Process) -> bool:
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
 def test_children_die_with_a_supervisor_that_is_killed(etcd: Etcd, keys: Keys, tmp_path: Path) -> None:
     code = f"""
 import os, subprocess, sys, time
@@ -119,15 +113,9 @@ while True:
     with out.open("wb") as stream:
         launcher = subprocess.Popen([sys.executable, "-c", code], stdout=stream)
     try:
-        end = time.monotonic() + 20
-        while out.read_text().count(" ") < 2:
-            assert time.monotonic() < end, "the children did not start"
-            time.sleep(0.02)
+        until(lambda: out.read_text().count(" ") == 2)
         children = [psutil.Process(int(pid)) for pid in out.read_text().split()]
     finally:
         launcher.kill()
         launcher.wait()
-    end = time.monotonic() + 5
-    while not all(ended(c) for c in children):
-        assert time.monotonic() < end, "children outlived their supervisor"
-        time.sleep(0.02)
+    until(lambda: all(map(ended, children)))

@@ -26,7 +26,7 @@ from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher import folder_status, launch, status_command
 from graphft.runtime.launcher.folder_status import look_at
-from graphft.runtime.launcher.process_ends import note_failed, note_launch, note_lost_rows
+from graphft.runtime.launcher.process_ends import note_failed, note_launch, note_lost_rows, note_saved
 from graphft.runtime.process.folder_lock import holder_of, locked
 from graphft.transpiler import Job
 from tests.support.commands import refused, shown
@@ -239,11 +239,13 @@ def test_the_list_says_what_was_lost_and_why_a_job_failed(capsys: pytest.Capture
     (Path("jobs", "lossy") / "model.safetensors").write_bytes(EMPTY_MODEL)
     write_discarded(Path("jobs", "lossy"), [Discarded(0, 1, 0, (5, 6), "KeyError: 'x'")])
     note_launch(Path("jobs", "broken"))
-    note_failed(Path("jobs", "broken"), "trainer 1 failed 4 times in a row")
+    note_failed(Path("jobs", "broken"), "trainer 1 failed\n4 times in a row\nhelp: see its log")
     (Path("jobs", "broken") / "checkpoints").mkdir()
     text = shown(capsys, "status")
     assert "\njobs/lossy: 2 of 32 records were DISCARDED" in text
     assert "\njobs/broken: failed: trainer 1 failed 4 times in a row\n" in text
+    text = shown(capsys, "status", "--job", "broken")
+    assert "failed at step 0 of 4: trainer 1 failed 4 times in a row; graphft launch --job jobs/broken tries" in text
 
 
 def test_a_launcher_that_waited_says_what_the_job_lost(
@@ -354,7 +356,7 @@ def test_a_run_that_was_carried_over_is_told_with_what_follows_it(
     capsys: pytest.CaptureFixture[str], saved: Path, tmp_path: Path
 ) -> None:
     """To launch it once more was what was recommended."""
-    (saved / "logs").mkdir()
+    (saved / "checkpoints").mkdir()
     shutil.copytree(saved, "jobs/a")
     shutil.copytree(saved, "jobs/a-2")
     run = json.loads((saved / "job.json").read_bytes())["run"]
@@ -364,3 +366,11 @@ def test_a_run_that_was_carried_over_is_told_with_what_follows_it(
     assert "and went on in jobs/a-2" in said
     assert "launch" not in said
     assert "stopped, went on in jobs/a-2" in shown(capsys, "status")
+    note_failed(Path("jobs", "a"), "a shard was lost")
+    assert "failed at step 0 of 4 (a shard was lost), and went on in jobs/a-2" in shown(capsys, "status", "--job", "a")
+
+
+def test_checkpoints_that_are_gone_are_told(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
+    write_endpoints(saved, NOBODY, own=True)
+    note_saved(saved, 2)
+    assert "; its checkpoints are gone: bring them back" in shown(capsys, "status", "--job", saved)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import psutil
+
 
 def until(condition: Callable[[], object], seconds: float = 90.0) -> None:
     """Waits till `condition` holds; fails the test if it does not within `seconds`."""
@@ -12,3 +14,12 @@ def until(condition: Callable[[], object], seconds: float = 90.0) -> None:
     while not condition():
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.01)
+
+
+def ended(process: psutil.Process | int) -> bool:
+    """Whether there is no such process, or only what its parent has not collected. It may vanish while one looks."""
+    try:
+        found = psutil.Process(process) if isinstance(process, int) else process
+        return not found.is_running() or found.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import PurePosixPath
 
 from graphft.errors import UsageError
 from graphft.runtime.engines.kubernetes.cluster_job import ClusterJob
-from graphft.runtime.engines.kubernetes.pods import OWN_VARIABLES, SCRIPT, TLS, TMP, WORK
+from graphft.runtime.engines.kubernetes.pods import OWN_VARIABLES, SCRIPT, TLS, TLS_VARIABLES, TMP, WORK
 
 _NUMBER = r"\+?(?=[0-9.]*[1-9])([0-9]+(\.[0-9]*)?|\.[0-9]+)"
 _CPU = re.compile(_NUMBER + r"(n|u|m|k|[eE][-+]?[0-9]+)?")
@@ -40,7 +40,7 @@ def check_options(job: ClusterJob) -> None:
     _check_counts(job)
     _check_resources(job)
     _check_names(job)
-    _check_variables([name for name, _ in job.env])
+    _check_variables([name for name, _ in job.env], TLS_VARIABLES if job.tls_secret else ())
     if job.volume:
         _check_mount(job.volume[1])
 
@@ -142,8 +142,12 @@ def _check_text(option: str, text: str, grammar: re.Pattern[str], expected: str,
         raise UsageError(f"{option} is {text!r}, expected {expected}", rule="option", help=remedy)
 
 
-def _check_variables(names: Sequence[str]) -> None:
+def _check_variables(names: Sequence[str], of_tls: Collection[str]) -> None:
     for name in names:
+        if name in of_tls:
+            raise UsageError(
+                f"--env {name} is set already: --tls-secret says it", rule="option", help=f"leave out --env {name}"
+            )
         if name in OWN_VARIABLES:
             raise UsageError(
                 f"--env {name} is set already: each pod has its own", rule="option", help=f"leave out --env {name}"

@@ -13,6 +13,8 @@ WORK = "/workspace"
 """The working directory of roles: the copy of the job's folder is below it, and lasts as long as the pod."""
 TMP = "/tmp"
 TLS = "/etc/graphft/etcd"
+TLS_VARIABLES = {"GRAPHFT_ETCD_CA": "ca.crt", "GRAPHFT_ETCD_CERT": "tls.crt", "GRAPHFT_ETCD_KEY": "tls.key"}
+"""Files of the Secret."""
 SCRIPT = "/etc/graphft/script"
 OWN_VARIABLES = (
     *("POD_INDEX", "GRAPHFT_HOST", "GRAPHFT_POD", "GRAPHFT_POD_UID"),
@@ -125,13 +127,13 @@ def field(name: str, path: str) -> Object:
 
 def environment(job: ClusterJob) -> list[Object]:
     """GRAPHFT_HOST is the pod's address, not its name: that of a new pod takes a while to be known everywhere."""
-    tls = {"CA": "ca.crt", "CERT": "tls.crt", "KEY": "tls.key"} if job.tls_secret else {}
+    tls = TLS_VARIABLES if job.tls_secret else {}
     values = {
         "HOME": WORK,
         "USER": "graphft",
         **role_environment(),
         "OMP_NUM_THREADS": str(job.threads),
-        **{f"GRAPHFT_ETCD_{name}": f"{TLS}/{file}" for name, file in tls.items()},
+        **{name: f"{TLS}/{file}" for name, file in tls.items()},
         **dict(job.env),
     }
     return [field("GRAPHFT_HOST", "status.podIP"), *({"name": n, "value": literal(v)} for n, v in values.items())]

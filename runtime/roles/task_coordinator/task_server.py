@@ -86,6 +86,7 @@ class TaskServer(TaskServerPort):
         self._left_out_here: dict[str, LeftOut] = {}
         """By key, as this process has written it: the watch may be behind."""
         self._loaded_at = 0
+        self._told_missing = 0
         self._next_look = self._next_check = 0.0
         self._window = (time.monotonic(), 0, 0)
         self._rates = (0.0, 0.0)
@@ -209,8 +210,8 @@ class TaskServer(TaskServerPort):
                 took[effect.trainer, effect.slot].append(effect)
         for (trainer, slot), tasks in took.items():
             self._bar(trainer, slot, tasks)
-        if self.queue.complete and not (self.queue.missing or view.trainers or view.pservers or view.over):
-            self._complete()
+        if self.queue.complete and not (view.trainers or view.pservers or view.over):
+            self._end()
         self._measure(now)
 
     def _come(self) -> frozenset[str]:
@@ -343,8 +344,19 @@ class TaskServer(TaskServerPort):
             if put.key.startswith(self.keys.all_left_out):
                 self._left_out_here[put.key] = msgspec.json.decode(put.value, type=LeftOut)
 
-    def _complete(self) -> None:
-        """Loops of a user's own have done all passes, and the last of them has left: no other process says so."""
+    def _end(self) -> None:
+        """Loops of a user's own have done all passes, and the last of them has left: no other process says so. One that
+        died then may have had a model to save: it is waited for."""
+        missing = self.queue.missing
+        if missing and missing != self._told_missing:
+            self.member.events.emit(
+                "missing-loops",
+                f"all passes are done, and {missing} of the loops died before they left: start as many again, which "
+                "end the job",
+            )
+        self._told_missing = missing
+        if missing:
+            return
         self.store.commit([put_op(self.keys.state, b"complete")], ())
         self.member.events.emit("complete", "all passes are done, by loops of their own, and the last one has left")
         self.member.watcher.wait(lambda kvs: self.member.view.over, 5.0)
