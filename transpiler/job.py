@@ -176,7 +176,7 @@ class Job:
         `prepare` is called with the folder before it has its name: for what is to be there besides. Raises GraphftError
         when the folder holds anything else, or cannot be written.
         """
-        target = Path(path).absolute()
+        target = Path(path).resolve()  # no folder replaces a link
         if _holds(target, self):
             return
         try:

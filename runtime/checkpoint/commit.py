@@ -18,7 +18,7 @@ import msgspec
 
 from graphft.errors import GraphftError, plain_text
 from graphft.runtime.checkpoint.omissions import tell_again
-from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest, Part
+from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest, Part, StorageUnavailable
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import (
     Asked,
@@ -167,6 +167,7 @@ class Commits:
         if self.etcd.get(self.keys.generation) is not None:
             return None
         newest = self._newest_on_disk((-1, -1)) if resume else None
+        self._check_floor(newest)
         # Never a generation again that has written files here, committed or not.
         generation = self.store.latest_generation() + 1
         current, ops = Generation(generation, reason="start"), []
@@ -224,6 +225,7 @@ class Commits:
             assert current_kv is not None
             assert current is not None
             target = self._target(current, committed, below)
+            self._check_floor(target)
             if target is not None:
                 self.store.make_durable(target)
                 tell_again(self.etcd, self.keys, target.meta)
@@ -258,6 +260,18 @@ class Commits:
             if newer is not None:
                 return newer
         return self._usable(committed, below) if committed is not None else None
+
+    def _check_floor(self, target: Manifest | None) -> None:
+        """Raises StorageUnavailable where to go (back) there would undo, without a word, what a person put in place."""
+        floor = self.store.floor()
+        if floor is None or (target is not None and (target.generation, target.step) >= floor):
+            return
+        raise StorageUnavailable(
+            f"{self.store.where()} holds no whole checkpoint from step {floor[1]}, generation {floor[0]}, on, where a "
+            "state was loaded in the place of the one before",
+            rule="storage",
+            help="bring it back; if it is gone for good, begin a new run: in a new folder, under another name",
+        )
 
     def _newest_on_disk(self, known: tuple[int, int]) -> Manifest | None:
         """The newest whole checkpoint of the highest generation that left one, if it is newer than `known`.

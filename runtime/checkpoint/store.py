@@ -45,6 +45,8 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 NO_MANIFEST = "has no manifest (a save that was killed or is under way, or it was lost)"
 """What is said of a folder that does not count."""
+FLOOR = "floor.json"
+"""In a store's root: which checkpoint was put in the place of what was there (`set_floor`)."""
 SOURCE = "from"
 """In `meta["made"]`: which checkpoint of which run this one was made of."""
 _DIRECTORY = re.compile(r"step-(\d+)\.g(\d+)")
@@ -271,17 +273,39 @@ class CheckpointStore:
         return contents.tensors, contents.note
 
     def manifests(self) -> list[Manifest]:
-        """Usable checkpoints, newest (by step, then generation) first. Damaged ones are left out.
+        """Usable checkpoints, newest (by step, then generation) first. Damaged ones are left out, and those below the
+        floor.
 
         Raises StorageUnavailable: what cannot be read now is neither.
         """
-        found = []
+        found, floor = [], self.floor()
         for directory in self.directories():
             try:
-                found.append(self.read_manifest(directory))
+                manifest = self.read_manifest(directory)
             except DamagedCheckpoint:
                 continue
+            if floor is None or (manifest.generation, manifest.step) >= floor:
+                found.append(manifest)
         return found
+
+    def set_floor(self, manifest: Manifest) -> None:
+        """This checkpoint's values were put in the place of others: of those before it, none counts any more, also when
+        it is lost. Raises OSError."""
+        self._write(FLOOR, seal({"generation": manifest.generation, "step": manifest.step}))
+
+    def floor(self) -> tuple[int, int] | None:
+        """(generation, step) of the oldest checkpoint that may count; None: all may. Raises StorageUnavailable."""
+        try:
+            found = unseal(self._read(FLOOR))
+            return int(found["generation"]), int(found["step"])
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except ValueError as error:
+            raise StorageUnavailable(
+                f"{self.where(FLOOR)} cannot be read: {error}; it says which checkpoints count",
+                rule="storage",
+                help="bring it back as it was; or begin a new run: in a new folder, under another name",
+            ) from error
 
     def latest_generation(self) -> int:
         """The highest generation that has left anything here; -1 if none has."""

@@ -140,11 +140,12 @@ def fetch(url: str, target: Path, *, whole: bool = True) -> JobRecord:
     `whole`: False for its record alone. Raises UsageError[job-directory] if the storage holds no job, or the folder
     something else; GraphftError[storage]; GraphftError[load] for a file that is not what was uploaded.
     """
-    run = stored_run(url)
+    run, target = stored_run(url), target.resolve() if target.is_symlink() else target  # no folder replaces a link
     if not run and storage_of(target) == url and is_published(target):
         raise _gone(url, read_record(target).run_id)
     if not run:
-        raise UsageError(f"{url} holds no job", rule="job-directory", help="give what was given to transpile(storage=)")
+        remedy = "give what was given to transpile(storage=); if it is that, see whether its file system is mounted"
+        raise UsageError(f"{url} holds no job", rule="job-directory", help=remedy)
     if (target / RECORD).exists():
         found = read_record(target)
         if found.run_id == run:

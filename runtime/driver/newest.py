@@ -6,10 +6,10 @@ from pathlib import Path
 
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.saved_step import saved_step
+from graphft.runtime.checkpoint.store import DamagedCheckpoint
 from graphft.runtime.driver.running_job import RunningJob
 from graphft.runtime.interchange.job_state import JobState, read_job
 from graphft.runtime.launcher.process_ends import note_saved, read_ends
-from graphft.runtime.launcher.tell import tell
 from graphft.transpiler import Job
 
 
@@ -19,11 +19,12 @@ class NewestCheckpoint:
         self._seen = 0
         """The step of the newest one that was seen."""
         self._noted = False
-        """Whether it is noted, for later scripts, that there was one; or told that it is gone."""
+        """Whether it is noted, for later scripts, that there was one."""
 
     def step(self, running: RunningJob | None) -> int:
         """As etcd tells while processes are `running`. Else it is what the folder holds: nobody would go back to an
-        older one, and say so. Raises GraphftError if it held a newer one before, or cannot be read now."""
+        older one, and say so. Raises GraphftError if it held a newer one before, which an earlier script may have
+        seen, or cannot be read now."""
         view = running.view() if running is not None and running.alive else None
         if view is not None and view.committed is not None:
             self._seen = view.committed.step
@@ -38,50 +39,35 @@ class NewestCheckpoint:
             )
         if found < self._seen:
             raise self._older(found)
+        if not found and read_ends(self.job_dir).saved:
+            raise self._gone(f"{self.job_dir} holds no whole checkpoint, and it did when it was trained last")
         self._seen = found
         self._note()
         return found
 
+    def _note(self) -> None:
+        if self._seen and not self._noted:
+            self._noted = True
+            if not read_ends(self.job_dir).saved:
+                note_saved(self.job_dir, self._seen)
+
     def _older(self, found: int) -> GraphftError:
+        what = f"the checkpoint of step {self._seen} is gone, or damaged"
         if not found:
-            return GraphftError(
-                f"the checkpoint of step {self._seen} is gone: {self.job_dir} holds no checkpoint",
-                rule="checkpoint",
-                help="bring it back; if it is gone for good, begin a new run: another name=, or without that folder",
-            )
+            return self._gone(f"{what}: {self.job_dir} holds no whole one")
         return GraphftError(
-            f"the checkpoint of step {self._seen} is gone, or damaged: the newest that {self.job_dir} holds is of step "
-            f"{found}",
+            f"{what}: the newest whole one of {self.job_dir} is of step {found}",
             rule="checkpoint",
             help=f"bring it back; or make another Trainer of this run, which goes on from step {found}",
         )
 
-    def _note(self) -> None:
-        """Once. An earlier script had a checkpoint, and there is none now: that is told, for `train` waits for it."""
-        if self._noted or not (self._seen or self._had_one()):
-            return
-        self._noted = True
-        if not self._seen:
-            tell(f"{self._gone()}; bring it back: the run waits for it")
-        elif not self._had_one():
-            note_saved(self.job_dir, self._seen)
-
-    def _had_one(self) -> bool:
-        return read_ends(self.job_dir).saved
-
-    def _gone(self) -> str:
-        return f"{self.job_dir} holds no checkpoint, and it did when it was trained last"
-
-    def there(self, running: RunningJob | None) -> int:
-        """As `step`. Raises GraphftError, too, if there is none and an earlier script had one."""
-        newest = self.step(running)
-        if newest == 0 and self._had_one():
-            raise GraphftError(self._gone(), rule="checkpoint", help="bring it back, or begin a new run: another name=")
-        return newest
+    def _gone(self, what: str) -> GraphftError:
+        gone = "bring it back; if it is gone for good, begin a new run: another name=, or without that folder"
+        return GraphftError(what, rule="checkpoint", help=gone)
 
     def state(self, running: RunningJob | None) -> JobState | None:
         """None before the first. Raises GraphftError if it is damaged or gone, or as `step`."""
-        newest = self.there(running)
+        newest = self.step(running)
         if newest == 0:
             return None
         found, plan = self._read(newest), self.job.config.plan
@@ -100,6 +86,10 @@ class NewestCheckpoint:
         """`newest`: the step of one that etcd knows, or the folder has just held."""
         try:
             return read_job(self.job_dir)
+        except DamagedCheckpoint as error:
+            raise GraphftError(
+                error.message, rule=error.rule, help="bring it back as it was, or begin a new run"
+            ) from error
         except GraphftError as error:
             if error.rule != "no-checkpoint":
                 raise

@@ -162,8 +162,9 @@ class Replacement:
         by = made(self.job.fingerprint, **{SOURCE: f"load_state_dict, at {self.newest.directory}"})
         try:
             parts = [self.store.write_part(generation, step, i, count, each) for i, each in enumerate(self.shards)]
-            meta = {**self.newest.meta, MADE: by}
-            self.store.write_manifest(Manifest(generation, step, self.job.run_id, tuple(parts), meta))
+            manifest = Manifest(generation, step, self.job.run_id, tuple(parts), {**self.newest.meta, MADE: by})
+            self.store.write_manifest(manifest)
+            self.store.set_floor(manifest)
         except OSError as error:
             raise GraphftError(
                 f"the new state cannot be written to {self.store.where('')}: {error}",

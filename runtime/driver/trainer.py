@@ -264,7 +264,7 @@ class Trainer:
         with self._alone.during("load_state_dict()"):
             self._settle()
             self._stop()
-            self._newest.there(None)
+            self._newest.step(None)
             words = f"interrupted; run again to go on with {self.job_dir}"
             with interruptible(lambda: words), at_rest(self.job, self.job_dir, self._endpoints) as forget:
                 replacement = states.Replacement.of(self.job, self._program, self.job_dir, state)

@@ -64,7 +64,8 @@ def _read(job: Job, folder: Path, step: int | None) -> tuple[int, list[dict[str,
     everything = range(job.config.pservers)
     store = checkpoints_of(folder)
     there = [m for m in store.manifests() if m.run == job.run_id and step in (None, m.step)]
-    if there:
+    if there:  # in the order in which the job goes on
+        there.sort(key=lambda m: (m.generation, m.step), reverse=True)
         return _newest_whole(store, there, everything)
     if step is not None or job.config.sync:
         what = (

@@ -233,8 +233,11 @@ def _look_at(folder: Path, record: JobRecord) -> FolderStatus:
     if begun(folder):
         known = answers or not note.endpoints or note.own or note.ended
         ends, lost = read_ends(folder), _lost_so_far(folder, record)
+        if saved is None:
+            where = storage_of(folder) or folder / "checkpoints"
+            lost = (f"its checkpoints in {where} cannot be read now: see whether that is mounted, and there", *lost)
         if saved == 0 and ends.saved:
-            lost = ("its checkpoints are gone: bring them back, the run waits for them", *lost)
+            lost = ("its checkpoints are gone, or damaged: bring them back, its script trains nothing before", *lost)
         failure = ends.failed
         state: State = "failed" if failure else "stopped" if known else "unknown"
         found = FolderStatus(folder, name, state, saved, steps, _last_work(folder), failure=failure, lost=lost)

@@ -229,14 +229,17 @@ def choose_directory(
     passed: list[Passed] = []
     for chosen, path in [(job, Path(wanted))] if wanted else _places(job):
         there = path.exists()
+        held_nothing = not there or (path.is_dir() and not any(path.iterdir()))
         _look_in_storage(chosen, path)
-        copied = not there and path.exists()
+        copied = held_nothing and (path / "job.json").exists()
         held = _obstacle(chosen, path, copied) or (_unfinished(chosen, path) if fresh else None)
         if held is None:
             break
         passed.append(Passed(path, held, *_stored(path, job.config.name, bool(wanted) and copied)))
         if copied and passed[-1].url:
-            shutil.rmtree(path)  # a copy of another run's record: nobody here runs that
+            shutil.rmtree(path.resolve())  # a copy of another run's record: nobody here runs that
+            if there:
+                path.resolve().mkdir()
     others = tuple(sorted(passed, key=lambda one: one.held.distance))
     if wanted and others:
         raise UsageError(

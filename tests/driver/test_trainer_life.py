@@ -12,7 +12,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -116,31 +118,38 @@ def test_epochs_that_another_process_trained_meanwhile_count(tmp_path: Path) -> 
         assert other.wait(120) == 0, (tmp_path / "told").read_text()
 
 
-def test_checkpoints_that_are_gone_are_no_beginning(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """Neither are they for a script that is run again, and quiet: it is told what the job waits for."""
+def looks_at(trainer: graphft.Trainer, folder: Path, state: dict[str, Any]) -> list[Callable[[], object]]:
+    """What a script does with the newest checkpoint."""
+    return [
+        *(lambda: trainer.epoch, trainer.train, trainer.validate, trainer.state_dict),
+        *(lambda: trainer.save(folder), lambda: trainer.load_state_dict(state)),
+    ]
+
+
+@pytest.mark.parametrize("forgotten", [False, True])
+def test_checkpoints_that_are_gone_are_no_beginning(tmp_path: Path, forgotten: bool) -> None:
+    """Neither are they for the next script, even where etcd has `forgotten` the run."""
     trainer = epochs.trainer(tmp_path / "job", validation=epochs.validation())
     trainer.train(epochs=2)
+    state = trainer.state_dict()
+    if forgotten:
+        trainer.load_state_dict(state)
     trainer.shutdown()
     (tmp_path / "job" / "checkpoints").rename(tmp_path / "away")
-    calls = (lambda: trainer.epoch, trainer.train, trainer.validate, lambda: trainer.save(tmp_path / "saved"))
-    for call in calls:
-        with pytest.raises(graphft.GraphftError, match=f"step {2 * epochs.PER_EPOCH} is gone: .* holds no checkpoint"):
-            call()
     another = epochs.trainer(tmp_path / "job", validation=epochs.validation())
-    capfd.readouterr()
-    assert another.epoch == 0
-    assert capfd.readouterr().err.count("holds no checkpoint, and it did when it was trained last; bring it back") == 1
-    for call in (another.state_dict, another.validate, lambda: another.save(tmp_path / "saved")):
-        with pytest.raises(graphft.GraphftError, match="holds no checkpoint, and it did"):
-            call()
+    for one, what in (
+        (trainer, f"step {2 * epochs.PER_EPOCH} is gone, or damaged: .* holds no"),
+        (another, "holds no .*, and it did"),
+    ):
+        for call in looks_at(one, tmp_path / "saved", state):
+            with pytest.raises(graphft.GraphftError, match=what):
+                call()
     assert not (tmp_path / "saved").exists()
-    command = [sys.executable, "-m", "tests.driver.epochs", str(tmp_path / "job"), "3"]
-    with (tmp_path / "told").open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out) as again:
-        until(lambda: "has waited for its checkpoints" in (tmp_path / "told").read_text(), 120)
-        (tmp_path / "away").rename(tmp_path / "job" / "checkpoints")
-        assert again.wait(120) == 0, (tmp_path / "told").read_text()
+    assert "its checkpoints are gone, or damaged: bring them back" in look_at(tmp_path / "job").describe()
+    (tmp_path / "away").rename(tmp_path / "job" / "checkpoints")
+    assert another.train()["epoch"] == 3
+    another.shutdown()
     assert trainer.epoch == 3
-    trainer.shutdown()
 
 
 def test_a_metric_that_is_no_number_ends_no_job(tmp_path: Path) -> None:
@@ -237,6 +246,38 @@ def test_no_state_takes_the_place_of_a_damaged_one(tmp_path: Path) -> None:
         assert trainer.epoch == 1
         trainer.load_state_dict(state)
         assert trainer.train()["epoch"] == 2
+
+
+@pytest.mark.parametrize("how", ["gone", "cut", "flipped"])
+def test_a_state_that_was_loaded_is_not_replaced_by_the_one_before(tmp_path: Path, how: str) -> None:
+    """Its checkpoint is of the same step as the one whose place it took. What had been trained came back in silence."""
+    options = {"validation": epochs.validation()}
+    with epochs.trainer(tmp_path / "job", **options) as trainer:
+        trainer.train()
+        state = trainer.state_dict()
+        state["model"] = {name: torch.zeros_like(value) for name, value in state["model"].items()}
+        trainer.load_state_dict(state)
+    (loaded,) = (tmp_path / "job" / "checkpoints").glob("step-*.g1")
+    shutil.copytree(loaded, tmp_path / "copy")
+    for part in loaded.glob("*.safetensors"):
+        data = part.read_bytes()
+        part.write_bytes({"gone": b"", "cut": data[:-4], "flipped": data[:-4] + b"abcd"}[how])
+    if how == "gone":
+        shutil.rmtree(loaded)
+    for one in trainer, epochs.trainer(tmp_path / "job", **options):
+        for look in (one.state_dict, one.validate, lambda: one.save(tmp_path / "saved")):  # noqa: B023
+            with pytest.raises(graphft.GraphftError, match=r"error\[checkpoint\]"):
+                look()
+    command = [sys.executable, "-m", "tests.driver.epochs", str(tmp_path / "job"), "2"]
+    with (tmp_path / "told").open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out) as again:
+        if how == "flipped":  # which only who reads it finds
+            until(lambda: "where a state was loaded in the place of" in (tmp_path / "told").read_text(), 120)
+            for part in (tmp_path / "copy").iterdir():
+                shutil.copy(part, loaded)
+            assert again.wait(120) == 0, (tmp_path / "told").read_text()
+        else:
+            assert again.wait(120) == 1
+    assert not (tmp_path / "saved").exists()
 
 
 def test_what_does_not_fit_is_forgotten_nowhere(tmp_path: Path) -> None:

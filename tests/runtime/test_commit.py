@@ -15,7 +15,7 @@ import torch
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint import store
 from graphft.runtime.checkpoint.commit import Commits
-from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest
+from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest, StorageUnavailable
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import (
     Asked,
@@ -325,6 +325,32 @@ def test_without_any_usable_checkpoint_the_job_starts_over_and_commits_again(sha
     assert shards.committed is None
     shards.commit(50, generation=1)
     assert shards.committed == Committed(1, 50, "step-00000050.g1")
+
+
+def test_nobody_goes_back_below_a_checkpoint_that_was_put_in_place(shards: Shards) -> None:
+    """By a person: what is older is another state, and not a part of how this one came to be."""
+    before = shards.commit(100)
+    shards.etcd.delete(shards.keys.committed)
+    shards.etcd.delete(shards.keys.generation)
+    put = shards.store.set_floor
+    parts = tuple(shards.store.write_part(1, 100, i, 3, {"w": torch.zeros(4)}) for i in range(3))
+    loaded = Manifest(1, 100, PROGRAM, parts)
+    shards.store.write_manifest(loaded)
+    put(loaded)
+    assert [m.directory for m in shards.store.manifests()] == [loaded.directory] != [before.directory]
+    (shards.store.root / loaded.directory / "manifest.json").rename(shards.store.root / "away")
+    with pytest.raises(StorageUnavailable, match="no whole checkpoint from step 100, generation 1, on"):
+        shards.all[0].ensure_generation()
+    (shards.store.root / "away").rename(shards.store.root / loaded.directory / "manifest.json")
+    assert shards.all[0].ensure_generation() is not None
+    for call in (lambda: shards.all[1].rollback("", below=100), shards.store.floor, shards.store.manifests):
+        with pytest.raises(StorageUnavailable):
+            call()
+        (shards.store.root / "floor.json").write_bytes(b"{}")
+    put(loaded)
+    assert shards.commit(120, generation=2).step == 120
+    assert shards.all[1].rollback("").checkpoint == "step-00000120.g2"
+    assert shards.all[1].rollback("", below=120).checkpoint == loaded.directory
 
 
 def test_checkpoints_of_another_run_are_not_gone_back_to(shards: Shards) -> None:

@@ -123,11 +123,21 @@ def test_a_wanted_folder_whose_storage_is_taken_is_no_copy_of_it(job: Job, tmp_p
     begin(Path("first"))
     (tmp_path / "storage" / "checkpoints" / "step-00000001.g0").mkdir(parents=True)
     other = Job.make(job.source, job.config.replace(storage=url, seed=1))
-    with pytest.raises(GraphftError, match=re.escape(f"{url} holds job")) as refused:
-        choose_directory(other, "second")
-    assert f"graphft launch --job {url} goes on with it" in str(refused.value)
-    assert "choose another storage" in str(refused.value)
+    Path("empty").mkdir()
+    Path("link").symlink_to("empty")
+    for wanted in ("second", "empty", "link"):
+        with pytest.raises(GraphftError, match=re.escape(f"{url} holds job")) as refused:
+            choose_directory(other, wanted)
+        assert f"graphft launch --job {url} goes on with it" in str(refused.value)
+        assert "choose another storage" in str(refused.value)
     assert not Path("second").exists()
+    assert not list(Path("empty").iterdir())
+    assert choose_directory(stored, "link")[1] == Path("link")
+    assert read_record(Path("empty")).run_id == stored.run_id
+    Path("new").mkdir()
+    Path("other link").symlink_to("new")
+    job.save("other link")
+    assert read_record(Path("new")).run_id == job.run_id
 
 
 def variant(job: Job, **changes: Any) -> Job:

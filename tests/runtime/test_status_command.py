@@ -85,6 +85,16 @@ def test_a_job_whose_storage_is_away_hides_no_other(
     assert states["jobs/here"] == "not begun"
 
 
+def test_a_job_whose_checkpoints_cannot_be_read_says_so(
+    capsys: pytest.CaptureFixture[str], saved: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (saved / "checkpoints").mkdir()
+    write_endpoints(saved, NOBODY, own=True)
+    monkeypatch.setattr(folder_status, "saved_step", lambda *_: None)
+    text = shown(capsys, "status", "--job", saved)
+    assert f"stopped at step ? of 4: graphft launch --job {saved} goes on with it; its checkpoints in {saved}/" in text
+
+
 def test_a_complete_job_without_its_model_here_has_a_date(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was 1970: the model is in its storage."""
     monkeypatch.setattr(folder_status, "is_complete", lambda folder: True)
@@ -373,4 +383,4 @@ def test_a_run_that_was_carried_over_is_told_with_what_follows_it(
 def test_checkpoints_that_are_gone_are_told(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
     write_endpoints(saved, NOBODY, own=True)
     note_saved(saved, 2)
-    assert "; its checkpoints are gone: bring them back" in shown(capsys, "status", "--job", saved)
+    assert "; its checkpoints are gone, or damaged: bring them back" in shown(capsys, "status", "--job", saved)
