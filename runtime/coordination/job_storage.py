@@ -140,16 +140,20 @@ def fetch(url: str, target: Path, *, whole: bool = True) -> JobRecord:
     `whole`: False for its record alone. Raises UsageError[job-directory] if the storage holds no job, or the folder
     something else; GraphftError[storage]; GraphftError[load] for a file that is not what was uploaded.
     """
+    make_copy(url, target, whole=whole)
+    return read_record(target)
+
+
+def make_copy(url: str, target: Path, *, whole: bool = True) -> bool:
+    """As `fetch`. Whether it was this call that made it."""
     run, target = stored_run(url), target.resolve() if target.is_symlink() else target  # no folder replaces a link
     if not run and storage_of(target) == url and is_published(target):
         raise _gone(url, read_record(target).run_id)
     if not run:
         remedy = "give what was given to transpile(storage=); if it is that, see whether its file system is mounted"
         raise UsageError(f"{url} holds no job", rule="job-directory", help=remedy)
-    if (target / RECORD).exists():
-        found = read_record(target)
-        if found.run_id == run:
-            return found
+    if (target / RECORD).exists() and read_record(target).run_id == run:
+        return False
     if target.exists() and any(target.iterdir()):
         raise UsageError(
             f"{target} is to be a copy of the job in {url}, run {run}, and holds something else",
@@ -171,7 +175,8 @@ def fetch(url: str, target: Path, *, whole: bool = True) -> JobRecord:
         except OSError:  # another process has just made it
             if not (target / RECORD).exists() or read_record(target).run_id != run:
                 raise
-    return read_record(target)
+            return False
+    return True
 
 
 def local_folder(path: str | os.PathLike[str]) -> Path:

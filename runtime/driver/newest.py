@@ -9,7 +9,7 @@ from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.checkpoint.store import DamagedCheckpoint
 from graphft.runtime.driver.running_job import RunningJob
 from graphft.runtime.interchange.job_state import JobState, read_job
-from graphft.runtime.launcher.process_ends import note_saved, read_ends
+from graphft.runtime.launcher.process_ends import note_saved, read_ends, was_saved
 from graphft.transpiler import Job
 
 
@@ -39,7 +39,7 @@ class NewestCheckpoint:
             )
         if found < self._seen:
             raise self._older(found)
-        if not found and read_ends(self.job_dir).saved:
+        if not found and was_saved(self.job_dir):
             raise self._gone(f"{self.job_dir} holds no whole checkpoint, and it did when it was trained last")
         self._seen = found
         self._note()
@@ -48,7 +48,7 @@ class NewestCheckpoint:
     def _note(self) -> None:
         if self._seen and not self._noted:
             self._noted = True
-            if not read_ends(self.job_dir).saved:
+            if not read_ends(self.job_dir).saved:  # each machine has noted it
                 note_saved(self.job_dir, self._seen)
 
     def _older(self, found: int) -> GraphftError:

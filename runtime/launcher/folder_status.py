@@ -25,7 +25,7 @@ from graphft.runtime.coordination.noted_etcd import EtcdNote, noted_etcd, read_n
 from graphft.runtime.coordination.status import UNKNOWN_JOB, JobStatus, read_status
 from graphft.runtime.coordination.storage_claim import claim_elsewhere
 from graphft.runtime.launcher.job_folder import begun, continued_in
-from graphft.runtime.launcher.process_ends import read_ends
+from graphft.runtime.launcher.process_ends import read_ends, was_saved
 from graphft.runtime.launcher.result import Result
 from graphft.runtime.process.folder_lock import holder_of
 from graphft.transpiler.config import JobConfig
@@ -236,7 +236,7 @@ def _look_at(folder: Path, record: JobRecord) -> FolderStatus:
         if saved is None:
             where = storage_of(folder) or folder / "checkpoints"
             lost = (f"its checkpoints in {where} cannot be read now: see whether that is mounted, and there", *lost)
-        if saved == 0 and ends.saved:
+        if saved == 0 and was_saved(folder):
             lost = ("its checkpoints are gone, or damaged: bring them back, its script trains nothing before", *lost)
         failure = ends.failed
         state: State = "failed" if failure else "stopped" if known else "unknown"

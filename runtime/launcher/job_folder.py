@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -17,8 +18,8 @@ from graphft.runtime.coordination.connect import is_complete
 from graphft.runtime.coordination.job_storage import (
     JOBS,
     begun_in_storage,
-    fetch,
     is_complete_at,
+    make_copy,
     publish,
     put_mark,
     read_mark,
@@ -228,24 +229,19 @@ def choose_directory(
     """
     passed: list[Passed] = []
     for chosen, path in [(job, Path(wanted))] if wanted else _places(job):
-        there = path.exists()
-        held_nothing = not there or (path.is_dir() and not any(path.iterdir()))
-        _look_in_storage(chosen, path)
-        copied = held_nothing and (path / "job.json").exists()
+        there, copied = path.exists(), _look_in_storage(chosen, path)
         held = _obstacle(chosen, path, copied) or (_unfinished(chosen, path) if fresh else None)
         if held is None:
             break
         passed.append(Passed(path, held, *_stored(path, job.config.name, bool(wanted) and copied)))
         if copied and passed[-1].url:
-            shutil.rmtree(path.resolve())  # a copy of another run's record: nobody here runs that
-            if there:
-                path.resolve().mkdir()
+            _drop_copy(path, there)
     others = tuple(sorted(passed, key=lambda one: one.held.distance))
     if wanted and others:
         raise UsageError(
             f"{'cannot resume: ' if resume else ''}{others[0].text}",
             rule="job-directory",
-            help=f"choose another {'storage' if others[0].url else 'directory'}, or delete this one",
+            help="choose another storage" if others[0].url else "choose another directory, or delete this one",
         )
     texts = [other.text for other in others]
     if resume and not begun(path) and not any(other.held.layout for other in others):
@@ -292,16 +288,23 @@ def _places(job: Job) -> Iterator[tuple[Job, Path]]:
         yield stored, JOBS / f"{name}-{n}"
 
 
-def _look_in_storage(job: Job, path: Path) -> None:
-    """Makes the folder a copy of what the job's storage holds, if it is empty.
+def _drop_copy(path: Path, there: bool) -> None:
+    """Of another run's record, unless somebody runs that here meanwhile. `there`: it was, and empty."""
+    with contextlib.suppress(UsageError), locked(path):
+        shutil.rmtree(path.resolve())
+        if there:
+            path.resolve().mkdir()
+
+
+def _look_in_storage(job: Job, path: Path) -> bool:
+    """Makes the folder a copy of what the job's storage holds, if it is empty. Whether it did.
 
     Raises UsageError if the two hold different runs: then one of them is not what it was.
     """
     url = job.config.storage
     if not url or ((path / "job.json").exists() and storage_of(path) != url):
-        return
-    if stored_run(url):
-        fetch(url, path)
+        return False
+    return bool(stored_run(url)) and make_copy(url, path)
 
 
 def _nothing(path: Path) -> str:

@@ -275,6 +275,8 @@ def _launch(
         stack.callback(display.close)
     missing = MissingProcesses(job_dir, supervisor.endpoints, counts, tell)
     loud = LoudEvents(supervisor.etcd, keys, since, tell) if options.quiet else None
+    if loud is not None:
+        stack.callback(loud.look, last=True)  # while etcd is there
 
     def look(supervisor: Supervisor, status: JobStatus) -> None:
         reached.status = status

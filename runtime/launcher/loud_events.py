@@ -23,8 +23,9 @@ class LoudEvents:
         self._told: set[str] | None = None
         self._next_look = 0.0
 
-    def look(self) -> None:
-        if time.monotonic() < self._next_look:
+    def look(self, last: bool = False) -> None:
+        """Now and then; the `last` look is taken at once."""
+        if time.monotonic() < self._next_look and not last:
             return
         self._next_look = time.monotonic() + LOOK_SECONDS
         with contextlib.suppress(EtcdError):

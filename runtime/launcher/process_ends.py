@@ -15,8 +15,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from graphft.errors import GraphftError
+from graphft.runtime.coordination.job_storage import put_mark, read_mark, storage_of
+from graphft.transpiler.record import read_record
+
 log = logging.getLogger("graphft")
 
+SAVED = "saved.json"
+"""In a run's storage."""
 Kind = Literal["failure", "preemption"]
 
 
@@ -56,8 +62,24 @@ def note_lost_rows(job_dir: Path, count: int) -> None:
 
 
 def note_saved(job_dir: Path, step: int) -> None:
-    """A Trainer has seen a checkpoint of this step: once is enough."""
+    """A Trainer has seen a checkpoint of this step: once is enough. Where the run has a storage, machines without its
+    folder are to know it, too. Never raises."""
     _append(job_dir, {"kind": "saved", "what": str(step)})
+    if url := storage_of(job_dir):
+        try:
+            put_mark(url, SAVED, json.dumps({"run": read_record(job_dir).run_id, "step": step}).encode())
+        except GraphftError as error:
+            log.warning("that there is a checkpoint cannot be noted in %s: %s", url, error.message)
+
+
+def was_saved(job_dir: Path) -> bool:
+    """Whether there was a checkpoint, as `note_saved` was told. Raises GraphftError[storage]."""
+    if read_ends(job_dir).saved or not (url := storage_of(job_dir)):
+        return read_ends(job_dir).saved
+    try:
+        return bool(json.loads(read_mark(url, SAVED) or b"{}").get("run") == read_record(job_dir).run_id)
+    except (ValueError, AttributeError):
+        return True  # it cannot be told of which run it is
 
 
 def read_ends(job_dir: Path) -> ProcessEnds:

@@ -137,6 +137,9 @@ def _check(options: argparse.Namespace) -> None:
             expected = f"{at_least} or more" if value < at_least else f"{MOST} or fewer"
             raise UsageError(f"{option} is {value}, expected {expected}", rule="option", help=f"correct {option}")
     for option in options.sbatch:
+        name = option[:2] if re.match(r"-\w", option) else option.split("=", 1)[0].split(" ", 1)[0]
+        if name in _OWN:
+            raise UsageError(f"--sbatch is {option!r}", rule="option", help=f"give it as {_OWN[name]} of this command")
         if not option.startswith("-"):
             raise UsageError(
                 f"--sbatch is {option!r}, expected an option of sbatch", rule="option", help="--sbatch=--account=lab"
@@ -157,7 +160,9 @@ MOST = 65_535
 """What sbatch takes for --signal, and more than a node has of anything that is counted."""
 _TIME = re.compile(r"\d{1,9}(:\d{1,9}){0,2}|\d{1,9}-\d{1,9}(:\d{1,9}){0,2}", re.ASCII)
 """As sbatch takes it: minutes, minutes:seconds, hours:minutes:seconds, days-hours[:minutes[:seconds]]."""
-_UNLIMITED = ("", "0", "INFINITE", "UNLIMITED")
+_UNLIMITED = ("", "INFINITE", "UNLIMITED")
+_OWN = {"-t": "--time", "--time": "--time", "--signal": "--signal-seconds"}
+"""Options of sbatch that are given as options of the command, which checks them together."""
 
 
 def _check_time(limit: str, drain: int) -> None:
@@ -174,7 +179,7 @@ def _check_time(limit: str, drain: int) -> None:
     parts = [int(part) for part in rest.split(":")]
     units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)
     seconds = 86400 * int(days or 0) + sum(unit * part for unit, part in zip(units, parts, strict=False))
-    if seconds <= 2 * drain:
+    if 0 < seconds <= 2 * drain:  # 0: no limit
         raise UsageError(
             f"--time {limit} is {seconds} s, and it drains {drain} s before its end (--signal-seconds), expected "
             "more than twice that: it would be queued again and again, and hardly train",

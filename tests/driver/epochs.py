@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -35,7 +36,16 @@ def loss_fn(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> tuple[t
 
 
 def program(made: torch.nn.Module | None = None, loss: Callable[..., Any] = loss_fn) -> graphft.Program:
-    made = made or model()
+    return build(made, loss) if made is not None else _built(loss).clone()
+
+
+@functools.cache
+def _built(loss: Callable[..., Any]) -> graphft.Program:
+    """To capture it takes longer than most of what is tried with it."""
+    return build(model(), loss)
+
+
+def build(made: torch.nn.Module, loss: Callable[..., Any]) -> graphft.Program:
     built = graphft.build(made, loss, inputs={"x": (None, 6), "y": ((None,), torch.int64)})
     graphft.minimize(built, torch.optim.Adam(made.parameters(), lr=1e-2), model=made)
     return built
@@ -52,9 +62,13 @@ def trainer(folder: Path, loss: Callable[..., Any] = loss_fn, **options: Any) ->
     )
 
 
+@functools.cache
+def _evaluated() -> graphft.Program:
+    return graphft.build(model().eval(), loss_fn, inputs={"x": (None, 6), "y": ((None,), torch.int64)})
+
+
 def validation() -> Validation:
-    evaluated = graphft.build(model().eval(), loss_fn, inputs={"x": (None, 6), "y": ((None,), torch.int64)})
-    return Validation(evaluated, graphft.arrays(**data(50), chunk_size=20), 16)
+    return Validation(_evaluated().clone(), graphft.arrays(**data(50), chunk_size=20), 16)
 
 
 def main() -> None:

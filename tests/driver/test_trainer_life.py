@@ -280,6 +280,24 @@ def test_a_state_that_was_loaded_is_not_replaced_by_the_one_before(tmp_path: Pat
     assert not (tmp_path / "saved").exists()
 
 
+def test_another_machine_knows_that_there_was_a_checkpoint(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """It has the storage and nothing else. What its run went back from is told, too, by a script that ends at once."""
+    url = f"file://{tmp_path}/storage"
+    with epochs.trainer(tmp_path / "one", storage=url, checkpoint_every=100) as trainer:
+        trainer.train(epochs=2)
+    checkpoints = tmp_path / "storage" / "checkpoints"
+    for part in checkpoints.glob("step-00000012.g*/*.safetensors"):
+        part.write_bytes(part.read_bytes()[:-4] + b"abcd")
+    with epochs.trainer(tmp_path / "two", storage=url, checkpoint_every=100) as trainer:
+        assert trainer.train()["epoch"] == 3
+    assert "checkpoint of step 12 is damaged, going back further" in capfd.readouterr().err
+    shutil.rmtree(checkpoints)
+    trainer = epochs.trainer(tmp_path / "three", storage=url, checkpoint_every=100)
+    for look in (trainer.train, trainer.state_dict):
+        with pytest.raises(graphft.GraphftError, match="holds no whole checkpoint, and it did"):
+            look()
+
+
 def test_what_does_not_fit_is_forgotten_nowhere(tmp_path: Path) -> None:
     """Etcd's records stay, which know what was left out, and the newest checkpoint is the newest."""
     with epochs.trainer(tmp_path / "job") as trainer:

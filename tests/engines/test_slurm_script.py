@@ -54,7 +54,7 @@ def test_a_job(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_no_limit_is_none_too_short(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for limit in ("0", "UNLIMITED"):
+    for limit in ("0", "0:00", "0-0", "UNLIMITED"):
         assert f"--time={limit}" in options_of(shown(capsys, "slurm", folder, "--time", limit))
 
 
@@ -169,6 +169,9 @@ def test_a_job_in_a_storage(
     [
         (("--nodes", "2-"), "--nodes is '2-'"),
         (("--nodes", "0"), "--nodes is '0'"),
+        (("--sbatch=-t1",), "give it as --time of this command"),
+        (("--sbatch=--time=1",), "give it as --time of this command"),
+        (("--sbatch=--signal=USR1@1",), "give it as --signal-seconds of this command"),
         (("--trainers-per-node", "0"), "--trainers-per-node is 0, expected 1 or more"),
         (("--gpus-per-trainer", "-1"), "--gpus-per-trainer is -1, expected 0 or more"),
         (("--sbatch", "account"), "--sbatch is 'account'"),
