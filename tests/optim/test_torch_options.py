@@ -5,6 +5,7 @@ The tables below name every one that torch has: a new one fails the tests until 
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -72,7 +73,7 @@ def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
     return (model(x) - 1).square().mean()
 
 
-@pytest.fixture(scope="module")
+@functools.cache
 def captured() -> graphft.Program:
     return graphft.build(line(), loss_fn, {"x": (None, 3)})
 
@@ -99,15 +100,16 @@ def make(name: str, model: nn.Module, **options: Any) -> optim.Optimizer:
     return cls(model.parameters(), **{"lr": 0.1, **options})
 
 
-def minimized(captured: graphft.Program, name: str, **options: Any) -> graphft.Program:
-    model, program = line(), captured.clone()
+def minimized(name: str, **options: Any) -> graphft.Program:
+    model, program = line(), captured().clone()
     graphft.minimize(program, make(name, model, **options), model=model)
     return program
 
 
-def after_four_steps(captured: graphft.Program, name: str, **options: Any) -> Tensor:
+@functools.cache
+def after_four_steps(name: str, **options: Any) -> Tensor:
     """The weights, trained by graphft."""
-    program, executor = minimized(captured, name, **options), graphft.Executor()
+    program, executor = minimized(name, **options), graphft.Executor()
     for _ in range(4):
         executor.run(program, {"x": X})
     return executor.state(program)["weight"]
@@ -134,53 +136,53 @@ def test_every_option_of_torch_is_in_a_table() -> None:
 
 
 @pytest.mark.parametrize(("name", "option", "value"), [*cases(COMPUTED)])
-def test_options_that_are_computed(captured: graphft.Program, name: str, option: str, value: Any) -> None:
+def test_options_that_are_computed(name: str, option: str, value: Any) -> None:
     base = BASE.get(option, {})
-    found = after_four_steps(captured, name, **base, **{option: value})
+    found = after_four_steps(name, **base, **{option: value})
     torch.testing.assert_close(found, eager(name, **base, **{option: value}))
     if (name, option) != ("AdamW", "decoupled_weight_decay") and (option != "decoupled_weight_decay"):
-        assert not torch.equal(found, after_four_steps(captured, name, **base))
+        assert not torch.equal(found, after_four_steps(name, **base))
 
 
-def test_decoupled_weight_decay_makes_adam_adamw(captured: graphft.Program) -> None:
-    found = after_four_steps(captured, "Adam", weight_decay=0.3, decoupled_weight_decay=True)
+def test_decoupled_weight_decay_makes_adam_adamw() -> None:
+    found = after_four_steps("Adam", weight_decay=0.3, decoupled_weight_decay=True)
     torch.testing.assert_close(found, eager("AdamW", weight_decay=0.3))
-    assert not torch.equal(found, after_four_steps(captured, "Adam", weight_decay=0.3))
+    assert not torch.equal(found, after_four_steps("Adam", weight_decay=0.3))
 
 
 @pytest.mark.parametrize(("name", "option", "value"), [*cases(IMPLEMENTATION)])
-def test_options_that_change_nothing(captured: graphft.Program, name: str, option: str, value: Any) -> None:
-    assert torch.equal(after_four_steps(captured, name, **{option: value}), after_four_steps(captured, name))
+def test_options_that_change_nothing(name: str, option: str, value: Any) -> None:
+    assert torch.equal(after_four_steps(name, **{option: value}), after_four_steps(name))
 
 
 @pytest.mark.parametrize(("name", "option", "value"), [*cases(REFUSED)])
-def test_options_that_are_refused(captured: graphft.Program, name: str, option: str, value: Any) -> None:
+def test_options_that_are_refused(name: str, option: str, value: Any) -> None:
     with pytest.raises(GraphftError, match=f"{name}: option {option} is not supported") as caught:
-        minimized(captured, name, **{option: value})
+        minimized(name, **{option: value})
     assert caught.value.rule == "optimizer-option"
 
 
 @pytest.mark.parametrize("name", sorted({*optim.__all__} - {*SUPPORTED} - {*NO_OPTIMIZER}))
-def test_other_optimizers_are_refused(captured: graphft.Program, name: str) -> None:
+def test_other_optimizers_are_refused(name: str) -> None:
     model = line()
     parameters = [model.weight] if name == "Muon" else model.parameters()  # type: ignore[list-item]
     with pytest.raises(GraphftError, match=f"optimizer {name} is not supported\nhelp: use one of SGD"):
-        graphft.minimize(captured.clone(), getattr(optim, name)(parameters), model=model)
+        graphft.minimize(captured().clone(), getattr(optim, name)(parameters), model=model)
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
-def test_a_scheduler_is_refused(captured: graphft.Program, name: str) -> None:
+def test_a_scheduler_is_refused(name: str) -> None:
     model = line()
     optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     scheduler = SCHEDULERS[name](optimizer)
     with pytest.raises(GraphftError, match=r"is attached to the optimizer; a program would not follow it") as caught:
-        graphft.minimize(captured.clone(), optimizer, model=model)
+        graphft.minimize(captured().clone(), optimizer, model=model)
     assert "graphft.schedule." in caught.value.help
     with pytest.raises(GraphftError, match=rf"\({name}\) is no optimizer"):
-        graphft.minimize(captured.clone(), scheduler, model=model)
+        graphft.minimize(captured().clone(), scheduler, model=model)
 
 
-def test_a_schedule_takes_the_place_of_a_deleted_scheduler(captured: graphft.Program) -> None:
+def test_a_schedule_takes_the_place_of_a_deleted_scheduler() -> None:
     """As the help says; it was refused all the same, because of the `initial_lr` that the scheduler had left."""
     model = line()
     trained = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -188,9 +190,9 @@ def test_a_schedule_takes_the_place_of_a_deleted_scheduler(captured: graphft.Pro
     optimizer = optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     optimizer.load_state_dict(trained.state_dict())
     with pytest.raises(GraphftError, match="which was deleted, and set initial_lr"):
-        graphft.minimize(captured.clone(), optimizer, model=model)
+        graphft.minimize(captured().clone(), optimizer, model=model)
     optimizer.param_groups[0]["lr"] = graphft.schedule.step(0.1, 3, 0.5)
-    graphft.minimize(captured.clone(), optimizer, model=model)
+    graphft.minimize(captured().clone(), optimizer, model=model)
 
 
 @pytest.mark.parametrize(
@@ -203,24 +205,24 @@ def test_a_schedule_takes_the_place_of_a_deleted_scheduler(captured: graphft.Pro
         ("LambdaLR", "lr=lambda k: ..."),
     ],
 )
-def test_the_remedy_is_the_schedule_of_the_same_curve(captured: graphft.Program, name: str, remedy: str) -> None:
+def test_the_remedy_is_the_schedule_of_the_same_curve(name: str, remedy: str) -> None:
     scheduler = SCHEDULERS[name](optim.SGD(line().parameters(), lr=0.1, momentum=0.9))
     with pytest.raises(GraphftError) as caught:
-        graphft.minimize(captured.clone(), scheduler)
+        graphft.minimize(captured().clone(), scheduler)
     assert remedy in caught.value.help
 
 
-def test_a_plateau_scheduler_is_told_that_there_is_no_validation_loss(captured: graphft.Program) -> None:
+def test_a_plateau_scheduler_is_told_that_there_is_no_validation_loss() -> None:
     model = line()
     optimizer = optim.SGD(model.parameters(), lr=0.1)
     scheduler = lr_scheduler.ReduceLROnPlateau(optimizer)
     with pytest.raises(GraphftError, match=r"\(ReduceLROnPlateau\) is attached(?s:.*)no validation loss to follow"):
-        graphft.minimize(captured.clone(), optimizer, model=model)
+        graphft.minimize(captured().clone(), optimizer, model=model)
     del scheduler
-    graphft.minimize(captured.clone(), optimizer, model=model)
+    graphft.minimize(captured().clone(), optimizer, model=model)
 
 
-def test_hooks_are_refused(captured: graphft.Program) -> None:
+def test_hooks_are_refused() -> None:
     model = line()
     optimizer = optim.SGD(model.parameters(), lr=0.1)
     for register in (
@@ -232,7 +234,7 @@ def test_hooks_are_refused(captured: graphft.Program) -> None:
         handle = register(lambda *_: None)
         try:
             with pytest.raises(GraphftError, match=r"the optimizer has a step hook, .*; a program would not call it"):
-                graphft.minimize(captured.clone(), optimizer, model=model)
+                graphft.minimize(captured().clone(), optimizer, model=model)
         finally:
             handle.remove()
-    graphft.minimize(captured.clone(), optimizer, model=model)
+    graphft.minimize(captured().clone(), optimizer, model=model)
