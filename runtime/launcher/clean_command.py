@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import argparse
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.runtime.checkpoint.stored_checkpoints import FOLDER
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK
+
+if TYPE_CHECKING:
+    from graphft.runtime.launcher.folder_status import FolderStatus
 
 ETCD = "etcd"
 
 
 def add_parser(commands: Any) -> None:
     clean = commands.add_parser("clean", help="delete what complete jobs have no use for")
-    which = "a job's name or folder, as often as needed (default: all in ./jobs)"
+    which = "a job's name or folder, as often as needed (default: all that are complete, in ./jobs)"
     clean.add_argument("--job", action="append", default=[], help=which)
     clean.add_argument(
         "--checkpoints",
@@ -29,27 +32,51 @@ def add_parser(commands: Any) -> None:
 
 
 def _clean(options: argparse.Namespace) -> int:
-    """Tells of each folder that it deletes. Raises UsageError for a job that is named and is not complete."""
+    """Tells of each folder that it deletes, and of jobs that it leaves alone. Raises UsageError for a job that is named
+    and is not to be cleaned."""
     from graphft.runtime.launcher.folder_status import find_folder, list_folders, look_at
 
-    found = [look_at(find_folder(name)) for name in options.job] or list_folders()
-    for status in found:
-        if options.job and status.state != "complete":
-            raise UsageError(
-                f"the job in {status.folder} is {status.state}: nothing of it is deleted",
-                rule="not-complete",
-                help="run it to its end; to be rid of it, delete its folder",
-            )
+    named = [look_at(find_folder(name)) for name in options.job]
+    for status in named:
+        _check(status, options.checkpoints)
+    found = named or [status for status in list_folders() if status.state == "complete"]
     freed, failed = 0, False
     for status in found:
-        if status.state == "complete":
-            try:
-                freed += _clean_job(status.folder, options.checkpoints, options.dry_run)
-            except (GraphftError, OSError) as error:
-                print(f"{status.folder}: {describe(error)}")
-                failed = True
+        try:
+            freed += _clean_job(status.folder, options.checkpoints, options.dry_run)
+        except (GraphftError, OSError) as error:
+            print(f"{status.folder}: {describe(error)}")
+            failed = True
+    if not named:
+        _tell_others(list_folders())
     print(f"{'would free' if options.dry_run else 'freed'} {_size(freed)}")
     return EXIT_FAILED if failed else EXIT_OK
+
+
+def _check(status: FolderStatus, checkpoints: bool) -> None:
+    """Raises UsageError. A Trainer's run is never complete: what its etcd knows may go, for it goes on from its newest
+    checkpoint."""
+    if status.state == "complete":
+        return
+    if not status.on_demand or status.state not in ("stopped", "failed"):
+        raise UsageError(
+            f"the job in {status.folder} is {status.state}: nothing of it is deleted",
+            rule="not-complete",
+            help="end its script" if status.on_demand else "run it to its end; to be rid of it, delete its folder",
+        )
+    if checkpoints:
+        raise UsageError(
+            f"the run in {status.folder} is a Trainer's, which is never complete: it goes on from its checkpoints",
+            rule="not-complete",
+            help="leave --checkpoints out; to be rid of the run, delete its folder",
+        )
+
+
+def _tell_others(jobs: Sequence[FolderStatus]) -> None:
+    others = [status for status in jobs if status.state != "complete" and (status.folder / ETCD).is_dir()]
+    for status in others:
+        how = f": graphft clean --job {status.folder} deletes what its etcd knows" if status.on_demand else ""
+        print(f"{status.folder} is {status.state}, and left alone{how}")
 
 
 def _clean_job(folder: Path, checkpoints: bool, dry_run: bool) -> int:

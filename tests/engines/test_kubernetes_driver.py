@@ -110,6 +110,7 @@ def test_a_script_has_arguments(script: Path, capsys: pytest.CaptureFixture[str]
         (("--trainers", "2"), "--trainers is for a saved job, and"),
         (("--pserver-cpu", "2"), "--pserver-cpu is for a saved job"),
         (("--gpus", "0"), "--gpus is for a saved job"),
+        (("--gpu-resource", "amd.com/gpu"), "--gpu-resource is for a saved job"),
         (("--coordinators", "2"), "--coordinators is for a saved job"),
         (("--etcd", "localhost:2379"), "out of reach"),
         (("--etcd-members", "2"), "odd number"),

@@ -311,6 +311,7 @@ IN_VOLUME = (*PLAIN, "--volume", "shared:/jobs")
         (("--etcd-image", "a\n"), "--etcd-image is 'a\\n', expected the name of an image"),
         (("--gpus", "-1"), "--gpus is -1, expected 0 or more"),
         (("--gpu-resource", "gpu"), "--gpu-resource is 'gpu', expected DOMAIN/NAME"),
+        (("--gpu-resource", "amd.com/gpu"), "and no GPU is asked for"),
         (("--max-failures", "-1"), "--max-failures is -1, expected 0 or more"),
         (("--trainers", "-1"), "-1 trainers were asked for"),
         (("--cpu", "abc"), "--cpu is 'abc', expected a positive quantity of CPUs"),

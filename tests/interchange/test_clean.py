@@ -9,8 +9,10 @@ import torch
 
 import graphft
 from graphft.runtime.cli import main
+from graphft.runtime.driver.making import make
 from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.process.folder_lock import locked
+from tests.driver import epochs
 from tests.interchange.test_job_state import make_job
 from tests.support.commands import refused
 
@@ -53,7 +55,15 @@ def test_what_is_not_complete_or_in_use_stays(
     Path("jobs/lin/etcd").mkdir()
     assert "the job in jobs/lin is stopped: nothing of it is deleted" in refused(capsys, "clean", "--job", "lin")
     Path("jobs/lin/model.safetensors").touch()
+    make(epochs.program(), None, {"chunks": epochs.chunks(), "batch_size": 8}).job.save("jobs/run")
+    for folder in ("etcd", "checkpoints"):
+        Path("jobs/run", folder).mkdir()
+    assert "is a Trainer's, which is never complete" in refused(capsys, "clean", "--job", "run", "--checkpoints")
     with locked(Path("jobs/lin")):
         assert main(["clean"]) == 1
-    assert "is being run by pid" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "is being run by pid" in out
+    assert "jobs/run is stopped, and left alone: graphft clean --job jobs/run deletes" in out
     assert Path("jobs/lin/etcd").exists()
+    assert cleaned(capsys, "--job", "run")[0] == "deleted jobs/run/etcd"
+    assert Path("jobs/run/checkpoints").exists()

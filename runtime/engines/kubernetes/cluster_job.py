@@ -22,6 +22,7 @@ Object = dict[str, Any]
 MAX_NAME = 40
 """Labels have at most 63 characters; a StatefulSet's pods have one with a hash of 11 behind the name and its suffix."""
 ETCD_PORT = 2379
+GPU = "nvidia.com/gpu"
 _LABEL = re.compile(r"[a-z]([a-z0-9-]*[a-z0-9])?")
 
 
@@ -32,7 +33,7 @@ class Resources:
     cpu: str
     memory: str
     gpus: int = 0
-    gpu: str = "nvidia.com/gpu"
+    gpu: str = GPU
     """The name of the resource of which there are `gpus`."""
 
     def to_json(self) -> Object:

@@ -36,7 +36,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     add("--cpu", default="1", help="of a trainer; of a script's own pod (default: 1)")
     add("--memory", default="4Gi", help="of the same, at most (default: 4Gi)")
     add("--gpus", type=int, metavar="N", help='of a trainer and a pserver (default: 1 with device "cuda", else 0)')
-    add("--gpu-resource", default="nvidia.com/gpu", metavar="NAME", help="(default: nvidia.com/gpu)")
+    add("--gpu-resource", metavar="NAME", help="(default: nvidia.com/gpu)")
     add("--pserver-cpu", metavar="CPU", help="(default: 1)")
     add("--pserver-memory", metavar="SIZE", help="at most (default: 4Gi)")
     add("--env", action="append", default=[], metavar="NAME=VALUE", help="for every role; may be repeated")
@@ -80,7 +80,7 @@ def _of_script(options: argparse.Namespace) -> list[Object]:
     from graphft.runtime.engines.script_arguments import words
 
     script = Path(options.job)
-    for name in ("trainers", "coordinators", "gpus", "pserver_cpu", "pserver_memory"):
+    for name in ("trainers", "coordinators", "gpus", "gpu_resource", "pserver_cpu", "pserver_memory"):
         if getattr(options, name) is not None:
             option = "--" + name.replace("_", "-")
             raise UsageError(
@@ -105,6 +105,12 @@ def _check_together(options: argparse.Namespace, job: ClusterJob) -> None:
                 rule="option",
                 help=f"leave {option} out, or the endpoints (--etcd, etcd_endpoints=)",
             )
+    if options.gpu_resource is not None and not job.trainer.gpus:
+        raise UsageError(
+            f"--gpu-resource is {options.gpu_resource!r}, and no GPU is asked for",
+            rule="option",
+            help="give --gpus, too; or leave --gpu-resource out",
+        )
     if job.tls_secret and "http://" in job.etcd:
         raise UsageError(
             f"--tls-secret is given, and etcd at {job.etcd} would be asked without TLS",
@@ -145,10 +151,11 @@ def _publish(options: argparse.Namespace) -> None:
 
 
 def cluster_job(options: argparse.Namespace, config: JobConfig, job: str) -> ClusterJob:
-    from graphft.runtime.engines.kubernetes.cluster_job import ClusterJob, Resources, object_name
+    from graphft.runtime.engines.kubernetes.cluster_job import GPU, ClusterJob, Resources, object_name
 
     gpus = options.gpus if options.gpus is not None else int(config.device.startswith("cuda"))
     coordinators = 2 if options.coordinators is None else options.coordinators
+    gpu = GPU if options.gpu_resource is None else options.gpu_resource
     pserver = options.pserver_cpu or "1", options.pserver_memory or "4Gi"
     return ClusterJob(
         name=options.name or object_name(config.name),
@@ -158,8 +165,8 @@ def cluster_job(options: argparse.Namespace, config: JobConfig, job: str) -> Clu
         coordinators=coordinators if config.dispatch == "coordinator" else min(coordinators, 0),
         threads=config.threads,
         chunk_timeout=config.chunk_timeout,
-        trainer=Resources(options.cpu, options.memory, gpus, options.gpu_resource),
-        pserver=Resources(*pserver, gpus, options.gpu_resource),
+        trainer=Resources(options.cpu, options.memory, gpus, gpu),
+        pserver=Resources(*pserver, gpus, gpu),
         etcd=options.etcd or ",".join(config.etcd_endpoints or ()),
         **_asked_for(options),
     )
@@ -169,7 +176,7 @@ def _driver(options: argparse.Namespace) -> ClusterJob:
     """A script's own pod; it says itself what its job is."""
     from graphft.runtime.engines.kubernetes.cluster_job import ClusterJob, Resources, object_name
 
-    own = Resources(options.cpu, options.memory, 0, options.gpu_resource)
+    own = Resources(options.cpu, options.memory)
     return ClusterJob(
         name=options.name or object_name(Path(options.job).stem),
         job="",
