@@ -20,9 +20,11 @@ VENV := .venv
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 ETCD := .etcd/.fetched
+# Compiled modules are kept (where PYTHONDONTWRITEBYTECODE is set as well): the tests start hundreds of processes.
+PYTEST := PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP := $(PY) -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt $(PIP_ARGS)
 
-.PHONY: help setup run test test-loaded lint types accept bench converge chaos sim hdfs ray slurm docs clean
+.PHONY: help setup run test test-slow test-loaded lint types accept bench converge chaos sim hdfs ray slurm docs clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -52,14 +54,16 @@ $(ETCD): | $(INSTALLED)
 run: setup  ## the main job: 336,776 real flights, 2 trainers, 2 pservers, one trainer killed on the way
 	@$(PY) examples/03_flights.py
 
-# Compiled modules are kept (where PYTHONDONTWRITEBYTECODE is set as well): the tests start hundreds of processes.
-test: setup  ## the whole test suite
-	@PYTHONDONTWRITEBYTECODE= $(PY) -m pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+test: setup  ## the tests; those that take longest, and whose like it runs as well, are left to test-slow
+	@$(PYTEST) -m "not slow"
 
-test-loaded: setup  ## the whole test suite, with each core loaded by something else
+test-slow: setup  ## the others (about half as long): CI runs both
+	@$(PYTEST) -m slow
+
+test-loaded: setup  ## all of them, with each core loaded by something else
 	@pids=(); trap 'kill "$${pids[@]}"' EXIT; \
 	for _ in $$(seq $$(getconf _NPROCESSORS_ONLN)); do $(PY) -c 'while True: pass' & pids+=($$!); done; \
-	$(MAKE) test
+	$(PYTEST)
 
 lint: setup  ## ruff
 	@$(VENV)/bin/ruff check . && $(VENV)/bin/ruff format --check --quiet .

@@ -16,6 +16,8 @@ import psutil
 import pytest
 import torch
 
+from tests.support.slow import is_slow
+
 pytest_plugins = ["tests.support.etcd_servers", "tests.support.forks"]
 
 torch.set_num_threads(1)
@@ -24,6 +26,12 @@ hypothesis.settings.register_profile("ci", deadline=None, max_examples=50, deran
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 MARK = "GRAPHFT_TEST_SESSION"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if is_slow(item.nodeid):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.slow import SLOW
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "pitfalls.md").read_text()
 PITFALLS = 32
@@ -49,6 +51,12 @@ def test_the_page_names_only_tests_that_exist() -> None:
         f"{path}::{name}" for path, name in sorted(cited) if not (ROOT / path).is_file() or name not in defined(path)
     ]
     assert len(cited) == len(set(re.findall(r"`(tests/[^`]*::[^`]*)`", PAGE))), "a test is cited in another form"
+
+
+def test_slow_tests_exist() -> None:
+    assert not [
+        f"{path}::{name}" for path, names in SLOW.items() for name in names if name.split("[")[0] not in defined(path)
+    ]
 
 
 def test_every_pitfall_has_a_test() -> None:

@@ -17,16 +17,16 @@ pytestmark = pytest.mark.timeout(480)
 
 SEEDS = {
     "sync": (
-        "faults=16",
-        "bad-batches=8",
-        "nonfinite=8",
-        "calm=5",
-        "bad-lines=8",
-        "cut-off=8",
-        "late-trainer=3",
-        "on-demand=6",
+        "faults=10",
+        "bad-batches=5",
+        "nonfinite=5",
+        "calm=3",
+        "bad-lines=5",
+        "cut-off=5",
+        "late-trainer=2",
+        "on-demand=4",
     ),
-    "async": ("faults=16", "bad-batches=8", "nonfinite=8", "calm=5", "bad-lines=5"),
+    "async": ("faults=10", "bad-batches=5", "nonfinite=5", "calm=3", "bad-lines=4"),
 }
 
 
