@@ -134,7 +134,7 @@ def _add_launch(launch: argparse.ArgumentParser) -> None:
     launch.add_argument("--trainers", type=int, help="trainers to start here (default: what the job says)")
     launch.add_argument("--pservers", type=int, help="pservers to start here (default: what the job says)")
     launch.add_argument("--coordinators", type=int, help='(dispatch "coordinator") to start here (default: 1)')
-    launch.add_argument("--passes", type=int, help="passes to train, of a job that has them on demand (default: all)")
+    launch.add_argument("--passes", type=int, help="of a job with passes on demand: how many, in all (default: all)")
     launch.add_argument("--etcd", help="host:port[,host:port...] (default: start one)")
     launch.add_argument(
         "--job",

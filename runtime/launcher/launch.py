@@ -121,7 +121,7 @@ def _run_here(job: Job, chosen: LaunchOptions, on_status: Callable[[Supervisor, 
     if job.config.passes_on_demand and chosen.passes is None:
         chosen = chosen.with_passes(job.config.passes)
     try:
-        return launch_directory(job, folder, chosen, on_status)
+        return _launch_passes(job, folder, chosen, on_status)
     except GraphftError as error:
         if folder.made and error.rule == "foreign-job":  # nothing was begun: no later script is to find a run here
             withdraw(folder.path)
@@ -154,7 +154,43 @@ def launch_saved(path: Path, options: LaunchOptions) -> None:
         fetch_result(path)
         print(f"{path} is complete: {path / MODEL}")
     else:
-        launch_directory(record, folder, options)
+        _launch_passes(record, folder, options)
+
+
+class _PassesDone(Exception):
+    """Those that were asked for."""
+
+
+def _launch_passes(
+    job: Job | JobRecord,
+    folder: JobFolder,
+    options: LaunchOptions,
+    on_status: Callable[[Supervisor, JobStatus], None] | None = None,
+) -> Result:
+    """`launch_directory`; where passes are on demand and not all are asked for, until those are in a checkpoint."""
+    begun_at, passes = time.monotonic(), options.passes
+    if passes is None or passes >= job.config.passes:
+        return launch_directory(job, folder, options, on_status)
+    step = int(job.config.plan.start_steps[passes])
+
+    def look(supervisor: Supervisor, status: JobStatus) -> None:
+        if on_status is not None:
+            on_status(supervisor, status)
+        if _is_saved(supervisor, step):
+            raise _PassesDone
+
+    try:
+        return launch_directory(job, folder, options, look)
+    except _PassesDone:
+        tell(f"the {passes} passes that were asked for are done, and {folder.path} can be gone on with")
+        return Result.of(folder.path, step, time.monotonic() - begun_at)
+
+
+def _is_saved(supervisor: Supervisor, step: int) -> bool:
+    with contextlib.suppress(EtcdError):
+        committed = supervisor.view.committed
+        return committed is not None and committed.step >= step
+    return False
 
 
 def _check_not_imported() -> None:

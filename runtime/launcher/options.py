@@ -48,7 +48,7 @@ class LaunchOptions:
     fork_server: bool = True
     """Make roles by forking a process that has loaded everything: each starts in a fraction of a second."""
     passes: int | None = None
-    """Of a job with `passes_on_demand`: how many passes to train; trainers wait then. None: all of them."""
+    """Of a job with `passes_on_demand`: how many passes to train, in all; then the launch ends. None: all of them."""
     engine: str | Options = "local"
     """Where the processes run: `local` (this machine), `ray`, `slurm`, `kubernetes`, `ssh`, or an engine's options."""
     resources: Mapping[str, Mapping[str, float]] = field(default_factory=dict)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import graphft
+from graphft.runtime.cli import main
 from graphft.runtime.process.metric_files import rows_of
 from tests.driver import epochs
 from tests.support.waiting import ended, until
@@ -261,3 +262,17 @@ def test_a_trainer_that_was_asked_to_leave_is_replaced_and_a_trainers_job_needs_
         [*command[:3], "status", "--job", str(tmp_path / "job")], env=env, capture_output=True, text=True, timeout=120
     )
     assert "its script, run again, goes on with it" in told.stdout, told.stdout
+
+
+def test_passes_that_are_asked_for_without_a_script_are_trained_and_no_others(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The launch that had trained them did not end, and said nothing."""
+    with epochs.trainer(tmp_path / "job") as trainer:
+        trainer.train()
+    for passes in (2, 2):
+        assert main(["launch", "--quiet", "--job", str(tmp_path / "job"), "--passes", str(passes)]) == 0
+        assert f"the {passes} passes that were asked for are done" in capfd.readouterr().err
+    assert trainer.epoch == 2
+    assert trainer.train()["epoch"] == 3
+    trainer.shutdown()
