@@ -17,8 +17,16 @@ from typing import Any
 import msgspec
 
 from graphft.errors import GraphftError, plain_text
+from graphft.runtime.checkpoint.described import is_loaded
 from graphft.runtime.checkpoint.omissions import tell_again
-from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest, Part, StorageUnavailable
+from graphft.runtime.checkpoint.store import (
+    CheckpointStore,
+    DamagedCheckpoint,
+    Manifest,
+    Part,
+    StorageUnavailable,
+    storage,
+)
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import (
     Asked,
@@ -167,6 +175,9 @@ class Commits:
         if self.etcd.get(self.keys.generation) is not None:
             return None
         newest = self._newest_on_disk((-1, -1)) if resume else None
+        if newest is not None and is_loaded(newest.meta):  # who loaded it may have died before it set the floor
+            with storage(self.store.where()):
+                self.store.set_floor(newest)
         self._check_floor(newest)
         # Never a generation again that has written files here, committed or not.
         generation = self.store.latest_generation() + 1
@@ -264,11 +275,11 @@ class Commits:
     def _check_floor(self, target: Manifest | None) -> None:
         """Raises StorageUnavailable where to go (back) there would undo, without a word, what a person put in place."""
         floor = self.store.floor()
-        if floor is None or (target is not None and (target.generation, target.step) >= floor):
+        if floor is None or floor.run != self.run or (target is not None and floor.carries(target)):
             return
         raise StorageUnavailable(
-            f"{self.store.where()} holds no whole checkpoint from step {floor[1]}, generation {floor[0]}, on, where a "
-            "state was loaded in the place of the one before",
+            f"{self.store.where()} holds no whole checkpoint from step {floor.step}, generation {floor.generation}, "
+            "on, where a state was loaded in the place of the one before",
             rule="storage",
             help="bring it back; if it is gone for good, begin a new run: in a new folder, under another name",
         )
@@ -301,6 +312,7 @@ class Commits:
     def manifest_of(self, current: Generation) -> Manifest | None:
         """The manifest of the checkpoint that the generation began at; None for the initial values."""
         if not current.checkpoint:
+            self._check_floor(None)
             return None
         manifest = self.store.read_manifest(current.checkpoint)
         if manifest.run != self.run:
@@ -309,4 +321,5 @@ class Commits:
                 rule="checkpoint",
                 help="use the job directory that the checkpoint was written with",
             )
+        self._check_floor(manifest)
         return manifest

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 QUEUE, MADE = "queue", "made"
 """In a manifest's metadata."""
+LOADED = "loaded"
+"""In `made`: true of a checkpoint whose values a person put in the place of others."""
 
 
 def made(of: Fingerprint | None, **more: Any) -> dict[str, Any]:
@@ -31,6 +33,11 @@ def made(of: Fingerprint | None, **more: Any) -> dict[str, Any]:
     by = {"host": socket.gethostname(), "graphft": graphft.__version__, "torch": str(torch.__version__)}
     digests = {} if of is None else {"program": of.program, "data": digest_of(of.data), "values": digest_of(of.values)}
     return {"at": time.time(), **by, **digests, **more}
+
+
+def is_loaded(meta: Mapping[str, Any]) -> bool:
+    """Of a manifest with this metadata."""
+    return bool(meta.get(MADE, {}).get(LOADED))
 
 
 def sync_queue(plan: Plan, step: int) -> dict[str, int]:

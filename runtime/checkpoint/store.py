@@ -121,6 +121,18 @@ class Manifest:
         return {name: size for part in self.parts for name, size in part.files().items()}
 
 
+class Floor(msgspec.Struct, frozen=True):
+    """The oldest checkpoint of a run that counts."""
+
+    run: str
+    generation: int
+    step: int
+
+    def carries(self, manifest: Manifest) -> bool:
+        """Whether it counts: it is of another run, or not below."""
+        return manifest.run != self.run or (manifest.generation, manifest.step) >= (self.generation, self.step)
+
+
 def encode_manifest(manifest: Manifest) -> bytes:
     return seal(msgspec.to_builtins(manifest))
 
@@ -272,35 +284,39 @@ class CheckpointStore:
             raise DamagedCheckpoint(what, rule="checkpoint", help=_OLDER) from error
         return contents.tensors, contents.note
 
-    def manifests(self) -> list[Manifest]:
-        """Usable checkpoints, newest (by step, then generation) first. Damaged ones are left out, and those below the
-        floor.
+    def manifests(self, *, every: bool = False) -> list[Manifest]:
+        """Usable checkpoints, newest (by step, then generation) first. Damaged ones are left out, and (but for `every`)
+        those below the floor.
 
         Raises StorageUnavailable: what cannot be read now is neither.
         """
-        found, floor = [], self.floor()
+        found, floor = [], None if every else self.floor()
         for directory in self.directories():
             try:
                 manifest = self.read_manifest(directory)
             except DamagedCheckpoint:
                 continue
-            if floor is None or (manifest.generation, manifest.step) >= floor:
+            if floor is None or floor.carries(manifest):
                 found.append(manifest)
         return found
 
     def set_floor(self, manifest: Manifest) -> None:
-        """This checkpoint's values were put in the place of others: of those before it, none counts any more, also when
-        it is lost. Raises OSError."""
-        self._write(FLOOR, seal({"generation": manifest.generation, "step": manifest.step}))
+        """This checkpoint's values were put in the place of others: of those of its run before it, none counts any
+        more, also when it is lost. Raises OSError."""
+        self._write(FLOOR, seal({"run": manifest.run, "generation": manifest.generation, "step": manifest.step}))
 
-    def floor(self) -> tuple[int, int] | None:
-        """(generation, step) of the oldest checkpoint that may count; None: all may. Raises StorageUnavailable."""
+    def delete(self, manifest: Manifest) -> None:
+        """As far as it can be deleted; its manifest first: then it counts no more."""
+        self._trim(manifest.directory, ())
+        self._delete(manifest.directory)
+
+    def floor(self) -> Floor | None:
+        """None: all checkpoints count. Raises StorageUnavailable."""
         try:
-            found = unseal(self._read(FLOOR))
-            return int(found["generation"]), int(found["step"])
+            return msgspec.convert(unseal(self._read(FLOOR)), Floor)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except ValueError as error:
+        except (ValueError, msgspec.ValidationError) as error:
             raise StorageUnavailable(
                 f"{self.where(FLOOR)} cannot be read: {error}; it says which checkpoints count",
                 rule="storage",

@@ -264,10 +264,10 @@ class Saver:
         try:
             shards = self.read_final(committed)
         except DamagedCheckpoint as error:
-            self._redone += 1
-            if self._redone > MAX_REDO:
+            if self._redone == MAX_REDO:
                 raise
             self.redo(committed, error)
+            self._redone += 1
             self._finishing = False
             return
         write_discarded(self.job_dir, discarded_of(self.job.config, read_left_out(commits.etcd, commits.keys)))

@@ -9,7 +9,7 @@ from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.checkpoint.store import DamagedCheckpoint
 from graphft.runtime.driver.running_job import RunningJob
 from graphft.runtime.interchange.job_state import JobState, read_job
-from graphft.runtime.launcher.process_ends import note_saved, read_ends, was_saved
+from graphft.runtime.launcher.process_ends import note_saved, was_saved
 from graphft.transpiler import Job
 
 
@@ -48,8 +48,7 @@ class NewestCheckpoint:
     def _note(self) -> None:
         if self._seen and not self._noted:
             self._noted = True
-            if not read_ends(self.job_dir).saved:  # each machine has noted it
-                note_saved(self.job_dir, self._seen)
+            note_saved(self.job_dir, self._seen)
 
     def _older(self, found: int) -> GraphftError:
         what = f"the checkpoint of step {self._seen} is gone, or damaged"

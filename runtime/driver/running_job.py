@@ -130,7 +130,7 @@ class RunningJob:
     def launch(self) -> None:
         """What its thread does."""
         try:
-            launch_directory(self.job, self.folder, self.options, self._look)
+            launch_directory(self.job, self.folder, self.options, self._look, driven=True)
         except _Ended:
             pass
         except BaseException as error:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Program
-from graphft.runtime.checkpoint.described import MADE, made
+from graphft.runtime.checkpoint.described import LOADED, MADE, made
 from graphft.runtime.checkpoint.reshard import cut, whole_state
 from graphft.runtime.checkpoint.store import SOURCE, CheckpointStore, DamagedCheckpoint, Manifest
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
@@ -159,12 +159,16 @@ class Replacement:
         """The job goes on from it when its etcd knows of no other. No process of the job may be there. Raises
         GraphftError[storage]: without its manifest it is no checkpoint, and nothing is changed."""
         generation, step, count = self.store.latest_generation() + 1, self.newest.step, len(self.shards)
-        by = made(self.job.fingerprint, **{SOURCE: f"load_state_dict, at {self.newest.directory}"})
+        by = made(self.job.fingerprint, **{SOURCE: f"load_state_dict, at {self.newest.directory}", LOADED: True})
         try:
             parts = [self.store.write_part(generation, step, i, count, each) for i, each in enumerate(self.shards)]
             manifest = Manifest(generation, step, self.job.run_id, tuple(parts), {**self.newest.meta, MADE: by})
             self.store.write_manifest(manifest)
-            self.store.set_floor(manifest)
+            try:
+                self.store.set_floor(manifest)
+            except OSError:
+                self.store.delete(manifest)
+                raise
         except OSError as error:
             raise GraphftError(
                 f"the new state cannot be written to {self.store.where('')}: {error}",

@@ -63,7 +63,8 @@ def _read(job: Job, folder: Path, step: int | None) -> tuple[int, list[dict[str,
     """The step, and what each shard held."""
     everything = range(job.config.pservers)
     store = checkpoints_of(folder)
-    there = [m for m in store.manifests() if m.run == job.run_id and step in (None, m.step)]
+    every = step is not None  # one that is named may be read, though the job would not go on from it
+    there = [m for m in store.manifests(every=every) if m.run == job.run_id and step in (None, m.step)]
     if there:  # in the order in which the job goes on
         there.sort(key=lambda m: (m.generation, m.step), reverse=True)
         return _newest_whole(store, there, everything)

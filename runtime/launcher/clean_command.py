@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.runtime.checkpoint.stored_checkpoints import FOLDER
+from graphft.runtime.launcher.process_ends import was_saved
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK
 
 if TYPE_CHECKING:
     from graphft.runtime.launcher.folder_status import FolderStatus
 
 ETCD = "etcd"
+AT_REST = ("stopped", "failed")
 
 
 def add_parser(commands: Any) -> None:
@@ -39,7 +41,8 @@ def _clean(options: argparse.Namespace) -> int:
     named = [look_at(find_folder(name)) for name in options.job]
     for status in named:
         _check(status, options.checkpoints)
-    found = named or [status for status in list_folders() if status.state == "complete"]
+    jobs = named or list_folders()
+    found = [status for status in jobs if named or status.state == "complete"]
     freed, failed = 0, False
     for status in found:
         try:
@@ -48,7 +51,7 @@ def _clean(options: argparse.Namespace) -> int:
             print(f"{status.folder}: {describe(error)}")
             failed = True
     if not named:
-        _tell_others(list_folders())
+        _tell_others(jobs)
     print(f"{'would free' if options.dry_run else 'freed'} {_size(freed)}")
     return EXIT_FAILED if failed else EXIT_OK
 
@@ -58,11 +61,17 @@ def _check(status: FolderStatus, checkpoints: bool) -> None:
     checkpoint."""
     if status.state == "complete":
         return
-    if not status.on_demand or status.state not in ("stopped", "failed"):
+    if not status.on_demand or status.state not in AT_REST:
         raise UsageError(
             f"the job in {status.folder} is {status.state}: nothing of it is deleted",
             rule="not-complete",
             help="end its script" if status.on_demand else "run it to its end; to be rid of it, delete its folder",
+        )
+    if not status.step and (status.step is None or was_saved(status.folder)):
+        raise UsageError(
+            f"the checkpoints of {status.folder} are gone, or cannot be read: what its etcd knows stays with them",
+            rule="not-complete",
+            help="bring them back; to be rid of the run, delete its folder",
         )
     if checkpoints:
         raise UsageError(
@@ -75,7 +84,8 @@ def _check(status: FolderStatus, checkpoints: bool) -> None:
 def _tell_others(jobs: Sequence[FolderStatus]) -> None:
     others = [status for status in jobs if status.state != "complete" and (status.folder / ETCD).is_dir()]
     for status in others:
-        how = f": graphft clean --job {status.folder} deletes what its etcd knows" if status.on_demand else ""
+        rests = status.on_demand and status.state in AT_REST
+        how = f": graphft clean --job {status.folder} deletes what its etcd knows" * rests
         print(f"{status.folder} is {status.state}, and left alone{how}")
 
 

@@ -232,7 +232,7 @@ def _look_at(folder: Path, record: JobRecord) -> FolderStatus:
         return FolderStatus(folder, name, "unknown", saved, steps, time.time(), claim)
     if begun(folder):
         known = answers or not note.endpoints or note.own or note.ended
-        ends, lost = read_ends(folder), _lost_so_far(folder, record)
+        ends, lost = read_ends(folder), lost_so_far_in(folder, record)
         if saved is None:
             where = storage_of(folder) or folder / "checkpoints"
             lost = (f"its checkpoints in {where} cannot be read now: see whether that is mounted, and there", *lost)
@@ -253,7 +253,8 @@ def _lost(folder: Path, record: JobRecord) -> tuple[str, ...]:
         return (f"what it lost cannot be read: {describe(error)}",)
 
 
-def _lost_so_far(folder: Path, record: JobRecord) -> tuple[str, ...]:
+def lost_so_far_in(folder: Path, record: JobRecord) -> tuple[str, ...]:
+    """What a job that is not complete did without, in words, as its newest checkpoint knows."""
     with contextlib.suppress(StorageUnavailable):
         own = [m for m in checkpoints_of(folder).manifests() if m.run == record.run_id]
         newest = max(own, key=lambda m: (m.generation, m.step), default=None)

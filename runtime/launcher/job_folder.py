@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -27,6 +28,7 @@ from graphft.runtime.coordination.job_storage import (
     stored_run,
 )
 from graphft.runtime.coordination.storage_claim import claimed
+from graphft.runtime.launcher.process_ends import was_saved
 from graphft.runtime.process.folder_lock import locked
 
 if TYPE_CHECKING:
@@ -163,7 +165,7 @@ class _Start:
         from graphft.transpiler import read_record
 
         config = self.job.config
-        there = [(saved_step(other.path, config) or 0, other.path) for other in self.others if other.held.layout]
+        there = [(_saved(other.path, config), other.path) for other in self.others if other.held.layout]
         step, source = max(there, key=lambda one: one[0], default=(0, Path()))
         if not step:
             return
@@ -177,6 +179,20 @@ class _Start:
         if config.pservers != before.pservers or not counts:
             counts.insert(0, f"{config.pservers} pserver{'s' * (config.pservers > 1)}")
         self.carried = f"from step {found}{config.of_steps} of {source}, carried over to {' and '.join(counts)},"
+
+
+def _saved(path: Path, config: JobConfig) -> int:
+    """At which step the run in this folder would go on, to be carried over from there. Raises GraphftError if that
+    cannot be told, or its checkpoints are gone: another run that begins anew would not be what was asked for."""
+    step = saved_step(path, config)
+    if step or (step == 0 and not was_saved(path)):
+        return step
+    raise GraphftError(
+        f"the run in {path} is to be gone on with, and its checkpoints "
+        + ("cannot be read now" if step is None else "are gone, or damaged"),
+        rule="storage" if step is None else "checkpoint",
+        help="bring them back; --fresh (fresh=True) or another name= begins a new run",
+    )
 
 
 def _mark_continued(source: Path, path: Path, job: Job) -> None:
@@ -290,10 +306,14 @@ def _places(job: Job) -> Iterator[tuple[Job, Path]]:
 
 def _drop_copy(path: Path, there: bool) -> None:
     """Of another run's record, unless somebody runs that here meanwhile. `there`: it was, and empty."""
-    with contextlib.suppress(UsageError), locked(path):
-        shutil.rmtree(path.resolve())
-        if there:
-            path.resolve().mkdir()
+    place = path.resolve()
+    gone = place.with_name(f".{place.name}.{uuid.uuid4().hex[:8]}")
+    with contextlib.suppress(UsageError, OSError):
+        with locked(place):  # its lock is open: what is deleted below it may not go wholly so long, over NFS
+            place.rename(gone)
+            if there:
+                place.mkdir()
+        shutil.rmtree(gone, ignore_errors=True)
 
 
 def _look_in_storage(job: Job, path: Path) -> bool:

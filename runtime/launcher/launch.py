@@ -31,6 +31,7 @@ from graphft.runtime.engines.base import Engine, Run
 from graphft.runtime.engines.choose import engine_options
 from graphft.runtime.engines.local import Local
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError
+from graphft.runtime.launcher.asked_passes import AskedPasses, PassesDone
 from graphft.runtime.launcher.ending import Reached, interruptible, without_traceback
 from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.launcher.job_folder import JobFolder, open_folder, saved_folder
@@ -121,7 +122,7 @@ def _run_here(job: Job, chosen: LaunchOptions, on_status: Callable[[Supervisor, 
     if job.config.passes_on_demand and chosen.passes is None:
         chosen = chosen.with_passes(job.config.passes)
     try:
-        return _launch_passes(job, folder, chosen, on_status)
+        return launch_directory(job, folder, chosen, on_status)
     except GraphftError as error:
         if folder.made and error.rule == "foreign-job":  # nothing was begun: no later script is to find a run here
             withdraw(folder.path)
@@ -154,43 +155,7 @@ def launch_saved(path: Path, options: LaunchOptions) -> None:
         fetch_result(path)
         print(f"{path} is complete: {path / MODEL}")
     else:
-        _launch_passes(record, folder, options)
-
-
-class _PassesDone(Exception):
-    """Those that were asked for."""
-
-
-def _launch_passes(
-    job: Job | JobRecord,
-    folder: JobFolder,
-    options: LaunchOptions,
-    on_status: Callable[[Supervisor, JobStatus], None] | None = None,
-) -> Result:
-    """`launch_directory`; where passes are on demand and not all are asked for, until those are in a checkpoint."""
-    begun_at, passes = time.monotonic(), options.passes
-    if passes is None or passes >= job.config.passes:
-        return launch_directory(job, folder, options, on_status)
-    step = int(job.config.plan.start_steps[passes])
-
-    def look(supervisor: Supervisor, status: JobStatus) -> None:
-        if on_status is not None:
-            on_status(supervisor, status)
-        if _is_saved(supervisor, step):
-            raise _PassesDone
-
-    try:
-        return launch_directory(job, folder, options, look)
-    except _PassesDone:
-        tell(f"the {passes} passes that were asked for are done, and {folder.path} can be gone on with")
-        return Result.of(folder.path, step, time.monotonic() - begun_at)
-
-
-def _is_saved(supervisor: Supervisor, step: int) -> bool:
-    with contextlib.suppress(EtcdError):
-        committed = supervisor.view.committed
-        return committed is not None and committed.step >= step
-    return False
+        launch_directory(record, folder, options)
 
 
 def _check_not_imported() -> None:
@@ -248,8 +213,11 @@ def launch_directory(
     folder: JobFolder,
     options: LaunchOptions,
     on_status: Callable[[Supervisor, JobStatus], None] | None = None,
+    *,
+    driven: bool = False,
 ) -> Result:
-    """Says what is run, starts etcd if needed and all roles of a saved job; returns when it is complete.
+    """Says what is run, starts etcd if needed and all roles of a saved job; returns when it is complete. Where passes
+    are on demand, it returns when those that `options` ask for are done, unless it is `driven`: then more will be.
 
     If another launcher runs it, that one's end is waited for. Raises Interrupted on Ctrl-C and SIGTERM.
     """
@@ -278,7 +246,8 @@ def launch_directory(
         else:
             forget_claim(folder.path)
         tell(_what_runs(folder, job, options))
-        return _launch(job, folder.path, options, on_status, reached, claim, stack)
+        asked = None if driven else AskedPasses.of(job.config, folder.path, options.passes)
+        return _launch(job, folder.path, options, on_status, reached, claim, asked, stack)
 
 
 def _what_runs(folder: JobFolder, job: Job | JobRecord, options: LaunchOptions) -> str:
@@ -296,6 +265,7 @@ def _launch(
     on_status: Callable[[Supervisor, JobStatus], None] | None,
     reached: Reached,
     claim: StorageClaim | None,
+    asked: AskedPasses | None,
     stack: ExitStack,
 ) -> Result:
     """Starts everything, and hands it to `stack`, which ends it: etcd, roles, display."""
@@ -325,9 +295,15 @@ def _launch(
             supervisor.failed = supervisor.failed or claim.lost
         if on_status is not None:
             on_status(supervisor, status)
+        if asked is not None:
+            asked.look(supervisor, status)
 
     brief = display is None and on_status is None
-    status = supervise(supervisor, supervisor.etcd, keys, display, look, embedded, brief, begins)
+    try:
+        status = supervise(supervisor, supervisor.etcd, keys, display, look, embedded, brief, begins)
+    except PassesDone:
+        assert asked is not None
+        return asked.result(supervisor.etcd, keys, time.monotonic() - started)
     if display is not None:
         display.close(status)
     if supervisor.failed and not job.config.ft:

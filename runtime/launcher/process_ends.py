@@ -62,20 +62,26 @@ def note_lost_rows(job_dir: Path, count: int) -> None:
 
 
 def note_saved(job_dir: Path, step: int) -> None:
-    """A Trainer has seen a checkpoint of this step: once is enough. Where the run has a storage, machines without its
-    folder are to know it, too. Never raises."""
-    _append(job_dir, {"kind": "saved", "what": str(step)})
-    if url := storage_of(job_dir):
-        try:
+    """A Trainer has seen a checkpoint of this step: nothing is written if that is noted already. Where the run has a
+    storage, machines without its folder are to know it, too. Never raises."""
+    if not read_ends(job_dir).saved:
+        _append(job_dir, {"kind": "saved", "what": str(step)})
+    try:
+        if (url := storage_of(job_dir)) and not _is_marked(job_dir, url):
             put_mark(url, SAVED, json.dumps({"run": read_record(job_dir).run_id, "step": step}).encode())
-        except GraphftError as error:
-            log.warning("that there is a checkpoint cannot be noted in %s: %s", url, error.message)
+    except GraphftError as error:
+        log.warning("that there is a checkpoint cannot be noted in the storage of %s: %s", job_dir, error.message)
 
 
 def was_saved(job_dir: Path) -> bool:
     """Whether there was a checkpoint, as `note_saved` was told. Raises GraphftError[storage]."""
-    if read_ends(job_dir).saved or not (url := storage_of(job_dir)):
-        return read_ends(job_dir).saved
+    if read_ends(job_dir).saved:
+        return True
+    url = storage_of(job_dir)
+    return bool(url) and _is_marked(job_dir, url)
+
+
+def _is_marked(job_dir: Path, url: str) -> bool:
     try:
         return bool(json.loads(read_mark(url, SAVED) or b"{}").get("run") == read_record(job_dir).run_id)
     except (ValueError, AttributeError):

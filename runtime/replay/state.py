@@ -42,14 +42,23 @@ def newest_before(job: Job, job_dir: Path, step: int) -> tuple[Manifest, list[di
     """The newest checkpoint of this run at or before `step` that is whole, and its parts; those that are damaged are
     told. Raises StorageUnavailable."""
     store = checkpoints_of(job_dir)
+    floor = store.floor()
+    loaded = floor is not None and floor.run == job.run_id and floor.step <= step
     for directory in (d for d in store.directories() if directory_key(d)[0] <= step):
         try:
             manifest = store.read_manifest(directory)
-            if manifest.run == job.run_id:
+            if manifest.run == job.run_id and not (loaded and floor is not None and not floor.carries(manifest)):
                 return manifest, [store.read_part(manifest, i)[0] for i in range(job.config.pservers)]
         except DamagedCheckpoint as error:
             if store.has_manifest(directory):  # else it is being written, or was given up
                 log.error("%s; the steps since the one before it are computed again", error.message)
+    if loaded and floor is not None:
+        raise UsageError(
+            f"at step {floor.step} a state was loaded in the place of the one before, and there is no checkpoint "
+            f"from there on, to step {step}",
+            rule="no-checkpoint",
+            help="replay a step before that one, or after a checkpoint that is there",
+        )
     return None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -270,9 +271,16 @@ def test_passes_that_are_asked_for_without_a_script_are_trained_and_no_others(
     """The launch that had trained them did not end, and said nothing."""
     with epochs.trainer(tmp_path / "job") as trainer:
         trainer.train()
+    launch = ["launch", "--quiet", "--job", str(tmp_path / "job"), "--passes"]
+    assert main([*launch, "0"]) == 2
     for passes in (2, 2):
-        assert main(["launch", "--quiet", "--job", str(tmp_path / "job"), "--passes", str(passes)]) == 0
+        assert main([*launch, str(passes)]) == 0
         assert f"the {passes} passes that were asked for are done" in capfd.readouterr().err
+    (newest,) = (tmp_path / "job" / "checkpoints").glob("step-00000012.g*")
+    shutil.rmtree(newest)  # which etcd knows
+    assert main([*launch, "2"]) == 0
+    (again,) = (tmp_path / "job" / "checkpoints").glob("step-00000012.g*")
+    assert again != newest
     assert trainer.epoch == 2
     assert trainer.train()["epoch"] == 3
     trainer.shutdown()

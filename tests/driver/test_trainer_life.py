@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
@@ -25,7 +21,6 @@ import graphft
 from graphft.runtime.etcd import EmbeddedEtcd
 from graphft.runtime.launcher.folder_status import look_at
 from tests.driver import epochs
-from tests.support.disks import small_file_system
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(600)
@@ -118,40 +113,6 @@ def test_epochs_that_another_process_trained_meanwhile_count(tmp_path: Path) -> 
         assert other.wait(120) == 0, (tmp_path / "told").read_text()
 
 
-def looks_at(trainer: graphft.Trainer, folder: Path, state: dict[str, Any]) -> list[Callable[[], object]]:
-    """What a script does with the newest checkpoint."""
-    return [
-        *(lambda: trainer.epoch, trainer.train, trainer.validate, trainer.state_dict),
-        *(lambda: trainer.save(folder), lambda: trainer.load_state_dict(state)),
-    ]
-
-
-@pytest.mark.parametrize("forgotten", [False, True])
-def test_checkpoints_that_are_gone_are_no_beginning(tmp_path: Path, forgotten: bool) -> None:
-    """Neither are they for the next script, even where etcd has `forgotten` the run."""
-    trainer = epochs.trainer(tmp_path / "job", validation=epochs.validation())
-    trainer.train(epochs=2)
-    state = trainer.state_dict()
-    if forgotten:
-        trainer.load_state_dict(state)
-    trainer.shutdown()
-    (tmp_path / "job" / "checkpoints").rename(tmp_path / "away")
-    another = epochs.trainer(tmp_path / "job", validation=epochs.validation())
-    for one, what in (
-        (trainer, f"step {2 * epochs.PER_EPOCH} is gone, or damaged: .* holds no"),
-        (another, "holds no .*, and it did"),
-    ):
-        for call in looks_at(one, tmp_path / "saved", state):
-            with pytest.raises(graphft.GraphftError, match=what):
-                call()
-    assert not (tmp_path / "saved").exists()
-    assert "its checkpoints are gone, or damaged: bring them back" in look_at(tmp_path / "job").describe()
-    (tmp_path / "away").rename(tmp_path / "job" / "checkpoints")
-    assert another.train()["epoch"] == 3
-    another.shutdown()
-    assert trainer.epoch == 3
-
-
 def test_a_metric_that_is_no_number_ends_no_job(tmp_path: Path) -> None:
     """As the recall of a class that no record has."""
 
@@ -214,135 +175,6 @@ def test_one_thread_trains(tmp_path: Path) -> None:
         assert trainer.train()["epoch"] == 2
 
 
-def test_a_damaged_checkpoint_is_no_state_of_the_epoch(tmp_path: Path) -> None:
-    with epochs.trainer(tmp_path / "job", checkpoint_every=100) as trainer:
-        trainer.train(epochs=2)
-        newest = max((tmp_path / "job" / "checkpoints").glob("step-*"), key=lambda folder: folder.stat().st_mtime)
-        for part in newest.glob("*.safetensors"):
-            part.write_bytes(b"damaged" * 9)
-        for look in (trainer.state_dict, lambda: trainer.validate(epochs.validation())):
-            with pytest.raises(graphft.GraphftError, match=r"of step 12, epoch 2, is damaged: .* of step 6, epoch 1"):
-                look()
-        assert trainer.train()["epoch"] == 3
-        assert trainer.state_dict()["epoch"] == 3
-
-
-def test_no_state_takes_the_place_of_a_damaged_one(tmp_path: Path) -> None:
-    """That would be the older one's, and the run an epoch back without a word."""
-    with epochs.trainer(tmp_path / "job", checkpoint_every=100) as trainer:
-        trainer.train(epochs=2)
-        state = trainer.state_dict()
-        (newest,) = (tmp_path / "job" / "checkpoints").glob("step-00000012.g*")
-        parts = {part: part.read_bytes() for part in newest.glob("*.safetensors")}
-        for part, data in parts.items():
-            part.write_bytes(data[:-4] + bytes(b ^ 255 for b in data[-4:]))
-        with pytest.raises(graphft.GraphftError, match=r"of step 12, which is damaged: .*\n.*nothing was changed"):
-            trainer.load_state_dict(state)
-        for part, data in parts.items():
-            part.write_bytes(data[:-4])
-        with pytest.raises(graphft.GraphftError, match=r"step 12 is gone, or damaged: .* is of step 6\n.*from step 6"):
-            trainer.load_state_dict(state)
-    with epochs.trainer(tmp_path / "job", checkpoint_every=100) as trainer:
-        assert trainer.epoch == 1
-        trainer.load_state_dict(state)
-        assert trainer.train()["epoch"] == 2
-
-
-@pytest.mark.parametrize("how", ["gone", "cut", "flipped"])
-def test_a_state_that_was_loaded_is_not_replaced_by_the_one_before(tmp_path: Path, how: str) -> None:
-    """Its checkpoint is of the same step as the one whose place it took. What had been trained came back in silence."""
-    options = {"validation": epochs.validation()}
-    with epochs.trainer(tmp_path / "job", **options) as trainer:
-        trainer.train()
-        state = trainer.state_dict()
-        state["model"] = {name: torch.zeros_like(value) for name, value in state["model"].items()}
-        trainer.load_state_dict(state)
-    (loaded,) = (tmp_path / "job" / "checkpoints").glob("step-*.g1")
-    shutil.copytree(loaded, tmp_path / "copy")
-    for part in loaded.glob("*.safetensors"):
-        data = part.read_bytes()
-        part.write_bytes({"gone": b"", "cut": data[:-4], "flipped": data[:-4] + b"abcd"}[how])
-    if how == "gone":
-        shutil.rmtree(loaded)
-    for one in trainer, epochs.trainer(tmp_path / "job", **options):
-        for look in (one.state_dict, one.validate, lambda: one.save(tmp_path / "saved")):  # noqa: B023
-            with pytest.raises(graphft.GraphftError, match=r"error\[checkpoint\]"):
-                look()
-    command = [sys.executable, "-m", "tests.driver.epochs", str(tmp_path / "job"), "2"]
-    with (tmp_path / "told").open("wb") as out, subprocess.Popen(command, stdout=out, stderr=out) as again:
-        if how == "flipped":  # which only who reads it finds
-            until(lambda: "where a state was loaded in the place of" in (tmp_path / "told").read_text(), 120)
-            for part in (tmp_path / "copy").iterdir():
-                shutil.copy(part, loaded)
-            assert again.wait(120) == 0, (tmp_path / "told").read_text()
-        else:
-            assert again.wait(120) == 1
-    assert not (tmp_path / "saved").exists()
-
-
-def test_another_machine_knows_that_there_was_a_checkpoint(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """It has the storage and nothing else. What its run went back from is told, too, by a script that ends at once."""
-    url = f"file://{tmp_path}/storage"
-    with epochs.trainer(tmp_path / "one", storage=url, checkpoint_every=100) as trainer:
-        trainer.train(epochs=2)
-    checkpoints = tmp_path / "storage" / "checkpoints"
-    for part in checkpoints.glob("step-00000012.g*/*.safetensors"):
-        part.write_bytes(part.read_bytes()[:-4] + b"abcd")
-    with epochs.trainer(tmp_path / "two", storage=url, checkpoint_every=100) as trainer:
-        assert trainer.train()["epoch"] == 3
-    assert "checkpoint of step 12 is damaged, going back further" in capfd.readouterr().err
-    shutil.rmtree(checkpoints)
-    trainer = epochs.trainer(tmp_path / "three", storage=url, checkpoint_every=100)
-    for look in (trainer.train, trainer.state_dict):
-        with pytest.raises(graphft.GraphftError, match="holds no whole checkpoint, and it did"):
-            look()
-
-
-def test_what_does_not_fit_is_forgotten_nowhere(tmp_path: Path) -> None:
-    """Etcd's records stay, which know what was left out, and the newest checkpoint is the newest."""
-    with epochs.trainer(tmp_path / "job") as trainer:
-        trainer.train()
-        state = trainer.state_dict()
-        state["optimizer"] = {"0.weight": {"exp_avg": torch.zeros(6, 16)}}
-        with pytest.raises(graphft.GraphftError, match=r"exp_avg of 0.weight does not fit: .* of shape \[6, 16\]"):
-            trainer.load_state_dict(state)
-        assert (tmp_path / "job" / "etcd").exists()
-        assert trainer.train()["epoch"] == 2
-
-
-def test_what_a_loop_saved_is_a_model(tmp_path: Path) -> None:
-    """Whatever it calls its objects."""
-    model = epochs.model()
-    optimizer = torch.optim.Adam(model.parameters())
-    state = {"model": model, "trainer": optimizer, "optimizer": optimizer}
-    graphft.save_check_point(state, graphft.TrainStatus(4), tmp_path / "saved")
-    with epochs.trainer(tmp_path / "job") as trainer:
-        trainer.train()
-        trainer.load(tmp_path / "saved")
-        found = trainer.state_dict()
-    assert all(torch.equal(found["model"][name], value) for name, value in model.state_dict().items())
-
-
-def test_a_full_disk_changes_nothing(tmp_path: Path) -> None:
-    with small_file_system(tmp_path / "small", 250) as folder, epochs.trainer(folder / "job") as trainer:
-        trainer.train()
-        before = trainer.state_dict()
-        trainer.shutdown()
-        shutil.rmtree(folder / "job" / "etcd")  # which goes anyway, and makes room
-        filler = folder / "filler"
-        with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-            while file.write(bytes(1 << 16)):
-                pass
-        with pytest.raises(
-            graphft.GraphftError, match=r"cannot be written to .*No space left(?s:.*)nothing was changed"
-        ):
-            trainer.load_state_dict({name: torch.zeros_like(value) for name, value in before["model"].items()})
-        filler.unlink()
-        found = trainer.state_dict()
-        assert all(torch.equal(found["model"][name], value) for name, value in before["model"].items())
-        assert trainer.train()["epoch"] == 2
-
-
 def test_a_forked_child_does_not_hold_the_run(tmp_path: Path) -> None:
     """As a pool of workers of the script's own, which outlives it."""
     with epochs.trainer(tmp_path / "job") as trainer:
@@ -357,26 +189,6 @@ def test_a_forked_child_does_not_hold_the_run(tmp_path: Path) -> None:
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-
-
-def test_a_checkpoint_that_is_gone_is_trained_again(tmp_path: Path) -> None:
-    """Etcd still says that its epoch was committed."""
-    with epochs.trainer(tmp_path / "job") as trainer:
-        trainer.train(epochs=2)
-        expected = trainer.state_dict()
-        (tmp_path / "job" / "checkpoints").rename(tmp_path / "away")
-        for look in (trainer.state_dict, lambda: trainer.save(tmp_path / "saved")):
-            with pytest.raises(graphft.GraphftError, match=f"step {2 * epochs.PER_EPOCH} is gone: .* holds none"):
-                look()
-        (tmp_path / "away").rename(tmp_path / "job" / "checkpoints")
-    (newest,) = (tmp_path / "job" / "checkpoints").glob(f"step-*{2 * epochs.PER_EPOCH}.g*")
-    (newest / "manifest.json").unlink()
-    with epochs.trainer(tmp_path / "job") as trainer:
-        assert trainer.epoch == 1
-        assert trainer.train()["epoch"] == 2
-        found = trainer.state_dict()
-    assert (found["epoch"], found["step"]) == (2, 2 * epochs.PER_EPOCH)
-    assert all(torch.equal(found["model"][name], value) for name, value in expected["model"].items())
 
 
 @pytest.mark.parametrize("own", [True, False])

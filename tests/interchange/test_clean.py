@@ -11,6 +11,7 @@ import graphft
 from graphft.runtime.cli import main
 from graphft.runtime.driver.making import make
 from graphft.runtime.launcher.folder_status import look_at
+from graphft.runtime.launcher.process_ends import note_saved
 from graphft.runtime.process.folder_lock import locked
 from tests.driver import epochs
 from tests.interchange.test_job_state import make_job
@@ -65,5 +66,8 @@ def test_what_is_not_complete_or_in_use_stays(
     assert "is being run by pid" in out
     assert "jobs/run is stopped, and left alone: graphft clean --job jobs/run deletes" in out
     assert Path("jobs/lin/etcd").exists()
+    note_saved(Path("jobs/run"), 6)
+    assert "the checkpoints of jobs/run are gone" in refused(capsys, "clean", "--job", "run")
+    Path("jobs/run/ends.jsonl").unlink()
     assert cleaned(capsys, "--job", "run")[0] == "deleted jobs/run/etcd"
     assert Path("jobs/run/checkpoints").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
 from collections.abc import Callable
@@ -15,7 +16,8 @@ import torch
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint import store
 from graphft.runtime.checkpoint.commit import Commits
-from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest, StorageUnavailable
+from graphft.runtime.checkpoint.described import LOADED, MADE
+from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Floor, Manifest, StorageUnavailable
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import (
     Asked,
@@ -351,6 +353,20 @@ def test_nobody_goes_back_below_a_checkpoint_that_was_put_in_place(shards: Shard
     assert shards.commit(120, generation=2).step == 120
     assert shards.all[1].rollback("").checkpoint == "step-00000120.g2"
     assert shards.all[1].rollback("", below=120).checkpoint == loaded.directory
+    assert len(shards.store.manifests(every=True)) == len(shards.store.manifests()) + 1
+    put(dataclasses.replace(loaded, run="another", generation=9))
+    assert shards.all[1].rollback("", below=100).checkpoint == "", "that floor is another run's"
+
+
+def test_a_floor_that_was_not_set_in_time_is_set_by_who_begins(shards: Shards) -> None:
+    """Whoever loaded the state was killed between the two writes."""
+    shards.commit(100)
+    shards.etcd.delete(shards.keys.committed)
+    shards.etcd.delete(shards.keys.generation)
+    parts = tuple(shards.store.write_part(1, 100, i, 3, {"w": torch.zeros(4)}) for i in range(3))
+    shards.store.write_manifest(Manifest(1, 100, PROGRAM, parts, {MADE: {LOADED: True}}))
+    assert shards.all[0].ensure_generation() is not None
+    assert shards.store.floor() == Floor(PROGRAM, 1, 100)
 
 
 def test_checkpoints_of_another_run_are_not_gone_back_to(shards: Shards) -> None:

@@ -15,9 +15,11 @@ from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
 from graphft.runtime.coordination.job_storage import publish
+from graphft.runtime.launcher import job_folder
 from graphft.runtime.launcher.job_folder import choose_directory, open_folder, saved_folder
 from graphft.runtime.launcher.launch import run_job
 from graphft.runtime.launcher.options import choose_options
+from graphft.runtime.launcher.process_ends import note_saved
 from graphft.transpiler import Job, read_record
 
 
@@ -138,6 +140,24 @@ def test_a_wanted_folder_whose_storage_is_taken_is_no_copy_of_it(job: Job, tmp_p
     Path("other link").symlink_to("new")
     job.save("other link")
     assert read_record(Path("new")).run_id == job.run_id
+
+
+@pytest.mark.parametrize("read", [True, False])
+def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew_with_other_pservers(
+    job: Job, read: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder(f"jobs/{job.config.name}", job)
+    begin(Path("jobs", job.config.name))
+    note_saved(Path("jobs", job.config.name), 2)
+    if not read:
+        monkeypatch.setattr(job_folder, "saved_step", lambda *_: None)
+    more = {"trainers": 2, "pservers": 1, "batch_size": 4, "slice_unit": 64, "min_block": 64, "ft": True}
+    other = graphft.transpile(job.source, chunks=job.config.data, **more)
+    with pytest.raises(GraphftError, match="are gone, or damaged" if read else "cannot be read now"):
+        open_folder(other)
+    assert not Path(f"jobs/{job.config.name}-2").exists()
+    if read:
+        assert open_folder(other, fresh=True).path == Path(f"jobs/{job.config.name}-2")
 
 
 def variant(job: Job, **changes: Any) -> Job:

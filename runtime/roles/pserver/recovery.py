@@ -128,11 +128,12 @@ class Recovery:
                     self.restore(self.generation)
                 return
             except DamagedCheckpoint as error:
+                damaged = self.generation.step
+                self.generation = self.commits.rollback("damaged checkpoint", below=damaged)  # or it waits, which tells
                 self.member.events.emit(
                     "damaged-checkpoint",
-                    f"checkpoint of step {self.generation.step} is damaged, going back further: {error.message}",
+                    f"checkpoint of step {damaged} is damaged, going back further: {error.message}",
                 )
-                self.generation = self.commits.rollback("damaged checkpoint", below=self.generation.step)
 
     def overtake(
         self, mine: int, committed: Committed | None, seen: Generation | None, known: Committed | None
