@@ -80,7 +80,7 @@ def engine(job: Job, tmp_path: Path, kubectl: KubectlStandIn) -> Iterator[Kubern
 @pytest.fixture
 def etcd_of_job(etcd_server: EmbeddedEtcd) -> Iterator[str]:
     yield ",".join(etcd_server.endpoints)
-    with Etcd(etcd_server.endpoints) as etcd:
+    with Etcd(etcd_server.endpoints, deadline=60) as etcd:
         for prefix in Keys("pods").everything:
             etcd.delete_prefix(prefix)
 

@@ -265,7 +265,7 @@ def test_use_in_a_forked_child_is_refused(etcd_server: EmbeddedEtcd) -> None:
 
 
 def test_a_closed_client_says_so(etcd_server: EmbeddedEtcd) -> None:
-    client = Etcd(etcd_server.endpoints)
+    client = Etcd(etcd_server.endpoints, deadline=60)
     client.close()
     with pytest.raises(EtcdError, match="closed"):
         client.get("/a")

@@ -23,7 +23,7 @@ def test_contenders_exclude_each_other(etcd: Etcd, etcd_server: EmbeddedEtcd, pr
 
     def work(worker: int) -> None:
         try:
-            with Etcd(etcd_server.endpoints) as own, Session(own, 10).run_thread() as session:
+            with Etcd(etcd_server.endpoints, deadline=60) as own, Session(own, 10).run_thread() as session:
                 for _ in range(rounds):
                     with Lock(session, prefix + "lock") as lock:
                         inside.append(worker)

@@ -32,6 +32,6 @@ def test_a_job_goes_on_with_fewer_trainers_than_before(
     assert second.wait() == 0, second.output
     assert_same_bits(whole_state(undisturbed.job, job_dir), undisturbed.state)
     if given:
-        with Etcd(etcd_server.endpoints) as etcd:
+        with Etcd(etcd_server.endpoints, deadline=60) as etcd:
             for prefix in Keys("blobs").everything:
                 etcd.delete_prefix(prefix)

@@ -54,7 +54,7 @@ def test_a_trainer_that_loads_ends_with_its_job_or_when_it_is_told_to(
     opening.write_text("600")
     job.save(folder)
     endpoints, keys = ",".join(etcd_server.endpoints), Keys(job.config.name)
-    with Etcd(etcd_server.endpoints) as etcd:
+    with Etcd(etcd_server.endpoints, deadline=60) as etcd:
         put_job(etcd, keys, job)
         start = ("-m", "graphft", "start", "trainer", "--job", folder, "--etcd", endpoints, "--index")
         told, other = Program(folder.parent, *start, "0"), Program(folder.parent, *start, "1")

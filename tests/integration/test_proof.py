@@ -37,7 +37,7 @@ def test_a_trainer_that_would_give_other_bits_is_refused(folder: Path, etcd_serv
     job = training.job(training.program(plain=True), pace=pace, trainers=1, pservers=1, passes=1, name="proof")
     job.save(folder / "job")
     where = ("--job", folder / "job", "--etcd", etcd_server.endpoints[0])
-    with Etcd(etcd_server.endpoints) as etcd:
+    with Etcd(etcd_server.endpoints, deadline=60) as etcd:
         running = [Program(folder, "-m", "graphft", "start", role, *where) for role in ("pserver", "trainer")]
         until(lambda: etcd.get(Keys("proof").proof("trainer")), 60)
         wrong = Program(folder, "-m", "graphft", "start", "trainer", *where, **OTHER)

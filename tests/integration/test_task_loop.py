@@ -62,7 +62,7 @@ def test_each_task_is_done_once_though_coordinators_die(
             assert tasks.get(7) is None, "all passes stay done"
             saving.append(tasks.request_save_model(60))
 
-    with Etcd(etcd_server.endpoints) as etcd:
+    with Etcd(etcd_server.endpoints, deadline=60) as etcd:
         coordinators = [
             Program(tmp_path, "-m", "graphft", "start", "coordinator", *where, "--index", str(i)) for i in range(2)
         ]

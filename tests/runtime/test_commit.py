@@ -274,7 +274,7 @@ def test_rollbacks_by_two_shards_at_once_are_one(shards: Shards) -> None:
 
 
 def test_a_rollback_whose_answer_is_lost_is_made_once(etcd_server: Any, keys: Keys, tmp_path: Path) -> None:
-    with Etcd(etcd_server.endpoints) as etcd:
+    with Etcd(etcd_server.endpoints, deadline=60) as etcd:
         shards = Shards(etcd, keys, tmp_path)
         shards.all[0].ensure_generation()
         shards.commit(50)

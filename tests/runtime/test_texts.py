@@ -71,7 +71,7 @@ def test_fields_and_exceptions() -> None:
 
 def test_events_of_any_text(etcd_server: EmbeddedEtcd, keys: Keys, capsys: pytest.CaptureFixture[str]) -> None:
     """They are recorded, and shown, also where the output's encoding has few characters."""
-    with Etcd(etcd_server.endpoints) as etcd:
+    with Etcd(etcd_server.endpoints, deadline=60) as etcd:
         events = Events(etcd, keys, "trainer 0")
         for text in (LONG, "half of a pair: \ud83d", "in colour: \x1b[31m"):
             events.emit("step-failed", text, traceback=text)

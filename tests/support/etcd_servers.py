@@ -19,8 +19,8 @@ def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedEt
 
 @pytest.fixture
 def etcd(etcd_server: EmbeddedEtcd) -> Iterator[Etcd]:
-    """A client of the session's server."""
-    with Etcd(etcd_server.endpoints) as client:
+    """A client of the session's server. On a machine whose disk is busy that may not answer for ten seconds."""
+    with Etcd(etcd_server.endpoints, deadline=60) as client:
         yield client
 
 
