@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError, UsageError, describe
 from graphft.runtime.checkpoint.stored_checkpoints import FOLDER
-from graphft.runtime.launcher.process_ends import was_saved
+from graphft.runtime.launcher.process_ends import lost_checkpoints
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK
 
 if TYPE_CHECKING:
@@ -67,9 +67,9 @@ def _check(status: FolderStatus, checkpoints: bool) -> None:
             rule="not-complete",
             help="end its script" if status.on_demand else "run it to its end; to be rid of it, delete its folder",
         )
-    if not status.step and (status.step is None or was_saved(status.folder)):
+    if lost := lost_checkpoints(status.folder, status.step):
         raise UsageError(
-            f"the checkpoints of {status.folder} are gone, or cannot be read: what its etcd knows stays with them",
+            f"the checkpoints of {status.folder} {lost}: what its etcd knows stays",
             rule="not-complete",
             help="bring them back; to be rid of the run, delete its folder",
         )

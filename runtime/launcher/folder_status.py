@@ -25,7 +25,7 @@ from graphft.runtime.coordination.noted_etcd import EtcdNote, noted_etcd, read_n
 from graphft.runtime.coordination.status import UNKNOWN_JOB, JobStatus, read_status
 from graphft.runtime.coordination.storage_claim import claim_elsewhere
 from graphft.runtime.launcher.job_folder import begun, continued_in
-from graphft.runtime.launcher.process_ends import read_ends, was_saved
+from graphft.runtime.launcher.process_ends import lost_checkpoints, read_ends
 from graphft.runtime.launcher.result import Result
 from graphft.runtime.process.folder_lock import holder_of
 from graphft.transpiler.config import JobConfig
@@ -232,13 +232,8 @@ def _look_at(folder: Path, record: JobRecord) -> FolderStatus:
         return FolderStatus(folder, name, "unknown", saved, steps, time.time(), claim)
     if begun(folder):
         known = answers or not note.endpoints or note.own or note.ended
-        ends, lost = read_ends(folder), lost_so_far_in(folder, record)
-        if saved is None:
-            where = storage_of(folder) or folder / "checkpoints"
-            lost = (f"its checkpoints in {where} cannot be read now: see whether that is mounted, and there", *lost)
-        if saved == 0 and was_saved(folder):
-            lost = ("its checkpoints are gone, or damaged: bring them back, its script trains nothing before", *lost)
-        failure = ends.failed
+        failure = read_ends(folder).failed
+        lost = (*_lost_checkpoints(folder, saved), *lost_so_far_in(folder, record))
         state: State = "failed" if failure else "stopped" if known else "unknown"
         found = FolderStatus(folder, name, state, saved, steps, _last_work(folder), failure=failure, lost=lost)
         join = live is not None and not note.own and not is_copy(folder, live)
@@ -251,6 +246,15 @@ def _lost(folder: Path, record: JobRecord) -> tuple[str, ...]:
         return tuple(Result.of(folder, record.config.total_steps, 0.0).lost(record.config.data.records, losses=False))
     except (GraphftError, OSError, ValueError) as error:
         return (f"what it lost cannot be read: {describe(error)}",)
+
+
+def _lost_checkpoints(folder: Path, saved: int | None) -> tuple[str, ...]:
+    lost = lost_checkpoints(folder, saved)
+    if not lost:
+        return ()
+    if saved is None:
+        return (f"its checkpoints in {storage_of(folder) or folder / 'checkpoints'} {lost}: is that mounted?",)
+    return (f"its checkpoints {lost}: bring them back, its script trains nothing before",)
 
 
 def lost_so_far_in(folder: Path, record: JobRecord) -> tuple[str, ...]:

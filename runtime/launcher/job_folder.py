@@ -28,7 +28,7 @@ from graphft.runtime.coordination.job_storage import (
     stored_run,
 )
 from graphft.runtime.coordination.storage_claim import claimed
-from graphft.runtime.launcher.process_ends import was_saved
+from graphft.runtime.launcher.process_ends import lost_checkpoints
 from graphft.runtime.process.folder_lock import locked
 
 if TYPE_CHECKING:
@@ -185,14 +185,13 @@ def _saved(path: Path, config: JobConfig) -> int:
     """At which step the run in this folder would go on, to be carried over from there. Raises GraphftError if that
     cannot be told, or its checkpoints are gone: another run that begins anew would not be what was asked for."""
     step = saved_step(path, config)
-    if step or (step == 0 and not was_saved(path)):
-        return step
-    raise GraphftError(
-        f"the run in {path} is to be gone on with, and its checkpoints "
-        + ("cannot be read now" if step is None else "are gone, or damaged"),
-        rule="storage" if step is None else "checkpoint",
-        help="bring them back; --fresh (fresh=True) or another name= begins a new run",
-    )
+    if lost := lost_checkpoints(path, step):
+        raise GraphftError(
+            f"the run in {path} is to be gone on with, and its checkpoints {lost}",
+            rule="storage" if step is None else "checkpoint",
+            help="bring them back; --fresh (fresh=True) or another name= begins a new run",
+        )
+    return step or 0
 
 
 def _mark_continued(source: Path, path: Path, job: Job) -> None:

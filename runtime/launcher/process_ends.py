@@ -81,6 +81,14 @@ def was_saved(job_dir: Path) -> bool:
     return bool(url) and _is_marked(job_dir, url)
 
 
+def lost_checkpoints(job_dir: Path, step: int | None) -> str:
+    """What is wrong with the checkpoints of a run that would go on at `step` (`saved_step`), as a verb of theirs; "" if
+    nothing is. Raises GraphftError[storage]."""
+    if step is None:
+        return "cannot be read now"
+    return "are gone, or damaged" if step == 0 and was_saved(job_dir) else ""
+
+
 def _is_marked(job_dir: Path, url: str) -> bool:
     try:
         return bool(json.loads(read_mark(url, SAVED) or b"{}").get("run") == read_record(job_dir).run_id)

@@ -40,19 +40,20 @@ class Reached:
 
 def newest_before(job: Job, job_dir: Path, step: int) -> tuple[Manifest, list[dict[str, Tensor]]] | None:
     """The newest checkpoint of this run at or before `step` that is whole, and its parts; those that are damaged are
-    told. Raises StorageUnavailable."""
+    told. Raises StorageUnavailable; UsageError where a state was loaded in between, and its checkpoint is gone."""
     store = checkpoints_of(job_dir)
     floor = store.floor()
-    loaded = floor is not None and floor.run == job.run_id and floor.step <= step
+    if floor is not None and (floor.run != job.run_id or floor.step > step):
+        floor = None  # it says nothing of what was before it
     for directory in (d for d in store.directories() if directory_key(d)[0] <= step):
         try:
             manifest = store.read_manifest(directory)
-            if manifest.run == job.run_id and not (loaded and floor is not None and not floor.carries(manifest)):
+            if manifest.run == job.run_id and (floor is None or floor.carries(manifest)):
                 return manifest, [store.read_part(manifest, i)[0] for i in range(job.config.pservers)]
         except DamagedCheckpoint as error:
             if store.has_manifest(directory):  # else it is being written, or was given up
                 log.error("%s; the steps since the one before it are computed again", error.message)
-    if loaded and floor is not None:
+    if floor is not None:
         raise UsageError(
             f"at step {floor.step} a state was loaded in the place of the one before, and there is no checkpoint "
             f"from there on, to step {step}",
