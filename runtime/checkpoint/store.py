@@ -305,11 +305,6 @@ class CheckpointStore:
         more, also when it is lost. Raises OSError."""
         self._write(FLOOR, seal({"run": manifest.run, "generation": manifest.generation, "step": manifest.step}))
 
-    def delete(self, manifest: Manifest) -> None:
-        """As far as it can be deleted; its manifest first: then it counts no more."""
-        self._trim(manifest.directory, ())
-        self._delete(manifest.directory)
-
     def floor(self) -> Floor | None:
         """None: all checkpoints count. Raises StorageUnavailable."""
         try:

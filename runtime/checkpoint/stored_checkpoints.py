@@ -109,9 +109,9 @@ class StoredCheckpoints(CheckpointStore):
         super().write_manifest(manifest)
 
     def _write(self, name: str, data: bytes) -> None:
+        super()._write(name, data)  # first: where this fails, nothing of it counts
         with self.fs.writing(self._at(name)) as file:
             file.write(data)
-        super()._write(name, data)
 
     def _read(self, name: str) -> bytes:
         with self._asking(name), self.fs.open(self._at(name)) as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -164,17 +165,14 @@ class Replacement:
             parts = [self.store.write_part(generation, step, i, count, each) for i, each in enumerate(self.shards)]
             manifest = Manifest(generation, step, self.job.run_id, tuple(parts), {**self.newest.meta, MADE: by})
             self.store.write_manifest(manifest)
-            try:
-                self.store.set_floor(manifest)
-            except OSError:
-                self.store.delete(manifest)
-                raise
         except OSError as error:
             raise GraphftError(
                 f"the new state cannot be written to {self.store.where('')}: {error}",
                 rule="storage",
                 help="nothing was changed: make room there, and call it again",
             ) from error
+        with contextlib.suppress(OSError):  # who goes on from it sets the floor, or waits until it can
+            self.store.set_floor(manifest)
 
 
 def _read(store: CheckpointStore, newest: Manifest, shards: int) -> list[dict[str, Tensor]]:
