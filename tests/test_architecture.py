@@ -191,6 +191,7 @@ ROOMS = (
     "execute",
     "data",
     "coordination",
+    "callbacks",
     "checkpoint",
     "queue",
     "roles",

@@ -20,13 +20,14 @@ from typing import Any, Literal
 
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Program
+from graphft.runtime.callbacks.callbacks import Callbacks
+from graphft.runtime.callbacks.teller import Teller
 from graphft.runtime.coordination.job_storage import storage_of
 from graphft.runtime.coordination.records import Event
 from graphft.runtime.driver import state as states
 from graphft.runtime.driver.alone import Alone
-from graphft.runtime.driver.callbacks import Callbacks
 from graphft.runtime.driver.checks import check_call, check_place, check_role
-from graphft.runtime.driver.epoch_metrics import epoch_metrics, tell_idle_rates
+from graphft.runtime.driver.epoch_metrics import epoch_metrics, missed_epoch, tell_idle_rates
 from graphft.runtime.driver.making import BEYOND, Made, check_driver, make
 from graphft.runtime.driver.newest import NewestCheckpoint
 from graphft.runtime.driver.retries import Retries, WorkerFailed
@@ -68,7 +69,7 @@ class Trainer:
         storage: URL that all machines reach, for the job and its checkpoints.
         engine: Where the processes run: a name ("local", "ray", "slurm", ...) or an engine's options.
         resources: By role, what a process takes: {"trainer": {"CPU": 2, "GPU": 1}}.
-        callbacks: See `graphft.runtime.driver.callbacks.Callbacks`.
+        callbacks: See `graphft.runtime.callbacks.callbacks.Callbacks`.
         validation: A `graphft.Validation`, for `validate`.
         max_epochs: More can not be trained.
         quiet: No live progress.
@@ -100,7 +101,7 @@ class Trainer:
                     rule="option",
                     help="validation=graphft.Validation(program, data), with a program built in eval mode",
                 )
-            self._callbacks, self._validation = Callbacks(callbacks), validation
+            told, self._validation = Callbacks(callbacks), validation
             made: Made = make(program, resources, options)
         except GraphftError as error:
             without_traceback(error)
@@ -110,6 +111,7 @@ class Trainer:
         self._program = made.job.source
         """With the script's initial values."""
         self.job, self._folder, self._options = prepare(made.job, self._options)
+        self._teller = Teller(told, self.job, self._folder.path, tell)
         self._running: RunningJob | None = None
         self._told = False
         self._past: Sequence[Event] = ()
@@ -199,11 +201,13 @@ class Trainer:
                 rule="max-epochs",
                 help="give the Trainer more max_epochs from the beginning",
             )
+        done = first
         if target <= first:  # nothing is left to train, but it is to be told
             target, first = first, first - 1
         epoch, words = first + 1, "interrupted in epoch {}; run again to go on with {}"
-        with interruptible(lambda: words.format(epoch, self.job_dir)), self._ended_by_errors():
-            one_by_one = self._callbacks.hears("on_epoch")  # which is to find the epoch's state
+        with interruptible(lambda: words.format(epoch, self.job_dir)), self._ended_by_errors(), self._teller:
+            self._tell_missed(done, most)
+            one_by_one = self._teller.callbacks.hears("on_epoch")  # which is to find the epoch's state
             self._want(epoch if one_by_one else target, most)
             for epoch in range(first + 1, target):
                 self._train_one(epoch, False)
@@ -217,13 +221,23 @@ class Trainer:
     def _train_one(self, epoch: int, saved: bool) -> dict[str, float]:
         begun, first = self._counted_from, self._end_of(epoch - 1)
         running = self._await(epoch, saved)
+        self._teller.steps_until(self._end_of(epoch))
         self._trained, self._counted_from = epoch, time.monotonic()
         tell_idle_rates(self.job, epoch, self._idle_rates)
         metrics: dict[str, float] = {"epoch": epoch, **epoch_metrics(running, epoch - 1)}
         metrics |= {"steps": self._end_of(epoch) - first, "seconds": self._counted_from - begun}
         metrics |= {"failures": self._retries.count, "preemptions": self._retries.preempted}
-        self._callbacks.tell("on_epoch", epoch, metrics)
+        self._teller.epoch(epoch, metrics)
         return metrics
+
+    def _tell_missed(self, done: int, most: int | None = None) -> None:
+        """Tells of the epochs that were done while no script was there to hear of it. `most`: the job may be started
+        for it, which knows more than its folder does, and may have so many failures."""
+        if not self._teller.missed(done):
+            return
+        if most is not None:
+            self._want(done, most)
+        self._teller.catch_up(done, lambda sums: missed_epoch(self.job, self.job_dir, sums, self._running))
 
     def validate(self, validation: Validation | None = None) -> dict[str, float]:
         """Means of the loss and the metrics over data that is not trained on, with the weights of the newest checkpoint
@@ -239,8 +253,9 @@ class Trainer:
         with interruptible(lambda: f"interrupted while it validates; run again to go on with {self.job_dir}"):
             state = self.state_dict()
             metrics = chosen.run(state["model"], self.job.config.device)
-        with self._ended_by_errors():
-            self._callbacks.tell("on_validation", state["epoch"], metrics)
+        with self._ended_by_errors(), self._teller:
+            self._tell_missed(self.epoch)
+            self._teller.validation(state["epoch"], metrics)
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
@@ -298,7 +313,11 @@ class Trainer:
             with interruptible(lambda: f"interrupted; run again to go on with {self.job_dir}"):
                 self._settle(SETTLE_SECONDS)
                 self._stop()
-            self._callbacks.tell("on_end")
+            self._teller.end()
+        elif self._teller.callbacks and not self._teller.begun:  # all epochs were done: nobody has called train()
+            with contextlib.suppress(GraphftError), self._teller:
+                self._tell_missed(self.epoch)
+            self._teller.end()
 
     # -- to look, and to disturb ------------------------------------------------------------------------------------
 
@@ -363,11 +382,15 @@ class Trainer:
                     raise self._retries.explained(error.message) from error
                 raise
             self._retries.check()
-            self._callbacks.look(running.status)
+            self._look_at(running)
             time.sleep(LOOK_SECONDS)
-        self._callbacks.look(running.status)
-        self._callbacks.hear(running.events())
+        self._look_at(running)
+        self._teller.hear(running.events())
         return running
+
+    def _look_at(self, running: RunningJob) -> None:
+        if running.status is not None:
+            self._teller.look(running.status)
 
     def _run(self, passes: int) -> None:
         if self._running is None or not self._running.alive:
@@ -399,4 +422,6 @@ class Trainer:
             self._past = self._running.events()
             self._running.stop()  # interrupted, it is not forgotten
             self._running, self._trained = None, 0
-            self._callbacks.hear(self._past)
+            if self._teller.begun:
+                with self._teller:
+                    self._teller.hear(self._past)

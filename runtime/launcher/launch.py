@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError, UsageError
+from graphft.runtime.callbacks.callbacks import OF_A_LAUNCH, Callbacks
 from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.connect import connect, is_complete, write_endpoints
 from graphft.runtime.coordination.discarded import discarded_of
@@ -43,6 +44,7 @@ from graphft.runtime.launcher.result import Result
 from graphft.runtime.launcher.supervise import supervise, why_failed
 from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.runtime.launcher.tell import tell
+from graphft.runtime.launcher.told_launch import ToldLaunch
 from graphft.runtime.process.folder_lock import locked
 from graphft.runtime.process.role_environment import role_environment
 from graphft.runtime.process.role_process import EXIT_OK, EXIT_USAGE, hear_of_children
@@ -60,20 +62,22 @@ def run_job(
     *,
     options: LaunchOptions | None = None,
     on_status: Callable[[Supervisor, JobStatus], None] | None = None,
+    callbacks: Sequence[Any] = (),
     **overrides: Any,
 ) -> Result:
     """Runs `job` to its end with all roles on this machine, and returns its result.
 
     With GRAPHFT_ROLE (or torchrun's RANK) in the environment, this process is that one role instead, and exits
     with it. `overrides` are fields of `LaunchOptions`. `on_status` sees each status as the display does, the last
-    one too, with the supervisor, whose `add` and `signal` may be used. Raises GraphftError if the job fails, and
+    one too, with the supervisor, whose `add` and `signal` may be used. `callbacks`: see
+    `graphft.runtime.callbacks.callbacks.Callbacks`; an epoch is a pass. Raises GraphftError if the job fails, and
     Interrupted (a KeyboardInterrupt) on Ctrl-C and SIGTERM.
     """
     os.environ[CALLED] = "1"
     try:
         _check_not_imported()
         _act_as_role(job, overrides)
-        return _run_here(job, choose_options(options, overrides), on_status)
+        return _run_here(job, choose_options(options, overrides), on_status, Callbacks(callbacks, OF_A_LAUNCH))
     except GraphftError as error:
         without_traceback(error)
         raise
@@ -117,12 +121,19 @@ def _open(job: Job, chosen: LaunchOptions) -> tuple[Job, JobFolder]:
     return job, folder
 
 
-def _run_here(job: Job, chosen: LaunchOptions, on_status: Callable[[Supervisor, JobStatus], None] | None) -> Result:
+def _run_here(
+    job: Job, chosen: LaunchOptions, on_status: Callable[[Supervisor, JobStatus], None] | None, callbacks: Callbacks
+) -> Result:
     job, folder = _open(job, chosen)
     if job.config.passes_on_demand and chosen.passes is None:
         chosen = chosen.with_passes(job.config.passes)
     try:
-        return launch_directory(job, folder, chosen, on_status)
+        if not callbacks:
+            return launch_directory(job, folder, chosen, on_status)
+        with ToldLaunch(callbacks, job, folder.path, on_status) as told:
+            result = launch_directory(job, folder, chosen, told.look)
+            told.finish(result.steps)
+        return result
     except GraphftError as error:
         if folder.made and error.rule == "foreign-job":  # nothing was begun: no later script is to find a run here
             withdraw(folder.path)

@@ -114,6 +114,18 @@ def read_ends(job_dir: Path) -> ProcessEnds:
     return ProcessEnds(launches, dict(counts["failure"]), dict(counts["preemption"]), failed, rows, saved)
 
 
+def count_ends(job_dir: Path, since: float, until: float) -> tuple[int, int]:
+    """(failures, preemptions) of a run's processes between two times, Unix seconds, as far as they are noted."""
+    counts = Counter[str]()
+    for line in _lines(job_dir):
+        try:
+            row = json.loads(line)
+            counts[str(row["kind"])] += since <= float(row["at"]) <= until
+        except (ValueError, KeyError, TypeError):  # as above
+            continue
+    return counts["failure"], counts["preemption"]
+
+
 def _append(job_dir: Path, row: dict[str, str]) -> None:
     try:
         with (job_dir / "ends.jsonl").open("a") as f:

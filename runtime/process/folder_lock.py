@@ -15,14 +15,15 @@ _FILE = "launcher.lock"
 
 
 @contextlib.contextmanager
-def locked(job_dir: Path, wait: Callable[[str], None] | None = None) -> Iterator[None]:
-    """Holds the folder. The kernel lets go of it when this process ends, however that happens.
+def locked(job_dir: Path, wait: Callable[[str], None] | None = None, file: str = _FILE) -> Iterator[None]:
+    """Holds the folder, by a lock on this `file` in it. The kernel lets go when this process ends, however that
+    happens.
 
     While another process holds it: raises GraphftError[job-running]; or, given `wait`, calls that with who it is, and
     waits for its end.
     """
     job_dir.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(job_dir / _FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = os.open(job_dir / file, os.O_RDWR | os.O_CREAT, 0o644)
     held = [descriptor]
 
     def let_go() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 import graphft
-from graphft import Trainer, Validation
+from graphft import Trainer, Validation, callbacks
 
 PER_EPOCH = 6
 """Steps of an epoch."""
@@ -73,6 +73,8 @@ def validation() -> Validation:
 
 def main() -> None:
     options = json.loads(sys.argv[3]) if len(sys.argv) > 3 else {}
+    if "loggers" in options:
+        options["callbacks"] = [getattr(callbacks, name)(place) for name, place in options.pop("loggers").items()]
     with trainer(Path(sys.argv[1]), **options) as made:
         print("epoch", made.epoch, flush=True)
         while made.epoch < int(sys.argv[2]):

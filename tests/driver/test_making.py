@@ -11,7 +11,7 @@ import torch
 
 import graphft
 from graphft import GraphftError
-from graphft.runtime.driver.callbacks import Callbacks
+from graphft.runtime.callbacks.callbacks import Callbacks
 from graphft.runtime.driver.checks import check_place, check_role
 from graphft.runtime.driver.making import make
 from graphft.runtime.driver.retries import traceback_in

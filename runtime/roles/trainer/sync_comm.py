@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -37,21 +37,24 @@ without the interpreter's lock."""
 
 @dataclass(eq=False, repr=False)
 class SyncComm(ShardLink, CommPort):
-    """The CommPort of a sync trainer. `queue` is told when a slot is lost, and when the job goes back."""
+    """The CommPort of a sync trainer. `queue` is told when a slot is lost, and when the job goes back. `record` gets
+    what was reported of a contribution, before that can be applied: a process that is killed takes no row with it."""
 
     shards: SyncShards
     ctx: Context
     queue: SyncQueue
+    record: Callable[[Sequence[float]], object]
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self._lowest, self._waited, self._looked = 0, 0.0, time.monotonic()
         self._stall = STALL_SECONDS
         me, config = self.member, self.member.config
-        self._reports = self.program.find_op("report_metrics") is not None
+        self.reports = self.program.find_op("report_metrics") is not None
+        """Whether the contributions take along what is reported: they are held until it is there."""
         buckets = buckets_of(self.program, config.pservers)
         self._options = TrainerOptions(
-            me.id, buckets, config.total_steps, me.job.run_id, me.secret, holds=self.check.holds or self._reports
+            me.id, buckets, config.total_steps, me.job.run_id, me.secret, holds=self.check.holds or self.reports
         )
         self._reported: tuple[float, ...] = ()
 
@@ -151,7 +154,10 @@ class SyncComm(ShardLink, CommPort):
     def end_push(self, shards: int, push_timeout: float, max_skipped: int, on_nonfinite: OnNonfinite) -> None:
         if not self.check.finite and self._machine().work_changed:
             raise WorkChanged  # it may be of a history that is over, and is not to be acted upon
-        self.do(Closed(shards, self.decide(on_nonfinite, self._contribution()), self._reported))
+        finite = self.decide(on_nonfinite, self._contribution())
+        if self._reported:  # an empty contribution has none
+            self.record(self._reported)
+        self.do(Closed(shards, finite, self._reported))
 
     def _contribution(self) -> str:
         work = self.state.work

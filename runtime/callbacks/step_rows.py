@@ -1,0 +1,156 @@
+"""A run's steps in their order, each once, from the files in `metrics/`, which are read as they grow.
+
+Rows of a step lie in the files of several trainers, and are written again when the step is computed again. A step is
+ready when each slot that has a batch at it has a row. Some rows never come: a full disk did not take them, their
+trainer was on a machine with another folder, or was killed; their batch was left out. So a step is given up, and comes
+with the rows that are there, when
+
+- the caller knows that it is over;
+- sync: a row of a later step was seen `patience` seconds ago (no step begins before the one before it is done);
+- so many rows of later steps are there that they would fill the memory.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from graphft.plan import Plan
+from graphft.runtime.process.metric_files import Row, newer, row_of
+
+PIECE = 1 << 18
+"""Bytes that are read at once."""
+ROWS_AHEAD = 50_000
+PATIENCE_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """`rows`: in the order of slots. `lacking`: so many slots have a batch at it, and no row."""
+
+    number: int
+    rows: tuple[Row, ...]
+    lacking: int
+
+
+@dataclass
+class _File:
+    """`offset`: bytes of it that are read, whole lines. `step`: of the last row there."""
+
+    path: Path
+    offset: int = 0
+    step: int = -1
+
+    def lines(self) -> list[bytes]:
+        """The next ones; none at its end. A line that is not whole so far is read later."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self.offset)
+                data = _whole_lines(file)
+        except OSError:  # gone with its folder, or away
+            return []
+        self.offset += len(data)
+        return data.splitlines()
+
+
+def _whole_lines(file: BinaryIO) -> bytes:
+    data = file.read(PIECE)
+    while b"\n" not in data and (more := file.read(PIECE)):
+        data += more
+    return data[: data.rfind(b"\n") + 1]
+
+
+class StepRows:
+    """Steps from `begins` on. `patience`: see above; infinite in async mode, where no step waits for another."""
+
+    def __init__(
+        self,
+        job_dir: Path,
+        plan: Plan,
+        begins: int,
+        patience: float = PATIENCE_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.plan, self.next = plan, begins
+        self._folder, self._patience, self._clock = job_dir / "metrics", patience, clock
+        self._ahead = max(100, ROWS_AHEAD // plan.slots)
+        self._files: dict[str, _File] = {}
+        self._steps: dict[int, dict[int, Row]] = {}
+        self._highest = -1
+        self._seen = deque([(-math.inf, -1)])
+        """When which step was the highest one that a row is of."""
+
+    def steps(self, over: int = 0) -> Iterator[Step]:
+        """Those that are ready now. `over`: steps before this one get no rows any more."""
+        while True:
+            read = self._read()
+            before = self.next
+            while (step := self._pop(over)) is not None:
+                yield step
+            if self.next == before and not read:
+                return
+
+    @property
+    def complete(self) -> bool:
+        """Whether all rows of the next step are there, as far as was read."""
+        return not self._lacking()
+
+    def _pop(self, over: int) -> Step | None:
+        number = self.next
+        if number >= self.plan.total_steps:
+            return None
+        lacking = self._lacking()
+        if lacking and not (number < over or number < self._overdue() or self._is_full()):
+            return None
+        found = self._steps.pop(number, {})
+        self.next += 1
+        return Step(number, tuple(found[slot] for slot in sorted(found)), lacking)
+
+    def _lacking(self) -> int:
+        """So many slots lack their row of the next step."""
+        found = self._steps.get(self.next, {})
+        return sum(
+            slot not in found and self.plan.locate(self.next, slot) is not None for slot in range(self.plan.slots)
+        )
+
+    def _overdue(self) -> int:
+        """Steps before this one have no rows that are still to come."""
+        until = self._clock() - self._patience
+        while len(self._seen) > 1 and self._seen[1][0] <= until:
+            self._seen.popleft()
+        return self._seen[0][1]
+
+    def _is_full(self) -> bool:
+        """Whether a file is not read on, since it is too far ahead."""
+        return any(file.step > self.next + self._ahead for file in self._files.values())
+
+    def _read(self) -> bool:
+        """Of each file what is new, but not far ahead. Returns whether there was anything."""
+        for path in self._folder.glob("*.jsonl"):
+            if path.name not in self._files:
+                self._files[path.name] = _File(path)
+        before = self._highest
+        read = [self._read_file(file) for file in sorted(self._files.values(), key=lambda file: file.step)]
+        if self._highest > before:
+            self._seen.append((self._clock(), self._highest))
+        return any(read)
+
+    def _read_file(self, file: _File) -> bool:
+        read = False
+        while file.step <= self.next + self._ahead and (lines := file.lines()):
+            read = True
+            for row in filter(None, map(row_of, lines)):
+                self._take(file, row)
+        return read
+
+    def _take(self, file: _File, row: Row) -> None:
+        step, slot = int(row["step"]), int(row["slot"])
+        file.step, self._highest = step, max(self._highest, step)
+        if step >= self.next:
+            slots = self._steps.setdefault(step, {})
+            slots[slot] = newer(slots.get(slot), row)

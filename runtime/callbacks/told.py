@@ -1,0 +1,45 @@
+"""What the callbacks of a run were told, for the script that goes on: `callbacks.json` in the run's folder.
+
+It is written after they were told: a script that is killed in between tells the last of it once more.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from graphft.errors import UsageError
+from graphft.fileio import write_atomically
+
+FILE = "callbacks.json"
+
+
+@dataclass(frozen=True)
+class Told:
+    """`step`: steps before this one were told by `on_step`; `epoch`: so many epochs by `on_epoch`."""
+
+    run: str
+    step: int = 0
+    epoch: int = 0
+
+    @staticmethod
+    def read(job_dir: Path, run: str) -> Told:
+        """Nothing, if nothing was told so far. Raises UsageError for a file that is damaged, OSError."""
+        path = job_dir / FILE
+        if not path.exists():
+            return Told(run)
+        try:
+            found = json.loads(path.read_bytes())
+            told = Told(str(found["run"]), int(found["step"]), int(found["epoch"]))
+        except (ValueError, KeyError, TypeError) as error:
+            raise UsageError(
+                f"{path} does not say what callbacks were told ({error!r})",
+                rule="callbacks",
+                help="delete it: then they are told of all of the run's steps and epochs again",
+            ) from None
+        return told if told.run == run else Told(run)  # the folder was another run's
+
+    def write(self, job_dir: Path) -> None:
+        """Raises OSError."""
+        write_atomically(job_dir / FILE, json.dumps(asdict(self)).encode())
