@@ -75,6 +75,8 @@ class Callbacks:
     on_validation(epoch: int, metrics: dict)
     on_end()                             the run's processes have ended, in order
     flush()                              what was told of steps and epochs is to be kept: it is noted as told after this
+    held() -> (step, epoch)              after on_begin: it has the steps before this one, and so many epochs. What was
+                                         told and it does not have (a machine went down, it is new) is told again
     """
 
     def __init__(self, callbacks: Sequence[Any], called: Sequence[str] = NAMES) -> None:
@@ -101,6 +103,8 @@ class Callbacks:
                     help=f"a callback's methods are {', '.join(NAMES)}",
                 )
         self._callbacks = tuple(callbacks)
+        self._at = [[0, 0] for _ in callbacks]
+        """Of each: it was told the steps before this one, and so many epochs."""
         self._status: JobStatus | None = None
         self._seen: set[tuple[float, str, str]] = set()
         self._since = time.time()
@@ -118,6 +122,45 @@ class Callbacks:
             method = getattr(callback, name, None)
             if method is not None:
                 method(*arguments)
+
+    def begin(self, run: Run, told: tuple[int, int]) -> None:
+        """`told`: (step, epoch), up to which earlier scripts' callbacks were told."""
+        self.tell("on_begin", run)
+        self._at = [list(map(min, told, getattr(one, "held", lambda: told)())) for one in self._callbacks]
+
+    def go_on(self, told: tuple[int, int]) -> None:
+        """Another script may have told more meanwhile."""
+        self._at = [list(map(max, told, at)) for at in self._at]
+
+    @property
+    def at_step(self) -> int | None:
+        """From which step on somebody is to be told; None: nobody hears of steps."""
+        return min((at[0] for _, at in self._hearing("on_step")), default=None)
+
+    @property
+    def at_epoch(self) -> int | None:
+        """How many epochs everybody was told of; None: nobody hears of them."""
+        return min((at[1] for _, at in self._hearing("on_epoch")), default=None)
+
+    def step(self, step: int, metrics: Mapping[str, float] | None) -> None:
+        """Tells those who were not told of it. None: there is nothing to tell."""
+        for callback, at in self._hearing("on_step"):
+            if at[0] <= step:
+                if metrics is not None:
+                    callback.on_step(step, dict(metrics))
+                at[0] = step + 1
+
+    def epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        """Tells those who were not told of it."""
+        for callback, at in self._hearing("on_epoch"):
+            if at[1] < epoch:
+                callback.on_epoch(epoch, dict(metrics))
+                at[1] = epoch
+
+    def _hearing(self, name: str) -> list[tuple[Any, list[int]]]:
+        return [
+            (one, at) for one, at in zip(self._callbacks, self._at, strict=True) if callable(getattr(one, name, None))
+        ]
 
     def is_new(self, status: JobStatus) -> bool:
         """Whether it is not told so far, and somebody is there to hear of it."""

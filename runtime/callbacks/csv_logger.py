@@ -35,6 +35,9 @@ class CSVLogger:
         if self._path is not None:
             _own(run, list(self._files.values()))
 
+    def held(self) -> tuple[int, int]:
+        return self._table("steps").newest + 1, max(0, self._table("epochs").newest)
+
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         self._table("steps").write(step, metrics)
 

@@ -48,8 +48,9 @@ class Teller:
         """None while this script does not tell."""
         self._rows: StepRows
         self._sums: EpochSums
-        self._refused = self._waits_in_vain = False
-        self._noted_at, self._noted = 0.0, Told("")
+        self._refused = self._waits_in_vain = self._broken = False
+        self._noted_at = 0.0
+        self._noted: Told | None = None
         self._lacking: list[Step] = []
         """Those of late that lack rows: the first and the last of them, ..."""
         self._incomplete = self._untold = 0
@@ -63,6 +64,7 @@ class Teller:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._depth -= 1
+        self._broken = self._broken or error is not None  # a step was read, and perhaps not told
         if self._depth:
             return
         try:
@@ -81,19 +83,24 @@ class Teller:
                 self._tell(f"{error.message}, and ITS callbacks are told; those of this script are when it has ended")
             self._refused = True
             return
-        self._told = self._noted = Told.read(self._folder, self.job.run_id)
-        self._open_rows(self._told)
+        told = Told.read(self._folder, self.job.run_id)
         if not self.begun:
             self.begun = True
-            self.callbacks.tell("on_begin", Run.of(self.job, self._folder))
+            self.callbacks.begin(Run.of(self.job, self._folder), (told.step, told.epoch))
+        if told != self._noted or self._broken:
+            self._broken = False
+            self.callbacks.go_on((told.step, told.epoch) if self._noted else (0, 0))
+            self._open_rows()
+        self._told = self._noted = told
 
-    def _open_rows(self, told: Told) -> None:
+    def _open_rows(self) -> None:
         """From the first step that is to be told, or is of an epoch that is."""
-        begins = told.step if self.callbacks.hears("on_step") else self._plan.total_steps
-        if self.callbacks.hears("on_epoch"):
-            begins = self._plan.start_steps[min(self._plan.pass_of(begins), told.epoch, self._plan.passes)]
+        plan, step, epoch = self._plan, self.callbacks.at_step, self.callbacks.at_epoch
+        begins = plan.total_steps if step is None else step
+        if epoch is not None:
+            begins = plan.start_steps[min(plan.pass_of(begins), epoch, plan.passes)]
         patience = PATIENCE_SECONDS if self.job.config.sync else math.inf
-        self._rows = StepRows(self._folder, self._plan, begins, patience)
+        self._rows = StepRows(self._folder, plan, begins, patience)
         self._begin_sums(begins)
 
     def _begin_sums(self, step: int) -> None:
@@ -126,7 +133,7 @@ class Teller:
             self._tell_step(step)
             self._sums.add(step.rows, step.lacking, skips)
             if self._plan.begins_pass(step.number + 1):
-                if ended is not None and self._sums.epoch > self._told.epoch:
+                if ended is not None and self._sums.epoch in self.missed(self._sums.epoch):
                     self.epoch(self._sums.epoch, ended(self._sums))
                 self._begin_sums(step.number + 1)
             self._note(NOTE_SECONDS)
@@ -147,20 +154,21 @@ class Teller:
 
     def missed(self, done: int) -> range:
         """Of so many epochs that are done, those that were not told."""
-        return range(self._told.epoch + 1, done + 1) if self._told and self.callbacks.hears("on_epoch") else range(0)
+        at = self.callbacks.at_epoch if self._told is not None else None
+        return range(at + 1, done + 1) if at is not None else range(0)
 
     def catch_up(self, done: int, ended: Ended) -> None:
         """Tells of the epochs that were missed, and of all steps before them."""
-        if self._told is not None and self.missed(done):
-            self._open_rows(self._told)
+        if self.missed(done):
+            self._open_rows()
             self.steps(self._plan.start_steps[done], ended)
             self.tell_lacking()
 
     def epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
         """Unless it was told already."""
-        if self._told is not None and epoch > self._told.epoch and self.callbacks.hears("on_epoch"):
-            self.callbacks.tell("on_epoch", epoch, dict(metrics))
-            self._told = replace(self._told, epoch=epoch)
+        if self._told is not None and epoch in self.missed(epoch):
+            self.callbacks.epoch(epoch, metrics)
+            self._told = replace(self._told, epoch=max(epoch, self._told.epoch))
             self._note()
 
     def validation(self, epoch: int, metrics: Mapping[str, float]) -> None:
@@ -174,16 +182,15 @@ class Teller:
     # -- inside -----------------------------------------------------------------------------------------------------
 
     def _tell_step(self, step: Step) -> None:
-        told = self._told
-        if told is None or step.number < told.step or not self.callbacks.hears("on_step"):
+        at = self.callbacks.at_step
+        if self._told is None or at is None or step.number < at:
             return
         metrics = means_of(step.rows)
         if step.lacking:
             self._lacking = [*self._lacking[:1], step]
             self._incomplete, self._untold = self._incomplete + bool(metrics), self._untold + (not metrics)
-        if metrics:
-            self.callbacks.tell("on_step", step.number, metrics)
-        self._told = replace(told, step=step.number + 1)
+        self.callbacks.step(step.number, metrics or None)
+        self._told = replace(self._told, step=max(step.number + 1, self._told.step))
 
     def tell_lacking(self) -> None:
         """A line of the steps that could not be told as they were."""

@@ -33,6 +33,9 @@ class TensorBoard:
         self._newest = newest_of(self._place)
         self._step = max(0, self._newest["train"])
 
+    def held(self) -> tuple[int, int]:
+        return self._newest["train"] + 1, max(0, self._newest["epoch"])
+
     def on_step(self, step: int, metrics: Mapping[str, float]) -> None:
         self._step = step
         self._write("train", step, metrics)
