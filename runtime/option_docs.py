@@ -51,6 +51,7 @@ def page() -> str:
     run = list(dataclasses.fields(LaunchOptions))
     where = "[running.md](running.md#everything-on-this-machine)"
     seen = f"| `on_status` | function | none | called with (supervisor, status), as often as the display: {where} |\n"
+    seen += "| `callbacks` | list | none | hear of steps, passes, events: [trainer.md](trainer.md#callbacks) |\n"
     return f"{_HEAD}{_TABLE}{_rows(JobConfig, job)}{_BEGIN}{_RUN}{_TABLE}{_rows(LaunchOptions, run)}{seen}"
 
 

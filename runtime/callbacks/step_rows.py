@@ -27,6 +27,8 @@ PIECE = 1 << 18
 """Bytes that are read at once."""
 ROWS_AHEAD = 50_000
 PATIENCE_SECONDS = 5.0
+BUSY_SECONDS = 1.0
+"""For so long what others write meanwhile is read, at one time."""
 
 
 @dataclass(frozen=True)
@@ -87,26 +89,23 @@ class StepRows:
 
     def steps(self, over: int = 0) -> Iterator[Step]:
         """Those that are ready now. `over`: steps before this one get no rows any more."""
-        while True:
-            read = self._read()
-            before = self.next
-            while (step := self._pop(over)) is not None:
-                yield step
-            if self.next == before and not read:
+        until = self._clock() + BUSY_SECONDS
+        while self.next < over or self._clock() < until:
+            read, before = self._read(), self.next
+            while self.next < self.plan.total_steps and not self._lacking():
+                yield self._pop()
+            if read or self.next > before:
+                continue
+            if self.next >= self.plan.total_steps or not self._is_over(over):
                 return
+            yield self._pop()
 
-    @property
-    def complete(self) -> bool:
-        """Whether all rows of the next step are there, as far as was read."""
-        return not self._lacking()
+    def _is_over(self, over: int) -> bool:
+        """Whether the next step is given up, all that can be read being read."""
+        return self.next < over or self.next < self._overdue() or self._is_full()
 
-    def _pop(self, over: int) -> Step | None:
-        number = self.next
-        if number >= self.plan.total_steps:
-            return None
-        lacking = self._lacking()
-        if lacking and not (number < over or number < self._overdue() or self._is_full()):
-            return None
+    def _pop(self) -> Step:
+        number, lacking = self.next, self._lacking()
         found = self._steps.pop(number, {})
         self.next += 1
         return Step(number, tuple(found[slot] for slot in sorted(found)), lacking)

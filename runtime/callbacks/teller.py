@@ -92,6 +92,7 @@ class Teller:
             self.callbacks.go_on((told.step, told.epoch) if self._noted else (0, 0))
             self._open_rows()
         self._told = self._noted = told
+        self._noted_at = time.monotonic()
 
     def _open_rows(self) -> None:
         """From the first step that is to be told, or is of an epoch that is."""

@@ -113,6 +113,7 @@ class RunningJob:
         """What ended it."""
         self._events: Sequence[Event] = ()
         self._asked, self._over = False, threading.Event()
+        self._wanted = 0
         self._known = -1
         """The generation as this launch began; -1 until what etcd knows is held against the folder."""
         self._thread = _Launcher(self)
@@ -141,6 +142,7 @@ class RunningJob:
     def _look(self, supervisor: Supervisor, status: JobStatus) -> None:
         self.supervisor, self.status, self._events = supervisor, status, status.events
         supervisor.replaces_left = True
+        self._ask()
         if self._asked:
             raise _Ended
 
@@ -188,9 +190,15 @@ class RunningJob:
 
     def want(self, passes: int) -> None:
         """Passes before this one may begin."""
-        if self.supervisor is not None and self.supervisor.passes is not None:
+        self._wanted = max(self._wanted, passes)
+        self._ask()
+
+    def _ask(self) -> None:
+        """For the passes that are wanted: by the script, or by the launch, if that had not come so far."""
+        passes = self.supervisor.passes if self.supervisor is not None else None
+        if passes is not None and passes.count < self._wanted:
             with contextlib.suppress(EtcdError):  # the launch tries again
-                self.supervisor.passes.want(passes)
+                passes.want(self._wanted)
 
     def view(self) -> JobView | None:
         """The job's control records now; None while etcd does not tell them."""

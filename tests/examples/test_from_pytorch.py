@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import types
 from pathlib import Path
 
 import pytest
+
+from graphft.runtime.callbacks.callbacks import Callbacks
 
 PAGE = Path(__file__).parents[2] / "docs" / "from-pytorch.md"
 LOOP, JOB, CALLBACK = (part.split("```")[0] for part in PAGE.read_text().split("```python\n")[1:])
@@ -32,22 +33,14 @@ def run(folder: Path, script: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-def test_the_callback(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a writer in the place of TensorBoard's, which is not installed for this."""
-    told = []
-
-    class SummaryWriter:
-        def __init__(self, folder: str) -> None: ...
-
-        def add_scalar(self, *arguments: object) -> None:
-            told.append(arguments)
-
-    module = types.ModuleType("torch.utils.tensorboard")
-    module.SummaryWriter = SummaryWriter  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
+def test_the_callback(capsys: pytest.CaptureFixture[str]) -> None:
     namespace: dict[str, type] = {}
     exec(CALLBACK, namespace)
-    board = namespace["Board"]("runs")
-    board.on_epoch(1, {"loss": 0.5, "accuracy": 0.9, "seconds": 3.0})
-    board.on_validation(1, {"loss": 0.6})
-    assert told == [("train/loss", 0.5, 1), ("train/accuracy", 0.9, 1), ("validation/loss", 0.6, 1)]
+    printer = namespace["Printer"]()
+    Callbacks([printer])
+    for step in range(3):
+        printer.on_step(step, {"loss": 0.25})
+    printer.on_epoch(1, {"loss": 0.5, "accuracy": 0.9, "seconds": 3.0})
+    printer.on_validation(1, {"loss": 0.6})
+    told = ["step 0: loss 0.2500", "epoch 1: loss 0.5000, accuracy 0.900", "epoch 1: held-out loss 0.6000"]
+    assert capsys.readouterr().out.splitlines() == told

@@ -1,0 +1,152 @@
+"""Steps and epochs are told once over all scripts of a run, with the bits of an undisturbed one, whatever is killed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import graphft
+from graphft.callbacks import CSVLogger
+from graphft.runtime.process.metric_files import metrics_of
+from tests.driver import epochs
+from tests.support.waiting import until
+
+ROOT = Path(__file__).resolve().parents[2]
+EPOCHS, KILLS = 6, 3
+EXACT = ("epoch", "loss", "accuracy", "samples", "left_out", "steps")
+
+pytestmark = pytest.mark.timeout(600)
+
+
+class Told:
+    def __init__(self, fails: bool = False) -> None:
+        self.steps: list[tuple[int, dict[str, float]]] = []
+        self.epochs: list[dict[str, float]] = []
+        self.fails = fails
+
+    def on_step(self, step: int, metrics: dict[str, float]) -> None:
+        self.steps.append((step, metrics))
+
+    def on_epoch(self, epoch: int, metrics: dict[str, float]) -> None:
+        if self.fails:
+            raise ValueError("as the test wants it")
+        self.epochs.append({name: metrics[name] for name in EXACT})
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_an_epoch_whose_script_died_is_told_to_the_next_one_first(tmp_path: Path) -> None:
+    first, second, third = Told(fails=True), Told(), Told()
+    with pytest.raises(ValueError, match="as the test wants it"):
+        epochs.trainer(tmp_path / "job", callbacks=[first]).train()
+    with epochs.trainer(tmp_path / "job", callbacks=[second]) as trainer:
+        metrics = trainer.train()
+    assert [step for step, _ in first.steps] == list(range(epochs.PER_EPOCH))
+    assert [step for step, _ in second.steps] == list(range(epochs.PER_EPOCH, 2 * epochs.PER_EPOCH))
+    assert [found["epoch"] for found in second.epochs] == [1, 2]
+    assert second.epochs[1] == {name: metrics[name] for name in EXACT}
+    assert (second.epochs[0]["samples"], second.epochs[0]["steps"]) == (96, epochs.PER_EPOCH)
+    found = metrics_of(tmp_path / "job")
+    for step, values in first.steps + second.steps:
+        assert values == {name: dict(found[name])[step] for name in ("loss", "accuracy")}
+    with epochs.trainer(tmp_path / "job", callbacks=[third, CSVLogger()]) as trainer:
+        assert trainer.epoch == 2, "nothing is left to train"
+    assert not trainer.workers()
+    assert (third.steps, third.epochs) == ([], [])
+    logged = rows(tmp_path / "job" / "steps-epochs.csv")
+    assert [{name: float(row[name]) for name in EXACT} for row in logged] == second.epochs, "a new logger has all"
+
+
+def test_a_script_that_is_killed_logs_each_step_once(tmp_path: Path) -> None:
+    """With SIGKILL, at random moments of it."""
+    with epochs.trainer(tmp_path / "undisturbed", callbacks=[told := Told()]) as trainer:
+        trainer.train(epochs=EPOCHS)
+    loggers = {"CSVLogger": f"{tmp_path}/steps.csv"}
+    try:
+        import tensorboard  # noqa: F401
+
+        loggers["TensorBoard"] = f"{tmp_path}/runs"
+    except ImportError:
+        print("tensorboard is not installed: without it")
+    command = [sys.executable, "-m", "tests.driver.epochs", f"{tmp_path}/job", str(EPOCHS)]
+    command.append(json.dumps({"loggers": loggers}))
+    env, rng = os.environ | {"PYTHONPATH": str(ROOT)}, random.Random(1)
+    for kill in range(KILLS + 1):
+        with subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.DEVNULL) as script:
+            if kill == KILLS:
+                assert script.wait(300) == 0
+                break
+            before = noted(tmp_path)
+            until(lambda: noted(tmp_path) != before or script.poll() is not None, 240)  # noqa: B023
+            time.sleep(0.3 * rng.random())
+            script.kill()
+    logged = [
+        (int(row["step"]), {n: float(row[n]) for n in ("loss", "accuracy")}) for row in rows(tmp_path / "steps.csv")
+    ]
+    assert logged == told.steps
+    found = [{name: float(row[name]) for name in EXACT} for row in rows(tmp_path / "steps-epochs.csv")]
+    assert found == told.epochs
+    if "TensorBoard" in loggers:
+        from tests.callbacks.test_tensorboard import scalars
+
+        (folder,) = (tmp_path / "runs").iterdir()
+        board = scalars(folder)
+        assert board["train/loss"] == [(step, pytest.approx(values["loss"], rel=1e-6)) for step, values in told.steps]
+        assert [step for step, _ in board["epoch/loss"]] == list(range(1, EPOCHS + 1))
+
+
+def noted(folder: Path) -> Any:
+    path = folder / "job" / "callbacks.json"
+    return path.read_bytes() if path.exists() else None
+
+
+def test_a_job_without_a_trainer_tells_its_callbacks(tmp_path: Path) -> None:
+    """`job.run`: its passes are the epochs. A callback that fails ends the launch; the next one goes on behind it."""
+
+    class Failing(Told):
+        def on_step(self, step: int, metrics: dict[str, float]) -> None:
+            if step == epochs.PER_EPOCH + 1:
+                raise ZeroDivisionError("as the test wants it")
+            super().on_step(step, metrics)
+
+        def on_end(self) -> None:
+            self.ended = True
+
+    job = graphft.transpile(epochs.program(), trainers=2, passes=3, ft=True, chunks=epochs.chunks(), **epochs.OPTIONS)
+    first, second = Failing(), Told()
+    with pytest.raises(ZeroDivisionError, match="as the test wants it"):
+        job.run(job_dir=str(tmp_path / "job"), quiet=True, callbacks=[first])
+    assert not hasattr(first, "ended")
+    result = job.run(job_dir=str(tmp_path / "job"), quiet=True, callbacks=[second, CSVLogger()])
+    told = first.steps + second.steps
+    assert [step for step, _ in told] == list(range(3 * epochs.PER_EPOCH))
+    for name in ("loss", "accuracy"):
+        assert [(step, values[name]) for step, values in told] == result.metrics[name]
+    assert [row["epoch"] for row in first.epochs + second.epochs] == [1, 2, 3]
+    assert all((row["samples"], row["left_out"]) == (96, 0) for row in first.epochs + second.epochs)
+    assert len(rows(tmp_path / "job" / "steps.csv")) == 3 * epochs.PER_EPOCH
+    with pytest.raises(graphft.GraphftError, match="is no callback"):
+        job.run(job_dir=str(tmp_path / "other"), callbacks=[object()])
+    assert not (tmp_path / "other").exists()
+
+
+def test_an_async_job_tells_each_of_its_batches(tmp_path: Path) -> None:
+    job = graphft.transpile(
+        epochs.program(), trainers=2, passes=2, sync=False, ft=True, chunks=epochs.chunks(), **epochs.OPTIONS
+    )
+    told = Told()
+    result = job.run(job_dir=str(tmp_path / "job"), quiet=True, callbacks=[told])
+    assert [step for step, _ in told.steps] == list(range(result.steps)), "in the order of the plan"
+    assert [(row["epoch"], row["samples"]) for row in told.epochs] == [(1, 96), (2, 96)]
