@@ -212,5 +212,8 @@ class Teller:
         if self._told is None or self._told == self._noted or time.monotonic() < self._noted_at + after:
             return
         self.callbacks.tell("flush")
-        self._told.write(self._folder)
+        try:
+            self._told.write(self._folder)
+        except OSError as error:
+            self._tell(f"what callbacks were told cannot be noted: {error}; the next script tells of it again")
         self._noted, self._noted_at = self._told, time.monotonic()

@@ -12,6 +12,17 @@ from pathlib import Path
 from graphft.errors import UsageError
 
 _FILE = "launcher.lock"
+_held: set[int] = set()
+"""Descriptors of the locks that this process holds."""
+
+
+def _let_go() -> None:
+    """A child that user code forks would hold them for as long as it lives."""
+    while _held:
+        os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_let_go)
 
 
 @contextlib.contextmanager
@@ -24,13 +35,7 @@ def locked(job_dir: Path, wait: Callable[[str], None] | None = None, file: str =
     """
     job_dir.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(job_dir / file, os.O_RDWR | os.O_CREAT, 0o644)
-    held = [descriptor]
-
-    def let_go() -> None:
-        while held:
-            os.close(held.pop())
-
-    os.register_at_fork(after_in_child=let_go)  # a child that user code forks would hold it for as long as it lives
+    _held.add(descriptor)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -48,7 +53,9 @@ def locked(job_dir: Path, wait: Callable[[str], None] | None = None, file: str =
         os.pwrite(descriptor, f"pid {os.getpid()} on host {socket.gethostname()}\n".encode(), 0)
         yield
     finally:
-        let_go()
+        if descriptor in _held:  # else this is a child
+            _held.remove(descriptor)
+            os.close(descriptor)
 
 
 def holder_of(job_dir: Path) -> str:

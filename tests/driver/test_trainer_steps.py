@@ -21,7 +21,7 @@ from tests.driver import epochs
 from tests.support.waiting import until
 
 ROOT = Path(__file__).resolve().parents[2]
-EPOCHS, KILLS = 6, 3
+EPOCHS, KILLS, PASSES = 6, 3, 40
 EXACT = ("epoch", "loss", "accuracy", "samples", "left_out", "steps")
 
 pytestmark = pytest.mark.timeout(600)
@@ -124,19 +124,21 @@ def test_a_job_without_a_trainer_tells_its_callbacks(tmp_path: Path) -> None:
         def on_end(self) -> None:
             self.ended = True
 
-    job = graphft.transpile(epochs.program(), trainers=2, passes=3, ft=True, chunks=epochs.chunks(), **epochs.OPTIONS)
+    job = graphft.transpile(
+        epochs.program(), trainers=2, passes=PASSES, ft=True, chunks=epochs.chunks(), **epochs.OPTIONS
+    )
     first, second = Failing(), Told()
     with pytest.raises(ZeroDivisionError, match="as the test wants it"):
         job.run(job_dir=str(tmp_path / "job"), quiet=True, callbacks=[first])
     assert not hasattr(first, "ended")
     result = job.run(job_dir=str(tmp_path / "job"), quiet=True, callbacks=[second, CSVLogger()])
     told = first.steps + second.steps
-    assert [step for step, _ in told] == list(range(3 * epochs.PER_EPOCH))
+    assert [step for step, _ in told] == list(range(PASSES * epochs.PER_EPOCH))
     for name in ("loss", "accuracy"):
         assert [(step, values[name]) for step, values in told] == result.metrics[name]
-    assert [row["epoch"] for row in first.epochs + second.epochs] == [1, 2, 3]
+    assert [row["epoch"] for row in first.epochs + second.epochs] == list(range(1, PASSES + 1))
     assert all((row["samples"], row["left_out"]) == (96, 0) for row in first.epochs + second.epochs)
-    assert len(rows(tmp_path / "job" / "steps.csv")) == 3 * epochs.PER_EPOCH
+    assert len(rows(tmp_path / "job" / "steps.csv")) == PASSES * epochs.PER_EPOCH
     with pytest.raises(graphft.GraphftError, match="is no callback"):
         job.run(job_dir=str(tmp_path / "other"), callbacks=[object()])
     assert not (tmp_path / "other").exists()
