@@ -59,7 +59,12 @@ class Teller:
     def __enter__(self) -> Teller:
         self._depth += 1
         if self.callbacks and self._depth == 1:
-            self._take()
+            try:
+                self._take()
+            except BaseException:
+                self._depth = 0
+                self._stack.close()
+                raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -85,8 +90,8 @@ class Teller:
             return
         told = Told.read(self._folder, self.job.run_id)
         if not self.begun:
-            self.begun = True
             self.callbacks.begin(Run.of(self.job, self._folder), (told.step, told.epoch))
+            self.begun = True
         if told != self._noted or self._broken:
             self._broken = False
             self.callbacks.go_on((told.step, told.epoch) if self._noted else (0, 0))
@@ -178,7 +183,8 @@ class Teller:
             self.callbacks.tell("flush")
 
     def end(self) -> None:
-        self.callbacks.tell("on_end")
+        if self.begun:
+            self.callbacks.tell("on_end")
 
     # -- inside -----------------------------------------------------------------------------------------------------
 

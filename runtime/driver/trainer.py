@@ -123,6 +123,8 @@ class Trainer:
         self._counted_from = 0.0
         self._idle_rates = set[str]()
         """Learning rates of which it was told that they are 0."""
+        self._failed = False
+        """Whether an error has ended a call, or its `with`."""
         self._alone, self._pid = Alone(), os.getpid()
         atexit.register(self._at_exit)
 
@@ -130,6 +132,7 @@ class Trainer:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._failed = self._failed or error is not None
         self.shutdown()
 
     @property
@@ -314,7 +317,9 @@ class Trainer:
                 self._settle(SETTLE_SECONDS)
                 self._stop()
             self._teller.end()
-        elif self._teller.callbacks and not self._teller.begun:  # all epochs were done: nobody has called train()
+        elif self._teller.callbacks and not (
+            self._failed or self._teller.begun
+        ):  # all epochs were done: nobody has called train()
             with contextlib.suppress(GraphftError), self._teller:
                 self._tell_missed(self.epoch)
             self._teller.end()
@@ -347,6 +352,7 @@ class Trainer:
         try:
             yield
         except BaseException as error:
+            self._failed = True
             self._stop()
             if isinstance(error, WorkerFailed):  # what ends a job itself is noted by its launch
                 note_failed(self.job_dir, error.message.splitlines()[0])

@@ -187,6 +187,23 @@ def test_a_callback_hears_of_the_run_first(tmp_path: Path) -> None:
     assert heard == ["run", 0, 1, "flush"]
 
 
+def test_a_callback_that_cannot_begin_is_asked_again(tmp_path: Path) -> None:
+    class Away(Steps):
+        def on_begin(self, run: Run) -> None:
+            if away:
+                raise ConnectionError("no server")
+
+    away, told = True, Away()
+    write(tmp_path, range(2))
+    one = teller(tmp_path, told)
+    with pytest.raises(ConnectionError), one:
+        pass
+    away = False
+    with one:
+        one.steps()
+    assert told.numbers == [0, 1]
+
+
 def test_a_damaged_note_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "callbacks.json").write_text('{"run": 1')
     with pytest.raises(GraphftError, match="does not say what callbacks were told"), teller(tmp_path, Steps()):

@@ -64,6 +64,13 @@ def test_passes_on_demand_equal_those_that_follow_one_another() -> None:
     assert "'passes asked for': " in check("sync", "on-demand")
 
 
+def test_a_batch_that_counts_has_its_row() -> None:
+    """A trainer dies before it writes the row of a batch, which must not have been sent so far: callbacks would never
+    be told of its step."""
+    printed = "\n".join(simulate("--scenario", "on-demand", "--first", "1102", "--seeds", "1"))
+    assert "1 of 1 seeds as they should be" in printed, printed
+
+
 @pytest.mark.parametrize("mode", ["sync", "async"])
 def test_shards_agree_on_what_is_discarded(mode: str) -> None:
     """Pitfall 84: batches that cannot be read, among all other faults: what is left out is left out everywhere."""
