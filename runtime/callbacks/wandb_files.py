@@ -25,8 +25,9 @@ def rows_of_file(path: Path) -> Iterator[dict[str, Any]]:
     """What was logged, as it was given, and what the library added (`_step`, `_timestamp`)."""
     from wandb.proto import wandb_internal_pb2
 
+    messages: Any = wandb_internal_pb2  # its classes are made when it is loaded
     for data in _records(path):
-        record = wandb_internal_pb2.Record()
+        record = messages.Record()
         record.ParseFromString(data)
         if record.WhichOneof("record_type") == "history":
             items = record.history.item
