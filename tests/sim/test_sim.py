@@ -64,6 +64,13 @@ def test_passes_on_demand_equal_those_that_follow_one_another() -> None:
     assert "'passes asked for': " in check("sync", "on-demand")
 
 
+@pytest.mark.parametrize("seed", ["1280", "1466"])
+def test_a_pass_ends_though_its_last_contribution_was_lost(seed: str) -> None:
+    """Its trainer waits for the next pass to be asked for, and nobody asks before this one is done."""
+    printed = "\n".join(simulate("--scenario", "on-demand", "--first", seed, "--seeds", "1"))
+    assert "1 of 1 seeds as they should be" in printed, printed
+
+
 def test_a_batch_that_counts_has_its_row() -> None:
     """A trainer dies before it writes the row of a batch, which must not have been sent so far: callbacks would never
     be told of its step."""
