@@ -18,6 +18,8 @@ from graphft.runtime.engines.kubernetes.command import add_parser as add_kuberne
 from graphft.runtime.interchange.command import add_parser as add_checkpoint
 from graphft.runtime.launcher.clean_command import add_parser as add_clean
 from graphft.runtime.launcher.etcd_command import add_parser as add_etcd
+from graphft.runtime.launcher.page_command import add_parser as add_page
+from graphft.runtime.launcher.page_command import port_of
 from graphft.runtime.launcher.slurm_command import add_parser as add_slurm
 from graphft.runtime.launcher.status_command import add_parser as add_status
 from graphft.runtime.process.role_environment import role_environment
@@ -97,6 +99,7 @@ def _parser() -> argparse.ArgumentParser:
     fork_server.set_defaults(command=_fork_server)
 
     add_status(commands)
+    add_page(commands)
     add_clean(commands)
 
     forget = commands.add_parser("forget", help="delete a dead run's records from an etcd that outlives jobs")
@@ -152,6 +155,8 @@ def _add_launch(launch: argparse.ArgumentParser) -> None:
     launch.add_argument(
         "--python", metavar="PATH", help="(--hosts) the interpreter there (default: the path of this one)"
     )
+    page = "serve a page that shows the job on this machine's loopback, at this port (default: a free one)"
+    launch.add_argument("--page", nargs="?", const="0", metavar="PORT", help=page)
     switches = {
         "fork_server": ("--no-fork-server", "start each role from nothing, none as a fork"),
         "quiet": ("--quiet", "no progress display"),
@@ -176,6 +181,7 @@ def _launch(options: argparse.Namespace) -> int:
     from graphft.runtime.launcher.options import CALLED, COMMAND_LINE, LaunchOptions
 
     _take_hosts(options)
+    _take_page(options)
     fields = LaunchOptions.__dataclass_fields__
     given = {name: value for name in fields if (value := getattr(options, name, None)) is not None}
     chosen = LaunchOptions(**given)
@@ -211,6 +217,15 @@ def _of_script(options: argparse.Namespace) -> Sequence[str]:
                 "before it"
             )
     return list(options.args)
+
+
+def _take_page(options: argparse.Namespace) -> None:
+    """Its port may be left out: then what stands behind it is the script."""
+    given = options.page
+    if given is not None and not given.isdigit():
+        options.script, options.args = given, [options.script, *options.args] if options.script else options.args
+        given = "0"
+    options.page = port_of(given) if given is not None else None
 
 
 def _take_hosts(options: argparse.Namespace) -> None:
