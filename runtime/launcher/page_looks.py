@@ -14,9 +14,10 @@ from graphft.runtime.coordination.noted_etcd import EtcdNote
 from graphft.runtime.coordination.status import UNKNOWN_JOB, JobStatus, list_jobs, read_status
 from graphft.runtime.etcd import Etcd, EtcdError
 from graphft.runtime.launcher.folder_status import ANSWER_SECONDS, is_copy, list_folders, look_at, note_of
+from graphft.runtime.launcher.process_ends import ends_as_events
 from graphft.runtime.page import document as documents
 from graphft.runtime.page.job_page import JobPage, Look
-from graphft.runtime.page.time_keeper import read_time, time_in_etcd
+from graphft.runtime.page.time_keeper import read_time, seen_of, time_in_etcd
 from graphft.runtime.process.folder_lock import holder_of
 from graphft.transpiler.record import JobRecord, read_record
 
@@ -43,12 +44,12 @@ class FolderLooks:
             status = self._ask(record)
         if status is None:
             told = look_at(self.folder).to_json() | ({"folder": self.url} if self.url else {})
-            return Look(documents.at_rest(told), kept=kept, folder=self.folder)
+            return Look(documents.at_rest(told), ends_as_events(self.folder), kept, self.folder)
         if kept is None and self._etcd is not None:  # who launched it has another folder
             with contextlib.suppress(EtcdError):
                 kept = time_in_etcd(self._etcd, Keys(record.config.name), record.run_id)
         document = documents.running(status, self._endpoints)
-        return Look(document, status.events, kept, self.folder)
+        return Look(document, status.events, kept, self.folder, seen_of(status))
 
     def _ask(self, record: JobRecord) -> JobStatus | None:
         """What etcd tells of this very run; None if nobody works on it, or that cannot be told."""
@@ -93,7 +94,9 @@ class EtcdLooks:
         kept = time_in_etcd(self._etcd, self._keys, run)
         if kept is None and folder is not None:
             kept = read_time(folder, run)
-        return Look(documents.running(status, ",".join(self._etcd.endpoints)), status.events, kept, folder)
+        return Look(
+            documents.running(status, ",".join(self._etcd.endpoints)), status.events, kept, folder, seen_of(status)
+        )
 
     def _folder(self, status: JobStatus) -> Path | None:
         """The run's, if this machine has it."""

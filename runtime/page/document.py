@@ -128,8 +128,9 @@ def with_shares(document: dict[str, Any], shares: Mapping[str, Mapping[str, floa
         trainer["straggler"] = most - at_work.get(trainer["id"], most) > STRAGGLES
 
 
-def with_time(document: dict[str, Any], kept: Mapping[str, Any] | None) -> None:
-    """Where the time went, as the launcher's ledger has it (`TimeLedger.export`); None: nobody has kept it."""
+def with_time(document: dict[str, Any], kept: Mapping[str, Any] | None, by_page: bool = False) -> None:
+    """Where the time went, as the launcher's ledger has it (`TimeLedger.export`), or the page's own (`by_page`); None:
+    nobody has kept it."""
     if kept is None:
         document["time"] = None
         return
@@ -137,6 +138,7 @@ def with_time(document: dict[str, Any], kept: Mapping[str, Any] | None) -> None:
     wall = sum(seconds.values())
     live = document.get("state") in ("running", "starting", "idle")
     document["time"] = {
+        "by_page": by_page,
         "began": kept["began"],
         "until": kept["until"],
         "wall": round(wall, 3),

@@ -77,7 +77,7 @@ function end(job) {
   if (mode(job) === "recovering") return "time left: not known while it recovers";
   if (mode(job) === "checkpointing") return "done in a moment";
   if (!job.total_steps) return "time left: not known, its passes are asked for one by one";
-  if (time === null) return "time left: not known, no launcher keeps its time";
+  if (time === null) return "time left: not known";
   if (time.seconds_left === null) return "time left: not known yet";
   return `done in about ${duration(time.seconds_left)}, at ${clock(job.now + time.seconds_left)}`;
 }
@@ -86,14 +86,15 @@ function end(job) {
 
 function head(job) {
   const what = mode(job), part = job.total_steps && job.step !== null ? job.step / job.total_steps : null;
+  const last = job.curve?.series.loss?.findLast((value) => value !== null) ?? null; // of a job that runs no more
   const figures = [
-    ["loss", job.loss !== null && job.loss !== undefined ? number(job.loss) : null],
+    ["loss", number(job.loss ?? last)],
     ...Object.entries(job.metrics ?? {}).slice(0, 4).map(([name, value]) => [name, number(value)]),
     ["steps/s", job.time?.steps_per_second ? number(Number(job.time.steps_per_second.toPrecision(3))) : null],
     ["samples/s", job.samples_per_second ? integer(job.samples_per_second) : null],
     ["pass", job.passes ? `${Math.min((job.pass ?? job.passes - 1) + 1, job.passes)} of ${integer(job.passes)}` : null],
     ["generation", job.generation ?? null],
-  ].filter(([, value]) => value !== null);
+  ].filter(([, value]) => value !== null && value !== "–");
   const notices = [
     [job.failure, "bad"],
     [job.etcd_full ? "etcd is full: its quota is used up, and the job waits." : "", "bad"],
@@ -130,6 +131,7 @@ function time(job) {
   return [
     h("div", { class: "row between" }, h("h2", {}, "Where the time went"),
       h("span", {}, h("span", { class: "goodput" }, percent(goodput ?? 0)), h("span", { class: "soft" }, ` goodput in ${duration(wall)}`))),
+    job.time.by_page ? h("p", { class: "soft small" }, `as this page has seen it since ${clock(job.time.began)}: no launcher keeps this job's time`) : "",
     stacked(parts, false, said),
     h("ul", { class: "legend" }, parts.map(([name, s]) => h("li", { class: s > 0 ? "" : "none" },
       h("b", { class: `c-${name}` }), h("span", {}, WORDS[name]), h("span", { class: "soft" }, duration(s)), h("span", {}, percent(s / wall))))),

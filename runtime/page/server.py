@@ -34,6 +34,8 @@ REQUEST_SECONDS = 5.0
 """For which a client may take to ask."""
 CLIENTS = 32
 """Requests that are answered at a time; more are closed at once."""
+POLL_SECONDS = 0.1
+"""For which its end may take."""
 WATCHED_SECONDS = 3.0
 """Somebody looks at the page if it was asked for so shortly before ..."""
 LAST_LOOK_SECONDS = 2.5
@@ -114,7 +116,7 @@ def _plain(status: int, text: str) -> Answer:
 
 
 class _Server(ThreadingHTTPServer):
-    allow_reuse_address, daemon_threads = True, True
+    allow_reuse_address, daemon_threads, request_queue_size = True, True, 2 * CLIENTS
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._free = threading.BoundedSemaphore(CLIENTS)
@@ -161,7 +163,7 @@ class PageServer:
 
     def _serve(self) -> None:
         try:
-            self._server.serve_forever()
+            self._server.serve_forever(POLL_SECONDS)
         except Exception:
             log.warning("the page is not served any more; the job goes on", exc_info=True)
 

@@ -1,4 +1,4 @@
-"""A launcher's account of where its job's time goes: kept in the job's folder and in etcd; the next launch carries it on.
+"""A launcher's account of where its job's time goes: kept in the folder and in etcd, and gone on with by the next one.
 
 `time.json`, in the folder, is sealed JSON: {run, ledger}; the record in etcd, for pages on other machines, has the
 same. Both are written each few seconds, so a launcher that is killed loses those; they count as idle then. Nothing here
@@ -47,11 +47,15 @@ def seen_of(status: JobStatus) -> Seen:
         status.state != "running",
         {name: trainer.get("seconds", {}) for name, trainer in status.trainers.items()},
         {str(shard["id"]): shard.get("checkpoint_seconds", 0.0) for shard in status.pservers.values()},
-        max((trainer.get("step") or 0 for trainer in status.trainers.values()), default=0)
-        if status.spec["sync"]
-        else 0,
+        _reached(status),
         status.generation_step,
     )
+
+
+def _reached(status: JobStatus) -> int:
+    """A sync trainer that is at a step has had the parameters of the step before."""
+    steps = [trainer.get("step", 0) - 1 for trainer in status.trainers.values()] if status.spec["sync"] else []
+    return max([0, *steps])
 
 
 def read_time(job_dir: Path, run: str) -> Mapping[str, Any] | None:

@@ -43,8 +43,9 @@ RECOVERIES = 50
 @dataclass(frozen=True, slots=True)
 class Seen:
     """One look. `step`: that all shards have reached; `reached`: the highest that is known to have been reached, by
-    trainers, who know earlier; `generation_step`: where the generation began, None if that is not known; `members`: ids of the trainers and pservers that are registered;
-    `present`: whether any process of the job is there, one that loads, too.
+    trainers, who know earlier; `generation_step`: where the generation began, None if that is not known. `members`: ids
+    of the trainers and pservers that are registered; `present`: whether any process of the job is there, one that
+    loads, too.
 
     `trainers`: by id, seconds since it began by what it was at (`process.time_split`); `checkpoints`: by shard, seconds
     for which steps waited for checkpoints since it began.

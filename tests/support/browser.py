@@ -1,4 +1,4 @@
-"""A real browser without a screen: Chromium, driven over its own pipe (DevTools protocol), at most one page at a time."""
+"""A real browser without a screen: Chromium, driven over its own pipe (DevTools protocol), one page at a time."""
 
 from __future__ import annotations
 
