@@ -7,10 +7,7 @@ import logging
 from collections.abc import Iterator
 from pathlib import Path
 
-from graphft.runtime.launcher.page_looks import FolderLooks
 from graphft.runtime.launcher.tell import tell
-from graphft.runtime.page.job_page import JobPage
-from graphft.runtime.page.server import OneJob, PageServer
 from graphft.runtime.page.time_keeper import TimeKeeper
 
 log = logging.getLogger("graphft")
@@ -20,6 +17,10 @@ class LaunchPage:
     """Raises UsageError if it cannot be served: before anything of the job is started."""
 
     def __init__(self, job_dir: Path, port: int) -> None:
+        from graphft.runtime.launcher.page_looks import FolderLooks  # most launches need none of it
+        from graphft.runtime.page.job_page import JobPage
+        from graphft.runtime.page.server import OneJob, PageServer
+
         self._looks = FolderLooks(job_dir)
         self._server = PageServer(OneJob(JobPage(self._looks)), port)
         tell(f"page: {self._server.url}")

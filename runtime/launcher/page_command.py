@@ -42,7 +42,8 @@ def serve_page(options: argparse.Namespace) -> int:
         server = PageServer(_site(options, stack), port)
         stack.callback(server.close)
         print(server.url, flush=True)
-        threading.Event().wait()
+        with contextlib.suppress(KeyboardInterrupt):  # its usual end
+            threading.Event().wait()
     return EXIT_OK
 
 

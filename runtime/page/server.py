@@ -23,7 +23,6 @@ import msgspec
 
 from graphft.errors import UsageError
 from graphft.runtime.page.job_page import JobPage
-from graphft.runtime.page.prometheus import CONTENT_TYPE, metrics_of
 
 log = logging.getLogger("graphft")
 
@@ -106,6 +105,8 @@ def answer(site: Site, path: str) -> Answer:
         if not link:
             return 200, "application/json", msgspec.json.encode({"jobs": site.briefs(), "now": time.time()})
     if name == "metrics" and not link:
+        from graphft.runtime.page.prometheus import CONTENT_TYPE, metrics_of  # whose library few ask for
+
         pages = [page] if page is not None else [site.job(brief["link"]) for brief in site.briefs()]
         return 200, CONTENT_TYPE, metrics_of([found.document() for found in pages if found is not None])
     return _plain(404, f"there is no {path}, but /, /status.json, /metrics and /healthz")
