@@ -49,7 +49,7 @@ export function chart({ points, marks, width, height, log, label, hover, onHover
   const scale = log ? Math.log10 : (value) => value;
   const y = (value) => top + ((scale(high) - scale(value)) / (scale(high) - scale(low))) * (height - top - bottom);
 
-  for (const at of log ? decades(low, high) : ticks(low, high, height > 180 ? 5 : 3)) {
+  for (const at of log ? decades(low, high) : ticks(low, high, height > 180 ? 5 : 4)) {
     root.append(svg("line", { class: "grid", x1: left, x2: width - right, y1: y(at), y2: y(at) }));
     root.append(svg("text", { x: left - 6, y: y(at) + 4, "text-anchor": "end" }, number(at)));
   }

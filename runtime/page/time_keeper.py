@@ -41,7 +41,7 @@ def seen_of(status: JobStatus) -> Seen:
         status.total_steps,
         status.generation,
         frozenset(str(member["id"]) for member in members),
-        bool(members or status.loading),
+        len(status.pservers) >= int(status.spec["pservers"]),
         paused or (bool(status.without_room) and not status.trainers),
         any(trainer.get("unreached") for trainer in status.trainers.values()),
         status.state != "running",

@@ -44,8 +44,7 @@ RECOVERIES = 50
 class Seen:
     """One look. `step`: that all shards have reached; `reached`: the highest that is known to have been reached, by
     trainers, who know earlier; `generation_step`: where the generation began, None if that is not known. `members`: ids
-    of the trainers and pservers that are registered; `present`: whether any process of the job is there, one that
-    loads, too.
+    of the trainers and pservers that are registered; `whole`: whether every shard is.
 
     `trainers`: by id, seconds since it began by what it was at (`process.time_split`); `checkpoints`: by shard, seconds
     for which steps waited for checkpoints since it began.
@@ -55,7 +54,7 @@ class Seen:
     total_steps: int | None = None
     generation: int = 0
     members: frozenset[str] = frozenset()
-    present: bool = True
+    whole: bool = True
     waits: bool = False
     """Whether it is to do nothing now: the next pass was not asked for, or the engine has no room for a trainer."""
     cut_off: bool = False
@@ -133,6 +132,8 @@ class TimeLedger:
         if self.mode == "over" and (seen is None or seen.over):
             return self.mode  # its time stands still
         passed = self._pass(now)
+        if seen is not None and self._last is not None and seen.generation > self._last.generation:
+            self.high = max(self.high, self._last.reached)
         if passed > GAP_SECONDS or self.mode == "over":
             self.seconds["idle"] += passed
             self._forget()
@@ -140,7 +141,7 @@ class TimeLedger:
         else:
             self._give(seen, passed)
         if seen is not None:
-            self._last, self.high = seen, max(self.high, seen.step, seen.reached)
+            self._last, self.high = seen, max(self.high, seen.step)
         return self.mode
 
     def carry(self, now: float) -> None:
@@ -211,7 +212,7 @@ class TimeLedger:
         last = self._last
         if last is None or not self._begun or seen.at_end or seen.over:
             return
-        lost = bool(last.members - seen.members) or seen.generation > last.generation or not seen.present
+        lost = bool(last.members - seen.members) or seen.generation > last.generation or not seen.whole
         if lost or seen.cut_off:
             if self._trouble is None:
                 self.recoveries = [*self.recoveries, Recovery(self.until, max(last.step, seen.step))][-RECOVERIES:]

@@ -119,6 +119,24 @@ def test_a_look_in_which_old_steps_end_and_new_ones_begin() -> None:
     assert play.spent["productive"] == 9.5 + 0.3
 
 
+def test_what_trainers_report_ahead_of_the_shards_is_no_rollback() -> None:
+    """A status is of reports of different moments."""
+    play = begun()
+    for step in range(105, 150, 5):
+        play.look(step=step, reached=step + 8)
+    assert "redone" not in play.spent
+
+
+def test_while_a_shard_is_not_there_no_step_is_made() -> None:
+    """What a shard reports that was behind the lost one is no end of the recovery."""
+    play = begun()
+    assert play.look(step=101, members=frozenset("t"), whole=False) == "recovering"
+    assert play.look(step=104) == "recovering"
+    assert play.look(step=80, generation=1, members=frozenset("tq"), whole=True) == "recovering"
+    assert play.look(step=85) == "training"
+    assert len(play.ledger.recoveries) == 1
+
+
 def test_a_rollback_between_two_looks() -> None:
     """Trainers knew of 106 steps; the job went back to 80 and was at 84 again when it was looked at."""
     play = begun()

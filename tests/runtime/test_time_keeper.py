@@ -46,10 +46,10 @@ def test_what_the_ledger_sees_of_a_status(running: JobStatus, etcd: Etcd, keys: 
     assert (seen.step, seen.reached, seen.generation, seen.generation_step) == (7, 8, 1, 4)
     assert seen.total_steps == running.spec["total_steps"]
     assert seen.members == {"0-ps", "0-aa"}
-    assert (seen.present, seen.waits, seen.cut_off, seen.over) == (True, False, True, False)
+    assert (seen.whole, seen.waits, seen.cut_off, seen.over) == (False, False, True, False)
     assert seen.trainers == {"0-aa": {"computing": 3.0, "data": 1.0}}
     assert seen.checkpoints == {"0-ps": 0.5}
-    assert not seen_of(replace(running, pservers={}, trainers={})).present
+    assert seen_of(replace(running, pservers=dict.fromkeys(range(2), running.pservers[0]))).whole
     assert seen_of(replace(running, state="failed")).over
     etcd.put(keys.status_of("trainer", "0-aa"), msgspec.json.encode(TrainerStatus(paused=True)))
     assert seen_of(read_status(etcd, keys, brief=True)).waits
