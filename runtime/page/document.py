@@ -62,6 +62,7 @@ def running(status: JobStatus, etcd: str) -> dict[str, Any]:
         "slots": _slots(status),
         "trainers": _trainers(status),
         "shards": _shards(status),
+        "shards_wanted": int(status.spec.get("pservers", 0)),
         "coordinators": [
             {"name": name, "host": told["host"], "pid": told["pid"], "serving": told["serving"]}
             for name, told in status.coordinators.items()

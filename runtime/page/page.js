@@ -29,7 +29,7 @@ function h(tag, attributes = {}, ...children) {
 
 function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
-  if (seconds === 0) return "0 s";
+  if (seconds < 0.05) return seconds > 0 ? "< 0.1 s" : "0 s";
   if (seconds < 10) return `${seconds.toFixed(1)} s`;
   if (seconds < 99.5) return `${Math.round(seconds)} s`;
   const minutes = Math.round(seconds / 60);
@@ -72,9 +72,12 @@ function headline(job) {
 
 function end(job) {
   const time = job.time;
-  if (job.state === "complete") return time ? `took ${duration(time.wall)}, the launches and what was between them` : "";
+  if (job.state === "complete") return time ? `took ${duration(time.wall)}${time.seconds.idle > 0 ? ", with what was between the launches" : ""}` : "";
   if (job.state !== "running") return "";
-  if (mode(job) === "recovering") return "time left: not known while it recovers";
+  if (mode(job) === "recovering") {
+    const cause = (job.events ?? []).findLast((event) => event.cost !== undefined);
+    return (cause ? `for ${duration(cause.cost)}: ${cause.text}; ` : "") + "the time left is not known so long";
+  }
   if (mode(job) === "checkpointing") return "done in a moment";
   if (!job.total_steps) return "time left: not known, its passes are asked for one by one";
   if (time === null) return "time left: not known";
@@ -90,7 +93,7 @@ function head(job) {
   const figures = [
     ["loss", number(job.loss ?? last)],
     ...Object.entries(job.metrics ?? {}).slice(0, 4).map(([name, value]) => [name, number(value)]),
-    ["steps/s", job.time?.steps_per_second ? number(Number(job.time.steps_per_second.toPrecision(3))) : null],
+    ["steps/s", what === "training" && job.time?.steps_per_second ? number(Number(job.time.steps_per_second.toPrecision(3))) : null],
     ["samples/s", job.samples_per_second ? integer(job.samples_per_second) : null],
     ["pass", job.passes ? `${Math.min((job.pass ?? job.passes - 1) + 1, job.passes)} of ${integer(job.passes)}` : null],
     ["generation", job.generation ?? null],
@@ -206,13 +209,14 @@ function shards(job) {
     if (!saved.at) return null;
     return [h("h2", {}, "Checkpoint"), h("p", {}, `step ${integer(saved.step)}, ${ago(saved.at, job.now)}, ${bytes(saved.bytes)}`)];
   }
+  const missing = [...Array(job.shards_wanted ?? 0).keys()].filter((index) => !found.some((shard) => shard.shard === index));
   const stale = found.some((shard) => shard.staleness.some((n) => n));
   return [
     h("div", { class: "row between" }, h("h2", {}, "Shards"), h("span", { class: "soft small" },
       saved.step ? `checkpoint of step ${integer(saved.step)}` + (saved.at ? `, ${ago(saved.at, job.now)}, ${bytes(saved.bytes)}` : "") : "no checkpoint so far")),
     h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, h("th", {}, "pserver"), h("th", { class: "number" }, "version"), h("th", { class: "number" }, "updates/s"),
       stale ? h("th", { class: "number" }, "staleness, mean") : "", stale ? h("th", { class: "number" }, "at most") : "", h("th", { class: "number" }, "checkpoint"), h("th", { class: "wide" }, "process"))),
-      h("tbody", {}, found.map((shard) => h("tr", {}, h("td", {}, String(shard.shard)), h("td", { class: "number" }, integer(shard.version)),
+      h("tbody", {}, missing.map((index) => h("tr", {}, h("td", { class: "bad" }, String(index)), h("td", { class: "bad", colspan: 7 }, "is not there"))), found.map((shard) => h("tr", {}, h("td", {}, String(shard.shard)), h("td", { class: "number" }, integer(shard.version)),
         h("td", { class: "number" }, number(Number((shard.per_second ?? 0).toPrecision(3)))),
         stale ? h("td", { class: "number" }, shard.staleness_mean.toFixed(1)) : "", stale ? h("td", { class: "number" }, integer(shard.staleness_max)) : "",
         h("td", { class: "number" }, bytes(saved.shards?.[String(shard.shard)])), h("td", { class: "soft small wide" }, `${shard.host}:${shard.pid}`)))))),
