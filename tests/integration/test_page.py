@@ -23,6 +23,8 @@ from tests.support.browser import MISSING, Browser
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(600)
+ROUNDED = 0.02
+"""Seconds that a cost may be above the account, which is told with more digits."""
 OPTIONS = {"trainers": 2, "pservers": 1, "passes": 8}
 
 
@@ -86,7 +88,7 @@ def test_a_job_that_is_killed_in_parts_and_as_a_whole(folder: Path, pace: Pace) 
     told = page.until(lambda t: [e for e in t["events"] if "cost" in e and t["time"]["mode"] == "training"])
     event = next(e for e in told["events"] if "cost" in e)
     assert re.match(r"trainer [01] died \(killed by SIGKILL", event["text"])
-    assert told["time"]["seconds"]["recovering"] >= event["cost"] > 0
+    assert told["time"]["seconds"]["recovering"] > max(0.0, event["cost"] - ROUNDED)
     check_time(told)
     families = text_string_to_metric_families(page.get("metrics").decode())
     samples = {(s.name, s.labels.get("category")): s.value for family in families for s in family.samples}
@@ -103,7 +105,7 @@ def test_a_job_that_is_killed_in_parts_and_as_a_whole(folder: Path, pace: Pace) 
     assert at_rest["state"] == "complete"
     seconds = at_rest["time"]["seconds"]
     assert seconds["idle"] > 0, "the time between the launches, and what the killed one had not written"
-    assert seconds["recovering"] >= event["cost"], "the account goes on"
+    assert seconds["recovering"] > event["cost"] - ROUNDED, "the account goes on"
     assert [e["text"] for e in at_rest["events"]].count("the job was launched") == 2
     assert any("cost" in e for e in at_rest["events"])
     check_time(at_rest)
