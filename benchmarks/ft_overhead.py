@@ -43,12 +43,12 @@ class Measured:
 
 
 class Run:
-    """A job under a launcher of its own."""
+    """A job under a launcher of its own, which gets these options."""
 
-    def __init__(self, job: Job, folder: Path) -> None:
+    def __init__(self, job: Job, folder: Path, *options: str) -> None:
         self.folder, self.trainers = folder, job.config.trainers
         job.save(folder)
-        command = [sys.executable, "-m", "graphft", "launch", "--job", str(folder), "--quiet"]
+        command = [sys.executable, "-m", "graphft", "launch", "--job", str(folder), "--quiet", *options]
         self.launcher = psutil.Popen(command, env=os.environ | {"PYTHONPATH": str(ROOT)}, stderr=subprocess.DEVNULL)
 
     def measure(self, seconds: float) -> Measured:

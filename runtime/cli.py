@@ -18,6 +18,8 @@ from graphft.runtime.engines.kubernetes.command import add_parser as add_kuberne
 from graphft.runtime.interchange.command import add_parser as add_checkpoint
 from graphft.runtime.launcher.clean_command import add_parser as add_clean
 from graphft.runtime.launcher.etcd_command import add_parser as add_etcd
+from graphft.runtime.launcher.page_command import add_parser as add_page
+from graphft.runtime.launcher.page_command import port_of
 from graphft.runtime.launcher.slurm_command import add_parser as add_slurm
 from graphft.runtime.launcher.status_command import add_parser as add_status
 from graphft.runtime.process.role_environment import role_environment
@@ -42,7 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     hear_of_children()
     if PARENT in os.environ:  # before anything is loaded, which can take seconds; and not for children of our own
         die_with_parent(int(os.environ.pop(PARENT)))
-    options = _parser().parse_args(arguments)
+    parser, launch = _parser()
+    options = parser.parse_args(_with_port(list(sys.argv[1:] if arguments is None else arguments), launch))
     command: Callable[[argparse.Namespace], int] = options.command
     if arguments is None and command in (_start, replay) and "PYTHONHASHSEED" not in os.environ:
         # By hand. A launcher sets it; it counts from Python's start on.
@@ -62,12 +65,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
+    """All commands; and `graphft launch` by itself."""
     parser = argparse.ArgumentParser(prog="graphft", description="fault-tolerant training, in the graph")
     parser.add_argument("--version", action="version", version=f"graphft {graphft.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-    _add_launch(commands.add_parser("launch", help="run a script (or a saved job) with all roles on this machine"))
+    launch = commands.add_parser("launch", help="run a script (or a saved job) with all roles on this machine")
+    _add_launch(launch)
 
     start = commands.add_parser("start", help="run one role of a saved job in this process")
     start.add_argument("role", choices=("trainer", "pserver", "coordinator"))
@@ -97,6 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     fork_server.set_defaults(command=_fork_server)
 
     add_status(commands)
+    add_page(commands)
     add_clean(commands)
 
     forget = commands.add_parser("forget", help="delete a dead run's records from an etcd that outlives jobs")
@@ -126,7 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     add_chaos(commands)
     add_slurm(commands)
     add_kubernetes(commands)
-    return parser
+    return parser, launch
 
 
 def _add_launch(launch: argparse.ArgumentParser) -> None:
@@ -152,6 +158,8 @@ def _add_launch(launch: argparse.ArgumentParser) -> None:
     launch.add_argument(
         "--python", metavar="PATH", help="(--hosts) the interpreter there (default: the path of this one)"
     )
+    page = "serve a page that shows the job on this machine's loopback, at this port (default: a free one)"
+    launch.add_argument("--page", nargs="?", const="0", metavar="PORT", help=page)
     switches = {
         "fork_server": ("--no-fork-server", "start each role from nothing, none as a fork"),
         "quiet": ("--quiet", "no progress display"),
@@ -176,6 +184,7 @@ def _launch(options: argparse.Namespace) -> int:
     from graphft.runtime.launcher.options import CALLED, COMMAND_LINE, LaunchOptions
 
     _take_hosts(options)
+    options.page = port_of(options.page) if options.page is not None else None
     fields = LaunchOptions.__dataclass_fields__
     given = {name: value for name in fields if (value := getattr(options, name, None)) is not None}
     chosen = LaunchOptions(**given)
@@ -211,6 +220,17 @@ def _of_script(options: argparse.Namespace) -> Sequence[str]:
                 "before it"
             )
     return list(options.args)
+
+
+def _with_port(arguments: list[str], launch: argparse.ArgumentParser) -> list[str]:
+    """`graphft launch --page SCRIPT`: the port is left out, and argparse would take the script for it."""
+    takes = {flag for action in launch._actions if action.nargs is None for flag in action.option_strings}
+    at = 1
+    while arguments[:1] == ["launch"] and arguments[at:] and arguments[at].startswith("-"):  # up to the script
+        if arguments[at] == "--page" and not "".join(arguments[at + 1 : at + 2]).isdigit():
+            return [*arguments[:at], "--page=0", *arguments[at + 1 :]]
+        at += 1 + (arguments[at] in takes)
+    return arguments
 
 
 def _take_hosts(options: argparse.Namespace) -> None:

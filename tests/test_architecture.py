@@ -196,6 +196,7 @@ ROOMS = (
     "queue",
     "roles",
     "engines",
+    "page",
     "launcher",
     "replay",
     "chaos",
@@ -369,7 +370,11 @@ def test_wheel_holds_everything_under_graphft(wheel: Path) -> None:
     assert not [n for n in packaged if not n.startswith("graphft/")]
     core = {name_of(p) for p in sources("graphft")}
     siblings = {f"graphft/{name_of(p)}" for p in sources(*FOLDERS[1:])}
-    assert packaged == core | siblings | {"graphft/py.typed"}
+    page = {
+        f"graphft/{name_of(p)}" for kind in ("html", "css", "js") for p in (ROOT / "runtime/page").glob(f"*.{kind}")
+    }
+    assert len(page) >= 3
+    assert packaged == core | siblings | page | {"graphft/py.typed"}
     assert any(n.endswith("LICENSE") for n in names)
 
 

@@ -224,6 +224,11 @@ class Keys:
         return self.proof("trying/")
 
     @property
+    def time(self) -> str:
+        """Where the run's time went so far, as its launcher tells."""
+        return f"/{self.job}.time"
+
+    @property
     def lost_rows(self) -> str:
         """How many rows of metrics a trainer could not write, by its id."""
         return f"/{self.job}.lost_rows/"

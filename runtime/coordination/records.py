@@ -149,6 +149,10 @@ class TrainerStatus(msgspec.Struct, frozen=True):
     """Shards that do not answer it, with their addresses."""
     metrics: dict[str, float] = {}
     """Of its newest batch, as `loss_fn` returned them."""
+    seconds: dict[str, float] = {}
+    """Where its time went since it began: `process.time_split.Activity`."""
+    paused: bool = False
+    """Whether it waits for the next pass to be asked for."""
 
 
 class ShardStatus(msgspec.Struct, frozen=True):
@@ -167,6 +171,8 @@ class ShardStatus(msgspec.Struct, frozen=True):
     staleness_mean: float = 0.0
     staleness_max: int = 0
     skipped_steps: int = 0
+    checkpoint_seconds: float = 0.0
+    """For which steps have waited while its state was copied for checkpoints, since it started."""
 
 
 class CoordinatorStatus(msgspec.Struct, frozen=True):

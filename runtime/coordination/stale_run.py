@@ -175,7 +175,8 @@ def forget_files(job_dir: Path) -> None:
     """Without fault tolerance a job cannot go on: what an earlier run left in its folder would be in the way."""
     for name in ("etcd", "checkpoints", "metrics"):
         shutil.rmtree(job_dir / name, ignore_errors=True)
-    (job_dir / "ends.jsonl").unlink(missing_ok=True)
+    for name in ("ends.jsonl", "time.json"):
+        (job_dir / name).unlink(missing_ok=True)
 
 
 def forget_own_etcd(job_dir: Path) -> None:

@@ -66,6 +66,8 @@ class JobStatus:
     """Why the job has failed, and what to do about it."""
     wanted_passes: int = 0
     """How many are asked for so far, where they are on demand."""
+    generation_step: int | None = None
+    """Where the generation began; None before the first, and in async mode."""
     etcd_full: bool = False
     """Whether etcd's quota is used up: nothing is recorded, what is told here is old, and the job waits. (As its reader
     has asked; etcd orders that question among its writes.)"""
@@ -248,6 +250,7 @@ def _status(
         [] if brief else [event for _, event in read_events(etcd, keys, deadline)],
         f"{view.failure.reason}\nhelp: {view.failure.help}" if view.failure is not None else "",
         view.wanted_passes,
+        view.generation.step if view.generation is not None else None,
     )
 
 

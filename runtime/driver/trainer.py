@@ -73,6 +73,7 @@ class Trainer:
         validation: A `graphft.Validation`, for `validate`.
         max_epochs: More can not be trained.
         quiet: No live progress.
+        page: Serve a page that shows the job, on this machine's loopback: True for a free port, or a port.
         job_dir: Another folder than `jobs/<name>`.
         scaling_config, run_config: Ray Train's, where a thing is the same.
         options: Those of `graphft.transpile`: chunks, batch_size, seed, ...
@@ -89,6 +90,7 @@ class Trainer:
         callbacks: Sequence[Any] = (),
         validation: Validation | None = None,
         quiet: bool = False,
+        page: bool | int | None = None,
         job_dir: str = "",
         **options: Any,
     ) -> None:
@@ -107,7 +109,7 @@ class Trainer:
             without_traceback(error)
             raise
         self._max_retries, where = made.max_retries, {"engine": engine} if engine else {}
-        self._options = made.launch(quiet=quiet, job_dir=job_dir, max_restarts=FOREVER, **where)
+        self._options = made.launch(quiet=quiet, page=page, job_dir=job_dir, max_restarts=FOREVER, **where)
         self._program = made.job.source
         """With the script's initial values."""
         self.job, self._folder, self._options = prepare(made.job, self._options)

@@ -36,6 +36,7 @@ from graphft.runtime.launcher.asked_passes import AskedPasses, PassesDone
 from graphft.runtime.launcher.ending import Reached, interruptible, without_traceback
 from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.launcher.job_folder import JobFolder, open_folder, saved_folder
+from graphft.runtime.launcher.launch_page import LaunchPage, page_of
 from graphft.runtime.launcher.loud_events import LoudEvents
 from graphft.runtime.launcher.options import CALLED, LaunchOptions, choose_options
 from graphft.runtime.launcher.process_counts import MissingProcesses, check_counts
@@ -45,6 +46,7 @@ from graphft.runtime.launcher.supervise import supervise, why_failed
 from graphft.runtime.launcher.supervisor import Supervisor
 from graphft.runtime.launcher.tell import tell
 from graphft.runtime.launcher.told_launch import ToldLaunch
+from graphft.runtime.page.time_keeper import TimeKeeper
 from graphft.runtime.process.folder_lock import locked
 from graphft.runtime.process.role_environment import role_environment
 from graphft.runtime.process.role_process import EXIT_OK, EXIT_USAGE, hear_of_children
@@ -243,6 +245,7 @@ def launch_directory(
         waited.append(holder)
 
     with interruptible(reached.describe), ExitStack() as stack:
+        page = stack.enter_context(page_of(folder.path, options.page))  # its end comes last, and is shown
         publish(folder.path)
         if not (options.endpoints(job.config) and job.config.ft):  # files that only one launcher at a time may touch
             stack.enter_context(locked(folder.path, wait if options.wait else None))
@@ -258,7 +261,7 @@ def launch_directory(
             forget_claim(folder.path)
         tell(_what_runs(folder, job, options))
         asked = None if driven else AskedPasses.of(job.config, folder.path, options.passes)
-        return _launch(job, folder.path, options, on_status, reached, claim, asked, stack)
+        return _launch(job, folder.path, options, on_status, reached, claim, asked, page, stack)
 
 
 def _what_runs(folder: JobFolder, job: Job | JobRecord, options: LaunchOptions) -> str:
@@ -277,6 +280,7 @@ def _launch(
     reached: Reached,
     claim: StorageClaim | None,
     asked: AskedPasses | None,
+    page: LaunchPage | None,
     stack: ExitStack,
 ) -> Result:
     """Starts everything, and hands it to `stack`, which ends it: etcd, roles, display."""
@@ -284,6 +288,10 @@ def _launch(
     keys = Keys(job.config.name)
     supervisor, embedded = _start(job, job_dir, options, keys, stack)
     note_launch(job_dir)
+    keeper = TimeKeeper(job_dir, supervisor.etcd, keys, job.run_id, since, begins)
+    stack.callback(keeper.write)
+    if page is not None:
+        page.follow(keeper)
     counts = options.counts(job.config)
     for role, index in counts.processes():
         supervisor.add(role, index)
@@ -297,6 +305,7 @@ def _launch(
 
     def look(supervisor: Supervisor, status: JobStatus) -> None:
         reached.status = status
+        keeper.look(status)
         missing.look(status)
         if loud is not None:
             loud.look()

@@ -47,6 +47,9 @@ class LaunchOptions:
     """No progress display. The line that says what is run, errors and what is lost are told all the same."""
     fork_server: bool = True
     """Make roles by forking a process that has loaded everything: each starts in a fraction of a second."""
+    page: bool | int | None = None
+    """Serve a page that shows the job, on this machine's loopback: True, or 0, on a free port; a number, on that port.
+    The launch prints its URL."""
     passes: int | None = None
     """Of a job with `passes_on_demand`: how many passes to train, in all; then the launch ends. None: all of them."""
     engine: str | Options = "local"
@@ -67,6 +70,12 @@ class LaunchOptions:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise GraphftError(f"{name} is {value}, expected 0 or more", rule="option", help=f"correct {name}")
+        if self.page is not None and not (isinstance(self.page, int) and 0 <= self.page < 1 << 16):
+            raise UsageError(
+                f"page is {self.page!r}, expected True or a port",
+                rule="option",
+                help="page=True takes a free port; page=8080 that one",
+            )
         if self.resume and self.fresh:
             raise UsageError("resume and fresh exclude each other", rule="option", help="give one of them, or neither")
 

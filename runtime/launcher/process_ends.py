@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, plain_text
 from graphft.runtime.coordination.job_storage import put_mark, read_mark, storage_of
+from graphft.runtime.coordination.records import Event
 from graphft.transpiler.record import read_record
 
 log = logging.getLogger("graphft")
@@ -124,6 +125,26 @@ def count_ends(job_dir: Path, since: float, until: float) -> tuple[int, int]:
         except (ValueError, KeyError, TypeError):  # as above
             continue
     return counts["failure"], counts["preemption"]
+
+
+def ends_as_events(job_dir: Path) -> list[Event]:
+    """For a job whose etcd has gone: each launch, each process that ended too early, and that the job failed."""
+    found = []
+    for line in _lines(job_dir):
+        try:
+            row = json.loads(line)
+            at, kind, what = float(row["at"]), row["kind"], plain_text(str(row.get("what", "")))
+            text = {
+                "launch": "the job was launched",
+                "failed": what,
+                "failure": f"{row.get('name')} died ({what})",
+                "preemption": f"{row.get('name')} died ({what})",
+            }.get(kind)
+        except (ValueError, KeyError, TypeError):
+            continue
+        if text is not None:
+            found.append(Event(at, "launcher", {"launch": "launch", "failed": "failed"}.get(kind, "died"), text))
+    return found
 
 
 def _append(job_dir: Path, row: dict[str, str]) -> None:

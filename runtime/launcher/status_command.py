@@ -51,7 +51,7 @@ def _show_from_etcd(etcd: Etcd, options: argparse.Namespace) -> None:
     from graphft.runtime.coordination.status import list_jobs, read_status
 
     if options.job:
-        return _show(etcd, Keys(_name_of(options.job)), options)
+        return _show(etcd, Keys(name_of(options.job)), options)
     names = list_jobs(etcd)
     if len(names) == 1:
         return _show(etcd, Keys(names[0]), options)
@@ -155,7 +155,7 @@ def _show(etcd: Etcd, keys: Keys, options: argparse.Namespace) -> None:
         Console(highlight=False, markup=False, emoji=False).print(render(status))
 
 
-def _name_of(job: str) -> str:
+def name_of(job: str) -> str:
     """Of `--job`, beside `--etcd`: the name, or that of the job in the folder."""
     from graphft.runtime.launcher.folder_status import JOBS
     from graphft.transpiler import read_record

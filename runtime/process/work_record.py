@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from graphft.runtime.process.identity import UNKNOWN, Identity, identify
+from graphft.runtime.process.time_split import Activity, TimeSplit
 
 _FORMAT = struct.Struct("<4sxxxxqqBxxxxxxx4qBxxxxxxx3q")
 _MAGIC = b"gft1"
@@ -38,6 +39,12 @@ class Phase(IntEnum):
     """It computes the batch that all trainers prove themselves with, and has claimed nothing."""
     REPORTED = 6
     """It runs none of the user's code: its batch failed, the queue counts that, and it ends with the error."""
+
+
+_ACTIVITY: dict[int, Activity] = {Phase.READING: "data", Phase.COMPUTING: "computing"}
+"""All other phases are idle."""
+_WAITS: dict[int, Activity] = {Phase.READING: "data", Phase.COMPUTING: "shards"}
+"""A wait in the middle of a batch that is read is one for storage; of one that is computed, for the shards."""
 
 
 class Place(NamedTuple):
@@ -84,9 +91,11 @@ def read_note(path: Path, process: Identity | None = None) -> Note | None:
 
 
 class WorkRecord:
-    """Written by one process. `unfinished`: the process before it ended while user code ran."""
+    """Written by one process. `unfinished`: the process before it ended while user code ran. `split`: where its time
+    went."""
 
     def __init__(self, path: Path) -> None:
+        self.split = TimeSplit()
         before = read_note(path)
         self.unfinished = before is not None and bool(before.places)
         self._file: mmap.mmap | bytearray = bytearray(_FORMAT.size)
@@ -113,12 +122,14 @@ class WorkRecord:
     def mark(self, phase: Phase) -> Phase:
         """Notes another phase, and returns the one before."""
         before, self._file[_PHASE] = self.phase, phase
+        self.split.at(_ACTIVITY.get(phase, "idle"))
         return before
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
         """While the process waits for others: its death then tells nothing of its batch."""
         before = self.mark(Phase.IDLE)
+        self.split.at(_WAITS.get(before, "idle"))
         try:
             yield
         finally:

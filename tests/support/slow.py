@@ -33,12 +33,14 @@ SLOW = {
     "tests/integration/test_networks.py": ["test_two_hosts_meet_where_etcd_is"],
     "tests/integration/test_no_progress.py": ["test_a_trainer_that_does_not_reach_a_shard_gets_no_work[False]"],
     "tests/integration/test_other_pservers.py": ["test_two_three_one"],
+    "tests/integration/test_page.py": ["test_a_trainer_dies_while_somebody_looks"],
     "tests/integration/test_runs.py": ["test_two_users_of_one_etcd_do_not_train_each_others_model"],
     "tests/integration/test_staleness.py": ["test_a_shard_that_comes_back_compensates_again"],
     "tests/integration/test_storage.py": ["test_an_outage_discards_nothing[async]"],
     "tests/integration/test_ways.py": ["test_torchrun_ranks[coordinator]"],
     "tests/interchange/test_reshard.py": ["test_another_machine_knows_by_the_storage_what_a_run_went_on_in[s3]"],
     "tests/loop/test_ranks.py": ["test_all_ranks_go_on_to_the_bit"],
+    "tests/page/test_browser.py": ["test_a_job_from_training_to_its_end"],
     "tests/runtime/test_store_kills.py": ["test_at_each_operation[storage]"],
 }
 """By file; what is in brackets is one of the test's cases."""

@@ -164,7 +164,7 @@ class BatchServer(ShardServer):
         super().follow()
         if self._due:
             self._due = False
-            self.blocks.run(self.options.checkpoint_block)
+            self.take_checkpoint()
         self._finish()
 
     # -- the end ------------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class BatchServer(ShardServer):
         all_done = view.pass_ is not None and view.pass_.pass_index >= plan.passes
         if (all_done or self.machine.version >= plan.total_steps) and not self._final:
             if self._whole_passes() == plan.passes:
-                self.blocks.run(self.options.checkpoint_block)
+                self.take_checkpoint()
             elif all_done:
                 self.member.retry_while_leased(functools.partial(self.requeue.run, self.machine.ledger))
         ends = [c.passes >= plan.passes for c in view.shard_commits.values()]

@@ -72,13 +72,14 @@ class ShardServer(ServerPort):
         self.effects: dict[type, Callable[[Any], None]] = {
             Reply: self._reply,
             Count: self.count,
-            TakeCheckpoint: self._checkpoint,
+            TakeCheckpoint: lambda _: self.take_checkpoint(),
         }
         self._events: deque[ShardEvent | AsyncShardEvent] = deque()
         """What the machine is to take in; the first is at work."""
         self._trainers: frozenset[str] = frozenset()
         self._rounds: list[float] = []
         self._applied = 0
+        self._checkpoint_seconds = 0.0
 
     def make_bucket(self, index: int, names: Sequence[str], reduce: str) -> None:
         self.buffers.make_bucket(index, names, reduce)
@@ -179,9 +180,12 @@ class ShardServer(ServerPort):
         self.counters[effect.name] += 1
         log.debug("%s: %s", effect.name, effect.reason)
 
-    def _checkpoint(self, effect: TakeCheckpoint) -> None:
+    def take_checkpoint(self) -> None:
+        """Steps wait while the state is copied; the time of that is told."""
         if self.options.checkpoint_block:
+            began = time.monotonic()
             self.blocks.run(self.options.checkpoint_block)
+            self._checkpoint_seconds += time.monotonic() - began
 
     # -- for people ---------------------------------------------------------------------------------------------
 
@@ -203,4 +207,5 @@ class ShardServer(ServerPort):
             self._applied,
             {**self.counters, **self.saver.counters, **self.transport.counters},
             skipped_steps=int(self.blocks.ctx.scope.get(SKIPPED_STEPS, 0)),
+            checkpoint_seconds=round(self._checkpoint_seconds, 4),
         )

@@ -304,4 +304,6 @@ class Trainer(Role):
             state.waiting or "waiting for the next epoch to be asked for" * state.paused,
             list(self.bar.silent),
             dict(state.metrics),
+            self.work_record.split.read(),
+            state.paused,
         )

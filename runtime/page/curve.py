@@ -1,0 +1,151 @@
+"""A job's loss and metrics over its steps, as a curve of a few hundred points, however long it trains.
+
+What trainers note of each batch (`process/metric_files.py`) is read on from where it was read to, at most so much at a
+time. Rows are summed up in buckets of steps, each twice as wide when there are too many of them: so neither memory nor
+the time of a look grows with the job. A batch that was computed twice counts twice in the mean of its bucket.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+BUCKETS = 512
+LOOK_BYTES = 2 << 20
+"""Read at a time: of a job whose files are larger, the curve grows from look to look."""
+METRICS = 12
+"""So many metrics have a curve, beside the loss."""
+
+
+class _Row(msgspec.Struct):
+    step: int
+    loss: float
+    samples: int = 1
+    at: float = math.inf
+    metrics: dict[str, float] = {}
+
+
+_decode = msgspec.json.Decoder(_Row).decode
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Of some steps. `at`: when the first batch of them was computed (Unix seconds)."""
+
+    at: float = math.inf
+    sums: dict[str, tuple[float, int]] = field(default_factory=dict)
+    """By series: sum weighted by samples, samples."""
+
+    def add(self, name: str, total: float, samples: int) -> None:
+        before = self.sums.get(name, (0.0, 0))
+        self.sums[name] = before[0] + total, before[1] + samples
+
+    def take(self, other: _Bucket) -> None:
+        self.at = min(self.at, other.at)
+        for name, (total, samples) in other.sums.items():
+            self.add(name, total, samples)
+
+
+class Curve:
+    """Steps are counted from 0; a bucket is of `width` steps."""
+
+    def __init__(self) -> None:
+        self.width = 1
+        self.nonfinite = 0
+        """Values that were no numbers: they are in no mean."""
+        self._buckets: dict[int, _Bucket] = {}
+
+    def add(self, step: int, samples: int, values: dict[str, float], at: float) -> None:
+        """A batch: means over its samples."""
+        bucket = self._buckets.setdefault(step // self.width, _Bucket())
+        bucket.at = min(bucket.at, at)
+        for name, value in values.items():
+            if not math.isfinite(value):
+                self.nonfinite += 1
+            elif name in bucket.sums or len(bucket.sums) <= METRICS:
+                bucket.add(name, value * samples, samples)
+        while len(self._buckets) > BUCKETS:
+            self._widen()
+
+    def _widen(self) -> None:
+        self.width *= 2
+        narrow, self._buckets = self._buckets, {}
+        for index, bucket in narrow.items():
+            self._buckets.setdefault(index // 2, _Bucket()).take(bucket)
+
+    def step_at(self, at: float) -> int | None:
+        """The step that the job was at, at this time; None before the first batch that is known."""
+        ordered = sorted(self._buckets.items())
+        times: list[float] = []
+        for _, bucket in ordered:  # of steps that were first computed after a rollback went behind them
+            times.append(max(bucket.at, times[-1] if times else bucket.at))
+        place = bisect.bisect_right(times, at)
+        return ordered[place - 1][0] * self.width if place else None
+
+    def to_json(self) -> dict[str, Any]:
+        """`steps`, and by name as many values: None where a bucket has none."""
+        ordered = sorted(self._buckets.items())
+        names = dict.fromkeys(name for _, bucket in ordered for name in bucket.sums)
+        return {
+            "steps": [index * self.width for index, _ in ordered],
+            "series": {name: [_mean(bucket, name) for _, bucket in ordered] for name in names},
+            "width": self.width,
+            "nonfinite": self.nonfinite,
+        }
+
+
+def _mean(bucket: _Bucket, name: str) -> float | None:
+    total, samples = bucket.sums.get(name, (0.0, 0))
+    return float(f"{total / samples:.6g}") if samples else None
+
+
+class MetricFiles:
+    """The files of a job's folder, read on from look to look. `behind`: bytes that are not read so far."""
+
+    def __init__(self, job_dir: Path) -> None:
+        self._folder = job_dir / "metrics"
+        self._offsets: dict[str, int] = {}
+        self.behind = 0
+
+    def read(self, curve: Curve) -> None:
+        """Raises nothing: a file that has gone, or cannot be read, is left out."""
+        budget, self.behind = LOOK_BYTES, 0
+        for path in sorted(self._folder.glob("*.jsonl")):
+            try:
+                budget -= self._read(path, curve, budget)
+            except OSError:
+                continue
+
+    def _read(self, path: Path, curve: Curve, budget: int) -> int:
+        """Returns how many bytes were read."""
+        offset, size = self._offsets.get(path.name, 0), path.stat().st_size
+        if size <= offset:
+            return 0
+        with path.open("rb") as file:
+            file.seek(offset)
+            data = file.read(max(0, budget))
+        whole = data[: data.rfind(b"\n") + 1]  # the last line may be half written
+        if not whole and len(data) == LOOK_BYTES:  # no row is so long: the file is damaged
+            whole = data
+        for line in whole.splitlines():
+            _take(line, curve)
+        self._offsets[path.name] = offset + len(whole)
+        self.behind += size - offset - len(data)
+        return len(data)
+
+
+def _take(line: bytes, curve: Curve) -> None:
+    try:
+        row = _decode(line)
+    except msgspec.DecodeError:
+        try:
+            row = msgspec.convert(json.loads(line), _Row)  # which knows NaN
+        except (ValueError, RecursionError):  # the last line of a killed trainer
+            return
+    curve.add(max(0, row.step), max(1, row.samples), {"loss": row.loss, **row.metrics}, row.at)

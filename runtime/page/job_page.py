@@ -1,0 +1,145 @@
+"""One job's page: what it shows is looked up at most once a second, however many browsers ask."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from graphft.errors import GraphftError, describe
+from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
+from graphft.runtime.coordination.records import Event
+from graphft.runtime.page import document as documents
+from graphft.runtime.page.curve import Curve, MetricFiles
+from graphft.runtime.protocol.time_ledger import GAP_SECONDS, Seen, TimeLedger
+
+log = logging.getLogger("graphft")
+
+LOOK_SECONDS = 1.0
+LOOK_PART = 0.05
+"""Looks take at most this part of one core: one that took long is the last one for a while."""
+SHARE_SECONDS = 10.0
+"""Over which it is told what trainers are at."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """One look at a job. `document`: `document.running` or `at_rest`; `kept`: `TimeLedger.export`, None if no launcher
+    has kept it; `folder`: the job's, if it is on this machine; `seen`: of one that runs, for a ledger of the page's."""
+
+    document: dict[str, Any]
+    events: Sequence[Event] = ()
+    kept: Mapping[str, Any] | None = None
+    folder: Path | None = None
+    seen: Seen | None = None
+
+
+class JobPage:
+    """`look` may be called by any thread, one at a time; it raises GraphftError for a job that cannot be looked at."""
+
+    def __init__(self, look: Callable[[], Look]) -> None:
+        self._look = look
+        self._lock = threading.Lock()
+        self._document: dict[str, Any] = {"state": "unknown", "events": []}
+        self._json = documents.to_json(self._document)
+        self._next = 0.0
+        self._curve = Curve()
+        self._from_files: MetricFiles | None = None
+        self._splits: deque[tuple[float, dict[str, Mapping[str, float]]]] = deque()
+        self._checkpoint: dict[str, Any] = {}
+        self._ledger: TimeLedger | None = None
+        """Of a job that has no launcher, as far as this page has looked at it."""
+
+    def document(self) -> dict[str, Any]:
+        """Nobody changes it afterwards."""
+        self._refresh()
+        return self._document
+
+    def json(self) -> bytes:
+        self._refresh()
+        return self._json
+
+    def _refresh(self) -> None:
+        with self._lock:
+            began = time.monotonic()
+            if began < self._next:
+                return
+            try:
+                self._document = self._make(self._look())
+            except GraphftError as error:
+                self._document = {**self._document, "error": error.message}
+            except Exception as error:  # of a page, which is never to hurt the job that it is about
+                log.debug("the page could not be made", exc_info=True)
+                self._document = {**self._document, "error": describe(error)}
+            self._json = documents.to_json(self._document)
+            took = time.monotonic() - began
+            self._next = began + max(LOOK_SECONDS, took / LOOK_PART)
+
+    def _make(self, found: Look) -> dict[str, Any]:
+        document = dict(found.document)
+        self._read_curve(found, document)
+        documents.with_shares(document, self._shares(document))
+        kept = found.kept if found.kept is not None else self._own_account(found.seen)
+        documents.with_time(document, kept, by_page=found.kept is None)
+        documents.with_events(document, found.events, kept, self._curve.step_at)
+        if found.folder is not None:
+            document["checkpoint"] = self._newest_checkpoint(found.folder, document)
+        return document
+
+    def _read_curve(self, found: Look, document: dict[str, Any]) -> None:
+        """From the files that trainers write here; else from what they report, since this page began."""
+        if self._from_files is None and found.folder is not None and (found.folder / "metrics").is_dir():
+            self._curve, self._from_files = Curve(), MetricFiles(found.folder)
+        if self._from_files is not None:
+            self._from_files.read(self._curve)
+        elif document.get("loss") is not None:
+            values = {"loss": document["loss"], **document.get("metrics", {})}
+            self._curve.add(int(document["step"] or 0), 1, values, time.time())
+        behind = self._from_files.behind if self._from_files is not None else 0
+        source = "files" if self._from_files is not None else "looks"
+        document["curve"] = {**self._curve.to_json(), "source": source, "behind": behind}
+
+    def _own_account(self, seen: Seen | None) -> Mapping[str, Any] | None:
+        """Where nobody keeps the job's time: since this page began, or was looked at again after a while."""
+        now = time.time()
+        if seen is not None:
+            if self._ledger is None or not 0 <= now - self._ledger.until < GAP_SECONDS:
+                self._ledger = TimeLedger(now, seen.step)
+            self._ledger.step(seen, now)
+        return self._ledger.export() if self._ledger is not None else None
+
+    def _shares(self, document: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+        """By trainer, the parts of its time of late."""
+        now = time.monotonic()
+        self._splits.append((now, {t["id"]: t["seconds"] for t in document.get("trainers", ())}))
+        while len(self._splits) > 2 and now - self._splits[1][0] > SHARE_SECONDS:
+            self._splits.popleft()
+        shares = {}
+        for name, last in self._splits[-1][1].items():
+            first = next(splits[name] for _, splits in self._splits if name in splits)
+            spent = {what: max(0.0, last[what] - first.get(what, 0.0)) for what in last}
+            if total := sum(spent.values()):
+                shares[name] = {what: seconds / total for what, seconds in spent.items()}
+        return shares
+
+    def _newest_checkpoint(self, folder: Path, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Its manifest is read once."""
+        step = document["checkpoint"]["step"] if "checkpoint" in document else document.get("step")
+        if not step or self._checkpoint.get("step") == step:
+            return self._checkpoint or {"step": step}
+        found = [m for m in checkpoints_of(folder).manifests() if m.step <= step]
+        if not found:
+            return {"step": step}
+        newest = found[0]
+        self._checkpoint = {
+            "step": newest.step,
+            "at": newest.meta.get("made", {}).get("at"),
+            "bytes": newest.bytes,
+            "shards": {str(part.shard): part.entry.bytes for part in newest.parts},
+        }
+        return self._checkpoint

@@ -1,0 +1,230 @@
+"""Serves pages of jobs over HTTP on this machine's loopback, to GET alone.
+
+    /                      the page of the job; of several jobs, a list of links to /job/NAME/
+    /status.json           what the page shows
+    /metrics               the same for Prometheus, of all jobs
+    /healthz               200
+
+Everything comes from here, and the Content-Security-Policy allows nothing else. A request must name this machine as its
+host: else a web page elsewhere could have its own name point here and read what only this machine is to see.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+
+from graphft.errors import UsageError
+from graphft.runtime.page.job_page import JobPage
+
+log = logging.getLogger("graphft")
+
+LOOPBACK = "127.0.0.1"
+NAMES = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
+"""What a request may call this machine. The port may be another one: ssh -L forwards one to this."""
+REQUEST_SECONDS = 5.0
+"""For which a client may take to ask."""
+CLIENTS = 32
+"""Requests that are answered at a time; more are closed at once."""
+POLL_SECONDS = 0.1
+"""For which its end may take."""
+WATCHED_SECONDS = 3.0
+"""Somebody looks at the page if it was asked for so shortly before ..."""
+LAST_LOOK_SECONDS = 2.5
+"""... and has so long to see the end."""
+_FILES = {
+    "page.html": "text/html; charset=utf-8",
+    "page.css": "text/css; charset=utf-8",
+    "page.js": "text/javascript; charset=utf-8",
+    "charts.js": "text/javascript; charset=utf-8",
+}
+_HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+Answer = tuple[int, str, bytes]
+"""Status, content type, body."""
+
+
+class Site(Protocol):
+    """The jobs that are shown. Any thread may ask."""
+
+    def only(self) -> JobPage | None:
+        """The one job, of a page that is of one."""
+
+    def briefs(self) -> list[dict[str, Any]]:
+        """Of several: what is told of each in a list, with its `link`."""
+
+    def job(self, link: str) -> JobPage | None:
+        """None if there is no such job."""
+
+
+class OneJob:
+    """A site of one job."""
+
+    def __init__(self, page: JobPage) -> None:
+        self._page = page
+
+    def only(self) -> JobPage | None:
+        return self._page
+
+    def briefs(self) -> list[dict[str, Any]]:
+        return []
+
+    def job(self, link: str) -> JobPage | None:
+        return None
+
+
+def answer(site: Site, path: str) -> Answer:
+    """To a request for this path, without its query."""
+    name, link = path.removeprefix("/"), ""
+    if name.startswith("job/"):
+        link, slash, name = name.removeprefix("job/").partition("/")
+        if not slash:
+            return _plain(404, f"there is no {path}, but {path}/")
+    if name in ("", *_FILES):
+        file = name or "page.html"
+        return 200, _FILES[file], Path(__file__).with_name(file).read_bytes()
+    if name == "healthz" and not link:
+        return _plain(200, "ok")
+    page = site.job(link) if link else site.only()
+    if name == "status.json":
+        if page is not None:
+            return 200, "application/json", page.json()
+        if not link:
+            return 200, "application/json", msgspec.json.encode({"jobs": site.briefs(), "now": time.time()})
+    if name == "metrics" and not link:
+        from graphft.runtime.page.prometheus import CONTENT_TYPE, metrics_of  # whose library few ask for
+
+        pages = [page] if page is not None else [site.job(brief["link"]) for brief in site.briefs()]
+        return 200, CONTENT_TYPE, metrics_of([found.document() for found in pages if found is not None])
+    return _plain(404, f"there is no {path}, but /, /status.json, /metrics and /healthz")
+
+
+def _plain(status: int, text: str) -> Answer:
+    return status, "text/plain; charset=utf-8", f"{text}\n".encode()
+
+
+class _Server(ThreadingHTTPServer):
+    allow_reuse_address, daemon_threads, request_queue_size = True, True, 2 * CLIENTS
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._free = threading.BoundedSemaphore(CLIENTS)
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if not self._free.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        log.debug("a request for the page could not be answered", exc_info=True)
+
+
+class PageServer:
+    """Answers from a thread of its own. Raises UsageError if there is no such port here, or it is taken."""
+
+    def __init__(self, site: Site, port: int = 0) -> None:
+        self.asked_at = float("-inf")
+        """When somebody asked for `status.json` last (monotonic)."""
+        self.asked = threading.Condition()
+        try:
+            self._server = _Server((LOOPBACK, port), _handler(site, self._note))
+        except (OSError, OverflowError) as error:
+            raise UsageError(
+                f"the page cannot be served at {LOOPBACK}:{port}: {error}",
+                rule="page",
+                help="give another port (--page PORT), or none: a free one is taken then",
+            ) from error
+        self.port = int(self._server.server_address[1])
+        self._thread = threading.Thread(target=self._serve, name="page", daemon=True)
+        self._thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://{LOOPBACK}:{self.port}/"
+
+    def _serve(self) -> None:
+        try:
+            self._server.serve_forever(POLL_SECONDS)
+        except Exception:
+            log.warning("the page is not served any more; the job goes on", exc_info=True)
+
+    def _note(self, path: str) -> None:
+        if path.endswith("status.json"):
+            with self.asked:
+                self.asked_at = time.monotonic()
+                self.asked.notify_all()
+
+    def show_end(self) -> None:
+        """Whoever looks at the page now sees how the job ended: waits, a moment, until it was asked for once more."""
+        now = time.monotonic()
+        if now - self.asked_at < WATCHED_SECONDS:
+            with self.asked:
+                self.asked.wait_for(lambda: self.asked_at > now, LAST_LOOK_SECONDS)
+            time.sleep(0.1)  # the answer goes out in another thread
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def _handler(site: Site, note: Callable[[str], None]) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        timeout = REQUEST_SECONDS
+        server_version, sys_version = "graphft", ""
+
+        def do_GET(self) -> None:
+            path = self.path.partition("?")[0]
+            if not _names_this_machine(self.headers.get_all("Host") or []):
+                self._send(_plain(421, "this is served to its own machine alone: ask for 127.0.0.1 or localhost"))
+                return
+            note(path)
+            self._send(answer(site, path))
+
+        def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+            """Of requests that are none, and of methods other than GET."""
+            refused = code == 501
+            self._send(_plain(405 if refused else code, "GET alone" if refused else message or "no request"))
+
+        def _send(self, answer: Answer) -> None:
+            status, kind, body = answer
+            self.send_response(status)
+            headers = {"Content-Type": kind, "Content-Length": str(len(body)), **_HEADERS}
+            if status == 405:
+                headers["Allow"] = "GET"
+            for name, value in headers.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """A browser asks each second."""
+
+    return Handler
+
+
+def _names_this_machine(hosts: list[str]) -> bool:
+    if len(hosts) != 1:
+        return False
+    name = hosts[0].strip().lower()
+    host = name[: name.find("]") + 1] if name.startswith("[") else name.partition(":")[0]
+    return host in NAMES

@@ -1,0 +1,144 @@
+"""A launcher's account of where its job's time goes: kept in the folder and in etcd, and gone on with by the next one.
+
+`time.json`, in the folder, is sealed JSON: {run, ledger}; the record in etcd, for pages on other machines, has the
+same. Both are written each few seconds, so a launcher that is killed loses those; they count as idle then. Nothing here
+may hurt the job: what cannot be written is written later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from graphft.errors import GraphftError
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.status import JobStatus
+from graphft.runtime.etcd import EtcdError
+from graphft.runtime.etcd.model import Store
+from graphft.runtime.protocol.time_ledger import Seen, TimeLedger
+from graphft.sealed_json import seal, unseal
+
+log = logging.getLogger("graphft")
+
+FILE = "time.json"
+WRITE_SECONDS = 5.0
+ETCD_SECONDS = 0.5
+"""For how long etcd may keep the launcher from its processes."""
+
+
+def seen_of(status: JobStatus) -> Seen:
+    """What the ledger needs of a look at the job."""
+    members = [*status.pservers.values(), *status.trainers.values()]
+    paused = bool(status.trainers) and all(trainer.get("paused") for trainer in status.trainers.values())
+    return Seen(
+        status.step,
+        status.total_steps,
+        status.generation,
+        frozenset(str(member["id"]) for member in members),
+        len(status.pservers) >= int(status.spec["pservers"]),
+        paused or (bool(status.without_room) and not status.trainers),
+        any(trainer.get("unreached") for trainer in status.trainers.values()),
+        status.state != "running",
+        {name: trainer.get("seconds", {}) for name, trainer in status.trainers.items()},
+        {str(shard["id"]): shard.get("checkpoint_seconds", 0.0) for shard in status.pservers.values()},
+        _reached(status),
+        status.generation_step,
+    )
+
+
+def _reached(status: JobStatus) -> int:
+    """A sync trainer that is at a step has had the parameters of the step before."""
+    steps = [trainer.get("step", 0) - 1 for trainer in status.trainers.values()] if status.spec["sync"] else []
+    return max([0, *steps])
+
+
+def read_time(job_dir: Path, run: str) -> Mapping[str, Any] | None:
+    """What was kept of this run in its folder: `TimeLedger.export`. None if nothing was, or it is damaged."""
+    try:
+        return _of_run((job_dir / FILE).read_bytes(), run)
+    except OSError:
+        return None
+
+
+def time_in_etcd(etcd: Store, keys: Keys, run: str, deadline: float = ETCD_SECONDS) -> Mapping[str, Any] | None:
+    """The same, in etcd. Raises EtcdError."""
+    kv = etcd.get(keys.time, deadline=deadline)
+    return None if kv is None else _of_run(kv.value, run)
+
+
+def _of_run(data: bytes, run: str) -> Mapping[str, Any] | None:
+    try:
+        kept: Mapping[str, Any] = unseal(data)
+        if kept["run"] != run:
+            return None
+        TimeLedger.load(kept["ledger"])
+        return kept["ledger"]
+    except (ValueError, KeyError, TypeError) as error:
+        log.warning("what is kept of where the run's time went cannot be used: %s", error)
+        return None
+
+
+class TimeKeeper:
+    """Of a launch that began at `since` (Unix seconds, as `clock` tells), where the run goes on at `step`. Used by the
+    launcher's own thread, but for `export`."""
+
+    def __init__(
+        self,
+        job_dir: Path,
+        etcd: Store,
+        keys: Keys,
+        run: str,
+        since: float,
+        step: int,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._job_dir, self._etcd, self._keys, self._run, self._clock = job_dir, etcd, keys, run, clock
+        self._lock = threading.Lock()
+        self._ledger = self._begin(since, step)
+        self._next, self._told = 0.0, ""
+
+    def _begin(self, since: float, step: int) -> TimeLedger:
+        """Goes on with what was kept: of a folder that other machines do not share, what etcd has may reach further
+        back."""
+        kept = [read_time(self._job_dir, self._run)]
+        with contextlib.suppress(EtcdError):
+            kept.append(time_in_etcd(self._etcd, self._keys, self._run))
+        ledgers = [TimeLedger.load(found) for found in kept if found is not None]
+        if not ledgers:
+            return TimeLedger(since, step)
+        ledger = min(ledgers, key=lambda one: one.began)
+        ledger.carry(since)
+        return ledger
+
+    def look(self, status: JobStatus) -> None:
+        """Takes in a look at the job."""
+        with self._lock:
+            self._ledger.step(seen_of(status), self._clock())
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + WRITE_SECONDS
+            self.write()
+
+    def export(self) -> Mapping[str, Any]:
+        with self._lock:
+            return self._ledger.export()
+
+    def write(self) -> None:
+        """Now, too, at the end of a launch. Raises nothing."""
+        data = seal({"run": self._run, "ledger": self.export()})
+        with contextlib.suppress(GraphftError):
+            self._etcd.put(self._keys.time, data, deadline=ETCD_SECONDS)
+        scratch = self._job_dir / f".{FILE}.{os.getpid()}"
+        try:
+            scratch.write_bytes(data)  # not fsynced: a disk that is busy is not to keep the launcher from its processes
+            scratch.replace(self._job_dir / FILE)
+            self._told = ""
+        except OSError as error:
+            if self._told != str(error):
+                self._told = str(error)
+                log.warning("where the run's time goes cannot be noted: %s", error)

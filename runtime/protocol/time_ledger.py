@@ -1,0 +1,323 @@
+"""Where a job's time went: each second since its run began is given to exactly one category.
+
+    ledger = TimeLedger(began)
+    ledger.step(seen, now)      # at each look at the job, some times a second
+    ledger.seconds              # by category; they add up to `ledger.wall`
+
+A look says at which step the job is, who is there, and what trainers count of their own time. Of the time between two
+looks that trained, what training waited for is taken off as the trainers count it; what is left are steps, new ones or
+those that a rollback has made to be computed again. While a job recovers, all of it is recovery, but for the time in
+which a trainer computes, or that its steps take at their usual pace: so a recovery is known more exactly than looks are
+apart.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Category = Literal["productive", "redone", "checkpointing", "data", "straggler", "recovering", "starting", "idle"]
+CATEGORIES: tuple[Category, ...] = (
+    "productive",
+    "redone",
+    "checkpointing",
+    "data",
+    "straggler",
+    "recovering",
+    "starting",
+    "idle",
+)
+Mode = Literal["starting", "training", "recovering", "checkpointing", "idle", "over"]
+PACE_SECONDS = 60.0
+"""The pace is that of the last minute of training."""
+STRAGGLER_SECONDS = 5.0
+"""Waits of trainers are compared over such a time: they report each for itself, at different moments."""
+GAP_SECONDS = 60.0
+"""After so long without a look nothing is known of what the job did: its launcher was stopped, or the machine slept."""
+RECOVERIES = 50
+"""So many are kept, the newest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One look. `step`: that all shards have reached; `reached`: the highest that is known to have been reached, by
+    trainers, who know earlier; `generation_step`: where the generation began, None if that is not known. `members`: ids
+    of the trainers and pservers that are registered; `whole`: whether every shard is.
+
+    `trainers`: by id, seconds since it began by what it was at (`process.time_split`); `checkpoints`: by shard, seconds
+    for which steps waited for checkpoints since it began.
+    """
+
+    step: int
+    total_steps: int | None = None
+    generation: int = 0
+    members: frozenset[str] = frozenset()
+    whole: bool = True
+    waits: bool = False
+    """Whether it is to do nothing now: the next pass was not asked for, or the engine has no room for a trainer."""
+    cut_off: bool = False
+    """Whether a trainer does not reach a shard."""
+    over: bool = False
+    """Complete, or failed."""
+    trainers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    checkpoints: Mapping[str, float] = field(default_factory=dict)
+    reached: int = 0
+    generation_step: int | None = None
+
+    @property
+    def at_end(self) -> bool:
+        """Whether all steps are made."""
+        return self.total_steps is not None and self.step >= self.total_steps
+
+
+@dataclass(slots=True)
+class Recovery:
+    """`at`: when it was seen that something was lost (Unix seconds); `step`: where the job was then. `seconds`: until a
+    step was made again; `redone`: for which the steps were then computed again that had been there before."""
+
+    at: float
+    step: int
+    seconds: float = 0.0
+    redone: float = 0.0
+    ended: bool = False
+
+
+class TimeLedger:
+    """`began`, `now`: Unix seconds. A clock that goes back takes no time away: `began` moves with it."""
+
+    def __init__(self, began: float, step: int = 0) -> None:
+        """`step`: the one that the job begins, or goes on, at."""
+        self.began = self.until = began
+        self.seconds: dict[Category, float] = dict.fromkeys(CATEGORIES, 0.0)
+        self.mode: Mode = "starting"
+        self.high = step
+        """The highest step that was ever reached."""
+        self.recoveries: list[Recovery] = []
+        self._last: Seen | None = None
+        self._begun = False
+        """Whether this launch has computed something."""
+        self._trouble: int | None = None
+        """While it recovers: the lowest step that was seen meanwhile."""
+        self._paces: deque[tuple[float, int]] = deque()
+        """Of intervals of training: seconds, steps."""
+        self._owed: dict[Category, float] = {}
+        """Waits that trainers have counted, and that no interval was given to so far."""
+        self._waits: dict[str, float] = {}
+        """By trainer, seconds that it waited for the shards, in the window at hand, ..."""
+        self._window = 0.0
+        """... which is so long."""
+
+    @property
+    def wall(self) -> float:
+        """Seconds of the run so far: the sum of all categories."""
+        return self.until - self.began
+
+    @property
+    def pace(self) -> float:
+        """Steps per second of training of late; 0 before the first."""
+        seconds = sum(seconds for seconds, _ in self._paces)
+        return sum(steps for _, steps in self._paces) / seconds if seconds else 0.0
+
+    def left(self) -> float | None:
+        """Seconds until the last step, at this pace; None while that is not known."""
+        seen = self._last
+        if self.mode != "training" or seen is None or seen.total_steps is None or not self.pace:
+            return None
+        return max(0, seen.total_steps - seen.step) / self.pace
+
+    def step(self, seen: Seen | None, now: float) -> Mode:
+        """Takes in a look; None: nothing is known of the job so far. Returns what the job is at."""
+        if self.mode == "over" and (seen is None or seen.over):
+            return self.mode  # its time stands still
+        passed = self._pass(now)
+        if seen is not None and self._last is not None and seen.generation > self._last.generation:
+            self.high = max(self.high, self._last.reached)
+        if passed > GAP_SECONDS or self.mode == "over":
+            self.seconds["idle"] += passed
+            self._forget()
+            self.mode = "starting"
+        else:
+            self._give(seen, passed)
+        if seen is not None:
+            self._last, self.high = seen, max(self.high, seen.step)
+        return self.mode
+
+    def carry(self, now: float) -> None:
+        """A launch goes on with what an earlier one has left: nothing ran in between."""
+        self.seconds["idle"] += self._pass(now)
+        self._forget()
+        self._last, self._begun, self.mode = None, False, "starting"
+
+    # -- what the time between two looks was --------------------------------------------------------------------
+
+    def _pass(self, now: float) -> float:
+        """Seconds since the last look."""
+        passed = now - self.until
+        if passed < 0:
+            self.began += passed
+        self.until = now
+        return max(0.0, passed)
+
+    def _give(self, seen: Seen | None, passed: float) -> None:
+        """Gives the time before this look to categories."""
+        before, steps = self.mode, self._steps(seen)
+        self.mode = self._mode_of(seen) if seen is not None else before
+        if before == self.mode == "training":
+            self._keep_pace(passed, steps)
+            self._count_waits(seen, passed)
+            self._work(passed, seen, steps)
+            return
+        self._owed, self._waits, self._window = {}, {}, 0.0
+        other = _category(self.mode if before == "training" else before)
+        pace, computed = self.pace, self._computed(seen) if other == "recovering" else 0.0
+        work = min(passed, max(computed, steps / pace if pace else 0.0))
+        self._work(work, seen, steps)
+        self.seconds[other] += passed - work
+        if other == "recovering" and self.recoveries:
+            self.recoveries[-1].seconds += passed - work
+
+    def _steps(self, seen: Seen | None) -> int:
+        """Made since the last look; where the job went back since, those that were made after that."""
+        at = self._at(seen)
+        return max(0, seen.step - at) if seen is not None and at is not None else 0
+
+    def _at(self, seen: Seen | None) -> int | None:
+        """At which step those begin; None if that is not known."""
+        if seen is None or self._last is None:
+            return None
+        return self._last.step if seen.generation == self._last.generation else seen.generation_step
+
+    def _computed(self, seen: Seen | None) -> float:
+        """Seconds for which a trainer computed since the last look: the one that did so for longest."""
+        return max((spent["computing"] for spent in self._spent(seen).values()), default=0.0)
+
+    def _mode_of(self, seen: Seen) -> Mode:
+        self._look_for_trouble(seen)
+        computed = any(split.get("computing", 0) > 0 for split in seen.trainers.values())
+        self._begun = self._begun or computed or (self._last is not None and seen.step > self._last.step)
+        if seen.over:
+            return "over"
+        if seen.waits:
+            return "idle"
+        if not self._begun:
+            return "starting"
+        if seen.at_end:
+            return "checkpointing"  # the last one, and the model
+        return "training" if self._trouble is None else "recovering"
+
+    def _look_for_trouble(self, seen: Seen) -> None:
+        """It begins when something is lost, and ends with the first step after that."""
+        last = self._last
+        if last is None or not self._begun or seen.at_end or seen.over:
+            return
+        lost = bool(last.members - seen.members) or seen.generation > last.generation or not seen.whole
+        if lost or seen.cut_off:
+            if self._trouble is None:
+                self.recoveries = [*self.recoveries, Recovery(self.until, max(last.step, seen.step))][-RECOVERIES:]
+            self._trouble = seen.step if self._trouble is None else min(self._trouble, seen.step)
+        elif self._trouble is not None and seen.step > self._trouble:
+            self._trouble = None
+        elif self._trouble is not None:
+            self._trouble = min(self._trouble, seen.step)
+
+    def _work(self, seconds: float, seen: Seen | None, steps: int) -> None:
+        """Time in which steps were made: without what they waited for."""
+        for category in ("checkpointing", "data", "straggler"):
+            part = min(seconds, self._owed.get(category, 0.0))
+            self._owed[category] = self._owed.get(category, 0.0) - part
+            self.seconds[category] += part
+            seconds -= part
+        redone = seconds * self._share_redone(seen, steps)
+        self.seconds["redone"] += redone
+        self.seconds["productive"] += seconds - redone
+        if redone and self.recoveries:
+            self.recoveries[-1].redone += redone
+        if self.recoveries and seen is not None and seen.step > self.high:
+            self.recoveries[-1].ended = True
+
+    def _share_redone(self, seen: Seen | None, steps: int) -> float:
+        """Of the steps that were made, or of the one that is being made: how many had been there before."""
+        at = self._at(seen)
+        if not steps or seen is None or at is None:
+            return float(self._last is not None and self._last.step < self.high)
+        return max(0, min(seen.step, self.high) - at) / steps
+
+    # -- what trainers count ------------------------------------------------------------------------------------
+
+    def _keep_pace(self, passed: float, steps: int) -> None:
+        self._paces.append((passed, steps))
+        while len(self._paces) > 1 and sum(s for s, _ in self._paces) - self._paces[0][0] >= PACE_SECONDS:
+            self._paces.popleft()
+
+    def _count_waits(self, seen: Seen | None, passed: float) -> None:
+        last = self._last
+        if seen is None or last is None:
+            return
+        copied = [s - last.checkpoints.get(shard, s) for shard, s in seen.checkpoints.items()]
+        self._owe("checkpointing", max([0.0, *copied]))
+        at_work = {name: spent for name, spent in self._spent(seen).items() if sum(spent.values()) > 0}
+        self._owe("data", _mean([s["data"] for s in at_work.values()]))
+        for name, found in at_work.items():
+            self._waits[name] = self._waits.get(name, 0.0) + found["shards"]
+        self._window += passed
+        if self._window >= STRAGGLER_SECONDS:
+            waits = list(self._waits.values())
+            self._owe("straggler", _mean(waits) - min(waits, default=0.0))
+            self._waits, self._window = {}, 0.0
+
+    def _spent(self, seen: Seen | None) -> dict[str, dict[str, float]]:
+        """By trainer that was there at the last look, too: seconds since then."""
+        before = self._last.trainers if self._last is not None else {}
+        now = seen.trainers if seen is not None else {}
+        return {name: _spent(before[name], split) for name, split in now.items() if name in before}
+
+    def _owe(self, category: Category, seconds: float) -> None:
+        self._owed[category] = self._owed.get(category, 0.0) + seconds
+
+    def _forget(self) -> None:
+        """What is known of the moment."""
+        self._owed, self._waits, self._window, self._trouble = {}, {}, 0.0, None
+        self._paces.clear()
+
+    # -- how it is kept -----------------------------------------------------------------------------------------
+
+    def export(self) -> dict[str, Any]:
+        """As JSON has it: for `load`."""
+        return {
+            "began": self.began,
+            "until": self.until,
+            "high": self.high,
+            "mode": self.mode,
+            "pace": self.pace,
+            "left": self.left(),
+            "seconds": {name: round(value, 3) for name, value in self.seconds.items()},
+            "recoveries": [[r.at, r.step, round(r.seconds, 3), round(r.redone, 3), r.ended] for r in self.recoveries],
+        }
+
+    @staticmethod
+    def load(kept: Mapping[str, Any]) -> TimeLedger:
+        """Raises KeyError, TypeError, ValueError for what is none of its own."""
+        ledger = TimeLedger(float(kept["until"]), int(kept["high"]))
+        for name in CATEGORIES:
+            ledger.seconds[name] = max(0.0, float(kept["seconds"][name]))
+        ledger.began = ledger.until - sum(ledger.seconds.values())
+        ledger.mode = "over" if kept["mode"] == "over" else "starting"
+        ledger.recoveries = [Recovery(*row) for row in kept["recoveries"]]
+        return ledger
+
+
+def _category(mode: Mode) -> Category:
+    """Of time in a mode in which no steps are made. A job that is over has made its last checkpoint."""
+    if mode == "starting" or mode == "recovering" or mode == "idle":
+        return mode
+    return "checkpointing"
+
+
+def _spent(before: Mapping[str, float], now: Mapping[str, float]) -> dict[str, float]:
+    return {name: max(0.0, now.get(name, 0.0) - before.get(name, 0.0)) for name in ("computing", "data", "shards")}
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0

@@ -1,0 +1,202 @@
+"""A page over HTTP: who may ask for what, and what a job that ends or is out of reach makes of it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from graphft.errors import GraphftError, UsageError
+from graphft.runtime.coordination.records import Event
+from graphft.runtime.page import job_page
+from graphft.runtime.page import server as server_module
+from graphft.runtime.page.job_page import JobPage
+from graphft.runtime.page.server import CLIENTS, OneJob, PageServer
+from tests.page.plays import Job, status
+from tests.support.waiting import until
+
+
+@pytest.fixture
+def job() -> Job:
+    return Job()
+
+
+@pytest.fixture
+def server(job: Job, monkeypatch: pytest.MonkeyPatch) -> Iterator[PageServer]:
+    monkeypatch.setattr(job_page, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(job_page, "LOOK_PART", 1e9)
+    served = PageServer(OneJob(JobPage(job.look)))
+    yield served
+    served.close()
+
+
+def ask(server: PageServer, path: str, method: str = "GET", **headers: str) -> tuple[int, bytes, dict[str, str]]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=30)
+    connection.request(method, path, headers=headers)
+    response = connection.getresponse()
+    found = response.status, response.read(), {k.lower(): v for k, v in response.getheaders()}
+    connection.close()
+    return found
+
+
+def told(server: PageServer) -> dict[str, Any]:
+    return dict(json.loads(ask(server, "/status.json")[1]))
+
+
+def test_what_is_served(server: PageServer) -> None:
+    for path, kind in {"/": "html", "/page.css": "css", "/page.js": "javascript", "/charts.js": "javascript"}.items():
+        code, body, headers = ask(server, path)
+        assert (code, kind in headers["content-type"]) == (200, True)
+        assert b"http://" not in body.replace(b"http://www.w3.org/2000/svg", b""), "nothing comes from elsewhere"
+        assert b"https://" not in body
+        assert b"innerHTML" not in body
+        assert headers["content-security-policy"].startswith("default-src 'none'; script-src 'self'; style-src 'self'")
+        assert headers["x-content-type-options"] == "nosniff"
+    assert ask(server, "/healthz?x=1")[:2] == (200, b"ok\n")
+    assert ask(server, "/metrics")[2]["content-type"].startswith("text/plain; version=0.0.4")
+
+
+@pytest.mark.parametrize(
+    "path", ["/nosuch", "/page.html/", "/../setup.cfg", "/job/flights", "/job/x/status.json", "//etc/passwd", "/job.py"]
+)
+def test_what_there_is_not(server: PageServer, path: str) -> None:
+    code, _, headers = ask(server, path)
+    assert code == 404
+    assert headers["content-type"].startswith("text/plain")
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS", "TRACE", "BREW"])
+def test_it_only_answers_get(server: PageServer, method: str) -> None:
+    code, _, headers = ask(server, "/", method)
+    assert code == 405
+    assert headers["allow"] == "GET"
+
+
+@pytest.mark.parametrize(
+    ("host", "code"),
+    [
+        ("localhost", 200),
+        ("127.0.0.1:9999", 200),  # an ssh tunnel has a port of its own
+        ("[::1]:80", 200),
+        ("LOCALHOST:80", 200),
+        ("evil.example", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("localhost.evil.example:80", 421),
+        ("", 421),
+        ("evil.example@localhost", 421),
+    ],
+)
+def test_names_that_point_here(server: PageServer, host: str, code: int) -> None:
+    """DNS rebinding: a web page elsewhere has its own name point to 127.0.0.1."""
+    found, body, _ = ask(server, "/status.json", Host=host)
+    assert found == code
+    assert (b"flights" in body) == (code == 200)
+
+
+def test_a_request_that_is_none(server: PageServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as client:
+        client.sendall(b"hello\r\n\r\n")
+        assert b"Bad request" in client.makefile("rb").read()
+    assert ask(server, "/healthz")[0] == 200
+
+
+def test_clients_that_say_nothing_keep_nobody_out_for_long(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "REQUEST_SECONDS", 0.3)
+    server = PageServer(OneJob(JobPage(job.look)))
+    silent = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(2 * CLIENTS)]
+    try:
+
+        def answers() -> bool:
+            try:
+                return ask(server, "/healthz")[0] == 200
+            except OSError:
+                return False
+
+        until(answers)
+    finally:
+        for client in silent:
+            client.close()
+        server.close()
+
+
+def test_a_port_that_is_taken(server: PageServer, job: Job) -> None:
+    with pytest.raises(UsageError, match=f"127.0.0.1:{server.port}: .*in use") as error:
+        PageServer(OneJob(JobPage(job.look)), server.port)
+    assert "another port" in error.value.help
+
+
+def test_the_document(server: PageServer, job: Job) -> None:
+    job.events = [Event(1.0, "launcher", "died", "trainer 1 died (killed by SIGKILL)", {"step": 7})]
+    found = told(server)
+    assert (found["job"], found["state"], found["step"], found["total_steps"]) == ("flights", "running", 400, 1000)
+    assert sum(found["time"]["seconds"].values()) == pytest.approx(found["time"]["wall"], rel=0.01)
+    assert [slot["trainer"] for slot in found["slots"]] == ["0-aa", "1-bb", "0-aa"]
+    assert [shard["version"] for shard in found["shards"]] == [400, 401]
+    assert found["queue"] == {"todo": 3, "pending": 2, "done": 5}
+    assert found["curve"]["source"] == "looks"
+    assert found["curve"]["series"] == {"loss": [0.25], "accuracy": [0.9]}
+    (event,) = found["events"]
+    assert (event["fault"], event["step"]) == (True, 7)
+    assert "cost" not in event, "nothing is known of what it cost"
+
+
+def test_texts_of_users_stay_texts(server: PageServer, job: Job) -> None:
+    """An exception's text comes as it is, in JSON alone, which no browser takes for a page."""
+    nasty = '</script><img src=x onerror="alert(1)">'
+    job.events = [Event(1.0, nasty, "step-failed", nasty)]
+    _, body, headers = ask(server, "/status.json")
+    assert headers["content-type"] == "application/json"
+    assert headers["x-content-type-options"] == "nosniff"
+    assert json.loads(body)["events"][0]["text"] == nasty
+    assert nasty.encode() not in ask(server, "/")[1]
+
+
+def test_losses_that_are_no_numbers(server: PageServer, job: Job) -> None:
+    job.status = status(trainers={"0-aa": {"id": "0-aa", "host": "a", "pid": 1, "loss": float("nan"), "step": 1}})
+    found = told(server)
+    assert found["loss"] is None
+    assert b"graphft_loss" in ask(server, "/metrics")[1]
+
+
+def test_a_job_that_is_out_of_reach_and_ends(server: PageServer, job: Job) -> None:
+    assert told(server)["step"] == 400
+    job.error = GraphftError("etcd does not answer")
+    found = told(server)
+    assert (found["error"], found["step"]) == ("etcd does not answer", 400), "what was seen last is shown, and that"
+    job.error = ZeroDivisionError("a fault of the page's")
+    assert "ZeroDivisionError" in told(server)["error"]
+    assert ask(server, "/metrics")[0] == 200
+    job.error, job.status = None, status(1000, state="complete", trainers={}, pservers={})
+    found = told(server)
+    assert (found["state"], found["step"]) == ("complete", 1000)
+    assert "error" not in found
+    assert found["time"]["mode"] == "over"
+
+
+def test_all_browsers_share_one_look_a_second(job: Job) -> None:
+    page = JobPage(job.look)
+    threads = [threading.Thread(target=page.json) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert job.looks == 1
+
+
+def test_who_looks_sees_the_end(server: PageServer, job: Job) -> None:
+    told(server)
+    shown = threading.Event()
+
+    def end() -> None:
+        server.show_end()
+        shown.set()
+
+    threading.Thread(target=end).start()
+    assert not shown.wait(0.2)
+    told(server)
+    assert shown.wait(30)

@@ -1,0 +1,273 @@
+"""Each second of a job belongs to one category, whatever is seen of the job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from graphft.runtime.protocol.time_ledger import CATEGORIES, GAP_SECONDS, Seen, TimeLedger
+
+LOOK = 0.5
+
+
+def split(computing: float = 0.0, data: float = 0.0, shards: float = 0.0) -> dict[str, float]:
+    return {"computing": computing, "data": data, "shards": shards, "idle": 0.0}
+
+
+class Play:
+    """A job that is looked at each half second. `pace`: steps of a look."""
+
+    def __init__(self, total: int | None = 1000) -> None:
+        self.ledger, self.now = TimeLedger(0.0), 0.0
+        self.seen = Seen(0, total, members=frozenset("pt"))
+
+    def look(self, seconds: float = LOOK, **changes: object) -> str:
+        self.now += seconds
+        self.seen = replace(self.seen, **changes)  # type: ignore[arg-type]
+        mode = self.ledger.step(self.seen, self.now)
+        assert sum(self.ledger.seconds.values()) == pytest.approx(self.ledger.wall)
+        return mode
+
+    def train(self, looks: int, pace: int = 5) -> None:
+        for _ in range(looks):
+            assert self.look(step=self.seen.step + pace) == "training"
+
+    @property
+    def spent(self) -> dict[str, float]:
+        return {name: round(s, 3) for name, s in self.ledger.seconds.items() if round(s, 3)}
+
+
+def begun() -> Play:
+    play = Play()
+    assert play.look(members=frozenset()) == "starting"
+    assert play.look(members=frozenset("pt")) == "starting"
+    assert play.look(step=5) == "training"
+    play.train(19)
+    return play
+
+
+def test_a_job_that_trains() -> None:
+    play = begun()
+    assert play.spent == {"starting": 1.5, "productive": 9.5}
+    assert play.ledger.pace == pytest.approx(10)
+    assert play.ledger.left() == pytest.approx((1000 - 100) / 10)
+
+
+def test_a_trainer_that_computes_ends_the_start() -> None:
+    play = Play()
+    play.look()
+    assert play.look(trainers={"t": split(computing=0.1)}) == "training"
+
+
+def test_steps_of_many_seconds_are_productive_from_their_first_look_on() -> None:
+    play = Play()
+    play.look(trainers={"t": split(0.1)})
+    for n in range(100):
+        play.look(trainers={"t": split(0.1 + n / 2)}, step=n // 20)
+    assert play.spent == {"starting": 0.5, "productive": 50.0}
+    assert play.ledger.left() == pytest.approx((1000 - 4) * 10, rel=0.3)
+
+
+def test_a_recovery_is_known_more_exactly_than_looks_are_apart() -> None:
+    """10 steps a second; a trainer dies, and in the half second in which that is seen there are 2 steps, not 5."""
+    play = begun()
+    assert play.look(step=102, members=frozenset("p")) == "recovering"
+    assert play.ledger.left() is None
+    assert play.look(step=106, members=frozenset("px")) == "training"
+    assert play.spent == {"starting": 1.5, "productive": 9.5 + 0.2 + 0.4, "recovering": 0.3 + 0.1}
+    (recovery,) = play.ledger.recoveries
+    assert recovery.seconds == pytest.approx(0.4)
+    assert recovery.redone == 0
+
+
+def test_while_another_trainer_computes_a_long_step_nothing_is_lost() -> None:
+    play = Play()
+    play.look(trainers={"a": split(0.1), "b": split(0.1)}, members=frozenset("pab"))
+    for n in range(40):
+        play.look(trainers={"a": split(n / 2), "b": split(n / 2)}, step=n // 20)
+    play.look(trainers={"a": split(20)}, members=frozenset("pa"))
+    assert play.look(trainers={"a": split(20.5)}) == "recovering"
+    assert "recovering" not in play.spent
+    assert play.look(trainers={"a": split(20.5, shards=0.5)}) == "recovering"
+    assert play.spent["recovering"] == 0.5
+
+
+def test_steps_that_a_rollback_has_undone_are_computed_again() -> None:
+    play = begun()
+    assert play.look(members=frozenset("t")) == "recovering"
+    assert play.look(step=80, generation=1, members=frozenset("tq")) == "recovering"
+    assert play.look(step=85) == "training"
+    play.train(3)  # at 100
+    assert play.spent == {"starting": 1.5, "productive": 9.5, "recovering": 1.0, "redone": 2.0}
+    play.look(step=104)
+    (recovery,) = play.ledger.recoveries
+    assert (recovery.seconds, recovery.redone, recovery.ended) == (1.0, 2.0, True)
+    assert play.spent["productive"] == 10.0
+
+
+def test_a_look_in_which_old_steps_end_and_new_ones_begin() -> None:
+    play = begun()
+    play.look(step=98, generation=1)
+    play.look(step=98)
+    play.look(step=103)
+    assert play.spent["redone"] == 0.2
+    assert play.spent["productive"] == 9.5 + 0.3
+
+
+def test_what_trainers_report_ahead_of_the_shards_is_no_rollback() -> None:
+    """A status is of reports of different moments."""
+    play = begun()
+    for step in range(105, 150, 5):
+        play.look(step=step, reached=step + 8)
+    assert "redone" not in play.spent
+
+
+def test_while_a_shard_is_not_there_no_step_is_made() -> None:
+    """What a shard reports that was behind the lost one is no end of the recovery."""
+    play = begun()
+    assert play.look(step=101, members=frozenset("t"), whole=False) == "recovering"
+    assert play.look(step=104) == "recovering"
+    assert play.look(step=80, generation=1, members=frozenset("tq"), whole=True) == "recovering"
+    assert play.look(step=85) == "training"
+    assert len(play.ledger.recoveries) == 1
+
+
+def test_a_rollback_between_two_looks() -> None:
+    """Trainers knew of 106 steps; the job went back to 80 and was at 84 again when it was looked at."""
+    play = begun()
+    play.look(step=103, reached=106)
+    assert play.look(step=84, generation=1, generation_step=80) == "recovering"
+    redone = play.spent["redone"]
+    assert redone == pytest.approx(0.4, rel=0.05)
+    play.look(step=89)
+    assert play.spent["redone"] == pytest.approx(redone + 0.5, abs=0.01)
+    for step in (94, 99, 104):
+        play.look(step=step)
+    before = play.spent["redone"]
+    play.look(step=109)
+    assert play.spent["redone"] == pytest.approx(before + 0.2, abs=0.01)
+    assert play.ledger.recoveries[-1].redone == pytest.approx(before + 0.2, abs=0.01)
+
+
+def test_waits_for_data_and_for_a_straggler() -> None:
+    """Trainer a reads for a fifth of its time; b is slow, and all wait for it, a half second of each."""
+    play = Play()
+    play.look(trainers={"a": split(0.1), "b": split(0.1)})
+    for n in range(41):
+        t = n * LOOK
+        play.look(step=n, trainers={"a": split(0.3 * t, 0.2 * t, 0.5 * t), "b": split(0.9 * t, 0.0, 0.1 * t)})
+    spent = play.spent
+    assert spent["data"] == pytest.approx(0.1 * 20, abs=0.1)
+    assert spent["straggler"] == pytest.approx(0.2 * 20, abs=1.1)
+    assert spent["productive"] == pytest.approx(0.7 * 20, abs=1.2)
+
+
+def test_a_trainer_that_has_no_work_is_no_straggler() -> None:
+    play = Play()
+    play.look(trainers={"a": split(0.1), "spare": split()})
+    for n in range(41):
+        play.look(step=n, trainers={"a": split(n * LOOK * 0.5, shards=n * LOOK * 0.5), "spare": split()})
+    assert "straggler" not in play.spent
+
+
+def test_checkpoints() -> None:
+    """Copies for which steps wait; and the last one, with the model, for which all wait."""
+    play = begun()
+    play.look(step=105, checkpoints={"p": 1.0})
+    play.look(step=110, checkpoints={"p": 1.2})
+    assert play.spent["checkpointing"] == 0.2
+    play.look(step=115, checkpoints={"another": 7.0})
+    assert play.spent["checkpointing"] == 0.2
+    assert play.look(step=1000) == "checkpointing"
+    assert play.look(members=frozenset()) == "checkpointing", "who leaves at the end is not lost"
+    assert play.look(over=True) == "over"
+    wall = play.ledger.wall
+    assert play.look(seconds=100) == "over"
+    assert play.ledger.wall == wall
+
+
+def test_a_job_that_is_to_wait_is_idle() -> None:
+    play = begun()
+    assert play.look(waits=True) == "idle"
+    play.look()
+    assert play.look(waits=False, step=105) == "training"
+    assert play.spent == {"starting": 1.5, "productive": 9.5 + 0.5, "idle": 1.0}
+
+
+def test_a_launcher_that_was_stopped_knows_nothing_of_that_time() -> None:
+    play = begun()
+    play.look(seconds=GAP_SECONDS + 1, step=500)
+    assert play.spent["idle"] == GAP_SECONDS + 1
+    assert play.look(step=505) == "training"
+
+
+def test_the_next_launch_carries_it_on() -> None:
+    play = begun()
+    kept = json.loads(json.dumps(play.ledger.export()))
+    after = TimeLedger.load(kept)
+    after.carry(play.now + 30)
+    after.step(None, play.now + 31)
+    for n in range(10):
+        after.step(Seen(80 + 5 * n, 1000, members=frozenset("pt")), play.now + 31.5 + n / 2)
+    spent = {name: round(s, 3) for name, s in after.seconds.items() if round(s, 3)}
+    assert spent == {"starting": 1.5 + 1.5 + 0.5, "productive": 9.5 + 2.5, "idle": 30.0, "redone": 2.0 - 0.5 + 0.0}
+    assert after.began == pytest.approx(0)
+
+
+def looks() -> st.SearchStrategy[Seen | None]:
+    seconds = st.floats(0, 1e6)
+    splits = st.dictionaries(st.sampled_from("abc"), st.builds(split, seconds, seconds, seconds))
+    return st.none() | st.builds(
+        Seen,
+        st.integers(0, 50),
+        st.none() | st.just(40),
+        st.integers(0, 3),
+        st.frozensets(st.sampled_from("abcp")),
+        st.booleans(),
+        st.booleans(),
+        st.booleans(),
+        st.sampled_from((False, False, False, True)),
+        splits,
+        st.dictionaries(st.sampled_from("pq"), seconds),
+        st.integers(0, 60),
+        st.none() | st.integers(0, 40),
+    )
+
+
+@given(st.lists(st.tuples(looks(), st.floats(-1000, 1000) | st.just(0.5), st.sampled_from((0, 0, 0, 1, 2)))))
+def test_all_seconds_are_given_and_none_twice(course: list[tuple[Seen | None, float, int]]) -> None:
+    """Whatever is seen, clocks that go back, launches that follow one another."""
+    ledger, now = TimeLedger(1e9), 1e9
+    before = dict(ledger.seconds)
+    for seen, passed, what in course:
+        now += passed
+        if what == 1:
+            ledger = TimeLedger.load(json.loads(json.dumps(ledger.export())))
+            before = dict(ledger.seconds)
+        elif what == 2:
+            ledger.carry(now)
+        else:
+            ledger.step(seen, now)
+        assert sum(ledger.seconds.values()) == pytest.approx(ledger.wall, abs=1e-3)
+        assert all(ledger.seconds[name] >= before[name] - 1e-9 for name in CATEGORIES)
+        assert ledger.left() is None or ledger.left() >= 0  # type: ignore[operator]
+        assert all(r.seconds >= 0 and r.redone >= 0 for r in ledger.recoveries)
+        before = dict(ledger.seconds)
+
+
+def test_what_is_none_of_its_own_is_told() -> None:
+    def broken() -> Iterator[object]:
+        kept = TimeLedger(0.0).export()
+        yield {}
+        yield kept | {"seconds": {}}
+        yield kept | {"recoveries": [["x"]]}
+        yield kept | {"until": "never"}
+
+    for kept in broken():
+        with pytest.raises((KeyError, TypeError, ValueError)):
+            TimeLedger.load(kept)  # type: ignore[arg-type]

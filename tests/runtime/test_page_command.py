@@ -1,0 +1,171 @@
+"""`graphft page`, and the options of a launch: which job is shown, and what is refused before anything begins."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from graphft.errors import UsageError
+from graphft.runtime.cli import main
+from graphft.runtime.coordination import connect as connect_module
+from graphft.runtime.coordination.connect import write_endpoints
+from graphft.runtime.coordination.event_log import Events
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import Registration, TrainerStatus
+from graphft.runtime.coordination.run_record import put_job
+from graphft.runtime.etcd import Etcd
+from graphft.runtime.launcher.options import LaunchOptions
+from graphft.runtime.launcher.page_command import _site
+from graphft.runtime.launcher.page_looks import FolderLooks
+from graphft.runtime.launcher.process_ends import note_end, note_failed, note_launch
+from graphft.runtime.page.server import Site, answer
+from graphft.runtime.page.time_keeper import TimeKeeper
+from graphft.transpiler import Job
+from tests.support.commands import refused
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(connect_module, "ANSWER_SECONDS", 0.3)
+
+
+@contextlib.contextmanager
+def site(**options: str):  # type: ignore[no-untyped-def]
+    with contextlib.ExitStack() as stack:
+        yield _site(argparse.Namespace(**{"job": "", "etcd": "", **options}), stack)
+
+
+def told(found: Site, path: str = "/status.json") -> dict:  # type: ignore[type-arg]
+    code, _, body = answer(found, path)
+    assert code == 200, body
+    return dict(json.loads(body))
+
+
+@pytest.fixture
+def running(etcd: Etcd, keys: Keys, job: Job, saved: Path) -> Keys:
+    put_job(etcd, keys, job, saved)
+    etcd.put(keys.trainer("0-a"), msgspec.json.encode(Registration("0-a", "", 1, "host")))
+    etcd.put(keys.status_of("trainer", "0-a"), msgspec.json.encode(TrainerStatus(2, 0, 0.5)))
+    Events(etcd, keys, "launcher").emit("died", "trainer 1 died (killed by SIGKILL)")
+    return keys
+
+
+def test_a_job_that_an_etcd_knows(running: Keys, etcd: Etcd, job: Job) -> None:
+    endpoints = ",".join(etcd.endpoints)
+    with site(etcd=endpoints, job=running.job) as found:
+        first = told(found)
+        assert (first["state"], first["loss"], first["events"][0]["kind"]) == ("running", 0.5, "died")
+        assert first["time"]["by_page"], "no launcher keeps its time: the page does, from now on"
+    TimeKeeper(Path("jobs"), etcd, running, job.run_id, 1e9, 0).write()
+    with site(etcd=endpoints, job=running.job) as found:
+        kept = told(found)["time"]
+        assert (kept["began"], kept["by_page"]) == (1e9, False)
+
+
+def test_a_folder_whose_etcd_knows_the_run(etcd: Etcd, job: Job, saved: Path) -> None:
+    """It runs, and nobody is left; then the page is of the folder."""
+    keys = Keys(job.config.name)
+    put_job(etcd, keys, job, saved)
+    etcd.put(keys.trainer("0-a"), msgspec.json.encode(Registration("0-a", "", 1, "host")))
+    write_endpoints(saved, ",".join(etcd.endpoints))
+    look = FolderLooks(saved)
+    assert look().document["state"] == "running"
+    etcd.delete(keys.trainer("0-a"))
+    assert look().document["state"] == "stopped"
+    etcd.delete_prefix(f"/{keys.job}")
+
+
+def test_jobs_that_do_not_run(saved: Path) -> None:
+    """Not begun, stopped, failed, complete: by the folder alone."""
+    with site(job=str(saved)) as found:
+        assert told(found)["state"] == "not begun"
+    note_launch(saved)
+    note_end(saved, "trainer 1", "preemption", "killed by SIGKILL")
+    (saved / "checkpoints").mkdir()
+    with site(job=str(saved)) as found:
+        stopped = told(found)
+    assert stopped["state"] == "stopped"
+    assert [event["text"] for event in stopped["events"]] == [
+        "the job was launched",
+        "trainer 1 died (killed by SIGKILL)",
+    ]
+    note_failed(saved, "the loss is nan")
+    with site(job=str(saved)) as found:
+        assert (told(found)["state"], told(found)["failure"]) == ("failed", "the loss is nan")
+    (saved / "model.safetensors").write_bytes((2).to_bytes(8, "little") + b"{}")
+    with site(job=str(saved)) as found:
+        assert told(found)["state"] == "complete"
+
+
+def test_several_jobs_are_a_list_of_links(saved: Path, running: Keys, etcd: Etcd) -> None:
+    Path("jobs").mkdir()
+    saved.rename("jobs/one")
+    with site() as found:
+        assert [job["link"] for job in told(found)["jobs"]] == ["one"]
+        assert told(found, "/job/one/status.json")["state"] == "not begun"
+        assert answer(found, "/job/other/status.json")[0] == 404
+        assert answer(found, "/job/one/")[0] == 200
+        assert b"graphft_state{" in answer(found, "/metrics")[2]
+    with site(etcd=",".join(etcd.endpoints)) as found:
+        assert running.job in [job["link"] for job in told(found)["jobs"]]
+        assert told(found, f"/job/{running.job}/status.json")["state"] == "running"
+
+
+def test_what_page_refuses(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
+    assert "there are no jobs in" in refused(capsys, "page")
+    assert "there is no job nosuch" in refused(capsys, "page", "--job", "nosuch")
+    for port in ("x", "-1", "65536", "8o8o"):
+        assert "is no port" in refused(capsys, "page", "--job", saved, f"--port={port}")
+
+
+@pytest.mark.parametrize("page", [-1, 65536, "8080", 1.5])
+def test_what_a_launch_refuses(page: object) -> None:
+    with pytest.raises(UsageError, match="expected True or a port"):
+        LaunchOptions(page=page)  # type: ignore[arg-type]
+
+
+def test_a_launch_whose_port_is_taken_begins_nothing(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        error = refused(capsys, "launch", "--page", str(taken.getsockname()[1]), "--job", saved)
+    assert "the page cannot be served" in error
+    assert not (saved / "etcd.json").exists()
+    assert not (saved / "ends.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "page", "rest"),
+    [
+        (["--page", "SCRIPT", "--epochs", "3"], 0, ["--epochs", "3"]),
+        (["--page", "SCRIPT", "x", "y"], 0, ["x", "y"]),
+        (["--page", "8123", "SCRIPT", "--page", "z"], 8123, ["--page", "z"]),
+        (["--page", "--quiet", "SCRIPT"], 0, []),
+        (["SCRIPT", "--page"], None, ["--page"]),
+    ],
+)
+def test_the_port_may_be_left_out(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    page: int | None,
+    rest: list[str],
+) -> None:
+    """What stands behind --page is the script then."""
+    for name in ("argv", "path"):
+        monkeypatch.setattr(sys, name, list(getattr(sys, name)))
+    monkeypatch.setenv("GRAPHFT_LAUNCH", "")
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys\nfrom graphft.runtime.launcher.options import choose_options\n"
+        "print(repr(choose_options(None, {}).page), sys.argv[1:])\n"
+    )
+    main(["launch", *(str(script) if a == "SCRIPT" else a for a in arguments)])
+    assert capsys.readouterr().out == f"{page!r} {rest}\n"
