@@ -18,8 +18,9 @@ log = logging.getLogger("graphft")
 
 
 def note_validation(job_dir: Path, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
-    """Never raises: a full disk must not end a training."""
-    row = {"epoch": epoch, "step": step, "metrics": dict(metrics), "at": round(time.time(), 3)}
+    """`metrics`: as `Validation.run` returns them. Never raises: a full disk must not end a training."""
+    values = {name: value for name, value in metrics.items() if name != "samples"}
+    row = {"epoch": epoch, "step": step, "metrics": values, "at": round(time.time(), 3)}
     try:
         with (job_dir / FILE).open("a") as file:
             file.write(json.dumps(row) + "\n")

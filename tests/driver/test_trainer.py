@@ -19,6 +19,7 @@ from torch import Tensor
 import graphft
 from graphft.runtime.cli import main
 from graphft.runtime.process.metric_table import read_table
+from graphft.runtime.process.validations import read_validations
 from tests.driver import epochs
 from tests.support.waiting import ended, until
 
@@ -92,6 +93,8 @@ def test_epochs_are_those_of_a_job_whatever_is_killed(tmp_path: Path, undisturbe
     assert found["loss"] == pytest.approx(float(loss), rel=1e-5)
     assert found["accuracy"] == pytest.approx(float(more["accuracy"]))
     assert told.validated == [found]
+    noted = read_validations(tmp_path / "job")[EPOCHS]
+    assert noted == {name: found[name] for name in ("loss", "accuracy")}, "graphft runs tells it"
 
 
 class Told:
