@@ -18,6 +18,7 @@ from graphft.runtime.engines.kubernetes.command import add_parser as add_kuberne
 from graphft.runtime.interchange.command import add_parser as add_checkpoint
 from graphft.runtime.launcher.clean_command import add_parser as add_clean
 from graphft.runtime.launcher.etcd_command import add_parser as add_etcd
+from graphft.runtime.launcher.metrics_command import add_parser as add_metrics
 from graphft.runtime.launcher.runs_command import add_parser as add_runs
 from graphft.runtime.launcher.slurm_command import add_parser as add_slurm
 from graphft.runtime.launcher.status_command import add_parser as add_status
@@ -99,6 +100,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add_status(commands)
     add_runs(commands)
+    add_metrics(commands)
     add_clean(commands)
 
     forget = commands.add_parser("forget", help="delete a dead run's records from an etcd that outlives jobs")

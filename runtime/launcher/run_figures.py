@@ -14,7 +14,8 @@ import numpy as np
 from graphft.plan import Plan
 from graphft.runtime.launcher.folder_sizes import sizes_of
 from graphft.runtime.launcher.process_ends import ProcessEnds, read_ends
-from graphft.runtime.process.metric_table import Table, read_table
+from graphft.runtime.process.metric_files import read_table
+from graphft.runtime.process.metric_table import Table
 from graphft.runtime.process.validations import read_validations
 
 Mode = Literal["max", "min"]

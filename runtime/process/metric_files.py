@@ -1,15 +1,53 @@
 """Reading what trainers noted of each batch: the rows in `metrics/` of a job's folder, files of each trainer.
 
-A row: step, slot, loss, samples, at (seconds since 1970), and `metrics` (name -> mean over the batch) where `loss_fn`
-returns any. Several rows may be of one step and slot: it was computed again, after a fault or by another trainer. In
-sync mode they agree; the newest counts.
+A row: step, slot, loss, samples, at (seconds since 1970), and a value for each metric that `loss_fn` returns: means
+over the batch. Several rows may be of one step and slot: it was computed again, after a fault or by another trainer, or
+stands in the files for old steps, too. In sync mode they agree; the newest counts.
+
+`trainer-<id>.every<k>.<n>.rows` is the n-th file of a trainer with the steps that are multiples of k. Files only grow;
+the oldest are deleted where they take too much (`roles/trainer/metrics.py`).
 """
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
-from graphft.runtime.process.metric_table import read_table
+from graphft.runtime.process import metric_lines, metric_rows
+from graphft.runtime.process.metric_table import Table, joined
+
+FOLDER = "metrics"
+LEVELS = (1, 16, 256)
+"""Of which steps there are rows: of each one, of each 16th one, ..."""
+
+
+def file_of(job_dir: Path, trainer: str, level: int, number: int) -> Path:
+    return job_dir / FOLDER / f"{stem(level, trainer)}.{number:06}{metric_rows.SUFFIX}"
+
+
+def files_of(job_dir: Path, level: int) -> list[Path]:
+    """Those with the rows of each `level`-th step, as far as they are there. Files of JSON lines have each step."""
+    found = [*(job_dir / FOLDER).glob(f"{stem(level)}.*{metric_rows.SUFFIX}")]
+    return sorted([*found, *((job_dir / FOLDER).glob(f"*{metric_lines.SUFFIX}") if level == 1 else ())])
+
+
+def stem(level: int, trainer: str = "*") -> str:
+    return f"trainer-{trainer}.every{level}"
+
+
+def read_file(path: Path, offset: int = 0) -> Iterator[tuple[Table, int]]:
+    """The whole rows from this byte on, piece by piece, each with the byte behind it: a file that grows is read on from
+    there. Nothing of a file that was deleted, or cannot be read."""
+    read = metric_lines.read_lines if path.suffix == metric_lines.SUFFIX else metric_rows.read_rows
+    with contextlib.suppress(OSError):
+        yield from read(path, offset)
+
+
+def read_table(job_dir: Path) -> Table:
+    """Each (step, slot) of the job in this folder once. What cannot be read is left out."""
+    paths = [path for level in LEVELS for path in files_of(job_dir, level)]
+    return joined([table for path in paths for table, _ in read_file(path)]).newest()
 
 
 def losses_of(job_dir: Path) -> list[tuple[int, int, float]]:

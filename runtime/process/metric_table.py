@@ -1,32 +1,11 @@
-"""The rows that trainers noted of each batch, as columns: a million of them are read in about a second."""
+"""The rows that trainers noted of each batch, as columns."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated
 
-import msgspec
 import numpy as np
-
-BLOCK = 4 << 20
-"""Bytes of a file that are read at a time."""
-
-
-Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
-
-
-class Row(msgspec.Struct):
-    """A line of a `.jsonl` file in `metrics/`."""
-
-    step: Count
-    slot: Count
-    loss: float
-    samples: Count = 0
-    at: float = 0.0
-    metrics: dict[str, float] = {}
 
 
 @dataclass(frozen=True)
@@ -70,13 +49,8 @@ class Table:
         return groups[starts], np.add.reduceat(values * samples, starts) / np.add.reduceat(samples, starts)
 
 
-def read_table(job_dir: Path) -> Table:
-    """Each (step, slot) of the job in this folder once. What cannot be read of a file is left out."""
-    tables = [table for path in sorted((job_dir / "metrics").glob("*.jsonl")) for table in _of_lines(path)]
-    return _joined(tables).newest()
-
-
-def _joined(tables: list[Table]) -> Table:
+def joined(tables: Sequence[Table]) -> Table:
+    """The rows of all, one table's after the other's."""
     names = list(dict.fromkeys(["loss", *(name for table in tables for name in table.values)]))
 
     def column(of: Iterable[np.ndarray], kind: type) -> np.ndarray:
@@ -89,55 +63,4 @@ def _joined(tables: list[Table]) -> Table:
         at=column((t.at for t in tables), np.float64),
         values={n: column((t.values.get(n, np.full(len(t), np.nan)) for t in tables), np.float64) for n in names},
         known={n: column((t.known.get(n, np.zeros(len(t), bool)) for t in tables), bool) for n in names},
-    )
-
-
-def _of_lines(path: Path) -> Iterator[Table]:
-    """A piece of the file at a time: its rows take ten times the memory of its bytes."""
-    decoder, rest = msgspec.json.Decoder(Row), b""
-    try:
-        with path.open("rb") as file:
-            while block := file.read(BLOCK):
-                whole, end, new = (rest + block).rpartition(b"\n")
-                rest = new if end else rest + block
-                yield _table(_rows(decoder, whole))
-        yield _table(_rows(decoder, rest))
-    except OSError:
-        return
-
-
-def _rows(decoder: msgspec.json.Decoder[Row], lines: bytes) -> list[Row]:
-    try:
-        return decoder.decode_lines(lines)
-    except (msgspec.DecodeError, UnicodeDecodeError):  # one of them: cut off, damaged, or NaN
-        return [row for line in lines.split(b"\n") if (row := _row(decoder, line)) is not None]
-
-
-def _row(decoder: msgspec.json.Decoder[Row], line: bytes) -> Row | None:
-    try:
-        return decoder.decode(line)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        pass
-    try:  # Python's JSON has numbers that are not finite
-        return msgspec.convert(json.loads(line), Row)
-    except (msgspec.ValidationError, ValueError):  # the last line of a killed trainer, or of a damaged disk
-        return None
-
-
-def _table(rows: list[Row]) -> Table:
-    names = list(dict.fromkeys(name for row in rows for name in row.metrics))
-    number = len(rows)
-
-    def column(of: Iterable[float], kind: type) -> np.ndarray:
-        return np.fromiter(of, kind, number)
-
-    missing = float("nan")
-    return Table(
-        column((r.step for r in rows), np.int64),
-        column((r.slot for r in rows), np.int64),
-        column((r.samples for r in rows), np.int64),
-        column((r.at for r in rows), np.float64),
-        {"loss": column((r.loss for r in rows), np.float64)}
-        | {n: column((r.metrics.get(n, missing) for r in rows), np.float64) for n in names},
-        {"loss": np.ones(number, bool)} | {n: column((n in r.metrics for r in rows), bool) for n in names},
     )

@@ -18,7 +18,7 @@ from torch import Tensor
 
 import graphft
 from graphft.runtime.cli import main
-from graphft.runtime.process.metric_table import read_table
+from graphft.runtime.process.metric_files import read_table
 from graphft.runtime.process.validations import read_validations
 from tests.driver import epochs
 from tests.support.waiting import ended, until

@@ -13,6 +13,7 @@ from graphft.runtime.coordination.job_storage import publish
 from graphft.runtime.launcher.process_ends import note_end, note_launch
 from graphft.runtime.launcher.run_figures import Best, figures_of, mode_of
 from graphft.runtime.process.validations import note_validation
+from graphft.runtime.roles.trainer.metrics import Metrics
 from graphft.transpiler import Job
 from tests.support.commands import refused, shown
 
@@ -186,3 +187,17 @@ def test_jobs_below_a_url(capsys: pytest.CaptureFixture[str], passes: Job, tmp_p
 def test_a_url_that_cannot_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "cannot be used" in refused(capsys, "runs", "nosuch://bucket/jobs")
     assert "cannot be listed" in refused(capsys, "runs", "http://127.0.0.1:1/jobs")
+
+
+def test_the_rows_of_a_job(capsys: pytest.CaptureFixture[str], passes: Job) -> None:
+    """As JSON lines: of files of bytes, and of lines of an older graphft."""
+    folder = saved(passes, "a", 1.0)
+    assert "no trainer has noted a batch in jobs/a/metrics" in refused(capsys, "metrics", "--job", "a")
+    noted(folder, [0.5], accuracy=1.0)
+    metrics = Metrics(folder, "1-b", ("loss", "accuracy"), 0, print, print)
+    metrics.write(0, 1, 4, 2.0, (0.25, 0.5))
+    metrics.close()
+    assert [json.loads(line) for line in shown(capsys, "metrics", "--job", "a").splitlines()] == [
+        {"step": 0, "slot": 0, "loss": 0.5, "metrics": {"accuracy": 1.0}, "samples": 4, "at": 0.0},
+        {"step": 0, "slot": 1, "loss": 0.25, "metrics": {"accuracy": 0.5}, "samples": 4, "at": 2.0},
+    ]
