@@ -149,6 +149,8 @@ class TrainerStatus(msgspec.Struct, frozen=True):
     """Shards that do not answer it, with their addresses."""
     metrics: dict[str, float] = {}
     """Of its newest batch, as `loss_fn` returned them."""
+    learning_rates: dict[str, float] = {}
+    """By the names of their variables, what its optimizers used last: mode geo_sgd, where trainers have them."""
 
 
 class ShardStatus(msgspec.Struct, frozen=True):
@@ -167,6 +169,10 @@ class ShardStatus(msgspec.Struct, frozen=True):
     staleness_mean: float = 0.0
     staleness_max: int = 0
     skipped_steps: int = 0
+    learning_rates: dict[str, float] = {}
+    """By the names of their variables, what its optimizers used last."""
+    checkpoint_age: float | None = None
+    """Seconds since the newest committed checkpoint was written (async: the shard's own); None without one."""
 
 
 class CoordinatorStatus(msgspec.Struct, frozen=True):

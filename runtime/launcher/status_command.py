@@ -126,22 +126,26 @@ def _show_folder(folder: Path, options: argparse.Namespace) -> None:
 
 def _show(etcd: Etcd, keys: Keys, options: argparse.Namespace) -> None:
     from rich.console import Console
-    from rich.live import Live
 
     from graphft.runtime.coordination.status import read_status
-    from graphft.runtime.launcher.display import render
+    from graphft.runtime.launcher.display import Panel, render
 
     status = dataclasses.replace(read_status(etcd, keys), etcd_full=etcd.is_full())
     if options.json:
         print(status.to_json(",".join(etcd.endpoints)))
-    elif options.watch:
-        with Live(render(status), refresh_per_second=4) as live:
+        return
+    console = Console(highlight=False, markup=False, emoji=False)
+    if options.watch:
+        panel = Panel(console)
+        try:
             while (status := read_status(etcd, keys)).state == "running":
-                live.update(render(status))
+                panel.show(status)
                 time.sleep(WATCH_SECONDS)
-            live.update(render(status))
+        finally:  # also on Ctrl-C: the last one stays
+            panel.close()
+            console.print(render(status))
     else:
-        Console(highlight=False, markup=False, emoji=False).print(render(status))
+        console.print(render(status))
 
 
 def _name_of(job: str) -> str:

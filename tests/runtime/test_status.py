@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import io
 import json
+import os
+import re
+import struct
+import subprocess
+import sys
+import termios
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
 import msgspec
 import pytest
@@ -31,9 +41,11 @@ from graphft.runtime.coordination.records import (
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.coordination.status import JobStatus, list_jobs, read_status
 from graphft.runtime.etcd import Etcd, EtcdUnreachable
+from graphft.runtime.launcher import display as display_module
 from graphft.runtime.launcher.display import Display, format_event, format_line, render
 from graphft.runtime.protocol.task_groups import TaskCounts
 from graphft.transpiler import Job
+from tests.support.waiting import until
 
 
 def fill(etcd: Etcd, keys: Keys, job: Job) -> None:
@@ -388,8 +400,151 @@ def test_the_panel_shows_roles_slots_and_events() -> None:
     stream = io.StringIO()
     Console(file=stream, width=80, highlight=False, markup=False).print(render(status))
     lines = [line.rstrip() for line in stream.getvalue().splitlines()]
-    assert "role          process  at         slots" in lines, "the table begins on a line of its own"
+    assert "role          process  at         slots  doing" in lines, "the table begins on a line of its own"
     assert len(lines) == len(text.splitlines()), "80 columns are enough"
+
+
+def drawn(status: JobStatus, width: int, left: float | None = None) -> list[str]:
+    stream = io.StringIO()
+    Console(file=stream, width=width, highlight=False, markup=False).print(render(status, left))
+    return [line.rstrip() for line in stream.getvalue().splitlines()]
+
+
+BUSY: dict[str, Any] = {
+    "slots": {0: "0-aa", 1: "1-bb"},
+    "pservers": {
+        0: {
+            "host": "h",
+            "pid": 4,
+            "version": 7,
+            "learning_rates": {"lr": 0.125, "lr_1": 1e-05},
+            "checkpoint_age": 12.4,
+        },
+        1: {"host": "h", "pid": 5, "version": 7, "learning_rates": {"lr": 0.125}, "checkpoint_age": 13.0},
+    },
+    "trainers": {
+        "0-aa": {
+            "host": "h",
+            "pid": 6,
+            "step": 7,
+            "loss": 0.5,
+            "metrics": dict.fromkeys(("acc", "f1", "auc", "map"), 0.5),
+        },
+        "1-bb": {"host": "h", "pid": 7, "step": 7, "loss": 0.5, "learning_rates": {}},
+    },
+}
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_panel_tells_all_at_any_width(width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec = status_of().spec | {"folder": str(tmp_path / "jobs" / "tiny")}
+    lines = drawn(status_of(event(1.0, "took over slot 2"), spec=spec, **BUSY), width, 754.0)
+    assert max(map(len, lines)) <= width
+    text = " ".join(" ".join(lines).split())
+    for wanted in (
+        *("step 7/12", "13 min left", "acc 0.5 f1 0.5 auc 0.5 map 0.5", "lr 0.125, lr_1 1e-05"),
+        *("checkpoint at step 5, 12 s ago", "folder jobs/tiny", "2 trainers 2/2 pservers", "chunks 2 todo"),
+        *("pserver 1 h:5 version 7", "trainer 1-bb h:7 step 7 1 0 samples/s", "took over slot 2"),
+        *(("role process at slots doing",) if width > 40 else ()),
+    ):
+        assert wanted in text, text
+
+
+def test_what_the_panel_does_not_know() -> None:
+    text = "\n".join(drawn(status_of(checkpoint=None), 120))
+    assert "lr -  no checkpoint so far" in text
+    assert " left" not in text
+    assert "folder" not in text
+    without = status_of(spec=status_of().spec | {"ft": False, "folder": "/elsewhere/a"})
+    assert "lr -  folder /elsewhere/a" in "\n".join(drawn(without, 120))
+    assert status_of(pservers={0: {"checkpoint_age": 3.0}, 1: {"checkpoint_age": 90.0}}).checkpoint_age == 3.0
+    behind = status_of(
+        spec=status_of().spec | {"sync": False}, pservers={0: {"checkpoint_age": 3.0}, 1: {"checkpoint_age": 90.0}}
+    )
+    assert behind.checkpoint_age == 90.0, "async: each shard has its own"
+
+
+def test_lines_tell_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(display_module.time, "monotonic", lambda: now[0])
+    stream = io.StringIO()
+    display = Display(stream, since=0.0)
+    on_demand = status_of().spec | {"on_demand": True}
+    for step, changes in ((2, {}), (4, {}), (3, {}), (6, {}), (8, {"state": "failed"}), (9, {"spec": on_demand})):
+        display.show(status_of(step=step, **changes))
+        now[0] += 10.0
+    lines = [line.split("samples/s  ")[1] for line in stream.getvalue().splitlines()]
+    found = [line.split(" left")[0] if " left" in line else "" for line in lines]
+    assert found == ["", "40 s", "", "", "", ""], "not while it repeats steps, nor of a job that is over or on demand"
+
+
+SHOWS = """
+import sys, time
+from tests.runtime.test_status import BUSY, status_of
+from graphft.runtime.launcher.display import Display
+display = Display()
+for line in sys.stdin:
+    display.show(status_of(step=int(line), **BUSY))
+display.close(status_of(step=12, state="complete"))
+"""
+
+
+def test_a_panel_survives_a_resize() -> None:
+    """On a terminal that becomes narrower while it is shown: what was drawn is gone, and no line is too long."""
+    master, slave = os.openpty()
+    resize(slave, 120)
+    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")} | {"TERM": "xterm"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", SHOWS], stdin=subprocess.PIPE, stdout=slave, stderr=slave, env=env
+    )
+    os.close(slave)
+    output = bytearray()
+    Thread(target=read_all, args=(master, output), daemon=True).start()
+    try:
+        feed(process, 7)
+        until(lambda: b"step 7/12" in output)
+        wide = frame(output)
+        assert max(map(len, wide)) > 60
+        resize(master, 50)
+        feed(process, 8)
+        until(lambda: b"step 8/12" in output)
+        narrow, cleared = frame(output.rpartition(b"\x1b[2J\x1b[H")[2]), len(output)
+        assert b"\x1b[2J\x1b[H" in output
+        assert "graphft job tiny: running, generation 1" in narrow[0]
+        assert max(map(len, narrow)) <= 50
+        feed(process, 9)
+        until(lambda: b"step 9/12" in output)
+        assert b"\x1b[2J" not in output[cleared:], "it is drawn over, as long as the terminal stays as it is"
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
+
+
+def resize(terminal: int, columns: int) -> None:
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 40, columns, 0, 0))
+
+
+def read_all(terminal: int, output: bytearray) -> None:
+    with contextlib.suppress(OSError):  # the other end is closed
+        while piece := os.read(terminal, 4096):
+            output += piece
+
+
+def feed(process: subprocess.Popen[bytes], step: int) -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"{step}\n".encode())
+    process.stdin.flush()
+
+
+def frame(output: bytes | bytearray) -> list[str]:
+    """The lines of what was drawn, without colours and moves of the cursor."""
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.decode())
+    return [line.strip("\r") for line in text.split("\n")]
 
 
 class Terminal(io.StringIO):

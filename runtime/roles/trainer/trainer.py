@@ -292,6 +292,10 @@ class Trainer(Role):
     def story(self) -> list[str]:
         return self.shards.story()
 
+    def learning_rates(self) -> dict[str, float]:
+        """Those that it uses itself: none where pservers have the optimizers."""
+        return {}
+
     def status(self) -> msgspec.Struct:
         state = self.state
         return TrainerStatus(
@@ -305,4 +309,5 @@ class Trainer(Role):
             state.waiting or "waiting for the next epoch to be asked for" * state.paused,
             list(self.bar.silent),
             dict(state.metrics),
+            self.learning_rates(),
         )
