@@ -25,6 +25,7 @@ from typing import Any
 import psutil
 import workloads
 
+from graphft.runtime.process.metric_files import read_table
 from graphft.transpiler import Job
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -73,8 +74,7 @@ class Run:
 
     def _times(self) -> list[float]:
         """When the batches so far were computed, in Unix seconds."""
-        lines = [line for path in (self.folder / "metrics").glob("*.jsonl") for line in path.read_text().splitlines()]
-        return sorted(json.loads(line)["at"] for line in lines if line.endswith("}"))
+        return sorted(read_table(self.folder).at.tolist())
 
     def _cpu_seconds(self) -> dict[str, float]:
         found = dict.fromkeys(ROLES, 0.0)

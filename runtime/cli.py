@@ -18,8 +18,10 @@ from graphft.runtime.engines.kubernetes.command import add_parser as add_kuberne
 from graphft.runtime.interchange.command import add_parser as add_checkpoint
 from graphft.runtime.launcher.clean_command import add_parser as add_clean
 from graphft.runtime.launcher.etcd_command import add_parser as add_etcd
+from graphft.runtime.launcher.metrics_command import add_parser as add_metrics
 from graphft.runtime.launcher.page_command import add_parser as add_page
 from graphft.runtime.launcher.page_command import port_of
+from graphft.runtime.launcher.runs_command import add_parser as add_runs
 from graphft.runtime.launcher.slurm_command import add_parser as add_slurm
 from graphft.runtime.launcher.status_command import add_parser as add_status
 from graphft.runtime.process.role_environment import role_environment
@@ -102,6 +104,8 @@ def _parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     fork_server.set_defaults(command=_fork_server)
 
     add_status(commands)
+    add_runs(commands)
+    add_metrics(commands)
     add_page(commands)
     add_clean(commands)
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from graphft.runtime.process.metric_files import Row, values_of
+from graphft.runtime.process.metric_table import Row
 
 
 @dataclass
@@ -26,14 +26,13 @@ class EpochSums:
         rows = tuple(rows)
         self.lacking += lacking
         for row in rows:
-            at = float(row.get("at", math.nan))
-            self.first_at, self.last_at = min(self.first_at, at), max(self.last_at, at)
-        if skips and not all(math.isfinite(row["loss"]) for row in rows):
+            self.first_at, self.last_at = min(self.first_at, row.at), max(self.last_at, row.at)
+        if skips and not all(math.isfinite(row.values["loss"]) for row in rows):
             return
         for row in rows:
-            self.samples += row["samples"]
-            for name, value in values_of(row).items():
-                self.totals[name] = self.totals.get(name, 0.0) + value * row["samples"]
+            self.samples += row.samples
+            for name, value in row.values.items():
+                self.totals[name] = self.totals.get(name, 0.0) + value * row.samples
 
     @property
     def means(self) -> dict[str, float]:

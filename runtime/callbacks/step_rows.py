@@ -15,13 +15,13 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 from graphft.plan import Plan
-from graphft.runtime.process.metric_files import Row, newer, row_of
+from graphft.runtime.process.metric_files import files_of, read_file
+from graphft.runtime.process.metric_table import Row
 
 PIECE = 1 << 18
 """Bytes that are read at once."""
@@ -39,32 +39,31 @@ class Step:
     rows: tuple[Row, ...]
     lacking: int
 
+    @property
+    def means(self) -> dict[str, float]:
+        """The loss and each metric by name, weighted by samples, added up in the order of slots; without rows none."""
+        totals: dict[str, tuple[float, int]] = {}
+        for row in self.rows:
+            for name, value in row.values.items():
+                total, samples = totals.get(name, (0.0, 0))
+                totals[name] = total + value * row.samples, samples + row.samples
+        return {name: total / samples for name, (total, samples) in totals.items() if samples}
+
 
 @dataclass
 class _File:
-    """`offset`: bytes of it that are read, whole lines. `step`: of the last row there."""
+    """`offset`: bytes of it that are read, whole rows. `step`: of the last row there."""
 
     path: Path
     offset: int = 0
     step: int = -1
 
-    def lines(self) -> list[bytes]:
-        """The next ones; none at its end. A line that is not whole so far is read later."""
-        try:
-            with self.path.open("rb") as file:
-                file.seek(self.offset)
-                data = _whole_lines(file)
-        except OSError:  # gone with its folder, or away
-            return []
-        self.offset += len(data)
-        return data.splitlines()
-
-
-def _whole_lines(file: BinaryIO) -> bytes:
-    data = file.read(PIECE)
-    while b"\n" not in data and (more := file.read(PIECE)):
-        data += more
-    return data[: data.rfind(b"\n") + 1]
+    def rows(self) -> Sequence[Row] | None:
+        """The next ones; None at its end, or if it is away. A row that is not whole so far is read later."""
+        for table, offset in read_file(self.path, self.offset, PIECE):
+            self.offset = offset
+            return list(table.rows())
+        return None
 
 
 class StepRows:
@@ -79,7 +78,7 @@ class StepRows:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.plan, self.next = plan, begins
-        self._folder, self._patience, self._clock = job_dir / "metrics", patience, clock
+        self._job_dir, self._patience, self._clock = job_dir, patience, clock
         self._ahead = max(100, ROWS_AHEAD // plan.slots)
         self._files: dict[str, _File] = {}
         self._steps: dict[int, dict[int, Row]] = {}
@@ -130,7 +129,7 @@ class StepRows:
 
     def _read(self) -> bool:
         """Of each file what is new, but not far ahead. Returns whether there was anything."""
-        for path in self._folder.glob("*.jsonl"):
+        for path in files_of(self._job_dir, 1):
             if path.name not in self._files:
                 self._files[path.name] = _File(path)
         before = self._highest
@@ -141,15 +140,15 @@ class StepRows:
 
     def _read_file(self, file: _File) -> bool:
         read = False
-        while file.step <= self.next + self._ahead and (lines := file.lines()):
+        while file.step <= self.next + self._ahead and (rows := file.rows()) is not None:
             read = True
-            for row in filter(None, map(row_of, lines)):
+            for row in rows:
                 self._take(file, row)
         return read
 
     def _take(self, file: _File, row: Row) -> None:
-        step, slot = int(row["step"]), int(row["slot"])
-        file.step, self._highest = step, max(self._highest, step)
-        if step >= self.next:
-            slots = self._steps.setdefault(step, {})
-            slots[slot] = newer(slots.get(slot), row)
+        file.step, self._highest = row.step, max(self._highest, row.step)
+        if row.step >= self.next:
+            slots = self._steps.setdefault(row.step, {})
+            before = slots.get(row.slot)
+            slots[row.slot] = row if before is None or before.at <= row.at else before

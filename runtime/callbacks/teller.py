@@ -19,7 +19,6 @@ from graphft.runtime.callbacks.told import Told
 from graphft.runtime.coordination.records import Event
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.process.folder_lock import locked
-from graphft.runtime.process.metric_files import means_of
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
@@ -192,7 +191,7 @@ class Teller:
         at = self.callbacks.at_step
         if self._told is None or at is None or step.number < at:
             return
-        metrics = means_of(step.rows)
+        metrics = step.means
         if step.lacking:
             self._lacking = [*self._lacking[:1], step]
             self._incomplete, self._untold = self._incomplete + bool(metrics), self._untold + (not metrics)

@@ -153,6 +153,8 @@ class TrainerStatus(msgspec.Struct, frozen=True):
     """Where its time went since it began: `process.time_split.Activity`."""
     paused: bool = False
     """Whether it waits for the next pass to be asked for."""
+    learning_rates: dict[str, float] = {}
+    """By the names of their variables, what its optimizers used last: mode geo_sgd, where trainers have them."""
 
 
 class ShardStatus(msgspec.Struct, frozen=True):
@@ -173,6 +175,10 @@ class ShardStatus(msgspec.Struct, frozen=True):
     skipped_steps: int = 0
     checkpoint_seconds: float = 0.0
     """For which steps have waited while its state was copied for checkpoints, since it started."""
+    learning_rates: dict[str, float] = {}
+    """By the names of their variables, what its optimizers used last."""
+    checkpoint_age: float | None = None
+    """Seconds since the newest committed checkpoint was written (async: the shard's own); None without one."""
 
 
 class CoordinatorStatus(msgspec.Struct, frozen=True):

@@ -147,6 +147,24 @@ class JobStatus:
         return {name: sum(values) / len(values) for name, values in found.items() if values}
 
     @property
+    def learning_rates(self) -> dict[str, float]:
+        """By name, as the optimizers used them last; several where parameter groups differ. Empty before the first
+        step."""
+        found: dict[str, float] = {}
+        for member in (*self.trainers.values(), *self.pservers.values()):
+            found |= {name: rate for name, rate in member.get("learning_rates", {}).items() if rate is not None}
+        return dict(sorted(found.items()))
+
+    @property
+    def checkpoint_age(self) -> float | None:
+        """Seconds since `checkpoint` was written; async: since the oldest of the shards' newest was. None: there is
+        none, or no shard has told."""
+        ages = [age for shard in self.pservers.values() if (age := shard.get("checkpoint_age")) is not None]
+        if not ages or self.checkpoint is None:
+            return None
+        return float(min(ages) if self.spec["sync"] else max(ages))
+
+    @property
     def samples_per_second(self) -> float:
         return sum(t.get("samples_per_second", 0.0) for t in self.trainers.values())
 
@@ -173,6 +191,8 @@ class JobStatus:
             | self.in_brief(etcd)
             | {
                 "metrics": self.metrics,
+                "learning_rates": self.learning_rates,
+                "checkpoint_age": self.checkpoint_age,
                 "samples_per_second": self.samples_per_second,
                 "skipped_steps": self.skipped_steps,
             }

@@ -44,6 +44,7 @@ from graphft.runtime.loop.api import save_check_point
 from graphft.runtime.loop.retention import Keep
 from graphft.runtime.loop.train_status import TrainStatus
 from graphft.runtime.process.role_process import hear_of_children
+from graphft.runtime.process.validations import note_validation
 from graphft.transpiler import Job
 
 LOOK_SECONDS = 0.02
@@ -258,6 +259,7 @@ class Trainer:
         with interruptible(lambda: f"interrupted while it validates; run again to go on with {self.job_dir}"):
             state = self.state_dict()
             metrics = chosen.run(state["model"], self.job.config.device)
+            note_validation(self.job_dir, state["epoch"], state["step"], metrics)
         with self._ended_by_errors(), self._teller:
             self._tell_missed(self.epoch)
             self._teller.validation(state["epoch"], metrics)

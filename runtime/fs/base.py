@@ -48,6 +48,16 @@ class FS(ABC):
         """Whether a file or folder is there."""
         return self.size(path) is not None or bool(self.ls_dir(path))
 
+    def sizes(self, path: str) -> dict[str, int]:
+        """Bytes of all files below a folder, by their paths in it. Files that are deleted meanwhile are left out."""
+        found: dict[str, int] = {}
+        for name in self.ls_dir(path):
+            inner = posixpath.join(path, name)
+            size = self.size(inner)
+            below = {"": size} if size is not None else self.sizes(inner)
+            found |= {posixpath.join(name, rest).rstrip("/"): count for rest, count in below.items()}
+        return found
+
     def missing_bucket(self, path: str) -> str:
         """Of an object store, the bucket of this path, if it is not there or may not be listed: it has nothing then, as
         an empty one. Else ""."""

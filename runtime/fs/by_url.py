@@ -93,6 +93,20 @@ class FsspecFS(FS):
             return None
         return int(found["size"]) if found["type"] == "file" else None
 
+    def sizes(self, path: str) -> dict[str, int]:
+        self._forget()
+        try:
+            with _as_os_error():  # one question for many files, where the store answers that
+                found = self.fs.find(path, detail=True)
+        except FileNotFoundError:
+            return {}
+        top = path.strip("/")
+        return {
+            name.strip("/").removeprefix(top).strip("/"): int(entry["size"] or 0)
+            for name, entry in found.items()
+            if name.strip("/") != top
+        }
+
     def stat(self, path: str) -> bool:
         self._forget()
         with _as_os_error():

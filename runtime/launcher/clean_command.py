@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError, UsageError, describe
+from graphft.fileio import size_in_words
 from graphft.runtime.checkpoint.stored_checkpoints import FOLDER
+from graphft.runtime.launcher.folder_sizes import disk_bytes
 from graphft.runtime.launcher.process_ends import lost_checkpoints
 from graphft.runtime.process.role_process import EXIT_FAILED, EXIT_OK
 
@@ -52,7 +54,7 @@ def _clean(options: argparse.Namespace) -> int:
             failed = True
     if not named:
         _tell_others(jobs)
-    print(f"{'would free' if options.dry_run else 'freed'} {_size(freed)}")
+    print(f"{'would free' if options.dry_run else 'freed'} {size_in_words(freed)}")
     return EXIT_FAILED if failed else EXIT_OK
 
 
@@ -99,10 +101,10 @@ def _clean_job(folder: Path, checkpoints: bool, dry_run: bool) -> int:
         print(f"{folder}: what is in {url} stays")
     with locked(folder):
         for path in _needless(folder, checkpoints):
-            size = _bytes(path)
+            size = disk_bytes(path)
             if not dry_run:
                 shutil.rmtree(path)
-            print(f"{'would delete' if dry_run else 'deleted'} {path}, {_size(size)}")
+            print(f"{'would delete' if dry_run else 'deleted'} {path}, {size_in_words(size)}")
             freed += size
     return freed
 
@@ -110,12 +112,3 @@ def _clean_job(folder: Path, checkpoints: bool, dry_run: bool) -> int:
 def _needless(folder: Path, checkpoints: bool) -> Iterator[Path]:
     names = (ETCD, FOLDER) if checkpoints else (ETCD,)
     return (folder / name for name in names if (folder / name).is_dir())
-
-
-def _bytes(path: Path) -> int:
-    """What the files below take on the disk: etcd's are mostly holes."""
-    return sum(file.lstat().st_blocks * 512 for file in path.rglob("*"))
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB"

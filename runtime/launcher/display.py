@@ -6,38 +6,58 @@ import dataclasses
 import io
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any, TextIO
+from pathlib import Path
+from typing import TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from graphft.runtime.coordination.records import Event
 from graphft.runtime.coordination.status import ETCD_FULL, JobStatus
+from graphft.runtime.coordination.time_left import TimeLeft, in_words
+from graphft.runtime.launcher.process_rows import Processes
 
 LINE_EVERY_SECONDS = 5.0
 EVENTS_SHOWN = 6
 METRICS_SHOWN = 3
+"""On a line; the panel has all."""
 
 
-def format_line(status: JobStatus) -> str:
-    """One line that says where the job is."""
-    return f"{_progress(status)}  {_live(status)}"
+def format_line(status: JobStatus, left: float | None = None) -> str:
+    """One line that says where the job is. `left`: seconds that it will still take; None: that is not known."""
+    return f"{_progress(status, left, METRICS_SHOWN)}  {_live(status)}"
 
 
-def _progress(status: JobStatus) -> str:
+def _progress(status: JobStatus, left: float | None, shown: int | None) -> str:
+    """`shown`: at most so many metrics."""
     loss = f"{status.loss:.4f}" if status.loss is not None else "-"
     total = "" if status.on_demand else f"/{status.total_steps or '?'}"
-    metrics = "".join(f"{name} {value:.4g}  " for name, value in list(status.metrics.items())[:METRICS_SHOWN])
+    metrics = "".join(f"{name} {value:.4g}  " for name, value in list(status.metrics.items())[:shown])
     return (
         f"pass {min(status.pass_index + 1, status.passes)}/{status.passes}  "
         f"step {status.step}{total}  loss {loss}  {metrics}"
         f"{status.samples_per_second:,.0f} samples/s"
+        + (f"  {in_words(left)} left" if left else "")
         + (f"  {status.skipped_steps} steps SKIPPED as not finite" if status.skipped_steps else "")
     )
+
+
+def _facts(status: JobStatus) -> str:
+    """What changes slowly: learning rates, the newest checkpoint, the folder."""
+    rates = ", ".join(f"{name} {rate:.4g}" for name, rate in status.learning_rates.items()) or "lr -"
+    age = f", {in_words(status.checkpoint_age)} ago" if status.checkpoint_age is not None else ""
+    saved = f"checkpoint at step {status.checkpoint}{age}" if status.checkpoint is not None else "no checkpoint so far"
+    return "  ".join([rates, *([saved] if status.spec["ft"] else []), *_folder(status)])
+
+
+def _folder(status: JobStatus) -> list[str]:
+    """As a person here would name it."""
+    folder = Path(status.spec.get("folder", ""))
+    if not folder.name:
+        return []
+    return [f"folder {folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder}"]
 
 
 def _live(status: JobStatus) -> str:
@@ -63,74 +83,52 @@ def _coordinators(status: JobStatus) -> str:
     return serving + f" ({standing_by} standing by)" * bool(standing_by)
 
 
-def render(status: JobStatus) -> Group:
-    """The live panel: progress, roles, and the newest events."""
+def render(status: JobStatus, left: float | None = None) -> Group:
+    """The live panel: progress, roles, and the newest events. `left`: as of `format_line`."""
     head = Text(f"graphft job {status.job}: {status.told}, generation {status.generation}", style="bold")
-    table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
-    for column in ("role", "process", "at", "slots", ""):
-        table.add_column(column)
-    for index, shard in status.pservers.items():
-        at = f"version {shard.get('version', '-')}"
-        table.add_row(f"pserver {index}", _where(status, "pserver", index, shard), at, "", _staleness(shard))
-    for name, coordinator in status.coordinators.items():
-        at = "serving" if coordinator["serving"] else "standing by"
-        rate = f"{_rate(coordinator.get('tasks_per_second', 0))} tasks/s" * coordinator["serving"]
-        where = _where(status, "coordinator", _index_in(name), coordinator)
-        table.add_row(f"coordinator {name}", where, at, "", rate)
-    for name, trainer in status.trainers.items():
-        slots = ", ".join(str(v) for v, holder in status.slots.items() if holder == name)
-        rate = f"{trainer.get('samples_per_second', 0):,.0f} samples/s"
-        if trainer.get("unreached"):
-            rate = f"cannot reach {', '.join(trainer['unreached'])}"
-        table.add_row(
-            f"trainer {name}",
-            _where(status, "trainer", _index_in(name), trainer),
-            f"step {trainer.get('step', '-')}",
-            slots,
-            trainer.get("waiting") or rate,
-        )
-    for name, process in status.loading.items():
-        table.add_row(
-            f"{process['role']} {name}",
-            f"{process['host']}:{process['pid']}",
-            f"loading {process['what']}, {process['seconds']:.0f} s",
-            "",
-            "",
-        )
     failed = [Text(text, style="bold red") for text in (status.failure, ETCD_FULL * status.etcd_full) if text]
     bar = ProgressBar(total=status.total_steps or None, completed=status.step, width=60)
     events = [Text(format_event(e), style="yellow") for e in status.events[-EVENTS_SHOWN:]]
     rooms = [Text(f"{', '.join(names)}: {place}", style="red") for place, names in status.without_room.items()]
     # A progress bar ends without a line break.
-    return Group(head, *failed, Text(_progress(status)), Text(_live(status)), bar, Text(), table, *rooms, *events)
-
-
-def _where(status: JobStatus, role: str, index: int, process: Mapping[str, Any]) -> str:
-    """Its host and pid, and what its engine calls the place."""
-    place = status.place_of(role, index, process["pid"])
-    return f"{process['host']}:{process['pid']}" + (f" {place}" if place not in ("", process["host"]) else "")
-
-
-def _index_in(name: str) -> int:
-    """Of a trainer's or coordinator's id: INDEX-UNIQUE."""
-    index = name.rpartition("-")[0]
-    return int(index) if index.isdecimal() else -1
-
-
-def _rate(per_second: float) -> str:
-    """With a digit more where few are not none."""
-    return f"{per_second:,.0f}" if per_second >= 9.95 or not per_second else f"{per_second:.1f}"
-
-
-def _staleness(shard: Mapping[str, Any]) -> str:
-    """Async: how many versions behind the gradients are that the shard applies."""
-    if not any(shard.get("staleness", ())):
-        return ""
-    return f"staleness {shard['staleness_mean']:.1f}, at most {shard['staleness_max']}"
+    lines = [Text(text) for text in (_progress(status, left, None), _facts(status), _live(status))]
+    return Group(head, *failed, *lines, bar, Text(), Processes(status), *rooms, *events)
 
 
 def format_event(event: Event) -> str:
     return f"{time.strftime('%H:%M:%S', time.localtime(event.at))} [{event.who}] {event.text}"
+
+
+class Panel:
+    """The live panel on a terminal. When the terminal is resized it is drawn anew, at the top of a cleared screen: what
+    was drawn has other line breaks then, and cannot be drawn over."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._left = console, TimeLeft()
+        self._size, self._live = console.size, self._begin()
+
+    def _begin(self) -> Live:
+        live = Live(console=self._console, refresh_per_second=4, transient=True)
+        live.start()
+        return live
+
+    def show(self, status: JobStatus) -> None:
+        size = self._console.size
+        if size != self._size:
+            self._live.stop()
+            self._console.clear()
+            self._size, self._live = size, self._begin()
+        self._live.update(render(status, time_left(self._left, status)))
+
+    def close(self) -> None:
+        """Takes it away. Repeatable."""
+        self._live.stop()
+
+
+def time_left(known: TimeLeft, status: JobStatus) -> float | None:
+    """Seconds; None where that is not known, and of a job that does not run."""
+    left = known.see(time.monotonic(), status.step, status.total_steps)
+    return left if status.state == "running" else None
 
 
 class Display:
@@ -143,30 +141,29 @@ class Display:
         if isinstance(out, io.TextIOWrapper):  # what the terminal's encoding lacks must not end the launcher
             out.reconfigure(errors="backslashreplace")
         self.console = Console(file=stream, highlight=False, markup=False, emoji=False)
-        live = self.console.is_terminal
-        self._live = Live(console=self.console, refresh_per_second=4, transient=True) if live else None
+        self._panel = Panel(self.console) if self.console.is_terminal else None
+        self._left = TimeLeft()
         self._since = time.time() if since is None else since
         self._before: set[tuple[float, str]] | None = None
         """Events of launches before this one."""
         self._shown: set[tuple[float, str]] = set()
         self._next_line, self._last_line = 0.0, ""
-        if self._live is not None:
-            self._live.start()
 
     def show(self, status: JobStatus) -> None:
         status = self._of_this_launch(status)
-        if self._live is not None:
-            self._live.update(render(status))
+        if self._panel is not None:
+            self._panel.show(status)
             return
         self._new_events(status)
+        left = time_left(self._left, status)
         if time.monotonic() >= self._next_line:
             self._next_line = time.monotonic() + LINE_EVERY_SECONDS
-            self._line(status)
+            self._line(status, left)
 
     def close(self, status: JobStatus | None = None) -> None:
         """Leaves the events on the screen, and where the job was if it is not complete. Repeatable."""
-        if self._live is not None:
-            self._live.stop()
+        if self._panel is not None:
+            self._panel.close()
         if status is not None:
             status = self._of_this_launch(status)
             self._new_events(status)
@@ -180,8 +177,8 @@ class Display:
             self._before = {(e.at, e.text) for e in status.events if e.at < self._since}
         return dataclasses.replace(status, events=[e for e in status.events if (e.at, e.text) not in self._before])
 
-    def _line(self, status: JobStatus) -> None:
-        line = format_line(status)
+    def _line(self, status: JobStatus, left: float | None = None) -> None:
+        line = format_line(status, left)
         if line != self._last_line:
             self.console.print(line, soft_wrap=True)
         self._last_line = line

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import json
 import posixpath
 import shutil
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -29,7 +29,7 @@ from graphft.runtime.launcher.process_ends import lost_checkpoints, read_ends
 from graphft.runtime.launcher.result import Result
 from graphft.runtime.process.folder_lock import holder_of
 from graphft.transpiler.config import JobConfig
-from graphft.transpiler.record import JobRecord, read_record
+from graphft.transpiler.record import RECORD, JobRecord, read_record
 
 ANSWER_SECONDS = 1.0
 """For how long a job's etcd may take to answer."""
@@ -86,7 +86,7 @@ class FolderStatus:
             "failed": f"failed {self.where}: {self.why}; {launch} tries it once more",
             "not begun": f"was saved and never begun: graphft launch --job {named}",
             "unknown": f"{self._unknown}; its newest checkpoint here is {self.where}",
-            "unreadable": "cannot be read",
+            "unreadable": f"cannot be read: {self.why}",
         }[self.state]
         if self.continued:
             how_ended, why = ("failed", f" ({self.why})") if self.state == "failed" else ("stopped", "")
@@ -124,15 +124,18 @@ class FolderStatus:
     def _waits(self) -> str:
         return f", waiting for {self.waiting}" if self.waiting else ""
 
-    def row(self) -> tuple[str, str, str, str]:
-        """Folder, state, step of steps, and when, for a table."""
-        step = "" if self.state == "unreadable" else self._reached
+    def row(self) -> tuple[str, str, str]:
+        """Folder, state, step of steps, for a table."""
         return (
-            str(self.folder),
+            self.url or str(self.folder),
             self.state + self._waits + (f", went on in {self.continued}" if self.continued else ""),
-            step,
-            time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.at)),
+            "" if self.state == "unreadable" else self._reached,
         )
+
+    def remarks(self) -> list[str]:
+        """What is told below a table: what it lost, and why it failed or cannot be read."""
+        why = f"{'cannot be read' if self.state == 'unreadable' else 'failed'}: {self.why}"
+        return [*self.lost, *([why] if self.failure else [])]
 
     def to_json(self) -> dict[str, object]:
         """What every JSON of a job has (`JobStatus.in_brief`), and what the folder tells."""
@@ -160,7 +163,7 @@ class FolderStatus:
 def find_folder(name: str) -> Path:
     """The folder of a job that is given by its folder or its name. Raises UsageError if there is none."""
     if is_url(name):
-        return _copy_of(name.rstrip("/"))
+        return copy_of(name.rstrip("/"))
     for folder in (Path(name), JOBS / name):
         if (folder / "job.json").exists():
             return folder
@@ -174,7 +177,7 @@ def find_folder(name: str) -> Path:
     )
 
 
-def _copy_of(url: str) -> Path:
+def copy_of(url: str) -> Path:
     """What ./jobs has of the job in this storage; else a copy of its record, for as long as this command runs: a
     question makes no folder that a launch would take for a run."""
     here = JOBS / posixpath.basename(url)
@@ -186,13 +189,24 @@ def _copy_of(url: str) -> Path:
     return Path(scratch, "job")
 
 
-def list_folders() -> list[FolderStatus]:
-    """The jobs in ./jobs, the one that was worked on last at the end."""
-    folders = [p.parent for p in JOBS.glob("*/job.json")]
-    return sorted((_look_if_there(folder) for folder in folders), key=lambda s: s.at)
+def list_folders(root: Path = JOBS) -> list[FolderStatus]:
+    """The jobs in a folder, the one that was worked on last at the end. No folder if there is none."""
+    return sorted((look_if_there(folder) for folder in _folders_in(root)), key=lambda s: s.at)
 
 
-def _look_if_there(folder: Path) -> FolderStatus:
+def _folders_in(root: Path) -> Iterator[Path]:
+    """Those of jobs, and those of which that cannot be told."""
+    for folder in sorted(root.iterdir()) if root.is_dir() else ():
+        try:
+            (folder / RECORD).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError:
+            pass
+        yield folder
+
+
+def look_if_there(folder: Path) -> FolderStatus:
     """As `look_at`; one job whose storage is away does not hide the others."""
     try:
         return look_at(folder)
@@ -206,8 +220,8 @@ def look_at(folder: Path) -> FolderStatus:
     where a storage cannot be asked."""
     try:
         record = read_record(folder)
-    except GraphftError:
-        return FolderStatus(folder, folder.name, "unreadable", None, 0, _modified(folder))
+    except GraphftError as error:
+        return FolderStatus(folder, folder.name, "unreadable", None, 0, _modified(folder), failure=error.message)
     status, config = _look_at(folder, record), record.config
     passes = status.passes if config.passes_on_demand else config.passes
     status = replace(status, passes=passes or None, on_demand=config.passes_on_demand)
@@ -311,7 +325,3 @@ def _modified(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
-
-
-def folders_as_json(found: list[FolderStatus]) -> str:
-    return json.dumps([status.to_json() for status in found], indent=1)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
 
 from graphft.fileio import tensor_file_metadata
 from graphft.runtime.coordination.discarded import Discarded, describe_discarded, read_discarded
 from graphft.runtime.coordination.job_storage import MODEL
 from graphft.runtime.launcher.process_ends import read_ends
-from graphft.runtime.process.metric_files import losses_of, metrics_of
+from graphft.runtime.process.metric_files import losses_of, metrics_of, read_table
+from graphft.runtime.process.metric_table import Table
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,8 @@ class Result:
 
     @property
     def losses(self) -> list[tuple[int, int, float]]:
-        """(step, slot, loss), each (step, slot) once, from the metrics that trainers of this machine wrote."""
+        """(step, slot, loss), each (step, slot) once, from the metrics that trainers of this machine wrote: of the
+        newest steps all, of older ones some (`metrics_limit` of transpile)."""
         return losses_of(self.job_dir)
 
     @property
@@ -75,10 +77,11 @@ class Result:
     def describe(self, generation: int) -> str:
         """The launcher's last lines."""
         failures, preemptions = sum(self.failures.values()), sum(self.preemptions.values())
-        losses = self.metrics.get("loss", [])
+        table = read_table(self.job_dir)
+        _, losses = table.means("loss", table.step)
         parts = [
             f"complete: {self.steps} steps" + f" in {self.seconds:.1f} s" * (self.launches == 1),
-            *([f"loss {losses[-1][1]:.4g}"] if losses else []),
+            *([f"loss {losses[-1]:.4g}"] if len(losses) else []),
             *([f"{self.launches} launches, the last took {self.seconds:.1f} s"] if self.launches > 1 else []),
             f"{preemptions} preemptions",
             f"{failures} failures",
@@ -89,13 +92,14 @@ class Result:
 
     def lost(self, records: int, *, losses: bool = True) -> list[str]:
         """What the job did without, a line each: told also when it is to be quiet. `records`: of its data.
-        `losses`: all of them are looked at, too, which takes a second for each million."""
+        `losses`: all of them are looked at, too, which takes a second for some millions."""
         skipped = self.skipped_steps if self.model.exists() else 0
         bad = tensor_file_metadata(self.model).get("nonfinite") if self.model.exists() else None
         lines = [f"{skipped} of {self.steps} steps were SKIPPED as not finite"] if skipped else []
-        wild = sum(not math.isfinite(loss) for _, _, loss in self.losses) if losses and not skipped else 0
+        table = read_table(self.job_dir) if losses else None
+        wild = np.count_nonzero(~np.isfinite(table.values["loss"])) if table is not None and not skipped else 0
         lines += [f"{wild} losses were NOT FINITE"] if wild else []
-        lines += [f"metric {text}" for text in _not_finite(self.metrics)] if losses else []
+        lines += [f"metric {text}" for text in _not_finite(table)] if table is not None else []
         lines += [f"the model is NOT FINITE: {bad}"] if bad else []
         if self.lost_rows:
             lines.append(
@@ -105,7 +109,8 @@ class Result:
         return lines + ([describe_discarded(self.discarded, records)] if self.discarded else [])
 
 
-def _not_finite(metrics: Mapping[str, Sequence[tuple[int, float]]]) -> list[str]:
+def _not_finite(table: Table) -> list[str]:
     """Of each metric that is not finite at some steps: at how many. The loss is told with the losses."""
-    wild = {n: sum(not math.isfinite(value) for _, value in values) for n, values in metrics.items() if n != "loss"}
-    return [f"{n} was NOT FINITE at {count} of {len(metrics[n])} steps" for n, count in wild.items() if count]
+    means = {name: table.means(name, table.step)[1] for name in table.values if name != "loss"}
+    wild = {name: np.count_nonzero(~np.isfinite(of)) for name, of in means.items()}
+    return [f"{n} was NOT FINITE at {count} of {len(means[n])} steps" for n, count in wild.items() if count]

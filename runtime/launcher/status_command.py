@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError, UsageError
+from graphft.runtime.launcher.runs_command import print_table, show_runs
 from graphft.runtime.process.role_process import EXIT_OK
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ WATCH_SECONDS = 0.5
 
 
 def add_parser(commands: Any) -> None:
-    status = commands.add_parser("status", help="what a job is doing; without --job, which jobs there are")
+    status = commands.add_parser("status", help="what a job is doing; without --job, as graphft runs")
     which = "the job's name or folder, or the URL of its storage (default: list all in ./jobs)"
     status.add_argument("--job", default="", help=which)
     status.add_argument("--etcd", default="", help="host:port[,host:port...] (default: what the job's folder says)")
@@ -62,7 +63,7 @@ def _show_from_etcd(etcd: Etcd, options: argparse.Namespace) -> None:
     if options.json:
         print(json.dumps([s.in_brief(options.etcd) | {"state": _state(s)} for s in found], indent=1))
     else:
-        _table([_row(s) for s in found])
+        print_table([_row(s) for s in found])
     return None
 
 
@@ -81,23 +82,11 @@ def _row(status: JobStatus) -> tuple[str, str, str, str]:
 
 
 def _list_folders(options: argparse.Namespace) -> None:
-    from graphft.runtime.launcher.folder_status import JOBS, folders_as_json, list_folders
+    from graphft.runtime.launcher.folder_status import JOBS
 
-    found = list_folders()
-    if not found:
-        raise UsageError(
-            f"there are no jobs in {JOBS.absolute()}",
-            rule="unknown-job",
-            help="give --job DIR for a job in another folder, or --etcd HOST:PORT for those that an etcd knows",
-        )
-    _refuse_watch(options, [str(status.folder) for status in found])
-    if options.json:
-        print(folders_as_json(found))
-    else:
-        _table([status.row() for status in found])
-        for status in found:
-            for text in (*status.lost, *([f"failed: {status.why}"] if status.failure else [])):
-                print(f"{status.folder}: {text}")
+    if options.watch:
+        _refuse_watch(options, sorted(str(path.parent) for path in JOBS.glob("*/job.json")))
+    show_runs(str(JOBS), as_json=options.json)
 
 
 def _show_folder(folder: Path, options: argparse.Namespace) -> None:
@@ -137,22 +126,26 @@ def _show_folder(folder: Path, options: argparse.Namespace) -> None:
 
 def _show(etcd: Etcd, keys: Keys, options: argparse.Namespace) -> None:
     from rich.console import Console
-    from rich.live import Live
 
     from graphft.runtime.coordination.status import read_status
-    from graphft.runtime.launcher.display import render
+    from graphft.runtime.launcher.display import Panel, render
 
     status = dataclasses.replace(read_status(etcd, keys), etcd_full=etcd.is_full())
     if options.json:
         print(status.to_json(",".join(etcd.endpoints)))
-    elif options.watch:
-        with Live(render(status), refresh_per_second=4) as live:
+        return
+    console = Console(highlight=False, markup=False, emoji=False)
+    if options.watch:
+        panel = Panel(console)
+        try:
             while (status := read_status(etcd, keys)).state == "running":
-                live.update(render(status))
+                panel.show(status)
                 time.sleep(WATCH_SECONDS)
-            live.update(render(status))
+        finally:  # also on Ctrl-C: the last one stays
+            panel.close()
+            console.print(render(status))
     else:
-        Console(highlight=False, markup=False, emoji=False).print(render(status))
+        console.print(render(status))
 
 
 def name_of(job: str) -> str:
@@ -169,9 +162,3 @@ def name_of(job: str) -> str:
 def _refuse_watch(options: argparse.Namespace, known: list[str]) -> None:
     if options.watch:
         raise UsageError("--watch is for one job", rule="usage", help=f"give --job, one of {', '.join(known)}")
-
-
-def _table(rows: list[tuple[str, str, str, str]]) -> None:
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    for row in rows:
-        print("  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[3]]).rstrip())

@@ -8,30 +8,20 @@ the time of a look grows with the job. A batch that was computed twice counts tw
 from __future__ import annotations
 
 import bisect
-import json
+import contextlib
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
+from graphft.runtime.process.metric_files import LEVELS, files_of, read_file
 
 BUCKETS = 512
+PIECE = 256 << 10
 LOOK_BYTES = 2 << 20
 """Read at a time: of a job whose files are larger, the curve grows from look to look."""
 METRICS = 12
 """So many metrics have a curve, beside the loss."""
-
-
-class _Row(msgspec.Struct):
-    step: int
-    loss: float
-    samples: int = 1
-    at: float = math.inf
-    metrics: dict[str, float] = {}
-
-
-_decode = msgspec.json.Decoder(_Row).decode
 
 
 @dataclass(slots=True)
@@ -106,46 +96,36 @@ def _mean(bucket: _Bucket, name: str) -> float | None:
 
 
 class MetricFiles:
-    """The files of a job's folder, read on from look to look. `behind`: bytes that are not read so far."""
+    """The files of a job's folder, read on from look to look. `behind`: bytes that are not read so far.
+
+    Where the oldest files with each step were deleted, those with each 16th or 256th one tell of old steps.
+    """
 
     def __init__(self, job_dir: Path) -> None:
-        self._folder = job_dir / "metrics"
+        self._job_dir = job_dir
         self._offsets: dict[str, int] = {}
         self.behind = 0
 
     def read(self, curve: Curve) -> None:
         """Raises nothing: a file that has gone, or cannot be read, is left out."""
         budget, self.behind = LOOK_BYTES, 0
-        for path in sorted(self._folder.glob("*.jsonl")):
-            try:
-                budget -= self._read(path, curve, budget)
-            except OSError:
-                continue
+        for level in LEVELS:
+            for path in files_of(self._job_dir, level):
+                with contextlib.suppress(OSError):
+                    budget -= self._read(path, curve, budget, thinned=level > 1)
 
-    def _read(self, path: Path, curve: Curve, budget: int) -> int:
-        """Returns how many bytes were read."""
-        offset, size = self._offsets.get(path.name, 0), path.stat().st_size
-        if size <= offset:
-            return 0
-        with path.open("rb") as file:
-            file.seek(offset)
-            data = file.read(max(0, budget))
-        whole = data[: data.rfind(b"\n") + 1]  # the last line may be half written
-        if not whole and len(data) == LOOK_BYTES:  # no row is so long: the file is damaged
-            whole = data
-        for line in whole.splitlines():
-            _take(line, curve)
-        self._offsets[path.name] = offset + len(whole)
-        self.behind += size - offset - len(data)
-        return len(data)
-
-
-def _take(line: bytes, curve: Curve) -> None:
-    try:
-        row = _decode(line)
-    except msgspec.DecodeError:
-        try:
-            row = msgspec.convert(json.loads(line), _Row)  # which knows NaN
-        except (ValueError, RecursionError):  # the last line of a killed trainer
-            return
-    curve.add(max(0, row.step), max(1, row.samples), {"loss": row.loss, **row.metrics}, row.at)
+    def _read(self, path: Path, curve: Curve, budget: int, thinned: bool) -> int:
+        """Returns how many bytes were read. `thinned`: its rows may be in other files, too."""
+        first = offset = self._offsets.get(path.name, 0)
+        size, piece = path.stat().st_size, min(budget, PIECE)
+        stopped = piece <= 0
+        for table, end in read_file(path, first, piece) if size > first and not stopped else ():
+            offset = end
+            for row in table.rows():
+                if not thinned or all(map(math.isfinite, row.values.values())):  # which is told once
+                    curve.add(max(0, row.step), max(1, row.samples), row.values, row.at)
+            if stopped := offset - first + piece > budget:
+                break
+        self._offsets[path.name] = offset
+        self.behind += max(0, size - offset) * stopped
+        return offset - first

@@ -1,71 +1,65 @@
-"""Reading what trainers noted of each batch: the JSON lines in `metrics/` of a job's folder, a file per trainer.
+"""Reading what trainers noted of each batch: the rows in `metrics/` of a job's folder, files of each trainer.
 
-A row: step, slot, loss, samples, at (seconds since 1970), and `metrics` (name -> mean over the batch) where `loss_fn`
-returns any. Several rows may be of one step and slot: it was computed again, after a fault or by another trainer. In
-sync mode they agree; the newest counts.
+A row: step, slot, loss, samples, at (seconds since 1970), and a value for each metric that `loss_fn` returns: means
+over the batch. Several rows may be of one step and slot: it was computed again, after a fault or by another trainer, or
+stands in the files for old steps, too. In sync mode they agree; the newest counts.
+
+`trainer-<id>.every<k>.<n>.rows` is the n-th file of a trainer with the steps that are multiples of k. Files only grow;
+the oldest are deleted where they take too much (`roles/trainer/metrics.py`).
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping
-from itertools import groupby
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
-Row = Mapping[str, Any]
+from graphft.runtime.process import metric_lines, metric_rows
+from graphft.runtime.process.metric_table import Table, joined
+
+FOLDER = "metrics"
+LEVELS = (1, 16, 256)
+"""Of which steps there are rows: of each one, of each 16th one, ..."""
+PIECE = 4 << 20
+"""Bytes that are read at a time: as rows of JSON they take ten times the memory."""
+
+
+def file_of(job_dir: Path, trainer: str, level: int, number: int) -> Path:
+    return job_dir / FOLDER / f"{stem(level, trainer)}.{number:06}{metric_rows.SUFFIX}"
+
+
+def files_of(job_dir: Path, level: int) -> list[Path]:
+    """Those with the rows of each `level`-th step, as far as they are there. Files of JSON lines have each step."""
+    found = [*(job_dir / FOLDER).glob(f"{stem(level)}.*{metric_rows.SUFFIX}")]
+    return sorted([*found, *((job_dir / FOLDER).glob(f"*{metric_lines.SUFFIX}") if level == 1 else ())])
+
+
+def stem(level: int, trainer: str = "*") -> str:
+    return f"trainer-{trainer}.every{level}"
+
+
+def read_file(path: Path, offset: int = 0, piece: int = PIECE) -> Iterator[tuple[Table, int]]:
+    """The whole rows from this byte on, in pieces of about so many bytes, each with the byte behind it: a file that
+    grows is read on from there. Nothing of a file that was deleted, or cannot be read."""
+    read = metric_lines.read_lines if path.suffix == metric_lines.SUFFIX else metric_rows.read_rows
+    with contextlib.suppress(OSError):
+        yield from read(path, offset, piece)
+
+
+def read_table(job_dir: Path) -> Table:
+    """Each (step, slot) of the job in this folder once. What cannot be read is left out."""
+    paths = [path for level in LEVELS for path in files_of(job_dir, level)]
+    return joined([table for path in paths for table, _ in read_file(path)]).newest()
 
 
 def losses_of(job_dir: Path) -> list[tuple[int, int, float]]:
     """(step, slot, loss) of the job in this folder, each (step, slot) once."""
-    return [(step, slot, row["loss"]) for (step, slot), row in sorted(rows_of(job_dir).items())]
+    table = read_table(job_dir)
+    return list(zip(table.step.tolist(), table.slot.tolist(), table.values["loss"].tolist(), strict=True))
 
 
 def metrics_of(job_dir: Path) -> dict[str, list[tuple[int, float]]]:
     """(step, value) of the loss and of each metric by name, each step once: weighted by samples over the slots."""
-    found: dict[str, list[tuple[int, float]]] = {}
-    for step, rows in groupby(sorted(rows_of(job_dir).items()), lambda item: item[0][0]):
-        for name, value in means_of(row for _, row in rows).items():
-            found.setdefault(name, []).append((step, value))
-    return found
-
-
-def means_of(rows: Iterable[Row]) -> dict[str, float]:
-    """The loss and each metric by name, weighted by samples, added up in the order of the rows; of none: nothing."""
-    totals: dict[str, tuple[float, int]] = {}
-    for row in rows:
-        for name, value in values_of(row).items():
-            total, samples = totals.get(name, (0.0, 0))
-            totals[name] = total + value * row["samples"], samples + row["samples"]
-    return {name: total / samples for name, (total, samples) in totals.items() if samples}
-
-
-def values_of(row: Row) -> dict[str, float]:
-    """The loss, and what `loss_fn` returned beside it."""
-    return {"loss": row["loss"], **row.get("metrics", {})}
-
-
-def rows_of(job_dir: Path) -> dict[tuple[int, int], Row]:
-    """The newest row of each (step, slot)."""
-    found: dict[tuple[int, int], Row] = {}
-    for path in sorted((job_dir / "metrics").glob("*.jsonl")):
-        for line in path.read_bytes().splitlines():
-            row = row_of(line)
-            if row is not None:
-                key = row["step"], row["slot"]
-                found[key] = newer(found.get(key), row)
-    return found
-
-
-def row_of(line: bytes) -> Row | None:
-    """None for what is no row: the last line of a killed trainer, or of a damaged disk."""
-    try:
-        row = json.loads(line)
-        return row if {"step", "slot", "loss", "samples"} <= row.keys() else None
-    except (ValueError, AttributeError):
-        return None
-
-
-def newer(before: Row | None, row: Row) -> Row:
-    """Which of two rows of a step and slot counts."""
-    return row if before is None or before.get("at", 0) <= row.get("at", 0) else before
+    table = read_table(job_dir)
+    means = {name: table.means(name, table.step) for name in table.values}
+    return {n: list(zip(steps.tolist(), of.tolist(), strict=True)) for n, (steps, of) in means.items() if len(steps)}

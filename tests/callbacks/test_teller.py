@@ -14,6 +14,7 @@ from graphft.runtime.callbacks.callbacks import Callbacks, Run
 from graphft.runtime.callbacks.epoch_sums import EpochSums
 from graphft.runtime.callbacks.teller import Teller
 from graphft.runtime.launcher.past_epoch import past_epoch
+from graphft.runtime.process.metric_table import Row
 from tests.callbacks.rows import PER_EPOCH, append, config, job, loss_of, row
 
 
@@ -212,6 +213,6 @@ def test_a_damaged_note_is_an_error(tmp_path: Path) -> None:
 
 def test_a_skipped_step_is_no_part_of_its_epoch() -> None:
     sums = EpochSums(1, 2)
-    sums.add([row(0, 0, loss=math.nan), row(0, 1)], 0, skips=True)
-    sums.add([row(1, 0, loss=2.0), row(1, 1, loss=4.0)], 0, skips=True)
+    sums.add([Row(0, slot, 4, 100.0, {"loss": loss}) for slot, loss in enumerate((math.nan, 1.0))], 0, skips=True)
+    sums.add([Row(1, slot, 4, 101.0, {"loss": loss}) for slot, loss in enumerate((2.0, 4.0))], 0, skips=True)
     assert (sums.samples, sums.means["loss"]) == (8, 3.0)

@@ -18,7 +18,8 @@ from torch import Tensor
 
 import graphft
 from graphft.runtime.cli import main
-from graphft.runtime.process.metric_files import rows_of
+from graphft.runtime.process.metric_files import read_table
+from graphft.runtime.process.validations import read_validations
 from tests.driver import epochs
 from tests.support.waiting import ended, until
 
@@ -42,15 +43,15 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
     )
     model = epochs.model()
     graphft.load_into(model, job.run(job_dir=str(folder / "job"), quiet=True).model)
-    found = []
+    found, table = [], read_table(folder / "job")
     for epoch in range(EPOCHS):
-        steps = range(epoch * epochs.PER_EPOCH, (epoch + 1) * epochs.PER_EPOCH)
-        rows = [row for (step, _), row in sorted(rows_of(folder / "job").items()) if step in steps]
+        rows = table.take(table.step // epochs.PER_EPOCH == epoch)
+        columns = rows.samples, rows.values["loss"], rows.values["accuracy"]
         total = loss = accuracy = 0.0
-        for row in rows:
-            total += row["samples"]
-            loss += row["loss"] * row["samples"]
-            accuracy += row["metrics"]["accuracy"] * row["samples"]
+        for samples, of_loss, of_accuracy in zip(*(column.tolist() for column in columns), strict=True):
+            total += samples
+            loss += of_loss * samples
+            accuracy += of_accuracy * samples
         found.append({"loss": loss / total, "accuracy": accuracy / total, "samples": int(total)})
     return Undisturbed(model.state_dict(), found)
 
@@ -92,6 +93,8 @@ def test_epochs_are_those_of_a_job_whatever_is_killed(tmp_path: Path, undisturbe
     assert found["loss"] == pytest.approx(float(loss), rel=1e-5)
     assert found["accuracy"] == pytest.approx(float(more["accuracy"]))
     assert told.validated == [found]
+    noted = read_validations(tmp_path / "job")[EPOCHS]
+    assert noted == {name: found[name] for name in ("loss", "accuracy")}, "graphft runs tells it"
 
 
 class Told:

@@ -72,6 +72,9 @@ def test_files_are_written_read_and_listed(place: tuple[FS, str]) -> None:
     assert [fs.stat(f"{root}/{name}") for name in ("b", "inner", "nothing")] == [True, True, False]
     write(fs, f"{root}/b", b"new")
     assert read(fs, f"{root}/b") == b"new"
+    write(fs, f"{root}/inner/deeper/c", b"five!")
+    assert fs.sizes(root) == {"b": 3, "inner/a": 0, "inner/deeper/c": 5}
+    assert fs.sizes(f"{root}/nothing") == {}
 
 
 def test_a_file_that_is_not_there(place: tuple[FS, str]) -> None:

@@ -9,6 +9,7 @@ import torch
 
 import graphft
 from graphft.ir import Program
+from graphft.transpiler.rates import rates_at
 from tests.integration import training
 from tests.integration.plays import Played, assert_same_bits, play
 
@@ -50,3 +51,18 @@ def test_losses_of_all_slots_are_kept(undisturbed: Played) -> None:
     expected = {(k, v) for k in range(plan.total_steps) for v in range(plan.slots) if plan.locate(k, v)}
     assert {(step, slot) for step, slot, _ in losses} == expected
     assert sum(loss for *_, loss in losses[-9:]) < sum(loss for *_, loss in losses[:9])
+
+
+def test_learning_rates_and_checkpoints_are_told(undisturbed: Played) -> None:
+    """Of the step that a shard has applied last; it may go on while it tells."""
+    source = undisturbed.job.source
+    seen = [s.pservers[i] for s in undisturbed.statuses for i in s.pservers if s.pservers[i].get("learning_rates")]
+    assert seen
+    for shard in seen:
+        near = range(max(0, shard["version"] - 2), shard["version"] + 2)
+        assert shard["learning_rates"] in [rates_at(source, step) for step in near]
+    running = [s for s in undisturbed.statuses if s.learning_rates and s.checkpoint]
+    assert all(set(s.learning_rates) == set(rates_at(source, 0)) for s in running)
+    ages = [s.checkpoint_age for s in running if s.checkpoint_age is not None]
+    assert ages
+    assert max(ages) < undisturbed.result.seconds + 1, "no checkpoint is older than the run"

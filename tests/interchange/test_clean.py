@@ -36,7 +36,7 @@ def test_what_a_complete_job_has_no_use_for(
     assert cleaned(capsys, "--dry-run")[:2] == [f"would delete jobs/{name}/etcd" for name in ("whole", "lin")]
     assert Path("jobs/lin/etcd").exists()
     assert cleaned(capsys, "--job", "lin")[0] == "deleted jobs/lin/etcd"
-    assert cleaned(capsys, "--job", "lin") == ["freed 0.0 MB"]
+    assert cleaned(capsys, "--job", "lin") == ["freed 0 B"]
     assert cleaned(capsys, "--job", "jobs/whole", "--checkpoints")[:2] == [
         f"deleted jobs/whole/{name}" for name in ("etcd", "checkpoints")
     ]

@@ -1,4 +1,4 @@
-"""What people see of a job: status, events, and the display."""
+"""What people see of a job: status, events, and where its processes are."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from graphft.runtime.coordination.queue_counts import count_queue
 from graphft.runtime.coordination.records import (
     Committed,
     CoordinatorStatus,
-    Event,
     Generation,
     Ordered,
     Registration,
@@ -31,7 +30,7 @@ from graphft.runtime.coordination.records import (
 from graphft.runtime.coordination.run_record import put_job
 from graphft.runtime.coordination.status import JobStatus, list_jobs, read_status
 from graphft.runtime.etcd import Etcd, EtcdUnreachable
-from graphft.runtime.launcher.display import Display, format_event, format_line, render
+from graphft.runtime.launcher.display import format_line, render
 from graphft.runtime.protocol.task_groups import TaskCounts
 from graphft.transpiler import Job
 
@@ -288,130 +287,6 @@ def test_an_event_that_etcd_does_not_take_hurts_nobody(caplog: pytest.LogCapture
         Events(etcd, Keys("job"), "trainer 0").emit("takeover", "took over slot 2")
     assert "took over slot 2" in caplog.text
     assert "event not recorded in etcd" in caplog.text
-
-
-# -- display ----------------------------------------------------------------------------------------------------------
-
-
-def status_of(*events: Event, **changes: object) -> JobStatus:
-    spec = {"program": "p", "trainers": 2, "pservers": 2, "sync": True, "ft": True, "passes": 3, "total_steps": 12}
-    values = {
-        "job": "tiny",
-        "state": "running",
-        "spec": spec,
-        "generation": 1,
-        "pass_index": 1,
-        "step": 7,
-        "checkpoint": 5,
-        "events": list(events),
-        "queue": {"todo": 2, "pending": 1, "done": 1},
-    }
-    return JobStatus(**{**values, **changes})  # type: ignore[arg-type]
-
-
-def event(at: float, text: str, who: str = "pserver 0") -> Event:
-    return Event(at, who, "kind", text)
-
-
-def test_line() -> None:
-    trainers = {
-        "0-aa": {"loss": 0.12345, "samples_per_second": 1234.0, "metrics": {"accuracy": 0.5}},
-        "1-bb": {"metrics": {"accuracy": 0.75, "f1": None}},
-    }
-    line = format_line(status_of(trainers=trainers, pservers={0: {"version": 7}}, slots={0: "0-aa", 1: "1-bb"}))
-    assert line == (
-        "pass 2/3  step 7/12  loss 0.1235  accuracy 0.625  1,234 samples/s  "
-        "2 trainers  1/2 pservers  chunks 2 todo 1 pending 1 done"
-    )
-    waiting = format_line(status_of(trainers=trainers, slots={1: "1-bb"}))
-    assert "2 trainers  0/2 pservers  1 of 2 slots wait for a trainer  chunks" in waiting
-    failed = {"todo": 0, "pending": 0, "done": 3}
-    assert format_line(status_of(queue=failed)).endswith(
-        "loss -  0 samples/s  0 trainers  0/2 pservers  chunks 0 todo 0 pending 3 done"
-    )
-
-
-def test_display_without_a_terminal_prints_each_event_once() -> None:
-    stream = io.StringIO()
-    display = Display(stream, since=0.0)
-    first, second = event(1.0, "took over slot 2"), event(2.0, "died [/b] [red]:warning: 100%")
-    display.show(status_of(first))
-    display.show(status_of(first, second, step=8))
-    display.show(status_of(first, second, step=9))
-    display.close(status_of(first, second, event(3.0, "done"), step=12, state="complete"))
-    display.close()
-    lines = stream.getvalue().splitlines()
-    assert [line.split(" ", 1)[1] for line in lines if "[pserver 0]" in line] == [
-        "[pserver 0] took over slot 2",
-        "[pserver 0] died [/b] [red]:warning: 100%",
-        "[pserver 0] done",
-    ]
-    assert [line.split("step ")[1][:5] for line in lines if line.startswith("pass ")] == ["7/12 "], (
-        "a line at once, then each five seconds; none of a complete job, whose roles have left"
-    )
-
-
-def test_events_of_launches_before_are_not_told_again() -> None:
-    """Found by a user: "trainer 1 died", of a launcher that was killed long ago, right after "resuming"."""
-    stream = io.StringIO()
-    display = Display(stream, since=10.0)
-    old, mine, skewed = event(9.0, "died"), event(10.5, "registered"), event(8.0, "of a machine whose clock is late")
-    display.show(status_of(old, mine))
-    display.show(status_of(old, mine, skewed, step=8))
-    display.close(status_of(old, mine, skewed, step=12, state="complete"))
-    texts = [line.split("[pserver 0] ")[1] for line in stream.getvalue().splitlines() if "[pserver 0]" in line]
-    assert texts == ["registered", "of a machine whose clock is late"]
-
-
-def test_the_panel_shows_roles_slots_and_events() -> None:
-    status = status_of(
-        event(1.0, "trainer 1 died [/], slot 1 taken over", "launcher"),
-        slots={0: "0-aa", 1: "0-aa"},
-        pservers={0: {"host": "h", "pid": 4, "version": 7}, 1: {"host": "h", "pid": 5}},
-        trainers={"0-aa": {"host": "h", "pid": 6, "step": 7, "samples_per_second": 10.0}},
-    )
-    stream = io.StringIO()
-    Console(file=stream, width=120, highlight=False, markup=False).print(render(status))
-    text = stream.getvalue()
-    for wanted in (
-        "graphft job tiny: running, generation 1",
-        "pserver 0",
-        "h:4",
-        "version 7",
-        "version -",
-        "trainer 0-aa",
-        "0, 1",
-        "10 samples/s",
-        "[launcher] trainer 1 died [/], slot 1 taken over",
-    ):
-        assert wanted in text, text
-    stream = io.StringIO()
-    Console(file=stream, width=80, highlight=False, markup=False).print(render(status))
-    lines = [line.rstrip() for line in stream.getvalue().splitlines()]
-    assert "role          process  at         slots" in lines, "the table begins on a line of its own"
-    assert len(lines) == len(text.splitlines()), "80 columns are enough"
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_display_on_a_terminal_shows_a_panel_and_leaves_the_events(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    stream = Terminal()
-    display = Display(stream, since=0.0)
-    for step in (7, 8):
-        display.show(status_of(event(1.0, "took over slot 2"), step=step))
-    display.close(status_of(event(1.0, "took over slot 2"), step=12))
-    panel, left = stream.getvalue().rsplit("\x1b[?25h", 1)  # the cursor is shown again
-    assert "graphft job tiny" in panel
-    assert "took over slot 2" in left
-    assert "step 12/12" in left
-
-
-def test_event_text() -> None:
-    assert format_event(event(0.0, "back")).endswith(" [pserver 0] back")
 
 
 def test_where_processes_are_and_what_they_wait_for(etcd: Etcd, keys: Keys, job: Job) -> None:

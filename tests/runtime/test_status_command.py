@@ -326,11 +326,12 @@ def test_all_jobs_of_the_folder(
     write_endpoints(tmp_path / "jobs" / keys.job, ",".join(etcd.endpoints))
     assert look_at(tmp_path / "jobs" / keys.job).state == "stopped", "its etcd answers, and no process of it lives"
     with locked(tmp_path / "jobs" / keys.job):
-        rows = [line.split()[:5] for line in shown(capsys, "status").splitlines()]
+        rows = [line.split()[:5] for line in shown(capsys, "status").splitlines() if line.startswith("jobs/")]
     assert rows[0] == ["jobs/a", "complete", "4", "of", "4"], "the oldest"
-    assert rows[-1] == [f"jobs/{keys.job}", "starting", "0", "of", "4"], "the newest"
+    assert rows[-2] == [f"jobs/{keys.job}", "starting", "0", "of", "4"], "the newest"
     assert ["jobs/b", "not", "begun", "0", "of"] in rows
     assert [row[:2] for row in rows if row[0] == "jobs/damaged"] == [["jobs/damaged", "unreadable"]]
+    assert rows[-1] == ["jobs/damaged:", "cannot", "be", "read:", "jobs/damaged/job.json"], "below the table"
     assert "--watch is for one job" in refused(capsys, "status", "--watch")
     found = {entry["folder"]: entry["state"] for entry in json.loads(shown(capsys, "status", "--json"))}
     assert found["jobs/a"] == "complete"

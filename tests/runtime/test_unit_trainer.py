@@ -108,6 +108,8 @@ def test_the_schedule_follows_what_the_shards_have_applied(scene: Stage) -> None
             trainer.comm.do(Loaded(shard, bucket))
     trainer.units.run_unit(UNIT, "local", 4)
     assert trainer.units.local_batch(UNIT).number == 7 * 3 + 1, "the newest: one that comes back older is no step back"
+    used = {"lr": pytest.approx(0.1 * 0.9**22)} if scene.job.config.mode == "geo_sgd" else {}
+    assert trainer.status().learning_rates == used, "pservers have the others"
 
 
 def test_who_is_to_leave_does_so_after_the_batch_at_hand(scene: Stage) -> None:

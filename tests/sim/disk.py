@@ -32,6 +32,7 @@ class Node:
     names: dict[str, Node] = field(default_factory=dict)
     lasting_names: dict[str, Node] = field(default_factory=dict)
     written: float = 0.0
+    links: int = 1
 
 
 class Disk:
@@ -184,6 +185,10 @@ class SimPath(PurePosixPath):
     def iterdir(self) -> Iterator[SimPath]:
         return iter([self / name for name in sorted(self.disk.find(self).names)])
 
+    def glob(self, pattern: str) -> Iterator[SimPath]:
+        """Of a pattern without a folder."""
+        return (path for path in self.iterdir() if path.match(pattern)) if self.is_dir() else iter(())
+
     def stat(self) -> Any:
         node = self.disk.find(self)
         return SimpleNamespace(st_size=len(node.data), st_mtime=BEGAN + node.written, st_dev=1, st_ino=id(node))
@@ -199,8 +204,9 @@ class SimPath(PurePosixPath):
     def unlink(self, missing_ok: bool = False) -> None:
         if not self.exists() and missing_ok:
             return
-        self.disk.find(self)
+        node = self.disk.find(self)
         self.disk.change("delete")
+        node.links = 0
         del self.disk.find(self.parent).names[self.name]
 
     def open(self, mode: str = "r", buffering: int = -1) -> Any:
@@ -232,6 +238,9 @@ class _Appending:
     def write(self, data: bytes) -> int:
         return self._disk.write(self._descriptor, data)
 
+    def fileno(self) -> int:
+        return self._descriptor
+
     def close(self) -> None:
         self._disk.close(self._descriptor)
 
@@ -245,7 +254,12 @@ class SimOs:
         self.replace = disk.replace
 
     def fstat(self, descriptor: int) -> Any:
-        return SimpleNamespace(st_size=len(self._disk.open[descriptor].data))
+        node = self._disk.open[descriptor]
+        return SimpleNamespace(st_size=len(node.data), st_nlink=node.links)
+
+    def ftruncate(self, descriptor: int, length: int) -> None:
+        self._disk.change("truncate")
+        del self._disk.open[descriptor].data[length:]
 
     def getpid(self) -> int:
         return self._disk.world.process.pid

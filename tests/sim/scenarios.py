@@ -10,7 +10,7 @@ import msgspec
 
 from graphft.runtime.coordination.job_view import read_view
 from graphft.runtime.coordination.records import PassMetrics
-from graphft.runtime.process.metric_files import row_of
+from graphft.runtime.process.metric_files import read_table
 from graphft.runtime.protocol.messages import Empty, Push
 from graphft.runtime.roles.environment import RoleSpec
 from tests.sim.compare import ComparedSimulation, run_undisturbed, undisturbed
@@ -161,10 +161,8 @@ class OnDemand(FaultySimulation):
         """Each batch has a row in metrics/: it was written before the batch could count. Unless a disk lost it."""
         if self.counts["lose-power"] or self.counts["disk"]:
             return
-        plan, rows = self.job.config.plan, set[tuple[int, int]]()
-        for path in (self.folder / "metrics").iterdir():
-            found = filter(None, map(row_of, path.read_bytes().splitlines()))
-            rows |= {(row["step"], row["slot"]) for row in found}
+        plan = self.job.config.plan
+        rows = {(row.step, row.slot) for row in read_table(self.folder).rows()}
         batches = {(k, v) for k in range(plan.total_steps) for v in range(plan.slots) if plan.locate(k, v) is not None}
         self.counts["rows checked"] += len(batches)
         if lacking := sorted(batches - rows):

@@ -14,7 +14,7 @@ import msgspec
 from graphft.ops.context import ServeOptions
 from graphft.runtime.checkpoint.async_writer import AsyncCommits, meta_of
 from graphft.runtime.checkpoint.described import QUEUE, async_queue
-from graphft.runtime.coordination.records import Generation
+from graphft.runtime.coordination.records import Committed, Generation
 from graphft.runtime.protocol.async_shard import ApplyBatch, AsyncOptions, AsyncShard
 from graphft.runtime.protocol.ledger import Ledger
 from graphft.runtime.protocol.round import Contribution
@@ -78,10 +78,13 @@ class BatchServer(ShardServer):
             {**meta_of(passes), QUEUE: async_queue(self.config.plan, machine.ledger, passes)},
         )
 
+    def committed(self) -> Committed | None:
+        return self.member.view.shard_commits.get(self.member.index)
+
     def notify_checkpoint(self, seconds: float) -> None:
         """Has the main thread take a checkpoint when the newest is too old; again, if that is not committed then."""
         now = time.monotonic()
-        age = self.recovery.age(self.member.view.shard_commits.get(self.member.index))
+        age = self.recovery.age(self.committed())
         if age >= seconds and now - self._asked >= seconds:
             self._asked, self._due = now, True
 

@@ -6,6 +6,7 @@ What is served in which mode is in round_server and batch_server.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Sequence
@@ -21,13 +22,14 @@ from graphft.ops.context import ServeOptions, ServerPort
 from graphft.runtime.checkpoint.commit import Commits
 from graphft.runtime.checkpoint.writer import Saver
 from graphft.runtime.coordination.member import Member
-from graphft.runtime.coordination.records import Generation, ShardStatus
+from graphft.runtime.coordination.records import Committed, Generation, ShardStatus
 from graphft.runtime.process.progress import rate
 from graphft.runtime.protocol.async_shard import AsyncShardEvent
 from graphft.runtime.protocol.events import Count, PeerLeft, Received, Reply, TakeCheckpoint, Tick
 from graphft.runtime.protocol.messages import AnyMessage, BatchPush, Parameters, Push
 from graphft.runtime.protocol.sync_events import ShardEvent
 from graphft.runtime.roles.blocks import Blocks
+from graphft.runtime.roles.learning_rates import rate_names, rates_in
 from graphft.runtime.roles.logs import tell_event
 from graphft.runtime.roles.process_end import ProcessEnd
 from graphft.runtime.roles.pserver.recovery import Recovery
@@ -80,6 +82,7 @@ class ShardServer(ServerPort):
         self._rounds: list[float] = []
         self._applied = 0
         self._checkpoint_seconds = 0.0
+        self._rate_names = rate_names(blocks.program)
 
     def make_bucket(self, index: int, names: Sequence[str], reduce: str) -> None:
         self.buffers.make_bucket(index, names, reduce)
@@ -208,4 +211,15 @@ class ShardServer(ServerPort):
             {**self.counters, **self.saver.counters, **self.transport.counters},
             skipped_steps=int(self.blocks.ctx.scope.get(SKIPPED_STEPS, 0)),
             checkpoint_seconds=round(self._checkpoint_seconds, 4),
+            learning_rates=rates_in(self.blocks.ctx.scope, self._rate_names),
+            checkpoint_age=self._checkpoint_age(),
         )
+
+    def committed(self) -> Committed | None:
+        """The newest committed checkpoint that this shard goes by."""
+        return self.member.view.committed
+
+    def _checkpoint_age(self) -> float | None:
+        committed = self.committed()
+        age = self.recovery.age(committed) if committed is not None else math.inf
+        return round(age, 1) if math.isfinite(age) else None

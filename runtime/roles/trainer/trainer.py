@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("graphft")
 
 IDLE_SECONDS = 0.25
+MB = 1_000_000
 CAREFUL_STEPS = 16
 """So many steps a trainer does not read ahead when the one before it has died at work."""
 OF_THE_BATCH = frozenset({"op-failed", "read", "feed", "data"})
@@ -112,7 +113,8 @@ class Trainer(Role):
         self.state.careful = CAREFUL_STEPS * self.work_record.unfinished
         self.reader = self._open_data()
         self.prefetcher = Prefetcher(self.reader, 2 * self.config.trainers + 4, self._note_ahead)
-        self._metrics = Metrics(self.job_dir / "metrics" / f"trainer-{self.member.id}.jsonl", self._tell_lost)
+        names, limit = ("loss", *reported(self.program)[1:]), self.config.metrics_limit * MB
+        self._metrics = Metrics(self.job_dir, self.member.id, names, limit, self._tell_lost, self._tell_thinned)
         self.ctx.scope.update(trainer_scope(self.program))
         self.check = FiniteCheck(self.program, self.ctx.scope)
         self.end.before.append(self._blame_no_batch)
@@ -236,19 +238,18 @@ class Trainer(Role):
         self.member.events.emit("metrics-lost", what, rows=count)
         tell_lost_rows(self.member.etcd, self.member.keys, self.member.id, count)
 
+    def _tell_thinned(self, what: str) -> None:
+        self.member.events.emit("metrics-thinned", what)
+
     # -- what is reported ---------------------------------------------------------------------------------------
 
     def record(self, step: int, slot: int, samples: int, values: Sequence[Any]) -> None:
         """Notes a computed batch: for status, and for the job's metrics. `values` are what `compute` returned."""
-        loss, *others = map(float, values)
+        loss, *others = found = [float(value) for value in values]
         if not (math.isfinite(loss) or self.check.holds):
             self._warn(step, slot, loss)
-        metrics = dict(zip(reported(self.program)[1:], others, strict=True))
-        self.state.computed(samples, loss, metrics)
-        row: dict[str, Any] = {"step": step, "slot": slot, "loss": loss}
-        if metrics:
-            row["metrics"] = metrics
-        self._metrics.write(row | {"samples": samples, "at": round(time.time(), 4)})
+        self.state.computed(samples, loss, dict(zip(reported(self.program)[1:], others, strict=True)))
+        self._metrics.write(step, slot, samples, time.time(), found)
 
     def _warn(self, step: int, slot: int, loss: float) -> None:
         """A loss that is not finite, of a job that goes on all the same."""
@@ -291,6 +292,10 @@ class Trainer(Role):
     def story(self) -> list[str]:
         return self.shards.story()
 
+    def learning_rates(self) -> dict[str, float]:
+        """Those that it uses itself: none where pservers have the optimizers."""
+        return {}
+
     def status(self) -> msgspec.Struct:
         state = self.state
         return TrainerStatus(
@@ -306,4 +311,5 @@ class Trainer(Role):
             dict(state.metrics),
             self.work_record.split.read(),
             state.paused,
+            self.learning_rates(),
         )

@@ -47,6 +47,9 @@ class UnitTrainer(ChunkTrainer):
             self._begin_state_anew()
         return self.units.means
 
+    def learning_rates(self) -> dict[str, float]:
+        return self.units.learning_rates
+
     def _begin_state_anew(self) -> None:
         """The unit was left out, but mode geo_sgd's own optimizer has seen it: what its state holds may not be finite.
         It begins as in a trainer that is started again."""

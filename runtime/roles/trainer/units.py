@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from graphft.errors import GraphftError
 from graphft.loss_results import reported
 from graphft.ops.context import ChunkWork, LocalPort, WorkChanged
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.queue.units import batches_of
 from graphft.runtime.roles.blocks import Blocks
+from graphft.runtime.roles.learning_rates import rate_names
 from graphft.runtime.roles.trainer.async_comm import AsyncComm
 from graphft.runtime.roles.trainer.batches import Batches
 from graphft.runtime.roles.trainer.state import TrainerState
@@ -17,13 +20,15 @@ class Units(LocalPort):
     """The LocalPort of an async trainer. A unit is pushed when its last batch is computed, so a trainer that dies in it
     has pushed nothing of it.
 
-    `means`: of what is `reported`, over the last unit's samples.
+    `means`: of what is `reported`, over the last unit's samples. `learning_rates`: of its last batch, where trainers
+    have the optimizers.
     """
 
     def __init__(self, member: Member, blocks: Blocks, state: TrainerState, comm: AsyncComm, data: Batches) -> None:
         self.config, self.blocks, self.state, self.comm, self.data = member.config, blocks, state, comm, data
         self.means: list[float] = []
-        self._reported = reported(blocks.program)
+        self.learning_rates: dict[str, float] = {}
+        self._reported, self._rates = reported(blocks.program), rate_names(blocks.program)
         self._batch: ChunkWork | None = None
         batches = self.config.data.batches(self.config.batch_size, self.config.drop_last)
         self._batches = self.config.passes * sum(batches)
@@ -32,6 +37,7 @@ class Units(LocalPort):
         self.comm.begin(unit)
         self.state.unit = unit
         config, sums = self.config, [0.0] * len(self._reported)
+        rates: tuple[Any, ...] = ()
         works = batches_of(
             unit,
             count=count,
@@ -46,10 +52,12 @@ class Units(LocalPort):
             self._batch = work
             if following is not None:
                 self.data.schedule(following)
-            values = self.blocks.run(block, self._reported)
+            values = self.blocks.run(block, (*self._reported, *self._rates))
+            values, rates = values[: len(sums)], values[len(sums) :]
             sums = [total + float(value) * work.samples for total, value in zip(sums, values, strict=True)]
             self.comm.pump(0)  # a long unit is no sign of death
         self.means = [total / unit.samples for total in sums]
+        self.learning_rates = dict(zip(self._rates, map(float, rates), strict=True))
         self.state.work, self.state.batch_samples = unit, unit.samples
 
     def local_batch(self, unit: ChunkWork) -> ChunkWork:

@@ -1,0 +1,93 @@
+"""What a run's folder tells beside its state: its loss, its best metric, its size, how often processes ended."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from graphft.plan import Plan
+from graphft.runtime.launcher.folder_sizes import sizes_of
+from graphft.runtime.launcher.process_ends import ProcessEnds, read_ends
+from graphft.runtime.process.metric_files import read_table
+from graphft.runtime.process.metric_table import Table
+from graphft.runtime.process.validations import read_validations
+
+Mode = Literal["max", "min"]
+_LOWER = re.compile(r"(^|[_./ -])(loss|err|error|perplexity|ppl|mse|mae|rmse|nll|entropy|wer|cer)($|[_./ -])")
+
+
+def mode_of(metric: str) -> Mode:
+    """Which of its values is the best: of a loss or an error the lowest, of anything else the highest."""
+    return "min" if _LOWER.search(metric.lower()) else "max"
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best value of a metric. `epoch`: of which pass it is, from 1. `of`: of a Trainer's validations, or of the
+    means of the passes that are over (of the first one, while it goes on)."""
+
+    value: float
+    epoch: int
+    of: Literal["validation", "training"]
+
+
+@dataclass(frozen=True)
+class Figures:
+    """`sizes`: bytes by part. `means`: of each metric, loss among them, (pass from 1, mean); `validated`: the same of
+    validations. What trainers of other machines computed is in their folders."""
+
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    ends: ProcessEnds = field(default_factory=ProcessEnds)
+    last_loss: float | None = None
+    means: Mapping[str, list[tuple[int, float]]] = field(default_factory=dict)
+    validated: Mapping[str, list[tuple[int, float]]] = field(default_factory=dict)
+
+    @property
+    def names(self) -> set[str]:
+        return {*self.means, *self.validated}
+
+    def best(self, metric: str, mode: Mode) -> Best | None:
+        """None where there is no value of it."""
+        sign = 1 if mode == "min" else -1
+        for of, found in (("validation", self.validated), ("training", self.means)):
+            values = [(sign * value, epoch) for epoch, value in found.get(metric, ()) if not math.isnan(value)]
+            if values:
+                value, epoch = min(values)
+                return Best(sign * value, epoch, "validation" if of == "validation" else "training")
+        return None
+
+
+def figures_of(folder: Path, plan: Plan | None) -> Figures:
+    """`plan`: None of a folder whose job cannot be read."""
+    sizes, ends = sizes_of(folder), read_ends(folder)
+    if plan is None:
+        return Figures(sizes, ends)
+    table, validated = read_table(folder), dict[str, list[tuple[int, float]]]()
+    for epoch, metrics in sorted(read_validations(folder).items()):
+        for name, value in metrics.items():
+            validated.setdefault(name, []).append((epoch, value))
+    return Figures(sizes, ends, _last_loss(table), _pass_means(table, plan), validated)
+
+
+def _last_loss(table: Table) -> float | None:
+    _, means = table.means("loss", table.step)
+    return float(means[-1]) if len(means) else None
+
+
+def _pass_means(table: Table, plan: Plan) -> dict[str, list[tuple[int, float]]]:
+    """Of the passes that are over; of the one that goes on, if it is the first that is known."""
+    starts = np.array(plan.start_steps)
+    passes = np.searchsorted(starts, table.step, side="right")  # from 1
+    found = {}
+    for name in table.values:
+        groups, means = table.means(name, passes)
+        over = table.step[-1] + 1 >= starts[groups.clip(max=len(starts) - 1)] if len(groups) else groups.astype(bool)
+        chosen = over if over.any() else np.arange(len(groups)) == 0
+        found[name] = list(zip(groups[chosen].tolist(), means[chosen].tolist(), strict=True))
+    return {name: values for name, values in found.items() if values}

@@ -1,0 +1,111 @@
+"""`graphft runs`: the jobs in a folder, a line each: how far, how good, how large, when."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from graphft.errors import UsageError
+from graphft.fileio import size_in_words
+from graphft.runtime.process.role_process import EXIT_OK
+
+if TYPE_CHECKING:
+    from graphft.runtime.launcher.run_figures import Mode
+    from graphft.runtime.launcher.run_list import Run
+
+SORTS = ("when", "name", "state", "step", "loss", "best", "size")
+
+
+def add_parser(commands: Any) -> None:
+    runs = commands.add_parser("runs", help="the jobs in a folder: state, step, best metric, size, when")
+    where = "a folder of jobs, or the URL below which their storages are (default: ./jobs)"
+    runs.add_argument("folder", nargs="?", metavar="FOLDER", default="jobs", help=where)
+    runs.add_argument("--metric", default="loss", metavar="NAME", help="whose best value is told (default: loss)")
+    best = "which value is the best (default: min of a loss or an error, max of anything else)"
+    runs.add_argument("--best", choices=("max", "min"), default=None, help=best)
+    order = "in which order; of what is largest, newest or best the last (default: when)"
+    runs.add_argument("--sort", choices=SORTS, default="when", help=order)
+    runs.add_argument("--json", action="store_true", help="print JSON")
+    runs.set_defaults(command=_show_runs)
+
+
+def _show_runs(options: argparse.Namespace) -> int:
+    show_runs(options.folder, options.metric, options.best, options.sort, as_json=options.json)
+    return EXIT_OK
+
+
+def show_runs(
+    place: str, metric: str = "loss", mode: Mode | None = None, sort: str = "when", *, as_json: bool = False
+) -> None:
+    """Prints them. Raises UsageError for a place without jobs, and for a metric that none of them has."""
+    from graphft.runtime.launcher.run_figures import mode_of
+    from graphft.runtime.launcher.run_list import list_runs
+
+    found = list_runs(place)
+    _check_metric(found, metric)
+    mode = mode_of(metric) if mode is None else mode
+    found.sort(key=_keys(metric, mode)[sort])
+    if as_json:
+        print(json.dumps([run.to_json(metric, mode) for run in found], indent=1))
+        return
+    print_table([_header(metric), *(_row(run, metric, mode) for run in found)])
+    for run in found:
+        for text in run.status.remarks():
+            print(f"{run.status.url or run.status.folder}: {text}")
+
+
+def print_table(rows: Sequence[Sequence[str]]) -> None:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _check_metric(found: Sequence[Run], metric: str) -> None:
+    known = {"loss"}.union(*(run.figures.names for run in found))
+    if metric not in known:
+        raise UsageError(
+            f"none of these jobs has a metric {metric!r}",
+            rule="unknown-metric",
+            help=f"there are {', '.join(sorted(known))}",
+        )
+
+
+def _keys(metric: str, mode: Mode) -> dict[str, Callable[[Run], Any]]:
+    """By what is sorted; what is unknown comes first."""
+
+    def goodness(run: Run) -> float:
+        best = run.figures.best(metric, mode)
+        return float("-inf") if best is None else best.value if mode == "max" else -best.value
+
+    return {
+        "when": lambda run: run.status.at,
+        "name": lambda run: run.status.row()[0],
+        "state": lambda run: run.status.state,
+        "step": lambda run: -1 if run.status.step is None else run.status.step,
+        "loss": lambda run: float("-inf") if run.loss is None else run.loss,
+        "best": goodness,
+        "size": lambda run: run.figures.sizes.get("total", 0),
+    }
+
+
+def _header(metric: str) -> tuple[str, ...]:
+    ends = ("launches", "preempted", "failed")
+    return ("folder", "state", "step", "pass", "loss", f"best {metric}", "size", *ends, "worked on last")
+
+
+def _row(run: Run, metric: str, mode: Mode) -> tuple[str, ...]:
+    ends, best, at_pass = run.figures.ends, run.figures.best(metric, mode), run.at_pass
+    passes = f"/{run.config.passes}" if run.config is not None and not run.status.on_demand else ""
+    of = "" if best is None else "validation" if best.of == "validation" else "pass"
+    return (
+        *run.status.row(),
+        "" if at_pass is None else f"{at_pass}{passes}",
+        "-" if run.loss is None else f"{run.loss:.4g}",
+        "-" if best is None else f"{best.value:.4g} ({of} {best.epoch})",
+        size_in_words(run.figures.sizes.get("total", 0)),
+        *map(str, (ends.launches, sum(ends.preemptions.values()), sum(ends.failures.values()))),
+        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run.status.at)),
+    )

@@ -1,0 +1,118 @@
+"""Rows as bytes, `.rows` in `metrics/`: a line of JSON, and rows of one size behind it.
+
+    {"graphft-rows": 1, "names": ["loss", "accuracy"], "bits": 32, "step": 1200, "at": 1785000000.123}\\n
+    check: u16   slot: u16   step: i32   at: u32   samples: u32   values: a float of `bits` bits for each name
+
+All little-endian. `step` and `at` (milliseconds) count from those of the first line. The exclusive or of a row's words
+of 16 bits is CHECK: what a disk has damaged is not taken for a row, nor are the zeros that a crash of the machine
+leaves.
+Files are only appended to: what follows the last whole row was cut off.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import operator
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from graphft.runtime.process.metric_table import Table
+
+SUFFIX = ".rows"
+CHECK = 0x4746
+MOST_HEADER = 1 << 16
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """What the first line says. `names`: of the values, the loss first; `wide`: values have 64 bits."""
+
+    names: tuple[str, ...]
+    wide: bool
+    step: int
+    at: float
+
+    @property
+    def header(self) -> bytes:
+        bits = 64 if self.wide else 32
+        first = {"graphft-rows": 1, "names": self.names, "bits": bits, "step": self.step, "at": self.at}
+        return json.dumps(first).encode() + b"\n"
+
+    @staticmethod
+    def parse(line: bytes) -> RowFormat | None:
+        """None of a line that is not whole, or damaged."""
+        try:
+            first = json.loads(line) if line.endswith(b"\n") else {}
+            if first["graphft-rows"] != 1 or first["bits"] not in (32, 64):
+                return None
+            names = tuple(map(str, first["names"]))
+            return RowFormat(names, first["bits"] == 64, int(first["step"]), float(first["at"]))
+        except (ValueError, KeyError, TypeError):
+            return None
+
+    @cached_property
+    def _body(self) -> struct.Struct:
+        return struct.Struct(f"<HiII{len(self.names)}{'d' if self.wide else 'f'}")
+
+    @cached_property
+    def _words(self) -> struct.Struct:
+        return struct.Struct(f"<{self._body.size // 2}H")
+
+    @property
+    def size(self) -> int:
+        """Bytes of a row."""
+        return 2 + self._body.size
+
+    def pack(self, step: int, slot: int, samples: int, at: float, values: Sequence[float]) -> bytes | None:
+        """The row; None if it does not fit: another first line is needed."""
+        try:
+            body = self._body.pack(slot, step - self.step, round((at - self.at) * 1e3), samples, *values)
+        except (struct.error, OverflowError):
+            return None
+        if not self.wide and any(a != b and b == b for a, b in zip(self._body.unpack(body)[4:], values, strict=True)):
+            return None  # it would lose bits
+        return functools.reduce(operator.xor, self._words.unpack(body), CHECK).to_bytes(2, "little") + body
+
+    @property
+    def dtype(self) -> np.dtype:
+        values = ("values", "<f8" if self.wide else "<f4", (len(self.names),))
+        return np.dtype([("check", "<u2"), ("slot", "<u2"), ("step", "<i4"), ("at", "<u4"), ("samples", "<u4"), values])
+
+    def table(self, data: bytes) -> Table:
+        """Whole rows; without those that are damaged."""
+        words = np.frombuffer(data, "<u2").reshape(-1, self.size // 2)
+        rows = np.frombuffer(data, self.dtype)[np.bitwise_xor.reduce(words, axis=1) == CHECK]
+        values = {name: rows["values"][:, i].astype(np.float64) for i, name in enumerate(self.names)}
+        return Table(
+            rows["step"].astype(np.int64) + self.step,
+            rows["slot"].astype(np.int64),
+            rows["samples"].astype(np.int64),
+            rows["at"] / 1e3 + self.at,
+            values,
+            {name: np.ones(len(rows), bool) for name in values},
+        )
+
+
+def read_rows(path: Path, offset: int, piece: int) -> Iterator[tuple[Table, int]]:
+    """The whole rows from this byte on, piece by piece, each with where the next piece begins. `piece`: bytes to read
+    at a time. Raises OSError."""
+    with path.open("rb") as file:
+        first = file.readline(MOST_HEADER)
+        found = RowFormat.parse(first)
+        if found is None:
+            return
+        offset = max(offset, len(first))
+        file.seek(offset)
+        while data := file.read(max(1, piece // found.size) * found.size):
+            data = data[: len(data) // found.size * found.size]
+            if not data:
+                return
+            offset += len(data)
+            yield found.table(data), offset
+            file.seek(offset)

@@ -1,0 +1,289 @@
+"""The panel, at any width and when its terminal is resized; and the lines elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import io
+import os
+import re
+import struct
+import subprocess
+import sys
+import termios
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from graphft.runtime.coordination.records import Event
+from graphft.runtime.coordination.status import JobStatus
+from graphft.runtime.launcher import display as display_module
+from graphft.runtime.launcher.display import Display, format_event, format_line, render
+from tests.support.waiting import until
+
+
+def status_of(*events: Event, **changes: object) -> JobStatus:
+    spec = {"program": "p", "trainers": 2, "pservers": 2, "sync": True, "ft": True, "passes": 3, "total_steps": 12}
+    values = {
+        "job": "tiny",
+        "state": "running",
+        "spec": spec,
+        "generation": 1,
+        "pass_index": 1,
+        "step": 7,
+        "checkpoint": 5,
+        "events": list(events),
+        "queue": {"todo": 2, "pending": 1, "done": 1},
+    }
+    return JobStatus(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def event(at: float, text: str, who: str = "pserver 0") -> Event:
+    return Event(at, who, "kind", text)
+
+
+def test_line() -> None:
+    trainers = {
+        "0-aa": {"loss": 0.12345, "samples_per_second": 1234.0, "metrics": {"accuracy": 0.5}},
+        "1-bb": {"metrics": {"accuracy": 0.75, "f1": None}},
+    }
+    line = format_line(status_of(trainers=trainers, pservers={0: {"version": 7}}, slots={0: "0-aa", 1: "1-bb"}))
+    assert line == (
+        "pass 2/3  step 7/12  loss 0.1235  accuracy 0.625  1,234 samples/s  "
+        "2 trainers  1/2 pservers  chunks 2 todo 1 pending 1 done"
+    )
+    waiting = format_line(status_of(trainers=trainers, slots={1: "1-bb"}))
+    assert "2 trainers  0/2 pservers  1 of 2 slots wait for a trainer  chunks" in waiting
+    failed = {"todo": 0, "pending": 0, "done": 3}
+    assert format_line(status_of(queue=failed)).endswith(
+        "loss -  0 samples/s  0 trainers  0/2 pservers  chunks 0 todo 0 pending 3 done"
+    )
+
+
+def test_display_without_a_terminal_prints_each_event_once() -> None:
+    stream = io.StringIO()
+    display = Display(stream, since=0.0)
+    first, second = event(1.0, "took over slot 2"), event(2.0, "died [/b] [red]:warning: 100%")
+    display.show(status_of(first))
+    display.show(status_of(first, second, step=8))
+    display.show(status_of(first, second, step=9))
+    display.close(status_of(first, second, event(3.0, "done"), step=12, state="complete"))
+    display.close()
+    lines = stream.getvalue().splitlines()
+    assert [line.split(" ", 1)[1] for line in lines if "[pserver 0]" in line] == [
+        "[pserver 0] took over slot 2",
+        "[pserver 0] died [/b] [red]:warning: 100%",
+        "[pserver 0] done",
+    ]
+    assert [line.split("step ")[1][:5] for line in lines if line.startswith("pass ")] == ["7/12 "], (
+        "a line at once, then each five seconds; none of a complete job, whose roles have left"
+    )
+
+
+def test_events_of_launches_before_are_not_told_again() -> None:
+    """Found by a user: "trainer 1 died", of a launcher that was killed long ago, right after "resuming"."""
+    stream = io.StringIO()
+    display = Display(stream, since=10.0)
+    old, mine, skewed = event(9.0, "died"), event(10.5, "registered"), event(8.0, "of a machine whose clock is late")
+    display.show(status_of(old, mine))
+    display.show(status_of(old, mine, skewed, step=8))
+    display.close(status_of(old, mine, skewed, step=12, state="complete"))
+    texts = [line.split("[pserver 0] ")[1] for line in stream.getvalue().splitlines() if "[pserver 0]" in line]
+    assert texts == ["registered", "of a machine whose clock is late"]
+
+
+def test_the_panel_shows_roles_slots_and_events() -> None:
+    status = status_of(
+        event(1.0, "trainer 1 died [/], slot 1 taken over", "launcher"),
+        slots={0: "0-aa", 1: "0-aa"},
+        pservers={0: {"host": "h", "pid": 4, "version": 7}, 1: {"host": "h", "pid": 5}},
+        trainers={"0-aa": {"host": "h", "pid": 6, "step": 7, "samples_per_second": 10.0}},
+    )
+    stream = io.StringIO()
+    Console(file=stream, width=120, highlight=False, markup=False).print(render(status))
+    text = stream.getvalue()
+    for wanted in (
+        "graphft job tiny: running, generation 1",
+        "pserver 0",
+        "h:4",
+        "version 7",
+        "version -",
+        "trainer 0-aa",
+        "0, 1",
+        "10 samples/s",
+        "[launcher] trainer 1 died [/], slot 1 taken over",
+    ):
+        assert wanted in text, text
+    stream = io.StringIO()
+    Console(file=stream, width=80, highlight=False, markup=False).print(render(status))
+    lines = [line.rstrip() for line in stream.getvalue().splitlines()]
+    assert "role          process  at         slots  doing" in lines, "the table begins on a line of its own"
+    assert len(lines) == len(text.splitlines()), "80 columns are enough"
+
+
+def drawn(status: JobStatus, width: int, left: float | None = None) -> list[str]:
+    stream = io.StringIO()
+    Console(file=stream, width=width, highlight=False, markup=False).print(render(status, left))
+    return [line.rstrip() for line in stream.getvalue().splitlines()]
+
+
+BUSY: dict[str, Any] = {
+    "slots": {0: "0-aa", 1: "1-bb"},
+    "pservers": {
+        0: {
+            "host": "h",
+            "pid": 4,
+            "version": 7,
+            "learning_rates": {"lr": 0.125, "lr_1": 1e-05},
+            "checkpoint_age": 12.4,
+        },
+        1: {"host": "h", "pid": 5, "version": 7, "learning_rates": {"lr": 0.125}, "checkpoint_age": 13.0},
+    },
+    "trainers": {
+        "0-aa": {
+            "host": "h",
+            "pid": 6,
+            "step": 7,
+            "loss": 0.5,
+            "metrics": dict.fromkeys(("acc", "f1", "auc", "map"), 0.5),
+        },
+        "1-bb": {"host": "h", "pid": 7, "step": 7, "loss": 0.5, "learning_rates": {}},
+    },
+}
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_panel_tells_all_at_any_width(width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    spec = status_of().spec | {"folder": str(tmp_path / "jobs" / "tiny")}
+    lines = drawn(status_of(event(1.0, "took over slot 2"), spec=spec, **BUSY), width, 754.0)
+    assert max(map(len, lines)) <= width
+    text = " ".join(" ".join(lines).split())
+    for wanted in (
+        *("step 7/12", "13 min left", "acc 0.5 f1 0.5 auc 0.5 map 0.5", "lr 0.125, lr_1 1e-05"),
+        *("checkpoint at step 5, 12 s ago", "folder jobs/tiny", "2 trainers 2/2 pservers", "chunks 2 todo"),
+        *("pserver 1 h:5 version 7", "trainer 1-bb h:7 step 7 1 0 samples/s", "took over slot 2"),
+        *(("role process at slots doing",) if width > 40 else ()),
+    ):
+        assert wanted in text, text
+
+
+def test_what_the_panel_does_not_know() -> None:
+    text = "\n".join(drawn(status_of(checkpoint=None), 120))
+    assert "lr -  no checkpoint so far" in text
+    assert " left" not in text
+    assert "folder" not in text
+    without = status_of(spec=status_of().spec | {"ft": False, "folder": "/elsewhere/a"})
+    assert "lr -  folder /elsewhere/a" in "\n".join(drawn(without, 120))
+    assert status_of(pservers={0: {"checkpoint_age": 3.0}, 1: {"checkpoint_age": 90.0}}).checkpoint_age == 3.0
+    behind = status_of(
+        spec=status_of().spec | {"sync": False}, pservers={0: {"checkpoint_age": 3.0}, 1: {"checkpoint_age": 90.0}}
+    )
+    assert behind.checkpoint_age == 90.0, "async: each shard has its own"
+
+
+def test_lines_tell_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(display_module.time, "monotonic", lambda: now[0])
+    stream = io.StringIO()
+    display = Display(stream, since=0.0)
+    on_demand = status_of().spec | {"on_demand": True}
+    for step, changes in ((2, {}), (4, {}), (3, {}), (6, {}), (8, {"state": "failed"}), (9, {"spec": on_demand})):
+        display.show(status_of(step=step, **changes))
+        now[0] += 10.0
+    lines = [line.split("samples/s  ")[1] for line in stream.getvalue().splitlines()]
+    found = [line.split(" left")[0] if " left" in line else "" for line in lines]
+    assert found == ["", "40 s", "", "", "", ""], "not while it repeats steps, nor of a job that is over or on demand"
+
+
+SHOWS = """
+import sys, time
+from tests.runtime.test_display import BUSY, status_of
+from graphft.runtime.launcher.display import Display
+display = Display()
+for line in sys.stdin:
+    display.show(status_of(step=int(line), **BUSY))
+display.close(status_of(step=12, state="complete"))
+"""
+
+
+def test_a_panel_survives_a_resize() -> None:
+    """On a terminal that becomes narrower while it is shown: what was drawn is gone, and no line is too long."""
+    master, slave = os.openpty()
+    resize(slave, 120)
+    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")} | {"TERM": "xterm"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", SHOWS], stdin=subprocess.PIPE, stdout=slave, stderr=slave, env=env
+    )
+    os.close(slave)
+    output = bytearray()
+    Thread(target=read_all, args=(master, output), daemon=True).start()
+    try:
+        feed(process, 7)
+        until(lambda: b"step 7/12" in output)
+        wide = frame(output)
+        assert max(map(len, wide)) > 60
+        resize(master, 50)
+        feed(process, 8)
+        until(lambda: b"step 8/12" in output)
+        narrow, cleared = frame(output.rpartition(b"\x1b[2J\x1b[H")[2]), len(output)
+        assert b"\x1b[2J\x1b[H" in output
+        assert "graphft job tiny: running, generation 1" in narrow[0]
+        assert max(map(len, narrow)) <= 50
+        feed(process, 9)
+        until(lambda: b"step 9/12" in output)
+        assert b"\x1b[2J" not in output[cleared:], "it is drawn over, as long as the terminal stays as it is"
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+        process.wait()
+        os.close(master)
+
+
+def resize(terminal: int, columns: int) -> None:
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 40, columns, 0, 0))
+
+
+def read_all(terminal: int, output: bytearray) -> None:
+    with contextlib.suppress(OSError):  # the other end is closed
+        while piece := os.read(terminal, 4096):
+            output += piece
+
+
+def feed(process: subprocess.Popen[bytes], step: int) -> None:
+    assert process.stdin is not None
+    process.stdin.write(f"{step}\n".encode())
+    process.stdin.flush()
+
+
+def frame(output: bytes | bytearray) -> list[str]:
+    """The lines of what was drawn, without colours and moves of the cursor."""
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", output.decode())
+    return [line.strip("\r") for line in text.split("\n")]
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_display_on_a_terminal_shows_a_panel_and_leaves_the_events(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    display = Display(stream, since=0.0)
+    for step in (7, 8):
+        display.show(status_of(event(1.0, "took over slot 2"), step=step))
+    display.close(status_of(event(1.0, "took over slot 2"), step=12))
+    panel, left = stream.getvalue().rsplit("\x1b[?25h", 1)  # the cursor is shown again
+    assert "graphft job tiny" in panel
+    assert "took over slot 2" in left
+    assert "step 12/12" in left
+
+
+def test_event_text() -> None:
+    assert format_event(event(0.0, "back")).endswith(" [pserver 0] back")

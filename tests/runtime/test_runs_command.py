@@ -1,0 +1,203 @@
+"""`graphft runs`: a line for each job of a folder, or below a URL."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from graphft.runtime.coordination.job_storage import publish
+from graphft.runtime.launcher.process_ends import note_end, note_launch
+from graphft.runtime.launcher.run_figures import Best, figures_of, mode_of
+from graphft.runtime.process.validations import note_validation
+from graphft.runtime.roles.trainer.metrics import Metrics
+from graphft.transpiler import Job
+from tests.support.commands import refused, shown
+
+EMPTY_MODEL = (2).to_bytes(8, "little") + b"{}"
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def passes(job: Job) -> Job:
+    """3 passes of 4 steps."""
+    return Job.make(job.source, job.config.replace(passes=3))
+
+
+def noted(folder: Path, losses: list[float], **metrics: float) -> None:
+    """A row for each step, of slot 0."""
+    (folder / "metrics").mkdir(exist_ok=True)
+    rows = [{"step": k, "slot": 0, "loss": loss, "metrics": metrics, "samples": 4} for k, loss in enumerate(losses)]
+    (folder / "metrics" / "trainer-0-a.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+
+
+def saved(job: Job, name: str, at: float, size: int = 0) -> Path:
+    folder = Path("jobs", name)
+    job.save(folder)
+    (folder / "model.safetensors").write_bytes(EMPTY_MODEL)
+    os.utime(folder / "model.safetensors", (at, at))
+    (folder / "checkpoints").mkdir()
+    (folder / "checkpoints" / "part").write_bytes(os.urandom(size))
+    return folder
+
+
+def told(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[str, dict[str, Any]]:
+    return {row["folder"]: row for row in json.loads(shown(capsys, "runs", "--json", *arguments))}
+
+
+def test_what_a_line_tells(capsys: pytest.CaptureFixture[str], passes: Job) -> None:
+    folder = saved(passes, "a", at=1.0, size=1_000_000)
+    noted(folder, [4.0, 4.0, 4.0, 4.0, 1.0, 2.0, 1.0, 2.0, 3.0, 3.0, 3.0, 2.5], accuracy=0.75)
+    for _ in range(2):
+        note_launch(folder)
+    for kind in ("preemption", "failure", "preemption"):
+        note_end(folder, "trainer 0", kind, "died")  # type: ignore[arg-type]
+    header, line = shown(capsys, "runs").splitlines()
+    for title, cell in (
+        ("folder", "jobs/a "),
+        ("state", "complete "),
+        ("step", "12 of 12 "),
+        ("pass", "3/3 "),
+        ("loss", "2.5 "),
+        ("best loss", "1.5 (pass 2) "),
+        ("launches", "2 "),
+        ("preempted", "2 "),
+        ("failed", "1 "),
+        ("size", "1."),
+    ):
+        assert line[header.index(title) :].startswith(cell), (title, line)
+    found = told(capsys, "--metric", "accuracy")["jobs/a"]
+    assert found["best"] == {"metric": "accuracy", "mode": "max", "value": 0.75, "pass": 1, "of": "training"}
+    assert (found["at_pass"], found["last_loss"], found["launches"], found["failures"]) == (3, 2.5, 2, 1)
+    assert found["bytes"]["checkpoints"] >= 1_000_000
+    assert found["bytes"]["total"] == sum(size for part, size in found["bytes"].items() if part != "total")
+    assert shown(capsys, "status") == shown(capsys, "runs"), "one list"
+
+
+def test_the_order(capsys: pytest.CaptureFixture[str], passes: Job) -> None:
+    for name, at, size, losses in (
+        ("b", 3.0, 1000, [1.0] * 4),
+        ("c", 1.0, 300_000, [0.5] * 4 + [3.0]),
+        ("a", 2.0, 100_000, [2.0] * 4),
+    ):
+        noted(saved(passes, name, at, size), losses)
+
+    def order(*arguments: str) -> str:
+        return "".join(name[-1] for name in told(capsys, *arguments))
+
+    assert order() == "cab"
+    assert [order("--sort", by) for by in ("name", "size", "loss", "best")] == ["abc", "bac", "bac", "abc"]
+    assert order("--sort", "best", "--best", "max") == "cba"
+
+
+def test_a_metric_that_no_job_has(capsys: pytest.CaptureFixture[str], passes: Job) -> None:
+    noted(saved(passes, "a", 1.0), [1.0], accuracy=1.0)
+    noted(saved(passes, "b", 1.0), [1.0], f1=1.0)
+    said = refused(capsys, "runs", "--metric", "auc")
+    assert "none of these jobs has a metric 'auc'" in said
+    assert "there are accuracy, f1, loss" in said
+
+
+def test_the_best_is_that_of_a_validation_where_there_is_one(passes: Job) -> None:
+    folder = saved(passes, "a", 1.0)
+    noted(folder, [1.0] * 12, accuracy=0.5)
+    for epoch, loss in ((1, 0.75), (2, 0.5), (3, 0.875), (2, 0.625)):  # epoch 2 was validated again
+        note_validation(folder, epoch, 4 * epoch, {"loss": loss})
+    with (folder / "validation.jsonl").open("a") as file:
+        file.write('{"epoch": 4, "metrics": {"loss": "x"}}\n{"epoch": 5, "met')
+    found = figures_of(folder, passes.config.plan)
+    assert found.best("loss", "min") == Best(0.625, 2, "validation")
+    assert found.best("loss", "max") == Best(0.875, 3, "validation")
+    assert found.best("accuracy", "max") == Best(0.5, 1, "training")
+    assert found.best("f1", "max") is None
+
+
+def test_a_pass_that_goes_on_counts_only_while_it_is_the_first(passes: Job) -> None:
+    folder = saved(passes, "a", 1.0)
+    noted(folder, [1.0, 2.0])
+    assert figures_of(folder, passes.config.plan).best("loss", "min") == Best(1.5, 1, "training")
+    noted(folder, [1.0, 2.0, 3.0, 4.0, 0.5])
+    assert figures_of(folder, passes.config.plan).best("loss", "min") == Best(2.5, 1, "training")
+    noted(folder, [float("nan")] * 4)
+    assert figures_of(folder, passes.config.plan).best("loss", "min") is None
+
+
+def test_which_value_is_the_best() -> None:
+    lower = ("loss", "val_loss", "top1-error", "ppl", "eval.rmse")
+    assert {mode_of(name) for name in lower} == {"min"}
+    assert {mode_of(name) for name in ("accuracy", "auc", "errata", "bleu")} == {"max"}
+
+
+def test_folders_that_cannot_be_read_are_lines_too(capsys: pytest.CaptureFixture[str], passes: Job) -> None:
+    saved(passes, "good", 1.0)
+    for name, data in (("cut", b'{"format": '), ("other", b"[]")):
+        Path("jobs", name).mkdir()
+        Path("jobs", name, "job.json").write_bytes(data)
+    Path("jobs", "loop").symlink_to("loop")
+    Path("jobs", "no-job").mkdir()
+    Path("jobs", "file").write_text("")
+    found = told(capsys)
+    assert {name: row["state"] for name, row in found.items()} == {
+        "jobs/good": "complete",
+        "jobs/cut": "unreadable",
+        "jobs/other": "unreadable",
+        "jobs/loop": "unreadable",
+    }
+    assert "\njobs/cut: cannot be read: jobs/cut/job.json is damaged: " in shown(capsys, "runs")
+
+
+def test_a_folder_that_is_a_job_and_one_without_any(capsys: pytest.CaptureFixture[str], passes: Job) -> None:
+    saved(passes, "a", 1.0)
+    saved(passes, "b", 1.0)
+    assert list(told(capsys, "jobs/a")) == ["jobs/a"]
+    Path("empty").mkdir()
+    for place in ("empty", "nosuch"):
+        assert f"there are no jobs in {Path(place).absolute()}" in refused(capsys, "runs", place)
+
+
+def test_jobs_below_a_url(capsys: pytest.CaptureFixture[str], passes: Job, tmp_path: Path) -> None:
+    """Their storages: what is there, and nothing is copied to ./jobs."""
+    root = f"file://{tmp_path}/stored"
+    for name in ("a", "b"):
+        Job.make(passes.source, passes.config.replace(storage=f"{root}/{name}")).save(tmp_path / "made" / name)
+        publish(tmp_path / "made" / name)
+    (tmp_path / "stored" / "a" / "model.safetensors").write_bytes(EMPTY_MODEL)
+    (tmp_path / "stored" / "damaged").mkdir()
+    (tmp_path / "stored" / "damaged" / "job.json").write_text("{")
+    (tmp_path / "stored" / "other").mkdir()
+    found = told(capsys, root)
+    assert {name: row["state"] for name, row in found.items()} == {
+        f"{root}/a": "complete",
+        f"{root}/b": "not begun",
+        f"{root}/damaged": "unreadable",
+    }
+    assert found[f"{root}/a"]["bytes"]["total"] > found[f"{root}/b"]["bytes"]["total"] > 0
+    assert list(told(capsys, f"{root}/b/")) == [f"{root}/b"]
+    assert "there are no jobs in" in refused(capsys, "runs", f"{root}/other")
+    assert not Path("jobs").exists()
+
+
+def test_a_url_that_cannot_be_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "cannot be used" in refused(capsys, "runs", "nosuch://bucket/jobs")
+    assert "cannot be listed" in refused(capsys, "runs", "http://127.0.0.1:1/jobs")
+
+
+def test_the_rows_of_a_job(capsys: pytest.CaptureFixture[str], passes: Job) -> None:
+    """As JSON lines: of files of bytes, and of lines of an older graphft."""
+    folder = saved(passes, "a", 1.0)
+    assert "no trainer has noted a batch in jobs/a/metrics" in refused(capsys, "metrics", "--job", "a")
+    noted(folder, [0.5], accuracy=1.0)
+    metrics = Metrics(folder, "1-b", ("loss", "accuracy"), 0, print, print)
+    metrics.write(0, 1, 4, 2.0, (0.25, 0.5))
+    metrics.close()
+    assert [json.loads(line) for line in shown(capsys, "metrics", "--job", "a").splitlines()] == [
+        {"step": 0, "slot": 0, "loss": 0.5, "metrics": {"accuracy": 1.0}, "samples": 4, "at": 0.0},
+        {"step": 0, "slot": 1, "loss": 0.25, "metrics": {"accuracy": 0.5}, "samples": 4, "at": 2.0},
+    ]
