@@ -8,6 +8,7 @@ import fcntl
 import json
 import mmap
 import os
+import shutil
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ _NO_FSYNC = (errno.EACCES, errno.EPERM, errno.EINVAL, errno.ENOTSUP, errno.EROFS
 PIECE = 8 << 20
 """Bytes that are read, written or hashed at a time. Each piece is one call that gives the interpreter's lock up."""
 LARGE = 256 << 10
+_REMOVED = ".removed"
 _DIRECT = getattr(os, "O_DIRECT", 0)
 
 
@@ -145,6 +147,19 @@ def make_folder(folder: Path) -> None:
         if not folder.exists():
             raise FileNotFoundError(f"{folder} was deleted in the moment in which it was made")
         raise NotADirectoryError(f"{folder} is a file, not a folder")
+
+
+def remove_folder(folder: Path) -> None:
+    """Deletes a folder, if it is there; all of it, or none: who is killed meanwhile leaves the rest under another name,
+    which the next call deletes. In the place of a link's folder there is an empty one then. Raises OSError."""
+    place = folder.resolve()
+    if place.is_dir():
+        place.rename(place.with_name(f".{place.name}.{uuid.uuid4().hex[:8]}{_REMOVED}"))
+        if folder.is_symlink():
+            place.mkdir()
+        fsync(place.parent)
+    for rest in place.parent.glob(f".{place.name}.*{_REMOVED}"):
+        shutil.rmtree(rest)
 
 
 def fsync(path: Path) -> None:

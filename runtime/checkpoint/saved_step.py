@@ -13,17 +13,22 @@ if TYPE_CHECKING:
 
 
 def saved_step(job_dir: Path, config: JobConfig) -> int | None:
-    """Step (async: batches) of the newest whole checkpoint in the folder; 0 if there is none.
-
-    Async, before the end: the lowest of the shards' own. None: the folder cannot be read now. A commit of which the
-    process died at once may be one checkpoint behind.
-    """
+    """As `read_saved_step`; None if what is there cannot be read now."""
     try:
-        step = _newest(checkpoints_of(job_dir))
-        if step == 0 and not config.sync:
-            step = min(_newest(checkpoints_of(job_dir, shard)) for shard in range(config.pservers))
+        return read_saved_step(job_dir, config)
     except StorageUnavailable:
         return None
+
+
+def read_saved_step(job_dir: Path, config: JobConfig) -> int:
+    """Step (async: batches) of the newest whole checkpoint in the folder; 0 if there is none.
+
+    Async, before the end: the lowest of the shards' own. A commit of which the process died at once may be one
+    checkpoint behind. Raises StorageUnavailable.
+    """
+    step = _newest(checkpoints_of(job_dir))
+    if step == 0 and not config.sync:
+        step = min(_newest(checkpoints_of(job_dir, shard)) for shard in range(config.pservers))
     return step
 
 

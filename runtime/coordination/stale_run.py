@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from graphft.errors import GraphftError, UsageError
+from graphft.fileio import remove_folder
 from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Failure, Registration, RunRecord
@@ -180,8 +181,16 @@ def forget_files(job_dir: Path) -> None:
 
 
 def forget_own_etcd(job_dir: Path) -> None:
-    """Deletes the data of the etcd that comes with the job: it goes on from the newest checkpoint in its folder."""
-    shutil.rmtree(job_dir / "etcd", ignore_errors=True)
+    """Deletes the data of the etcd that comes with the job: it goes on from the newest checkpoint in its folder. All of
+    them: what is left of an etcd answers with what it knew, and takes nothing. Raises GraphftError[etcd-data]."""
+    try:
+        remove_folder(job_dir / "etcd")
+    except OSError as error:
+        raise GraphftError(
+            f"what etcd knows of the run cannot be deleted: {error}",
+            rule="etcd-data",
+            help=f"nothing was changed: see to {job_dir / 'etcd'}, and call it again",
+        ) from error
 
 
 def tell_failed(etcd: Store, keys: Keys, failure: Failure | None = None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from graphft.errors import GraphftError
-from graphft.runtime.checkpoint.saved_step import saved_step
+from graphft.runtime.checkpoint.saved_step import read_saved_step
 from graphft.runtime.checkpoint.store import DamagedCheckpoint
 from graphft.runtime.driver.running_job import RunningJob
 from graphft.runtime.interchange.job_state import JobState, read_job
@@ -24,19 +24,13 @@ class NewestCheckpoint:
     def step(self, running: RunningJob | None) -> int:
         """As etcd tells while processes are `running`. Else it is what the folder holds: nobody would go back to an
         older one, and say so. Raises GraphftError if it held a newer one before, which an earlier script may have
-        seen, or cannot be read now."""
+        seen; StorageUnavailable if what is there cannot be read now."""
         view = running.view() if running is not None and running.alive else None
         if view is not None and view.committed is not None:
             self._seen = view.committed.step
             self._note()
             return self._seen
-        found = saved_step(self.job_dir, self.job.config)
-        if found is None:
-            raise GraphftError(
-                f"the checkpoints of {self.job_dir} cannot be read now",
-                rule="storage",
-                help="see whether its file system or storage can be reached",
-            )
+        found = read_saved_step(self.job_dir, self.job.config)
         if found < self._seen:
             raise self._older(found)
         if not found and was_saved(self.job_dir):
@@ -47,8 +41,7 @@ class NewestCheckpoint:
 
     def _note(self) -> None:
         if self._seen and not self._noted:
-            self._noted = True
-            note_saved(self.job_dir, self._seen)
+            self._noted = note_saved(self.job_dir, self._seen)
 
     def _older(self, found: int) -> GraphftError:
         what = f"the checkpoint of step {self._seen} is gone, or damaged"

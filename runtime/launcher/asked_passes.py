@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from graphft.runtime.coordination.lost_rows import read_lost_rows
 from graphft.runtime.coordination.status import JobStatus, read_left_out
 from graphft.runtime.etcd import EtcdError, Store
 from graphft.runtime.launcher.folder_status import lost_so_far_in
-from graphft.runtime.launcher.process_ends import note_lost_rows
+from graphft.runtime.launcher.process_ends import note_lost_rows, note_saved
 from graphft.runtime.launcher.result import Result
 from graphft.runtime.launcher.tell import tell
 
@@ -35,6 +34,7 @@ class AskedPasses:
     passes: int
     step: int
     """Where they end."""
+    _told: str = ""
 
     @staticmethod
     def of(config: JobConfig, job_dir: Path, passes: int | None) -> AskedPasses | None:
@@ -51,13 +51,19 @@ class AskedPasses:
         shards = [shard.get("version", -1) for shard in status.pservers.values()]
         if len(shards) < self.config.pservers or min(shards) < self.step:
             return
-        with contextlib.suppress(EtcdError, GraphftError):
+        try:
             committed = supervisor.view.committed
             if committed is None or committed.step < self.step:
                 return
             checkpoints_of(self.job_dir).read_manifest(committed.checkpoint)
-            self.step = committed.step  # more may have been done before
-            raise PassesDone
+        except (EtcdError, GraphftError) as error:
+            if not isinstance(error, EtcdError) and error.message != self._told:
+                self._told = error.message
+                tell(f"the passes that were asked for are done, and their checkpoint cannot be read: {self._told}")
+            return
+        self.step = committed.step  # more may have been done before
+        note_saved(self.job_dir, self.step)
+        raise PassesDone
 
     def result(self, etcd: Store, keys: Keys, seconds: float) -> Result:
         """With a line for what the job did without so far."""

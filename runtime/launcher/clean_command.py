@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError, UsageError, describe
-from graphft.fileio import size_in_words
+from graphft.fileio import remove_folder, size_in_words
 from graphft.runtime.checkpoint.stored_checkpoints import FOLDER
 from graphft.runtime.launcher.folder_sizes import disk_bytes
 from graphft.runtime.launcher.process_ends import lost_checkpoints
@@ -103,7 +102,7 @@ def _clean_job(folder: Path, checkpoints: bool, dry_run: bool) -> int:
         for path in _needless(folder, checkpoints):
             size = disk_bytes(path)
             if not dry_run:
-                shutil.rmtree(path)
+                remove_folder(path)
             print(f"{'would delete' if dry_run else 'deleted'} {path}, {size_in_words(size)}")
             freed += size
     return freed

@@ -169,7 +169,7 @@ def find_folder(name: str) -> Path:
             return folder
     if Path(name).exists() or "/" in name:
         read_record(Path(name))  # says what is wrong with it
-    known = sorted(path.parent.name for path in JOBS.glob("*/job.json"))
+    known = sorted(path.parent.name for path in JOBS.glob("[!.]*/job.json"))
     raise UsageError(
         f"there is no job {name}: neither {name} nor {JOBS / name} holds one",
         rule="unknown-job",
@@ -197,6 +197,8 @@ def list_folders(root: Path = JOBS) -> list[FolderStatus]:
 def _folders_in(root: Path) -> Iterator[Path]:
     """Those of jobs, and those of which that cannot be told."""
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
+        if folder.name.startswith("."):  # what is being deleted
+            continue
         try:
             (folder / RECORD).stat()
         except (FileNotFoundError, NotADirectoryError):

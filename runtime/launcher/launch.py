@@ -40,7 +40,7 @@ from graphft.runtime.launcher.launch_page import LaunchPage, page_of
 from graphft.runtime.launcher.loud_events import LoudEvents
 from graphft.runtime.launcher.options import CALLED, LaunchOptions, choose_options
 from graphft.runtime.launcher.process_counts import MissingProcesses, check_counts
-from graphft.runtime.launcher.process_ends import note_failed, note_launch, note_lost_rows
+from graphft.runtime.launcher.process_ends import lost_checkpoints, note_failed, note_launch, note_lost_rows
 from graphft.runtime.launcher.result import Result
 from graphft.runtime.launcher.supervise import supervise, why_failed
 from graphft.runtime.launcher.supervisor import Supervisor
@@ -54,7 +54,7 @@ from graphft.runtime.process.structs import prepare_structs
 
 if TYPE_CHECKING:
     from graphft.runtime.launcher.display import Display
-    from graphft.transpiler import Job, JobRecord
+    from graphft.transpiler import Job, JobConfig, JobRecord
 
 log = logging.getLogger("graphft")
 
@@ -259,17 +259,30 @@ def launch_directory(
                 return _told(Result.of(folder.path, job.config.total_steps, seconds), job)
         else:
             forget_claim(folder.path)
-        tell(_what_runs(folder, job, options))
+        running = _joined(folder, job, options)
+        if running is None and not driven:
+            _check_not_lost(folder.path, job.config)
+        tell(folder.describe(job.config) if running is None else f"joining {folder.path}, which is running, {running}")
         asked = None if driven else AskedPasses.of(job.config, folder.path, options.passes)
         return _launch(job, folder.path, options, on_status, reached, claim, asked, page, stack)
 
 
-def _what_runs(folder: JobFolder, job: Job | JobRecord, options: LaunchOptions) -> str:
-    """The first line. On an etcd of the user's other launchers may run the job already: then this one joins them."""
-    running = look_at(folder.path) if options.endpoints(job.config) else None
-    if running is None or running.state != "running":
-        return folder.describe(job.config)
-    return f"joining {folder.path}, which is running, {running.where}"
+def _joined(folder: JobFolder, job: Job | JobRecord, options: LaunchOptions) -> str | None:
+    """On an etcd of the user's other launchers may run the job already: where it is, in words. Then this one joins."""
+    found = look_at(folder.path) if options.endpoints(job.config) else None
+    return found.where if found is not None and found.state == "running" else None
+
+
+def _check_not_lost(job_dir: Path, config: JobConfig) -> None:
+    """Raises GraphftError where a Trainer has had checkpoints that are gone: initial values are no state to go on
+    from, and nobody would be told ever after."""
+    step = saved_step(job_dir, config)
+    if step == 0 and (lost := lost_checkpoints(job_dir, step)):
+        raise GraphftError(
+            f"the checkpoints of {job_dir} {lost}, and it did have some",
+            rule="checkpoint",
+            help="bring them back; if they are gone for good, begin a new run: --fresh, or another name",
+        )
 
 
 def _launch(

@@ -62,16 +62,18 @@ def note_lost_rows(job_dir: Path, count: int) -> None:
         _append(job_dir, {"kind": "lost-rows", "what": str(count)})
 
 
-def note_saved(job_dir: Path, step: int) -> None:
-    """A Trainer has seen a checkpoint of this step: nothing is written if that is noted already. Where the run has a
-    storage, machines without its folder are to know it, too. Never raises."""
-    if not read_ends(job_dir).saved:
-        _append(job_dir, {"kind": "saved", "what": str(step)})
+def note_saved(job_dir: Path, step: int) -> bool:
+    """A Trainer, or who launches its run, has seen a checkpoint of this step: nothing is written if that is noted
+    already. Where the run has a storage, machines without its folder are to know it, too. Returns whether it is noted
+    now. Never raises."""
+    noted = read_ends(job_dir).saved or _append(job_dir, {"kind": "saved", "what": str(step)})
     try:
         if (url := storage_of(job_dir)) and not _is_marked(job_dir, url):
             put_mark(url, SAVED, json.dumps({"run": read_record(job_dir).run_id, "step": step}).encode())
     except GraphftError as error:
         log.warning("that there is a checkpoint cannot be noted in the storage of %s: %s", job_dir, error.message)
+        return False
+    return noted
 
 
 def was_saved(job_dir: Path) -> bool:
@@ -147,12 +149,15 @@ def ends_as_events(job_dir: Path) -> list[Event]:
     return found
 
 
-def _append(job_dir: Path, row: dict[str, str]) -> None:
+def _append(job_dir: Path, row: dict[str, str]) -> bool:
+    """Returns whether the disk took it."""
     try:
         with (job_dir / "ends.jsonl").open("a") as f:
             f.write(json.dumps({"at": round(time.time(), 3)} | row) + "\n")
     except OSError as error:
         log.warning("the end of a process cannot be noted in %s: %s", job_dir, error)
+        return False
+    return True
 
 
 def _lines(job_dir: Path) -> list[str]:

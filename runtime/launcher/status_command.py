@@ -85,7 +85,7 @@ def _list_folders(options: argparse.Namespace) -> None:
     from graphft.runtime.launcher.folder_status import JOBS
 
     if options.watch:
-        _refuse_watch(options, sorted(str(path.parent) for path in JOBS.glob("*/job.json")))
+        _refuse_watch(options, sorted(str(path.parent) for path in JOBS.glob("[!.]*/job.json")))
     show_runs(str(JOBS), as_json=options.json)
 
 

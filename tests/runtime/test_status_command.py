@@ -9,6 +9,8 @@ import shutil
 import socket
 from pathlib import Path
 from threading import Thread, Timer
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -23,12 +25,14 @@ from graphft.runtime.coordination.job_storage import publish
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Registration, TrainerStatus
 from graphft.runtime.coordination.run_record import put_job
+from graphft.runtime.driver.newest import NewestCheckpoint
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher import folder_status, launch, status_command
+from graphft.runtime.launcher.asked_passes import AskedPasses
 from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.launcher.process_ends import note_failed, note_launch, note_lost_rows, note_saved
 from graphft.runtime.process.folder_lock import holder_of, locked
-from graphft.transpiler import Job
+from graphft.transpiler import Job, read_record
 from tests.support.commands import refused, shown
 from tests.support.waiting import until
 
@@ -385,3 +389,34 @@ def test_checkpoints_that_are_gone_are_told(capsys: pytest.CaptureFixture[str], 
     write_endpoints(saved, NOBODY, own=True)
     note_saved(saved, 2)
     assert "; its checkpoints are gone, or damaged: bring them back" in shown(capsys, "status", "--job", saved)
+    assert f"the checkpoints of {saved} are gone" in refused(capsys, "launch", "--job", saved)
+    (saved / "checkpoints").mkdir()
+    (saved / "checkpoints" / "floor.json").write_bytes(b"{")
+    with pytest.raises(GraphftError, match=r"floor\.json cannot be read.* which checkpoints count"):
+        NewestCheckpoint(cast("Job", SimpleNamespace(config=read_record(saved).config)), saved).step(None)
+
+
+def test_what_cannot_be_noted_is_not_taken_for_noted(saved: Path) -> None:
+    (saved / "ends.jsonl").mkdir()
+    assert not note_saved(saved, 2)
+    (saved / "ends.jsonl").rmdir()
+    assert note_saved(saved, 2)
+    assert note_saved(saved, 3)
+
+
+def test_what_is_being_deleted_is_no_job(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
+    Path("jobs").mkdir()
+    saved.rename("jobs/.a.1a2b3c4d")
+    assert "1a2b" not in refused(capsys, "status", "--job", "b")
+    assert "there are no jobs" in refused(capsys, "status")
+
+
+def test_passes_whose_checkpoint_is_not_whole_are_told_once(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
+    config = read_record(saved).config
+    committed = SimpleNamespace(step=2, checkpoint="step-2.g1")
+    supervisor: Any = SimpleNamespace(view=SimpleNamespace(committed=committed))
+    status: Any = SimpleNamespace(pservers={i: {"version": 2} for i in range(config.pservers)})
+    asked = AskedPasses(config, saved, 1, 2)
+    asked.look(supervisor, status)
+    asked.look(supervisor, status)
+    assert capsys.readouterr().err.count("their checkpoint cannot be read") == 1
