@@ -10,7 +10,8 @@ from the disk; `_newest_on_disk` says why that is right.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +54,11 @@ def reaches(known: Committed | None, wanted: Committed | None) -> bool:
     if known is None or wanted is None:
         return wanted is None
     return (known.step, known.passes) >= (wanted.step, wanted.passes)
+
+
+def _newest(manifests: Iterable[Manifest]) -> Manifest | None:
+    """Of the highest generation, that with the highest step."""
+    return max(manifests, key=lambda m: (m.generation, m.step), default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,10 +180,9 @@ class Commits:
         """
         if self.etcd.get(self.keys.generation) is not None:
             return None
+        if resume:
+            self._complete_load()
         newest = self._newest_on_disk((-1, -1)) if resume else None
-        if newest is not None and is_loaded(newest.meta):  # who loaded it may have died before it set the floor
-            with storage(self.store.where()):
-                self.store.set_floor(newest)
         self._check_floor(newest)
         # Never a generation again that has written files here, committed or not.
         generation = self.store.latest_generation() + 1
@@ -193,6 +198,19 @@ class Commits:
             token=self.keys.generation,
         ).ok
         return current if made and newest is not None else None
+
+    def _complete_load(self) -> None:
+        """Sets the floor where the newest checkpoint was put in place and has none: who loaded it may have died before
+        it did, or in the midst of that, on a file system that shows half a file. Raises StorageUnavailable."""
+        newest = _newest(m for m in self.store.manifests(every=True) if m.run == self.run)
+        if newest is None or not is_loaded(newest.meta):
+            return
+        with contextlib.suppress(StorageUnavailable):
+            floor = self.store.floor()
+            if floor is not None and (floor.generation, floor.step) >= (newest.generation, newest.step):
+                return
+        with storage(self.store.where()):
+            self.store.set_floor(newest)
 
     def catch_up(self) -> Generation | None:
         """Makes up for an etcd that was restored from a backup: the job goes on from what lies on disk.
@@ -270,12 +288,19 @@ class Commits:
             newer = self._newest_on_disk((current.number, committed.step if committed is not None else -1))
             if newer is not None:
                 return newer
+            if self._is_below_floor(committed):  # etcd is of before a state was loaded, and its generation is higher
+                return _newest(m for m in self.store.manifests() if m.run == self.run)
         return self._usable(committed, below) if committed is not None else None
+
+    def _is_below_floor(self, committed: Committed | None) -> bool:
+        floor = self.store.floor()
+        known = (committed.generation, committed.step) if committed is not None else (-1, -1)
+        return floor is not None and floor.is_of(self.run) and known < (floor.generation, floor.step)
 
     def _check_floor(self, target: Manifest | None) -> None:
         """Raises StorageUnavailable where to go (back) there would undo, without a word, what a person put in place."""
         floor = self.store.floor()
-        if floor is None or floor.run != self.run or (target is not None and floor.carries(target)):
+        if floor is None or not floor.is_of(self.run) or (target is not None and floor.carries(target)):
             return
         raise StorageUnavailable(
             f"{self.store.where()} holds no whole checkpoint from step {floor.step}, generation {floor.generation}, "
@@ -294,8 +319,7 @@ class Commits:
         history. In async mode the state and the ledger of what is in it are one file. What was begun in an older
         generation than etcd's stays void: batches may have been left out since.
         """
-        whole = [m for m in self.store.manifests() if m.run == self.run]
-        newest = max(whole, key=lambda m: (m.generation, m.step), default=None)
+        newest = _newest(m for m in self.store.manifests() if m.run == self.run)
         return newest if newest is not None and (newest.generation, newest.step) > known else None
 
     def _usable(self, committed: Committed, below: int | None) -> Manifest | None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from graphft.errors import GraphftError
-from graphft.runtime.checkpoint.described import MADE, made
+from graphft.runtime.checkpoint.described import LOADED, MADE, made
 from graphft.runtime.checkpoint.store import SOURCE, CheckpointStore, DamagedCheckpoint, Manifest
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.transpiler import Job
@@ -60,7 +60,9 @@ def carry_over(source: Path, job: Job, target: Path) -> int | None:
     store = checkpoints_of(target)
     values = reshard(old, shards, job)
     parts = tuple(store.write_part(0, manifest.step, i, len(values), each) for i, each in enumerate(values))
-    by = made(job.fingerprint, **{SOURCE: f"{manifest.directory} of run {old.run_id}"})
+    floor = checkpoints_of(source).floor()
+    loaded = {LOADED: True} if floor is not None and floor.is_of(old.run_id) else {}  # it stays put in place
+    by = made(job.fingerprint, **{SOURCE: f"{manifest.directory} of run {old.run_id}"}, **loaded)
     store.write_manifest(Manifest(0, manifest.step, job.run_id, parts, {**manifest.meta, MADE: by}))
     return manifest.step
 

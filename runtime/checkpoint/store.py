@@ -122,15 +122,18 @@ class Manifest:
 
 
 class Floor(msgspec.Struct, frozen=True):
-    """The oldest checkpoint of a run that counts."""
+    """The oldest checkpoint of a run that counts. `run`: "" in files of before it was written there; of any run."""
 
-    run: str
     generation: int
     step: int
+    run: str = ""
+
+    def is_of(self, run: str) -> bool:
+        return self.run in ("", run)
 
     def carries(self, manifest: Manifest) -> bool:
         """Whether it counts: it is of another run, or not below."""
-        return manifest.run != self.run or (manifest.generation, manifest.step) >= (self.generation, self.step)
+        return not self.is_of(manifest.run) or (manifest.generation, manifest.step) >= (self.generation, self.step)
 
 
 def encode_manifest(manifest: Manifest) -> bytes:

@@ -156,23 +156,31 @@ class Replacement:
             _replace_optimizer(name, whole.get(name, {}), states, program.values[name].shape if name in whole else ())
         return Replacement(job, store, newest, cut(job, whole, rest))
 
-    def write(self) -> None:
-        """The job goes on from it when its etcd knows of no other. No process of the job may be there. Raises
-        GraphftError[storage]: without its manifest it is no checkpoint, and nothing is changed."""
+    def write(self) -> Manifest:
+        """All but the manifest that makes it count: that is for `put_in_place`. No process of the job may be there.
+        Raises GraphftError[storage]; nothing is changed then."""
         generation, step, count = self.store.latest_generation() + 1, self.newest.step, len(self.shards)
         by = made(self.job.fingerprint, **{SOURCE: f"load_state_dict, at {self.newest.directory}", LOADED: True})
         try:
             parts = [self.store.write_part(generation, step, i, count, each) for i, each in enumerate(self.shards)]
-            manifest = Manifest(generation, step, self.job.run_id, tuple(parts), {**self.newest.meta, MADE: by})
+        except OSError as error:
+            raise self._unwritten(error, "nothing was changed: make room there, and call it again") from error
+        return Manifest(generation, step, self.job.run_id, tuple(parts), {**self.newest.meta, MADE: by})
+
+    def put_in_place(self, manifest: Manifest) -> None:
+        """The job goes on from it when its etcd knows of no other. Raises GraphftError[storage]."""
+        try:
             self.store.write_manifest(manifest)
         except OSError as error:
-            raise GraphftError(
-                f"the new state cannot be written to {self.store.where('')}: {error}",
-                rule="storage",
-                help="nothing was changed: make room there, and call it again",
+            raise self._unwritten(
+                error, "make room there, and call it again: until then it is not known whether the new state counts"
             ) from error
         with contextlib.suppress(OSError):  # who goes on from it sets the floor, or waits until it can
             self.store.set_floor(manifest)
+
+    def _unwritten(self, error: OSError, help: str) -> GraphftError:
+        what = f"the new state cannot be written to {self.store.where('')}: {error}"
+        return GraphftError(what, rule="storage", help=help)
 
 
 def _read(store: CheckpointStore, newest: Manifest, shards: int) -> list[dict[str, Tensor]]:

@@ -290,8 +290,9 @@ class Trainer:
             words = f"interrupted; run again to go on with {self.job_dir}"
             with interruptible(lambda: words), at_rest(self.job, self.job_dir, self._endpoints) as forget:
                 replacement = states.Replacement.of(self.job, self._program, self.job_dir, state)
-                forget()
-                replacement.write()
+                written = replacement.write()
+                forget()  # and no sooner: another script may begin as soon as etcd knows of no run
+                replacement.put_in_place(written)
 
     def save(
         self, path: str | os.PathLike[str], *, keep: int | Keep = 3, metrics: Mapping[str, float] | None = None

@@ -65,6 +65,8 @@ def _read(job: Job, folder: Path, step: int | None) -> tuple[int, list[dict[str,
     store = checkpoints_of(folder)
     every = step is not None  # one that is named may be read, though the job would not go on from it
     there = [m for m in store.manifests(every=every) if m.run == job.run_id and step in (None, m.step)]
+    if every and (floor := store.floor()) is not None:  # not what a state was put in the place of
+        there = [m for m in there if m.step < floor.step or floor.carries(m)]
     if there:  # in the order in which the job goes on
         there.sort(key=lambda m: (m.generation, m.step), reverse=True)
         return _newest_whole(store, there, everything)
@@ -103,7 +105,7 @@ def _newest_whole(
     raise DamagedCheckpoint(
         f"none of the {len(damaged)} checkpoints is whole: {damaged[0].message}",
         rule="checkpoint",
-        help="let the job run on: it goes back to its initial values",
+        help="bring one back as it was",
     )
 
 

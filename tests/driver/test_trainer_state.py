@@ -161,6 +161,12 @@ def test_a_floor_that_could_not_be_set_is_set_later(tmp_path: Path) -> None:
     with epochs.trainer(tmp_path / "job") as trainer:
         trainer.train()
         values = {name: torch.zeros_like(value) for name, value in trainer.state_dict()["model"].items()}
+        for method, says in (("write_part", "nothing was changed"), ("write_manifest", "it is not known whether")):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(CheckpointStore, method, failing)
+                with pytest.raises(graphft.GraphftError, match=says):
+                    trainer.load_state_dict(values)
+            assert (tmp_path / "job" / "etcd").exists() == (method == "write_part")
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(CheckpointStore, "set_floor", failing)
             trainer.load_state_dict(values)

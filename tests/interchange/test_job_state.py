@@ -148,6 +148,16 @@ def test_the_command_knows_a_jobs_checkpoints(
     assert "it is a job: `cp -r` copies its folder" in refused(capsys, "checkpoint", "prune", job, "--keep", "1")
 
 
+def test_what_was_replaced_is_not_read_by_its_step(folders: dict[int, Path], tmp_path: Path) -> None:
+    job = tmp_path / "job"
+    shutil.copytree(folders[3], job)
+    store = CheckpointStore(job / "checkpoints")
+    newest = store.manifests()[0]
+    store.set_floor(dataclasses.replace(newest, generation=newest.generation + 1))
+    with pytest.raises(UsageError, match="no checkpoint of step 8"):
+        read_job(job, 8)
+
+
 def test_the_command_exports_a_job(
     folders: dict[int, Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

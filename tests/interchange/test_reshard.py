@@ -17,6 +17,7 @@ from torch import Tensor
 
 import graphft
 from graphft.errors import GraphftError, UsageError
+from graphft.runtime.checkpoint.described import is_loaded
 from graphft.runtime.checkpoint.reshard import carry_over, layout_differences, reshard
 from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
@@ -223,6 +224,17 @@ def test_what_a_shard_holds_is_checked(tmp_path: Path) -> None:
     old.save(tmp_path / "old")
     assert carry_over(tmp_path / "old", new, tmp_path / "new") is None
     assert not (tmp_path / "new").exists()
+
+
+def test_a_state_that_was_put_in_place_stays_so(tmp_path: Path) -> None:
+    old, new = make_job(2), make_job(3)
+    old.save(tmp_path / "old")
+    begin_in(tmp_path / "old", states(old))
+    store = checkpoints_of(tmp_path / "old")
+    store.set_floor(store.manifests()[0])
+    assert carry_over(tmp_path / "old", new, tmp_path / "new") == STEP
+    (carried,) = checkpoints_of(tmp_path / "new").manifests()
+    assert is_loaded(carried.meta), "who begins there sets the floor"
 
 
 def test_a_carried_checkpoint_trains_on_to_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ from graphft.runtime.coordination.records import (
     decode_generation,
 )
 from graphft.runtime.etcd import Etcd
+from graphft.sealed_json import seal
 
 PROGRAM = "0123456789abcdef"
 
@@ -365,8 +366,33 @@ def test_a_floor_that_was_not_set_in_time_is_set_by_who_begins(shards: Shards) -
     shards.etcd.delete(shards.keys.generation)
     parts = tuple(shards.store.write_part(1, 100, i, 3, {"w": torch.zeros(4)}) for i in range(3))
     shards.store.write_manifest(Manifest(1, 100, PROGRAM, parts, {MADE: {LOADED: True}}))
+    floor = shards.store.root / "floor.json"
+    floor.write_bytes(b"")  # a file system that shows what is half written
     assert shards.all[0].ensure_generation() is not None
-    assert shards.store.floor() == Floor(PROGRAM, 1, 100)
+    assert shards.store.floor() == Floor(1, 100, PROGRAM)
+    written = floor.stat().st_ino
+    shards.etcd.delete(shards.keys.committed)
+    shards.etcd.delete(shards.keys.generation)
+    assert shards.all[0].ensure_generation() is not None
+    assert floor.stat().st_ino == written, "it is right, and a full disk does not matter"
+    shards.etcd.delete(shards.keys.generation)
+    shards.store.set_floor(Manifest(5, 100, PROGRAM, ()))
+    with pytest.raises(StorageUnavailable, match="generation 5"):
+        shards.all[0].ensure_generation()
+    floor.write_bytes(seal({"generation": 1, "step": 100}))  # as it was written first
+    assert shards.all[0].ensure_generation() is not None
+
+
+def test_an_etcd_of_before_a_state_was_loaded_does_not_undo_it(shards: Shards) -> None:
+    """Rollbacks that left no files had made its generation higher than that of any file."""
+    shards.commit(100)
+    for _ in range(3):
+        shards.all[0].rollback("lost")
+    parts = tuple(shards.store.write_part(1, 100, i, 3, {"w": torch.zeros(4)}) for i in range(3))
+    loaded = Manifest(1, 100, PROGRAM, parts, {MADE: {LOADED: True}})
+    shards.store.write_manifest(loaded)
+    shards.store.set_floor(loaded)
+    assert shards.all[0].rollback("etcd was restored").checkpoint == loaded.directory
 
 
 def test_checkpoints_of_another_run_are_not_gone_back_to(shards: Shards) -> None:
