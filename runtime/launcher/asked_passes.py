@@ -34,7 +34,7 @@ class AskedPasses:
     passes: int
     step: int
     """Where they end."""
-    _told: str = ""
+    _told: bool = False
 
     @staticmethod
     def of(config: JobConfig, job_dir: Path, passes: int | None) -> AskedPasses | None:
@@ -57,9 +57,9 @@ class AskedPasses:
                 return
             checkpoints_of(self.job_dir).read_manifest(committed.checkpoint)
         except (EtcdError, GraphftError) as error:
-            if not isinstance(error, EtcdError) and error.message != self._told:
-                self._told = error.message
-                tell(f"the passes that were asked for are done, and their checkpoint cannot be read: {self._told}")
+            if not isinstance(error, EtcdError) and not self._told:
+                self._told = True
+                tell(f"the passes that were asked for are done, and their checkpoint cannot be read: {error.message}")
             return
         self.step = committed.step  # more may have been done before
         note_saved(self.job_dir, self.step)

@@ -101,7 +101,7 @@ class TimeKeeper:
         self._job_dir, self._etcd, self._keys, self._run, self._clock = job_dir, etcd, keys, run, clock
         self._lock = threading.Lock()
         self._ledger = self._begin(since, step)
-        self._next, self._told = 0.0, ""
+        self._next, self._told = 0.0, False
 
     def _begin(self, since: float, step: int) -> TimeLedger:
         """Goes on with what was kept: of a folder that other machines do not share, what etcd has may reach further
@@ -137,8 +137,8 @@ class TimeKeeper:
         try:
             scratch.write_bytes(data)  # not fsynced: a disk that is busy is not to keep the launcher from its processes
             scratch.replace(self._job_dir / FILE)
-            self._told = ""
+            self._told = False
         except OSError as error:
-            if self._told != str(error):
-                self._told = str(error)
+            if not self._told:
+                self._told = True
                 log.warning("where the run's time goes cannot be noted: %s", error)
