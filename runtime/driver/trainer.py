@@ -322,12 +322,18 @@ class Trainer:
                 self._settle(SETTLE_SECONDS)
                 self._stop()
             self._teller.end()
-        elif self._teller.callbacks and not (
-            self._failed or self._teller.begun
-        ):  # all epochs were done: nobody has called train()
-            with contextlib.suppress(GraphftError), self._teller:
+        elif self._teller.callbacks and not (self._failed or self._teller.begun):
+            self._tell_at_end()
+
+    def _tell_at_end(self) -> None:
+        """All epochs were done, and `train()` was not called: callbacks are told what a script that died did not tell.
+        The script has ended well: what is wrong is a line."""
+        try:
+            with self._teller:
                 self._tell_missed(self.epoch)
-            self._teller.end()
+        except GraphftError as error:
+            tell(f"callbacks could NOT be told of what was trained before: {error.message}; {error.help}")
+        self._teller.end()
 
     # -- to look, and to disturb ------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Kind, Program
 from graphft.optim import OPTIMIZERS, SCALAR_STATE, Optimizer
-from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest
+from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest, StorageUnavailable
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.transpiler import Job
 from graphft.transpiler.assemble import assemble
@@ -65,8 +65,8 @@ def _read(job: Job, folder: Path, step: int | None) -> tuple[int, list[dict[str,
     store = checkpoints_of(folder)
     every = step is not None  # one that is named may be read, though the job would not go on from it
     there = [m for m in store.manifests(every=every) if m.run == job.run_id and step in (None, m.step)]
-    if every and (floor := store.floor()) is not None:  # not what a state was put in the place of
-        there = [m for m in there if m.step < floor.step or floor.carries(m)]
+    if every:
+        there = _not_replaced(store, there)
     if there:  # in the order in which the job goes on
         there.sort(key=lambda m: (m.generation, m.step), reverse=True)
         return _newest_whole(store, there, everything)
@@ -85,6 +85,16 @@ def _read(job: Job, folder: Path, step: int | None) -> tuple[int, list[dict[str,
             raise _none(folder, f"checkpoint yet of shard {shard}")
         found.append(_newest_whole(store, own, [shard]))
     return min(reached for reached, _ in found), [tensors for _, (tensors,) in found]
+
+
+def _not_replaced(store: CheckpointStore, found: list[Manifest]) -> list[Manifest]:
+    """Without those that a state was put in the place of. What cannot be told hides none."""
+    try:
+        floor = store.floor()
+    except StorageUnavailable as error:
+        log.warning("%s", error.message)
+        return found
+    return found if floor is None else [m for m in found if m.step < floor.step or floor.carries(m)]
 
 
 def _newest_whole(

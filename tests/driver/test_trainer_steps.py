@@ -47,7 +47,9 @@ def rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_an_epoch_whose_script_died_is_told_to_the_next_one_first(tmp_path: Path) -> None:
+def test_an_epoch_whose_script_died_is_told_to_the_next_one_first(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     first, second, third = Told(fails=True), Told(), Told()
     with pytest.raises(ValueError, match="as the test wants it"):
         epochs.trainer(tmp_path / "job", callbacks=[first]).train()
@@ -61,6 +63,12 @@ def test_an_epoch_whose_script_died_is_told_to_the_next_one_first(tmp_path: Path
     found = metrics_of(tmp_path / "job")
     for step, values in first.steps + second.steps:
         assert values == {name: dict(found[name])[step] for name in ("loss", "accuracy")}
+    noted = (tmp_path / "job" / "callbacks.json").read_bytes()
+    (tmp_path / "job" / "callbacks.json").write_bytes(noted[:9])
+    with epochs.trainer(tmp_path / "job", callbacks=[Told()]):
+        capfd.readouterr()
+    assert "callbacks could NOT be told of what was trained before: " in capfd.readouterr().err
+    (tmp_path / "job" / "callbacks.json").write_bytes(noted)
     with epochs.trainer(tmp_path / "job", callbacks=[third, CSVLogger()]) as trainer:
         assert trainer.epoch == 2, "nothing is left to train"
     assert not trainer.workers()

@@ -156,6 +156,8 @@ def test_what_was_replaced_is_not_read_by_its_step(folders: dict[int, Path], tmp
     store.set_floor(dataclasses.replace(newest, generation=newest.generation + 1))
     with pytest.raises(UsageError, match="no checkpoint of step 8"):
         read_job(job, 8)
+    (job / "checkpoints" / "floor.json").write_bytes(b"{")
+    assert read_job(job, 8).step == 8, "what cannot be told hides none"
 
 
 def test_the_command_exports_a_job(
