@@ -7,10 +7,10 @@ import re
 import signal
 import socket
 import sys
-import threading
 from pathlib import Path
 
 from graphft.errors import UsageError
+from graphft.runtime.process.interrupts import Asked
 from graphft.runtime.process.role_process import EXIT_OK
 
 LOOK_SECONDS = 0.5
@@ -56,9 +56,7 @@ def _serve(options: argparse.Namespace) -> int:
         raise UsageError("--serve goes with --data, without --install", rule="usage", help="name a folder: --data DIR")
     listen = options.listen or "127.0.0.1"
     at, chosen = parse_endpoint(listen), re.search(r":\d+$", listen)
-    asked = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: asked.set())
+    asked = Asked(signal.SIGTERM, signal.SIGINT)
     with EmbeddedEtcd(options.data, host=_address(at.host), port=at.port if chosen else 0) as server:
         print(server.endpoints[0], flush=True)
         print(f"etcd serves whoever reaches {server.endpoints[0]}; its data are in {options.data}", file=sys.stderr)

@@ -1,12 +1,14 @@
-"""Signals that raise: whose KeyboardInterrupt it is, and where none may be raised.
+"""Signals: where none may raise, whose KeyboardInterrupt it is, and waiting for one.
 
 Python runs a signal's handler in the main thread, between any two bytecodes: what it raises may come between the taking
-of a lock and the `with` that would give it back. gRPC's locks are taken so, and whoever calls next waits for ever.
+of a lock and the `with` that would give it back. gRPC's locks are taken so, and whoever calls next waits for ever. For
+the same reason a handler takes no lock that the code under it may hold.
 """
 
 from __future__ import annotations
 
 import contextlib
+import queue
 import signal
 import sys
 import threading
@@ -92,3 +94,24 @@ def raised_by_user_code() -> bool:
     come."""
     handler = signal.getsignal(signal.SIGINT)
     return handler is signal.SIG_IGN or (isinstance(handler, Handler) and not handler.called)
+
+
+class Asked:
+    """Whether one of these signals has come since this was made, in the main thread.
+
+    An `Event` will not do: `set()` waits for the lock that `wait()` holds at times, and the handler runs within it. A
+    SimpleQueue's `put` may come within its own `get` (so says its documentation).
+    """
+
+    def __init__(self, *numbers: signal.Signals) -> None:
+        self._came: queue.SimpleQueue[int] = queue.SimpleQueue()
+        for number in numbers:
+            signal.signal(number, lambda came, _: self._came.put(came))
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """At most for `timeout` seconds. True once, for each signal."""
+        try:
+            self._came.get(timeout=timeout)
+        except queue.Empty:
+            return False
+        return True

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from pathlib import Path
 
 from graphft.runtime.coordination.connect import is_complete
+from graphft.runtime.process.interrupts import Asked
 from graphft.runtime.process.role_process import EXIT_OK, end_by
 from graphft.runtime.roles.health import Health, serve_health
 
@@ -36,7 +36,5 @@ class Attendance:
         self.health.over = True
         self.health.process = None
         if self.stay:
-            asked = threading.Event()
-            signal.signal(signal.SIGTERM, lambda *_: asked.set())
-            asked.wait()
+            Asked(signal.SIGTERM).wait()
         return EXIT_OK

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from graphft.runtime.etcd import Etcd
 from graphft.runtime.launcher.ending import Interrupted, interruptible
-from graphft.runtime.process.interrupts import uninterrupted
+from graphft.runtime.process.interrupts import Asked, uninterrupted
 
 
 class TimedOut(Exception):
@@ -143,3 +144,27 @@ def test_a_call_to_etcd_ends_before_a_signal_raises(
     with interruptible(lambda: ""), pytest.raises(expected):
         etcd.get("key")
     assert ended, "the signal's exception came within the call"
+
+
+@pytest.mark.timeout(60)
+def test_a_signal_may_come_within_the_wait_for_it() -> None:
+    """`graphft etcd --serve` hung in 1 of some 50 suites: SIGINT came while its first wait held an Event's lock."""
+    before, main, signals = signal.getsignal(signal.SIGUSR2), threading.get_ident(), 200
+    asked, came = Asked(signal.SIGUSR2), 0
+
+    def send() -> None:
+        for _ in range(signals):
+            signal.pthread_kill(main, signal.SIGUSR2)
+            time.sleep(0.0001)  # for the main thread to go on
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        while sender.is_alive():
+            came += asked.wait(0)
+        while asked.wait(0):
+            came += 1
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert 0 < came <= signals
+    assert not asked.wait(0.001)
