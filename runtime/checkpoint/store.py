@@ -122,11 +122,13 @@ class Manifest:
 
 
 class Floor(msgspec.Struct, frozen=True):
-    """The oldest checkpoint of a run that counts. `run`: "" in files of before it was written there; of any run."""
+    """The oldest checkpoint of a run that counts. `run`: "" in files of before it was written there; of any run.
+    `earlier`: generations and steps of floors before this one, of the same run."""
 
     generation: int
     step: int
     run: str = ""
+    earlier: tuple[tuple[int, int], ...] = ()
 
     def is_of(self, run: str) -> bool:
         return self.run in ("", run)
@@ -134,6 +136,15 @@ class Floor(msgspec.Struct, frozen=True):
     def carries(self, manifest: Manifest) -> bool:
         """Whether it counts: it is of another run, or not below."""
         return not self.is_of(manifest.run) or (manifest.generation, manifest.step) >= (self.generation, self.step)
+
+    def at(self, step: int) -> Floor | None:
+        """What the floor was when the run was at this step; None if nothing had been put in place by then."""
+        known = [(self.generation, self.step), *self.earlier]
+        return max((Floor(*each, self.run) for each in known if each[1] <= step), default=None, key=_age)
+
+
+def _age(floor: Floor) -> tuple[int, int]:
+    return floor.generation, floor.step
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -207,6 +218,16 @@ class CheckpointStore:
 
     def write_manifest(self, manifest: Manifest) -> None:
         self._write(f"{manifest.directory}/{MANIFEST}", encode_manifest(manifest))
+
+    def take_back(self, manifest: Manifest) -> bool:
+        """Deletes a checkpoint from which no process goes on yet, its manifest first. Returns whether it is known to be
+        none any more."""
+        self._trim(manifest.directory, ())
+        self._delete(manifest.directory)
+        try:
+            return not self.has_manifest(manifest.directory)
+        except StorageUnavailable:
+            return False
 
     def has_manifest(self, directory: str) -> bool:
         """Whether a checkpoint was wholly written here. Raises StorageUnavailable."""
@@ -306,7 +327,19 @@ class CheckpointStore:
     def set_floor(self, manifest: Manifest) -> None:
         """This checkpoint's values were put in the place of others: of those of its run before it, none counts any
         more, also when it is lost. Raises OSError."""
-        self._write(FLOOR, seal({"run": manifest.run, "generation": manifest.generation, "step": manifest.step}))
+        floor = Floor(manifest.generation, manifest.step, manifest.run, self._earlier_floors(manifest))
+        self._write(FLOOR, seal(msgspec.to_builtins(floor)))
+
+    def _earlier_floors(self, manifest: Manifest) -> tuple[tuple[int, int], ...]:
+        """One that is damaged is forgotten: it is being replaced."""
+        try:
+            floor = self.floor()
+        except StorageUnavailable:
+            return ()
+        if floor is None or not floor.is_of(manifest.run):
+            return ()
+        known, this = {_age(floor), *floor.earlier}, (manifest.generation, manifest.step)
+        return tuple(sorted(each for each in known if each < this))
 
     def floor(self) -> Floor | None:
         """None: all checkpoints count. Raises StorageUnavailable."""

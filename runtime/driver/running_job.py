@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.noted_etcd import check_no_other_etcd
-from graphft.runtime.coordination.records import Event, PassMetrics
+from graphft.runtime.coordination.records import Event, PassMetrics, decode_generation
 from graphft.runtime.coordination.stale_run import forget_dead, forget_own_etcd
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.coordination.storage_claim import claimed
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS, ETCD_SECONDS = 0.1, 2.0
 POLL_SECONDS = 0.01
+BEGIN_SECONDS = 5.0
+"""For how long a launch that etcd knows of may take to tell at which checkpoint it begins."""
 
 
 class _Ended(Exception):
@@ -70,27 +73,51 @@ def take_over(path: Path, alone: bool) -> bool:
 
 
 @contextlib.contextmanager
-def at_rest(job: Job, path: Path, endpoints: str) -> Iterator[Callable[[], None]]:
+def at_rest(job: Job, path: Path, endpoints: str) -> Iterator[Rest]:
     """Holds a run of which no process works, and waits for one that does. Raises GraphftError if it is at work
-    elsewhere. What it yields forgets what etcd knows of the run, which goes on from the newest checkpoint then; with an
-    etcd that is not the job's own it raises GraphftError[foreign-job], and forgets nothing, if a process is there."""
+    elsewhere."""
     with contextlib.ExitStack() as stack:
         if not endpoints:
             take_over(path, True)
             stack.enter_context(locked(path))
             check_no_other_etcd(path, job)
         stack.enter_context(claimed(path, None))
-        yield lambda: _forget(job, path, endpoints)
+        yield Rest(job, path, endpoints)
 
 
-def _forget(job: Job, path: Path, endpoints: str) -> None:
-    if not endpoints:
-        forget_own_etcd(path)
-        return
-    with connect(endpoints) as etcd:
-        keys = Keys(job.config.name)
-        if etcd.get(keys.spec) is not None:
-            forget_dead(etcd, keys)
+@dataclass(frozen=True)
+class Rest:
+    """Of a run that is held. `endpoints`: of an etcd that is not the run's own, where others may begin it: "" if it
+    is."""
+
+    job: Job
+    path: Path
+    endpoints: str
+
+    def forget(self) -> None:
+        """What etcd knows of the run, which goes on from the newest checkpoint then. Raises GraphftError[foreign-job],
+        and forgets nothing, if a process is there."""
+        if not self.endpoints:
+            forget_own_etcd(self.path)
+            return
+        with connect(self.endpoints) as etcd:
+            keys = Keys(self.job.config.name)
+            if etcd.get(keys.spec) is not None:
+                forget_dead(etcd, keys)
+
+    def begun_at(self) -> str | None:
+        """The checkpoint ("": the initial values) at which another launch has begun since `forget`. None: none has, or
+        it has read no checkpoint yet."""
+        if not self.endpoints:
+            return None
+        with connect(self.endpoints) as etcd:
+            keys, end = Keys(self.job.config.name), time.monotonic() + BEGIN_SECONDS
+            while True:
+                if (found := decode_generation(etcd.get(keys.generation))) is not None:
+                    return found.checkpoint
+                if etcd.get(keys.spec) is None or time.monotonic() > end:
+                    return None
+                time.sleep(POLL_SECONDS)
 
 
 def shut_down() -> UsageError:

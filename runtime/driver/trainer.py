@@ -288,11 +288,11 @@ class Trainer:
             self._stop()
             self._newest.step(None)
             words = f"interrupted; run again to go on with {self.job_dir}"
-            with interruptible(lambda: words), at_rest(self.job, self.job_dir, self._endpoints) as forget:
+            with interruptible(lambda: words), at_rest(self.job, self.job_dir, self._endpoints) as rest:
                 replacement = states.Replacement.of(self.job, self._program, self.job_dir, state)
                 written = replacement.write()
-                forget()  # and no sooner: another script may begin as soon as etcd knows of no run
-                replacement.put_in_place(written)
+                rest.forget()  # and no sooner: another script may begin as soon as etcd knows of no run
+                replacement.put_in_place(written, rest.begun_at)
 
     def save(
         self, path: str | os.PathLike[str], *, keep: int | Keep = 3, metrics: Mapping[str, float] | None = None

@@ -43,8 +43,7 @@ def newest_before(job: Job, job_dir: Path, step: int) -> tuple[Manifest, list[di
     told. Raises StorageUnavailable; UsageError where a state was loaded in between, and its checkpoint is gone."""
     store = checkpoints_of(job_dir)
     floor = store.floor()
-    if floor is not None and (not floor.is_of(job.run_id) or floor.step > step):
-        floor = None  # it says nothing of what was before it
+    floor = floor.at(step) if floor is not None and floor.is_of(job.run_id) else None
     for directory in (d for d in store.directories() if directory_key(d)[0] <= step):
         try:
             manifest = store.read_manifest(directory)

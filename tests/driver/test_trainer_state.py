@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import subprocess
 import sys
@@ -10,11 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 import graphft
-from graphft.runtime.checkpoint.store import CheckpointStore
+from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
+from graphft.runtime.coordination.keys import Keys
+from graphft.runtime.coordination.records import Generation
+from graphft.runtime.etcd import EmbeddedEtcd, Etcd
 from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.replay.state import newest_before
 from tests.driver import epochs
@@ -161,12 +166,19 @@ def test_a_floor_that_could_not_be_set_is_set_later(tmp_path: Path) -> None:
     with epochs.trainer(tmp_path / "job") as trainer:
         trainer.train()
         values = {name: torch.zeros_like(value) for name, value in trainer.state_dict()["model"].items()}
-        for method, says in (("write_part", "nothing was changed"), ("write_manifest", "it is not known whether")):
+        for method, write in (("write_part", failing), ("write_manifest", written_without_an_answer)):
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(CheckpointStore, method, failing)
-                with pytest.raises(graphft.GraphftError, match=says):
+                patch.setattr(CheckpointStore, method, write)
+                with pytest.raises(graphft.GraphftError, match="nothing was changed"):
                     trainer.load_state_dict(values)
             assert (tmp_path / "job" / "etcd").exists() == (method == "write_part")
+            assert any(value.any() for value in trainer.state_dict()["model"].values())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(CheckpointStore, "write_manifest", written_without_an_answer)
+            patch.setattr(CheckpointStore, "_trim", lambda *_: None)
+            patch.setattr(CheckpointStore, "_delete", lambda *_: None)
+            with pytest.raises(graphft.GraphftError, match="whether the new state counts is unknown"):
+                trainer.load_state_dict(values)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(CheckpointStore, "set_floor", failing)
             trainer.load_state_dict(values)
@@ -177,6 +189,41 @@ def test_a_floor_that_could_not_be_set_is_set_later(tmp_path: Path) -> None:
 
 def failing(*arguments: object) -> None:
     raise OSError("no space")
+
+
+WRITE_MANIFEST = CheckpointStore.write_manifest
+
+
+def written_without_an_answer(store: CheckpointStore, manifest: Manifest) -> None:
+    WRITE_MANIFEST(store, manifest)
+    raise OSError("no answer")
+
+
+def test_a_script_that_begins_meanwhile_is_told_of(tmp_path: Path, etcd_server: EmbeddedEtcd) -> None:
+    """With an etcd that is not the run's own, it may look for the newest checkpoint before the new state is there."""
+    name = f"state{os.getpid()}"
+    keys = Keys(name)
+    with epochs.trainer(tmp_path / "job", name=name, etcd_endpoints=tuple(etcd_server.endpoints)) as trainer:
+        trainer.train()
+        values = {key: torch.zeros_like(value) for key, value in trainer.state_dict()["model"].items()}
+        before = CheckpointStore(tmp_path / "job" / "checkpoints").manifests()[0]
+
+        def begun(store: CheckpointStore, manifest: Manifest) -> None:
+            with Etcd(etcd_server.endpoints) as etcd:
+                assert etcd.get(keys.spec) is None
+                at = Generation(manifest.generation + 1, before.step, before.directory)
+                etcd.put(keys.generation, msgspec.json.encode(at))
+            WRITE_MANIFEST(store, manifest)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(CheckpointStore, "write_manifest", begun)
+            with pytest.raises(graphft.GraphftError, match=f"begun it meanwhile, at {before.directory}"):
+                trainer.load_state_dict(values)
+        assert CheckpointStore(tmp_path / "job" / "checkpoints").manifests()[0] == before
+        assert any(value.any() for value in trainer.state_dict()["model"].values())
+        assert trainer.train()["epoch"] == 2
+        trainer.load_state_dict(values)
+        assert not any(value.any() for value in trainer.state_dict()["model"].values())
 
 
 def test_what_a_loop_saved_is_a_model(tmp_path: Path) -> None:

@@ -468,3 +468,17 @@ def test_publishing_before_there_is_an_generation(etcd: Etcd, keys: Keys, tmp_pa
     shards = Shards(etcd, keys, tmp_path)
     assert shards.publish(shards.all[0], 0, 50) is None
     assert etcd.range(keys.all_parts).kvs == ()
+
+
+def test_a_floor_remembers_those_before_it(shards: Shards) -> None:
+    """A state that was loaded at step 100, and one at 200: what is computed again of step 150 begins at the first."""
+    for generation, step in ((1, 100), (2, 200), (3, 200)):
+        shards.store.set_floor(Manifest(generation, step, PROGRAM, ()))
+    floor = shards.store.floor()
+    assert floor is not None
+    assert floor.earlier == ((1, 100), (2, 200))
+    assert [floor.at(step) for step in (99, 150, 200)] == [None, Floor(1, 100, PROGRAM), Floor(3, 200, PROGRAM)]
+    shards.store.set_floor(Manifest(3, 200, PROGRAM, ()))
+    assert shards.store.floor() == floor
+    shards.store.set_floor(Manifest(1, 300, "another run", ()))
+    assert shards.store.floor() == Floor(1, 300, "another run")
