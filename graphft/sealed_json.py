@@ -5,7 +5,31 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import msgspec
 import xxhash
+
+from graphft.errors import plain
+
+
+def parse_json(data: bytes | str) -> Any:
+    """Of a file that may be damaged. Raises ValueError, also for what is nested deeper than Python follows."""
+    try:
+        return json.loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def readable_json(content: Any) -> str:
+    """Over several lines, for people and programs."""
+    return msgspec.json.format(encode_json(content), indent=1).decode()
+
+
+def encode_json(content: Any) -> bytes:
+    """What is not finite is null; what is no text (a folder's name may be bytes) has escapes."""
+    try:
+        return msgspec.json.encode(content)
+    except UnicodeEncodeError:
+        return msgspec.json.encode(plain(content))
 
 
 def seal(content: Any) -> bytes:
@@ -17,9 +41,9 @@ def seal(content: Any) -> bytes:
 def unseal(data: bytes) -> Any:
     """Raises ValueError unless `data` is, byte for byte, what `seal` gives."""
     try:
-        content = json.loads(data)["content"]
+        content = parse_json(data)["content"]
         same = seal(content) == data
-    except (KeyError, TypeError, RecursionError) as error:
+    except (KeyError, TypeError) as error:
         raise ValueError(f"it is no manifest ({error!r})") from error
     if not same:
         raise ValueError("it is not what was written")

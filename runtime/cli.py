@@ -182,8 +182,15 @@ def _add_launch(launch: argparse.ArgumentParser) -> None:
     launch.set_defaults(command=_launch, flags=flags)
 
 
+def _folder_of(job: str) -> Path:
+    """Of a job that is given by its folder, its name, or the URL of its storage."""
+    from graphft.runtime.coordination.job_storage import is_url, local_folder
+    from graphft.runtime.launcher.folder_status import find_folder
+
+    return local_folder(job) if is_url(job) or Path(job).exists() else find_folder(job)
+
+
 def _launch(options: argparse.Namespace) -> int:
-    from graphft.runtime.coordination.job_storage import local_folder
     from graphft.runtime.launcher import launch
     from graphft.runtime.launcher.options import CALLED, COMMAND_LINE, LaunchOptions
 
@@ -195,7 +202,7 @@ def _launch(options: argparse.Namespace) -> int:
     if options.script is None:
         if not chosen.job_dir:
             raise UsageError("nothing to launch", rule="usage", help="give a script, or --job DIR of a saved job")
-        launch.launch_saved(local_folder(chosen.job_dir), chosen)
+        launch.launch_saved(_folder_of(chosen.job_dir), chosen)
         return EXIT_OK
     if not Path(options.script).is_file():
         raise UsageError(f"there is no script {options.script}", rule="missing-file", help="check the path")

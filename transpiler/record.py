@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from graphft.errors import GraphftError, UsageError
+from graphft.sealed_json import parse_json
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.fingerprint import Fingerprint
 
@@ -35,7 +35,7 @@ class JobRecord:
 def read_record(folder: Path) -> JobRecord:
     """Raises GraphftError for a folder that is missing, damaged or no job's."""
     try:
-        record = json.loads((folder / RECORD).read_bytes())
+        record = parse_json((folder / RECORD).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         what = "is no job's folder: it has no job.json" if folder.is_dir() else "is no folder"
         raise UsageError(

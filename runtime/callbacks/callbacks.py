@@ -26,8 +26,20 @@ ARGUMENTS = {
     "on_end": (),
 }
 NAMES = tuple(ARGUMENTS)
+TAKEN = ("step", "epoch", "samples", "left_out", "steps", "seconds", "failures", "preemptions")
 OF_A_LAUNCH = tuple(name for name in NAMES if name != "on_validation")
 """What `job.run` calls: nobody validates there."""
+
+
+def check_names(metrics: Sequence[str]) -> None:
+    """Raises UsageError for a metric that would stand in the place of what callbacks and `train()` are told beside
+    it."""
+    if taken := [name for name in metrics if name in TAKEN]:
+        raise UsageError(
+            f"loss_fn returns '{taken[0]}', which names something else in what callbacks and train() are told",
+            rule="metrics",
+            help="rename it",
+        )
 
 
 @dataclass(frozen=True)
@@ -61,6 +73,18 @@ def _check_parameters(callback: Any, name: str) -> None:
         ) from None
     except ValueError:  # nothing is known of it
         return
+
+
+def _held(callback: Any, told: tuple[int, int]) -> Sequence[int]:
+    """What it has, if it says so."""
+    found = callback.held() if hasattr(callback, "held") else told
+    if not isinstance(found, Sequence) or len(found) != 2 or not all(isinstance(number, int) for number in found):
+        raise UsageError(
+            f"held() of {callback!r} returned {found!r}, expected (step, epoch)",
+            rule="callbacks",
+            help="return the step before which it has all, and how many epochs it has",
+        )
+    return found
 
 
 class Callbacks:
@@ -126,7 +150,7 @@ class Callbacks:
     def begin(self, run: Run, told: tuple[int, int]) -> None:
         """`told`: (step, epoch), up to which earlier scripts' callbacks were told."""
         self.tell("on_begin", run)
-        self._at = [list(map(min, told, getattr(one, "held", lambda: told)())) for one in self._callbacks]
+        self._at = [list(map(min, told, _held(one, told))) for one in self._callbacks]
 
     def go_on(self, told: tuple[int, int]) -> None:
         """Another script may have told more meanwhile."""

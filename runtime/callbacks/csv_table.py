@@ -35,7 +35,7 @@ class CsvTable:
         new = [name for name in (self.key, *values) if name not in self._columns]
         if new:
             self._widen(new)
-        row: Mapping[str, float] = {self.key: number, **values}
+        row: Mapping[str, float] = {**values, self.key: number}
         self._file.write(_line([row.get(name, "") for name in self._columns]))
         self.newest = number
 

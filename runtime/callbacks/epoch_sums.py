@@ -11,10 +11,12 @@ from graphft.runtime.process.metric_table import Row
 
 @dataclass
 class EpochSums:
-    """`epoch`: from 1 on. `steps`: of its plan. `lacking`: rows that are not there."""
+    """`epoch`: from 1 on. `steps`: of its plan. `names`: of what it has means of, the loss first. `lacking`:
+    rows that are not there."""
 
     epoch: int
     steps: int
+    names: tuple[str, ...] = ()
     samples: int = 0
     lacking: int = 0
     first_at: float = math.inf
@@ -36,7 +38,9 @@ class EpochSums:
 
     @property
     def means(self) -> dict[str, float]:
-        return {name: total / self.samples if self.samples else math.nan for name, total in self.totals.items()}
+        """NaN without samples."""
+        totals = dict.fromkeys(self.names, math.nan) | self.totals
+        return {name: total / self.samples if self.samples else math.nan for name, total in totals.items()}
 
     @property
     def seconds(self) -> float:

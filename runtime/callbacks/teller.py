@@ -87,7 +87,7 @@ class Teller:
                 self._tell(f"{error.message}, and ITS callbacks are told; those of this script are when it has ended")
             self._refused = True
             return
-        told = Told.read(self._folder, self.job.run_id)
+        told = Told.read(self._folder, self.job.run_id, self._plan.total_steps, self._plan.passes)
         if not self.begun:
             self.callbacks.begin(Run.of(self.job, self._folder), (told.step, told.epoch))
             self.begun = True
@@ -109,8 +109,11 @@ class Teller:
         self._begin_sums(begins)
 
     def _begin_sums(self, step: int) -> None:
+        from graphft.loss_results import reported  # it needs torch, as a script does that has callbacks
+
         index, starts = self._plan.pass_of(step), self._plan.start_steps
-        self._sums = EpochSums(index + 1, starts[min(index + 1, self._plan.passes)] - starts[index])
+        names = reported(self.job.trainer_program())
+        self._sums = EpochSums(index + 1, starts[min(index + 1, self._plan.passes)] - starts[index], names)
 
     # -- what is told -----------------------------------------------------------------------------------------------
 

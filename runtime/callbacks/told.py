@@ -11,6 +11,7 @@ from pathlib import Path
 
 from graphft.errors import UsageError
 from graphft.fileio import write_atomically
+from graphft.sealed_json import parse_json
 
 FILE = "callbacks.json"
 
@@ -24,22 +25,31 @@ class Told:
     epoch: int = 0
 
     @staticmethod
-    def read(job_dir: Path, run: str) -> Told:
-        """Nothing, if nothing was told so far. Raises UsageError for a file that is damaged, OSError."""
+    def read(job_dir: Path, run: str, steps: int, epochs: int) -> Told:
+        """Nothing, if nothing was told so far. `steps`, `epochs`: of the whole run. Raises UsageError for a file that
+        is damaged, OSError."""
         path = job_dir / FILE
         if not path.exists():
             return Told(run)
         try:
-            found = json.loads(path.read_bytes())
+            found = parse_json(path.read_bytes())
             told = Told(str(found["run"]), int(found["step"]), int(found["epoch"]))
-        except (ValueError, KeyError, TypeError) as error:
-            raise UsageError(
-                f"{path} does not say what callbacks were told ({error!r})",
-                rule="callbacks",
-                help="delete it: then they are told of all of the run's steps and epochs again",
-            ) from None
-        return told if told.run == run else Told(run)  # the folder was another run's
+        except (ValueError, KeyError, TypeError, OverflowError, IsADirectoryError) as error:
+            raise _damaged(path, repr(error)) from None
+        if told.run != run:
+            return Told(run)  # the folder was another run's
+        if not (0 <= told.step <= steps and 0 <= told.epoch <= epochs):
+            raise _damaged(path, f"step {told.step} of {steps}, epoch {told.epoch} of {epochs}")
+        return told
 
     def write(self, job_dir: Path) -> None:
         """Raises OSError."""
         write_atomically(job_dir / FILE, json.dumps(asdict(self)).encode())
+
+
+def _damaged(path: Path, why: str) -> UsageError:
+    return UsageError(
+        f"{path} does not say what callbacks were told ({why})",
+        rule="callbacks",
+        help="delete it: then they are told of all of the run's steps and epochs again",
+    )

@@ -16,6 +16,7 @@ from graphft.runtime.coordination.job_storage import MODEL, is_stored_complete
 from graphft.runtime.etcd import Etcd, EtcdUnreachable
 from graphft.runtime.etcd.open import open_etcd
 from graphft.runtime.transport.address import network_identity
+from graphft.sealed_json import parse_json
 
 log = logging.getLogger("graphft")
 
@@ -69,7 +70,7 @@ def read_endpoints(job_dir: Path) -> str:
     """What was left there; "" if nothing was, or it is damaged: the next launcher writes it anew."""
     path = job_dir / NOTE
     try:
-        return str(json.loads(path.read_bytes())["endpoints"]) if path.exists() else ""
+        return str(parse_json(path.read_bytes())["endpoints"]) if path.exists() else ""
     except (ValueError, KeyError, TypeError) as error:
         log.warning("%s is damaged: %s", path, error)
         return ""

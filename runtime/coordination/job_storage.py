@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 import os
 import posixpath
@@ -29,6 +28,7 @@ from graphft.errors import GraphftError, UsageError
 from graphft.fileio import PIECE, write_atomically
 from graphft.runtime.coordination.discarded import FILE as DISCARDED
 from graphft.runtime.fs import FS, file_system
+from graphft.sealed_json import parse_json
 from graphft.transpiler.record import MARKER, RECORD, SAVED, JobRecord, read_record
 
 log = logging.getLogger("graphft")
@@ -53,7 +53,7 @@ def storage_of(job_dir: Path) -> str:
     to be read."""
     path = job_dir / MARKER
     try:
-        return str(json.loads(path.read_bytes())["url"]) if path.exists() else ""
+        return str(parse_json(path.read_bytes())["url"]) if path.exists() else ""
     except (ValueError, KeyError, TypeError) as error:
         raise GraphftError(
             f"{path} is damaged: {error}",
@@ -74,7 +74,7 @@ def stored_run(url: str) -> str:
     fs, root = file_system(url)
     data = _read(fs, posixpath.join(root, RECORD), url)
     try:
-        return str(json.loads(data)["run"]) if data is not None else ""
+        return str(parse_json(data)["run"]) if data is not None else ""
     except (ValueError, KeyError, TypeError) as error:
         raise GraphftError(
             f"{url}/{RECORD} is damaged: {error}", rule="load", help="give the job a new storage; this one stays"

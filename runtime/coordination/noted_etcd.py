@@ -4,7 +4,6 @@ would write to, and delete from, one folder of checkpoints."""
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import socket
@@ -27,6 +26,7 @@ from graphft.runtime.etcd.channel import Endpoint, parse_endpoint
 from graphft.runtime.process.folder_lock import holder_of
 from graphft.runtime.process.identity import Identity
 from graphft.runtime.transport.address import is_loopback, network_identity
+from graphft.sealed_json import parse_json
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job, JobRecord
@@ -64,7 +64,7 @@ def read_note(job_dir: Path) -> EtcdNote:
     in the folder."""
     if not connect.read_endpoints(job_dir):  # which tells of a damaged one
         return EtcdNote()
-    found = json.loads((job_dir / connect.NOTE).read_bytes())
+    found = parse_json((job_dir / connect.NOTE).read_bytes())
     try:
         note = msgspec.convert({"own": (job_dir / "etcd").is_dir(), **found}, EtcdNote)
         note.addresses()

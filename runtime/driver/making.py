@@ -11,6 +11,7 @@ from typing import Any
 from graphft.errors import UsageError
 from graphft.ir import Program
 from graphft.loss_results import reported
+from graphft.runtime.callbacks.callbacks import check_names
 from graphft.runtime.driver.checks import check_retries, is_whole
 from graphft.runtime.driver.train_configs import run_options, scaling_options
 from graphft.runtime.engines.choose import engine_options
@@ -33,7 +34,6 @@ _OWN = {
     "chunks",
     "job_dir",
 }
-TAKEN = ("epoch", "samples", "left_out", "steps", "seconds", "failures", "preemptions")
 """What train() returns beside the metrics."""
 BEYOND = 1
 """A pass that is never asked for: so the job never completes, and a script that is run again finds its epochs done."""
@@ -102,12 +102,7 @@ def _check_program(program: object) -> None:
             rule="option",
             help="program = graphft.build(model, loss_fn, inputs); graphft.minimize(program, optimizer)",
         )
-    if taken := [name for name in reported(program) if name in TAKEN]:
-        raise UsageError(
-            f"loss_fn returns '{taken[0]}', which names something else in what train() returns",
-            rule="metrics",
-            help="rename it",
-        )
+    check_names(reported(program))
 
 
 def _check_options(given: Mapping[str, Any]) -> None:

@@ -12,6 +12,7 @@ from graphft.data import DataSpec
 from graphft.errors import UsageError
 from graphft.ir import Kind, Program
 from graphft.loss_results import check_metrics, reported
+from graphft.runtime.callbacks.callbacks import check_names
 from graphft.runtime.data import open_reader
 from graphft.runtime.driver.checks import is_whole
 from graphft.runtime.executor import Executor
@@ -43,6 +44,7 @@ class Validation:
                 f"batch_size is {self.batch_size!r}, expected a number, 1 or more", rule="option", help="256, or so"
             )
         check_metrics(self.program)
+        check_names(reported(self.program))
         if random := [op.type for op in self.program.blocks["step"].ops if op.type in _TRAINS]:
             raise UsageError(
                 f"the program to validate with was built in train mode: it has {random[0]}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import posixpath
 import shutil
 import tempfile
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from graphft.errors import GraphftError, UsageError, describe
+from graphft.errors import GraphftError, UsageError, describe, plain_text
 from graphft.runtime.checkpoint.omissions import lost_so_far
 from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.checkpoint.store import StorageUnavailable
@@ -127,7 +128,7 @@ class FolderStatus:
     def row(self) -> tuple[str, str, str]:
         """Folder, state, step of steps, for a table."""
         return (
-            self.url or str(self.folder),
+            self.url or plain_text(str(self.folder)),
             self.state + self._waits + (f", went on in {self.continued}" if self.continued else ""),
             "" if self.state == "unreadable" else self._reached,
         )
@@ -135,14 +136,14 @@ class FolderStatus:
     def remarks(self) -> list[str]:
         """What is told below a table: what it lost, and why it failed or cannot be read."""
         why = f"{'cannot be read' if self.state == 'unreadable' else 'failed'}: {self.why}"
-        return [*self.lost, *([why] if self.failure else [])]
+        return [plain_text(text) for text in (*self.lost, *([why] if self.failure else []))]
 
     def to_json(self) -> dict[str, object]:
         """What every JSON of a job has (`JobStatus.in_brief`), and what the folder tells."""
         model = self.model if self.state == "complete" else None
         return {
             "job": self.name,
-            "folder": self.url or str(self.folder),
+            "folder": self.url or plain_text(str(self.folder)),
             "state": self.state,
             "step": self.step,
             "total_steps": None if self.on_demand else self.steps,
@@ -165,7 +166,7 @@ def find_folder(name: str) -> Path:
     if is_url(name):
         return copy_of(name.rstrip("/"))
     for folder in (Path(name), JOBS / name):
-        if (folder / "job.json").exists():
+        if os.path.exists(folder / "job.json"):  # False where one may not look
             return folder
     if Path(name).exists() or "/" in name:
         read_record(Path(name))  # says what is wrong with it
@@ -223,7 +224,8 @@ def look_at(folder: Path) -> FolderStatus:
     try:
         record = read_record(folder)
     except GraphftError as error:
-        return FolderStatus(folder, folder.name, "unreadable", None, 0, _modified(folder), failure=error.message)
+        name, at = plain_text(folder.name), _modified(folder)
+        return FolderStatus(folder, name, "unreadable", None, 0, at, failure=error.message)
     status, config = _look_at(folder, record), record.config
     passes = status.passes if config.passes_on_demand else config.passes
     status = replace(status, passes=passes or None, on_demand=config.passes_on_demand)

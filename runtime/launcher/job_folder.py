@@ -30,6 +30,7 @@ from graphft.runtime.coordination.job_storage import (
 from graphft.runtime.coordination.storage_claim import claimed
 from graphft.runtime.launcher.process_ends import lost_checkpoints
 from graphft.runtime.process.folder_lock import locked
+from graphft.sealed_json import parse_json
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job, JobConfig
@@ -95,7 +96,7 @@ class JobFolder:
 
     def _here(self, config: JobConfig) -> str:
         if self.carried:
-            return f"going on {self.carried} in {self.path} (its losses before that stay in the old folder)"
+            return f"going on {self.carried} in {self.path}"
         if not begun(self.path):
             return f"new run in {self.path}" + (f", storage {url}" if (url := storage_of(self.path)) else "")
         same = f" (job unchanged{self._as_far(config)})" if self.job else ""
@@ -162,6 +163,7 @@ class _Start:
     def carry_over(self, new: Path) -> None:
         """`new`: what will be `path`. Raises UsageError[job-running] while a launcher is at work there."""
         from graphft.runtime.checkpoint.reshard import carry_over
+        from graphft.runtime.launcher.carried_rows import carry_rows
         from graphft.transpiler import read_record
 
         config = self.job.config
@@ -174,7 +176,9 @@ class _Start:
             if found is None:
                 return
             _mark_continued(source, self.path, self.job)
-        before = read_record(source).config
+        record = read_record(source)
+        carry_rows(source, record.run_id, self.job, new, found)
+        before = record.config
         counts = [f"{config.passes} passes"] * (config.passes != before.passes)
         if config.pservers != before.pservers or not counts:
             counts.insert(0, f"{config.pservers} pserver{'s' * (config.pservers > 1)}")
@@ -211,7 +215,7 @@ def continued_in(path: Path) -> str:
     url = storage_of(path)
     mark = read_mark(url, CONTINUED) if url else None
     try:
-        found = json.loads(mark if mark is not None else (path / CONTINUED).read_bytes())
+        found = parse_json(mark if mark is not None else (path / CONTINUED).read_bytes())
         folder, storage, run = Path(found["folder"]), str(found["storage"]), found["run"]
     except (OSError, ValueError, KeyError, TypeError):
         return ""

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError, UsageError
-from graphft.runtime.callbacks.callbacks import OF_A_LAUNCH, Callbacks
+from graphft.runtime.callbacks.callbacks import OF_A_LAUNCH, Callbacks, check_names
+from graphft.runtime.callbacks.told import Told
 from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.connect import connect, is_complete, write_endpoints
 from graphft.runtime.coordination.discarded import discarded_of
@@ -79,7 +80,12 @@ def run_job(
     try:
         _check_not_imported()
         _act_as_role(job, overrides)
-        return _run_here(job, choose_options(options, overrides), on_status, Callbacks(callbacks, OF_A_LAUNCH))
+        told = Callbacks(callbacks, OF_A_LAUNCH)
+        if told:
+            from graphft.loss_results import reported
+
+            check_names(reported(job.trainer_program()))
+        return _run_here(job, choose_options(options, overrides), on_status, told)
     except GraphftError as error:
         without_traceback(error)
         raise
@@ -168,7 +174,24 @@ def launch_saved(path: Path, options: LaunchOptions) -> None:
         fetch_result(path)
         print(f"{path} is complete: {path / MODEL}")
     else:
+        _tell_of_callbacks(path, record)
         launch_directory(record, folder, options)
+
+
+def _tell_of_callbacks(path: Path, record: JobRecord) -> None:
+    """They are objects of the script. Raises UsageError for a damaged note of what they were told."""
+    plan = record.config.plan
+    told = Told.read(path, record.run_id, plan.total_steps, plan.passes)
+    if told != Told(record.run_id):
+        later = (
+            "they are told of these steps and epochs when that script goes on"
+            if record.config.passes_on_demand
+            else "end this, and run that script instead, if they are to be told of the rest"
+        )
+        tell(
+            f"the callbacks of the script that began {path} are NOT called here; they were told of {told.step} steps "
+            f"and {told.epoch} epochs: {later}"
+        )
 
 
 def _check_not_imported() -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import UsageError
 from graphft.runtime.process.role_process import EXIT_OK
+from graphft.sealed_json import encode_json
 
 if TYPE_CHECKING:
     from graphft.runtime.process.metric_table import Table
@@ -36,7 +36,7 @@ def _show(options: argparse.Namespace) -> int:
             help="trainers of other machines note theirs there",
         )
     for row in _rows(table):
-        print(json.dumps(row))
+        print(encode_json(row).decode())
     return EXIT_OK
 
 

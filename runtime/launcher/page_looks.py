@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, plain_text
 from graphft.runtime.coordination.connect import connect, is_complete
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.noted_etcd import EtcdNote
 from graphft.runtime.coordination.status import UNKNOWN_JOB, JobStatus, list_jobs, read_status
 from graphft.runtime.etcd import Etcd, EtcdError
-from graphft.runtime.launcher.folder_status import ANSWER_SECONDS, is_copy, list_folders, look_at, note_of
+from graphft.runtime.launcher.folder_status import ANSWER_SECONDS, FolderStatus, is_copy, list_folders, look_at, note_of
 from graphft.runtime.launcher.process_ends import ends_as_events
 from graphft.runtime.page import document as documents
 from graphft.runtime.page.job_page import JobPage, Look
@@ -117,13 +117,17 @@ class Folders:
         return None
 
     def briefs(self) -> list[dict[str, Any]]:
-        return [status.to_json() | {"link": status.folder.name} for status in reversed(list_folders())]
+        return [status.to_json() | {"link": _link(status)} for status in reversed(list_folders())]
 
     def job(self, link: str) -> JobPage | None:
-        found = {status.folder.name: status.folder for status in list_folders()} if link not in self._pages else {}
+        found = {_link(status): status.folder for status in list_folders()} if link not in self._pages else {}
         if link in found:
             self._pages[link] = JobPage(FolderLooks(found[link]))
         return self._pages.get(link)
+
+
+def _link(status: FolderStatus) -> str:
+    return plain_text(status.folder.name)
 
 
 class JobsOfEtcd:

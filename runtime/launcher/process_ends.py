@@ -18,6 +18,7 @@ from typing import Literal
 from graphft.errors import GraphftError, plain_text
 from graphft.runtime.coordination.job_storage import put_mark, read_mark, storage_of
 from graphft.runtime.coordination.records import Event
+from graphft.sealed_json import parse_json
 from graphft.transpiler.record import read_record
 
 log = logging.getLogger("graphft")
@@ -94,7 +95,7 @@ def lost_checkpoints(job_dir: Path, step: int | None) -> str:
 
 def _is_marked(job_dir: Path, url: str) -> bool:
     try:
-        return bool(json.loads(read_mark(url, SAVED) or b"{}").get("run") == read_record(job_dir).run_id)
+        return bool(parse_json(read_mark(url, SAVED) or b"{}").get("run") == read_record(job_dir).run_id)
     except (ValueError, AttributeError):
         return True  # it cannot be told of which run it is
 
@@ -104,7 +105,7 @@ def read_ends(job_dir: Path) -> ProcessEnds:
     failed, launches, rows, saved, counts = "", 0, 0, False, {"failure": Counter[str](), "preemption": Counter[str]()}
     for line in _lines(job_dir):
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             kind = row["kind"]
             launches += kind == "launch"
             saved |= kind == "saved"
@@ -122,7 +123,7 @@ def count_ends(job_dir: Path, since: float, until: float) -> tuple[int, int]:
     counts = Counter[str]()
     for line in _lines(job_dir):
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             counts[str(row["kind"])] += since <= float(row["at"]) <= until
         except (ValueError, KeyError, TypeError):  # as above
             continue
@@ -134,7 +135,7 @@ def ends_as_events(job_dir: Path) -> list[Event]:
     found = []
     for line in _lines(job_dir):
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             at, kind, what = float(row["at"]), row["kind"], plain_text(str(row.get("what", "")))
             text = {
                 "launch": "the job was launched",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from graphft.errors import UsageError
 from graphft.fileio import size_in_words
 from graphft.runtime.process.role_process import EXIT_OK
+from graphft.sealed_json import readable_json
 
 if TYPE_CHECKING:
     from graphft.runtime.launcher.run_figures import Mode
@@ -49,12 +49,12 @@ def show_runs(
     mode = mode_of(metric) if mode is None else mode
     found.sort(key=_keys(metric, mode)[sort])
     if as_json:
-        print(json.dumps([run.to_json(metric, mode) for run in found], indent=1))
+        print(readable_json([run.to_json(metric, mode) for run in found]))
         return
     print_table([_header(metric), *(_row(run, metric, mode) for run in found)])
     for run in found:
         for text in run.status.remarks():
-            print(f"{run.status.url or run.status.folder}: {text}")
+            print(f"{run.status.row()[0]}: {text}")
 
 
 def print_table(rows: Sequence[Sequence[str]]) -> None:

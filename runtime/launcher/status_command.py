@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.launcher.runs_command import print_table, show_runs
 from graphft.runtime.process.role_process import EXIT_OK
+from graphft.sealed_json import readable_json
 
 if TYPE_CHECKING:
     from graphft.runtime.coordination.keys import Keys
@@ -61,7 +61,7 @@ def _show_from_etcd(etcd: Etcd, options: argparse.Namespace) -> None:
     _refuse_watch(options, names)
     found = [read_status(etcd, Keys(name), brief=True) for name in names]
     if options.json:
-        print(json.dumps([s.in_brief(options.etcd) | {"state": _state(s)} for s in found], indent=1))
+        print(readable_json([s.in_brief(options.etcd) | {"state": _state(s)} for s in found]))
     else:
         print_table([_row(s) for s in found])
     return None
@@ -119,7 +119,7 @@ def _show_folder(folder: Path, options: argparse.Namespace) -> None:
                 raise
         status = dataclasses.replace(look_at(folder), url=options.job.rstrip("/") if is_url(options.job) else "")
         if not (options.watch and status.state == "starting"):
-            print(json.dumps(status.to_json(), indent=1) if options.json else status.describe())
+            print(readable_json(status.to_json()) if options.json else status.describe())
             return None
         time.sleep(WATCH_SECONDS)
 

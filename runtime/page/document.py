@@ -9,11 +9,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import msgspec
-
 from graphft.runtime.coordination.records import Event
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.protocol.time_ledger import CATEGORIES
+from graphft.sealed_json import encode_json
 
 EVENTS = 100
 """So many are shown, the newest."""
@@ -185,5 +184,5 @@ def _costs(events: Sequence[Event], recoveries: Sequence[Sequence[Any]]) -> dict
 
 
 def to_json(document: Mapping[str, Any]) -> bytes:
-    """What is no number (a loss that is infinite) is null."""
-    return msgspec.json.encode({**document, "now": time.time()})
+    """What is no number (a loss that is infinite) is null; what is no text (a folder's name) has escapes."""
+    return encode_json({**document, "now": time.time()})

@@ -10,6 +10,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from graphft.errors import plain_text
+
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 STATES = ("not begun", "starting", "running", "idle", "stopped", "complete", "failed", "unknown")
 
@@ -19,7 +21,7 @@ Samples = Iterable[tuple[Labels, Any]]
 
 
 def metrics_of(documents: Sequence[Mapping[str, Any]]) -> bytes:
-    """The text of these jobs, each with the label `job`."""
+    """The text of these jobs, each with the label `job`, by which they differ."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_Jobs(documents))
     return generate_latest(registry)
@@ -42,7 +44,7 @@ class _Jobs(Collector):
                 continue
             family = (CounterMetricFamily if counts else GaugeMetricFamily)(name, help, labels=list(found[0][0]))
             for labels, value in found:
-                family.add_metric(list(labels.values()), float(value))
+                family.add_metric([plain_text(label) for label in labels.values()], float(value))
             yield family
 
 

@@ -2,7 +2,7 @@
 
     /                      the page of the job; of several jobs, a list of links to /job/NAME/
     /status.json           what the page shows
-    /metrics               the same for Prometheus, of all jobs
+    /metrics               the same for Prometheus; of several jobs, each by its link
     /healthz               200
 
 Everything comes from here, and the Content-Security-Policy allows nothing else. A request must name this machine as its
@@ -12,25 +12,26 @@ host: else a web page elsewhere could have its own name point here and read what
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
+import urllib.parse
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Protocol
 
-import msgspec
-
-from graphft.errors import UsageError
+from graphft.errors import UsageError, describe
 from graphft.runtime.page.job_page import JobPage
+from graphft.sealed_json import encode_json
 
 log = logging.getLogger("graphft")
 
 LOOPBACK = "127.0.0.1"
-NAMES = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
+_HOST = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:\d*)?|::1")
 """What a request may call this machine. The port may be another one: ssh -L forwards one to this."""
 REQUEST_SECONDS = 5.0
-"""For which a client may take to ask."""
+"""For which a client may be silent while it asks."""
 CLIENTS = 32
 """Requests that are answered at a time; more are closed at once."""
 POLL_SECONDS = 0.1
@@ -88,7 +89,7 @@ class OneJob:
 
 def answer(site: Site, path: str) -> Answer:
     """To a request for this path, without its query."""
-    name, link = path.removeprefix("/"), ""
+    name, link = urllib.parse.unquote(path).removeprefix("/"), ""
     if name.startswith("job/"):
         link, slash, name = name.removeprefix("job/").partition("/")
         if not slash:
@@ -103,12 +104,14 @@ def answer(site: Site, path: str) -> Answer:
         if page is not None:
             return 200, "application/json", page.json()
         if not link:
-            return 200, "application/json", msgspec.json.encode({"jobs": site.briefs(), "now": time.time()})
+            return 200, "application/json", encode_json({"jobs": site.briefs(), "now": time.time()})
     if name == "metrics" and not link:
         from graphft.runtime.page.prometheus import CONTENT_TYPE, metrics_of  # whose library few ask for
 
-        pages = [page] if page is not None else [site.job(brief["link"]) for brief in site.briefs()]
-        return 200, CONTENT_TYPE, metrics_of([found.document() for found in pages if found is not None])
+        if page is not None:
+            return 200, CONTENT_TYPE, metrics_of([page.document()])
+        pages = {brief["link"]: site.job(brief["link"]) for brief in site.briefs()}  # copies have the same name
+        return 200, CONTENT_TYPE, metrics_of([p.document() | {"job": link} for link, p in pages.items() if p])
     return _plain(404, f"there is no {path}, but /, /status.json, /metrics and /healthz")
 
 
@@ -198,7 +201,13 @@ def _handler(site: Site, note: Callable[[str], None]) -> type[BaseHTTPRequestHan
                 self._send(_plain(421, "this is served to its own machine alone: ask for 127.0.0.1 or localhost"))
                 return
             note(path)
-            self._send(answer(site, path))
+            try:
+                self._send(answer(site, path))
+            except OSError:  # who asked has gone
+                raise
+            except Exception as error:
+                log.warning("%s of the page cannot be answered", path, exc_info=True)
+                self._send(_plain(500, f"{path} cannot be answered: {describe(error)}"))
 
         def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
             """Of requests that are none, and of methods other than GET."""
@@ -225,6 +234,4 @@ def _handler(site: Site, note: Callable[[str], None]) -> type[BaseHTTPRequestHan
 def _names_this_machine(hosts: list[str]) -> bool:
     if len(hosts) != 1:
         return False
-    name = hosts[0].strip().lower()
-    host = name[: name.find("]") + 1] if name.startswith("[") else name.partition(":")[0]
-    return host in NAMES
+    return _HOST.fullmatch(hosts[0].strip().lower()) is not None

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from graphft.errors import UsageError
+from graphft.errors import GraphftError, UsageError
 
 _FILE = "launcher.lock"
 _held: set[int] = set()
@@ -34,7 +34,7 @@ def locked(job_dir: Path, wait: Callable[[str], None] | None = None, file: str =
     waits for its end.
     """
     job_dir.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(job_dir / file, os.O_RDWR | os.O_CREAT, 0o644)
+    descriptor = _open(job_dir / file)
     _held.add(descriptor)
     try:
         try:
@@ -56,6 +56,15 @@ def locked(job_dir: Path, wait: Callable[[str], None] | None = None, file: str =
         if descriptor in _held:  # else this is a child
             _held.remove(descriptor)
             os.close(descriptor)
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    except (IsADirectoryError, FileNotFoundError) as error:
+        raise GraphftError(
+            f"{path} is to be a file, to be locked: {error}", rule="job-directory", help="delete what is there"
+        ) from None
 
 
 def holder_of(job_dir: Path) -> str:

@@ -44,6 +44,14 @@ def read_lines(path: Path, offset: int, piece: int) -> Iterator[tuple[Table, int
                 yield _table(_rows(whole)), offset
 
 
+def copy_lines(path: Path, target: Path, before: int) -> None:
+    """The lines of the steps before this one, as another file. Raises OSError."""
+    with path.open("rb") as file:
+        kept = [line for line in file if (row := _row(line)) is not None and row.step < before]
+    if kept:
+        target.write_bytes(b"".join(kept))
+
+
 def _rows(lines: bytes) -> list[Row]:
     try:
         return _DECODER.decode_lines(lines)

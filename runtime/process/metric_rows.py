@@ -1,6 +1,6 @@
 """Rows as bytes, `.rows` in `metrics/`: a line of JSON, and rows of one size behind it.
 
-    {"graphft-rows": 1, "names": ["loss", "accuracy"], "bits": 32, "step": 1200, "at": 1785000000.123}\\n
+    {"checksum":"...","content":{"at":1785000000.123,"bits":32,"names":["loss","accuracy"],"rows":1,"step":1200}}\\n
     check: u16   slot: u16   step: i32   at: u32   samples: u32   values: a float of `bits` bits for each name
 
 All little-endian. `step` and `at` (milliseconds) count from those of the first line. The exclusive or of a row's words
@@ -12,21 +12,32 @@ Files are only appended to: what follows the last whole row was cut off.
 from __future__ import annotations
 
 import functools
-import json
 import operator
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Annotated, Literal
 
+import msgspec
 import numpy as np
 
 from graphft.runtime.process.metric_table import Table
+from graphft.sealed_json import seal, unseal
 
 SUFFIX = ".rows"
 CHECK = 0x4746
-MOST_HEADER = 1 << 16
+MOST_HEADER = 1 << 20
+"""Bytes: what is longer is no first line."""
+
+
+class _Header(msgspec.Struct, forbid_unknown_fields=True):
+    rows: Literal[1]
+    names: tuple[str, ...]
+    bits: Literal[32, 64]
+    step: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
+    at: float
 
 
 @dataclass(frozen=True)
@@ -40,21 +51,17 @@ class RowFormat:
 
     @property
     def header(self) -> bytes:
-        bits = 64 if self.wide else 32
-        first = {"graphft-rows": 1, "names": self.names, "bits": bits, "step": self.step, "at": self.at}
-        return json.dumps(first).encode() + b"\n"
+        found = _Header(1, self.names, 64 if self.wide else 32, self.step, self.at)
+        return seal(msgspec.to_builtins(found))
 
     @staticmethod
     def parse(line: bytes) -> RowFormat | None:
         """None of a line that is not whole, or damaged."""
         try:
-            first = json.loads(line) if line.endswith(b"\n") else {}
-            if first["graphft-rows"] != 1 or first["bits"] not in (32, 64):
-                return None
-            names = tuple(map(str, first["names"]))
-            return RowFormat(names, first["bits"] == 64, int(first["step"]), float(first["at"]))
-        except (ValueError, KeyError, TypeError):
+            found = msgspec.convert(unseal(line), _Header)
+        except (ValueError, msgspec.ValidationError):
             return None
+        return RowFormat(found.names, found.bits == 64, found.step, found.at)
 
     @cached_property
     def _body(self) -> struct.Struct:
@@ -97,6 +104,20 @@ class RowFormat:
             values,
             {name: np.ones(len(rows), bool) for name in values},
         )
+
+
+def copy_rows(path: Path, target: Path, before: int) -> None:
+    """The rows of the steps before this one, as another file. Raises OSError."""
+    with path.open("rb") as file:
+        first = file.readline(MOST_HEADER)
+        found = RowFormat.parse(first)
+        if found is None:
+            return
+        data = file.read()
+    rows = np.frombuffer(data[: len(data) // found.size * found.size], found.dtype)
+    kept = rows[rows["step"].astype(np.int64) + found.step < before]
+    if len(kept):
+        target.write_bytes(first + kept.tobytes())
 
 
 def read_rows(path: Path, offset: int, piece: int) -> Iterator[tuple[Table, int]]:

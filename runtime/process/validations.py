@@ -13,6 +13,8 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from graphft.sealed_json import parse_json
+
 FILE = "validation.jsonl"
 log = logging.getLogger("graphft")
 
@@ -37,7 +39,7 @@ def read_validations(job_dir: Path) -> dict[int, dict[str, float]]:
         return {}
     for line in lines:
         try:
-            row = json.loads(line)
+            row = parse_json(line)
             values = {str(name): float(value) for name, value in row["metrics"].items()}
             found[int(row["epoch"])] = {name: value for name, value in values.items() if not math.isnan(value)}
         except (ValueError, KeyError, TypeError, AttributeError):  # the disk did not take it whole

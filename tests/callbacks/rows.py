@@ -24,7 +24,8 @@ def config(**options: Any) -> JobConfig:
 
 
 def job(**options: Any) -> Any:
-    return SimpleNamespace(config=config(**options), run_id="0123456789abcdef")
+    program = SimpleNamespace(attrs={"loss": "loss", "extras": ["accuracy"]})
+    return SimpleNamespace(config=config(**options), run_id="0123456789abcdef", trainer_program=lambda: program)
 
 
 def plan() -> Plan:

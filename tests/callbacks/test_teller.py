@@ -206,9 +206,29 @@ def test_a_callback_that_cannot_begin_is_asked_again(tmp_path: Path) -> None:
 
 
 def test_a_damaged_note_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "callbacks.json").write_text('{"run": 1')
+    note, run = tmp_path / "callbacks.json", '"run": "0123456789abcdef", "epoch"'
+    numbers = [(1, "1e999"), (0, "13"), (-1, "0")]
+    for text in ('{"run": 1', "[" * 100_000, *(f'{{{run}: {epoch}, "step": {step}}}' for epoch, step in numbers)):
+        note.write_text(text)
+        with pytest.raises(GraphftError, match="does not say what callbacks were told"), teller(tmp_path, Steps()):
+            pass
+    note.unlink()
+    note.mkdir()
     with pytest.raises(GraphftError, match="does not say what callbacks were told"), teller(tmp_path, Steps()):
         pass
+    note.rmdir()
+    (tmp_path / "callbacks.lock").unlink()
+    (tmp_path / "callbacks.lock").mkdir()
+    with pytest.raises(GraphftError, match="is to be a file, to be locked"), teller(tmp_path, Steps()):
+        pass
+
+
+def test_an_epoch_without_rows_has_a_loss_all_the_same(tmp_path: Path) -> None:
+    told = Epochs()
+    with teller(tmp_path, told) as one:
+        one.steps(PER_EPOCH, ended(tmp_path))
+    ((epoch, metrics),) = told.order
+    assert (epoch, str(metrics["loss"]), str(metrics["accuracy"]), metrics["left_out"]) == (1, "nan", "nan", 32)
 
 
 def test_a_skipped_step_is_no_part_of_its_epoch() -> None:

@@ -11,6 +11,7 @@ import torch
 
 import graphft
 from graphft import GraphftError
+from graphft.callbacks import CSVLogger
 from graphft.runtime.callbacks.callbacks import Callbacks
 from graphft.runtime.driver.checks import check_place, check_role
 from graphft.runtime.driver.making import make
@@ -227,6 +228,11 @@ def test_places_and_roles_that_cannot_be(tmp_path: Path) -> None:
 
 def test_a_metric_with_the_name_of_something_else() -> None:
     program = epochs.program()
-    program.attrs["extras"] = ("seconds",)
-    with pytest.raises(GraphftError, match="returns 'seconds', which names something else"):
+    program.attrs["extras"] = ("step",)
+    with pytest.raises(GraphftError, match="returns 'step', which names something else"):
         make(program, None, given())
+    job = graphft.transpile(epochs.program(), name="named", **given())
+    job.trainer_program().attrs["extras"] = ("step",)
+    with pytest.raises(GraphftError, match="returns 'step', which names something else"):
+        job.run(callbacks=[CSVLogger()])
+    assert not Path("jobs", "named").exists()

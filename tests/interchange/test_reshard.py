@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 import graphft
+from graphft.callbacks import CSVLogger
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.checkpoint.described import is_loaded
 from graphft.runtime.checkpoint.reshard import carry_over, layout_differences, reshard
@@ -24,6 +25,7 @@ from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.runtime.fs import file_system
 from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.launcher.job_folder import CONTINUED, open_folder
+from graphft.runtime.launcher.result import Result
 from graphft.transpiler import Job
 from tests.interchange.test_job_state import make_job
 from tests.support.s3_server import s3_server
@@ -87,14 +89,13 @@ def test_a_run_is_carried_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     other = make_job(3, **named)
     line = open_folder(other).describe(other.config)
     assert line.startswith("jobs/lin differs in: pservers 2 -> 3 (graphft launch --job jobs/lin goes on with it); ")
-    stay = "(its losses before that stay in the old folder)"
-    assert line.endswith(f"; going on from step 5 of 8 of jobs/lin, carried over to 3 pservers, in jobs/lin-2 {stay}")
+    assert line.endswith("; going on from step 5 of 8 of jobs/lin, carried over to 3 pservers, in jobs/lin-2")
     assert (held(Path("jobs/lin-2"))[0], is_same(held(Path("jobs/lin-2"))[1], states(other))) == (5, True)
     again = make_job(3, **named)
     assert "resuming jobs/lin-2 at step 5 of 8 (job unchanged)" in open_folder(again).describe(again.config)
     back = make_job(2, **named)
     line = open_folder(back).describe(back.config)
-    assert line.endswith(f"of 8 of jobs/lin-2, carried over to 2 pservers, in jobs/lin-3 {stay}"), line
+    assert line.endswith("of 8 of jobs/lin-2, carried over to 2 pservers, in jobs/lin-3"), line
     assert "jobs/lin went on in " in line or "1 other folder" in line
     assert is_same(held(Path("jobs/lin-3"))[1], states(back))
     shutil.rmtree("jobs/lin-3")
@@ -144,11 +145,11 @@ def test_another_machine_knows_by_the_storage_what_a_run_went_on_in(
 
     assert on("one", 2) == f"new run in jobs/lin, storage {storage}"
     begin_in(Path("jobs/lin"), states(Job.load(Path("jobs/lin"))))
-    assert "from step 5 of 8 of jobs/lin, carried over to 3 pservers, in jobs/lin-2 " in on("one", 3)
+    assert "from step 5 of 8 of jobs/lin, carried over to 3 pservers, in jobs/lin-2" in on("one", 3)
     assert "resuming jobs/lin-2 at step 5 of 8" in on("two", 3)
     line = on("three", 2)
     assert f"jobs/lin went on in {storage}-2" in line, line
-    assert "from step 5 of 8 of jobs/lin-2, carried over to 2 pservers, in jobs/lin-3 " in line, line
+    assert "from step 5 of 8 of jobs/lin-2, carried over to 2 pservers, in jobs/lin-3" in line, line
     model = tmp_path / "model"
     model.write_bytes((2).to_bytes(8, "little") + b"{}")
     fs, root = file_system(f"{storage}-3")
@@ -248,22 +249,47 @@ def test_a_carried_checkpoint_trains_on_to_the_same_bits(tmp_path: Path, monkeyp
     assert all(torch.equal(end[n], whole[n]) for n in whole)
 
 
+class Steps:
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.epochs: list[float] = []
+
+    def on_step(self, step: int, metrics: dict[str, float]) -> None:
+        self.steps.append(step)
+
+    def on_epoch(self, epoch: int, metrics: dict[str, float]) -> None:
+        assert metrics["left_out"] == 0
+        self.epochs.append(epoch)
+
+
+def logged(result: Result) -> str:
+    return "step,loss\n" + "".join(f"{step},{loss}\n" for step, loss in result.metrics["loss"])
+
+
 def test_more_passes_give_the_bits_of_a_job_that_had_them_from_the_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """Of a complete run, then of one that was interrupted, and on other pservers; fewer passes are another run."""
     monkeypatch.chdir(tmp_path)
-    options = {"name": "lin", "checkpoint_every": 1, "keep_checkpoints": 99}
-    whole = graphft.read_weights(make_job(2, passes=5, name="whole").run(quiet=True).model)
-    make_job(2, **options).run(quiet=True)
-    assert make_job(2, passes=3, **options).run(quiet=True).steps == 12
+    options, told = {"name": "lin", "checkpoint_every": 1, "keep_checkpoints": 99}, Steps()
+
+    def run(job: Job) -> Result:
+        return job.run(quiet=True, callbacks=[told, CSVLogger("log.csv"), CSVLogger()])
+
+    undisturbed = make_job(2, passes=5, name="whole").run(quiet=True)
+    whole = graphft.read_weights(undisturbed.model)
+    run(make_job(2, **options))
+    assert run(make_job(2, passes=3, **options)).steps == 12
     line = "jobs/lin differs in: passes 2 -> 3; going on from step 8 of 12 of jobs/lin, carried over to 3 passes, in "
-    assert f"{line}jobs/lin-2 (its losses before that stay in the old folder)\n" in capfd.readouterr().err
+    assert f"{line}jobs/lin-2\n" in capfd.readouterr().err
     assert look_at(Path("jobs/lin")).state == "complete"
     _cut_off(Path("jobs/lin-2"), 11)
-    result = make_job(3, passes=5, **options).run(quiet=True)
+    result = run(make_job(3, passes=5, **options))
     assert Path(result.model).parent.name == "lin-3"
-    line = r"from step \d+ of 20 of jobs/lin-2, carried over to 3 pservers and 5 passes, in jobs/lin-3 "
+    assert result.metrics == undisturbed.metrics, "those of the steps before are its own, too"
+    assert (told.steps, told.epochs) == ([*range(20)], [1, 2, 3, 4, 5])
+    assert {Path("log.csv").read_text(), Path("jobs/lin-3/steps.csv").read_text()} == {logged(undisturbed)}
+    line = r"from step \d+ of 20 of jobs/lin-2, carried over to 3 pservers and 5 passes, in jobs/lin-3\n"
     assert re.search(line, capfd.readouterr().err)
     end = graphft.read_weights(result.model)
     assert all(torch.equal(end[n], whole[n]) for n in whole)

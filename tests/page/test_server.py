@@ -89,6 +89,8 @@ def test_it_only_answers_get(server: PageServer, method: str) -> None:
         ("localhost.evil.example:80", 421),
         ("", 421),
         ("evil.example@localhost", 421),
+        ("[::1].evil.example", 421),
+        ("localhost:80.evil.example", 421),
     ],
 )
 def test_names_that_point_here(server: PageServer, host: str, code: int) -> None:
@@ -200,3 +202,12 @@ def test_who_looks_sees_the_end(server: PageServer, job: Job) -> None:
     assert not shown.wait(0.2)
     told(server)
     assert shown.wait(30)
+
+
+def test_what_goes_wrong_is_told(server: PageServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise ValueError("as the test wants it")
+
+    monkeypatch.setattr(server_module, "answer", fails)
+    code, body, _ = ask(server, "/status.json")
+    assert (code, b"as the test wants it" in body) == (500, True)

@@ -177,7 +177,7 @@ def test_launch_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> N
     assert "there is no script nosuch.py" in refused(capsys, "launch", "nosuch.py")
     assert "there is no script" in refused(capsys, "launch", tmp_path)
     assert "nothing to launch" in refused(capsys, "launch")
-    assert "is no folder" in refused(capsys, "launch", "--job", "nosuch")
+    assert "no job nosuch: neither nosuch nor jobs/nosuch holds" in refused(capsys, "launch", "--job", "nosuch")
     assert "trainers is -1" in refused(capsys, "launch", "--trainers", "-1", "--job", "nosuch")
     assert list(tmp_path.iterdir()) == []
 

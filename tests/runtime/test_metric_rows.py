@@ -15,6 +15,7 @@ import pytest
 from graphft.runtime.process.metric_files import LEVELS, file_of, files_of, losses_of, metrics_of, read_file, read_table
 from graphft.runtime.process.metric_rows import RowFormat
 from graphft.runtime.roles.trainer.metrics import BLOCK, FILES, Metrics
+from graphft.sealed_json import seal
 from tests.support.waiting import until
 
 F32 = float(np.float32(0.1))
@@ -80,6 +81,9 @@ def test_a_row_that_does_not_fit_at_all_is_lost_and_told(tmp_path: Path) -> None
     metrics.write(2, 0, 4, 1.0, (0.5,))
     metrics.close()
     assert losses_of(tmp_path) == [(2, 0, 0.5)]
+    names = ("loss", *(f"{i:0300}" for i in range(4000)))
+    Metrics(tmp_path, "0-b", names, 0, lambda *found: told.append(found), told.append).write(1, 0, 4, 1.0, [0.5] * 4001)
+    assert "the names of 4001 values take more than" in told.pop()[1]
     ((count, what),) = told
     assert (count, "slot 65536 with 4 samples does not fit into a row" in what) == (1, True)
 
@@ -96,7 +100,9 @@ def test_damage_is_left_out(tmp_path: Path) -> None:
     file_of(tmp_path, "0-a", 16, 0).unlink()
     file_of(tmp_path, "0-a", 256, 0).unlink()
     assert [step for step, _, _ in losses_of(tmp_path)] == [0, 1, 3]
-    for first in (b"", b"{", b'{"graphft-rows": 2}\n', b"[]\n", b"\xff\n", data[:20]):
+    header = data.index(b"\n") + 1
+    flipped = [data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :] for at in range(header)]
+    for first in (b"", b"{", seal({"rows": 2}), b"[]\n", b"\xff\n", data[:20], b"[" * 100_000 + b"\n", *flipped):
         path.write_bytes(first)
         assert losses_of(tmp_path) == []
         assert metrics_of(tmp_path) == {}
@@ -149,19 +155,18 @@ def test_trainers_share_the_limit_and_what_dead_ones_left_counts(tmp_path: Path)
         metrics = writer(tmp_path, f"0-{life}", limit)
         metrics.write(life, 0, 4, float(life), (0.5, 1.0))
         metrics.close()
-        os.utime(file_of(tmp_path, f"0-{life}", 1, 0), (life, life))
+        os.utime(file_of(tmp_path, f"0-{life}", 1, 0), (1e9 - life, 1e9 - life))  # a clock that is set back
     found = files_of(tmp_path, 1)
     assert len(found) <= 33, "a file takes a block of the disk"
     assert file_of(tmp_path, "0-99", 1, 0) in found
     (tmp_path / "metrics" / "trainer-0-old.jsonl").write_text('{"step": 0, "slot": 0, "loss": 0.5}\n')
     one, other = writer(tmp_path, "1-a", limit), writer(tmp_path, "2-b", limit)
     one.write(1000, 0, 4, 1.0, (0.5, 1.0))
-    os.utime(file_of(tmp_path, "1-a", 1, 0), (1, 1))
-    for step in range(20_000):
+    for step in range(1001, 20_000):
         other.write(step, 1, 4, 2.0, (0.5, 1.0))
     assert not file_of(tmp_path, "1-a", 1, 0).exists(), "it was the oldest"
-    one.write(1001, 0, 4, 3.0, (0.5, 1.0))
-    assert (1001, 0, 0.5) in losses_of(tmp_path), "it goes on in another file"
+    one.write(20_000, 0, 4, 3.0, (0.5, 1.0))
+    assert (20_000, 0, 0.5) in losses_of(tmp_path), "it goes on in another file"
     assert (0, 0, 0.5) in losses_of(tmp_path), "JSON lines of an older graphft stay"
 
 

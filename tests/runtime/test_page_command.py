@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
+import shutil
 import socket
 import sys
 from pathlib import Path
 
 import msgspec
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from graphft.errors import UsageError
 from graphft.runtime.cli import main
@@ -113,7 +116,12 @@ def test_several_jobs_are_a_list_of_links(saved: Path, running: Keys, etcd: Etcd
         assert told(found, "/job/one/status.json")["state"] == "not begun"
         assert answer(found, "/job/other/status.json")[0] == 404
         assert answer(found, "/job/one/")[0] == 200
-        assert b"graphft_state{" in answer(found, "/metrics")[2]
+        shutil.copytree("jobs/one", "jobs/two one")
+        shutil.copytree("jobs/one", os.fsdecode(b"jobs/b\xffyte"))
+        assert told(found, "/job/two%20one/status.json")["state"] == "not begun"
+        families = text_string_to_metric_families(answer(found, "/metrics")[2].decode())
+        states = [s.labels["job"] for f in families for s in f.samples if s.name == "graphft_state" and s.value]
+        assert sorted(states) == ["b\\udcffyte", "one", "two one"], "their job has one name"
     with site(etcd=",".join(etcd.endpoints)) as found:
         assert running.job in [job["link"] for job in told(found)["jobs"]]
         assert told(found, f"/job/{running.job}/status.json")["state"] == "running"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -137,9 +138,10 @@ def test_which_value_is_the_best() -> None:
 
 def test_folders_that_cannot_be_read_are_lines_too(capsys: pytest.CaptureFixture[str], passes: Job) -> None:
     saved(passes, "good", 1.0)
-    for name, data in (("cut", b'{"format": '), ("other", b"[]")):
-        Path("jobs", name).mkdir()
-        Path("jobs", name, "job.json").write_bytes(data)
+    for name, data in (("cut", b'{"format": '), ("other", b"[]"), ("deep", b"[" * 100_000), (b"b\xff\x1byte", b"")):
+        folder = Path("jobs", os.fsdecode(name))
+        folder.mkdir()
+        (folder / "job.json").write_bytes(data)
     Path("jobs", "loop").symlink_to("loop")
     Path("jobs", "no-job").mkdir()
     Path("jobs", "file").write_text("")
@@ -148,6 +150,8 @@ def test_folders_that_cannot_be_read_are_lines_too(capsys: pytest.CaptureFixture
         "jobs/good": "complete",
         "jobs/cut": "unreadable",
         "jobs/other": "unreadable",
+        "jobs/deep": "unreadable",
+        "jobs/b\\udcff\\x1byte": "unreadable",
         "jobs/loop": "unreadable",
     }
     assert "\njobs/cut: cannot be read: jobs/cut/job.json is damaged: " in shown(capsys, "runs")
@@ -195,9 +199,9 @@ def test_the_rows_of_a_job(capsys: pytest.CaptureFixture[str], passes: Job) -> N
     assert "no trainer has noted a batch in jobs/a/metrics" in refused(capsys, "metrics", "--job", "a")
     noted(folder, [0.5], accuracy=1.0)
     metrics = Metrics(folder, "1-b", ("loss", "accuracy"), 0, print, print)
-    metrics.write(0, 1, 4, 2.0, (0.25, 0.5))
+    metrics.write(0, 1, 4, 2.0, (0.25, math.nan))
     metrics.close()
     assert [json.loads(line) for line in shown(capsys, "metrics", "--job", "a").splitlines()] == [
         {"step": 0, "slot": 0, "loss": 0.5, "metrics": {"accuracy": 1.0}, "samples": 4, "at": 0.0},
-        {"step": 0, "slot": 1, "loss": 0.25, "metrics": {"accuracy": 0.5}, "samples": 4, "at": 2.0},
+        {"step": 0, "slot": 1, "loss": 0.25, "metrics": {"accuracy": None}, "samples": 4, "at": 2.0},
     ]

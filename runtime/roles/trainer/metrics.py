@@ -15,7 +15,7 @@ from pathlib import Path
 
 from graphft.errors import ordinal
 from graphft.runtime.process.metric_files import FOLDER, LEVELS, file_of, files_of
-from graphft.runtime.process.metric_rows import SUFFIX, RowFormat
+from graphft.runtime.process.metric_rows import MOST_HEADER, SUFFIX, RowFormat
 
 SHARES = dict(zip(LEVELS, (1 / 2, 1 / 4, 1 / 4), strict=True))
 """Of the limit, what the files of each level may take."""
@@ -31,6 +31,16 @@ def _stat(path: Path) -> os.stat_result | None:
         return path.stat()
     except FileNotFoundError:
         return None
+
+
+def _first_step(path: Path) -> int:
+    """-1 of a file that is damaged, or that another trainer has deleted."""
+    try:
+        with path.open("rb") as file:
+            found = RowFormat.parse(file.readline(MOST_HEADER))
+    except OSError:
+        return -1
+    return found.step if found is not None else -1
 
 
 class _Level:
@@ -71,6 +81,8 @@ class _Level:
                 break
         else:
             raise OSError(f"slot {slot} with {samples} samples does not fit into a row")
+        if len(format.header) > MOST_HEADER:
+            raise OSError(f"the names of {len(format.names)} values take more than {MOST_HEADER} bytes")
         self.close()
         self._format, self._number, self._size = format, self._number + 1, 0
         path = file_of(self._job_dir, self._trainer, self._level, self._number)
@@ -79,12 +91,13 @@ class _Level:
         return row
 
     def _bound(self) -> list[Path]:
-        """Deletes the oldest files of this level, of whichever trainer, until the others fit. Of JSON lines none."""
+        """Deletes the oldest files of this level, of whichever trainer, until the others fit. Of JSON lines none. The
+        oldest have the lowest steps: clocks differ, and are set."""
         mine = file_of(self._job_dir, self._trainer, self._level, self._number)
-        found = sorted((s.st_mtime, s.st_size, p) for p in self._others(mine) if (s := _stat(p)) is not None)
+        found = sorted((_first_step(p), s.st_mtime, s.st_size, p) for p in self._others(mine) if (s := _stat(p)))
         most, deleted = self._limit * SHARES[self._level], []
-        total = sum(max(size, BLOCK) for _, size, _ in found)
-        for _, size, path in found if self._limit else ():
+        total = sum(max(size, BLOCK) for *_, size, _ in found)
+        for *_, size, path in found if self._limit else ():
             if total <= most:
                 break
             path.unlink(missing_ok=True)

@@ -1,0 +1,33 @@
+"""What people are shown of a run goes along when it is gone on with in another folder: one curve, one log."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from graphft.runtime.callbacks.csv_logger import OWN
+from graphft.runtime.callbacks.told import FILE, Told
+from graphft.runtime.process import metric_lines, metric_rows, validations
+from graphft.runtime.process.metric_files import FOLDER, LEVELS, files_of
+
+if TYPE_CHECKING:
+    from graphft.transpiler import Job
+
+
+def carry_rows(source: Path, before: str, job: Job, new: Path, step: int) -> None:
+    """Copies what the run `before` noted in the folder `source` of the steps until this one: metrics, validations, the
+    CSV files elsewhere that have its rows, and what callbacks were told. Raises OSError, UsageError."""
+    (new / FOLDER).mkdir(exist_ok=True)
+    for path in {path for level in LEVELS for path in files_of(source, level)}:
+        copy = metric_lines.copy_lines if path.suffix == metric_lines.SUFFIX else metric_rows.copy_rows
+        with contextlib.suppress(FileNotFoundError):
+            copy(path, new / FOLDER / path.name, step)
+    for name in (validations.FILE, OWN):
+        if (source / name).exists():
+            shutil.copyfile(source / name, new / name)
+    if (source / FILE).exists():
+        told = Told.read(source, before, job.config.plan.total_steps, job.config.passes)
+        replace(told, run=job.run_id).write(new)
