@@ -61,8 +61,15 @@ class Run:
 
 def _check_parameters(callback: Any, name: str) -> None:
     """Raises UsageError for a method that could not be called: that would be found when an epoch is done."""
+    method = getattr(callback, name)
+    if inspect.iscoroutinefunction(method):
+        raise UsageError(
+            f"{name} of {callback!r} is a coroutine, which nobody would await",
+            rule="option",
+            help="make it a plain method; asyncio.run(...) in it runs a coroutine",
+        )
     try:
-        inspect.signature(getattr(callback, name)).bind(*ARGUMENTS[name])
+        inspect.signature(method).bind(*ARGUMENTS[name])
     except TypeError as error:
         count = ("no argument", "one argument, ", "two arguments, ")[len(ARGUMENTS[name])]
         wanted = count + " and ".join(ARGUMENTS[name])

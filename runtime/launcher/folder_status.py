@@ -10,11 +10,13 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from graphft.errors import GraphftError, UsageError, describe, plain_text
+from graphft.runtime.callbacks.told import FILE as TOLD
 from graphft.runtime.checkpoint.omissions import lost_so_far
 from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.checkpoint.store import StorageUnavailable
@@ -34,6 +36,8 @@ from graphft.transpiler.record import RECORD, JobRecord, read_record
 
 ANSWER_SECONDS = 1.0
 """For how long a job's etcd may take to answer."""
+LOOKS_AT_ONCE = 16
+"""Most of a look at a job that was killed is a wait for its etcd."""
 State = Literal["complete", "running", "starting", "stopped", "failed", "not begun", "unknown", "unreadable"]
 """unknown: its etcd was not started with it, and does not answer here."""
 
@@ -77,7 +81,8 @@ class FolderStatus:
         """On one line, with what to do about it."""
         named = self.url or self.folder
         launch = f"graphft launch --job {named}" + f" --etcd {self.etcd}" * self.join
-        launch = "its script, run again," if self.on_demand else launch
+        asks = self.on_demand or (self.folder / TOLD).exists()  # for its epochs, or to have its callbacks told
+        launch = "its script, run again," if asks else launch
         goes_on = "writes its model, which is not there" if self.step == self.steps else "goes on with it"
         what = {
             "complete": f"is complete: {self.steps} steps, model {self.model}",
@@ -192,10 +197,11 @@ def copy_of(url: str) -> Path:
 
 def list_folders(root: Path = JOBS) -> list[FolderStatus]:
     """The jobs in a folder, the one that was worked on last at the end. No folder if there is none."""
-    return sorted((look_if_there(folder) for folder in _folders_in(root)), key=lambda s: s.at)
+    with ThreadPoolExecutor(LOOKS_AT_ONCE) as pool:
+        return sorted(pool.map(look_if_there, folders_in(root)), key=lambda s: s.at)
 
 
-def _folders_in(root: Path) -> Iterator[Path]:
+def folders_in(root: Path = JOBS) -> Iterator[Path]:
     """Those of jobs, and those of which that cannot be told."""
     for folder in sorted(root.iterdir()) if root.is_dir() else ():
         if folder.name.startswith("."):  # what is being deleted

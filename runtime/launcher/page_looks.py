@@ -13,7 +13,7 @@ from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.noted_etcd import EtcdNote
 from graphft.runtime.coordination.status import UNKNOWN_JOB, JobStatus, list_jobs, read_status
 from graphft.runtime.etcd import Etcd, EtcdError
-from graphft.runtime.launcher.folder_status import ANSWER_SECONDS, FolderStatus, is_copy, list_folders, look_at, note_of
+from graphft.runtime.launcher.folder_status import ANSWER_SECONDS, folders_in, is_copy, list_folders, look_at, note_of
 from graphft.runtime.launcher.process_ends import ends_as_events
 from graphft.runtime.page import document as documents
 from graphft.runtime.page.job_page import JobPage, Look
@@ -117,17 +117,17 @@ class Folders:
         return None
 
     def briefs(self) -> list[dict[str, Any]]:
-        return [status.to_json() | {"link": _link(status)} for status in reversed(list_folders())]
+        return [status.to_json() | {"link": _link(status.folder)} for status in reversed(list_folders())]
 
     def job(self, link: str) -> JobPage | None:
-        found = {_link(status): status.folder for status in list_folders()} if link not in self._pages else {}
+        found = {_link(folder): folder for folder in folders_in()} if link not in self._pages else {}
         if link in found:
-            self._pages[link] = JobPage(FolderLooks(found[link]))
+            self._pages.setdefault(link, JobPage(FolderLooks(found[link])))
         return self._pages.get(link)
 
 
-def _link(status: FolderStatus) -> str:
-    return plain_text(status.folder.name)
+def _link(folder: Path) -> str:
+    return plain_text(folder.name)
 
 
 class JobsOfEtcd:
@@ -147,5 +147,5 @@ class JobsOfEtcd:
 
     def job(self, link: str) -> JobPage | None:
         if link not in self._pages and link in list_jobs(self._etcd):
-            self._pages[link] = JobPage(EtcdLooks(self._etcd, link))
+            self._pages.setdefault(link, JobPage(EtcdLooks(self._etcd, link)))
         return self._pages.get(link)

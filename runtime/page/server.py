@@ -17,6 +17,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Protocol
@@ -34,6 +35,8 @@ REQUEST_SECONDS = 5.0
 """For which a client may be silent while it asks."""
 CLIENTS = 32
 """Requests that are answered at a time; more are closed at once."""
+LOOKS_AT_ONCE = 16
+"""At jobs, for `/metrics` of several: of one that was killed its etcd is waited for."""
 POLL_SECONDS = 0.1
 """For which its end may take."""
 WATCHED_SECONDS = 3.0
@@ -110,9 +113,16 @@ def answer(site: Site, path: str) -> Answer:
 
         if page is not None:
             return 200, CONTENT_TYPE, metrics_of([page.document()])
-        pages = {brief["link"]: site.job(brief["link"]) for brief in site.briefs()}  # copies have the same name
-        return 200, CONTENT_TYPE, metrics_of([p.document() | {"job": link} for link, p in pages.items() if p])
+        links = [brief["link"] for brief in site.briefs()]  # copies have the same name
+        with ThreadPoolExecutor(LOOKS_AT_ONCE) as pool:
+            found = pool.map(lambda link: _document(site, link), links)
+        return 200, CONTENT_TYPE, metrics_of([each for each in found if each is not None])
     return _plain(404, f"there is no {path}, but /, /status.json, /metrics and /healthz")
+
+
+def _document(site: Site, link: str) -> dict[str, Any] | None:
+    page = site.job(link)
+    return page.document() | {"job": link} if page is not None else None
 
 
 def _plain(status: int, text: str) -> Answer:
@@ -155,7 +165,7 @@ class PageServer:
             raise UsageError(
                 f"the page cannot be served at {LOOPBACK}:{port}: {error}",
                 rule="page",
-                help="give another port (--page PORT), or none: a free one is taken then",
+                help="give another port, or none: a free one is taken then",
             ) from error
         self.port = int(self._server.server_address[1])
         self._thread = threading.Thread(target=self._serve, name="page", daemon=True)

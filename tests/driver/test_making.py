@@ -209,8 +209,13 @@ def test_callbacks_that_could_not_be_called() -> None:
         def on_epoch(self, *arguments: object) -> None: ...
         def on_end(self, why: str = "") -> None: ...
 
+    class Awaited:
+        async def on_end(self) -> None: ...
+
     with pytest.raises(GraphftError, match=r"on_epoch of .* cannot be called: it is given two arguments"):
         Callbacks([Few()])
+    with pytest.raises(GraphftError, match=r"on_end of .* is a coroutine, which nobody would await"):
+        Callbacks([Awaited()])
     Callbacks([Any_()])
 
 

@@ -160,8 +160,13 @@ def test_the_process_ends_too_and_prints_no_traceback() -> None:
 # -- launch and start -------------------------------------------------------------------------------------------------
 
 
-def test_an_option_behind_the_script_is_told(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_an_option_behind_the_script_is_told(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`graphft launch train.py --fresh` would go on with the run that it was to leave."""
+    monkeypatch.setenv("GRAPHFT_LAUNCH", "")
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", [*sys.path])
     script = tmp_path / "train.py"
     script.write_text("import sys; print(sys.argv[1:]); sys.exit(0)\n")
     for arguments, told in ((["--fresh", "--trainers=5"], True), (["--lr", "1"], False)):

@@ -16,6 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from graphft.errors import UsageError
+from graphft.runtime.callbacks.told import Told
 from graphft.runtime.cli import main
 from graphft.runtime.coordination import connect as connect_module
 from graphft.runtime.coordination.connect import write_endpoints
@@ -30,7 +31,7 @@ from graphft.runtime.launcher.page_looks import FolderLooks
 from graphft.runtime.launcher.process_ends import note_end, note_failed, note_launch
 from graphft.runtime.page.server import Site, answer
 from graphft.runtime.page.time_keeper import TimeKeeper
-from graphft.transpiler import Job
+from graphft.transpiler import Job, read_record
 from tests.support.commands import refused
 
 
@@ -141,9 +142,12 @@ def test_what_a_launch_refuses(page: object) -> None:
 
 
 def test_a_launch_whose_port_is_taken_begins_nothing(capsys: pytest.CaptureFixture[str], saved: Path) -> None:
+    Told(read_record(saved).run_id, 3, 0).write(saved)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        error = refused(capsys, "launch", "--page", str(taken.getsockname()[1]), "--job", saved)
+        assert main(["launch", "--page", str(taken.getsockname()[1]), "--job", str(saved)]) == 2
+    error = capsys.readouterr().err
     assert "the page cannot be served" in error
+    assert "are NOT called here; they were told of 3 steps and 0 epochs: end this, and run that script" in error
     assert not (saved / "etcd.json").exists()
     assert not (saved / "ends.jsonl").exists()
 

@@ -57,7 +57,7 @@ class Recovery:
             return
         self.member.events.emit(
             "etcd-behind",
-            "etcd knows nothing of this run: its data are lost, or it is another etcd; "
+            "etcd knows nothing of this run: its data are lost or deleted (graphft clean), or it is another etcd; "
             f"the job goes on from step {found.step}, where the newest whole checkpoint is",
             step=found.step,
         )
