@@ -187,8 +187,9 @@ class Replacement:
             return
         if begun == self.newest.directory:  # else it may have come from this one, and gone on
             self.store.take_back(manifest)
+        at = begun or "its initial values"
         raise GraphftError(
-            f"another script has begun it meanwhile, at {begun or 'its initial values'}: this one does not count",
+            f"another script has begun the run meanwhile, at {at}: the new state does not count",
             rule="foreign-job",
             help="end that script, and call it again",
         )

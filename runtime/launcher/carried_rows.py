@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from graphft.errors import UsageError
 from graphft.runtime.callbacks.csv_logger import OWN
 from graphft.runtime.callbacks.told import FILE, Told
+from graphft.runtime.launcher.tell import tell
 from graphft.runtime.process import metric_lines, metric_rows, validations
 from graphft.runtime.process.metric_files import FOLDER, LEVELS, files_of
 
@@ -19,15 +22,27 @@ if TYPE_CHECKING:
 
 def carry_rows(source: Path, before: str, job: Job, new: Path, step: int) -> None:
     """Copies what the run `before` noted in the folder `source` of the steps until this one: metrics, validations, the
-    CSV files elsewhere that have its rows, and what callbacks were told. Raises OSError, UsageError."""
+    CSV files elsewhere that have its rows, and what callbacks were told. A line tells what cannot be copied: the run
+    goes on without it."""
     (new / FOLDER).mkdir(exist_ok=True)
-    for path in {path for level in LEVELS for path in files_of(source, level)}:
+    for path in sorted({path for level in LEVELS for path in files_of(source, level)}):
         copy = metric_lines.copy_lines if path.suffix == metric_lines.SUFFIX else metric_rows.copy_rows
-        with contextlib.suppress(FileNotFoundError):
+        with _told(path):
             copy(path, new / FOLDER / path.name, step)
     for name in (validations.FILE, OWN):
-        if (source / name).exists():
+        with _told(source / name):
             shutil.copyfile(source / name, new / name)
-    if (source / FILE).exists():
-        told = Told.read(source, before, job.config.plan.total_steps, job.config.passes)
-        replace(told, run=job.run_id).write(new)
+    with _told(source / FILE):
+        if (source / FILE).exists():
+            told = Told.read(source, before, job.config.plan.total_steps, job.config.passes)
+            replace(told, run=job.run_id).write(new)
+
+
+@contextlib.contextmanager
+def _told(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        return
+    except (OSError, UsageError) as error:
+        tell(f"{path} does NOT go along: {error.message if isinstance(error, UsageError) else error}")

@@ -179,9 +179,13 @@ def launch_saved(path: Path, options: LaunchOptions) -> None:
 
 
 def _tell_of_callbacks(path: Path, record: JobRecord) -> None:
-    """They are objects of the script. Raises UsageError for a damaged note of what they were told."""
+    """They are objects of the script."""
     plan = record.config.plan
-    told = Told.read(path, record.run_id, plan.total_steps, plan.passes)
+    try:
+        told = Told.read(path, record.run_id, plan.total_steps, plan.passes)
+    except (UsageError, OSError) as error:
+        tell(f"callbacks of the script that began {path} are NOT called here; {error}")
+        return
     if told != Told(record.run_id):
         later = (
             "they are told of these steps and epochs when that script goes on"

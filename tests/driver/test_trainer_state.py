@@ -217,7 +217,7 @@ def test_a_script_that_begins_meanwhile_is_told_of(tmp_path: Path, etcd_server: 
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(CheckpointStore, "write_manifest", begun)
-            with pytest.raises(graphft.GraphftError, match=f"begun it meanwhile, at {before.directory}"):
+            with pytest.raises(graphft.GraphftError, match=f"begun the run meanwhile, at {before.directory}"):
                 trainer.load_state_dict(values)
         assert CheckpointStore(tmp_path / "job" / "checkpoints").manifests()[0] == before
         assert any(value.any() for value in trainer.state_dict()["model"].values())

@@ -82,7 +82,9 @@ def test_any_number_and_back(way: tuple[int, ...]) -> None:
     assert is_same(values, first)
 
 
-def test_a_run_is_carried_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_is_carried_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     named = {"name": "lin"}
     begin(tmp_path / "jobs" / "lin", job := make_job(2, **named), states(job))
@@ -92,9 +94,14 @@ def test_a_run_is_carried_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert line.endswith("; going on from step 5 of 8 of jobs/lin, carried over to 3 pservers, in jobs/lin-2")
     assert (held(Path("jobs/lin-2"))[0], is_same(held(Path("jobs/lin-2"))[1], states(other))) == (5, True)
     again = make_job(3, **named)
+    Path("jobs/lin-2/callbacks.json").write_text("{")
+    Path("jobs/lin-2/metrics/trainer-0-a.jsonl").mkdir()
     assert "resuming jobs/lin-2 at step 5 of 8 (job unchanged)" in open_folder(again).describe(again.config)
     back = make_job(2, **named)
     line = open_folder(back).describe(back.config)
+    told = capfd.readouterr().err
+    assert "jobs/lin-2/callbacks.json does NOT go along: jobs/lin-2/callbacks.json does not say what" in told
+    assert "jobs/lin-2/metrics/trainer-0-a.jsonl does NOT go along: " in told
     assert line.endswith("of 8 of jobs/lin-2, carried over to 2 pservers, in jobs/lin-3"), line
     assert "jobs/lin went on in " in line or "1 other folder" in line
     assert is_same(held(Path("jobs/lin-3"))[1], states(back))
