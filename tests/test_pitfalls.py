@@ -1,4 +1,4 @@
-"""docs/pitfalls.md names only tests that exist; and what can be seen in the sources alone."""
+"""docs/pitfalls.md and docs/quick-starts.md name only tests that exist; and what can be seen in the sources alone."""
 
 from __future__ import annotations
 
@@ -51,6 +51,15 @@ def test_the_page_names_only_tests_that_exist() -> None:
         f"{path}::{name}" for path, name in sorted(cited) if not (ROOT / path).is_file() or name not in defined(path)
     ]
     assert len(cited) == len(set(re.findall(r"`(tests/[^`]*::[^`]*)`", PAGE))), "a test is cited in another form"
+
+
+def test_the_page_of_quick_starts_names_only_tests_that_exist() -> None:
+    rows = re.findall(r"^\| \d+ \|.*\| (\S+) \|$", (ROOT / "docs" / "quick-starts.md").read_text(), re.MULTILINE)
+    assert len(rows) == 30
+    for row in rows[:-1]:  # of the last one the page says that it is not there
+        path, _, name = row.strip("`").partition("::")
+        assert (ROOT / "tests" / path).is_file(), row
+        assert not name or name in defined(f"tests/{path}"), row
 
 
 def test_slow_tests_exist() -> None:
