@@ -48,7 +48,7 @@ TaskPlugin=task/none
 MpiDefault=none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU_Memory
-SchedulerParameters=batch_sched_delay=1,sched_interval=2,max_batch_requeue=1000
+SchedulerParameters=batch_sched_delay=1,sched_interval=2
 GresTypes=gpu
 JobRequeue=1
 ReturnToService=2
