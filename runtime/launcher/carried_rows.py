@@ -27,19 +27,19 @@ def carry_rows(source: Path, before: str, job: Job, new: Path, step: int) -> Non
     (new / FOLDER).mkdir(exist_ok=True)
     for path in sorted({path for level in LEVELS for path in files_of(source, level)}):
         copy = metric_lines.copy_lines if path.suffix == metric_lines.SUFFIX else metric_rows.copy_rows
-        with _told(path):
+        with _or_a_line(path):
             copy(path, new / FOLDER / path.name, step)
     for name in (validations.FILE, OWN):
-        with _told(source / name):
+        with _or_a_line(source / name):
             shutil.copyfile(source / name, new / name)
-    with _told(source / FILE):
+    with _or_a_line(source / FILE):
         if (source / FILE).exists():
             told = Told.read(source, before, job.config.plan.total_steps, job.config.passes)
             replace(told, run=job.run_id).write(new)
 
 
 @contextlib.contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _or_a_line(path: Path) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError:

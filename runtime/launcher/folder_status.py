@@ -10,7 +10,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -31,13 +30,12 @@ from graphft.runtime.launcher.job_folder import begun, continued_in
 from graphft.runtime.launcher.process_ends import lost_checkpoints, read_ends
 from graphft.runtime.launcher.result import Result
 from graphft.runtime.process.folder_lock import holder_of
+from graphft.runtime.process.side_by_side import side_by_side
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.record import RECORD, JobRecord, read_record
 
 ANSWER_SECONDS = 1.0
 """For how long a job's etcd may take to answer."""
-LOOKS_AT_ONCE = 16
-"""Most of a look at a job that was killed is a wait for its etcd."""
 State = Literal["complete", "running", "starting", "stopped", "failed", "not begun", "unknown", "unreadable"]
 """unknown: its etcd was not started with it, and does not answer here."""
 
@@ -197,8 +195,8 @@ def copy_of(url: str) -> Path:
 
 def list_folders(root: Path = JOBS) -> list[FolderStatus]:
     """The jobs in a folder, the one that was worked on last at the end. No folder if there is none."""
-    with ThreadPoolExecutor(LOOKS_AT_ONCE) as pool:
-        return sorted(pool.map(look_if_there, folders_in(root)), key=lambda s: s.at)
+    looks = side_by_side(look_if_there, folders_in(root))  # at one that was killed, its etcd is waited for
+    return sorted(looks, key=lambda s: s.at)
 
 
 def folders_in(root: Path = JOBS) -> Iterator[Path]:

@@ -17,13 +17,13 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Protocol
 
 from graphft.errors import UsageError, describe
 from graphft.runtime.page.job_page import JobPage
+from graphft.runtime.process.side_by_side import side_by_side
 from graphft.sealed_json import encode_json
 
 log = logging.getLogger("graphft")
@@ -35,8 +35,6 @@ REQUEST_SECONDS = 5.0
 """For which a client may be silent while it asks."""
 CLIENTS = 32
 """Requests that are answered at a time; more are closed at once."""
-LOOKS_AT_ONCE = 16
-"""At jobs, for `/metrics` of several: of one that was killed its etcd is waited for."""
 POLL_SECONDS = 0.1
 """For which its end may take."""
 WATCHED_SECONDS = 3.0
@@ -114,8 +112,7 @@ def answer(site: Site, path: str) -> Answer:
         if page is not None:
             return 200, CONTENT_TYPE, metrics_of([page.document()])
         links = [brief["link"] for brief in site.briefs()]  # copies have the same name
-        with ThreadPoolExecutor(LOOKS_AT_ONCE) as pool:
-            found = pool.map(lambda link: _document(site, link), links)
+        found = side_by_side(lambda link: _document(site, link), links)
         return 200, CONTENT_TYPE, metrics_of([each for each in found if each is not None])
     return _plain(404, f"there is no {path}, but /, /status.json, /metrics and /healthz")
 

@@ -28,6 +28,8 @@ from graphft.sealed_json import seal, unseal
 
 SUFFIX = ".rows"
 CHECK = 0x4746
+COPIED_ROWS = 1 << 16
+"""At a time."""
 MOST_HEADER = 1 << 20
 """Bytes: what is longer is no first line."""
 
@@ -113,11 +115,11 @@ def copy_rows(path: Path, target: Path, before: int) -> None:
         found = RowFormat.parse(first)
         if found is None:
             return
-        data = file.read()
-    rows = np.frombuffer(data[: len(data) // found.size * found.size], found.dtype)
-    kept = rows[rows["step"].astype(np.int64) + found.step < before]
-    if len(kept):
-        target.write_bytes(first + kept.tobytes())
+        with target.open("wb") as copy:
+            copy.write(first)
+            while data := file.read(COPIED_ROWS * found.size):
+                rows = np.frombuffer(data[: len(data) // found.size * found.size], found.dtype)
+                copy.write(rows[rows["step"].astype(np.int64) + found.step < before].tobytes())
 
 
 def read_rows(path: Path, offset: int, piece: int) -> Iterator[tuple[Table, int]]:
