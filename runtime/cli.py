@@ -191,7 +191,7 @@ def _folder_of(job: str) -> Path:
 
 
 def _launch(options: argparse.Namespace) -> int:
-    from graphft.runtime.launcher import launch
+    from graphft.runtime.launcher.launch_saved import launch_saved
     from graphft.runtime.launcher.options import CALLED, COMMAND_LINE, LaunchOptions
 
     _take_hosts(options)
@@ -202,7 +202,7 @@ def _launch(options: argparse.Namespace) -> int:
     if options.script is None:
         if not chosen.job_dir:
             raise UsageError("nothing to launch", rule="usage", help="give a script, or --job DIR of a saved job")
-        launch.launch_saved(_folder_of(chosen.job_dir), chosen)
+        launch_saved(_folder_of(chosen.job_dir), chosen)
         return EXIT_OK
     if not Path(options.script).is_file():
         raise UsageError(f"there is no script {options.script}", rule="missing-file", help="check the path")

@@ -144,7 +144,7 @@ ENDS = {
     "graphft/opdocs.py": "a command",
     "runtime/option_docs.py": "a command",
     "runtime/data/forks.py": "a fork of user code that leaves it",
-    "runtime/launcher/launch.py": "a script that is one role",
+    "runtime/launcher/act_as_role.py": "a script that is one role",
     "runtime/process/role_process.py": "its parent is dead",
     "runtime/roles/process_end.py": "its lease is lost, or it hangs",
     "runtime/roles/trainer/loading.py": "its job is over while it loads",

@@ -8,14 +8,13 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.callbacks.callbacks import OF_A_LAUNCH, Callbacks, check_names
-from graphft.runtime.callbacks.told import Told
 from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.connect import connect, is_complete, write_endpoints
 from graphft.runtime.coordination.discarded import discarded_of
@@ -28,15 +27,16 @@ from graphft.runtime.coordination.run_record import fenced, put_job
 from graphft.runtime.coordination.stale_run import begin_anew, make_way, revoke_dead, tell_failed, try_again
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.coordination.storage_claim import StorageClaim, claimed, forget_claim
-from graphft.runtime.coordination.wanted_passes import WantedPasses, check_asked_for
+from graphft.runtime.coordination.wanted_passes import WantedPasses
 from graphft.runtime.engines.base import Engine, Run
 from graphft.runtime.engines.choose import engine_options
 from graphft.runtime.engines.local import Local
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd, EtcdError
+from graphft.runtime.launcher.act_as_role import act_as_role
 from graphft.runtime.launcher.asked_passes import AskedPasses, PassesDone
 from graphft.runtime.launcher.ending import Reached, interruptible, without_traceback
 from graphft.runtime.launcher.folder_status import look_at
-from graphft.runtime.launcher.job_folder import JobFolder, open_folder, saved_folder
+from graphft.runtime.launcher.job_folder import JobFolder, open_folder
 from graphft.runtime.launcher.launch_page import LaunchPage, page_of
 from graphft.runtime.launcher.loud_events import LoudEvents
 from graphft.runtime.launcher.options import CALLED, LaunchOptions, choose_options
@@ -50,7 +50,7 @@ from graphft.runtime.launcher.told_launch import ToldLaunch
 from graphft.runtime.page.time_keeper import TimeKeeper
 from graphft.runtime.process.folder_lock import locked
 from graphft.runtime.process.role_environment import role_environment
-from graphft.runtime.process.role_process import EXIT_OK, EXIT_USAGE, hear_of_children
+from graphft.runtime.process.role_process import EXIT_OK, hear_of_children
 from graphft.runtime.process.structs import prepare_structs
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def run_job(
     os.environ[CALLED] = "1"
     try:
         _check_not_imported()
-        _act_as_role(job, overrides)
+        act_as_role(job, overrides)
         told = Callbacks(callbacks, OF_A_LAUNCH)
         if told:
             from graphft.loss_results import reported
@@ -97,7 +97,7 @@ def prepare(job: Job, options: LaunchOptions) -> tuple[Job, JobFolder, LaunchOpt
     os.environ[CALLED] = "1"
     try:
         _check_not_imported()
-        _act_as_role(job, {})
+        act_as_role(job, {})
         chosen = choose_options(None, options.given())
         job, folder = _open(job, chosen)
         return job, folder, chosen
@@ -110,8 +110,8 @@ def _open(job: Job, chosen: LaunchOptions) -> tuple[Job, JobFolder]:
     """The job's folder, and the job that is saved there."""
     from graphft.transpiler import Job
 
-    _check_counts(job, chosen)
-    _check_passes(job, chosen)
+    check_processes(job, chosen)
+    check_passes(job, chosen)
     with interruptible(lambda: "interrupted before the job was started; run again"):  # large data take a while
         folder = open_folder(job, chosen.job_dir, resume=chosen.resume, fresh=chosen.fresh)
         wanted, job = job, Job.load(folder.path)  # a run goes on as it began: its id is the folder's; name, etcd, too
@@ -149,52 +149,12 @@ def _run_here(
         raise
 
 
-def _check_passes(job: Job | JobRecord, options: LaunchOptions) -> None:
+def check_passes(job: Job | JobRecord, options: LaunchOptions) -> None:
     if options.passes is not None and not job.config.passes_on_demand:
         raise UsageError(
             f"passes is {options.passes}, but all {job.config.passes} passes of this job follow one another",
             rule="option",
             help="leave it out, or transpile with passes_on_demand=True",
-        )
-
-
-def launch_saved(path: Path, options: LaunchOptions) -> None:
-    """Runs the job in a folder to its end, without its script. Raises GraphftError if it cannot, or fails."""
-    from graphft.transpiler import read_record
-
-    record = read_record(path)
-    folder = saved_folder(path, resume=options.resume, fresh=options.fresh)
-    _check_counts(record, options)
-    _check_passes(record, options)
-    if options.passes is None and not options.endpoints(record.config) and not is_complete(path):
-        check_asked_for(
-            record.config, path, "run that script again; or give --passes N: how many there are to be in all"
-        )
-    if is_complete(path):
-        fetch_result(path)
-        print(f"{path} is complete: {path / MODEL}")
-    else:
-        _tell_of_callbacks(path, record)
-        launch_directory(record, folder, options)
-
-
-def _tell_of_callbacks(path: Path, record: JobRecord) -> None:
-    """They are objects of the script."""
-    plan = record.config.plan
-    try:
-        told = Told.read(path, record.run_id, plan.total_steps, plan.passes)
-    except (UsageError, OSError) as error:
-        tell(f"callbacks of the script that began {path} are NOT called here; {error}")
-        return
-    if told != Told(record.run_id):
-        later = (
-            "they are told of these steps and epochs when that script goes on"
-            if record.config.passes_on_demand
-            else "end this, and run that script instead, if they are to be told of the rest"
-        )
-        tell(
-            f"the callbacks of the script that began {path} are NOT called here; they were told of {told.step} steps "
-            f"and {told.epoch} epochs: {later}"
         )
 
 
@@ -211,39 +171,7 @@ def _check_not_imported() -> None:
         )
 
 
-def _act_as_role(job: Job, overrides: Mapping[str, Any]) -> None:
-    """If the environment names a role, this process is that role, and ends with it."""
-    from graphft.runtime.roles.environment import role_of_environment, run_as_role
-
-    try:
-        role = role_of_environment(os.environ, job.config.pservers, job.config.dispatch == "coordinator")
-        if role is None:
-            return
-        _check_role_options(Path(role.job_dir or Path("jobs") / job.config.name), overrides)
-        status = run_as_role(job, role)
-    except GraphftError as error:
-        print(error, file=sys.stderr)
-        status = EXIT_USAGE
-    sys.exit(status)
-
-
-def _check_role_options(job_dir: Path, overrides: Mapping[str, Any]) -> None:
-    """Raises UsageError when `resume` or `fresh` cannot hold: a role shares its folder with the run's other roles."""
-    if overrides.get("fresh"):
-        raise UsageError(
-            "fresh cannot hold for a role: all roles of a run, and those started again, use one folder",
-            rule="option",
-            help="leave it out, and set GRAPHFT_JOB_DIR to a new folder for a new run",
-        )
-    if overrides.get("resume") and not (job_dir / "job.json").exists():
-        raise UsageError(
-            f"there is nothing to resume: {job_dir} holds no job",
-            rule="nothing-to-resume",
-            help="set GRAPHFT_JOB_DIR to the run's folder, or leave resume out to begin one",
-        )
-
-
-def _check_counts(job: Job | JobRecord, options: LaunchOptions) -> None:
+def check_processes(job: Job | JobRecord, options: LaunchOptions) -> None:
     if not options.save_only:
         check_counts(job.config, options.counts(job.config), embedded=not options.endpoints(job.config))
 
