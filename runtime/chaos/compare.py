@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from graphft.errors import GraphftError
-from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
+from graphft.runtime.checkpoint.manifest import Manifest
+from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.queue_counts import count_queue

@@ -12,7 +12,8 @@ import msgspec
 from torch import Tensor
 
 from graphft.runtime.checkpoint.commit import Commits, record_of
-from graphft.runtime.checkpoint.store import DamagedCheckpoint, Manifest, storage
+from graphft.runtime.checkpoint.manifest import Manifest
+from graphft.runtime.checkpoint.store import DamagedCheckpoint, storage
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of, shard_folder
 from graphft.runtime.checkpoint.writer import Saver
 from graphft.runtime.coordination.keys import ShardKeys

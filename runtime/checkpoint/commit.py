@@ -19,15 +19,9 @@ import msgspec
 
 from graphft.errors import GraphftError, plain_text
 from graphft.runtime.checkpoint.described import is_loaded
+from graphft.runtime.checkpoint.manifest import Manifest, Part
 from graphft.runtime.checkpoint.omissions import tell_again
-from graphft.runtime.checkpoint.store import (
-    CheckpointStore,
-    DamagedCheckpoint,
-    Manifest,
-    Part,
-    StorageUnavailable,
-    storage,
-)
+from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, StorageUnavailable, storage
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import (
     Asked,

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from graphft.runtime.checkpoint.store import Manifest
+from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.coordination.discarded import describe_discarded, discarded_of
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.status import read_left_out

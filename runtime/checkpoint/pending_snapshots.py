@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from graphft.runtime.checkpoint.store import Part
+from graphft.runtime.checkpoint.manifest import Part
 from graphft.runtime.coordination.records import Committed
 
 if TYPE_CHECKING:

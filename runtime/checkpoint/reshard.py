@@ -15,7 +15,8 @@ from torch import Tensor
 
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.described import LOADED, MADE, made
-from graphft.runtime.checkpoint.store import SOURCE, CheckpointStore, DamagedCheckpoint, Manifest
+from graphft.runtime.checkpoint.manifest import SOURCE, Manifest
+from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.transpiler import Job
 from graphft.transpiler.layout import Slice, evolving, slices_of

@@ -21,20 +21,29 @@ one waits).
 from __future__ import annotations
 
 import contextlib
-import re
 import shutil
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
-from graphft.block_deltas import Base, FileEntry
+from graphft.block_deltas import Base
 from graphft.errors import GraphftError
 from graphft.fileio import fsync, replacing, write_atomically
+from graphft.runtime.checkpoint.floor import Floor
+from graphft.runtime.checkpoint.manifest import (
+    Manifest,
+    Part,
+    decode_manifest,
+    directory_key,
+    directory_name,
+    encode_manifest,
+    newest_first,
+)
 from graphft.sealed_json import seal, unseal
 
 if TYPE_CHECKING:
@@ -47,10 +56,6 @@ NO_MANIFEST = "has no manifest (a save that was killed or is under way, or it wa
 """What is said of a folder that does not count."""
 FLOOR = "floor.json"
 """In a store's root: which checkpoint was put in the place of what was there (`set_floor`)."""
-SOURCE = "from"
-"""In `meta["made"]`: which checkpoint of which run this one was made of."""
-_DIRECTORY = re.compile(r"step-(\d+)\.g(\d+)")
-_FILE = re.compile(r"(shard-\d+/)?step-\d+\.g\d+/shard-\d+-of-\d+(\.[0-9a-f]+)?\.safetensors")
 _OLDER = "an older checkpoint is used instead"
 
 
@@ -76,92 +81,6 @@ def storage(what: Path | str) -> Iterator[None]:
             rule="storage",
             help="see whether the file system is mounted and healthy, and has space",
         ) from error
-
-
-class Part(msgspec.Struct, frozen=True):
-    """One shard's file of a checkpoint. `file` is relative to the store's root; what `entry` needs, to the shard's."""
-
-    shard: int
-    file: str
-    entry: FileEntry
-
-    @property
-    def root(self) -> str:
-        """Of the shard's checkpoints, from the store's root on: "shard-0/" in the last manifest of an async job."""
-        return self.file.removesuffix("/".join(self.file.split("/")[-2:]))
-
-    def files(self) -> dict[str, int]:
-        """All that it consists of, relative to the store's root, and their sizes."""
-        return {self.root + name: size for name, size in self.entry.needs.items()} | {self.file: self.entry.bytes}
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """What a checkpoint consists of. `step` is the version of the parameters in it, `run` the run that it is of.
-
-    `meta["made"]`: when (Unix seconds), where, and by which versions of what."""
-
-    generation: int
-    step: int
-    run: str
-    parts: tuple[Part, ...]
-    meta: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def directory(self) -> str:
-        return directory_name(self.generation, self.step)
-
-    @property
-    def bytes(self) -> int:
-        """Of its own files."""
-        return sum(part.entry.bytes for part in self.parts)
-
-    def files(self) -> dict[str, int]:
-        """All that it consists of, and their sizes."""
-        return {name: size for part in self.parts for name, size in part.files().items()}
-
-
-class Floor(msgspec.Struct, frozen=True):
-    """The oldest checkpoint of a run that counts. `run`: "" in files of before it was written there; of any run.
-    `earlier`: generations and steps of floors before this one, of the same run."""
-
-    generation: int
-    step: int
-    run: str = ""
-    earlier: tuple[tuple[int, int], ...] = ()
-
-    def is_of(self, run: str) -> bool:
-        return self.run in ("", run)
-
-    def carries(self, manifest: Manifest) -> bool:
-        """Whether it counts: it is of another run, or not below."""
-        return not self.is_of(manifest.run) or (manifest.generation, manifest.step) >= (self.generation, self.step)
-
-    def at(self, step: int) -> Floor | None:
-        """What the floor was when the run was at this step; None if nothing had been put in place by then."""
-        known = [(self.generation, self.step), *self.earlier]
-        return max((Floor(*each, self.run) for each in known if each[1] <= step), default=None, key=_age)
-
-
-def _age(floor: Floor) -> tuple[int, int]:
-    return floor.generation, floor.step
-
-
-def encode_manifest(manifest: Manifest) -> bytes:
-    return seal(msgspec.to_builtins(manifest))
-
-
-def decode_manifest(data: bytes) -> Manifest:
-    """Raises ValueError unless `data` is what `encode_manifest` gives."""
-    manifest = msgspec.convert(unseal(data), Manifest)
-    for name in manifest.files():
-        if not _FILE.fullmatch(name):
-            raise ValueError(f"it names the file {name!r}")
-    return manifest
-
-
-def directory_name(generation: int, step: int) -> str:
-    return f"step-{step:08d}.g{generation}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,19 +246,11 @@ class CheckpointStore:
     def set_floor(self, manifest: Manifest) -> None:
         """This checkpoint's values were put in the place of others: of those of its run before it, none counts any
         more, also when it is lost. Raises OSError."""
-        floor = Floor(manifest.generation, manifest.step, manifest.run, self._earlier_floors(manifest))
-        self._write(FLOOR, seal(msgspec.to_builtins(floor)))
-
-    def _earlier_floors(self, manifest: Manifest) -> tuple[tuple[int, int], ...]:
-        """One that is damaged is forgotten: it is being replaced."""
         try:
-            floor = self.floor()
+            before = self.floor()
         except StorageUnavailable:
-            return ()
-        if floor is None or not floor.is_of(manifest.run):
-            return ()
-        known, this = {_age(floor), *floor.earlier}, (manifest.generation, manifest.step)
-        return tuple(sorted(each for each in known if each < this))
+            before = None  # it is damaged, and being replaced
+        self._write(FLOOR, seal(msgspec.to_builtins(Floor.of(manifest, before))))
 
     def floor(self) -> Floor | None:
         """None: all checkpoints count. Raises StorageUnavailable."""
@@ -469,15 +380,3 @@ class Ages:
                 return float("inf")
             self._path, self._since = path, self._clock() - age
         return self._clock() - self._since
-
-
-def directory_key(directory: str) -> tuple[int, int]:
-    """Step and generation of a checkpoint's folder."""
-    match = _DIRECTORY.fullmatch(directory)
-    assert match is not None
-    return int(match[1]), int(match[2])
-
-
-def newest_first(names: Iterable[str]) -> list[str]:
-    """Those of them that name folders of checkpoints."""
-    return sorted((n for n in names if _DIRECTORY.fullmatch(n)), key=directory_key, reverse=True)

@@ -16,7 +16,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, TypeVar
 
 from graphft.errors import GraphftError
-from graphft.runtime.checkpoint.store import MANIFEST, CheckpointStore, Manifest, Part, newest_first, storage
+from graphft.runtime.checkpoint.manifest import Manifest, Part, newest_first
+from graphft.runtime.checkpoint.store import MANIFEST, CheckpointStore, storage
 from graphft.runtime.coordination.job_storage import storage_of
 from graphft.runtime.coordination.storage_claim import check_claim, is_away
 from graphft.runtime.fs import FS, file_system

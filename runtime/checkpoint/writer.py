@@ -15,9 +15,10 @@ from torch import Tensor
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.commit import Commits, record_of
 from graphft.runtime.checkpoint.described import MADE, made
+from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.checkpoint.omissions import recorded, skipped_in
 from graphft.runtime.checkpoint.pending_snapshots import PendingSnapshots, Published, Snapshot, Work
-from graphft.runtime.checkpoint.store import DamagedCheckpoint, Manifest, StorageUnavailable
+from graphft.runtime.checkpoint.store import DamagedCheckpoint, StorageUnavailable
 from graphft.runtime.coordination.discarded import discarded_of, write_discarded
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.job_storage import MODEL, publish_result, storage_of

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from graphft.fileio import size_in_words
-from graphft.runtime.checkpoint.store import NO_MANIFEST, CheckpointStore, DamagedCheckpoint, Manifest, directory_key
+from graphft.runtime.checkpoint.manifest import Manifest, directory_key
+from graphft.runtime.checkpoint.store import NO_MANIFEST, CheckpointStore, DamagedCheckpoint
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.transpiler.record import read_record
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Kind, Program
 from graphft.optim import OPTIMIZERS, SCALAR_STATE, Optimizer
-from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Manifest, StorageUnavailable
+from graphft.runtime.checkpoint.manifest import Manifest
+from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, StorageUnavailable
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.transpiler import Job
 from graphft.transpiler.assemble import assemble

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphft.errors import UsageError
-from graphft.runtime.checkpoint.store import DamagedCheckpoint, Manifest, directory_key
+from graphft.runtime.checkpoint.manifest import Manifest, directory_key
+from graphft.runtime.checkpoint.store import DamagedCheckpoint
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.runtime.process.metric_files import losses_of
 from graphft.runtime.replay.batch import Computed, LocalTrainer

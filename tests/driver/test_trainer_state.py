@@ -16,7 +16,8 @@ import pytest
 import torch
 
 import graphft
-from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
+from graphft.runtime.checkpoint.manifest import Manifest
+from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Generation
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd

@@ -19,8 +19,9 @@ import graphft
 from graphft.callbacks import CSVLogger
 from graphft.errors import GraphftError, UsageError
 from graphft.runtime.checkpoint.described import is_loaded
+from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.checkpoint.reshard import carry_over, layout_differences, reshard
-from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
+from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.runtime.fs import file_system
 from graphft.runtime.launcher.folder_status import look_at

@@ -17,7 +17,9 @@ from graphft.errors import GraphftError
 from graphft.runtime.checkpoint import store
 from graphft.runtime.checkpoint.commit import Commits
 from graphft.runtime.checkpoint.described import LOADED, MADE
-from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, Floor, Manifest, StorageUnavailable
+from graphft.runtime.checkpoint.floor import Floor
+from graphft.runtime.checkpoint.manifest import Manifest
+from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, StorageUnavailable
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import (
     Asked,

@@ -15,7 +15,8 @@ import torch
 
 import graphft
 from graphft.errors import GraphftError
-from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
+from graphft.runtime.checkpoint.manifest import Manifest
+from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.launcher import ending, launch
 from graphft.runtime.launcher.ending import Interrupted, Reached, interruptible

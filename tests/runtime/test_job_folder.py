@@ -12,8 +12,9 @@ import torch
 
 import graphft
 from graphft.errors import GraphftError
+from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.checkpoint.saved_step import saved_step
-from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
+from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.coordination.job_storage import publish
 from graphft.runtime.launcher import job_folder
 from graphft.runtime.launcher.job_folder import choose_directory, open_folder, saved_folder

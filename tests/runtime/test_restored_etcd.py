@@ -11,8 +11,9 @@ import pytest
 import torch
 
 from graphft.runtime.checkpoint.commit import Commits, reaches
+from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.checkpoint.omissions import recorded
-from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
+from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Committed, Generation, decode_committed, decode_generation
 from graphft.runtime.coordination.status import read_left_out

@@ -12,7 +12,7 @@ import torch
 
 import graphft
 from graphft.errors import UsageError
-from graphft.runtime.checkpoint.store import Manifest
+from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Committed, Generation, Registration

@@ -17,8 +17,9 @@ from torch import Tensor
 from graphft.errors import GraphftError
 from graphft.fileio import write_atomically
 from graphft.runtime.checkpoint.commit import Commits
+from graphft.runtime.checkpoint.manifest import Manifest, Part
 from graphft.runtime.checkpoint.pending_snapshots import KEEP, PendingSnapshots, Snapshot
-from graphft.runtime.checkpoint.store import Ages, CheckpointStore, Manifest, Part, StorageUnavailable, storage
+from graphft.runtime.checkpoint.store import Ages, CheckpointStore, StorageUnavailable, storage
 from graphft.runtime.checkpoint.writer import Saver
 from graphft.runtime.coordination.event_log import Events, read_events
 from graphft.runtime.coordination.keys import Keys

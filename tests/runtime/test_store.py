@@ -16,13 +16,8 @@ import torch
 from safetensors import safe_open
 
 from graphft.fileio import write_atomically
-from graphft.runtime.checkpoint.store import (
-    CheckpointStore,
-    DamagedCheckpoint,
-    Manifest,
-    StorageUnavailable,
-    directory_name,
-)
+from graphft.runtime.checkpoint.manifest import Manifest, directory_name
+from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, StorageUnavailable
 from graphft.runtime.checkpoint.stored_checkpoints import BEHIND, COPIES, StoredCheckpoints
 from graphft.runtime.fs import LocalFS
 from graphft.sealed_json import seal

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from graphft.runtime.checkpoint.store import CheckpointStore, Manifest
+from graphft.runtime.checkpoint.manifest import Manifest
+from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.checkpoint.stored_checkpoints import StoredCheckpoints
 from graphft.runtime.fs import LocalFS
 from tests.support.killing import die_at

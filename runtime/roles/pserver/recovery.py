@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from graphft.runtime.checkpoint.commit import Commits, reaches
-from graphft.runtime.checkpoint.store import MANIFEST, SOURCE, Ages, DamagedCheckpoint, StorageUnavailable
+from graphft.runtime.checkpoint.manifest import SOURCE
+from graphft.runtime.checkpoint.store import MANIFEST, Ages, DamagedCheckpoint, StorageUnavailable
 from graphft.runtime.coordination.member import Member
 from graphft.runtime.coordination.records import Committed, Generation
 from graphft.runtime.etcd import TransientEtcdError
