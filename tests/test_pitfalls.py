@@ -145,6 +145,7 @@ ENDS = {
     "runtime/option_docs.py": "a command",
     "runtime/data/forks.py": "a fork of user code that leaves it",
     "runtime/launcher/act_as_role.py": "a script that is one role",
+    "runtime/launcher/launch.py": "a script that is only to save its job",
     "runtime/process/role_process.py": "its parent is dead",
     "runtime/roles/process_end.py": "its lease is lost, or it hangs",
     "runtime/roles/trainer/loading.py": "its job is over while it loads",
