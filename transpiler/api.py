@@ -16,9 +16,10 @@ from torch import Tensor
 from graphft.data import DataSpec
 from graphft.devices import find_device
 from graphft.errors import GraphftError, ProgramError, UsageError
-from graphft.ir import Kind, Program, Variable
+from graphft.ir import Kind, Program
 from graphft.literals import evaluate, names_in
 from graphft.loss_results import check_metrics
+from graphft.nonfinite_values import tell_nonfinite
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.effects import check_effects
 from graphft.transpiler.job import Job
@@ -100,7 +101,7 @@ def transpile(
     _check_batch_sizes(program, config)
     _tell_unread_columns(program, config)
     _tell_idle_slots(config)
-    _tell_nonfinite(program)
+    tell_nonfinite(program, "before the first step")
     job = Job.make(program, _without_idle_pservers(program, config))
     job.verify()
     if not config.passes_on_demand:  # nobody knows how many there will be
@@ -131,31 +132,6 @@ def _begin_with(
 
     log.info("the weights to begin with are those of %s", os.fspath(source))
     return load_weights(program, graphft.read_weights(source), partial)
-
-
-def _tell_nonfinite(program: Program) -> None:
-    """A warning if a parameter or a buffer is not finite before the first step: a damaged file of weights, say."""
-    wild = [
-        f"{'buffer' if v.kind is Kind.BUFFER else 'parameter'} {v.name}"
-        for v in program.of_kind(Kind.PARAM, Kind.FROZEN, Kind.BUFFER)
-        if v.name in program.values and _is_wild(v, program.values[v.name])
-    ]
-    if wild:
-        log.warning(
-            "%s of program '%s' is not finite before the first step%s: look at what it was loaded from",
-            wild[0],
-            program.name,
-            f", and so are {len(wild) - 1} others" * (len(wild) > 1),
-        )
-
-
-def _is_wild(variable: Variable, value: Tensor) -> bool:
-    """A mask has -inf with good reason: in a buffer that is none."""
-    if not value.is_floating_point():
-        return False
-    if variable.kind is Kind.BUFFER:
-        value = value.nan_to_num(nan=float("nan"), neginf=0.0, posinf=float("inf"))
-    return not bool(value.isfinite().all())
 
 
 def _tell_idle_slots(config: JobConfig) -> None:

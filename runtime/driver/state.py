@@ -14,6 +14,7 @@ from torch import Tensor
 
 from graphft.errors import GraphftError, UsageError
 from graphft.ir import Program
+from graphft.nonfinite_values import tell_nonfinite
 from graphft.runtime.checkpoint.described import LOADED, MADE, made
 from graphft.runtime.checkpoint.manifest import SOURCE, Manifest
 from graphft.runtime.checkpoint.reshard import cut, whole_state
@@ -109,7 +110,7 @@ def check_state(program: Program, state: Mapping[str, Any]) -> None:
         )
     model, optimizer = split(state)
     try:
-        load_weights(program, model)
+        tell_nonfinite(load_weights(program, model), "in the state that is loaded")
     except GraphftError as error:
         what = "give the state of a model like this one: nothing was changed"
         raise GraphftError(error.message, rule=error.rule, help=what) from None

@@ -10,7 +10,7 @@ from graphft.runtime.callbacks.told import Told
 from graphft.runtime.coordination.connect import is_complete
 from graphft.runtime.coordination.job_storage import MODEL, fetch_result
 from graphft.runtime.coordination.wanted_passes import check_asked_for
-from graphft.runtime.launcher.job_folder import saved_folder
+from graphft.runtime.launcher.job_folder import continued_in, saved_folder
 from graphft.runtime.launcher.launch import check_passes, check_processes, launch_directory
 from graphft.runtime.launcher.options import LaunchOptions
 from graphft.runtime.launcher.tell import tell
@@ -35,6 +35,8 @@ def launch_saved(path: Path, options: LaunchOptions) -> None:
         fetch_result(path)
         print(f"{path} is complete: {path / MODEL}")
     else:
+        if went_on := continued_in(path):
+            tell(f"{path} went on in {went_on}: what is trained here is another course of that run")
         _tell_of_callbacks(path, record)
         launch_directory(record, folder, options)
 

@@ -16,6 +16,7 @@ from graphft.runtime.callbacks.callbacks import Callbacks
 from graphft.runtime.driver.checks import check_place, check_role
 from graphft.runtime.driver.making import make
 from graphft.runtime.driver.retries import traceback_in
+from graphft.runtime.driver.state import check_state
 from tests.driver import epochs
 
 
@@ -143,6 +144,14 @@ def test_a_rank_of_torchrun_is_no_driver(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("WORLD_SIZE", "4")
     with pytest.raises(GraphftError, match="RANK is 0"):
         epochs.trainer(tmp_path / "job")
+
+
+def test_a_state_that_is_not_finite_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    state = epochs.model().state_dict()
+    state["0.bias"] = torch.full_like(state["0.bias"], torch.nan)
+    check_state(epochs.program(), state)
+    assert "parameter 0.bias of program" in caplog.text
+    assert "is not finite in the state that is loaded" in caplog.text
 
 
 def test_a_state_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:

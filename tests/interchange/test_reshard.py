@@ -23,7 +23,9 @@ from graphft.runtime.checkpoint.manifest import Manifest
 from graphft.runtime.checkpoint.reshard import carry_over, layout_differences, reshard
 from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
+from graphft.runtime.cli import main
 from graphft.runtime.fs import file_system
+from graphft.runtime.launcher import launch_saved
 from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.launcher.job_folder import CONTINUED, open_folder
 from graphft.runtime.launcher.result import Result
@@ -126,6 +128,19 @@ def test_a_run_that_went_on_and_is_complete_is_not_gone_on_with(
         assert "carried over" not in line
         if pservers == 2:
             assert "jobs/lin went on in jobs/lin-2, which is complete" in line, line
+
+
+def test_who_launches_what_was_left_is_told_where_it_went_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(launch_saved, "launch_directory", lambda *_: None)
+    begin(tmp_path / "jobs" / "lin", job := make_job(2, name="lin"), states(job))
+    assert main(["launch", "--job", "lin"]) == 0
+    assert "went on in" not in capfd.readouterr().err
+    open_folder(make_job(3, name="lin"))
+    assert main(["launch", "--job", "lin"]) == 0
+    assert "jobs/lin went on in jobs/lin-2: what is trained here is another course" in capfd.readouterr().err
 
 
 @pytest.fixture(params=["file", "s3"])
