@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 LOOK_SECONDS, ETCD_SECONDS = 0.1, 2.0
 POLL_SECONDS = 0.01
+LOAD_LOCK = "load.lock"
+"""In the run's folder: held while a state is put in place."""
 BEGIN_SECONDS = 5.0
 """For how long a launch that etcd knows of may take to tell at which checkpoint it begins."""
 
@@ -77,12 +79,18 @@ def at_rest(job: Job, path: Path, endpoints: str) -> Iterator[Rest]:
     """Holds a run of which no process works, and waits for one that does. Raises GraphftError if it is at work
     elsewhere."""
     with contextlib.ExitStack() as stack:
+        # Launchers with an etcd that is not the run's own share its folder: loads would write the same files.
+        stack.enter_context(locked(path, _tell_of_another_load, file=LOAD_LOCK))
         if not endpoints:
             take_over(path, True)
             stack.enter_context(locked(path))
             check_no_other_etcd(path, job)
         stack.enter_context(claimed(path, None))
         yield Rest(job, path, endpoints)
+
+
+def _tell_of_another_load(holder: str) -> None:
+    tell(f"{holder} loads a state into the run; waiting for its end")
 
 
 @dataclass(frozen=True)

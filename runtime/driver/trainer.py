@@ -14,6 +14,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal
@@ -114,6 +115,9 @@ class Trainer:
         self._program = made.job.source
         """With the script's initial values."""
         self.job, self._folder, self._options = prepare(made.job, self._options)
+        if self._folder.passed:  # another run than that of the nearest folder: also where nothing is left to train
+            tell(self._folder.describe(self.job.config))
+            self._folder = replace(self._folder, passed=(), carried="")
         self._teller = Teller(told, self.job, self._folder.path, tell)
         self._running: RunningJob | None = None
         self._told = False

@@ -49,8 +49,9 @@ def locked(job_dir: Path, wait: Callable[[str], None] | None = None, file: str =
                 ) from None
             wait(holder)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, f"pid {os.getpid()} on host {socket.gethostname()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk: it is held all the same
+            os.ftruncate(descriptor, 0)
+            os.pwrite(descriptor, f"pid {os.getpid()} on host {socket.gethostname()}\n".encode(), 0)
         yield
     finally:
         if descriptor in _held:  # else this is a child

@@ -146,6 +146,18 @@ def test_a_rank_of_torchrun_is_no_driver(tmp_path: Path, monkeypatch: pytest.Mon
         epochs.trainer(tmp_path / "job")
 
 
+def test_a_trainer_of_another_run_says_so_when_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Where all epochs are done, nothing else would: it never trains."""
+    monkeypatch.chdir(tmp_path)
+    options = epochs.OPTIONS | {"num_workers": 2, "chunks": epochs.chunks()}
+    graphft.Trainer(epochs.program(), **options)
+    assert capfd.readouterr().err == ""
+    graphft.Trainer(epochs.program(), **options | {"batch_size": 4})
+    assert "jobs/epochs differs in: batch_size 8 -> 4; new run in jobs/epochs-2\n" in capfd.readouterr().err
+
+
 def test_a_state_that_is_not_finite_is_told(caplog: pytest.LogCaptureFixture) -> None:
     state = epochs.model().state_dict()
     state["0.bias"] = torch.full_like(state["0.bias"], torch.nan)

@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,9 @@ from graphft.runtime.checkpoint.store import CheckpointStore
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Generation
 from graphft.runtime.etcd import EmbeddedEtcd, Etcd
+from graphft.runtime.interchange.job_state import read_job
 from graphft.runtime.launcher.folder_status import look_at
+from graphft.runtime.process.folder_lock import locked
 from graphft.runtime.replay.state import newest_before
 from tests.driver import epochs
 from tests.support.disks import small_file_system
@@ -198,6 +201,24 @@ WRITE_MANIFEST = CheckpointStore.write_manifest
 def written_without_an_answer(store: CheckpointStore, manifest: Manifest) -> None:
     WRITE_MANIFEST(store, manifest)
     raise OSError("no answer")
+
+
+def test_one_script_at_a_time_loads(
+    tmp_path: Path, etcd_server: EmbeddedEtcd, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """With an etcd that is not the run's own, launchers share its folder: two loads wrote one checkpoint's files."""
+    options = {"name": f"loads{os.getpid()}", "etcd_endpoints": tuple(etcd_server.endpoints)}
+    with epochs.trainer(tmp_path / "job", **options) as trainer:
+        trainer.train()
+        values = {key: torch.zeros_like(value) for key, value in trainer.state_dict()["model"].items()}
+        with locked(tmp_path / "job", file="load.lock"):
+            load = threading.Thread(target=trainer.load_state_dict, args=(values,))
+            load.start()
+            until(lambda: "loads a state into the run; waiting for its end" in capfd.readouterr().err, 60)
+            assert load.is_alive()
+            assert any(value.any() for value in read_job(tmp_path / "job").model.values())
+        load.join(60)
+        assert not any(value.any() for value in trainer.state_dict()["model"].values())
 
 
 def test_a_script_that_begins_meanwhile_is_told_of(tmp_path: Path, etcd_server: EmbeddedEtcd) -> None:
