@@ -24,25 +24,28 @@ def carry_rows(source: Path, before: str, job: Job, new: Path, step: int) -> Non
     """Copies what the run `before` noted in the folder `source` of the steps until this one: metrics, validations, the
     CSV files elsewhere that have its rows, and what callbacks were told. A line tells what cannot be copied: the run
     goes on without it."""
-    (new / FOLDER).mkdir(exist_ok=True)
-    for path in sorted({path for level in LEVELS for path in files_of(source, level)}):
-        copy = metric_lines.copy_lines if path.suffix == metric_lines.SUFFIX else metric_rows.copy_rows
-        with _or_a_line(path):
-            copy(path, new / FOLDER / path.name, step)
-    for name in (validations.FILE, OWN):
-        with _or_a_line(source / name):
+    for name in (validations.FILE, OWN):  # the small ones first: the disk may be full
+        with _or_a_line(source / name, new / name):
             shutil.copyfile(source / name, new / name)
-    with _or_a_line(source / FILE):
+    with _or_a_line(source / FILE, new / FILE):
         if (source / FILE).exists():
             told = Told.read(source, before, job.config.plan.total_steps, job.config.passes)
             replace(told, run=job.run_id).write(new)
+    (new / FOLDER).mkdir(exist_ok=True)
+    for path in sorted({path for level in LEVELS for path in files_of(source, level)}):
+        copy = metric_lines.copy_lines if path.suffix == metric_lines.SUFFIX else metric_rows.copy_rows
+        with _or_a_line(path, new / FOLDER / path.name):
+            copy(path, new / FOLDER / path.name, step)
 
 
 @contextlib.contextmanager
-def _or_a_line(path: Path) -> Iterator[None]:
+def _or_a_line(path: Path, copy: Path) -> Iterator[None]:
+    """A copy that failed leaves nothing."""
     try:
         yield
     except FileNotFoundError:
         return
     except (OSError, UsageError) as error:
         tell(f"{path} does NOT go along: {error.message if isinstance(error, UsageError) else error}")
+        with contextlib.suppress(OSError):
+            copy.unlink()

@@ -26,9 +26,11 @@ from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.runtime.cli import main
 from graphft.runtime.fs import file_system
 from graphft.runtime.launcher import launch_saved
+from graphft.runtime.launcher.carried_rows import carry_rows
 from graphft.runtime.launcher.folder_status import look_at
 from graphft.runtime.launcher.job_folder import CONTINUED, open_folder
 from graphft.runtime.launcher.result import Result
+from graphft.runtime.process import metric_rows
 from graphft.transpiler import Job
 from tests.interchange.test_job_state import make_job
 from tests.support.s3_server import s3_server
@@ -128,6 +130,24 @@ def test_a_run_that_went_on_and_is_complete_is_not_gone_on_with(
         assert "carried over" not in line
         if pservers == 2:
             assert "jobs/lin went on in jobs/lin-2, which is complete" in line, line
+
+
+def test_what_a_full_disk_does_not_take_leaves_no_half(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def half(path: Path, target: Path, before: int) -> None:
+        target.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    source, new = tmp_path / "source", tmp_path / "new"
+    for path, data in ("metrics/trainer-0-a.every1.000000.rows", "rows"), ("csv-logger.json", '["log.csv"]'):
+        (source / path).parent.mkdir(parents=True, exist_ok=True)
+        (source / path).write_text(data)
+    new.mkdir()
+    monkeypatch.setattr(metric_rows, "copy_rows", half)
+    carry_rows(source, "", make_job(2, name="lin"), new, 4)
+    assert "trainer-0-a.every1.000000.rows does NOT go along: " in capfd.readouterr().err
+    assert [path.name for path in new.rglob("*") if path.is_file()] == ["csv-logger.json"]
 
 
 def test_who_launches_what_was_left_is_told_where_it_went_on(
