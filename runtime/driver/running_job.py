@@ -20,7 +20,7 @@ from graphft.runtime.coordination.job_view import JobView
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.noted_etcd import check_no_other_etcd
 from graphft.runtime.coordination.records import Event, PassMetrics, decode_generation
-from graphft.runtime.coordination.stale_run import forget_dead, forget_own_etcd
+from graphft.runtime.coordination.stale_run import forget_dead, forget_own_etcd, make_way
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.coordination.storage_claim import claimed
 from graphft.runtime.engines.base import Listed
@@ -104,12 +104,13 @@ class Rest:
 
     def forget(self) -> None:
         """What etcd knows of the run, which goes on from the newest checkpoint then. Raises GraphftError[foreign-job],
-        and forgets nothing, if a process is there."""
+        and forgets nothing, if a process is there, or another run of this name that is unfinished."""
         if not self.endpoints:
             forget_own_etcd(self.path)
             return
         with connect(self.endpoints) as etcd:
             keys = Keys(self.job.config.name)
+            make_way(etcd, keys, self.job)  # of another run that may go on nothing is deleted
             if etcd.get(keys.spec) is not None:
                 forget_dead(etcd, keys)
 

@@ -221,6 +221,27 @@ def test_one_script_at_a_time_loads(
         assert not any(value.any() for value in trainer.state_dict()["model"].values())
 
 
+def test_a_load_forgets_no_other_run_of_the_name(tmp_path: Path, etcd_server: EmbeddedEtcd) -> None:
+    """Which is unfinished, in another folder: `train()` is refused beside it, and so is this."""
+    options = {"name": f"two{os.getpid()}", "etcd_endpoints": tuple(etcd_server.endpoints)}
+    keys = Keys(str(options["name"]))
+    with epochs.trainer(tmp_path / "one", **options) as one:
+        one.train()
+        values = one.state_dict()["model"]
+    with Etcd(etcd_server.endpoints) as etcd:
+        spec = etcd.get(keys.spec)
+        assert spec is not None
+        another = msgspec.json.encode(msgspec.json.decode(spec.value) | {"run": "ffff", "folder": "", "place": ""})
+        etcd.put(keys.spec, another)
+        with pytest.raises(graphft.GraphftError, match=r"error\[foreign-job\](?s:.*)it is unfinished"):
+            one.load_state_dict(values)
+        left = etcd.get(keys.spec)
+        assert left is not None
+        assert left.value == another
+        etcd.put(keys.spec, spec.value)
+    one.load_state_dict(values)
+
+
 def test_a_script_that_begins_meanwhile_is_told_of(tmp_path: Path, etcd_server: EmbeddedEtcd) -> None:
     """With an etcd that is not the run's own, it may look for the newest checkpoint before the new state is there."""
     name = f"state{os.getpid()}"
