@@ -6,13 +6,16 @@
     program = graphft.build(model, loss_fn, inputs={"x": (None, 8), "y": ((None,), torch.int64)})
 
 The loss must be the *mean over the samples of the batch*: gradients of several batches are averaged by their number
-of samples. The model is captured in the mode (train or eval) that it is in, and is not changed.
+of samples. The model is captured in the mode (train or eval) that it is in, and is not changed. With `training=False`
+its forward pass is captured alone, in eval mode.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -41,6 +44,7 @@ def build(
     name: str = "program",
     seed: int = 0,
     allow_unused: bool = False,
+    training: bool = True,
 ) -> Program:
     """Captures one training step: block `step` computes `loss`, every gradient `<parameter>@GRAD`, buffer updates.
 
@@ -56,6 +60,9 @@ def build(
 
     `seed` is recorded for the random numbers of a job. A parameter that the loss does not depend on is an error,
     or with `allow_unused` treated like a frozen one.
+
+    With `training=False`, the forward pass alone, of the model in eval mode (and back in its own mode after that): for
+    `graphft.Validation`.
 
     Raises GraphftError: [inputs] for what is wrong with `inputs`, [model], [loss], [no-gradient], [outside] when the
     loss would train what is not the model's, [dimension] when the code fixes the size of a named dimension, and
@@ -73,16 +80,17 @@ def build(
             rule="inputs",
             help="write inputs={'x': (None, 8), 'y': ((None,), torch.int64)}",
         )
+    origin = Origin(model, loss_fn, dict(inputs), tuple(targets) if targets is not None else None)
     specs = {n: input_type(n, spec) for n, spec in inputs.items()}
     if targets is None:
         check_names(loss_fn, list(specs))
-    state = _State(model, specs)
+    state = _State(model, specs, training)
     call = loss_fn if targets is None else with_targets(loss_fn, specs, targets)
     symbols = Symbols(d for t in [*specs.values(), *state.types.values()] for d in t.shape or () if isinstance(d, int))
-    step = _Step(model, call, state, list(specs))
-    with captured(symbols):
+    step = _Step(model, call, state, list(specs), training)
+    with captured(symbols), contextlib.nullcontext() if training else evaluating(model):
         fakes = [
-            symbols.mode.from_tensor(t.detach(), static_shapes=True).requires_grad_(n in state.trainable)
+            symbols.mode.from_tensor(t.detach(), static_shapes=True).requires_grad_(training and n in state.trainable)
             for n, t in state.tensors.items()
         ]
         with torch.device(state.device):
@@ -96,7 +104,7 @@ def build(
                 help="raise an exception there instead",
             ) from error
     unused = [n for n in state.trainable if n not in step.gradients]
-    if unused and not allow_unused:
+    if unused and training and not allow_unused:
         raise GraphftError(
             f"the loss does not depend on parameter {', '.join(unused)}",
             rule="no-gradient",
@@ -111,9 +119,39 @@ def build(
     if assume:
         program.attrs["assume"] = assume
     _emit(program, traced, step, state, list(specs))
-    warn_of_sums(program)
-    tell_mode(model)
+    program.origin = origin
+    if training:
+        warn_of_sums(program)
+        tell_mode(model)
     return program
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a program was captured from, in this process: the same can be captured in another mode."""
+
+    model: nn.Module
+    loss_fn: LossFn
+    inputs: Mapping[str, Any]
+    targets: tuple[str, ...] | None
+
+    def evaluation(self, name: str, loss_fn: LossFn | None = None) -> Program:
+        """The forward pass of the same model in eval mode, with another `loss_fn`, if one is given."""
+        return build(
+            self.model, loss_fn or self.loss_fn, self.inputs, targets=self.targets, name=name, training=False
+        )
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model is in eval mode, and each of its modules in its own mode again after that."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 # -- the model's tensors --------------------------------------------------------------------------------------
@@ -122,7 +160,7 @@ def build(
 class _State:
     """The model's parameters and buffers, each once, under the first of its names."""
 
-    def __init__(self, model: nn.Module, inputs: Mapping[str, Type]) -> None:
+    def __init__(self, model: nn.Module, inputs: Mapping[str, Type], training: bool) -> None:
         saved = {n: t for n, t in model.state_dict(keep_vars=True).items() if isinstance(t, Tensor)}
         self.tensors: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
         self.parameters = [n for n, _ in model.named_parameters()]
@@ -139,11 +177,11 @@ class _State:
                 rule="model",
                 help="capture the model that was given to torch.compile",
             )
-        self._check(inputs)
+        self._check(inputs, training)
         self.types = {n: Type(str(t.dtype).removeprefix("torch."), tuple(t.shape)) for n, t in self.tensors.items()}
         self.device = next((t.device for t in self.tensors.values()), torch.device("cpu"))
 
-    def _check(self, inputs: Mapping[str, Type]) -> None:
+    def _check(self, inputs: Mapping[str, Type], training: bool) -> None:
         def fail(message: str, help: str) -> GraphftError:
             return GraphftError(message, rule="model", help=help)
 
@@ -157,7 +195,7 @@ class _State:
                     f"'{n}' names a parameter or buffer of the model as well as an input or the loss",
                     "rename the input",
                 )
-        if not self.trainable:
+        if training and not self.trainable:
             raise fail("the model has no trainable parameter", "leave requires_grad of some parameter true")
         hooked = [n for n in self.trainable if _has_hook(self.tensors[n])]
         if hooked:
@@ -194,8 +232,10 @@ class _Step:
     After the trace, `extras` and `gradients` say which results there are, in order behind the loss.
     """
 
-    def __init__(self, model: nn.Module, loss_fn: LossFn, state: _State, inputs: Sequence[str]) -> None:
-        self.whole, self.state, self.inputs = _Whole(model, loss_fn), state, inputs
+    def __init__(
+        self, model: nn.Module, loss_fn: LossFn, state: _State, inputs: Sequence[str], training: bool
+    ) -> None:
+        self.whole, self.state, self.inputs, self.training = _Whole(model, loss_fn), state, inputs, training
         self.recorder = Recorder()
         self.extras: list[str] = []
         self.gradients: list[str] = []
@@ -204,14 +244,16 @@ class _Step:
         tensors = dict(zip(self.state.tensors, values, strict=False))
         feeds = dict(zip(self.inputs, values[len(tensors) :], strict=True))
         given = {f"model.{n}": t for n, t in tensors.items()}
-        with side_effects_refused():
+        with side_effects_refused(), torch.set_grad_enabled(self.training):
             result = functional_call(self.whole, given, (), feeds)
         tell_kept(self.whole.model, self.whole.loss_fn)
-        loss, extras = loss_and_extras(result, {*self.inputs, *self.state.tensors})
+        loss, extras = loss_and_extras(result, {*self.inputs, *self.state.tensors}, self.training)
         self.extras = list(extras)
-        refuse_outside(loss, self.whole.model, self.whole.loss_fn, self.state.tensors, self.recorder.line_of)
-        trainable = {n: tensors[n] for n in self.state.trainable}
-        gradients = torch.autograd.grad(loss, list(trainable.values()), allow_unused=True)
+        trainable = {n: tensors[n] for n in self.state.trainable if self.training}
+        gradients: Sequence[Tensor | None] = ()
+        if self.training:
+            refuse_outside(loss, self.whole.model, self.whole.loss_fn, self.state.tensors, self.recorder.line_of)
+            gradients = torch.autograd.grad(loss, list(trainable.values()), allow_unused=True)
         with torch.no_grad():
             for n, t in tensors.items():  # a buffer that was assigned to, instead of changed in place
                 if given[f"model.{n}"] is not t:

@@ -219,6 +219,8 @@ class Program:
         self.variables: dict[str, Variable] = {}
         self.blocks: dict[str, Block] = {}
         self.values: dict[str, torch.Tensor] = {}
+        self.origin: Any = None
+        """What `build` captured it from (`capture.Origin`); a copy or a saved program has none."""
 
     # -- building ---------------------------------------------------------------------------------------------
 

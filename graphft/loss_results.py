@@ -6,27 +6,29 @@ loss. Others (logits, say) can be fetched from an `Executor`; a job has no place
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from torch import SymFloat, SymInt, Tensor
 
-from graphft.errors import GraphftError
+from graphft.errors import GraphftError, UsageError
 from graphft.ir import Program
 from graphft.printer import NAME
 
 TAKEN = ("loss", "global_step")
 """The names of the loss, and of what `minimize` counts steps with."""
+TOLD = ("step", "epoch", "samples", "left_out", "steps", "seconds", "failures", "preemptions")
+"""What callbacks and `Trainer.train()` are told beside the metrics."""
 _SHAPE = "return the loss from loss_fn, or (loss, {'accuracy': tensor})"
 
 
-def loss_and_extras(result: Any, taken: Collection[str]) -> tuple[Tensor, dict[str, Tensor]]:
-    """(the loss: a float of shape [], the tensors beside it by name).
+def loss_and_extras(result: Any, taken: Collection[str], training: bool = True) -> tuple[Tensor, dict[str, Tensor]]:
+    """(the loss: a float of shape [], for `training` one that depends on a parameter; the tensors beside it by name).
 
     Raises GraphftError[loss] for anything else, and for a name that is in `taken`: an input's or a parameter's.
     """
     loss, extras = result if isinstance(result, tuple) and len(result) == 2 else (result, {})
-    _check_loss(loss)
+    _check_loss(loss, training)
     if not isinstance(extras, Mapping):
         raise _fail(f"the second result of loss_fn must be a dict of tensors, got {type(extras).__name__}", _SHAPE)
     for name, value in extras.items():
@@ -57,12 +59,23 @@ def check_metrics(program: Program) -> None:
             )
 
 
+def check_told(metrics: Sequence[str]) -> None:
+    """Raises UsageError for a metric that would stand in the place of what callbacks and `train()` are told beside
+    it."""
+    if taken := [name for name in metrics if name in TOLD]:
+        raise UsageError(
+            f"loss_fn returns '{taken[0]}', which names something else in what callbacks and train() are told",
+            rule="metrics",
+            help="rename it",
+        )
+
+
 def reported(program: Program) -> tuple[str, ...]:
     """The variables that a trainer reports of each batch: the loss, then the metrics."""
     return str(program.attrs["loss"]), *program.attrs.get("extras", ())
 
 
-def _check_loss(loss: Any) -> None:
+def _check_loss(loss: Any, training: bool) -> None:
     if not isinstance(loss, Tensor):
         raise _fail(f"the loss must be a tensor, got {type(loss).__name__}", _SHAPE)
     if loss.dim() != 0 or not loss.dtype.is_floating_point:
@@ -71,7 +84,7 @@ def _check_loss(loss: Any) -> None:
             f"({', '.join(map(str, loss.shape))})",
             "take its mean over the batch",
         )
-    if not loss.requires_grad:
+    if training and not loss.requires_grad:
         raise _fail(
             "the loss depends on no trainable parameter",
             "compute it from the model's output, without detach(), no_grad() or argmax()",

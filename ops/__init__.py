@@ -1,5 +1,5 @@
 """The operators, one file per family. Importing this package registers them all."""
 
-from graphft.ops import aten, clip, comm, compensate, data, etcd, local, optimize, prim, serve, tasks
+from graphft.ops import aten, clip, comm, compensate, data, etcd, local, optimize, prim, serve, tasks, validate
 
-__all__ = ["aten", "clip", "comm", "compensate", "data", "etcd", "local", "optimize", "prim", "serve", "tasks"]
+__all__ = ["aten", "clip", "comm", "compensate", "data", "etcd", "local", "optimize", "prim", "serve", "tasks", "validate"]

@@ -168,6 +168,19 @@ class LocalPort(Protocol):
         """The batch that it runs for now."""
 
 
+class ValidationPort(Protocol):
+    """Validations, and what this process does for them."""
+
+    def get_range(self, timeout: float, max_failures: int) -> ChunkWork:
+        """The batch to compute now. Raises NoData."""
+
+    def weights(self, names: Sequence[str]) -> Sequence[Tensor]:
+        """Of the model that is validated."""
+
+    def complete_range(self, work: ChunkWork, results: Sequence[Tensor]) -> None:
+        """Takes in the results of a batch."""
+
+
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
     """The attributes of `listen_and_serv`: see there."""
@@ -190,6 +203,8 @@ class ServeOptions:
     max_staleness: int
     idle_timeout: float
     metrics: tuple[str, ...]
+    validate_every: int
+    validate_passes: bool
 
     @property
     def update_blocks(self) -> tuple[str, ...]:
@@ -246,3 +261,4 @@ class Context:
     coordinator: CoordinatorPort | None = None
     tasks: TasksPort | None = None
     task_server: TaskServerPort | None = None
+    validation: ValidationPort | None = None

@@ -64,6 +64,8 @@ def listen_and_serv(
     max_staleness: int = -1,
     idle_timeout: float = 0.0,
     metrics: tuple[str, ...] = (),
+    validate_every: int = 0,
+    validate_passes: bool = False,
 ) -> None:
     """Serves one shard until the job is complete.
 
@@ -77,6 +79,10 @@ def listen_and_serv(
     every pass, too. A slot of which nothing came for `idle_timeout` seconds is taken from its trainer (0: never).
 
     `metrics` names the values that contributions report: means over a pass, in `/<job>.metrics/<pass>` at its end.
+
+    After each `validate_every` steps and at the end (0: never), or with `validate_passes` at the end of every pass,
+    `checkpoint_block` runs, too, and whoever commits that checkpoint opens its validation at
+    `/<job>/validating/<step>`. The job is complete when none is open.
 
     With `recovery`, a restarted shard loads the newest committed checkpoint, and its first barrier has
     `recovery_timeout` seconds; when they pass, "rollback" raises the job's generation so that everyone meets again
@@ -103,6 +109,8 @@ def listen_and_serv(
             max_staleness,
             idle_timeout,
             metrics,
+            validate_every,
+            validate_passes,
         )
     )
 

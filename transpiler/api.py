@@ -19,18 +19,21 @@ from graphft.errors import GraphftError, ProgramError, UsageError
 from graphft.ir import Kind, Program
 from graphft.literals import evaluate, names_in
 from graphft.loss_results import check_metrics
+from graphft.reducers import columns_of
 from graphft.nonfinite_values import tell_nonfinite
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.effects import check_effects
+from graphft.transpiler.evaluation import check_fits, evaluation_of
 from graphft.transpiler.job import Job
 from graphft.transpiler.passes import SliceParameters
 from graphft.transpiler.rates import tell_zero_rate
+from graphft.transpiler.validation import Validation, ValidationConfig
 from graphft.verify import verify
 from graphft.weights import load_weights
 
 log = logging.getLogger("graphft")
 
-_DERIVED = ("data", "torch_version", "cpu_capability", "onednn_isa")
+_DERIVED = ("data", "validate", "torch_version", "cpu_capability", "onednn_isa")
 OPTIONS = tuple(f.name for f in dataclasses.fields(JobConfig) if f.name not in _DERIVED)
 """What may be given to `transpile`, beside the data."""
 
@@ -47,6 +50,7 @@ def transpile(
     etcd_endpoints: str | Sequence[str] | None = None,
     init_from: str | os.PathLike[str] | Mapping[str, Tensor] | None = None,
     init_partial: bool = False,
+    validate: Validation | None = None,
     **options: Any,
 ) -> Job:
     """The job that trains `program` on the data described by `chunks`, with `trainers` logical trainers.
@@ -58,6 +62,8 @@ def transpile(
     `init_from`: weights to begin with, instead of those that the model had when it was built: whatever
     `graphft.read_weights` reads, or a state_dict. With `init_partial`, what fits by name, shape and dtype is loaded,
     and a warning lists the rest; without, anything that does not fit is an error.
+
+    `validate`: a `graphft.Validation`, which trainers compute beside the steps. See docs/validation.md.
 
     Where the program has fewer slices than `pservers`, the job has as many pservers as slices, and a warning says so.
 
@@ -88,13 +94,15 @@ def transpile(
         torch_version=torch.__version__,
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
         onednn_isa=os.environ.get("ONEDNN_MAX_CPU_ISA", ""),
+        validate=_validates(validate),
         **{**defaults, **options},
     )
-    check_effects(config, options)
+    check_effects(config, [*options, "validate"])
     _check_scheme(config.storage)
     find_device(config.device)
     _check_program(program)
     verify(program, require_values=True)
+    evaluation = evaluation_of(program, validate) if validate is not None else None
     program = _begin_with(program, init_from, init_partial)
     check_metrics(program)
     _check_columns(program, config)
@@ -102,11 +110,40 @@ def transpile(
     _tell_unread_columns(program, config)
     _tell_idle_slots(config)
     tell_nonfinite(program, "before the first step")
-    job = Job.make(program, _without_idle_pservers(program, config))
+    if evaluation is not None:
+        _check_evaluation(program, evaluation, config)
+    job = Job.make(program, _without_idle_pservers(program, config), evaluation)
     job.verify()
     if not config.passes_on_demand:  # nobody knows how many there will be
         tell_zero_rate(program, config.total_steps)
     return job
+
+
+def _validates(validate: object) -> ValidationConfig | None:
+    if not isinstance(validate, (Validation, type(None))):
+        raise UsageError(
+            f"validate is a {type(validate).__name__}, expected a graphft.Validation",
+            rule="option",
+            help="validate=graphft.Validation(data=graphft.arrays(x=x, y=y, chunk_size=256))",
+        )
+    return validate.config() if validate is not None else None
+
+
+def _check_evaluation(program: Program, evaluation: Program, config: JobConfig) -> None:
+    """The evaluation is of the program that is trained, and the held-out data has its inputs."""
+    assert config.validate is not None
+    data = config.validate.data
+    check_fits(program, evaluation, data.columns)
+    captured = evaluation.clone()
+    for v in set(captured.variables) - {v.name for v in columns_of(captured)}:
+        del captured.variables[v]  # what its reducers read is no column
+    held_out = config.replace(data=data, batch_size=config.validate.size, drop_last=False, validate=None)
+    try:
+        _check_columns(captured, held_out)
+        _check_batch_sizes(captured, held_out)
+    except GraphftError as error:
+        error.message = f"validate: {error.message}"
+        raise
 
 
 def _begin_with(

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from graphft.data import DataSpec
 from graphft.errors import GraphftError
 from graphft.plan import Plan
+from graphft.transpiler.validation import ValidationConfig
 
 MAX_ASYNC_PSERVERS = 112
 """Up to 16 chunks are completed by one etcd transaction, which compares every shard's generation: etcd takes 128
@@ -49,7 +50,7 @@ _AT_LEAST = {
 }
 _TYPES: dict[str, type | tuple[type, ...]] = {"int": int, "bool": bool, "str": str, "float": (int, float)}
 _POSITIVE = ("recovery_timeout", "chunk_timeout", "daemon_interval", "push_timeout")
-_YOUNG = ("dispatch", "passes_on_demand", "metrics_limit")
+_YOUNG = ("dispatch", "passes_on_demand", "metrics_limit", "validate")
 _NOT_HASHED = ("name", "etcd_endpoints", "storage", "exact", "torch_version", "cpu_capability", "onednn_isa")
 
 
@@ -146,6 +147,8 @@ class JobConfig:
     """A role refuses to run where it would not give the bits of the others."""
     threads: int = 1
     """Of torch, in each role. The bits depend on it."""
+    validate: ValidationConfig | None = None
+    """What to validate with, while the job trains, and how often: `graphft.Validation(data=...)`."""
     device: str = "cpu"
     """Where the programs run: `cpu`, `cuda`, `cuda:1`. By default the program's."""
     torch_version: str = ""
@@ -206,6 +209,11 @@ class JobConfig:
         """Sync: steps of the job. Async: its batches (or units), each of which is one version of every shard."""
         return self.plan.total_steps
 
+    @property
+    def validated(self) -> frozenset[int]:
+        """After how many steps the model is validated."""
+        return self.validate.steps(self.plan) if self.validate is not None else frozenset()
+
     def replace(self, **changes: Any) -> JobConfig:
         """A copy with other options."""
         return dataclasses.replace(self, **changes)
@@ -215,10 +223,12 @@ class JobConfig:
         data held then. Nor are options that are younger than jobs that were saved, where they have their defaults."""
         young = {k for k in _YOUNG if getattr(self, k) == getattr(JobConfig, k)}
         options = {k: v for k, v in self._values().items() if k not in _NOT_HASHED and k not in young}
-        return options | {"data": self.data.options()}
+        validate = {"validate": self.validate.options()} if self.validate is not None else {}
+        return options | {"data": self.data.options()} | validate
 
     def to_json(self) -> dict[str, Any]:
-        return self._values() | {"data": self.data.to_json()}
+        validate = self.validate.to_json() if self.validate is not None else None
+        return self._values() | {"data": self.data.to_json(), "validate": validate}
 
     def _values(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
@@ -233,6 +243,7 @@ class JobConfig:
                     **data,
                     "data": DataSpec.from_json(data["data"]),
                     "etcd_endpoints": None if endpoints is None else tuple(endpoints),
+                    "validate": ValidationConfig.from_json(data.get("validate")),
                 }
             )
         except (KeyError, TypeError) as error:

@@ -39,6 +39,7 @@ _QUEUE = Needs(
     "ft", (True,), "without fault tolerance each trainer works on its share of the plan, and nothing is queued"
 )
 _RESUMED = Needs("ft", (True,), "without fault tolerance a job has no checkpoints at which it could wait")
+_VALIDATES = Needs("ft", (True,), "without fault tolerance there are no checkpoints to validate")
 _STEPS = Needs("sync", (True,), "an async job's shards are each at batches of their own: no pass ends for all at once")
 _SYNC = Needs("sync", (True,), "no process waits for all trainers in async mode")
 _ASYNC = Needs("sync", (False,), "a sync step waits for every shard, and has no stale gradients")
@@ -51,6 +52,7 @@ NEEDS: dict[str, tuple[Needs, ...]] = {
     "storage": (_STORED,),
     "dispatch": (_QUEUE,),
     "passes_on_demand": (_RESUMED, _STEPS),
+    "validate": (_VALIDATES, _STEPS),
     "checkpoint_every": (_FT,),
     "checkpoint_seconds": (_FT,),
     "keep_checkpoints": (_FT,),

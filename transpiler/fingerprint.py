@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from graphft.ir import Program
 
 DIGEST_BYTES = 8
+HELD_OUT = "validation: "
 
 
 def new_run() -> str:
@@ -40,6 +41,11 @@ class Fingerprint:
     @staticmethod
     def from_json(data: Mapping[str, Any]) -> Fingerprint:
         return Fingerprint(str(data["program"]), dict(data["data"]), dict(data["values"]), bool(data["unseeded"]))
+
+
+def held_out(name: str) -> str:
+    """What a digest of data that is validated with is called, beside those of the data that is trained on."""
+    return f"{HELD_OUT}{name}"
 
 
 def digest_of(digests: Mapping[str, str]) -> str:

@@ -4,6 +4,7 @@ job.json                      configuration, the id of the run, and digests of w
 source/program.gft            the program it was made from
 programs/<role>/              program.gft and values.safetensors of trainer, pserver0 ..., coordinator
 data/                         arrays that travel with the job
+validation/                   source/ and data/ of what it validates with, if it does
 storage.json                  the URL of its storage, if it has one
 """
 
@@ -28,7 +29,14 @@ from graphft.storage import load_program, save_program
 from graphft.transpiler import rules
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.differences import differences
-from graphft.transpiler.fingerprint import Fingerprint, drawn_without_seed, fingerprint_values, new_run, without_lines
+from graphft.transpiler.fingerprint import (
+    Fingerprint,
+    drawn_without_seed,
+    fingerprint_values,
+    held_out,
+    new_run,
+    without_lines,
+)
 from graphft.transpiler.passes import (
     CheckFinite,
     CompensateDelay,
@@ -36,6 +44,7 @@ from graphft.transpiler.passes import (
     InsertCommunication,
     InsertLiveness,
     InsertQueue,
+    InsertValidation,
     KeepOptimizer,
     LocalSteps,
     MakeBuckets,
@@ -44,7 +53,7 @@ from graphft.transpiler.passes import (
     SplitOptimizer,
 )
 from graphft.transpiler.programs import Pass, Programs, Stage, run_passes
-from graphft.transpiler.record import FORMAT, MARKER, RECORD, read_record
+from graphft.transpiler.record import FORMAT, MARKER, RECORD, VALIDATION, read_record
 from graphft.verify import verify_job
 
 
@@ -75,6 +84,7 @@ def pipeline(config: JobConfig) -> tuple[Pass, ...]:
             c.on_barrier_timeout,
             passes=c.passes_on_demand,
         ),
+        *([InsertValidation(c.validate.every, c.chunk_timeout, c.max_failures)] if c.validate is not None else []),
     )
 
 
@@ -87,13 +97,17 @@ class Job:
     programs: Programs
     run_id: str = field(default_factory=new_run)
     """Of the run that begins when this job is saved, or that it was loaded from."""
+    evaluation: Program | None = None
+    """What it is validated with, as it was captured."""
 
     @staticmethod
-    def make(source: Program, config: JobConfig) -> Job:
+    def make(source: Program, config: JobConfig, evaluation: Program | None = None) -> Job:
         """Runs the passes on a copy of `source`. Raises ProgramError when one cannot be applied."""
-        source = source.clone()
-        source.attrs.update(device=config.device, seed=config.seed)
-        return Job(source, config, run_passes(source, pipeline(config))[-1].programs)
+        source, evaluation = source.clone(), evaluation.clone() if evaluation is not None else None
+        for program in filter(None, (source, evaluation)):
+            program.attrs.update(device=config.device, seed=config.seed)
+        programs = run_passes(source, pipeline(config), evaluation)[-1].programs
+        return Job(source, config, programs, evaluation=evaluation)
 
     def __repr__(self) -> str:
         c = self.config
@@ -141,14 +155,15 @@ class Job:
     @cached_property
     def fingerprint(self) -> Fingerprint:
         """What the job is made of: a script that is run again finds its job by it, one that was changed does not."""
-        return Fingerprint(
-            self.hash, self.config.data.fingerprint(), fingerprint_values(self.programs.by_name()), drawn_without_seed()
-        )
+        data = self.config.data.fingerprint()
+        if self.config.validate is not None:
+            data |= {held_out(name): of for name, of in self.config.validate.data.fingerprint().items()}
+        return Fingerprint(self.hash, data, fingerprint_values(self.programs.by_name()), drawn_without_seed())
 
     @property
     def passes(self) -> tuple[Stage, ...]:
         """The programs as captured, and after each pass."""
-        return run_passes(self.source, pipeline(self.config))
+        return run_passes(self.source, pipeline(self.config), self.evaluation)
 
     def diff(self) -> str:
         """What `ft` changes in the trainer's program: a text diff of the blocks without and with it."""
@@ -156,7 +171,7 @@ class Job:
         return "\n".join(difflib.unified_diff(before, after, "ft=False", "ft=True", lineterm="", n=1))
 
     def _step_with(self, ft: bool) -> list[str]:
-        stages = run_passes(self.source, pipeline(self.config.replace(ft=ft)))
+        stages = run_passes(self.source, pipeline(self.config.replace(ft=ft)), self.evaluation)
         return "\n\n".join(map(format_block, stages[-1].programs.trainer.blocks.values())).splitlines()
 
     def run(self, **options: Any) -> Any:
@@ -198,12 +213,16 @@ class Job:
             ) from error
 
     def _write(self, folder: Path) -> None:
-        source = self.source.clone()
-        source.values = {}
-        save_program(source, folder / "source")
+        for given, path in ((self.source, folder / "source"), (self.evaluation, folder / VALIDATION / "source")):
+            if given is not None:
+                source = given.clone()
+                source.values = {}
+                save_program(source, path)
         for name, program in self.programs.by_name().items():
             save_program(program, folder / "programs" / name)
         self.config.data.store(folder)
+        if self.config.validate is not None:
+            self.config.validate.data.store(folder / VALIDATION)
         if self.config.storage:
             (folder / MARKER).write_text(json.dumps({"url": self.config.storage}), encoding="utf-8")
         record = {
@@ -224,12 +243,15 @@ class Job:
         record = read_record(folder)
         config = record.config
         pservers = [load_program(folder / "programs" / f"pserver{i}") for i in range(config.pservers)]
+        validates = config.validate is not None
         programs = Programs(
             load_program(folder / "programs" / "trainer"),
             tuple(pservers),
             load_program(folder / "programs" / "coordinator"),
+            load_program(folder / "programs" / "evaluation") if validates else None,
         )
-        job = Job(load_program(folder / "source"), config, programs, record.run_id)
+        evaluation = load_program(folder / VALIDATION / "source") if validates else None
+        job = Job(load_program(folder / "source"), config, programs, record.run_id, evaluation)
         if job.hash != record.hash:
             raise GraphftError(
                 f"{folder} is damaged: its files are of job {job.hash[:12]}, job.json is of {record.hash[:12]}",

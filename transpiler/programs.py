@@ -21,11 +21,14 @@ class Programs:
     trainer: Program
     pservers: tuple[Program, ...] = ()
     coordinator: Program | None = None
+    evaluation: Program | None = None
+    """What trainers validate with, beside their own program."""
 
     def by_name(self) -> dict[str, Program]:
-        """`trainer`, `pserver0`, `pserver1` ..., `coordinator`."""
+        """`trainer`, `pserver0`, `pserver1` ..., `coordinator`, `evaluation`."""
         named = {"trainer": self.trainer} | {f"pserver{i}": p for i, p in enumerate(self.pservers)}
-        return named | ({"coordinator": self.coordinator} if self.coordinator is not None else {})
+        more = {"coordinator": self.coordinator, "evaluation": self.evaluation}
+        return named | {name: program for name, program in more.items() if program is not None}
 
     def clone(self) -> Programs:
         """Deep copies, to rewrite; initial values are shared."""
@@ -33,6 +36,7 @@ class Programs:
             self.trainer.clone(),
             tuple(p.clone() for p in self.pservers),
             self.coordinator.clone() if self.coordinator is not None else None,
+            self.evaluation.clone() if self.evaluation is not None else None,
         )
 
     def __str__(self) -> str:
@@ -56,13 +60,14 @@ class Stage:
     programs: Programs
 
 
-def run_passes(program: Program, passes: Sequence[Pass]) -> tuple[Stage, ...]:
+def run_passes(program: Program, passes: Sequence[Pass], evaluation: Program | None = None) -> tuple[Stage, ...]:
     """Runs the passes in order, verifying every program before the first and after each. The last stage is the result.
 
     Raises VerificationError, naming the pass, when the user's program or what a pass made of it is not well-formed.
     """
-    verify(program)
-    stages = [Stage("", Programs(program))]
+    stages = [Stage("", Programs(program, evaluation=evaluation))]
+    for given in stages[0].programs.by_name().values():
+        verify(given)
     for p in passes:
         programs = p.run(stages[-1].programs)
         for made in programs.by_name().values():

@@ -13,7 +13,9 @@ from graphft.transpiler.fingerprint import Fingerprint
 FORMAT = 4
 """Of the job's folder; raised when an older graphft could not read it."""
 RECORD, MARKER = "job.json", "storage.json"
-SAVED = ("source", "programs", "data", MARKER)
+VALIDATION = "validation"
+"""Folder of what it validates with, if it does."""
+SAVED = ("source", "programs", "data", VALIDATION, MARKER)
 """What `Job.save` writes beside the record. The marker says where the job's storage is, if it has one."""
 
 

@@ -26,20 +26,8 @@ ARGUMENTS = {
     "on_end": (),
 }
 NAMES = tuple(ARGUMENTS)
-TAKEN = ("step", "epoch", "samples", "left_out", "steps", "seconds", "failures", "preemptions")
 OF_A_LAUNCH = tuple(name for name in NAMES if name != "on_validation")
 """What `job.run` calls: nobody validates there."""
-
-
-def check_names(metrics: Sequence[str]) -> None:
-    """Raises UsageError for a metric that would stand in the place of what callbacks and `train()` are told beside
-    it."""
-    if taken := [name for name in metrics if name in TAKEN]:
-        raise UsageError(
-            f"loss_fn returns '{taken[0]}', which names something else in what callbacks and train() are told",
-            rule="metrics",
-            help="rename it",
-        )
 
 
 @dataclass(frozen=True)

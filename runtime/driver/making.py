@@ -10,8 +10,7 @@ from typing import Any
 
 from graphft.errors import UsageError
 from graphft.ir import Program
-from graphft.loss_results import reported
-from graphft.runtime.callbacks.callbacks import check_names
+from graphft.loss_results import check_told, reported
 from graphft.runtime.driver.checks import check_retries, is_whole
 from graphft.runtime.driver.train_configs import run_options, scaling_options
 from graphft.runtime.engines.choose import engine_options
@@ -102,7 +101,7 @@ def _check_program(program: object) -> None:
             rule="option",
             help="program = graphft.build(model, loss_fn, inputs); graphft.minimize(program, optimizer)",
         )
-    check_names(reported(program))
+    check_told(reported(program))
 
 
 def _check_options(given: Mapping[str, Any]) -> None:

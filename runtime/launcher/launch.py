@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError, UsageError
-from graphft.runtime.callbacks.callbacks import OF_A_LAUNCH, Callbacks, check_names
+from graphft.runtime.callbacks.callbacks import OF_A_LAUNCH, Callbacks
 from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.connect import connect, is_complete, write_endpoints
 from graphft.runtime.coordination.discarded import discarded_of
@@ -82,9 +82,9 @@ def run_job(
         act_as_role(job, overrides)
         told = Callbacks(callbacks, OF_A_LAUNCH)
         if told:
-            from graphft.loss_results import reported
+            from graphft.loss_results import check_told, reported
 
-            check_names(reported(job.trainer_program()))
+            check_told(reported(job.trainer_program()))
         return _run_here(job, choose_options(options, overrides), on_status, told)
     except GraphftError as error:
         without_traceback(error)

@@ -6,6 +6,7 @@ from graphft.transpiler.passes.insert_checkpoints import InsertCheckpoints
 from graphft.transpiler.passes.insert_communication import InsertCommunication
 from graphft.transpiler.passes.insert_liveness import InsertLiveness
 from graphft.transpiler.passes.insert_queue import InsertQueue
+from graphft.transpiler.passes.insert_validation import InsertValidation
 from graphft.transpiler.passes.keep_optimizer import KeepOptimizer
 from graphft.transpiler.passes.local_steps import LocalSteps
 from graphft.transpiler.passes.make_buckets import MakeBuckets
@@ -20,6 +21,7 @@ __all__ = [
     "InsertCommunication",
     "InsertLiveness",
     "InsertQueue",
+    "InsertValidation",
     "KeepOptimizer",
     "LocalSteps",
     "MakeBuckets",

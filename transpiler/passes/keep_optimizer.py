@@ -31,7 +31,8 @@ class KeepOptimizer:
         source = job.trainer
         _check_counters(source, find_optimization(source.blocks["step"]))
         pservers = tuple(self._pserver(source, shard) for shard in range(self.shards))
-        return Programs(_trainer(source), pservers, Program("coordinator", {"role": "coordinator"}))
+        coordinator = Program("coordinator", {"role": "coordinator"})
+        return Programs(_trainer(source), pservers, coordinator, job.evaluation)
 
     def _pserver(self, source: Program, shard: int) -> Program:
         program = Program(f"pserver{shard}", {"role": "pserver", "index": shard})

@@ -46,7 +46,8 @@ class SplitOptimizer:
         source = job.trainer
         found = find_optimization(source.blocks["step"])
         pservers = tuple(self.pserver(source, found, shard) for shard in range(self.shards))
-        return Programs(_trainer(source, found), pservers, Program("coordinator", {"role": "coordinator"}))
+        coordinator = Program("coordinator", {"role": "coordinator"})
+        return Programs(_trainer(source, found), pservers, coordinator, job.evaluation)
 
     def pserver(self, source: Program, found: Optimization, shard: int) -> Program:
         """The program of one shard."""

@@ -1,0 +1,95 @@
+"""What a validation comes to that needs all of its records at once: an area under a curve, for one.
+
+    def auc(scores, labels): ...          # tensors of all records, as loss_fn returned them of each batch
+
+A reducer is captured as a model is: block `reduce` computes it of inputs `<entry>@ALL`, which hold an entry for each
+record, in the order of the data.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from graphft.errors import GraphftError, UsageError
+from graphft.guards import captured
+from graphft.ir import Kind, Program, Type, Variable
+from graphft.symbolic import Symbols
+from graphft.tracing import emit, trace
+
+RECORDS = "records"
+"""The dimension of all records."""
+_ALL = "@ALL"
+
+
+def all_name(entry: str) -> str:
+    """The input of block `reduce` that holds this result of all batches."""
+    return f"{entry}{_ALL}"
+
+
+def columns_of(program: Program) -> list[Variable]:
+    """The inputs that a batch has: without those that hold results of all batches."""
+    return [v for v in program.of_kind(Kind.INPUT) if not v.name.endswith(_ALL)]
+
+
+def append_reducer(program: Program, name: str, function: Callable[..., Any]) -> None:
+    """Appends to block `reduce` what computes `name`, one float, of what `function` has as parameters.
+
+    Raises GraphftError[reduce] for a parameter that is no such result, a result that is no float, and what cannot be
+    captured.
+    """
+    entries = _entries(program, name, function)
+    if name in program.variables:
+        raise _fail(f"reduce has '{name}', which names something else already", "rename it")
+    types = {entry: _of_all(program, entry) for entry in entries}
+    symbols = Symbols(d for t in types.values() for d in t.shape or () if isinstance(d, int))
+
+    def reduced(*values: Tensor) -> list[Tensor]:
+        with torch.no_grad():
+            found = function(*values)
+        if not isinstance(found, Tensor) or found.dim() or not found.dtype.is_floating_point:
+            raise _fail(f"reducer '{name}' returns {_shown(found)}, expected one float", "return a tensor of shape []")
+        return [found.clone()]
+
+    with captured(symbols):
+        traced = trace(reduced, [symbols.tensor(t) for t in types.values()], symbols)
+    for entry, type in types.items():
+        if all_name(entry) not in program.variables:
+            program.variable(all_name(entry), type, Kind.INPUT)
+    block = program.block("reduce")
+    block.attrs["results"] = (*block.attrs.get("results", ()), name)  # type: ignore[misc]
+    emit(traced, block, [all_name(entry) for entry in entries], {traced.results[0]: name})
+
+
+def _entries(program: Program, name: str, function: Callable[..., Any]) -> Sequence[str]:
+    known = [n for n in program.attrs.get("extras", ()) if program.variables[n].type.shape]
+    try:
+        wanted = list(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        raise UsageError(f"reducer '{name}' tells no parameters", rule="reduce", help="give a function") from None
+    if unknown := [n for n in wanted if n not in known]:
+        raise _fail(
+            f"reducer '{name}' has parameter {unknown[0]}, and loss_fn returns no entry for each record of that name "
+            f"(it returns {', '.join(known) or 'none'})",
+            'return it beside the loss: loss, {"scores": scores, "labels": y}',
+        )
+    return wanted
+
+
+def _of_all(program: Program, entry: str) -> Type:
+    type = program.variables[entry].type
+    return Type(type.dtype, (RECORDS, *(type.shape or ())[1:]))
+
+
+def _shown(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
+
+
+def _fail(message: str, help: str) -> GraphftError:
+    return GraphftError(message, rule="reduce", help=help)

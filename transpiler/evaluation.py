@@ -1,0 +1,147 @@
+"""The program that a job validates with, as it comes in: captured, and checked against the one that is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from graphft import registry
+from graphft.dependence import def_use, flow
+from graphft.errors import GraphftError, ProgramError, UsageError
+from graphft.ir import Kind, Program, Type
+from graphft.loss_results import check_told, reported
+from graphft.reducers import all_name, append_reducer, columns_of
+from graphft.transpiler.validation import Validation
+
+NAME = "evaluation"
+_TRAINS = ("aten.native_dropout", "aten._native_batch_norm_legit", "aten.native_batch_norm")
+"""Operators that a model in eval mode does not have."""
+_IN_EVAL_MODE = "graphft.build(model, loss_fn, inputs, training=False) captures in eval mode"
+
+
+def evaluation_of(program: Program, validation: Validation) -> Program:
+    """The forward pass of the model of `program`, in eval mode. Raises GraphftError if none can be made of it.
+
+    Each result beside the loss is one float: a mean over the batch. With reducers, it may be one entry for each record
+    of the batch, too.
+    """
+    found = validation.program
+    if found is None:
+        if program.origin is None:
+            raise UsageError(
+                f"program '{program.name}' was not captured by graphft.build in this process: there is no model that "
+                "could be captured in eval mode",
+                rule="option",
+                help="give Validation(program, data), with one that was",
+            )
+        found = program.origin.evaluation(NAME, validation.loss_fn)
+    evaluation = forward_only(found)
+    check_evaluation(evaluation)
+    for name, function in validation.reduce.items():
+        append_reducer(evaluation, name, function)
+    _check_results(evaluation)
+    check_told(results_of(evaluation))
+    return evaluation
+
+
+def _check_results(program: Program) -> None:
+    """Raises GraphftError[metrics] for a result that is neither a mean nor what a reducer reads."""
+    batch = {v.shape[0] for v in program.of_kind(Kind.INPUT) if v.shape}
+    for name in reported(program):
+        type = program.variables[name].type
+        if not type.shape:
+            if not type.dtype.startswith(("float", "bfloat")):
+                raise _result(name, type, "expected a float, its mean over the batch")
+        elif type.shape[0] not in batch:
+            raise _result(name, type, "expected one float, or an entry for each record of the batch")
+        elif all_name(name) not in program.variables:
+            raise _result(name, type, "and no reducer reads it")
+
+
+def _result(name: str, type: Type, what: str) -> GraphftError:
+    return GraphftError(
+        f"loss_fn returns '{name}' beside the loss as {type}, {what}",
+        rule="metrics",
+        help=f"return its mean, leave '{name}' out, or read it in a reducer: Validation(reduce={{...}})",
+    )
+
+
+def forward_only(program: Program) -> Program:
+    """A copy without the ops that no result depends on: those of the backward pass."""
+    new, step = program.clone(), program.blocks["step"]
+    graph = flow(def_use(step))
+    results = set(reported(program))
+    needed, open_ops = set[int](), [i for i, op in enumerate(step.ops) if results.intersection(op.writes)]
+    while open_ops:
+        index = open_ops.pop()
+        if index not in needed:
+            needed.add(index)
+            open_ops += graph.predecessors(index) if index in graph else ()
+    block = new.blocks["step"]
+    block.ops = [op for i, op in enumerate(block.ops) if i in needed]
+    used = results.union(*({*op.reads, *op.writes} for op in block.ops))
+    for name in [v.name for v in new.variables.values() if v.name not in used and v.kind is not Kind.INPUT]:
+        del new.variables[name]
+        new.values.pop(name, None)
+    return new
+
+
+def check_evaluation(program: Program) -> None:
+    """Raises ProgramError for what would depend on which process computes a batch, and when."""
+    block = program.blocks["step"]
+    for index, op in enumerate(block.ops):
+        definition = registry.get(op.type)
+        if op.type in _TRAINS or (definition is not None and definition.effect):
+            raise ProgramError(
+                f"the program to validate with has {op.type}: it is captured in train mode, or draws random numbers",
+                block=block,
+                index=index,
+                rule="option",
+                help=_IN_EVAL_MODE,
+            )
+        written = [n for n in registry.writes_of(op) if n in program.variables and _lasts(program, n)]
+        if written:
+            raise ProgramError(
+                f"the program to validate with changes %{written[0]}: its value would depend on which process has "
+                "computed what before",
+                block=block,
+                index=index,
+                rule="option",
+                help="let the model change its buffers in train mode only (if self.training)",
+            )
+
+
+def _lasts(program: Program, name: str) -> bool:
+    return program.variables[name].kind not in (Kind.TEMP, Kind.INPUT)
+
+
+def entries_of(program: Program) -> tuple[str, ...]:
+    """The results that have an entry for each record."""
+    return tuple(name for name in program.attrs.get("extras", ()) if program.variables[name].type.shape)
+
+
+def results_of(program: Program) -> tuple[str, ...]:
+    """The names of what a validation comes to: loss and means, then what is reduced of all records."""
+    means = [name for name in reported(program) if not program.variables[name].type.shape]
+    return (*means, *(program.blocks["reduce"].attrs["results"] if "reduce" in program.blocks else ()))
+
+
+def check_fits(program: Program, evaluation: Program, columns: Collection[str]) -> None:
+    """Raises GraphftError if the evaluation's weights are not the trained program's, or its data lacks a column."""
+    for v in evaluation.of_kind(Kind.PARAM, Kind.BUFFER, Kind.FROZEN, Kind.CONST):
+        trained = program.variables.get(v.name)
+        if v.kind is Kind.CONST and trained is None:
+            continue
+        if trained is None or trained.type != v.type:
+            found = "has none" if trained is None else f"has {trained.type}"
+            raise GraphftError(
+                f"the program to validate with has %{v.name}, {v.type}, and the program that is trained {found}",
+                rule="option",
+                help="build both of the same model",
+            )
+    inputs = {v.name for v in columns_of(evaluation)}
+    if missing := inputs - set(columns):
+        raise UsageError(
+            f"the program to validate with has input {min(missing)}, and the data no such column",
+            rule="columns",
+            help=f"its columns are {', '.join(columns)}",
+        )

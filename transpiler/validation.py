@@ -1,0 +1,136 @@
+"""Validation as part of a job: `transpile(validate=Validation(...))`.
+
+    held_out = graphft.Validation(data=graphft.arrays(x=x, y=y, chunk_size=256))        # at the end of each epoch
+    job = graphft.transpile(program, chunks=..., validate=held_out, ft=True, ...)
+
+`ValidationConfig` is what of it is in the job's record. The program is one of the job's, beside its roles'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+from graphft.data import DataSpec
+from graphft.errors import UsageError
+from graphft.plan import Plan
+
+if TYPE_CHECKING:
+    from graphft.ir import Program
+
+EPOCH: Literal["epoch"] = "epoch"
+RANGE_BATCHES = 8
+"""Batches that a trainer takes at a time: so many of them at least are worth two transactions of etcd."""
+
+
+@dataclass(frozen=True)
+class ValidationConfig:
+    """`every`: so many steps, and at the end; 0: at the end of each epoch."""
+
+    data: DataSpec
+    batch_size: int
+    every: int = 0
+
+    def steps(self, plan: Plan) -> frozenset[int]:
+        """After how many steps of the job the model is validated."""
+        if not self.every:
+            return frozenset(plan.start_steps[1:])
+        return frozenset((*range(self.every, plan.total_steps, self.every), plan.total_steps))
+
+    @cached_property
+    def ranges(self) -> tuple[tuple[int, int, int], ...]:
+        """(chunk, its first batch, batches) of each range that a trainer takes at a time."""
+        return tuple(
+            (chunk, first, min(RANGE_BATCHES, count - first))
+            for chunk, count in enumerate(self.data.batches(self.size))
+            for first in range(0, count, RANGE_BATCHES)
+        )
+
+    @property
+    def size(self) -> int:
+        """Of its batches: the longest chunk may be shorter than `batch_size`."""
+        return min(self.batch_size, max(chunk.records for chunk in self.data.chunks))
+
+    def samples(self, chunk: int, batch: int) -> int:
+        """Records of a batch."""
+        return min(self.size, self.data.chunks[chunk].records - batch * self.size)
+
+    def options(self) -> dict[str, Any]:
+        """Without what the data was when it was described."""
+        return self.to_json() | {"data": self.data.options()}
+
+    def to_json(self) -> dict[str, Any]:
+        return {"data": self.data.to_json(), "batch_size": self.batch_size, "every": self.every}
+
+    @staticmethod
+    def from_json(data: Mapping[str, Any] | None) -> ValidationConfig | None:
+        """The inverse of `to_json`. Raises KeyError, TypeError or GraphftError when `data` is none."""
+        if data is None:
+            return None
+        return ValidationConfig(DataSpec.from_json(data["data"]), int(data["batch_size"]), int(data["every"]))
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What to validate with: `data`, of `graphft.arrays`, `files` or `dataset`; every record counts once, and the last
+    batches may be shorter than `batch_size`.
+
+    Args:
+        program: Of the same model, `graphft.build(model, loss_fn, inputs, training=False)`. By default `transpile` and
+            `Trainer` capture it from the model that their program was built from.
+        every: (`transpile`) "epoch", or a number of steps, which means at the end of the job, too.
+        loss_fn: Another one than that of the program that is trained; what it returns beside the loss are metrics:
+            means over all records. Entries of which each record has one go to `reduce`, and no further.
+        reduce: By name, a function of some of these entries, as tensors of all records in the order of the data; it
+            returns one float. Captured as the model is.
+
+            def auc(scores, labels): ...
+            Validation(data=held_out, loss_fn=with_scores, reduce={"auc": auc})
+    """
+
+    program: Program | None = None
+    data: DataSpec | None = None
+    batch_size: int = 256
+    every: Literal["epoch"] | int = EPOCH
+    loss_fn: Callable[..., Any] | None = None
+    reduce: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        from graphft.ir import Program
+
+        if not isinstance(self.data, DataSpec) or not isinstance(self.program, (Program, type(None))):
+            given = self.data if self.data is not None or self.program is None else self.program
+            raise UsageError(
+                f"Validation needs data, and perhaps a program; got a {type(given).__name__}",
+                rule="option",
+                help="Validation(data=graphft.arrays(x=x, chunk_size=64)); with a program of your own, "
+                "Validation(graphft.build(model, loss_fn, inputs, training=False), data)",
+            )
+        if not _is_count(self.batch_size):
+            raise _bad("batch_size", self.batch_size, "a number, 1 or more", "256, or so")
+        if self.every != EPOCH and not _is_count(self.every):
+            raise _bad("every", self.every, '"epoch", or a number of steps, 1 or more', 'every="epoch"')
+        if self.program is not None and (self.loss_fn is not None or self.reduce):
+            raise UsageError(
+                f"Validation has a program, and {'reduce' if self.reduce else 'loss_fn'}, too, which is for capturing "
+                "one",
+                rule="option",
+                help="leave the program out: it is captured from the model of the program that is trained",
+            )
+        for name, function in self.reduce.items() if isinstance(self.reduce, Mapping) else [("", None)]:
+            if not isinstance(name, str) or not callable(function):
+                raise _bad("reduce", self.reduce, "functions by name", 'reduce={"auc": auc}')
+
+    def config(self) -> ValidationConfig:
+        assert self.data is not None
+        return ValidationConfig(self.data, self.batch_size, 0 if self.every == EPOCH else int(self.every))
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _bad(name: str, value: object, wanted: str, help: str) -> UsageError:
+    return UsageError(f"{name} is {value!r}, expected {wanted}", rule="option", help=help)
