@@ -33,6 +33,8 @@ from graphft.runtime.process.interrupts import raised_by_user_code
 
 log = logging.getLogger("graphft")
 
+IN_ORDER = -1
+"""The pass that reads each chunk in the order of the data."""
 LISTED = 5
 """Bad records that a message names."""
 CHECKED_BYTES = 256 << 20
@@ -181,7 +183,7 @@ class Reader(ABC):
 
     def _order(self, pass_index: int, info: ChunkInfo) -> np.ndarray:
         key = (pass_index, info.id)
-        order = self._orders.get(key)
+        order = np.arange(info.records) if pass_index == IN_ORDER else self._orders.get(key)
         if order is None:
             order = self._orders.put(key, record_order(self.seed, pass_index, info.id, info.records))
         return order
