@@ -3,7 +3,7 @@
 Only what is known long before departure is used: carrier, tail number, flight number, origin, destination, month,
 hour, weekday and distance. Two trainers and two pservers train embeddings and an MLP (in sync mode, unless --mode says
 otherwise); on the way one trainer is killed with SIGKILL, the other takes its slot over, and the result is that of the
-undisturbed run.
+undisturbed run. At the end of each pass the trainers validate the model, beside the steps of the next one.
 """
 
 from __future__ import annotations
@@ -118,6 +118,12 @@ def loss_fn(model: nn.Module, common: Tensor, rare: Tensor, distance: Tensor, la
     return nn.functional.binary_cross_entropy_with_logits(model(common, rare, distance), late)
 
 
+def with_scores(model: nn.Module, common: Tensor, rare: Tensor, distance: Tensor, late: Tensor) -> Any:
+    """For the validation: the same loss, and of each flight what the area under the curve is computed of."""
+    scores = model(common, rare, distance)
+    return nn.functional.binary_cross_entropy_with_logits(scores, late), {"scores": scores, "labels": late}
+
+
 def predict(model: nn.Module, flights: Flights) -> np.ndarray:
     """Logits of held-out flights."""
     model.eval()
@@ -216,6 +222,18 @@ def main() -> None:
     data = graphft.arrays(
         common=train.common, rare=train.rare, distance=train.distance, late=train.late, chunk_size=8 * BATCH
     )
+    validation = graphft.Validation(
+        data=graphft.arrays(
+            common=held_out.common,
+            rare=held_out.rare,
+            distance=held_out.distance,
+            late=held_out.late,
+            chunk_size=8 * BATCH,
+        ),
+        batch_size=BATCH,
+        loss_fn=with_scores,
+        reduce={"auc": graphft.reducers.auc},
+    )
     job = graphft.transpile(
         program,
         trainers=TRAINERS,
@@ -224,6 +242,7 @@ def main() -> None:
         chunks=data,
         batch_size=BATCH,
         passes=options.passes,
+        validate=validation if options.mode == "sync" else None,  # at the end of each pass, by the trainers
         **MODES[options.mode],
     )
     result = job.run(on_status=KillOnce(options.kill_at))

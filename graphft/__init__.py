@@ -40,7 +40,7 @@ _PUBLIC = {
     "graphft.runtime.queue.task_loop": ("LoopTask", "TaskLoop"),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}
-_HOME |= {name: f"graphft.{name}" for name in ("callbacks", "schedule")}
+_HOME |= {name: f"graphft.{name}" for name in ("callbacks", "reducers", "schedule")}
 
 __all__ = list(_HOME)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
 import graphft
@@ -93,6 +94,16 @@ def test_it_computes_what_eager_does() -> None:
 
 def good(everything: dict[str, Tensor]) -> Tensor:
     return share_of_good(**everything)
+
+
+@pytest.mark.parametrize("levels", [3, 1000])
+def test_the_area_under_the_curve_is_scikit_learns(levels: int) -> None:
+    """With few levels many scores are equal."""
+    torch.manual_seed(2)
+    scores, labels = torch.randint(0, levels, (500,)).float(), torch.randint(0, 2, (500,))
+    expected = roc_auc_score(labels.numpy(), scores.numpy())
+    assert float(graphft.reducers.auc(scores, labels)) == pytest.approx(expected, rel=1e-12)
+    assert graphft.reducers.auc(scores, torch.ones(500)).isnan()
 
 
 def test_the_job_has_it_as_a_program_of_its_own() -> None:
