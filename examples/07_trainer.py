@@ -45,14 +45,13 @@ def make_trainer() -> graphft.Trainer:
     model = make_model()
     program = graphft.build(model, loss_fn, name="tumours", inputs=INPUTS)
     graphft.minimize(program, torch.optim.AdamW(model.parameters(), lr=3e-3), model=model)
-    evaluated = graphft.build(make_model().eval(), loss_fn, name="tumours", inputs=INPUTS)
     return graphft.Trainer(
         program,
         num_workers=2,
         pservers=2,
         chunks=graphft.arrays(**train, chunk_size=50),
         batch_size=10,
-        validation=graphft.Validation(evaluated, graphft.arrays(**held_out, chunk_size=169)),
+        validation=graphft.Validation(data=graphft.arrays(**held_out, chunk_size=169)),
         quiet=True,
     )
 

@@ -52,6 +52,15 @@ def _facts(status: JobStatus) -> str:
     return "  ".join([rates, *([saved] if status.spec["ft"] else []), *_folder(status)])
 
 
+def _validation(status: JobStatus) -> str:
+    """What the newest one came to, and which are open; "" if there is none."""
+    found = status.validated
+    means = ", ".join(f"{name} {float(mean):.6g}" for name, mean in found.means.items()) if found is not None else ""
+    last = f"validation of step {found.step}: {means}" if found is not None else ""
+    steps = ", ".join(map(str, status.validating))
+    return "  ".join(filter(None, (last, f"validating step {steps}" * bool(steps))))
+
+
 def _folder(status: JobStatus) -> list[str]:
     """As a person here would name it."""
     folder = Path(status.spec.get("folder", ""))
@@ -91,7 +100,8 @@ def render(status: JobStatus, left: float | None = None) -> Group:
     events = [Text(format_event(e), style="yellow") for e in status.events[-EVENTS_SHOWN:]]
     rooms = [Text(f"{', '.join(names)}: {place}", style="red") for place, names in status.without_room.items()]
     # A progress bar ends without a line break.
-    lines = [Text(text) for text in (_progress(status, left, None), _facts(status), _live(status))]
+    texts = [_progress(status, left, None), _facts(status), _validation(status), _live(status)]
+    lines = [Text(text) for text in texts if text]
     return Group(head, *failed, *lines, bar, Text(), Processes(status), *rooms, *events)
 
 

@@ -93,7 +93,9 @@ def test_epochs_are_those_of_a_job_whatever_is_killed(tmp_path: Path, undisturbe
     assert found["loss"] == pytest.approx(float(loss), rel=1e-5)
     assert found["accuracy"] == pytest.approx(float(more["accuracy"]))
     assert told.validated == [found]
-    noted = read_validations(tmp_path / "job")[EPOCHS]
+    (row,) = read_validations(tmp_path / "job").values()
+    assert row.epoch == EPOCHS
+    noted = row.metrics
     assert noted == {name: found[name] for name in ("loss", "accuracy")}, "graphft runs tells it"
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from graphft.runtime.coordination.records import Event
+from graphft.runtime.coordination.records import Event, Validated
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.launcher import display as display_module
 from graphft.runtime.launcher.display import Display, format_event, format_line, render
@@ -287,3 +287,17 @@ def test_display_on_a_terminal_shows_a_panel_and_leaves_the_events(monkeypatch: 
 
 def test_event_text() -> None:
     assert format_event(event(0.0, "back")).endswith(" [pserver 0] back")
+
+
+def test_the_panel_has_the_newest_validation() -> None:
+    found = Validated(4, 2, 50, {"loss": 0.25, "auc": "nan"}, 0.0)
+    out = io.StringIO()
+    Console(file=out, width=200).print(render(status_of(validated=found, validating=[8])))
+    assert "validation of step 4: loss 0.25, auc nan  validating step 8" in out.getvalue()
+    assert "validation of step" not in _panel(status_of())
+
+
+def _panel(status: JobStatus) -> str:
+    out = io.StringIO()
+    Console(file=out, width=200).print(render(status))
+    return out.getvalue()
