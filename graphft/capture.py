@@ -137,9 +137,7 @@ class Origin:
 
     def evaluation(self, name: str, loss_fn: LossFn | None = None) -> Program:
         """The forward pass of the same model in eval mode, with another `loss_fn`, if one is given."""
-        return build(
-            self.model, loss_fn or self.loss_fn, self.inputs, targets=self.targets, name=name, training=False
-        )
+        return build(self.model, loss_fn or self.loss_fn, self.inputs, targets=self.targets, name=name, training=False)
 
     def forward(self, name: str, call: LossFn, inputs: Sequence[str]) -> Program:
         """What `call(model, **inputs)` computes in eval mode, of these inputs only."""
@@ -243,9 +241,7 @@ class _Step:
     After the trace, `extras` and `gradients` say which results there are, in order behind the loss.
     """
 
-    def __init__(
-        self, model: nn.Module, loss_fn: LossFn, state: _State, inputs: Sequence[str], training: bool
-    ) -> None:
+    def __init__(self, model: nn.Module, loss_fn: LossFn, state: _State, inputs: Sequence[str], training: bool) -> None:
         self.whole, self.state, self.inputs, self.training = _Whole(model, loss_fn), state, inputs, training
         self.recorder = Recorder()
         self.extras: list[str] = []

@@ -19,8 +19,8 @@ from graphft.errors import GraphftError, ProgramError, UsageError
 from graphft.ir import Kind, Program
 from graphft.literals import evaluate, names_in
 from graphft.loss_results import check_metrics
-from graphft.reducers import columns_of
 from graphft.nonfinite_values import tell_nonfinite
+from graphft.reducers import columns_of
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.effects import check_effects
 from graphft.transpiler.evaluation import check_fits, evaluation_of

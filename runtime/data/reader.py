@@ -72,6 +72,8 @@ class Reader(ABC):
 
     calling_thread = False
     """Whether batches must be made on the thread that uses them (they draw from torch's generator)."""
+    shuffled = True
+    """Whether a chunk's records come in an order of their own in each pass, or as they are in the data."""
 
     def __init__(self, spec: DataSpec, seed: int, cached_chunks: int) -> None:
         self.spec, self.seed = spec, seed
@@ -183,7 +185,9 @@ class Reader(ABC):
         key = (pass_index, info.id)
         order = self._orders.get(key)
         if order is None:
-            order = self._orders.put(key, record_order(self.seed, pass_index, info.id, info.records))
+            n = info.records
+            found = record_order(self.seed, pass_index, info.id, n) if self.shuffled else np.arange(n)
+            order = self._orders.put(key, found)
         return order
 
     def _where(self, info: ChunkInfo) -> str:

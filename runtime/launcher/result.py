@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from graphft.runtime.coordination.job_storage import MODEL
 from graphft.runtime.launcher.process_ends import read_ends
 from graphft.runtime.process.metric_files import losses_of, metrics_of, read_table
 from graphft.runtime.process.metric_table import Table
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,13 @@ class Result:
         """(step, value) of `loss` and of each metric that `loss_fn` returned, each step once: the mean over the
         samples of the step, of all slots that trainers of this machine computed."""
         return metrics_of(self.job_dir)
+
+    def predict(self, data: Any, **options: Any) -> dict[str, Tensor]:
+        """What the model predicts of `data`: see `graphft.predict`, whose options these are."""
+        import graphft  # what predicts stands above: this room does not know it
+
+        predicted: dict[str, Tensor] = graphft.predict(self.job_dir, data, **options)
+        return predicted
 
     def describe(self, generation: int) -> str:
         """The launcher's last lines."""
