@@ -204,21 +204,22 @@ class Job:
     # -- files ------------------------------------------------------------------------------------------------
 
     def save_prediction(self, path: str | os.PathLike[str]) -> None:
-        """Writes what it predicts with into the folder of a run of this job, in the place of what was there.
+        """Writes what it predicts with into the folder of a run of this job, in the place of what was there. A storage
+        that has the run keeps what it had.
 
         Raises GraphftError for a folder that holds another model's run, or if this job has nothing to predict with.
         """
-        from graphft.transpiler.prediction import prediction_of, save_prediction, with_weights
+        from graphft.transpiler.prediction import prediction_of, save_prediction
 
-        source, program = load_program(Path(path) / "source"), self.prediction or prediction_of(self.origin)
-        with_weights(program, {v.name: self.source.values[v.name] for v in saved_variables(self.source)})
-        if saved_variables(source) != saved_variables(self.source):
+        folder, program = Path(path), self.prediction or prediction_of(self.origin)
+        read_record(folder)
+        if saved_variables(load_program(folder / "source")) != saved_variables(self.source):
             raise UsageError(
                 f"{path} holds a run of another model: its weights have other names, shapes or dtypes",
                 rule="predict",
                 help="give the folder of a run of this job",
             )
-        save_prediction(program, source, Path(path))
+        save_prediction(program, self.source, folder)
 
     def save(self, path: str | os.PathLike[str], prepare: Callable[[Path], object] = id) -> None:
         """Writes the job's folder, wholly or not at all. A folder that holds the same job is left as it is.

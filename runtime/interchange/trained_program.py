@@ -34,16 +34,18 @@ def read_trained(source: str | os.PathLike[str], step: int | None = None) -> Tra
     """
     if not is_url(source):
         folder = Path(source)
-        stored = "" if (folder / MODEL).exists() else storage_of(folder)
-        return _trained(folder, stored or str(folder), step)
+        whole = (folder / MODEL).exists()
+        return _trained(folder, storage_of(folder) if not whole else "", step)
     with tempfile.TemporaryDirectory(prefix="graphft-") as scratch:
         url = os.fspath(source).rstrip("/")
         fetch(url, Path(scratch, "job"))
         return _trained(Path(scratch, "job"), url, step)
 
 
-def _trained(folder: Path, weights: str, step: int | None) -> Trained:
+def _trained(folder: Path, url: str, step: int | None) -> Trained:
+    """`url`: of the storage that has the weights; "": the folder has."""
     config, program = read_record(folder).config, load_prediction(folder)
     tell_untrained(program, load_program(folder / "source"))
-    program = with_weights(program, read_weights(weights, version=step))
-    return Trained(program, config, f"{weights}, step {step}" if step is not None else weights)
+    program = with_weights(program, read_weights(url or folder, version=step))
+    place = url or str(folder)
+    return Trained(program, config, f"{place}, {'the newest' if step is None else f'step {step}'}")

@@ -23,6 +23,7 @@ from graphft.runtime.process.role_process import describe_death, spawn
 
 log = logging.getLogger("graphft")
 
+Tell = Callable[[int, int], object]
 MOST_DEATHS = 3
 """Of workers in a row with the same chunk, or before they were ready."""
 LOG_LINES = 15
@@ -41,7 +42,7 @@ class _Worker:
 class Pool:
     """`count` workers at most, of this machine. `tell` hears how many chunks are done, and of how many."""
 
-    def __init__(self, work: Work, count: int, onednn_isa: str, tell: Callable[[int, int], object] = id) -> None:
+    def __init__(self, work: Work, count: int, onednn_isa: str, tell: Tell | None = None) -> None:
         self._work, self._count, self._tell = work, count, tell
         self._environment: Mapping[str, str] = {**role_environment(), ONEDNN_ISA: onednn_isa or "DEFAULT"}
         self._todo = deque(work.missing())
@@ -90,7 +91,8 @@ class Pool:
         self._deaths.pop(worker.chunk, None)
         if worker.chunk is not None:
             self._done += 1
-            self._tell(self._done, self._all)
+            if self._tell is not None:
+                self._tell(self._done, self._all)
         worker.ready, worker.chunk = True, None
 
     def _give(self, worker: _Worker) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from graphft.runtime.interchange.trained_program import Trained, read_trained
 from graphft.runtime.launcher.folder_status import find_folder
 from graphft.runtime.prediction.batches import check_batch_size, default_size
 from graphft.runtime.prediction.given import Fields, describe_data
-from graphft.runtime.prediction.pool import Pool, cores
+from graphft.runtime.prediction.pool import Pool, Tell, cores
 from graphft.runtime.prediction.work import Work
 
 log = logging.getLogger("graphft")
@@ -107,7 +107,7 @@ class Request:
         wanted = workers if workers is not None else min(config.trainers, cores(config.threads))
         return min(wanted, len(self.work.data.chunks))
 
-    def compute(self, folder: Path, workers: int | None, tell: Callable[[int, int], object] = id) -> Work:
+    def compute(self, folder: Path, workers: int | None, tell: Tell | None = None) -> Work:
         """In this folder, with what is there of the same request; all results lie there then."""
         count = self.count(workers)
         work = Work(folder, self.work.data, self.work.batch_size, self.work.device, self.work.threads)
