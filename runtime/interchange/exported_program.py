@@ -68,7 +68,7 @@ def _sizes(program: Program) -> dict[str, int]:
     names = sorted({n for v in program.of_kind(Kind.INPUT) for d in v.shape for n in names_in(d)})
     found: dict[str, int] = {}
     for name in names:
-        asked = [c for c, _ in program.attrs.get("assume", ()) if name in names_in(c)]  # type: ignore[union-attr]
+        asked = [c for c, _ in program.attrs.get("assume", ()) if name in names_in(c)]
         for size in SIZES:
             known = {**found, name: size}
             if all(evaluate(c, known) for c in asked if names_in(c) <= known.keys()):
@@ -86,7 +86,7 @@ def _sizes(program: Program) -> dict[str, int]:
 
 def _module(program: Program) -> nn.Module:
     """Runs the program's block. Its buffers have the names that parameters and buffers have in the trained model."""
-    outputs: tuple[str, ...] = tuple(program.attrs["extras"])  # type: ignore[arg-type]
+    outputs: tuple[str, ...] = tuple(program.attrs["extras"])
     run, inputs = lower(program.blocks["step"], fetch=outputs), [v.name for v in program.of_kind(Kind.INPUT)]
     module = nn.Module()
     weights = {v.name: _register(module, v.name, program.values[v.name]) for v in program.of_kind(*WEIGHTS)}

@@ -57,7 +57,7 @@ def _export_program(options: argparse.Namespace, target: Path) -> int:
         size = write_exported(target, exported)
     inputs = ", ".join(f"{v.name}: {v.type}" for v in program.of_kind(Kind.INPUT))
     names = program.attrs["extras"]
-    results = ", ".join(f"{name}: {program.variables[name].type}" for name in names)  # type: ignore[union-attr]
+    results = ", ".join(f"{name}: {program.variables[name].type}" for name in names)
     print(f"{target}: {size_in_words(size)}; torch.export.load(...).module() takes ({inputs}), and returns {results}")
     return 0
 

@@ -50,5 +50,5 @@ def _fixed(program: Program) -> int:
 def _refused(program: Program, size: int) -> str:
     """The condition that batches of this size do not fulfil; "": none."""
     name = program.of_kind(Kind.INPUT)[0].shape[0]
-    conditions = [str(c) for c, _ in program.attrs.get("assume", ())]  # type: ignore[union-attr]
+    conditions = [str(c) for c, _ in program.attrs.get("assume", ())]
     return next((c for c in conditions if names_in(c) == {name} and not evaluate(c, {str(name): size})), "")

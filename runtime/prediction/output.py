@@ -32,7 +32,7 @@ def check_output(path: Path, program: Program) -> None:
         )
     if path.is_dir():
         raise UsageError(f"{path} is a folder", rule="format", help="give a file's name")
-    for name in program.attrs["extras"]:  # type: ignore[union-attr]
+    for name in program.attrs["extras"]:
         type = program.variables[name].type
         if path.suffix in (".csv", ".parquet") and len(type.shape or ()) > 2:
             raise UsageError(

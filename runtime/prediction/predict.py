@@ -6,7 +6,7 @@ import logging
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +97,7 @@ class Request:
 
     @property
     def results(self) -> tuple[str, ...]:
-        return tuple(self.program.attrs["extras"])  # type: ignore[arg-type]
+        return tuple(self.program.attrs["extras"])
 
     def count(self, workers: int | None) -> int:
         """How many work: no more than there are chunks. Raises UsageError."""
@@ -110,7 +110,7 @@ class Request:
     def compute(self, folder: Path, workers: int | None, tell: Tell | None = None) -> Work:
         """In this folder, with what is there of the same request; all results lie there then."""
         count = self.count(workers)
-        work = Work(folder, self.work.data, self.work.batch_size, self.work.device, self.work.threads)
+        work = replace(self.work, folder=folder)
         if work.begin(self.program) and (left := len(work.missing())) < len(work.data.chunks):
             log.warning("going on: %d of %d parts are there", len(work.data.chunks) - left, len(work.data.chunks))
         Pool(work, count, self.trained.config.onednn_isa, tell).run()

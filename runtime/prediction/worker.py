@@ -49,7 +49,7 @@ def serve(folder: Path) -> int:
 
 def compute(work: Work, program: Program, reader: Reader, executor: Executor, chunk: int) -> dict[str, Tensor]:
     """An entry for each record of the chunk, by result."""
-    names: tuple[str, ...] = tuple(program.attrs["extras"])  # type: ignore[arg-type]
+    names: tuple[str, ...] = tuple(program.attrs["extras"])
     inputs = [v.name for v in program.of_kind(Kind.INPUT)]
     parts: dict[str, list[Tensor]] = {name: [] for name in names}
     for batch in range(-(-work.data.chunks[chunk].records // work.batch_size)):
@@ -66,9 +66,7 @@ def _answer(descriptor: int, answer: dict[str, Any]) -> None:
 
 
 def _as_answer(error: Exception) -> dict[str, Any]:
-    known = isinstance(error, GraphftError)
-    return {
-        "error": plain_text(describe(error), TEXT),
-        "rule": error.rule if known else "predict",
-        "help": plain_text(error.help, TEXT) if known else "see the log of the worker",
-    }
+    rule, help = "predict", "it is of the data, or of what the model computes"
+    if isinstance(error, GraphftError):
+        rule, help = error.rule, error.help
+    return {"error": plain_text(describe(error), TEXT), "rule": rule, "help": plain_text(help, TEXT)}
