@@ -220,7 +220,7 @@ class Program:
         self.blocks: dict[str, Block] = {}
         self.values: dict[str, torch.Tensor] = {}
         self.origin: Any = None
-        """What `build` captured it from (`capture.Origin`); a copy or a saved program has none."""
+        """What `build` captured it from (`capture.Origin`); one that was read from a file has none."""
 
     # -- building ---------------------------------------------------------------------------------------------
 
@@ -272,7 +272,7 @@ class Program:
         for b in self.blocks.values():
             nb = new.block(b.name, **copy.deepcopy(b.attrs))
             nb.ops = [replace(op, attrs=dict(op.attrs)) for op in b.ops]
-        new.values = dict(self.values)
+        new.values, new.origin = dict(self.values), self.origin
         return new
 
     def __eq__(self, other: object) -> bool:

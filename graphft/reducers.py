@@ -61,8 +61,10 @@ def append_reducer(program: Program, name: str, function: Callable[..., Any]) ->
         if all_name(entry) not in program.variables:
             program.variable(all_name(entry), type, Kind.INPUT)
     block = program.block("reduce")
-    block.attrs["results"] = (*block.attrs.get("results", ()), name)  # type: ignore[misc]
-    emit(traced, block, [all_name(entry) for entry in entries], {traced.results[0]: name})
+    block.attrs["results"] = (*block.attrs.get("results", ()), name)
+    (result,) = traced.results
+    assert result is not None
+    emit(traced, block, [all_name(entry) for entry in entries], {result: name})
 
 
 def _entries(program: Program, name: str, function: Callable[..., Any]) -> Sequence[str]:

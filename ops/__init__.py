@@ -2,4 +2,17 @@
 
 from graphft.ops import aten, clip, comm, compensate, data, etcd, local, optimize, prim, serve, tasks, validate
 
-__all__ = ["aten", "clip", "comm", "compensate", "data", "etcd", "local", "optimize", "prim", "serve", "tasks", "validate"]
+__all__ = [
+    "aten",
+    "clip",
+    "comm",
+    "compensate",
+    "data",
+    "etcd",
+    "local",
+    "optimize",
+    "prim",
+    "serve",
+    "tasks",
+    "validate",
+]

@@ -1,4 +1,4 @@
-"""The operators of a validation: ranges of the held-out data, leased as chunks are, and a model that does not change."""
+"""The operators of a validation: ranges of the held-out data, leased as chunks are, and a checkpoint's model."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def docstrings(options: type) -> dict[str, str]:
 
 
 def _type(field: dataclasses.Field[Any]) -> str:
-    text = str(field.type).replace(" | None", " or none")
+    text = str(field.type).replace(" | None", " or none").replace("ValidationConfig", "Validation")
     if text.startswith("Literal["):
         return _cell(" or ".join(f"`{choice.strip()}`" for choice in text[len("Literal[") : -1].split(",")))
     return _cell(text)

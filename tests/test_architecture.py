@@ -194,6 +194,7 @@ ROOMS = (
     "callbacks",
     "checkpoint",
     "queue",
+    "validation",
     "roles",
     "engines",
     "page",

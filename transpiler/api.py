@@ -33,7 +33,7 @@ from graphft.weights import load_weights
 
 log = logging.getLogger("graphft")
 
-_DERIVED = ("data", "validate", "torch_version", "cpu_capability", "onednn_isa")
+_DERIVED = ("data", "torch_version", "cpu_capability", "onednn_isa")
 OPTIONS = tuple(f.name for f in dataclasses.fields(JobConfig) if f.name not in _DERIVED)
 """What may be given to `transpile`, beside the data."""
 

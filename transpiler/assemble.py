@@ -12,17 +12,19 @@ from graphft.ir import Kind, Program
 from graphft.transpiler.layout import evolving, shards_of, slices_of
 
 
-def assemble(trainer: Program, shard_values: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+def assemble(trainer: Program, shard_values: Sequence[Mapping[str, Tensor]], every: bool = False) -> dict[str, Tensor]:
     """The model's state_dict, from what each shard holds by slice name, and the frozen values of `trainer`.
 
     Names and shapes are the model's; a tied parameter stands under each of its names (as the same tensor), a buffer
-    that is not persistent not at all. Raises GraphftError when a slice is missing, or has another type.
+    that is not persistent not at all, nor a constant: only with `every`.
+
+    Raises GraphftError when a slice is missing, or has another type.
     """
     state: dict[str, Tensor] = {}
-    for v in trainer.of_kind(Kind.PARAM, Kind.BUFFER, Kind.FROZEN):
-        if v.attrs.get("persistent") is False:
+    for v in trainer.of_kind(Kind.PARAM, Kind.BUFFER, Kind.FROZEN, *([Kind.CONST] if every else [])):
+        if v.attrs.get("persistent") is False and not every:
             continue
-        if v.kind is Kind.FROZEN:
+        if v.kind in (Kind.FROZEN, Kind.CONST):
             value = trainer.values[v.name]
         else:
             parts = [_slice(shard_values, s.shard, s.name, s.numel, v.dtype) for s in slices_of(v)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from graphft import registry
 from graphft.dependence import def_use, flow
@@ -10,7 +11,9 @@ from graphft.errors import GraphftError, ProgramError, UsageError
 from graphft.ir import Kind, Operator, Program, Type
 from graphft.loss_results import check_told, reported
 from graphft.reducers import all_name, append_reducer, columns_of
-from graphft.transpiler.validation import Validation
+
+if TYPE_CHECKING:
+    from graphft.transpiler.validation import Validation
 
 NAME = "evaluation"
 _TRAINS = ("aten.native_dropout", "aten._native_batch_norm_legit", "aten.native_batch_norm")
@@ -150,6 +153,11 @@ def check_fits(program: Program, evaluation: Program, columns: Collection[str]) 
                 rule="option",
                 help="build both of the same model",
             )
+    check_columns(evaluation, columns)
+
+
+def check_columns(evaluation: Program, columns: Collection[str]) -> None:
+    """Raises UsageError if data of these columns lacks one."""
     inputs = {v.name for v in columns_of(evaluation)}
     if missing := inputs - set(columns):
         raise UsageError(

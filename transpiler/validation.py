@@ -25,6 +25,12 @@ RANGE_BATCHES = 8
 """Batches that a trainer takes at a time: so many of them at least are worth two transactions of etcd."""
 
 
+def validated_steps(plan: Plan, every: int, passes: bool) -> frozenset[int]:
+    """Each `every` steps and at the end (0: not), or with `passes` at the end of each pass."""
+    steps = (*range(every, plan.total_steps, every), plan.total_steps) if every else ()
+    return frozenset((*steps, *(plan.start_steps[1:] if passes else ())))
+
+
 @dataclass(frozen=True)
 class ValidationConfig:
     """`every`: so many steps, and at the end; 0: at the end of each epoch."""
@@ -33,11 +39,12 @@ class ValidationConfig:
     batch_size: int
     every: int = 0
 
+    def __repr__(self) -> str:
+        return f"Validation({self.data.records} records, every={self.every or EPOCH!r})"
+
     def steps(self, plan: Plan) -> frozenset[int]:
         """After how many steps of the job the model is validated."""
-        if not self.every:
-            return frozenset(plan.start_steps[1:])
-        return frozenset((*range(self.every, plan.total_steps, self.every), plan.total_steps))
+        return validated_steps(plan, self.every, not self.every)
 
     @cached_property
     def ranges(self) -> tuple[tuple[int, int, int], ...]:
@@ -122,6 +129,10 @@ class Validation:
         for name, function in self.reduce.items() if isinstance(self.reduce, Mapping) else [("", None)]:
             if not isinstance(name, str) or not callable(function):
                 raise _bad("reduce", self.reduce, "functions by name", 'reduce={"auc": auc}')
+        if self.program is not None:
+            from graphft.transpiler.evaluation import check_columns, evaluation_of
+
+            check_columns(evaluation_of(self.program, self), self.data.columns)
 
     def config(self) -> ValidationConfig:
         assert self.data is not None

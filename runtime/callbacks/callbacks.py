@@ -22,12 +22,12 @@ ARGUMENTS = {
     "on_step": ("the step", "its metrics"),
     "on_event": ("the event",),
     "on_epoch": ("the epoch", "its metrics"),
-    "on_validation": ("the epoch", "its metrics"),
+    "on_validation": ("the epoch (or step)", "its metrics"),
     "on_end": (),
 }
 NAMES = tuple(ARGUMENTS)
 OF_A_LAUNCH = tuple(name for name in NAMES if name != "on_validation")
-"""What `job.run` calls: nobody validates there."""
+"""What `job.run` calls of a job that is not validated."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +44,9 @@ class Run:
         options = job.config.to_json()
         data = options.pop("data")
         options |= {"data": data["kind"], "records": job.config.data.records}
+        if job.config.validate is not None:
+            every, records = job.config.validate.every, job.config.validate.data.records
+            options["validate"] = {"every": every or "epoch", "records": records}
         return Run(job.config.name, job.run_id, folder, options)
 
 
@@ -91,7 +94,8 @@ class Callbacks:
                                          over the samples of all slots
     on_event(event)                      each event since the script began, once: `at`, `who`, `kind`, `text`, `fields`
     on_epoch(epoch: int, metrics: dict)  an epoch is done, and its steps are told
-    on_validation(epoch: int, metrics: dict)
+    on_validation(epoch: int, metrics: dict)   a validation is over, each once, in order; of `transpile(validate=)`
+                                         with `every` so many steps: the step
     on_end()                             the run's processes have ended, in order
     flush()                              what was told of steps and epochs is to be kept: it is noted as told after this
     held() -> (step, epoch)              after on_begin: it has the steps before this one, and so many epochs. What was
@@ -122,8 +126,8 @@ class Callbacks:
                     help=f"a callback's methods are {', '.join(NAMES)}",
                 )
         self._callbacks = tuple(callbacks)
-        self._at = [[0, 0] for _ in callbacks]
-        """Of each: it was told the steps before this one, and so many epochs."""
+        self._at = [[0, 0, 0] for _ in callbacks]
+        """Of each: it was told the steps before this one, so many epochs, and the validations until this one."""
         self._status: JobStatus | None = None
         self._seen: set[tuple[float, str, str]] = set()
         self._since = time.time()
@@ -142,12 +146,16 @@ class Callbacks:
             if method is not None:
                 method(*arguments)
 
-    def begin(self, run: Run, told: tuple[int, int]) -> None:
-        """`told`: (step, epoch), up to which earlier scripts' callbacks were told."""
+    def begin(self, run: Run, told: tuple[int, int, int]) -> None:
+        """`told`: (step, epoch, validation), up to which earlier scripts' callbacks were told. Who says what it holds
+        knows a validation that it has."""
         self.tell("on_begin", run)
-        self._at = [list(map(min, told, _held(one, told))) for one in self._callbacks]
+        self._at = [
+            [*map(min, told[:2], _held(one, told[:2])), 0 if hasattr(one, "held") else told[2]]
+            for one in self._callbacks
+        ]
 
-    def go_on(self, told: tuple[int, int]) -> None:
+    def go_on(self, told: tuple[int, int, int]) -> None:
         """Another script may have told more meanwhile."""
         self._at = [list(map(max, told, at)) for at in self._at]
 
@@ -175,6 +183,13 @@ class Callbacks:
             if at[1] < epoch:
                 callback.on_epoch(epoch, dict(metrics))
                 at[1] = epoch
+
+    def validation(self, number: int, metrics: Mapping[str, float]) -> None:
+        """Tells those who were not told of it. `number`: the epoch, or step."""
+        for callback, at in self._hearing("on_validation"):
+            if at[2] < number:
+                callback.on_validation(number, dict(metrics))
+                at[2] = number
 
     def _hearing(self, name: str) -> list[tuple[Any, list[int]]]:
         return [

@@ -33,6 +33,8 @@ class CSVLogger:
         path = self._path if self._path is not None else run.folder / "steps.csv"
         beside = {kind: path.with_name(f"{path.stem}-{kind}{path.suffix}") for kind in ("epochs", "validation")}
         self._files = {"steps": path, **beside}
+        by_steps = run.config.get("validate") and run.config["validate"]["every"] != "epoch"
+        self._keys = {"steps": "step", "epochs": "epoch", "validation": "step" if by_steps else "epoch"}
         if self._path is not None:
             _own(run, list(self._files.values()))
 
@@ -61,7 +63,7 @@ class CSVLogger:
         if kind not in self._tables:
             path = self._files[kind]
             try:
-                self._tables[kind] = CsvTable(path, "step" if kind == "steps" else "epoch")
+                self._tables[kind] = CsvTable(path, self._keys[kind])
             except ValueError as error:
                 raise _foreign(path, str(error)) from None
         return self._tables[kind]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +19,7 @@ from graphft.runtime.callbacks.told import Told
 from graphft.runtime.coordination.records import Event
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.process.folder_lock import locked
+from graphft.runtime.process.validations import ValidationRow
 
 if TYPE_CHECKING:
     from graphft.transpiler import Job
@@ -89,11 +90,11 @@ class Teller:
             return
         told = Told.read(self._folder, self.job.run_id, self._plan.total_steps, self._plan.passes)
         if not self.begun:
-            self.callbacks.begin(Run.of(self.job, self._folder), (told.step, told.epoch))
+            self.callbacks.begin(Run.of(self.job, self._folder), (told.step, told.epoch, told.validation))
             self.begun = True
         if told != self._noted or self._broken:
             self._broken = False
-            self.callbacks.go_on((told.step, told.epoch) if self._noted else (0, 0))
+            self.callbacks.go_on((told.step, told.epoch, told.validation) if self._noted else (0, 0, 0))
             self._open_rows()
         self._told = self._noted = told
         self._noted_at = time.monotonic()
@@ -183,6 +184,16 @@ class Teller:
         if self._told is not None:
             self.callbacks.tell("on_validation", epoch, metrics)
             self.callbacks.tell("flush")
+
+    def validations(self, found: Iterable[ValidationRow]) -> None:
+        """Tells of those of the job itself, in order, unless they were told."""
+        if self._told is None or not self.callbacks.hears("on_validation") or self.job.config.validate is None:
+            return
+        for row in found:
+            number = row.step if self.job.config.validate.every else row.epoch
+            self.callbacks.validation(number, row.metrics)
+            self._told = replace(self._told, validation=max(number, self._told.validation))
+        self._note()
 
     def end(self) -> None:
         if self.begun:

@@ -18,11 +18,13 @@ FILE = "callbacks.json"
 
 @dataclass(frozen=True)
 class Told:
-    """`step`: steps before this one were told by `on_step`; `epoch`: so many epochs by `on_epoch`."""
+    """`step`: steps before this one were told by `on_step`; `epoch`: so many epochs by `on_epoch`; `validation`: those
+    until this one by `on_validation`."""
 
     run: str
     step: int = 0
     epoch: int = 0
+    validation: int = 0
 
     @staticmethod
     def read(job_dir: Path, run: str, steps: int, epochs: int) -> Told:
@@ -33,12 +35,12 @@ class Told:
             return Told(run)
         try:
             found = parse_json(path.read_bytes())
-            told = Told(str(found["run"]), int(found["step"]), int(found["epoch"]))
+            told = Told(str(found["run"]), int(found["step"]), int(found["epoch"]), int(found.get("validation", 0)))
         except (ValueError, KeyError, TypeError, OverflowError, IsADirectoryError) as error:
             raise _damaged(path, repr(error)) from None
         if told.run != run:
             return Told(run)  # the folder was another run's
-        if not (0 <= told.step <= steps and 0 <= told.epoch <= epochs):
+        if not (0 <= told.step <= steps and 0 <= told.epoch <= epochs and 0 <= told.validation <= max(steps, epochs)):
             raise _damaged(path, f"step {told.step} of {steps}, epoch {told.epoch} of {epochs}")
         return told
 

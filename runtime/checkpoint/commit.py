@@ -19,7 +19,7 @@ import msgspec
 
 from graphft.errors import GraphftError, plain_text
 from graphft.runtime.checkpoint.described import is_loaded
-from graphft.runtime.checkpoint.manifest import Manifest, Part
+from graphft.runtime.checkpoint.manifest import VALIDATE, Manifest, Part
 from graphft.runtime.checkpoint.omissions import tell_again
 from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, StorageUnavailable, storage
 from graphft.runtime.coordination.keys import Keys
@@ -27,11 +27,12 @@ from graphft.runtime.coordination.records import (
     Asked,
     Committed,
     Generation,
+    Validating,
     decode_asked,
     decode_committed,
     decode_generation,
 )
-from graphft.runtime.etcd import absent, delete_op, get_op, mod_is, put_op, range_op
+from graphft.runtime.etcd import absent, delete_op, delete_prefix_op, get_op, mod_is, put_op, range_op
 from graphft.runtime.etcd.model import KV, Compare, Op, Store
 
 MAX_DELETES = 100
@@ -104,7 +105,32 @@ class Commits:
         if len(parts) < (1 if self.alone else self.shards):
             return None
         self.store.write_manifest(manifest)
-        return manifest if self._commit(manifest, fence, current, self._through_with(kvs, manifest)) else None
+        also = [*self._through_with(kvs, manifest), *self._opens(manifest)]
+        return manifest if self._commit(manifest, fence, current, also) else None
+
+    def _opens(self, manifest: Manifest) -> list[Op]:
+        """Opens this checkpoint's validation, if it is to have one; that of the same step in a history that is over
+        does not count."""
+        if not manifest.meta.get(VALIDATE):
+            return []
+        record, step = Validating(manifest.generation, manifest.directory), manifest.step
+        return [
+            put_op(self.keys.validating(step), msgspec.json.encode(record)),
+            delete_op(self.keys.validated(step)),
+            delete_prefix_op(self.keys.ranges(step)),
+        ]
+
+    def _reopens(self, manifest: Manifest) -> list[Op]:
+        """The same of one that was committed before, unless it was validated or is being so."""
+        keys = [self.keys.validated(manifest.step), self.keys.validating(manifest.step)]
+        read = self.etcd.txn([], [get_op(key) for key in keys]) if manifest.meta.get(VALIDATE) else None
+        known = read is None or any(read.kv(i) is not None for i in range(len(keys)))
+        return [] if known else self._opens(manifest)
+
+    def _undone(self, step: int) -> list[Op]:
+        """Of later steps, validations that are not over: everyone goes back to this one, and comes there again."""
+        open_ones = [kv.key for kv in self.etcd.range(self.keys.all_validating).kvs]
+        return [delete_op(key) for key in open_ones if int(key.removeprefix(self.keys.all_validating)) > step]
 
     def is_current(self, generation: int) -> bool:
         """Whether the job is in this generation. Raises EtcdError."""
@@ -185,7 +211,7 @@ class Commits:
             self.store.make_durable(newest)
             tell_again(self.etcd, self.keys, newest.meta)
             current = Generation(generation, newest.step, newest.directory, "etcd is new; checkpoint found on disk")
-            ops = [put_op(self.keys.committed, msgspec.json.encode(record_of(newest)))]
+            ops = [put_op(self.keys.committed, msgspec.json.encode(record_of(newest))), *self._reopens(newest)]
         made = self.etcd.txn(
             [absent(self.keys.generation)],
             [put_op(self.keys.generation, msgspec.json.encode(current)), *ops],
@@ -256,6 +282,7 @@ class Commits:
             generation = max(current.number, above, self.store.latest_generation()) + 1
             raised = Generation(generation, step, checkpoint, plain_text(reason))
             ops = [put_op(self.keys.generation, msgspec.json.encode(raised)), *self._recommit(committed, target)]
+            ops += self._undone(step)
             compare = [
                 mod_is(self.keys.generation, current_kv.mod_revision),
                 mod_is(self.keys.committed, committed_kv.mod_revision if committed_kv else 0),
@@ -274,7 +301,7 @@ class Commits:
             return [delete_op(self.keys.committed)] if committed is not None else []
         if committed is not None and target.directory == committed.checkpoint:
             return []
-        return [put_op(self.keys.committed, msgspec.json.encode(record_of(target)))]
+        return [put_op(self.keys.committed, msgspec.json.encode(record_of(target))), *self._reopens(target)]
 
     def _target(self, current: Generation, committed: Committed | None, below: int | None) -> Manifest | None:
         """The checkpoint to go back to; None: the initial values. `below`: of an earlier step."""

@@ -7,14 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from graphft.runtime.checkpoint.manifest import Part
+from graphft.runtime.checkpoint.manifest import VALIDATE, Part
 from graphft.runtime.coordination.records import Committed
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-KEEP = 2
-"""Snapshots that may wait, beside the one that is being written: each is as large as the shard."""
+KEEP, KEEP_VALIDATED = 2, 8
+"""Snapshots that may wait, beside the one that is being written, and others that are to be validated: each is as large
+as the shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,11 @@ class Snapshot:
     ledger: str
     keep: int
     meta: Mapping[str, Any]
+
+    @property
+    def validated(self) -> bool:
+        """Whether the model is to be validated at this step."""
+        return bool(self.meta.get(VALIDATE))
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +126,9 @@ class PendingSnapshots:
 
     def _thin_out(self) -> list[Snapshot]:
         given_up = []
-        while len(self._waiting) > KEEP:
-            least = min(self._waiting[:-1], key=worth)  # never the newest: it may be the last one
-            self._waiting.remove(least)
-            given_up.append(least)
+        for validated, most in ((False, KEEP), (True, KEEP_VALIDATED)):
+            while len(alike := [s for s in self._waiting if s.validated is validated]) > most:
+                least = min([s for s in alike if s is not self._waiting[-1]], key=worth)  # never the newest of all
+                self._waiting.remove(least)
+                given_up.append(least)
         return given_up

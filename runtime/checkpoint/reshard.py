@@ -15,7 +15,7 @@ from torch import Tensor
 
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.described import LOADED, MADE, made
-from graphft.runtime.checkpoint.manifest import SOURCE, Manifest
+from graphft.runtime.checkpoint.manifest import SOURCE, VALIDATE, Manifest
 from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.transpiler import Job
@@ -44,7 +44,7 @@ def layout_differences(job: Job, folder: Path) -> list[str]:
     words = [
         f"{n} {value} -> {getattr(job.config, n)}" for n, value in layout.items() if value != getattr(job.config, n)
     ]
-    same = Job.make(job.source, job.config.replace(**layout, storage=found.config.storage))
+    same = Job.make(job.source, job.config.replace(**layout, storage=found.config.storage), job.evaluation)
     return words if words and not differences(folder, found, same) else []
 
 
@@ -64,7 +64,9 @@ def carry_over(source: Path, job: Job, target: Path) -> int | None:
     floor = checkpoints_of(source).floor()
     loaded = {LOADED: True} if floor is not None and floor.is_of(old.run_id) else {}  # it stays put in place
     by = made(job.fingerprint, **{SOURCE: f"{manifest.directory} of run {old.run_id}"}, **loaded)
-    store.write_manifest(Manifest(0, manifest.step, job.run_id, parts, {**manifest.meta, MADE: by}))
+    meta = {name: value for name, value in manifest.meta.items() if name != VALIDATE}
+    validate = {VALIDATE: True} if manifest.step in job.config.validated else {}
+    store.write_manifest(Manifest(0, manifest.step, job.run_id, parts, {**meta, MADE: by, **validate}))
     return manifest.step
 
 

@@ -269,9 +269,10 @@ class CheckpointStore:
         """The highest generation that has left anything here; -1 if none has."""
         return max((directory_key(d)[1] for d in self.directories()), default=-1)
 
-    def prune(self, keep: int, last_good: Manifest) -> None:
+    def prune(self, keep: int, last_good: Manifest, used: Collection[str] = ()) -> None:
         """Deletes what is older than the newest `keep` usable checkpoints: older ones, and what crashes left behind.
-        Files that these checkpoints need stay.
+        Files that these checkpoints need stay, and so do the checkpoints that are `used`, by the names of their
+        folders.
 
         Never `last_good`, nor anything of a later step or generation, which may be being written. Raises
         StorageUnavailable, when it cannot be told what is usable.
@@ -283,8 +284,8 @@ class CheckpointStore:
                 kept += 1
             elif step >= last_good.step or generation > last_good.generation:
                 continue
-            elif kept < keep and (usable := self._usable(directory)) is not None:
-                kept += 1
+            elif (kept < keep or directory in used) and (usable := self._usable(directory)) is not None:
+                kept += directory not in used
                 needed |= usable.files().keys()
             else:
                 gone.append(directory)

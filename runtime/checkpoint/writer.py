@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 from torch import Tensor
 
 from graphft.errors import GraphftError
@@ -22,7 +23,7 @@ from graphft.runtime.checkpoint.store import DamagedCheckpoint, StorageUnavailab
 from graphft.runtime.coordination.discarded import discarded_of, write_discarded
 from graphft.runtime.coordination.event_log import Events
 from graphft.runtime.coordination.job_storage import MODEL, publish_result, storage_of
-from graphft.runtime.coordination.records import Committed, Failure, decode_committed
+from graphft.runtime.coordination.records import Committed, Failure, Validating, decode_committed
 from graphft.runtime.coordination.stale_run import tell_failed
 from graphft.runtime.coordination.status import read_left_out, read_metrics
 from graphft.runtime.coordination.storage_claim import check_claim
@@ -166,6 +167,12 @@ class Saver:
             self.events.log.warning(
                 "the checkpoint of step %d is given up for newer ones: writing is slow, or fails", snapshot.step
             )
+            if snapshot.validated:
+                self.events.emit(
+                    "validation-lost",
+                    f"the validation of step {snapshot.step} is LEFT OUT: its checkpoint could not be written in time",
+                    step=snapshot.step,
+                )
 
     def _tell_trouble(self, error: OSError | StorageUnavailable) -> None:
         now = time.monotonic()
@@ -217,8 +224,15 @@ class Saver:
         if manifest is not None:
             self._last = manifest
             self.events.log.info("checkpoint of step %d is committed", item.step)
-            with contextlib.suppress(StorageUnavailable):  # what is left goes with a later checkpoint
-                self.commits.store.prune(item.keep, manifest)
+            with contextlib.suppress(StorageUnavailable, TransientEtcdError):  # what is left goes with a later one
+                self.commits.store.prune(item.keep, manifest, self._used())
+
+    def _used(self) -> set[str]:
+        """Checkpoints that are being validated."""
+        if self.job.config.validate is None:
+            return set()
+        kvs = self.commits.etcd.range(self.commits.keys.all_validating).kvs
+        return {msgspec.json.decode(kv.value, type=Validating).checkpoint for kv in kvs}
 
     def _may_be_saved(self, item: Snapshot) -> bool:
         """Whether all is finite, or the job goes on with what is not. What trainers look at does not show it all: an

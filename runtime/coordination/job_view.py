@@ -17,6 +17,8 @@ from graphft.runtime.coordination.records import (
     Generation,
     PassRecord,
     Registration,
+    Validated,
+    Validating,
     decode_asked,
     decode_committed,
     decode_failure,
@@ -58,6 +60,10 @@ class JobView:
     """By id: the one that serves, and those that stand by."""
     coordinator: Registration | None = None
     """The one that serves."""
+    validating: dict[int, Validating] = field(default_factory=dict)
+    """By step, the validations that are not over, the oldest first."""
+    validated: Validated | None = None
+    """What the validation came to that was over last."""
     wanted_passes: int = 0
     """Of a job whose passes are on demand: how many are wanted so far."""
 
@@ -78,6 +84,7 @@ def read_view(keys: Keys, kvs: Iterable[KV]) -> JobView:
     slots: dict[int, KV] = {}
     barred: dict[str, Barred] = {}
     leases: dict[str, int] = {}
+    validating: dict[int, Validating] = {}
     coordinators: dict[str, Registration] = {}
     by_key: dict[str, KV] = {}
     for kv in kvs:
@@ -96,13 +103,15 @@ def read_view(keys: Keys, kvs: Iterable[KV]) -> JobView:
             leases[record.id] = kv.lease
         elif kv.key.startswith(keys.slots):
             slots[int(kv.key.removeprefix(keys.slots))] = kv
+        elif kv.key.startswith(keys.all_validating):
+            validating[int(kv.key.removeprefix(keys.all_validating))] = msgspec.json.decode(kv.value, type=Validating)
         elif kv.key.startswith(keys.all_barred):
             barred[kv.key.removeprefix(keys.all_barred)] = msgspec.json.decode(kv.value, type=Barred)
     generations = {
         s: e for s, k in _by_shard(by_key, keys.generation) if (e := decode_generation(by_key[k])) is not None
     }
     commits = {s: c for s, k in _by_shard(by_key, keys.committed) if (c := decode_committed(by_key[k])) is not None}
-    address = by_key.get(keys.coordinator_addr)
+    address, validated = by_key.get(keys.coordinator_addr), by_key.get(keys.newest_validated)
     state, run, wanted = by_key.get(keys.state), by_key.get(keys.run), by_key.get(keys.wanted_passes)
     return JobView(
         pservers,
@@ -122,6 +131,8 @@ def read_view(keys: Keys, kvs: Iterable[KV]) -> JobView:
         decode_failure(by_key.get(keys.failure)),
         coordinators,
         msgspec.json.decode(address.value, type=Registration) if address is not None else None,
+        dict(sorted(validating.items())),
+        msgspec.json.decode(validated.value, type=Validated) if validated is not None else None,
         int(wanted.value) if wanted is not None else 0,
     )
 

@@ -76,6 +76,31 @@ class Keys:
         return f"/{self.job}.metrics/{pass_index}"
 
     @property
+    def all_validating(self) -> str:
+        """Validations that are not over."""
+        return f"/{self.job}/validating/"
+
+    def validating(self, step: int) -> str:
+        return f"{self.all_validating}{step:012d}"
+
+    def ranges(self, step: int) -> str:
+        """The ranges of a validation that is not over, and who computes them."""
+        return f"/{self.job}.validation/{step:012d}/"
+
+    @property
+    def all_validated(self) -> str:
+        """What validations came to."""
+        return f"/{self.job}.validated/"
+
+    @property
+    def newest_validated(self) -> str:
+        """What the validation came to that was over last: who watches sees that there is one more."""
+        return f"/{self.job}/validated"
+
+    def validated(self, step: int) -> str:
+        return f"{self.all_validated}{step:012d}"
+
+    @property
     def ps_desired(self) -> str:
         return f"/{self.job}/ps_desired"
 

@@ -215,6 +215,24 @@ class PassMetrics(msgspec.Struct, frozen=True):
     means: dict[str, float | str]
 
 
+class Validating(msgspec.Struct, frozen=True):
+    """The value of `/<job>/validating/<step>`: this checkpoint, of this step, is being validated."""
+
+    generation: int
+    checkpoint: str
+
+
+class Validated(msgspec.Struct, frozen=True):
+    """What a validation came to. `epoch`: so many passes were done; `means`: over `samples`, of the loss and each
+    metric; one that is not finite as text. `at`: seconds since 1970."""
+
+    step: int
+    epoch: int
+    samples: int
+    means: dict[str, float | str]
+    at: float
+
+
 class Event(msgspec.Struct, frozen=True, omit_defaults=True):
     """One event. `kind` is stable (for counting); `text` is the sentence that people read. `at`: Unix seconds."""
 

@@ -17,7 +17,7 @@ from graphft.runtime.coordination.event_log import read_events
 from graphft.runtime.coordination.job_view import JobView, read_view
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.queue_counts import count_queue
-from graphft.runtime.coordination.records import Event
+from graphft.runtime.coordination.records import Event, Validated
 from graphft.runtime.etcd.model import KV, Store, Transactions
 from graphft.runtime.process.identity import Identity
 from graphft.runtime.protocol.chunk_queue import chunk_of
@@ -66,6 +66,10 @@ class JobStatus:
     """Why the job has failed, and what to do about it."""
     wanted_passes: int = 0
     """How many are asked for so far, where they are on demand."""
+    validating: list[int] = field(default_factory=list)
+    """After how many steps the models were that are being validated."""
+    validated: Validated | None = None
+    """What the validation came to that was over last."""
     generation_step: int | None = None
     """Where the generation began; None before the first, and in async mode."""
     etcd_full: bool = False
@@ -197,6 +201,7 @@ class JobStatus:
                 "skipped_steps": self.skipped_steps,
             }
         )
+        data["validated"] = msgspec.to_builtins(self.validated)
         data["events"] = [msgspec.to_builtins(e) for e in self.events]
         data["left_out"] = {chunk: msgspec.to_builtins(found) for chunk, found in self.left_out.items()}
         return json.dumps(data, indent=1, sort_keys=True, default=str)
@@ -270,6 +275,8 @@ def _status(
         [] if brief else [event for _, event in read_events(etcd, keys, deadline)],
         f"{view.failure.reason}\nhelp: {view.failure.help}" if view.failure is not None else "",
         view.wanted_passes,
+        list(view.validating),
+        view.validated,
         view.generation.step if view.generation is not None else None,
     )
 

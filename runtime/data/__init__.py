@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from graphft.runtime.data.changes import CHANGED
 from graphft.runtime.data.prefetch import BatchKey, Prefetcher
-from graphft.runtime.data.reader import BadRecords, Reader, open_reader
+from graphft.runtime.data.reader import IN_ORDER, BadRecords, Reader, open_reader
 
-__all__ = ["CHANGED", "BadRecords", "BatchKey", "Prefetcher", "Reader", "open_reader"]
+__all__ = ["CHANGED", "IN_ORDER", "BadRecords", "BatchKey", "Prefetcher", "Reader", "open_reader"]

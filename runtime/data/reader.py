@@ -33,6 +33,8 @@ from graphft.runtime.process.interrupts import raised_by_user_code
 
 log = logging.getLogger("graphft")
 
+IN_ORDER = -1
+"""The pass that reads each chunk in the order of the data."""
 LISTED = 5
 """Bad records that a message names."""
 CHECKED_BYTES = 256 << 20
@@ -72,8 +74,6 @@ class Reader(ABC):
 
     calling_thread = False
     """Whether batches must be made on the thread that uses them (they draw from torch's generator)."""
-    shuffled = True
-    """Whether a chunk's records come in an order of their own in each pass, or as they are in the data."""
 
     def __init__(self, spec: DataSpec, seed: int, cached_chunks: int) -> None:
         self.spec, self.seed = spec, seed
@@ -183,11 +183,9 @@ class Reader(ABC):
 
     def _order(self, pass_index: int, info: ChunkInfo) -> np.ndarray:
         key = (pass_index, info.id)
-        order = self._orders.get(key)
+        order = np.arange(info.records) if pass_index == IN_ORDER else self._orders.get(key)
         if order is None:
-            n = info.records
-            found = record_order(self.seed, pass_index, info.id, n) if self.shuffled else np.arange(n)
-            order = self._orders.put(key, found)
+            order = self._orders.put(key, record_order(self.seed, pass_index, info.id, info.records))
         return order
 
     def _where(self, info: ChunkInfo) -> str:

@@ -153,6 +153,7 @@ _OTHERWISE = {
     "resume": "an unfinished run of the same script is always gone on with",
     "passes": "each train() is one; max_epochs= is the most there can be",
     "passes_on_demand": "they are, always",
+    "validate": "a Trainer validates when validate() is called: validation=graphft.Validation(data=...)",
     "ft": "a Trainer's job is fault-tolerant, always",
     "sync": "a Trainer's job is sync: an async one runs with graphft.transpile(sync=False).run()",
 }
@@ -170,6 +171,12 @@ def _of_job(job: Job, given: Mapping[str, Any], workers: int | None) -> Job:
             "the job is " + ("async" if not job.config.sync else "without fault tolerance"),
             rule="option",
             help="a Trainer needs transpile(sync=True, ft=True)",
+        )
+    if job.config.validate is not None:
+        raise UsageError(
+            "the job validates by itself (transpile(validate=)), and a Trainer does when validate() is called",
+            rule="option",
+            help="leave validate out of transpile(); Trainer(..., validation=graphft.Validation(data=...))",
         )
     config = job.config.replace(passes_on_demand=True, passes=job.config.passes + BEYOND)
     return Job.make(job.source, config, prediction=job.prediction, origin=job.origin)

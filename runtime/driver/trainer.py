@@ -33,7 +33,7 @@ from graphft.runtime.driver.making import BEYOND, Made, check_driver, make
 from graphft.runtime.driver.newest import NewestCheckpoint
 from graphft.runtime.driver.retries import Retries, WorkerFailed
 from graphft.runtime.driver.running_job import RunningJob, at_rest, shut_down, take_over
-from graphft.runtime.driver.validation import Validation
+from graphft.runtime.driver.validation import validate_here
 from graphft.runtime.engines.base import Listed
 from graphft.runtime.interchange.job_state import JobState
 from graphft.runtime.launcher.ending import interruptible, without_traceback
@@ -47,6 +47,8 @@ from graphft.runtime.loop.train_status import TrainStatus
 from graphft.runtime.process.role_process import hear_of_children
 from graphft.runtime.process.validations import note_validation
 from graphft.transpiler import Job
+from graphft.transpiler.evaluation import check_fits, evaluation_of
+from graphft.transpiler.validation import EPOCH, Validation
 
 LOOK_SECONDS = 0.02
 SETTLE_SECONDS = 30.0
@@ -103,7 +105,7 @@ class Trainer:
                 raise UsageError(
                     f"validation is a {type(validation).__name__}, expected a graphft.Validation",
                     rule="option",
-                    help="validation=graphft.Validation(program, data), with a program built in eval mode",
+                    help="validation=graphft.Validation(data=graphft.arrays(x=x, y=y, chunk_size=256))",
                 )
             told, self._validation = Callbacks(callbacks), validation
             made: Made = make(program, resources, options)
@@ -114,6 +116,9 @@ class Trainer:
         self._options = made.launch(quiet=quiet, page=page, job_dir=job_dir, max_restarts=FOREVER, **where)
         self._program = made.job.source
         """With the script's initial values."""
+        self._evaluations: dict[int, tuple[Validation, Program]] = {}
+        if validation is not None:
+            self._evaluation_of(validation)
         self.job, self._folder, self._options = prepare(made.job, self._options)
         if self._folder.passed:  # another run than that of the nearest folder: also where nothing is left to train
             tell(self._folder.describe(self.job.config))
@@ -258,16 +263,33 @@ class Trainer:
             raise UsageError(
                 f"there {given} to validate with",
                 rule="option",
-                help="Trainer(..., validation=graphft.Validation(program, data)), with a program built in eval mode",
+                help="Trainer(..., validation=graphft.Validation(data=graphft.arrays(x=x, y=y, chunk_size=256)))",
             )
+        config, evaluation = chosen.config(), self._evaluation_of(chosen)
         with interruptible(lambda: f"interrupted while it validates; run again to go on with {self.job_dir}"):
             state = self.state_dict()
-            metrics = chosen.run(state["model"], self.job.config.device)
+            metrics = validate_here(evaluation, config, state["model"], self.job.config.device)
             note_validation(self.job_dir, state["epoch"], state["step"], metrics)
         with self._ended_by_errors(), self._teller:
             self._tell_missed(self.epoch)
             self._teller.validation(state["epoch"], metrics)
         return metrics
+
+    def _evaluation_of(self, validation: Validation) -> Program:
+        """Captured once. Raises GraphftError if it does not fit the program that is trained."""
+        if validation.every != EPOCH:
+            raise UsageError(
+                f"every is {validation.every}, and a Trainer validates when validate() is called",
+                rule="option",
+                help="leave it out; graphft.transpile(validate=) validates while it trains",
+            )
+        known = self._evaluations.get(id(validation))
+        if known is None:
+            assert validation.data is not None
+            made = evaluation_of(self._program, validation)
+            check_fits(self._program, made, validation.data.columns)
+            known = self._evaluations[id(validation)] = (validation, made)
+        return known[1]
 
     def state_dict(self) -> dict[str, Any]:
         """`epoch`, `step`, `model` (the model's state_dict) and `optimizer` (by parameter, as torch.optim names its

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphft.errors import GraphftError, UsageError
-from graphft.runtime.callbacks.callbacks import OF_A_LAUNCH, Callbacks
+from graphft.runtime.callbacks.callbacks import NAMES, OF_A_LAUNCH, Callbacks
 from graphft.runtime.checkpoint.saved_step import saved_step
 from graphft.runtime.coordination.connect import connect, is_complete, write_endpoints
 from graphft.runtime.coordination.discarded import discarded_of
@@ -45,6 +45,7 @@ from graphft.runtime.launcher.process_ends import lost_checkpoints, note_failed,
 from graphft.runtime.launcher.result import Result
 from graphft.runtime.launcher.supervise import supervise, why_failed
 from graphft.runtime.launcher.supervisor import Supervisor
+from graphft.runtime.launcher.taken_validations import TakenValidations, missing_validations
 from graphft.runtime.launcher.tell import tell
 from graphft.runtime.launcher.told_launch import ToldLaunch
 from graphft.runtime.page.time_keeper import TimeKeeper
@@ -80,7 +81,7 @@ def run_job(
     try:
         _check_not_imported()
         act_as_role(job, overrides)
-        told = Callbacks(callbacks, OF_A_LAUNCH)
+        told = Callbacks(callbacks, NAMES if job.config.validate is not None else OF_A_LAUNCH)
         if told:
             from graphft.loss_results import check_told, reported
 
@@ -271,8 +272,11 @@ def _launch(
     if loud is not None:
         stack.callback(loud.look, last=True)  # while etcd is there
 
+    taken = TakenValidations(job_dir, supervisor.etcd, keys, job.config)
+
     def look(supervisor: Supervisor, status: JobStatus) -> None:
         reached.status = status
+        taken.look(status)
         keeper.look(status)
         missing.look(status)
         if loud is not None:
@@ -301,6 +305,7 @@ def _launch(
         raise GraphftError(
             f"job {keys.job} failed: {why}", rule="job-failed", help=f"logs of all roles are in {job_dir / 'logs'}"
         )
+    taken.look(None)
     fetch_result(job_dir)
     lost_rows = read_lost_rows(supervisor.etcd, keys)
     note_lost_rows(job_dir, lost_rows)
@@ -313,7 +318,7 @@ def _launch(
 
 def _told(result: Result, job: Job | JobRecord) -> Result:
     """After a line for each thing that the job did without."""
-    for line in result.lost(job.config.data.records):
+    for line in result.lost(job.config.data.records) + missing_validations(result.job_dir, job.config):
         tell(line)
     return result
 

@@ -14,6 +14,7 @@ from graphft.runtime.coordination.job_storage import MODEL
 from graphft.runtime.launcher.process_ends import read_ends
 from graphft.runtime.process.metric_files import losses_of, metrics_of, read_table
 from graphft.runtime.process.metric_table import Table
+from graphft.runtime.process.validations import read_validations
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,6 +60,12 @@ class Result:
             ends.launches,
             max(lost_rows, ends.lost_rows),
         )
+
+    @property
+    def validations(self) -> dict[int, dict[str, float]]:
+        """By step (so many were done), what the model was validated to: the loss and each metric, without those that
+        were no number. Of `transpile(validate=)`."""
+        return {step: dict(row.metrics) for step, row in read_validations(self.job_dir).items()}
 
     @property
     def skipped_steps(self) -> int:

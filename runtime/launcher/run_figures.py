@@ -69,9 +69,10 @@ def figures_of(folder: Path, plan: Plan | None) -> Figures:
     if plan is None:
         return Figures(sizes, ends)
     table, validated = read_table(folder), dict[str, list[tuple[int, float]]]()
-    for epoch, metrics in sorted(read_validations(folder).items()):
-        for name, value in metrics.items():
-            validated.setdefault(name, []).append((epoch, value))
+    for row in read_validations(folder).values():
+        number = row.epoch + (row.step not in plan.start_steps)  # within an epoch: of that one
+        for name, value in row.metrics.items():
+            validated.setdefault(name, []).append((number, value))
     return Figures(sizes, ends, _last_loss(table), _pass_means(table, plan), validated)
 
 

@@ -13,9 +13,11 @@ from graphft.runtime.callbacks.callbacks import Callbacks
 from graphft.runtime.callbacks.epoch_sums import EpochSums
 from graphft.runtime.callbacks.step_rows import PATIENCE_SECONDS
 from graphft.runtime.callbacks.teller import Teller
+from graphft.runtime.coordination.records import Validated
 from graphft.runtime.coordination.status import JobStatus
 from graphft.runtime.launcher.past_epoch import past_epoch
 from graphft.runtime.launcher.tell import tell
+from graphft.runtime.process.validations import read_validations
 
 if TYPE_CHECKING:
     from graphft.runtime.launcher.supervisor import Supervisor
@@ -31,6 +33,7 @@ class ToldLaunch:
         self.job, self._job_dir, self._on_status = job, job_dir, on_status
         self.teller = Teller(callbacks, job, job_dir, tell)
         self._stack, self._begun = ExitStack(), False
+        self._validated: Validated | None = None
         self._over = [(0.0, 0)]
         """When it was seen that passes up to which step are over: the last look that is `PATIENCE_SECONDS` old, and
         those after it."""
@@ -46,12 +49,16 @@ class ToldLaunch:
             self._on_status(supervisor, status)
         self._begin()
         self.teller.look(status, self._ended, self._over_by_now(status))
+        if status.validated != self._validated:
+            self._validated = status.validated
+            self.teller.validations(read_validations(self._job_dir).values())
 
     def finish(self, step: int) -> None:
         """All steps before this one are done, and no process writes any more."""
         self._begin()
         self.teller.steps(step, self._ended)
         self.teller.tell_lacking()
+        self.teller.validations(read_validations(self._job_dir).values())
         self.teller.end()
 
     def _begin(self) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from graphft.errors import GraphftError, describe, plain_text
 from graphft.ir import Kind, Program
 from graphft.runtime.data import open_reader
-from graphft.runtime.data.reader import Reader
+from graphft.runtime.data.reader import IN_ORDER, Reader
 from graphft.runtime.executor import Executor
 from graphft.runtime.prediction.batches import filled
 from graphft.runtime.prediction.work import Work
@@ -35,7 +35,6 @@ def serve(folder: Path) -> int:
         work, program = Work.open(folder)
         torch.set_num_threads(work.threads)
         reader = open_reader(work.data, folder, 0, 2)
-        reader.shuffled = False
         executor = Executor(work.device)
         _answer(answers, {})
         for line in sys.stdin:
@@ -53,7 +52,7 @@ def compute(work: Work, program: Program, reader: Reader, executor: Executor, ch
     inputs = [v.name for v in program.of_kind(Kind.INPUT)]
     parts: dict[str, list[Tensor]] = {name: [] for name in names}
     for batch in range(-(-work.data.chunks[chunk].records // work.batch_size)):
-        read = reader.batch(0, chunk, batch, work.batch_size)
+        read = reader.batch(IN_ORDER, chunk, batch, work.batch_size)
         records = len(read[inputs[0]])
         found = executor.run(program, filled(program, {n: read[n] for n in inputs}, work.batch_size), names)
         for name in names:

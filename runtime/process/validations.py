@@ -1,7 +1,7 @@
-"""What a Trainer's validations came to: `validation.jsonl` in the run's folder.
+"""What validations came to, a Trainer's and those of a job: `validation.jsonl` in the run's folder.
 
-A line: {epoch (how many were done), step, metrics (name -> mean over the data), at (seconds since 1970)}. Of an epoch
-that was validated twice the newest line counts.
+A line: {epoch (how many were done), step, metrics (name -> value), at (seconds since 1970)}. Of a step that was
+validated twice the newest line counts.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from graphft.sealed_json import parse_json
@@ -19,10 +20,22 @@ FILE = "validation.jsonl"
 log = logging.getLogger("graphft")
 
 
-def note_validation(job_dir: Path, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
-    """`metrics`: as `Validation.run` returns them. Never raises: a full disk must not end a training."""
+@dataclass(frozen=True)
+class ValidationRow:
+    """Of the model after `step` steps, when `epoch` epochs were done. `metrics`: without those that are no number."""
+
+    epoch: int
+    step: int
+    metrics: Mapping[str, float]
+
+
+def note_validation(
+    job_dir: Path, epoch: int, step: int, metrics: Mapping[str, float], at: float | None = None
+) -> None:
+    """`metrics`: as `Validation.run` returns them. `at`: now, by default. Never raises: a full disk must not end a
+    training."""
     values = {name: value for name, value in metrics.items() if name != "samples"}
-    row = {"epoch": epoch, "step": step, "metrics": values, "at": round(time.time(), 3)}
+    row = {"epoch": epoch, "step": step, "metrics": values, "at": round(time.time() if at is None else at, 3)}
     try:
         with (job_dir / FILE).open("a") as file:
             file.write(json.dumps(row) + "\n")
@@ -30,9 +43,9 @@ def note_validation(job_dir: Path, epoch: int, step: int, metrics: Mapping[str, 
         log.warning("a validation cannot be noted in %s: %s", job_dir / FILE, error)
 
 
-def read_validations(job_dir: Path) -> dict[int, dict[str, float]]:
-    """The metrics by epoch; without lines that cannot be read."""
-    found: dict[int, dict[str, float]] = {}
+def read_validations(job_dir: Path) -> dict[int, ValidationRow]:
+    """By step, in order; without lines that cannot be read."""
+    found: dict[int, ValidationRow] = {}
     try:
         lines = (job_dir / FILE).read_text(errors="replace").splitlines()
     except OSError:
@@ -41,7 +54,8 @@ def read_validations(job_dir: Path) -> dict[int, dict[str, float]]:
         try:
             row = parse_json(line)
             values = {str(name): float(value) for name, value in row["metrics"].items()}
-            found[int(row["epoch"])] = {name: value for name, value in values.items() if not math.isnan(value)}
+            numbers = {name: value for name, value in values.items() if not math.isnan(value)}
+            found[int(row["step"])] = ValidationRow(int(row["epoch"]), int(row["step"]), numbers)
         except (ValueError, KeyError, TypeError, AttributeError):  # the disk did not take it whole
             continue
-    return found
+    return dict(sorted(found.items()))

@@ -32,7 +32,7 @@ class Port:
     def __getattr__(self, name: str) -> Callable[..., Any]:
         def call(*args: Any, **attrs: Any) -> Any:
             self.calls.append((name, [a for a in args if not isinstance(a, Tensor)], attrs))
-            return [torch.zeros(1)] if name == "batch" else UNIT
+            return [torch.zeros(1)] if name in ("batch", "weights") else UNIT
 
         return call
 
@@ -122,6 +122,7 @@ PORTS = (
     "data",
     "local",
     "server",
+    "validation",
 )
 CASES = [pytest.param(d, a, id=f"{d.name}-{a.name}") for d in OWN for a in d.attrs]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from collections import Counter
 from collections.abc import Mapping
@@ -9,12 +10,13 @@ from collections.abc import Mapping
 import msgspec
 
 from graphft.runtime.coordination.job_view import read_view
-from graphft.runtime.coordination.records import PassMetrics
+from graphft.runtime.coordination.records import PassMetrics, Validated
 from graphft.runtime.process.metric_files import read_table
 from graphft.runtime.protocol.messages import Empty, Push
 from graphft.runtime.roles.environment import RoleSpec
 from tests.sim.compare import ComparedSimulation, run_undisturbed, undisturbed
 from tests.sim.faults import FaultySimulation
+from tests.sim.job import Simulation
 from tests.sim.variants import (
     VARIANTS,
     Variant,
@@ -24,6 +26,7 @@ from tests.sim.variants import (
     with_more_passes,
     with_nonfinite,
     with_passes_on_demand,
+    with_validation,
 )
 from tests.sim.world import SimulationFailed
 
@@ -169,6 +172,44 @@ class OnDemand(FaultySimulation):
             raise SimulationFailed(f"of these batches there is no row: {lacking}")
 
 
+class Validating(FaultySimulation):
+    """The model is validated while it is trained, among all the other faults: each validation comes to the same, to the
+    bit. Sync."""
+
+    def check(self) -> None:
+        super().check()
+        found, expected = validations_of(self), undisturbed_validations(self.variant)
+        told = [kv.value.decode() for kv in self.store.range(self.keys.events).kvs]
+        lost = sum('"kind":"validation-lost"' in text for text in told)
+        self.counts["validations"] += len(found)
+        self.counts["validations lost"] += lost
+        for step, means in found.items():
+            if means != expected[step]:
+                raise SimulationFailed(f"the validation of step {step} is {means}, expected {expected[step]}")
+        lacking = sorted(expected.keys() - found.keys())
+        if lacking and not (self.restored or lost >= len(lacking)):
+            raise SimulationFailed(f"the validations of steps {lacking} are missing")
+
+
+def validations_of(simulation: Simulation) -> dict[int, Mapping[str, object]]:
+    """By step, what validations came to. Raises SimulationFailed if one is open, or left something behind."""
+    store, keys = simulation.store, simulation.keys
+    left = [kv.key for prefix in (keys.all_validating, f"/{keys.job}.validation/") for kv in store.range(prefix).kvs]
+    if left:
+        raise SimulationFailed(f"the job is complete, and there is {left}")
+    records = [msgspec.json.decode(kv.value, type=Validated) for kv in store.range(keys.all_validated).kvs]
+    return {record.step: {**record.means, "samples": record.samples} for record in records}
+
+
+@functools.cache
+def undisturbed_validations(variant: Variant) -> dict[int, Mapping[str, object]]:
+    with Calm(0, variant) as simulation:
+        simulation.expected = undisturbed(variant)
+        simulation.begin_all()
+        simulation.run()
+        return validations_of(simulation)
+
+
 SCENARIOS: Mapping[str, type[ComparedSimulation]] = {
     "faults": FaultySimulation,
     "bad-batches": BadBatches,
@@ -178,6 +219,7 @@ SCENARIOS: Mapping[str, type[ComparedSimulation]] = {
     "cut-off": CutOff,
     "late-trainer": LateTrainer,
     "on-demand": OnDemand,
+    "validation": Validating,
 }
 
 
@@ -194,6 +236,8 @@ def variant_of(scenario: str, mode: str, seed: int) -> Variant:
             continue
         if scenario == "on-demand":
             return with_more_passes(variant)
+        if scenario == "validation":
+            return with_validation(variant, seed)
         return with_nonfinite(variant, seed) if scenario == "nonfinite" else variant
 
 
@@ -206,6 +250,8 @@ def simulate(scenario: str, mode: str, seed: int, dispatch: str = "etcd") -> tup
     if variant.sync:  # before the other one begins: there is one world at a time
         certain = kind.certain or _names_bad_records(seed)
         expected = run_undisturbed(seed, variant, kind.bad, certain) if kind.bad else undisturbed(variant)
+        if scenario == "validation":
+            undisturbed_validations(variant)
     if scenario == "on-demand":
         variant = with_passes_on_demand(variant)
     with kind(seed, variant) as simulation:

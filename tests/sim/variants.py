@@ -104,6 +104,8 @@ def async_variant(number: int) -> Variant:
 def make_job(variant: Variant) -> Job:
     options = dict(variant.options)
     clip, optimizer = options.pop("clip", False), options.pop("optimizer", "")
+    if "validate_every" in options:
+        options["validate"] = _held_out(options.pop("validate_every"))
     return graphft.transpile(
         _curved(optimizer, clip) if variant.sync else _counting(),
         chunks=_in_chunks(graphft.arrays(**_columns(variant)), variant.chunks),
@@ -120,6 +122,14 @@ def make_job(variant: Variant) -> Job:
         max_discarded=1.0,
         **options,
     )
+
+
+def _held_out(every: int) -> graphft.Validation:
+    """Ranges of one batch, and one of several."""
+    torch.manual_seed(2)
+    x, y = torch.randn(27, 8), torch.randn(27, 4)
+    data = _in_chunks(graphft.arrays(x=x, y=y), (2, 3, 1, 3, 18))
+    return graphft.Validation(data=data, batch_size=3, every=every or "epoch")
 
 
 def _in_chunks(data: DataSpec, records: Sequence[int]) -> DataSpec:
@@ -172,6 +182,11 @@ def with_nonfinite(variant: Variant, seed: int) -> Variant:
     pick = random.Random(seed)
     records = pick.sample(range(sum(variant.chunks)), min(2, sum(variant.chunks)))
     return replace(variant, options=(*variant.options, ("on_nonfinite", "skip")), nonfinite=tuple(sorted(records)))
+
+
+def with_validation(variant: Variant, seed: int) -> Variant:
+    """The same job, validated at the end of each pass, or more often."""
+    return replace(variant, options=(*variant.options, ("validate_every", (0, 0, 2, 3)[seed % 4])))
 
 
 def with_coordinator(variant: Variant) -> Variant:

@@ -52,6 +52,7 @@ OTHER: dict[str, Any] = {
     "threads": 2,
     "exact": False,
     "local_steps": 3,
+    "validate": graphft.Validation(linear(minimized=False), DATA),
 }
 """A value other than the default of each option that may have no effect, or that every job has."""
 ELSEWHERE = {"name", "trainers", "pservers", "sync", "mode", "ft", "batch_size", "etcd_endpoints", "device"}

@@ -12,6 +12,7 @@ import torch
 
 from graphft.ops.context import ServeOptions
 from graphft.runtime.checkpoint.described import QUEUE, sync_queue
+from graphft.runtime.checkpoint.manifest import VALIDATE
 from graphft.runtime.coordination.job_view import wanted_steps
 from graphft.runtime.coordination.records import Asked, Generation
 from graphft.runtime.protocol.async_shard import AsyncShardEvent
@@ -41,6 +42,7 @@ from graphft.runtime.roles.pserver.shard_server import ShardServer
 from graphft.runtime.transport import Limits
 from graphft.runtime.transport.buffers import byte_view
 from graphft.transpiler.passes.report_metrics import PASS_METRICS
+from graphft.transpiler.validation import validated_steps
 
 log = logging.getLogger("graphft")
 
@@ -60,6 +62,8 @@ class RoundServer(ShardServer):
         self.idle_slots: IdleSlotWatch
         self.norms: PartialSumsExchange | None = None
         self.pass_sums: PassSums | None = None
+        self.validated: frozenset[int] = frozenset()
+        """After how many steps the model is validated."""
         self._snapshots: dict[int, dict[str, torch.Tensor]] = {}
         self._wanted = -1
         """Passes that are wanted, as the machine was told last."""
@@ -100,10 +104,12 @@ class RoundServer(ShardServer):
         step = self.machine.version
         self._snapshots = {s: v for s, v in self._snapshots.items() if s == self.commits_step()} | {step: values}
         queue = sync_queue(self.config.plan, step)
-        self.saver.submit(self.machine.generation, step, values, keep, meta={QUEUE: queue})
+        meta = {QUEUE: queue} | ({VALIDATE: True} if step in self.validated else {})
+        self.saver.submit(self.machine.generation, step, values, keep, meta=meta)
 
     def serve(self, options: ServeOptions) -> None:
         self.options, self.idle_slots = options, IdleSlotWatch(self.member, options.idle_timeout)
+        self.validated = validated_steps(self.config.plan, options.validate_every, options.validate_passes)
         self.commits.ensure_generation(resume=False)  # where one was to be gone on with, load_check_point did
         self.buffers.publish(self.recovery.generation.step)
         self.machine = SyncShard(
@@ -116,7 +122,7 @@ class RoundServer(ShardServer):
                 self.member.job.run_id,
                 self.member.secret,
                 options.checkpoint_every,
-                frozenset(self.config.plan.start_steps[1:] if options.checkpoint_passes else ()),
+                self.validated | frozenset(self.config.plan.start_steps[1:] if options.checkpoint_passes else ()),
                 self._exchanges(),
                 options.recovery and self.recovery.restarted,
                 options.recovery_timeout,

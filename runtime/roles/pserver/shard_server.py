@@ -147,12 +147,14 @@ class ShardServer(ServerPort):
 
     def over(self) -> bool:
         """Whether the job is, or this process is to go. Shard 0 ends the job: once the last step is committed, it
-        exports the model."""
+        exports the model, and every validation is over."""
         self.saver.check()
         if self.leaving or self.member.over():
             return True
-        committed = self.member.view.committed
-        if committed is not None and committed.step >= self.config.total_steps and self.member.index == 0:
+        view = self.member.view
+        committed = view.committed
+        done = committed is not None and committed.step >= self.config.total_steps and not view.validating
+        if committed is not None and done and self.member.index == 0:
             self.saver.finish(committed)
         return False
 

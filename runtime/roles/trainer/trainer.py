@@ -44,6 +44,7 @@ from graphft.runtime.roles.trainer.scope import trainer_scope
 from graphft.runtime.roles.trainer.state import TrainerState
 from graphft.runtime.roles.trainer.step_proof import prove_step
 from graphft.runtime.roles.trainer.storage_wait import open_when_there
+from graphft.runtime.roles.trainer.validator import Validator
 from graphft.runtime.roles.trainer.view import TrainerView
 from graphft.runtime.roles.trainer.whole_numbers import whole_numbers
 from graphft.runtime.transport import make_client
@@ -119,6 +120,10 @@ class Trainer(Role):
         self.check = FiniteCheck(self.program, self.ctx.scope)
         self.end.before.append(self._blame_no_batch)
         self._closing: list[Callable[[], object]] = []
+        evaluation = job.programs.evaluation
+        self.validator = (
+            Validator(self.member, job, self.job_dir, evaluation, self.end) if evaluation is not None else None
+        )
         self.open_session()
 
     @property
@@ -180,6 +185,8 @@ class Trainer(Role):
                 self.blocks.run("init")
             self.view.take_in()
             self.member.progress.begin("computing")
+            if self.validator is not None:
+                self.validator.start()
             while not self.state.leaving and not self.member.over():
                 self.work()
             self.leave()
@@ -191,6 +198,8 @@ class Trainer(Role):
             self._fail_job(error)
             raise
         finally:
+            if self.validator is not None:
+                self.validator.close()
             self.prefetcher.close()
             self._metrics.close()
             self.close()

@@ -1,0 +1,221 @@
+"""Validates beside the steps: a thread that runs block `validate` of the job's evaluation, batch by batch.
+
+It takes part in the oldest validation that is open (`/<job>/validating/<step>`), whoever else does. It reads a
+checkpoint and its own data; what the main thread works with it does not touch. Programs that draw random numbers are
+refused, so torch's generator is the main thread's alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import torch
+from torch import Tensor
+
+from graphft.errors import GraphftError, UsageError, describe
+from graphft.ir import Program
+from graphft.ops.context import ChunkWork, Context, DataPort, NoData, ValidationPort
+from graphft.runtime.checkpoint.store import DamagedCheckpoint, StorageUnavailable
+from graphft.runtime.coordination.member import Member
+from graphft.runtime.coordination.records import Failure, Validating
+from graphft.runtime.coordination.stale_run import tell_failed
+from graphft.runtime.data import IN_ORDER, Reader, open_reader
+from graphft.runtime.data.storage_away import is_of_storage
+from graphft.runtime.etcd import LeaseLost, TransientEtcdError
+from graphft.runtime.execute.input_checks import check_dims
+from graphft.runtime.process.progress import Progress
+from graphft.runtime.roles.blocks import Blocks
+from graphft.runtime.roles.process_end import ProcessEnd
+from graphft.runtime.validation.open_validation import OpenValidation
+from graphft.runtime.validation.ranges import Ranges
+from graphft.transpiler.passes.insert_validation import BLOCK
+from graphft.transpiler.record import VALIDATION
+
+if TYPE_CHECKING:
+    from graphft.transpiler import Job
+
+log = logging.getLogger("graphft")
+
+IDLE_SECONDS = 0.2
+PAUSE_SECONDS = 1.0
+"""After what may be otherwise later: etcd or a storage that does not answer."""
+
+
+class Validator(ValidationPort, DataPort):
+    """The ports of block `validate`, and the thread. `close` ends it after the batch at hand."""
+
+    def __init__(self, member: Member, job: Job, job_dir: Path, program: Program, end: ProcessEnd) -> None:
+        self.member, self.job, self.job_dir, self.program, self.end = member, job, job_dir, program, end
+        self.waiting = ""
+        """For status: what it waits for."""
+        self._open: OpenValidation | None = None
+        self._reader: Reader | None = None
+        self._why = ""
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="validator", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    # -- the thread -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        ctx = Context(device=self.job.config.device, validation=self, data=self)
+        ctx.scope.update(self.program.values)
+        blocks = Blocks(self.program, ctx, Progress(math.inf))
+        while not self._closing.is_set():
+            pause = self._try(blocks)
+            if pause:
+                self._closing.wait(pause)
+        try:
+            if self._open is not None:
+                self._open.give_back(failed=False)
+        except GraphftError as error:
+            log.info("validation: %s", error.message)  # the lease's end gives it back
+
+    def _try(self, blocks: Blocks) -> float:
+        """Computes a batch. Returns for how many seconds nothing is to be tried then."""
+        try:
+            blocks.run(BLOCK)
+            self.waiting = ""
+            return 0.0
+        except NoData:
+            return IDLE_SECONDS
+        except LeaseLost as error:
+            self.end.lease_lost(error)
+        except TransientEtcdError as error:
+            log.warning("validation: etcd: %s", error.message)
+        except UsageError as error:
+            if error.rule == "foreign-job":
+                self._closing.set()
+                return 0.0
+            self._failed(error)
+        except StorageUnavailable as error:
+            self._wait_for(error.message)
+        except DamagedCheckpoint as error:
+            self._abandon(error)
+        except Exception as error:
+            if is_of_storage(error):
+                self._wait_for(describe(error))
+            else:
+                self._failed(error)
+        return PAUSE_SECONDS
+
+    def _wait_for(self, what: str) -> None:
+        """What may be there later: somebody else, who can read it, may take the range meanwhile."""
+        if not self.waiting:
+            self.member.events.emit("storage-away", f"validation waits: {what}")
+        self.waiting = what
+        self._give_back(failed=False)
+
+    def _failed(self, error: Exception) -> None:
+        """Of a range that cannot be computed: another process tries, and the one after the last says why."""
+        cause = error.__cause__ if isinstance(error, GraphftError) and error.__cause__ is not None else error
+        self._why = describe(cause)
+        step = self._open.step if self._open is not None else -1
+        log.warning("validation of step %d failed", step, exc_info=error)
+        self.member.events.emit("validation-failed", f"validation of step {step} failed: {self._why}", step=step)
+        self._give_back(failed=True)
+
+    def _give_back(self, failed: bool) -> None:
+        try:
+            if self._open is not None:
+                self._open.give_back(failed)
+        except LeaseLost as error:
+            self.end.lease_lost(error)
+        except TransientEtcdError as error:  # then it is a stale claim
+            log.warning("validation: etcd: %s", error.message)
+
+    def _abandon(self, error: DamagedCheckpoint) -> None:
+        """A checkpoint that cannot be read is one that nobody can validate."""
+        opened, self._open = self._open, None
+        try:
+            if opened is not None and opened.ranges.abandon():
+                self.member.events.emit(
+                    "validation-lost",
+                    f"the validation of step {opened.step} is LEFT OUT: {error.message}",
+                    step=opened.step,
+                )
+        except TransientEtcdError as trouble:
+            log.warning("validation: etcd: %s", trouble.message)
+
+    # -- ValidationPort ---------------------------------------------------------------------------------------------
+
+    def get_range(self, timeout: float, max_failures: int) -> ChunkWork:
+        opened = self._current()
+        if opened is None:
+            raise NoData
+        work = opened.work(timeout, max_failures)
+        if isinstance(work, str):
+            self._fail_job(opened.step, work)
+            raise NoData
+        if work is None:
+            self._conclude(opened)
+            raise NoData
+        return work
+
+    def weights(self, names: Sequence[str]) -> list[Tensor]:
+        assert self._open is not None
+        return self._open.weights(names)
+
+    def complete_range(self, work: ChunkWork, results: Sequence[Tensor]) -> None:
+        assert self._open is not None
+        self._open.add(work.samples, results)
+
+    def _current(self) -> OpenValidation | None:
+        """The oldest one that is open."""
+        view = self.member.view
+        step = next(iter(view.validating), None)
+        if step is None or view.over:
+            self._open = None
+            return None
+        of, known = view.validating[step], self._open
+        if known is None or (known.step, known.of) != (step, of):
+            member, config = self.member, self.job.config.validate
+            assert config is not None
+            opened = member.etcd.get(member.keys.validating(step))
+            if opened is None or msgspec.json.decode(opened.value, type=Validating) != of:
+                return None  # the view is to show what it is now
+            ranges = Ranges(member.etcd, member.keys, step, opened, len(config.ranges), member.id, member.lease)
+            self._open = known = OpenValidation(self.job, self.job_dir, self.program, step, of, ranges)
+        return known
+
+    def _conclude(self, opened: OpenValidation) -> None:
+        found = opened.conclude()
+        if found is not None:
+            means = ", ".join(f"{name} {float(mean):.6g}" for name, mean in found.means.items())
+            self.member.events.emit(
+                "validated", f"validation of step {found.step}: {means} ({found.samples} records)", step=found.step
+            )
+
+    def _fail_job(self, step: int, why: str) -> None:
+        """No process can compute a range: a person has to look."""
+        reason = f"the validation of step {step} cannot be made: {why}" + f"; at last: {self._why}" * bool(self._why)
+        help = "see the events validation-failed (graphft status): mend the held-out data or the model, and run again"
+        tell_failed(self.member.etcd, self.member.keys, Failure(reason, help))
+        self.member.events.emit("failed", reason)
+
+    # -- DataPort -----------------------------------------------------------------------------------------------------
+
+    def batch(self, work: ChunkWork, columns: Sequence[str]) -> list[torch.Tensor]:
+        """Read on this thread, which does not draw random numbers: a dataset that does is an error."""
+        config = self.job.config.validate
+        assert config is not None
+        if self._reader is None:
+            self._reader = open_reader(config.data, self.job_dir / VALIDATION, self.job.config.seed, cached_chunks=2)
+        found = self._reader.batch(IN_ORDER, work.chunk, work.batch, config.size, ahead=True)
+        if "assume" in self.program.attrs:
+            check_dims(self.program, {name: found[name] for name in columns})
+        device = torch.device(self.job.config.device)
+        return [found[name].to(device) for name in columns]

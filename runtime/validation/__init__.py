@@ -1,0 +1,1 @@
+"""Validating the model of a checkpoint, range by range, while it is trained."""

@@ -1,0 +1,76 @@
+"""What has an entry for each record, of each range, until a reducer reads all of it: a file for each range.
+
+    <job>/validation/entries/<step>.g<generation>/<range>.safetensors
+
+In the job's folder, or in its storage. A range that two computed is written twice, with the same contents; each file
+appears wholly or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import posixpath
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from graphft.errors import GraphftError
+from graphft.runtime.checkpoint.store import storage
+from graphft.runtime.coordination.job_storage import storage_of
+from graphft.runtime.coordination.records import Validating
+from graphft.runtime.fs import file_system
+from graphft.tensor_file import read_tensors, write_tensors
+from graphft.transpiler.record import VALIDATION
+
+FOLDER = f"{VALIDATION}/entries"
+
+
+class Entries:
+    """Of one validation. Raises StorageUnavailable where files cannot be read or written."""
+
+    def __init__(self, job_dir: Path, step: int, of: Validating) -> None:
+        name = f"{FOLDER}/{step:08d}.g{of.generation}"
+        self._folder, url = job_dir / name, storage_of(job_dir)
+        fs, path = file_system(url) if url else (None, "")
+        self._fs, self._path = fs, posixpath.join(path, name)
+
+    def write(self, number: int, entries: Mapping[str, Sequence[Tensor]]) -> None:
+        """`entries`: by result, those of the range's batches."""
+        with storage(self._folder):
+            self._folder.mkdir(parents=True, exist_ok=True)
+            write_tensors(self._file(number), {name: torch.cat(list(parts)) for name, parts in entries.items()})
+            if self._fs is not None:
+                self._fs.upload(self._file(number), self._at(number))
+
+    def read(self, count: int) -> dict[str, Tensor]:
+        """By result, the entries of all records, in the order of the data. Raises GraphftError for a file that is
+        damaged, FileNotFoundError for one that is not there."""
+        parts = [self._read(number) for number in range(count)]
+        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+    def _read(self, number: int) -> dict[str, Tensor]:
+        with storage(self._folder):
+            file = self._file(number)
+            if self._fs is None:
+                return read_tensors(file)[0]
+            with contextlib.suppress(OSError, GraphftError):  # it is not here, or damaged: the storage's counts
+                return read_tensors(file)[0]
+            self._folder.mkdir(parents=True, exist_ok=True)
+            self._fs.download(self._at(number), file)
+            return read_tensors(file)[0]
+
+    def delete(self) -> None:
+        """As far as it can be deleted."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+        if self._fs is not None:
+            with contextlib.suppress(OSError):
+                self._fs.delete(self._path)
+
+    def _file(self, number: int) -> Path:
+        return self._folder / f"{number:08d}.safetensors"
+
+    def _at(self, number: int) -> str:
+        return posixpath.join(self._path, f"{number:08d}.safetensors")

@@ -1,0 +1,128 @@
+"""One open validation, as a process takes part in it: the model, its range, and what the range has come to so far."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from graphft.ir import Program
+from graphft.ops.context import ChunkWork
+from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
+from graphft.runtime.coordination.records import Validated, Validating
+from graphft.runtime.protocol.validation_ranges import RangeClaim, as_number
+from graphft.runtime.validation.entries import Entries
+from graphft.runtime.validation.ranges import Ranges
+from graphft.runtime.validation.results import RangeResults, named
+from graphft.transpiler.assemble import assemble
+
+if TYPE_CHECKING:
+    from graphft.transpiler import Job
+
+RENEW_SECONDS = 2.0
+"""A claim is renewed with the first batch after so long."""
+
+
+@dataclass
+class _Held:
+    """The range that this process holds."""
+
+    number: int
+    fence: int
+    claim: RangeClaim
+    renewed: float
+    results: RangeResults
+    written: bool = False
+
+
+class OpenValidation:
+    """Used by one thread. `program`: the job's evaluation."""
+
+    def __init__(self, job: Job, job_dir: Path, program: Program, step: int, of: Validating, ranges: Ranges) -> None:
+        assert job.config.validate is not None
+        self.job, self.config, self.program, self.step, self.of = job, job.config.validate, program, step, of
+        self.ranges = ranges
+        self._entries = Entries(job_dir, step, of)
+        self._job_dir = job_dir
+        self._held: _Held | None = None
+        self._model: Mapping[str, Tensor] | None = None
+
+    # -- a range --------------------------------------------------------------------------------------------------
+
+    def work(self, timeout: float, max_failures: int) -> ChunkWork | str | None:
+        """The next batch of the range that this process holds, or of one that it claims now. A text: why the validation
+        cannot be made. None: all ranges are computed or held by others."""
+        self._deliver()
+        if self._held is None:
+            claimed = self.ranges.claim(timeout, max_failures)
+            if claimed is None or isinstance(claimed, str):
+                return claimed
+            self._held = _Held(*claimed, time.monotonic(), RangeResults(self.program))
+        elif time.monotonic() > self._held.renewed + RENEW_SECONDS and not self._renew(self._held):
+            self._held = None  # it took too long, and is another's
+            return self.work(timeout, max_failures)
+        chunk, first, _ = self.config.ranges[self._held.number]
+        batch = first + self._held.results.batches
+        return ChunkWork(0, chunk, batch, self.config.samples(chunk, batch), 0, self._held.claim.attempt)
+
+    def _renew(self, held: _Held) -> bool:
+        held.claim = RangeClaim(held.claim.trainer, held.claim.attempt, held.results.batches)
+        held.renewed = time.monotonic()
+        return self.ranges.renew(held.number, held.fence, held.claim)
+
+    def add(self, samples: int, results: Sequence[Tensor]) -> None:
+        """The results of the batch at hand, in the program's order."""
+        assert self._held is not None
+        self._held.results.add(samples, results)
+        self._deliver()
+
+    def _deliver(self) -> None:
+        """Records the range that is computed. To be repeated when etcd or the storage has failed."""
+        held = self._held
+        if held is None or held.results.batches < self.config.ranges[held.number][2]:
+            return
+        if held.results.entries and not held.written:
+            self._entries.write(held.number, held.results.entries)
+            held.written = True
+        self.ranges.complete(held.number, held.results.samples, held.results.sums)
+        self._held = None
+
+    def give_back(self, failed: bool) -> None:
+        """The range could not be computed, or this process goes."""
+        if self._held is not None:
+            held, self._held = self._held, None
+            self.ranges.release(held.number, held.fence, failed)
+
+    # -- the model ------------------------------------------------------------------------------------------------
+
+    def weights(self, names: Sequence[str]) -> list[Tensor]:
+        """Of the checkpoint. Raises DamagedCheckpoint, StorageUnavailable."""
+        if self._model is None:
+            store = checkpoints_of(self._job_dir)
+            manifest = store.read_manifest(self.of.checkpoint)
+            shards = [store.read_part(manifest, index)[0] for index in range(self.job.config.pservers)]
+            whole = assemble(self.job.trainer_program(), shards, every=True)
+            device = torch.device(self.job.config.device)
+            self._model = {name: whole[name].to(device) for name in names}
+        return [self._model[name] for name in names]
+
+    # -- its end --------------------------------------------------------------------------------------------------
+
+    def conclude(self) -> Validated | None:
+        """What it came to, once all ranges are computed; None before, and if another process has concluded it."""
+        found = self.ranges.totals()
+        if found is None:
+            return None
+        (samples, means), reduces = found, "reduce" in self.program.blocks
+        values = named(self.program, means, self._entries.read(self.ranges.count) if reduces else {})
+        epoch, numbers = self.job.config.plan.pass_of(self.step), {n: as_number(v) for n, v in values.items()}
+        validated = Validated(self.step, epoch, samples, numbers, time.time())
+        concluded = self.ranges.conclude(validated)
+        if reduces:
+            self._entries.delete()
+        return validated if concluded else None
