@@ -275,10 +275,10 @@ class Job:
 
     def _write_prediction(self, folder: Path) -> None:
         """By default, if one can be captured: nobody has asked for it yet, and who does is told what to do."""
-        from graphft.transpiler.prediction import prediction_of, save_prediction
+        from graphft.transpiler.prediction import default_prediction, save_prediction
 
         try:
-            program = self.prediction or prediction_of(self.origin)
+            program = self.prediction or default_prediction(self.origin)
         except Exception as error:  # of the user's model, which is called as it may never be
             log.info("job '%s' has nothing to predict with: %s", self.config.name, describe(error))
         else:

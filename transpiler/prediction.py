@@ -69,6 +69,15 @@ def prediction_of(origin: Origin | None, predict: PredictFn | None = None) -> Pr
     return program
 
 
+def default_prediction(origin: Origin | None) -> Program:
+    """The same, unasked: what there is to tell of the model, the capture of the program that trains has told."""
+    before, log.disabled = log.disabled, True
+    try:
+        return prediction_of(origin)
+    finally:
+        log.disabled = before
+
+
 # -- what is captured -------------------------------------------------------------------------------------------------
 
 

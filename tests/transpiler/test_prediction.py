@@ -16,7 +16,7 @@ from graphft.errors import GraphftError
 from graphft.ir import Kind, Program
 from graphft.runtime.launcher.job_folder import open_folder
 from graphft.transpiler import Job
-from graphft.transpiler.prediction import load_prediction, prediction_of, with_weights
+from graphft.transpiler.prediction import load_prediction, prediction_of, tell_untrained, with_weights
 from tests.support import zoo
 
 INPUTS = {"x": (None, 4), "y": ((None,), torch.int64)}
@@ -156,6 +156,39 @@ def _without_unused(loss: Any) -> Job:
     graphft.minimize(program, graphft.SGD(lr=0.1))
     data = graphft.arrays(x=X, y=torch.zeros(32).long(), chunk_size=16)
     return graphft.transpile(program, chunks=data, batch_size=8, name="j")
+
+
+def test_what_nobody_asked_for_tells_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kept: list[Tensor] = []
+
+    def keeping(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        kept.append(model(x))
+        return F.cross_entropy(kept[-1], y)
+
+    job = make_job(loss=keeping)
+    assert caplog.text.count("loss_fn keeps what it computes") == 1
+    state = torch.get_rng_state()
+    job.save(tmp_path / "job")
+    assert caplog.text.count("loss_fn keeps what it computes") == 1
+    assert torch.equal(state, torch.get_rng_state())
+    assert not any(module.training is False for module in job.origin.model.modules())
+
+
+def test_a_buffer_that_is_not_saved_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = make_model()
+            self.register_buffer("scale", torch.ones(()), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                self.scale.mul_(0.5)
+            return self.inner(x) * self.scale
+
+    program = graphft.build(Counts(), loss_fn, INPUTS)
+    tell_untrained(prediction_of(program.origin), program)
+    assert "buffer scale is not saved with the model (persistent=False)" in caplog.text
 
 
 def test_a_run_that_is_there_is_given_one(tmp_path: Path) -> None:
