@@ -161,8 +161,7 @@ def _check_evaluation(program: Program, evaluation: Program, config: JobConfig) 
         _check_columns(captured, held_out)
         _check_batch_sizes(captured, held_out)
     except GraphftError as error:
-        error.message = f"validate: {error.message}"
-        raise
+        raise GraphftError(f"validate: {error.message}", rule=error.rule, help=error.help) from None
 
 
 def _begin_with(

@@ -17,7 +17,7 @@ from graphft.runtime.executor import Executor
 from graphft.runtime.protocol.validation_ranges import RangeRecord, sums_as_text, totals
 from graphft.runtime.validation.results import RangeResults, named
 from graphft.transpiler.validation import ValidationConfig
-from graphft.weights import load_weights
+from graphft.weights import load_weights, saved_variables
 
 
 def validate_here(
@@ -25,7 +25,9 @@ def validate_here(
 ) -> dict[str, float]:
     """The same as `transpile(validate=)` comes to, to the bit, with these weights; and the number of `samples`. Raises
     GraphftError[weights] if they do not fit the program."""
-    program, names = load_weights(program, state), reported(program)
+    read = {name for v in saved_variables(program) for name in (v.name, *v.attrs.get("tied", ()))}
+    program = load_weights(program, {name: value for name, value in state.items() if name in read})
+    names = reported(program)
     inputs, executor = [v.name for v in columns_of(program)], Executor(device)
     done: list[RangeResults] = []
     with tempfile.TemporaryDirectory() as folder:

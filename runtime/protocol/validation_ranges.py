@@ -62,18 +62,22 @@ def sums_as_text(sums: Iterable[float]) -> tuple[str, ...]:
     return tuple(repr(float(value)) for value in sums)
 
 
-def claim(
-    prefix: str, number: int, known: Record | None, held: Record | None, trainer: str, max_failures: int
-) -> Change | str:
-    """Claims a range that is not computed. `known`: its record; `held`: the claim of another that is stale, if there is
-    one. A text, where too many have tried: why the validation cannot be made."""
+def expire(prefix: str, number: int, held: Record) -> Change:
+    """Takes away a claim that is stale: a claim after it has a revision of its own."""
+    key = claim_key(prefix, number)
+    return Change("expired", f"range {number}", (_as_read(key, held),), (), (key,))
+
+
+def claim(prefix: str, number: int, known: Record | None, trainer: str, max_failures: int) -> Change | str:
+    """Claims a range that is not computed, and that nobody holds. `known`: its record. A text, where too many have
+    tried: why the validation cannot be made."""
     record = decode_range(known)
     if record.failures >= max_failures or record.claims >= MOST_CLAIMS:
         return f"{record.failures} of {record.claims} that tried have failed, and the others vanished"
     return Change(
         "claimed",
         f"range {number}",
-        (_as_read(range_key(prefix, number), known), _as_read(claim_key(prefix, number), held)),
+        (_as_read(range_key(prefix, number), known), _as_read(claim_key(prefix, number), None)),
         (
             Put(range_key(prefix, number), _encode(RangeRecord(record.claims + 1, record.failures))),
             Put(claim_key(prefix, number), _encode(RangeClaim(trainer, record.claims + 1)), leased=True),

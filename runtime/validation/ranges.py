@@ -47,7 +47,9 @@ class Ranges:
         while self._free:
             number = self._free.pop()
             held = self._claims.get(number)
-            change = protocol.claim(self._prefix, number, self._known.get(number), held, self._trainer, max_failures)
+            if held is not None and not commit(self.etcd, [protocol.expire(self._prefix, number, held)]).ok:
+                continue
+            change = protocol.claim(self._prefix, number, self._known.get(number), self._trainer, max_failures)
             if isinstance(change, str):
                 return f"range {number} of {self.count} cannot be computed: {change}"
             found = commit(self.etcd, [change], self._lease, [self._open])

@@ -25,6 +25,7 @@ SEEDS = {
         "cut-off=5",
         "late-trainer=2",
         "on-demand=4",
+        "validation=6",
     ),
     "async": ("faults=10", "bad-batches=5", "nonfinite=5", "calm=3", "bad-lines=4"),
 }

@@ -1,0 +1,129 @@
+"""Validation beside the steps, of real jobs: what it comes to does not depend on who dies, and each is told once."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import graphft
+from graphft import ir
+from graphft.errors import GraphftError
+from graphft.plan import Plan
+from graphft.runtime.coordination.status import JobStatus
+from graphft.runtime.driver.validation import validate_here
+from graphft.transpiler.evaluation import evaluation_of
+from tests.integration import training
+from tests.integration.plays import Act, Pace, Played, Program, at, kill, play
+
+pytestmark = pytest.mark.timeout(600)
+sys.path.insert(0, str(Path(__file__).parent))  # as the script has it
+from tests.integration import validated  # noqa: E402
+
+STEPS = [13, 26, 39, 52, 65, 78, 80]
+
+
+class Told:
+    """What `on_validation` is told."""
+
+    def __init__(self) -> None:
+        self.validations: list[tuple[int, dict[str, float]]] = []
+
+    def on_validation(self, step: int, metrics: dict[str, float]) -> None:
+        self.validations.append((step, metrics))
+
+
+def make(program: ir.Program, pace: Pace | None, slow: Pace | None, **options: Any) -> graphft.Job:
+    validation = validated.validation(slow.file if slow is not None else "", every=13)
+    return training.job(program, pace=pace.file if pace is not None else None, validate=validation, **options)
+
+
+@pytest.fixture(scope="module")
+def calm(program: ir.Program, workplace: Path, nursery: Any) -> Played:
+    from tests.integration.conftest import at_work
+
+    with at_work(nursery):
+        return play(make(program, None, None), workplace / "validated-undisturbed")
+
+
+def test_it_comes_to_what_the_model_gives_in_one_process(
+    calm: Played, program: ir.Program, undisturbed: Played
+) -> None:
+    assert list(calm.result.validations) == STEPS
+    validation = validated.validation("")
+    here = validate_here(
+        evaluation_of(program, validation), validation.config(), graphft.read_weights(calm.result.model), "cpu"
+    )
+    assert here.pop("samples") == validated.RECORDS
+    assert calm.result.validations[80] == here
+    assert calm.result.validations[13]["loss"] > calm.result.validations[80]["loss"]
+    model = training.network().eval()
+    graphft.load_into(model, undisturbed.result.model)
+    blobs = training.Blobs(validated.RECORDS)
+    with torch.no_grad():
+        loss, more = validated.with_scores(model, blobs.x, blobs.y)
+    assert here["loss"] == pytest.approx(float(loss), rel=1e-5)
+    assert here["balanced"] == float(validated.balanced(more["best"], more["labels"]))
+
+
+def test_it_does_not_change_what_is_trained(calm: Played, undisturbed: Played) -> None:
+    assert all(torch.equal(calm.state[name], value) for name, value in undisturbed.state.items())
+
+
+def validating(status: JobStatus) -> bool:
+    return bool(status.validating) and status.step >= 13
+
+
+def test_kills_do_not_change_a_digit(program: ir.Program, folder: Path, pace: Pace, calm: Played) -> None:
+    slow = Pace(pace.file.with_suffix(".slow"))
+    told = Told()
+    acts = [
+        Act(validating, kill("trainer", 0)),
+        Act(at(20), kill("trainer", 1, 2)),
+        Act(validating, kill("pserver", 0)),
+        Act(validating, kill("trainer", 0, 1, 2)),
+        Act(at(50), lambda supervisor: slow.set(0.0)),
+    ]
+    played = play(make(program, pace, slow), folder, acts, callbacks=[told])
+    assert played.result.validations == calm.result.validations
+    assert told.validations == list(calm.result.validations.items())
+    assert all(torch.equal(calm.state[name], value) for name, value in played.state.items())
+    assert not (folder / "validation/entries").exists() or not any((folder / "validation/entries").iterdir())
+
+
+def test_a_script_that_is_killed_tells_each_validation_once(folder: Path, pace: Pace, calm: Played) -> None:
+    slow = Pace(pace.file.with_suffix(".slow"))
+    slow.set(0.02)
+    script = [Path(validated.__file__), pace.file, slow.file]
+    job_dir = folder / "jobs/validated"
+    for step in (20, 55):
+        run = Program(folder, *script)
+        run.until(job_dir, lambda status, step=step: status.step >= step)
+        run.kill()
+    pace.set(0.0)
+    slow.set(0.0)
+    run = Program(folder, *script)
+    assert run.wait() == 0, run.output
+    assert "validations: 7" in run.output
+    rows = list(csv.DictReader((job_dir / "steps-validation.csv").open()))
+    found = {int(row.pop("step")): {name: float(value) for name, value in row.items()} for row in rows}
+    assert found == calm.result.validations
+
+
+def test_held_out_data_that_cannot_be_read_end_the_job(program: ir.Program, folder: Path) -> None:
+    data = graphft.dataset(f"{training.__file__}:Blobs", {"records": 60, "broken": 31}, chunk_size=60)
+    job = training.job(program, validate=graphft.Validation(data=data), max_failures=2, lease_ttl=3)
+    with pytest.raises(GraphftError, match=r"the validation of step 20 cannot be made: (?s:.*)record 31 is damaged"):
+        play(job, folder)
+
+
+def test_the_steps_that_are_validated() -> None:
+    config = validated.validation("", every=3).config()
+    assert config.steps(Plan([10, 10], slots=2, batch_size=5, seed=0, passes=4)) == {3, 6, 8}
+    each = validated.validation("").config()
+    assert each.steps(Plan([10, 10], slots=2, batch_size=5, seed=0, passes=4)) == {2, 4, 6, 8}
+    assert [r[2] for r in each.ranges] == [8, 1, 8, 1, 8, 1, 8]

@@ -1,0 +1,183 @@
+"""The program that a job validates with: captured in eval mode, refused where it would depend on who computes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import graphft
+from graphft.errors import GraphftError
+from graphft.ir import Program
+from graphft.runtime.validation.results import named
+from graphft.transpiler.evaluation import evaluation_of, results_of
+
+INPUTS = {"x": (None, 4), "y": ((None,), torch.int64)}
+
+
+class Net(nn.Module):
+    def __init__(self, counts: bool = False) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
+        self.register_buffer("seen", torch.zeros(()))
+        self.counts = counts
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.counts:
+            self.seen += 1  # type: ignore[operator]
+            x = x + self.seen
+        return self.layers(x)
+
+
+def loss_fn(model: nn.Module, x: Tensor, y: Tensor) -> Any:
+    return nn.functional.cross_entropy(model(x), y)
+
+
+def with_scores(model: nn.Module, x: Tensor, y: Tensor) -> Any:
+    out = model(x)
+    more = {"accuracy": (out.argmax(1) == y).float().mean(), "scores": out[:, 1], "labels": y}
+    return nn.functional.cross_entropy(out, y), more
+
+
+def share_of_good(scores: Tensor, labels: Tensor) -> Tensor:
+    return ((scores > 0) == (labels > 0)).double().mean()
+
+
+def make(model: nn.Module | None = None, **options: Any) -> tuple[nn.Module, Program]:
+    torch.manual_seed(0)
+    model = model or Net()
+    program = graphft.build(model, options.pop("loss", loss_fn), INPUTS)
+    graphft.minimize(program, graphft.SGD(lr=0.1))
+    return model, program
+
+
+def data(records: int = 30, **columns: Tensor) -> Any:
+    torch.manual_seed(1)
+    given = columns or {"x": torch.randn(records, 4), "y": torch.randint(0, 2, (records,))}
+    return graphft.arrays(chunk_size=10, **given)
+
+
+def transpile(program: Program, validate: graphft.Validation, **options: Any) -> Any:
+    return graphft.transpile(
+        program, chunks=data(), batch_size=5, trainers=2, pservers=2, validate=validate, **{"ft": True, **options}
+    )
+
+
+def test_the_model_is_captured_in_eval_mode_and_stays_as_it_was() -> None:
+    model, program = make()
+    model.layers[2].eval()  # type: ignore[union-attr]
+    modes = [m.training for m in model.modules()]
+    found = evaluation_of(program, graphft.Validation(data=data()))
+    assert [m.training for m in model.modules()] == modes
+    ops = [op.type for op in found.blocks["step"].ops]
+    assert "aten._native_batch_norm_legit_no_training" in ops
+    assert not any("backward" in op or "dropout" in op for op in ops)
+
+
+def test_it_computes_what_eager_does() -> None:
+    model, program = make()
+    found = evaluation_of(program, graphft.Validation(data=data(), loss_fn=with_scores, reduce={"good": share_of_good}))
+    assert results_of(found) == ("loss", "accuracy", "good")
+    batch = {"x": torch.randn(7, 4), "y": torch.randint(0, 2, (7,))}
+    done = graphft.Executor().run(found, batch, ["loss", "scores"])
+    loss, scores = done["loss"], done["scores"]
+    with torch.no_grad():
+        expected, more = with_scores(model.eval(), **batch)
+    assert torch.equal(loss, expected)
+    assert torch.equal(scores, more["scores"])
+    everything = {"scores": scores, "labels": batch["y"]}
+    assert named(found, [0.5, 0.25], everything) == {"loss": 0.5, "accuracy": 0.25, "good": float(good(everything))}
+
+
+def good(everything: dict[str, Tensor]) -> Tensor:
+    return share_of_good(**everything)
+
+
+def test_the_job_has_it_as_a_program_of_its_own() -> None:
+    _, program = make()
+    job = transpile(program, graphft.Validation(data=data(), every=2))
+    block = job.programs.evaluation.blocks["validate"]
+    assert [op.type for op in block.ops[:3]] == ["etcd_get_range", "read_chunk", "read_check_point"]
+    assert block.ops[-1].type == "etcd_complete_range"
+    assert "seen" not in str(block), "what it does not read is not read from the checkpoint"
+    assert "validate_every = 2" in str(job.pserver_program(0))
+    assert graphft.Job.load is not None
+    assert "0.weight" not in job.programs.evaluation.values
+
+
+def test_it_is_saved_and_makes_the_job_another_one(tmp_path: Any) -> None:
+    _, program = make()
+    job = transpile(program, graphft.Validation(data=data()))
+    job.save(tmp_path / "job")
+    again = graphft.Job.load(tmp_path / "job")
+    assert (again.hash, again.fingerprint) == (job.hash, job.fingerprint)
+    assert again.config.validated == {4}
+    plain = graphft.transpile(program, chunks=data(), batch_size=5, trainers=2, pservers=2, ft=True)
+    other = transpile(program, graphft.Validation(data=data(20)))
+    assert len({job.hash, plain.hash, other.hash}) == 3
+    assert job.fingerprint.data.keys() - plain.fingerprint.data.keys() == {"validation: x", "validation: y"}
+
+
+def rejects(message: str, program: Program, **options: Any) -> None:
+    with pytest.raises(GraphftError, match=message) as caught:
+        transpile(program, graphft.Validation(**{"data": data(), **options}))
+    assert caught.value.help
+
+
+def noisy(model: nn.Module, x: Tensor, y: Tensor) -> Any:
+    return loss_fn(model, x + torch.rand_like(x), y)
+
+
+def with_weights(model: nn.Module, x: Tensor, y: Tensor) -> Any:
+    return loss_fn(model, x, y), {"weights": model.layers[0].weight}  # type: ignore[index, union-attr]
+
+
+def with_count(model: nn.Module, x: Tensor, y: Tensor) -> Any:
+    return loss_fn(model, x, y), {"right": (model(x).argmax(1) == y).sum()}
+
+
+def many(scores: Tensor) -> Tensor:
+    return scores
+
+
+def of_nobody(nobody: Tensor) -> Tensor:
+    return nobody
+
+
+def test_what_would_depend_on_who_computes_it_is_refused() -> None:
+    _, program = make()
+    rejects("draws random numbers", program, loss_fn=noisy)
+    rejects("changes %seen", make(Net(counts=True))[1])
+    rejects("returns 'weights' beside the loss as float32", program, loss_fn=with_weights)
+    rejects("returns 'right' beside the loss as int64", program, loss_fn=with_count)
+    rejects("no reducer reads it", program, loss_fn=with_scores)
+    rejects("returns float32", program, loss_fn=with_scores, reduce={"many": many})
+    rejects("has parameter nobody", program, loss_fn=with_scores, reduce={"auc": of_nobody})
+    rejects("'loss', which names something else", program, loss_fn=with_scores, reduce={"loss": share_of_good})
+    rejects("names something else in what callbacks", program, loss_fn=with_scores, reduce={"steps": share_of_good})
+    rejects("validate: input %x is float32.batch, 4., but the data's column is float64", program,
+            data=data(x=torch.randn(9, 4).double(), y=torch.zeros(9, dtype=torch.int64)))  # fmt: skip
+    rejects("has input x, and the data no such column", program, data=data(y=torch.zeros(9, dtype=torch.int64)))
+
+
+def test_options_that_make_no_sense() -> None:
+    _, program = make()
+    with pytest.raises(GraphftError, match="every is 0, expected"):
+        graphft.Validation(data=data(), every=0)
+    with pytest.raises(GraphftError, match="reduce is"):
+        graphft.Validation(data=data(), reduce={"auc": 3})  # type: ignore[dict-item]
+    with pytest.raises(GraphftError, match="validate is a DataSpec"):
+        transpile(program, data())
+    with pytest.raises(GraphftError, match=r"validate is Validation\(30 records, every='epoch'\), which has no effect"):
+        transpile(program, graphft.Validation(data=data()), ft=False)
+    with pytest.raises(GraphftError, match="no pass ends for all at once"):
+        transpile(program, graphft.Validation(data=data()), sync=False)
+    parsed = graphft.parse(str(program))
+    parsed.values = dict(program.values)
+    with pytest.raises(GraphftError, match=r"was not captured by graphft\.build in this process"):
+        transpile(parsed, graphft.Validation(data=data()))
+    other = graphft.build(nn.Linear(4, 2), loss_fn, INPUTS, training=False)
+    with pytest.raises(GraphftError, match="build both of the same model"):
+        transpile(program, graphft.Validation(other, data()))
