@@ -71,11 +71,12 @@ def prediction_of(origin: Origin | None, predict: PredictFn | None = None) -> Pr
 
 def default_prediction(origin: Origin | None) -> Program:
     """The same, unasked: what there is to tell of the model, the capture of the program that trains has told."""
-    before, log.disabled = log.disabled, True
+    logger = logging.getLogger("graphft")
+    before, logger.disabled = logger.disabled, True
     try:
         return prediction_of(origin)
     finally:
-        log.disabled = before
+        logger.disabled = before
 
 
 # -- what is captured -------------------------------------------------------------------------------------------------
