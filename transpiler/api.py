@@ -145,7 +145,10 @@ def _predicts(program: Program, predict: object) -> Program | None:
             rule="predict",
             help="predict=lambda model, x: model(x)",
         )
-    return prediction_of(program.origin, predict)
+    prediction = prediction_of(program.origin, predict)
+    shared = prediction.values.keys() & program.values.keys()
+    prediction.values.update({name: program.values[name] for name in shared})  # a large model is not kept twice
+    return prediction
 
 
 def _check_evaluation(program: Program, evaluation: Program, config: JobConfig) -> None:

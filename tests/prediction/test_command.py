@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
 import graphft
 from graphft.runtime.process.folder_lock import locked
@@ -30,27 +29,16 @@ def write_csv(path: Path, x: torch.Tensor, names: tuple[str, ...] = FIELDS) -> P
     return path
 
 
-@pytest.mark.parametrize("form", ["npz", "csv", "parquet", "safetensors"])
-def test_it_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str) -> None:
-    model, data, out = complete_job(tmp_path / "job"), write_csv(tmp_path / "new.csv", X[:100]), tmp_path / f"p.{form}"
+def test_it_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, data, out = complete_job(tmp_path / "job"), write_csv(tmp_path / "new.csv", X[:100]), tmp_path / "p.csv"
     out.write_text("older")
     said = shown(
         capsys, "predict", tmp_path / "job", "--data", data, "--column", "x=a,b,c,d", "--out", out, "--workers", 1
     )
     assert said.startswith(f"{out}: 100 records, output: float32[batch, 3]; 1 worker, ")
-    want = by_batches(model, X[:100])
-    if form == "npz":
-        assert np.array_equal(np.load(out)["output"], want.numpy())
-    elif form == "safetensors":
-        assert torch.equal(load_file(out)["output"], want)
-    elif form == "csv":
-        assert out.read_text().startswith("output_0,output_1,output_2\n")
-        assert np.array_equal(np.loadtxt(out, delimiter=",", skiprows=1, dtype=np.float32), want.numpy())
-    else:
-        parquet = pytest.importorskip("pyarrow.parquet")
-        table = parquet.read_table(out)
-        assert np.array_equal(np.stack([c.to_numpy() for c in table.columns], 1), want.numpy())
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["job", "new.csv", out.name], "nothing is left"
+    found = np.loadtxt(out, delimiter=",", skiprows=1, dtype=np.float32)
+    assert np.array_equal(found, by_batches(model, X[:100]).numpy())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["job", "new.csv", "p.csv"], "nothing is left"
 
 
 def test_fields_are_those_of_the_training_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,7 +70,7 @@ def test_a_record_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.Ca
 
 
 def test_a_command_that_is_killed_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    model, x, out = complete_job(tmp_path / "job"), X.repeat(30, 1), tmp_path / "p.npz"
+    model, x, out = complete_job(tmp_path / "job"), X.repeat(10, 1), tmp_path / "p.npz"
     np.savez(tmp_path / "x.npz", x=x.numpy())
     results = tmp_path / ".p.npz.partial" / "results"
     command = [sys.executable, "-m", "graphft", "predict", str(tmp_path / "job"), "--data", str(tmp_path / "x.npz")]
