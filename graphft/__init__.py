@@ -19,6 +19,7 @@ _PUBLIC = {
     "graphft.optim": ("SGD", "Adagrad", "Adam", "AdamW", "ClipByGlobalNorm", "ClipByValue", "RMSprop"),
     "graphft.storage": ("load_program", "save_program"),
     "graphft.training": ("minimize",),
+    "graphft.transpiler.criteria": ("Criterion", "EarlyStopping", "ReduceLROnPlateau"),
     "graphft.transpiler.validation": ("Validation",),
     "graphft.weights": ("load_into", "load_weights", "save_weights", "state_dict"),
     "graphft.transpiler": ("Job", "JobConfig", "transpile"),

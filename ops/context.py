@@ -93,6 +93,9 @@ class SlotsPort(Protocol):
     def await_pass(self) -> None:
         """Raises NotYet when the pass of the current step is not wanted so far."""
 
+    def await_validation(self, every: int, passes: bool) -> None:
+        """Raises NotYet when what the current step depends on is not decided so far."""
+
     def claim_slots(self, slots: int, policy: str) -> None:
         """Claims free slots up to this trainer's share."""
 
@@ -205,6 +208,7 @@ class ServeOptions:
     metrics: tuple[str, ...]
     validate_every: int
     validate_passes: bool
+    scaled_rates: bool
 
     @property
     def update_blocks(self) -> tuple[str, ...]:

@@ -74,6 +74,14 @@ def etcd_await_pass(ctx: Context) -> None:
     ctx.slots.await_pass()
 
 
+@op("etcd_await_validation", effect=True)
+def etcd_await_validation(ctx: Context, *, every: int = 0, passes: bool = False) -> None:
+    """Raises NotYet at a step behind one that is validated (each `every` steps, or with `passes` at the end of every
+    pass) until it is known what follows from that: a lower learning rate, or that this step is never wanted."""
+    assert ctx.slots is not None
+    ctx.slots.await_validation(every, passes)
+
+
 @op("etcd_enqueue_todo", effect=True)
 def etcd_enqueue_todo(ctx: Context) -> None:
     """Makes the records of the pass that begins, one key per chunk; one trainer does it, whole or not at all."""

@@ -66,6 +66,7 @@ def listen_and_serv(
     metrics: tuple[str, ...] = (),
     validate_every: int = 0,
     validate_passes: bool = False,
+    scaled_rates: bool = False,
 ) -> None:
     """Serves one shard until the job is complete.
 
@@ -82,7 +83,8 @@ def listen_and_serv(
 
     After each `validate_every` steps and at the end (0: never), or with `validate_passes` at the end of every pass,
     `checkpoint_block` runs, too, and whoever commits that checkpoint opens its validation at
-    `/<job>/validating/<step>`. The job is complete when none is open.
+    `/<job>/validating/<step>`. The job is complete when none is open. With `scaled_rates`, the first step behind such
+    a one takes %rate_scale from what it has decided, `/<job>/decided`.
 
     With `recovery`, a restarted shard loads the newest committed checkpoint, and its first barrier has
     `recovery_timeout` seconds; when they pass, "rollback" raises the job's generation so that everyone meets again
@@ -111,6 +113,7 @@ def listen_and_serv(
             metrics,
             validate_every,
             validate_passes,
+            scaled_rates,
         )
     )
 

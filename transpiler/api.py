@@ -23,7 +23,7 @@ from graphft.nonfinite_values import tell_nonfinite
 from graphft.reducers import columns_of
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.effects import check_effects
-from graphft.transpiler.evaluation import check_fits, evaluation_of
+from graphft.transpiler.evaluation import check_criteria, check_fits, evaluation_of
 from graphft.transpiler.job import Job
 from graphft.transpiler.passes import SliceParameters
 from graphft.transpiler.rates import tell_zero_rate
@@ -156,6 +156,7 @@ def _check_evaluation(program: Program, evaluation: Program, config: JobConfig) 
     assert config.validate is not None
     data = config.validate.data
     check_fits(program, evaluation, data.columns)
+    check_criteria(evaluation, [criterion.metric for criterion in config.validate.criteria])
     captured = evaluation.clone()
     for v in set(captured.variables) - {v.name for v in columns_of(captured)}:
         del captured.variables[v]  # what its reducers read is no column

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import math
 import re
@@ -209,10 +210,24 @@ class JobConfig:
         """Sync: steps of the job. Async: its batches (or units), each of which is one version of every shard."""
         return self.plan.total_steps
 
-    @property
+    @cached_property
     def validated(self) -> frozenset[int]:
         """After how many steps the model is validated."""
         return self.validate.steps(self.plan) if self.validate is not None else frozenset()
+
+    @cached_property
+    def _validated_in_order(self) -> tuple[int, ...]:
+        return tuple(sorted(self.validated))
+
+    def next_validated(self, step: int) -> int:
+        """The first step after this one that is validated; the last one of the job if none is."""
+        at = bisect.bisect_right(self._validated_in_order, step)
+        return (*self._validated_in_order[at : at + 1], self.total_steps)[0]
+
+    @property
+    def waits_for_validations(self) -> bool:
+        """Whether a step behind one that is validated waits for what that comes to."""
+        return self.validate is not None and self.validate.waits
 
     def replace(self, **changes: Any) -> JobConfig:
         """A copy with other options."""

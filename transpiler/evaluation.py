@@ -156,6 +156,17 @@ def check_fits(program: Program, evaluation: Program, columns: Collection[str]) 
     check_columns(evaluation, columns)
 
 
+def check_criteria(evaluation: Program, metrics: Collection[str]) -> None:
+    """Raises UsageError for a metric that a validation does not come to."""
+    found = results_of(evaluation)
+    if unknown := [name for name in metrics if name not in found]:
+        raise UsageError(
+            f"a validation is to decide by '{unknown[0]}', and comes to {', '.join(found)}",
+            rule="option",
+            help="return it beside the loss, or reduce to it: Validation(loss_fn=..., reduce={...})",
+        )
+
+
 def check_columns(evaluation: Program, columns: Collection[str]) -> None:
     """Raises UsageError if data of these columns lacks one."""
     inputs = {v.name for v in columns_of(evaluation)}

@@ -44,6 +44,7 @@ from graphft.transpiler.passes import (
     CompensateDelay,
     InsertCheckpoints,
     InsertCommunication,
+    InsertDecisions,
     InsertLiveness,
     InsertQueue,
     InsertValidation,
@@ -67,7 +68,7 @@ log = logging.getLogger("graphft")
 
 def pipeline(config: JobConfig) -> tuple[Pass, ...]:
     """The passes that make a job of these options, in order."""
-    c = config
+    c, v = config, config.validate
     return (
         SliceParameters(c.pservers, c.slice_unit, c.min_block, c.bucket_bytes),
         MakeBuckets(c.bucket_bytes),
@@ -83,6 +84,7 @@ def pipeline(config: JobConfig) -> tuple[Pass, ...]:
         ),
         *([LocalSteps(c.mode, c.local_steps)] if c.mode in ("half_async", "geo_sgd") else []),
         InsertLiveness(c.trainers, c.sync, c.ft, c.on_trainer_loss, c.daemon_interval, c.chunk_timeout),
+        *([InsertDecisions(v.every, v.plateau is not None)] if v is not None and v.waits else []),
         InsertCheckpoints(
             c.ft,
             c.checkpoint_every,
@@ -92,7 +94,7 @@ def pipeline(config: JobConfig) -> tuple[Pass, ...]:
             c.on_barrier_timeout,
             passes=c.passes_on_demand,
         ),
-        *([InsertValidation(c.validate.every, c.chunk_timeout, c.max_failures)] if c.validate is not None else []),
+        *([InsertValidation(v.every, c.chunk_timeout, c.max_failures)] if v is not None else []),
     )
 
 

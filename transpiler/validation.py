@@ -16,13 +16,21 @@ from typing import TYPE_CHECKING, Any, Literal
 from graphft.data import DataSpec
 from graphft.errors import UsageError
 from graphft.plan import Plan
+from graphft.transpiler.criteria import Criterion, EarlyStopping, ReduceLROnPlateau, criterion, from_json
 
 if TYPE_CHECKING:
     from graphft.ir import Program
 
 EPOCH: Literal["epoch"] = "epoch"
+_TERMS: dict[str, Any] = {"best": Criterion, "stop": EarlyStopping, "plateau": ReduceLROnPlateau}
 RANGE_BATCHES = 8
 """Batches that a trainer takes at a time: so many of them at least are worth two transactions of etcd."""
+
+
+def is_validated(plan: Plan, step: int, every: int, passes: bool) -> bool:
+    """Whether the model is, after so many steps."""
+    by_steps = bool(every) and (step % every == 0 or step == plan.total_steps)
+    return step > 0 and (by_steps or (passes and plan.begins_pass(step)))
 
 
 def validated_steps(plan: Plan, every: int, passes: bool) -> frozenset[int]:
@@ -38,6 +46,18 @@ class ValidationConfig:
     data: DataSpec
     batch_size: int
     every: int = 0
+    best: Criterion | None = None
+    stop: EarlyStopping | None = None
+    plateau: ReduceLROnPlateau | None = None
+
+    @property
+    def criteria(self) -> tuple[Criterion, ...]:
+        return tuple(c for c in (self.best, self.stop, self.plateau) if c is not None)
+
+    @property
+    def waits(self) -> bool:
+        """Whether training waits for a validation: what comes after it depends on what it comes to."""
+        return self.stop is not None or self.plateau is not None
 
     def __repr__(self) -> str:
         return f"Validation({self.data.records} records, every={self.every or EPOCH!r})"
@@ -69,14 +89,16 @@ class ValidationConfig:
         return self.to_json() | {"data": self.data.options()}
 
     def to_json(self) -> dict[str, Any]:
-        return {"data": self.data.to_json(), "batch_size": self.batch_size, "every": self.every}
+        terms = {name: c.to_json() for name in _TERMS if (c := getattr(self, name)) is not None}
+        return {"data": self.data.to_json(), "batch_size": self.batch_size, "every": self.every, **terms}
 
     @staticmethod
     def from_json(data: Mapping[str, Any] | None) -> ValidationConfig | None:
         """The inverse of `to_json`. Raises KeyError, TypeError or GraphftError when `data` is none."""
         if data is None:
             return None
-        return ValidationConfig(DataSpec.from_json(data["data"]), int(data["batch_size"]), int(data["every"]))
+        terms = {name: from_json(kind, data.get(name)) for name, kind in _TERMS.items()}
+        return ValidationConfig(DataSpec.from_json(data["data"]), int(data["batch_size"]), int(data["every"]), **terms)
 
 
 @dataclass(frozen=True)
@@ -92,6 +114,9 @@ class Validation:
             means over all records. Entries of which each record has one go to `reduce`, and no further.
         reduce: By name, a function of some of these entries, as tensors of all records in the order of the data; it
             returns one float. Captured as the model is.
+        best: (`transpile`) A metric, by which the best model is kept: "loss", "auc", or `Criterion("auc", "max")`.
+        stop: (`transpile`) `EarlyStopping`: the job ends when a metric gets no better.
+        plateau: (`transpile`) `ReduceLROnPlateau`: learning rates go down when a metric gets no better.
 
             def auc(scores, labels): ...
             Validation(data=held_out, loss_fn=with_scores, reduce={"auc": auc})
@@ -103,12 +128,15 @@ class Validation:
     every: Literal["epoch"] | int = EPOCH
     loss_fn: Callable[..., Any] | None = None
     reduce: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
+    best: Criterion | str | None = None
+    stop: EarlyStopping | str | None = None
+    plateau: ReduceLROnPlateau | str | None = None
 
     def __post_init__(self) -> None:
         from graphft.ir import Program
 
         if not isinstance(self.data, DataSpec) or not isinstance(self.program, (Program, type(None))):
-            given = self.data if self.data is not None or self.program is None else self.program
+            given = self.data if not isinstance(self.data, DataSpec) else self.program
             raise UsageError(
                 f"Validation needs data, and perhaps a program; got a {type(given).__name__}",
                 rule="option",
@@ -129,6 +157,7 @@ class Validation:
         for name, function in self.reduce.items() if isinstance(self.reduce, Mapping) else [("", None)]:
             if not isinstance(name, str) or not callable(function):
                 raise _bad("reduce", self.reduce, "functions by name", 'reduce={"auc": auc}')
+        self.config()
         if self.program is not None:
             from graphft.transpiler.evaluation import check_columns, evaluation_of
 
@@ -136,7 +165,8 @@ class Validation:
 
     def config(self) -> ValidationConfig:
         assert self.data is not None
-        return ValidationConfig(self.data, self.batch_size, 0 if self.every == EPOCH else int(self.every))
+        terms: dict[str, Any] = {name: criterion(kind, getattr(self, name), name) for name, kind in _TERMS.items()}
+        return ValidationConfig(self.data, self.batch_size, 0 if self.every == EPOCH else int(self.every), **terms)
 
 
 def _is_count(value: object) -> bool:

@@ -19,7 +19,7 @@ import msgspec
 
 from graphft.errors import GraphftError, plain_text
 from graphft.runtime.checkpoint.described import is_loaded
-from graphft.runtime.checkpoint.manifest import VALIDATE, Manifest, Part
+from graphft.runtime.checkpoint.manifest import DECIDED, VALIDATE, Manifest, Part
 from graphft.runtime.checkpoint.omissions import tell_again
 from graphft.runtime.checkpoint.store import CheckpointStore, DamagedCheckpoint, StorageUnavailable, storage
 from graphft.runtime.coordination.keys import Keys
@@ -34,6 +34,7 @@ from graphft.runtime.coordination.records import (
 )
 from graphft.runtime.etcd import absent, delete_op, delete_prefix_op, get_op, mod_is, put_op, range_op
 from graphft.runtime.etcd.model import KV, Compare, Op, Store
+from graphft.runtime.protocol.decisions import Decided
 
 MAX_DELETES = 100
 """Of records of parts, per transaction: etcd takes 128 operations. What is left goes with a later checkpoint."""
@@ -127,6 +128,17 @@ class Commits:
         known = read is None or any(read.kv(i) is not None for i in range(len(keys)))
         return [] if known else self._opens(manifest)
 
+    def _redecides(self, target: Manifest | None) -> list[Op]:
+        """Nothing is decided of a later step than the one that everyone goes (back) to; an etcd that was lost knows
+        again what was until then."""
+        kv, step = self.etcd.get(self.keys.decided), target.step if target is not None else 0
+        if kv is not None and msgspec.json.decode(kv.value, type=Decided).step <= step:
+            return []
+        kept = target.meta.get(DECIDED) if target is not None else None
+        if kept is not None:
+            return [put_op(self.keys.decided, msgspec.json.encode(kept))]
+        return [delete_op(self.keys.decided)] if kv is not None else []
+
     def _undone(self, step: int) -> list[Op]:
         """Of later steps, validations that are not over: everyone goes back to this one, and comes there again."""
         open_ones = [kv.key for kv in self.etcd.range(self.keys.all_validating).kvs]
@@ -212,6 +224,7 @@ class Commits:
             tell_again(self.etcd, self.keys, newest.meta)
             current = Generation(generation, newest.step, newest.directory, "etcd is new; checkpoint found on disk")
             ops = [put_op(self.keys.committed, msgspec.json.encode(record_of(newest))), *self._reopens(newest)]
+            ops += self._redecides(newest)
         made = self.etcd.txn(
             [absent(self.keys.generation)],
             [put_op(self.keys.generation, msgspec.json.encode(current)), *ops],
@@ -282,7 +295,7 @@ class Commits:
             generation = max(current.number, above, self.store.latest_generation()) + 1
             raised = Generation(generation, step, checkpoint, plain_text(reason))
             ops = [put_op(self.keys.generation, msgspec.json.encode(raised)), *self._recommit(committed, target)]
-            ops += self._undone(step)
+            ops += [*self._undone(step), *self._redecides(target)]
             compare = [
                 mod_is(self.keys.generation, current_kv.mod_revision),
                 mod_is(self.keys.committed, committed_kv.mod_revision if committed_kv else 0),

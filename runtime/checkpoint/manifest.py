@@ -16,6 +16,8 @@ SOURCE = "from"
 """In `meta["made"]`: which checkpoint of which run this one was made of."""
 VALIDATE = "validate"
 """In `meta`: true of a checkpoint whose model is to be validated."""
+DECIDED = "decided"
+"""In `meta`: what followed from the validations until then, if something does."""
 _DIRECTORY = re.compile(r"step-(\d+)\.g(\d+)")
 _FILE = re.compile(r"(shard-\d+/)?step-\d+\.g\d+/shard-\d+-of-\d+(\.[0-9a-f]+)?\.safetensors")
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from graphft.errors import GraphftError
 from graphft.runtime.checkpoint.commit import Commits, record_of
 from graphft.runtime.checkpoint.described import MADE, made
-from graphft.runtime.checkpoint.manifest import Manifest
+from graphft.runtime.checkpoint.manifest import DECIDED, Manifest
 from graphft.runtime.checkpoint.omissions import recorded, skipped_in
 from graphft.runtime.checkpoint.pending_snapshots import PendingSnapshots, Published, Snapshot, Work
 from graphft.runtime.checkpoint.store import DamagedCheckpoint, StorageUnavailable
@@ -209,6 +209,7 @@ class Saver:
             item.generation, item.step, commits.shard, commits.shards, item.values, item.ledger
         )
         found = {"metrics": read_metrics(commits.etcd, commits.keys), MADE: self._made()}
+        found |= self._decided()
         meta = {**item.meta, **recorded(commits.etcd, commits.keys), **skipped_in(item.values), **found}
         self._publish(Published(item.generation, item.step, part, item.keep, meta))
 
@@ -217,6 +218,12 @@ class Saver:
             with contextlib.suppress(GraphftError):  # it says so elsewhere; the run's id tells what it is of
                 self._made_of = read_record(self.job_dir).fingerprint
         return made(self._made_of)
+
+    def _decided(self) -> dict[str, Any]:
+        """What follows from the validations so far, if a job decides by them."""
+        validate = self.job.config.validate
+        kv = self.commits.etcd.get(self.commits.keys.decided) if validate is not None and validate.criteria else None
+        return {DECIDED: msgspec.json.decode(kv.value)} if kv is not None else {}
 
     def _publish(self, item: Published) -> None:
         manifest = self.commits.publish(item.generation, item.step, item.part, item.meta)

@@ -26,6 +26,7 @@ from graphft.runtime.coordination.records import (
     decode_pass,
 )
 from graphft.runtime.etcd.model import KV
+from graphft.runtime.protocol.decisions import Decided
 
 if TYPE_CHECKING:
     from graphft.transpiler import JobConfig
@@ -64,6 +65,8 @@ class JobView:
     """By step, the validations that are not over, the oldest first."""
     validated: Validated | None = None
     """What the validation came to that was over last."""
+    decided: Decided = field(default_factory=Decided)
+    """What follows from the validations so far."""
     wanted_passes: int = 0
     """Of a job whose passes are on demand: how many are wanted so far."""
 
@@ -112,6 +115,7 @@ def read_view(keys: Keys, kvs: Iterable[KV]) -> JobView:
     }
     commits = {s: c for s, k in _by_shard(by_key, keys.committed) if (c := decode_committed(by_key[k])) is not None}
     address, validated = by_key.get(keys.coordinator_addr), by_key.get(keys.newest_validated)
+    decided = by_key.get(keys.decided)
     state, run, wanted = by_key.get(keys.state), by_key.get(keys.run), by_key.get(keys.wanted_passes)
     return JobView(
         pservers,
@@ -133,14 +137,19 @@ def read_view(keys: Keys, kvs: Iterable[KV]) -> JobView:
         msgspec.json.decode(address.value, type=Registration) if address is not None else None,
         dict(sorted(validating.items())),
         msgspec.json.decode(validated.value, type=Validated) if validated is not None else None,
+        msgspec.json.decode(decided.value, type=Decided) if decided is not None else Decided(),
         int(wanted.value) if wanted is not None else 0,
     )
 
 
 def wanted_steps(config: JobConfig, view: JobView) -> int:
-    """Steps that are wanted so far: all of them, unless the job's passes are on demand."""
+    """Steps that are wanted so far: all of them, unless the job's passes are on demand, or wait for a validation."""
     passes = min(view.wanted_passes, config.passes) if config.passes_on_demand else config.passes
-    return config.plan.start_steps[passes]
+    until = config.plan.start_steps[passes]
+    if config.waits_for_validations:
+        known = view.decided.step
+        until = min(until, known if view.decided.stopped else config.next_validated(known))
+    return until
 
 
 def _by_shard(by_key: Mapping[str, KV], key: str) -> list[tuple[int, str]]:

@@ -101,6 +101,11 @@ class Keys:
         return f"{self.all_validated}{step:012d}"
 
     @property
+    def decided(self) -> str:
+        """What follows from the validations so far."""
+        return f"/{self.job}/decided"
+
+    @property
     def ps_desired(self) -> str:
         return f"/{self.job}/ps_desired"
 

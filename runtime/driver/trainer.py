@@ -277,9 +277,11 @@ class Trainer:
 
     def _evaluation_of(self, validation: Validation) -> Program:
         """Captured once. Raises GraphftError if it does not fit the program that is trained."""
-        if validation.every != EPOCH:
+        config = validation.config()
+        if validation.every != EPOCH or config.criteria:
+            given = f"every is {validation.every}" if validation.every != EPOCH else f"{config.criteria[0]} is given"
             raise UsageError(
-                f"every is {validation.every}, and a Trainer validates when validate() is called",
+                f"{given}, and a Trainer validates when validate() is called",
                 rule="option",
                 help="leave it out; graphft.transpile(validate=) validates while it trains",
             )

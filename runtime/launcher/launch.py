@@ -318,7 +318,7 @@ def _launch(
 
 def _told(result: Result, job: Job | JobRecord) -> Result:
     """After a line for each thing that the job did without."""
-    for line in result.lost(job.config.data.records) + missing_validations(result.job_dir, job.config):
+    for line in result.lost(job.config.data.records) + missing_validations(result.job_dir, job.config, result.steps):
         tell(line)
     return result
 

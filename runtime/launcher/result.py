@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,16 @@ from graphft.runtime.launcher.process_ends import read_ends
 from graphft.runtime.process.metric_files import losses_of, metrics_of, read_table
 from graphft.runtime.process.metric_table import Table
 from graphft.runtime.process.validations import read_validations
+from graphft.transpiler.record import read_record
+
+
+@dataclass(frozen=True)
+class Best:
+    """After how many steps the model was the best, what its metric was, and the file: a safetensors state_dict."""
+
+    step: int
+    value: float
+    model: Path
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -66,6 +77,23 @@ class Result:
         """By step (so many were done), what the model was validated to: the loss and each metric, without those that
         were no number. Of `transpile(validate=)`."""
         return {step: dict(row.metrics) for step, row in read_validations(self.job_dir).items()}
+
+    @property
+    def best(self) -> Best | None:
+        """The best model by its validations, of `Validation(best=...)`. Read from the folder, or its storage."""
+        config = read_record(self.job_dir).config.validate
+        if config is None or config.best is None:
+            return None
+        from graphft.runtime.validation.best_model import fetch_best  # with torch, which a launcher does without
+
+        metric, sign = config.best.metric, 1 if config.best.mode == "min" else -1
+        values = [(sign * found[metric], step) for step, found in self.validations.items() if metric in found]
+        finite = [(value, step) for value, step in values if math.isfinite(value)]
+        if not finite:
+            return None
+        value, step = min(finite)  # of several that are equal, the first
+        model = fetch_best(self.job_dir, step)
+        return Best(step, sign * value, model) if model is not None else None
 
     @property
     def skipped_steps(self) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,14 +16,7 @@ from graphft.runtime.launcher.process_ends import ProcessEnds, read_ends
 from graphft.runtime.process.metric_files import read_table
 from graphft.runtime.process.metric_table import Table
 from graphft.runtime.process.validations import read_validations
-
-Mode = Literal["max", "min"]
-_LOWER = re.compile(r"(^|[_./ -])(loss|err|error|perplexity|ppl|mse|mae|rmse|nll|entropy|wer|cer)($|[_./ -])")
-
-
-def mode_of(metric: str) -> Mode:
-    """Which of its values is the best: of a loss or an error the lowest, of anything else the highest."""
-    return "min" if _LOWER.search(metric.lower()) else "max"
+from graphft.transpiler.criteria import Mode
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from graphft.runtime.coordination.job_storage import is_url
 from graphft.runtime.fs import FS, file_system
 from graphft.runtime.launcher.folder_sizes import sizes_in
 from graphft.runtime.launcher.folder_status import FolderStatus, copy_of, list_folders, look_if_there
-from graphft.runtime.launcher.run_figures import Figures, Mode, figures_of
+from graphft.runtime.launcher.run_figures import Figures, figures_of
 from graphft.transpiler.config import JobConfig
+from graphft.transpiler.criteria import Mode
 from graphft.transpiler.record import RECORD, read_record
 
 

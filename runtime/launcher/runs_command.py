@@ -13,8 +13,8 @@ from graphft.runtime.process.role_process import EXIT_OK
 from graphft.sealed_json import readable_json
 
 if TYPE_CHECKING:
-    from graphft.runtime.launcher.run_figures import Mode
     from graphft.runtime.launcher.run_list import Run
+    from graphft.transpiler.criteria import Mode
 
 SORTS = ("when", "name", "state", "step", "loss", "best", "size")
 
@@ -41,8 +41,8 @@ def show_runs(
     place: str, metric: str = "loss", mode: Mode | None = None, sort: str = "when", *, as_json: bool = False
 ) -> None:
     """Prints them. Raises UsageError for a place without jobs, and for a metric that none of them has."""
-    from graphft.runtime.launcher.run_figures import mode_of
     from graphft.runtime.launcher.run_list import list_runs
+    from graphft.transpiler.criteria import mode_of
 
     found = list_runs(place)
     _check_metric(found, metric)

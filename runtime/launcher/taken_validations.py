@@ -49,9 +49,9 @@ class TakenValidations:
                 note_validation(self.job_dir, one.epoch, one.step, values, one.at)
 
 
-def missing_validations(job_dir: Path, config: JobConfig) -> list[str]:
-    """A line that says which validations a complete job lacks, if it lacks some."""
-    lacking = sorted(config.validated - read_validations(job_dir).keys())
+def missing_validations(job_dir: Path, config: JobConfig, steps: int) -> list[str]:
+    """A line that says which validations a job lacks that was complete after so many steps, if it lacks some."""
+    lacking = sorted({step for step in config.validated if step <= steps} - read_validations(job_dir).keys())
     if not lacking:
         return []
     more = f" and {len(lacking) - LISTED} more" * (len(lacking) > LISTED)

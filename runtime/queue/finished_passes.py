@@ -59,10 +59,14 @@ class FinishedPasses:
         self.member.etcd.delete_prefix(prefix)
 
 
-def close_passes(etcd: Store, keys: Keys, plan: Plan) -> None:
-    """The job's last step is applied: every chunk is done, also one that is claimed."""
+def close_passes(etcd: Store, keys: Keys, plan: Plan, end: int) -> None:
+    """The job's last step is applied: every chunk is done, also one that is claimed. Of passes that a job does not come
+    to the end of, since it ends at step `end`, nothing is left to do."""
     for index in range(plan.passes):
-        _close(etcd, keys, plan, index, pending=True)
+        if plan.start_steps[index + 1] <= end:
+            _close(etcd, keys, plan, index, pending=True)
+        elif etcd.count(keys.queue(index)):
+            etcd.delete_prefix(keys.queue(index))
 
 
 def _close(etcd: Store, keys: Keys, plan: Plan, index: int, pending: bool) -> None:

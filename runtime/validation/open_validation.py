@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -15,7 +16,10 @@ from graphft.ir import Program
 from graphft.ops.context import ChunkWork
 from graphft.runtime.checkpoint.stored_checkpoints import checkpoints_of
 from graphft.runtime.coordination.records import Validated, Validating
+from graphft.runtime.etcd import KV
+from graphft.runtime.protocol.decisions import Decided, decide, in_words
 from graphft.runtime.protocol.validation_ranges import RangeClaim, as_number
+from graphft.runtime.validation.best_model import forget_others, write_best
 from graphft.runtime.validation.entries import Entries
 from graphft.runtime.validation.ranges import Ranges
 from graphft.runtime.validation.results import RangeResults, named
@@ -26,6 +30,16 @@ if TYPE_CHECKING:
 
 RENEW_SECONDS = 2.0
 """A claim is renewed with the first batch after so long."""
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What a validation came to, what follows from all of them so far (None: nothing is to), and the latter in
+    words."""
+
+    validated: Validated
+    decided: Decided | None
+    words: str
 
 
 @dataclass
@@ -103,17 +117,20 @@ class OpenValidation:
     def weights(self, names: Sequence[str]) -> list[Tensor]:
         """Of the checkpoint. Raises DamagedCheckpoint, StorageUnavailable."""
         if self._model is None:
-            store = checkpoints_of(self._job_dir)
-            manifest = store.read_manifest(self.of.checkpoint)
-            shards = [store.read_part(manifest, index)[0] for index in range(self.job.config.pservers)]
-            whole = assemble(self.job.trainer_program(), shards, every=True)
-            device = torch.device(self.job.config.device)
+            whole, device = self._whole_model(every=True), torch.device(self.job.config.device)
             self._model = {name: whole[name].to(device) for name in names}
         return [self._model[name] for name in names]
 
+    def _whole_model(self, every: bool) -> dict[str, Tensor]:
+        """`every`: with what is not in its state_dict."""
+        store = checkpoints_of(self._job_dir)
+        manifest = store.read_manifest(self.of.checkpoint)
+        shards = [store.read_part(manifest, index)[0] for index in range(self.job.config.pservers)]
+        return assemble(self.job.trainer_program(), shards, every)
+
     # -- its end --------------------------------------------------------------------------------------------------
 
-    def conclude(self) -> Validated | None:
+    def conclude(self) -> Conclusion | None:
         """What it came to, once all ranges are computed; None before, and if another process has concluded it."""
         found = self.ranges.totals()
         if found is None:
@@ -122,7 +139,22 @@ class OpenValidation:
         values = named(self.program, means, self._entries.read(self.ranges.count) if reduces else {})
         epoch, numbers = self.job.config.plan.pass_of(self.step), {n: as_number(v) for n, v in values.items()}
         validated = Validated(self.step, epoch, samples, numbers, time.time())
-        concluded = self.ranges.conclude(validated)
+        kv, before, now = self._decide(numbers)
+        if now is not None and now.best_step == self.step != before.best_step:
+            write_best(self._job_dir, self.step, self._whole_model(every=False))
+        if not self.ranges.conclude(validated, kv, now):
+            return None  # somebody has; or this is to be tried again
         if reduces:
             self._entries.delete()
-        return validated if concluded else None
+        if now is not None and now.best_step == self.step:
+            forget_others(self._job_dir, self.step)
+        return Conclusion(validated, now, in_words(before, now) if now is not None else "")
+
+    def _decide(self, means: Mapping[str, float | str]) -> tuple[KV | None, Decided, Decided | None]:
+        """What followed from those before, as it is stored and read; and what follows now, if something is to."""
+        if not self.config.criteria:
+            return None, Decided(), None
+        kv = self.ranges.decided()
+        before = msgspec.json.decode(kv.value, type=Decided) if kv is not None else Decided()
+        made = before.step >= self.step  # then this one is made again, and decides nothing
+        return kv, before, before if made else decide(self.config, before, self.step, means)

@@ -10,10 +10,11 @@ import msgspec
 
 from graphft.runtime.coordination.keys import Keys
 from graphft.runtime.coordination.records import Validated
-from graphft.runtime.etcd import KV, create_is, delete_op, delete_prefix_op, get_op, put_op
+from graphft.runtime.etcd import KV, create_is, delete_op, delete_prefix_op, get_op, mod_is, put_op
 from graphft.runtime.etcd.model import Store
 from graphft.runtime.protocol import validation_ranges as protocol
 from graphft.runtime.protocol.chunk_queue import Change
+from graphft.runtime.protocol.decisions import Decided
 from graphft.runtime.protocol.validation_ranges import RangeClaim, RangeRecord
 from graphft.runtime.queue.transactions import commit
 
@@ -121,11 +122,20 @@ class Ranges:
         records: Mapping[int, RangeRecord] = {n: protocol.decode_range(kv) for n, kv in self._known.items()}
         return protocol.totals(records, self.count)
 
-    def conclude(self, validated: Validated) -> bool:
-        """Writes what it came to. False: somebody has, or everyone has gone back behind its step."""
+    def decided(self) -> KV | None:
+        """What followed from the validations before."""
+        return self.etcd.get(self._keys.decided)
+
+    def conclude(self, validated: Validated, before: KV | None, decided: Decided | None) -> bool:
+        """Writes what it came to, and what follows from that, where `before` is what followed from those before. False:
+        somebody has, or everyone has gone back behind its step."""
         value = msgspec.json.encode(validated)
         done = [put_op(name, value) for name in (self._keys.validated(self.step), self._keys.newest_validated)]
-        return self.etcd.txn([self._open], [*done, delete_op(self._open.key), delete_prefix_op(self._prefix)]).ok
+        compare = [self._open]
+        if decided is not None:
+            compare.append(mod_is(self._keys.decided, before.mod_revision if before is not None else 0))
+            done.append(put_op(self._keys.decided, msgspec.json.encode(decided)))
+        return self.etcd.txn(compare, [*done, delete_op(self._open.key), delete_prefix_op(self._prefix)]).ok
 
     def abandon(self) -> bool:
         """Ends it without a result."""

@@ -127,3 +127,40 @@ def test_the_steps_that_are_validated() -> None:
     each = validated.validation("").config()
     assert each.steps(Plan([10, 10], slots=2, batch_size=5, seed=0, passes=4)) == {2, 4, 6, 8}
     assert [r[2] for r in each.ranges] == [8, 1, 8, 1, 8, 1, 8]
+
+
+def decisive(program: ir.Program, pace: Pace | None) -> graphft.Job:
+    """Its learning rate goes down, its best model is kept, and it ends early."""
+    validation = validated.validation(
+        "",
+        every=5,
+        best="balanced",
+        stop=graphft.EarlyStopping("loss", patience=2, min_delta=0.004),
+        plateau=graphft.ReduceLROnPlateau("loss", factor=0.5, patience=0, threshold=0.05),
+    )
+    return training.job(program, pace=pace.file if pace is not None else None, validate=validation)
+
+
+def test_decisions_are_those_of_the_undisturbed_job(program: ir.Program, folder: Path, pace: Pace) -> None:
+    plain = play(decisive(program, None), folder / "plain")
+    assert plain.result.steps < plain.job.config.total_steps, "it ended early"
+    scale = [e.text for e in plain.statuses[-1].events if "learning rates are multiplied" in e.text]
+    assert scale
+    acts = [
+        Act(validating, kill("trainer", 0)),
+        Act(validating, kill("pserver", 1)),
+        Act(at(plain.result.steps - 12), kill("trainer", 0, 1, 2)),
+        Act(validating, kill("pserver", 0, 1)),
+    ]
+    played = play(decisive(program, pace), folder / "killed", acts)
+    assert (played.result.steps, played.result.validations) == (plain.result.steps, plain.result.validations)
+    here, there = graphft.read_weights(plain.result.model), graphft.read_weights(played.result.model)
+    assert all(torch.equal(here[name], there[name]) for name in here)
+    best, other = plain.result.best, played.result.best
+    assert best is not None
+    assert other is not None
+    assert (best.step, best.value) == (other.step, other.value)
+    assert best.value == max(row["balanced"] for row in plain.result.validations.values())
+    kept, same = graphft.read_weights(best.model), graphft.read_weights(other.model)
+    assert all(torch.equal(kept[name], same[name]) for name in kept)
+    assert any(not torch.equal(kept[name], here[name]) for name in kept) or best.step == plain.result.steps

@@ -62,7 +62,7 @@ def finish(trainer: Any) -> None:
     shards_at(trainer, LAST + 1, trainer.shards.machine.generation if trainer.shards.machine else 0)
     until(lambda: trainer.shards.finished)
     trainer.queue.forget_claims()
-    close_passes(trainer.member.etcd, trainer.member.keys, trainer.plan)
+    close_passes(trainer.member.etcd, trainer.member.keys, trainer.plan, trainer.plan.total_steps)
 
 
 def test_what_is_done_again_after_the_end_is_closed_again(scene: Stage) -> None:

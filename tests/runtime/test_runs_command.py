@@ -12,10 +12,11 @@ import pytest
 
 from graphft.runtime.coordination.job_storage import publish
 from graphft.runtime.launcher.process_ends import note_end, note_launch
-from graphft.runtime.launcher.run_figures import Best, figures_of, mode_of
+from graphft.runtime.launcher.run_figures import Best, figures_of
 from graphft.runtime.process.validations import note_validation
 from graphft.runtime.roles.trainer.metrics import Metrics
 from graphft.transpiler import Job
+from graphft.transpiler.criteria import mode_of
 from tests.support.commands import refused, shown
 
 EMPTY_MODEL = (2).to_bytes(8, "little") + b"{}"

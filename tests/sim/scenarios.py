@@ -12,6 +12,7 @@ import msgspec
 from graphft.runtime.coordination.job_view import read_view
 from graphft.runtime.coordination.records import PassMetrics, Validated
 from graphft.runtime.process.metric_files import read_table
+from graphft.runtime.protocol.decisions import Decided
 from graphft.runtime.protocol.messages import Empty, Push
 from graphft.runtime.roles.environment import RoleSpec
 from tests.sim.compare import ComparedSimulation, run_undisturbed, undisturbed
@@ -186,6 +187,8 @@ class Validating(FaultySimulation):
         for step, means in found.items():
             if means != expected[step]:
                 raise SimulationFailed(f"the validation of step {step} is {means}, expected {expected[step]}")
+        kv = self.store.get(self.keys.decided)
+        self.counts["stopped"] += kv is not None and bool(msgspec.json.decode(kv.value, type=Decided).stopped)
         lacking = sorted(expected.keys() - found.keys())
         if lacking and not (self.restored or lost >= len(lacking)):
             raise SimulationFailed(f"the validations of steps {lacking} are missing")

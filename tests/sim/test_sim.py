@@ -25,7 +25,7 @@ SEEDS = {
         "cut-off=5",
         "late-trainer=2",
         "on-demand=4",
-        "validation=6",
+        "validation=8",
     ),
     "async": ("faults=10", "bad-batches=5", "nonfinite=5", "calm=3", "bad-lines=4"),
 }
@@ -77,6 +77,10 @@ def test_a_batch_that_counts_has_its_row() -> None:
     be told of its step."""
     printed = "\n".join(simulate("--scenario", "on-demand", "--first", "1102", "--seeds", "1"))
     assert "1 of 1 seeds as they should be" in printed, printed
+
+
+def test_validations_and_what_they_decide_are_those_of_the_undisturbed_job() -> None:
+    check("sync", "validation")
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

@@ -105,7 +105,7 @@ def make_job(variant: Variant) -> Job:
     options = dict(variant.options)
     clip, optimizer = options.pop("clip", False), options.pop("optimizer", "")
     if "validate_every" in options:
-        options["validate"] = _held_out(options.pop("validate_every"))
+        options["validate"] = _held_out(options.pop("validate_every"), options.pop("decides"))
     return graphft.transpile(
         _curved(optimizer, clip) if variant.sync else _counting(),
         chunks=_in_chunks(graphft.arrays(**_columns(variant)), variant.chunks),
@@ -124,12 +124,19 @@ def make_job(variant: Variant) -> Job:
     )
 
 
-def _held_out(every: int) -> graphft.Validation:
-    """Ranges of one batch, and one of several."""
+def _held_out(every: int, decides: str) -> graphft.Validation:
+    """Ranges of one batch, and one of several. `decides`: what is decided by it."""
+    rate, stop = graphft.ReduceLROnPlateau(patience=0, factor=0.5), graphft.EarlyStopping(patience=2)
+    terms: dict[str, dict[str, Any]] = {
+        "best": {"best": "loss"},
+        "stop": {"stop": stop},
+        "rate": {"plateau": rate, "best": "loss"},
+        "all": {"plateau": rate, "stop": stop},
+    }
     torch.manual_seed(2)
     x, y = torch.randn(27, 8), torch.randn(27, 4)
     data = _in_chunks(graphft.arrays(x=x, y=y), (2, 3, 1, 3, 18))
-    return graphft.Validation(data=data, batch_size=3, every=every or "epoch")
+    return graphft.Validation(data=data, batch_size=3, every=every or "epoch", **terms.get(decides, {}))
 
 
 def _in_chunks(data: DataSpec, records: Sequence[int]) -> DataSpec:
@@ -186,7 +193,9 @@ def with_nonfinite(variant: Variant, seed: int) -> Variant:
 
 def with_validation(variant: Variant, seed: int) -> Variant:
     """The same job, validated at the end of each pass, or more often."""
-    return replace(variant, options=(*variant.options, ("validate_every", (0, 0, 2, 3)[seed % 4])))
+    decides = ("", "rate", "all", "best", "stop")[seed // 4 % 5]
+    options = (*variant.options, ("validate_every", (0, 0, 2, 3)[seed % 4]), ("decides", decides))
+    return replace(variant, options=options)
 
 
 def with_coordinator(variant: Variant) -> Variant:

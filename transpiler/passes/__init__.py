@@ -4,6 +4,7 @@ from graphft.transpiler.passes.check_finite import CheckFinite
 from graphft.transpiler.passes.compensate_delay import CompensateDelay
 from graphft.transpiler.passes.insert_checkpoints import InsertCheckpoints
 from graphft.transpiler.passes.insert_communication import InsertCommunication
+from graphft.transpiler.passes.insert_decisions import InsertDecisions
 from graphft.transpiler.passes.insert_liveness import InsertLiveness
 from graphft.transpiler.passes.insert_queue import InsertQueue
 from graphft.transpiler.passes.insert_validation import InsertValidation
@@ -19,6 +20,7 @@ __all__ = [
     "CompensateDelay",
     "InsertCheckpoints",
     "InsertCommunication",
+    "InsertDecisions",
     "InsertLiveness",
     "InsertQueue",
     "InsertValidation",

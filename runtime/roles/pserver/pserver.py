@@ -81,7 +81,9 @@ class Pserver(Role):
         if self.tasks is not None:
             close_tasks(self.tasks, self.member.id)
         else:
-            close_passes(self.member.etcd, self.member.keys, self.config.plan)
+            decided = self.member.view.decided
+            end = decided.step if decided.stopped else self.config.total_steps
+            close_passes(self.member.etcd, self.member.keys, self.config.plan, end)
 
     def run(self) -> None:
         """From start to the end of the job."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import torch
 
 from graphft.ops.context import ServeOptions
@@ -15,7 +16,9 @@ from graphft.runtime.checkpoint.described import QUEUE, sync_queue
 from graphft.runtime.checkpoint.manifest import VALIDATE
 from graphft.runtime.coordination.job_view import wanted_steps
 from graphft.runtime.coordination.records import Asked, Generation
+from graphft.runtime.etcd import LeaseLost
 from graphft.runtime.protocol.async_shard import AsyncShardEvent
+from graphft.runtime.protocol.decisions import Decided
 from graphft.runtime.protocol.events import Count, Received
 from graphft.runtime.protocol.messages import AnyMessage, Empty, Partials, Push
 from graphft.runtime.protocol.sync_events import (
@@ -41,6 +44,7 @@ from graphft.runtime.roles.pserver.pass_metrics import PassSums
 from graphft.runtime.roles.pserver.shard_server import ShardServer
 from graphft.runtime.transport import Limits
 from graphft.runtime.transport.buffers import byte_view
+from graphft.transpiler.passes.insert_decisions import RATE_SCALE
 from graphft.transpiler.passes.report_metrics import PASS_METRICS
 from graphft.transpiler.validation import validated_steps
 
@@ -65,8 +69,8 @@ class RoundServer(ShardServer):
         self.validated: frozenset[int] = frozenset()
         """After how many steps the model is validated."""
         self._snapshots: dict[int, dict[str, torch.Tensor]] = {}
-        self._wanted = -1
-        """Passes that are wanted, as the machine was told last."""
+        self._wanted = self.config.total_steps
+        """Steps that are wanted, as the machine was told last."""
         self._asked: Asked | None = None
         """The checkpoint that the machine was asked for last."""
         self._awaited: tuple[Asked | None, float] = (None, 0.0)
@@ -200,9 +204,9 @@ class RoundServer(ShardServer):
         self.saver.look_after_part(mine, seen.committed)
         if generation is not None and generation.number > self.machine.generation:
             self._go_back(generation)
-        if self.config.passes_on_demand and seen.wanted_passes != self._wanted:
-            self._wanted = seen.wanted_passes
-            self.step(StepsWanted(wanted_steps(self.config, seen)))
+        if (wanted := wanted_steps(self.config, seen)) != self._wanted:
+            self._wanted = wanted
+            self.step(StepsWanted(wanted))
         if asked is not None and asked != self._asked and asked.generation == self.machine.generation:
             self._asked = asked
             self.step(CheckpointAt(asked.step))
@@ -260,6 +264,7 @@ class RoundServer(ShardServer):
             self.buffers.reduce(effect.contributions)
         if self.options.reduce_block and self.norms is None:
             self.blocks.run(self.options.reduce_block)
+        self._take_decision(effect.step)
         for block in self.options.update_blocks:
             self.blocks.run(block)
         self.buffers.publish(effect.step + 1)
@@ -272,10 +277,27 @@ class RoundServer(ShardServer):
         if self.pass_sums is not None:
             self.pass_sums.add(effect.step, ())
         if effect.nonfinite:
+            self._take_decision(effect.step)
             self.leave_out(effect.step + 1)
         else:
             self.buffers.publish(effect.step + 1)
             self.count(Count("empty-rounds", effect.reason))
+
+    def _take_decision(self, step: int) -> None:
+        """Of the first step behind a validation: from here on learning rates are those that follow from it. Trainers
+        have seen what was decided, so etcd knows it; what this process watches may be behind."""
+        if not self.options.scaled_rates or step not in self.validated:
+            return
+        kv = self.member.retry_while_leased(lambda: self.member.etcd.get(self.member.keys.decided))
+        decided = msgspec.json.decode(kv.value, type=Decided) if kv is not None else Decided()
+        if decided.step != step:
+            raise LeaseLost(
+                f"etcd knows what was decided after step {decided.step}, and this step is behind {step}: etcd was "
+                "restored from a backup, or everyone goes back",
+                rule="etcd-lease",
+                help="start the process again",
+            )
+        self.blocks.ctx.scope[RATE_SCALE].fill_(decided.scale)
 
     def _send_shard(self, effect: SendShard) -> None:
         assert self.norms is not None

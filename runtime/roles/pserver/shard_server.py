@@ -153,7 +153,8 @@ class ShardServer(ServerPort):
             return True
         view = self.member.view
         committed = view.committed
-        done = committed is not None and committed.step >= self.config.total_steps and not view.validating
+        end = view.decided.step if view.decided.stopped else self.config.total_steps
+        done = committed is not None and committed.step >= end and not view.validating
         if committed is not None and done and self.member.index == 0:
             self.saver.finish(committed)
         return False

@@ -20,6 +20,7 @@ from graphft.runtime.roles.trainer.state import TrainerState
 from graphft.runtime.roles.trainer.storage_wait import StorageWait
 from graphft.runtime.roles.trainer.sync_comm import SyncComm
 from graphft.runtime.roles.trainer.view import SyncTrainerView
+from graphft.transpiler.validation import is_validated
 
 log = logging.getLogger("graphft")
 
@@ -47,6 +48,11 @@ class SlotClaims(SlotsPort):
     def await_pass(self) -> None:
         if self.queue.ctx.step >= wanted_steps(self.member.config, self.member.view):
             raise NotYet
+
+    def await_validation(self, every: int, passes: bool) -> None:
+        step = self.queue.ctx.step
+        if is_validated(self.member.config.plan, step, every, passes):
+            self.await_pass()
 
     def claim_slots(self, slots: int, policy: str) -> None:
         member, view = self.member, self.member.view

@@ -132,6 +132,9 @@ class TrialBatch(QueuePort, TasksPort, SlotsPort, DataPort):
     def await_pass(self) -> None:
         """It is of none."""
 
+    def await_validation(self, every: int, passes: bool) -> None:
+        """It depends on none."""
+
     def claim_slots(self, slots: int, policy: str) -> None:
         """It needs none."""
 

@@ -192,12 +192,15 @@ class Validator(ValidationPort, DataPort):
         return known
 
     def _conclude(self, opened: OpenValidation) -> None:
-        found = opened.conclude()
-        if found is not None:
-            means = ", ".join(f"{name} {float(mean):.6g}" for name, mean in found.means.items())
-            self.member.events.emit(
-                "validated", f"validation of step {found.step}: {means} ({found.samples} records)", step=found.step
-            )
+        done = opened.conclude()
+        if done is None:
+            return
+        found, step = done.validated, done.validated.step
+        means = ", ".join(f"{name} {float(mean):.6g}" for name, mean in found.means.items())
+        text = f"validation of step {step}: {means} ({found.samples} records)" + f"; {done.words}" * bool(done.words)
+        self.member.events.emit("validated", text, step=step)
+        if done.decided is not None and done.decided.stopped:
+            self.member.events.emit("stopped-early", f"the job ends at step {step}: {done.decided.stopped}", step=step)
 
     def _fail_job(self, step: int, why: str) -> None:
         """No process can compute a range: a person has to look."""

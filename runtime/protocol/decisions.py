@@ -1,0 +1,111 @@
+"""What follows from a job's validations: the best model so far, a lower learning rate, the end. Decided once, in the
+order of the steps, by whoever ends a validation; a function of what was decided before and of what it came to.
+
+The rules are those of torch's ReduceLROnPlateau, which bears `patience` validations without anything better and acts on
+the next one, and of Keras' and Lightning's EarlyStopping, which act on that number.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Protocol
+
+import msgspec
+
+from graphft.transpiler.criteria import Criterion, EarlyStopping, ReduceLROnPlateau
+
+
+class Terms(Protocol):
+    """What a job decides by its validations."""
+
+    @property
+    def best(self) -> Criterion | None: ...
+    @property
+    def stop(self) -> EarlyStopping | None: ...
+    @property
+    def plateau(self) -> ReduceLROnPlateau | None: ...
+
+
+class Decided(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The value of `/<job>/decided`: after the validation of `step`. `best_step`: whose model is the best so far; -1:
+    none is. `bad`, `plateau_bad`: validations in a row without anything better. `scale`: what learning rates are
+    multiplied by. `stopped`: why the job ends at this step; "": it goes on."""
+
+    step: int = 0
+    best_step: int = -1
+    best: float | None = None
+    stop_best: float | None = None
+    bad: int = 0
+    plateau_best: float | None = None
+    plateau_bad: int = 0
+    cooldown: int = 0
+    scale: float = 1.0
+    stopped: str = ""
+
+
+def decide(terms: Terms, before: Decided, step: int, means: Mapping[str, float | str]) -> Decided:
+    """After a validation that came to `means`. What is not finite is no better than anything."""
+    now = msgspec.structs.replace(before, step=step)
+    if terms.best is not None:
+        now = _best(terms.best, now, _value(means, terms.best.metric))
+    if terms.plateau is not None:
+        now = _plateau(terms.plateau, now, _value(means, terms.plateau.metric))
+    if terms.stop is not None:
+        now = _stop(terms.stop, now, _value(means, terms.stop.metric))
+    return now
+
+
+def _value(means: Mapping[str, float | str], metric: str) -> float:
+    return float(means[metric])
+
+
+def _best(criterion: Criterion, now: Decided, value: float) -> Decided:
+    if not _better(criterion, value, now.best, 0.0):
+        return now
+    return msgspec.structs.replace(now, best=value, best_step=now.step)
+
+
+def _plateau(terms: ReduceLROnPlateau, now: Decided, value: float) -> Decided:
+    best, bad, cooldown, scale = now.plateau_best, now.plateau_bad, now.cooldown, now.scale
+    if _better(terms, value, best, _margin(terms, best)):
+        best, bad = value, 0
+    else:
+        bad += 1
+    if cooldown > 0:
+        cooldown, bad = cooldown - 1, 0
+    if bad > terms.patience:
+        scale, cooldown, bad = max(scale * terms.factor, terms.min_scale), terms.cooldown, 0
+    return msgspec.structs.replace(now, plateau_best=best, plateau_bad=bad, cooldown=cooldown, scale=scale)
+
+
+def _stop(terms: EarlyStopping, now: Decided, value: float) -> Decided:
+    if _better(terms, value, now.stop_best, terms.min_delta):
+        return msgspec.structs.replace(now, stop_best=value, bad=0)
+    bad = now.bad + 1
+    best = "nothing" if now.stop_best is None else f"{now.stop_best:.6g}"
+    why = f"{terms.metric} was not better than {best} in {bad} validations" if bad >= terms.patience else ""
+    return msgspec.structs.replace(now, bad=bad, stopped=now.stopped or why)
+
+
+def _margin(terms: ReduceLROnPlateau, best: float | None) -> float:
+    """By how much a value has to be better."""
+    return terms.threshold * abs(best or 0.0) if terms.threshold_mode == "rel" else terms.threshold
+
+
+def _better(criterion: Criterion, value: float, best: float | None, margin: float) -> bool:
+    if not math.isfinite(value):
+        return False
+    if best is None:
+        return True
+    return value < best - margin if criterion.mode == "min" else value > best + margin
+
+
+def in_words(before: Decided, now: Decided) -> str:
+    """What a validation has changed, for people; "" if nothing."""
+    found = ["the best so far"] if now.best_step == now.step else []
+    if now.scale != before.scale:
+        found.append(f"learning rates are multiplied by {now.scale:.6g} from here on")
+    if now.stopped:
+        found.append(f"the job STOPS here: {now.stopped}")
+    return "; ".join(found)
