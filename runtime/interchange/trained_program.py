@@ -7,9 +7,11 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from graphft.errors import UsageError
 from graphft.ir import Program
 from graphft.runtime.coordination.job_storage import MODEL, fetch, is_url, storage_of
 from graphft.runtime.interchange.weights import read_weights
+from graphft.runtime.launcher.result import Result
 from graphft.storage import load_program
 from graphft.transpiler.config import JobConfig
 from graphft.transpiler.prediction import load_prediction, tell_untrained, with_weights
@@ -25,13 +27,16 @@ class Trained:
     weights: str
 
 
-def read_trained(source: str | os.PathLike[str], step: int | None = None) -> Trained:
+def read_trained(source: str | os.PathLike[str], step: int | None = None, best: bool = False) -> Trained:
     """Of a job's folder, or the URL of its storage: with the trained model; of a job that is not complete (a warning
-    says so), or with a `step`, the weights of a checkpoint. The job may be running.
+    says so), or with a `step`, the weights of a checkpoint; or the `best` model by its validations, of a folder. The
+    job may be running.
 
-    Raises UsageError for what is no job's, has no program to predict with, or no such checkpoint; GraphftError for
-    what is damaged; OSError where the storage fails.
+    Raises UsageError for what is no job's, has no program to predict with, or no such weights; GraphftError for what
+    is damaged; OSError where the storage fails.
     """
+    if best:
+        return _best(source, step)
     if not is_url(source):
         folder = Path(source)
         whole = (folder / MODEL).exists()
@@ -40,6 +45,26 @@ def read_trained(source: str | os.PathLike[str], step: int | None = None) -> Tra
         url = os.fspath(source).rstrip("/")
         fetch(url, Path(scratch, "job"))
         return _trained(Path(scratch, "job"), url, step)
+
+
+def _best(source: str | os.PathLike[str], step: int | None) -> Trained:
+    if step is not None or is_url(source):
+        raise UsageError(
+            "the best model is asked for, and " + (f"step {step}, too" if step is not None else "of a URL"),
+            rule="option",
+            help="give one of them" if step is not None else "give the job's folder: it has the validations",
+        )
+    folder = Path(source)
+    config, program = read_record(folder).config, load_prediction(folder)
+    found = Result.of(folder, 0, 0.0).best
+    if found is None:
+        raise UsageError(
+            f"{folder} has no best model",
+            rule="no-checkpoint",
+            help="transpile(validate=graphft.Validation(data=..., best='loss')) keeps one, from its first on",
+        )
+    tell_untrained(program, load_program(folder / "source"))
+    return Trained(with_weights(program, read_weights(found.model)), config, f"{found.model}")
 
 
 def _trained(folder: Path, url: str, step: int | None) -> Trained:

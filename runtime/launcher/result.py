@@ -18,6 +18,9 @@ from graphft.runtime.process.metric_table import Table
 from graphft.runtime.process.validations import read_validations
 from graphft.transpiler.record import read_record
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 
 @dataclass(frozen=True)
 class Best:
@@ -26,9 +29,6 @@ class Best:
     step: int
     value: float
     model: Path
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)

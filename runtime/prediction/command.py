@@ -38,6 +38,7 @@ def add_parser(commands: Any) -> None:
     )
     predict.add_argument("--batch-size", type=int, help="records of a forward pass (default: as in training)")
     predict.add_argument("--step", type=int, help="the weights of this checkpoint (default: the newest)")
+    predict.add_argument("--best", action="store_true", help="the best model by its validations, not the newest")
     predict.add_argument("--device", help="where to compute: cpu, cuda, cuda:1 (default: the job's)")
     predict.set_defaults(command=_predict)
 
@@ -52,7 +53,13 @@ def _predict(options: argparse.Namespace) -> int:
 
     out, begun = Path(options.out), time.monotonic()
     request = Request.of(
-        options.job, options.data, _columns(options.column) or None, options.batch_size, options.step, options.device
+        options.job,
+        options.data,
+        _columns(options.column) or None,
+        options.batch_size,
+        options.step,
+        options.best,
+        options.device,
     )
     check_output(out, request.program)
     count = request.count(options.workers)

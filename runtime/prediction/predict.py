@@ -40,6 +40,7 @@ def predict(
     workers: int | None = None,
     batch_size: int | None = None,
     step: int | None = None,
+    best: bool = False,
     device: str | None = None,
 ) -> dict[str, Tensor]:
     """What the trained model of `job` predicts of `data`: by result, an entry for each record, in the data's order.
@@ -56,11 +57,12 @@ def predict(
             the cores). Which of them computes what, and whether some die, does not change a bit.
         batch_size: Records of a forward pass (default: as in training). The bits may depend on it.
         step: Of a checkpoint that is there, instead of the newest weights.
+        best: The best model by its validations (`Validation(best=...)`), instead of the newest.
         device: (default: the job's)
 
     Raises GraphftError for data that does not fit, and for a job that has no weights or nothing to predict with.
     """
-    request = Request.of(job, data, columns, batch_size, step, device)
+    request = Request.of(job, data, columns, batch_size, step, best, device)
     with tempfile.TemporaryDirectory(prefix="graphft-") as scratch:
         work = request.compute(Path(scratch), workers)
         parts = list(results_of(work, request.program))
@@ -81,9 +83,10 @@ class Request:
         columns: Mapping[str, Fields] | None,
         batch_size: int | None,
         step: int | None,
+        best: bool,
         device: str | None,
     ) -> Request:
-        trained = read_trained(job if is_url(job) else find_folder(os.fspath(job)), step)
+        trained = read_trained(job if is_url(job) else find_folder(os.fspath(job)), step, best)
         config, program = trained.config, trained.program
         size = default_size(program, config.batch_size) if batch_size is None else batch_size
         check_batch_size(program, size)

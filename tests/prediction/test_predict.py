@@ -19,7 +19,9 @@ from torch import nn
 import graphft
 from graphft.errors import GraphftError
 from graphft.runtime.prediction.predict import Request, results_of
-from tests.prediction.jobs import FEATURES, RECORDS, X, by_batches, complete_job
+from graphft.runtime.process.validations import note_validation
+from graphft.runtime.validation.best_model import write_best
+from tests.prediction.jobs import FEATURES, RECORDS, X, by_batches, complete_job, make_model
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nn.Sequential]:
 
 
 def request(folder: Path, data: Any, **options: Any) -> Request:
-    given = {"columns": None, "batch_size": None, "step": None, "device": None, **options}
+    given = {"columns": None, "batch_size": None, "step": None, "best": False, "device": None, **options}
     return Request.of(folder, data, **given)
 
 
@@ -180,6 +182,22 @@ def test_who_has_no_weights_yet(job: tuple[Path, nn.Sequential], tmp_path: Path)
         graphft.predict(tmp_path / "job", {"x": X})
     with pytest.raises(GraphftError, match="there is no job nothing-there"):
         graphft.predict("nothing-there", {"x": X})
+
+
+def test_the_best_model(job: tuple[Path, nn.Sequential], tmp_path: Path) -> None:
+    held_out = graphft.arrays(x=X[:64], y=torch.zeros(64).long(), chunk_size=32)
+    folder = tmp_path / "job"
+    complete_job(folder, validate=graphft.Validation(data=held_out, best="loss"), ft=True)
+    with pytest.raises(GraphftError, match="has no best model"):
+        graphft.predict(folder, {"x": X}, best=True)
+    best = make_model(2)
+    write_best(folder, 2, best.state_dict())
+    for step, loss in ((2, 0.5), (4, 0.7)):
+        note_validation(folder, step // 2, step, {"loss": loss})
+    found = graphft.predict(folder, {"x": X[:64]}, best=True)["output"]
+    assert torch.equal(found, by_batches(best.eval(), X[:64]))
+    with pytest.raises(GraphftError, match="the best model is asked for, and step 2, too"):
+        graphft.predict(folder, {"x": X}, best=True, step=2)
 
 
 def test_arrays_of_numpy_and_files_are_the_same(job: tuple[Path, nn.Sequential], tmp_path: Path) -> None:
