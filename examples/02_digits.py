@@ -75,10 +75,8 @@ def main() -> None:
     )
     result = job.run()
 
-    graphft.load_into(model, result.model)
-    model.eval()
-    with torch.no_grad():
-        right = (model(images[held_out]).argmax(1) == labels[held_out]).float().mean()
+    scores = result.predict({"x": images[held_out]})["output"]
+    right = (scores.argmax(1) == labels[held_out]).float().mean()
     print(f"held-out accuracy  {right:.4f} of {len(held_out)} images")
     print(f"model              {result.model}")
 

@@ -37,6 +37,7 @@ _PUBLIC = {
     "graphft.runtime.loop.retention": ("Keep",),
     "graphft.runtime.loop.train_status": ("TrainStatus",),
     "graphft.runtime.etcd": ("EmbeddedEtcd",),
+    "graphft.runtime.prediction.predict": ("predict",),
     "graphft.runtime.queue.task_loop": ("LoopTask", "TaskLoop"),
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names}

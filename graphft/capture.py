@@ -139,6 +139,17 @@ class Origin:
         """The forward pass of the same model in eval mode, with another `loss_fn`, if one is given."""
         return build(self.model, loss_fn or self.loss_fn, self.inputs, targets=self.targets, name=name, training=False)
 
+    def forward(self, name: str, call: LossFn, inputs: Sequence[str]) -> Program:
+        """What `call(model, **inputs)` computes in eval mode, of these inputs only."""
+        given = {n: self.inputs[n] for n in inputs}
+        return build(self.model, call, given, name=name, training=False)
+
+    def whole_loss_fn(self) -> LossFn:
+        """It takes the model and all inputs by name, whether or not there are `targets`."""
+        if self.targets is None:
+            return self.loss_fn
+        return with_targets(self.loss_fn, {n: input_type(n, spec) for n, spec in self.inputs.items()}, self.targets)
+
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:

@@ -24,6 +24,7 @@ from graphft.runtime.launcher.page_command import port_of
 from graphft.runtime.launcher.runs_command import add_parser as add_runs
 from graphft.runtime.launcher.slurm_command import add_parser as add_slurm
 from graphft.runtime.launcher.status_command import add_parser as add_status
+from graphft.runtime.prediction.command import add_parser as add_predict
 from graphft.runtime.process.role_environment import role_environment
 from graphft.runtime.process.role_process import (
     EXIT_FAILED,
@@ -132,6 +133,7 @@ def _parser() -> tuple[argparse.ArgumentParser, argparse.ArgumentParser]:
     show.set_defaults(command=_show)
 
     add_replay(commands)
+    add_predict(commands)
     add_checkpoint(commands)
     add_chaos(commands)
     add_slurm(commands)

@@ -31,8 +31,11 @@ _BEGIN = (
     "| `init_from` | path, URL or state_dict | none | Weights to begin with "
     "([checkpoints.md](checkpoints.md#to-and-from-others)). |\n"
     "| `init_partial` | bool | `False` | Of these what fits is loaded, and a warning lists the rest. |\n"
+    "| `predict` | function | none | What the trained model predicts, `predict(model, x)`; by default what it returns "
+    "in `loss_fn` ([predict.md](predict.md)). |\n"
 )
-"""Arguments of `transpile` that are no fields of JobConfig: the initial values say it all."""
+"""Arguments of `transpile` that are no fields of JobConfig: the initial values say it all, and what is predicted is no
+part of the run."""
 _RUN = """
 ## `job.run(...)`
 

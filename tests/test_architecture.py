@@ -205,6 +205,7 @@ ROOMS = (
     "loop",
     "interchange",
     "driver",
+    "prediction",
 )
 """The rooms of runtime/, from below: each may import those before it. What stands in no room is above all of them."""
 

@@ -7,7 +7,7 @@ import difflib
 import logging
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,6 +51,7 @@ def transpile(
     init_from: str | os.PathLike[str] | Mapping[str, Tensor] | None = None,
     init_partial: bool = False,
     validate: Validation | None = None,
+    predict: Callable[..., Any] | None = None,
     **options: Any,
 ) -> Job:
     """The job that trains `program` on the data described by `chunks`, with `trainers` logical trainers.
@@ -64,6 +65,9 @@ def transpile(
     and a warning lists the rest; without, anything that does not fit is an error.
 
     `validate`: a `graphft.Validation`, which trainers compute beside the steps. See docs/validation.md.
+
+    `predict(model, **inputs)` returns what the trained model is to predict: a tensor with an entry for each record, or
+    several by name. By default, what the model returns where `loss_fn` calls it. See docs/predict.md.
 
     Where the program has fewer slices than `pservers`, the job has as many pservers as slices, and a warning says so.
 
@@ -103,6 +107,7 @@ def transpile(
     _check_program(program)
     verify(program, require_values=True)
     evaluation = evaluation_of(program, validate) if validate is not None else None
+    prediction, origin = _predicts(program, predict), program.origin
     program = _begin_with(program, init_from, init_partial)
     check_metrics(program)
     _check_columns(program, config)
@@ -112,7 +117,7 @@ def transpile(
     tell_nonfinite(program, "before the first step")
     if evaluation is not None:
         _check_evaluation(program, evaluation, config)
-    job = Job.make(program, _without_idle_pservers(program, config), evaluation)
+    job = Job.make(program, _without_idle_pservers(program, config), evaluation, prediction, origin)
     job.verify()
     if not config.passes_on_demand:  # nobody knows how many there will be
         tell_zero_rate(program, config.total_steps)
@@ -127,6 +132,23 @@ def _validates(validate: object) -> ValidationConfig | None:
             help="validate=graphft.Validation(data=graphft.arrays(x=x, y=y, chunk_size=256))",
         )
     return validate.config() if validate is not None else None
+
+
+def _predicts(program: Program, predict: object) -> Program | None:
+    if predict is None:
+        return None
+    from graphft.transpiler.prediction import prediction_of
+
+    if not callable(predict):
+        raise UsageError(
+            f"predict is a {type(predict).__name__}, expected a function of the model and its inputs",
+            rule="predict",
+            help="predict=lambda model, x: model(x)",
+        )
+    prediction = prediction_of(program.origin, predict)
+    shared = prediction.values.keys() & program.values.keys()
+    prediction.values.update({name: program.values[name] for name in shared})  # a large model is not kept twice
+    return prediction
 
 
 def _check_evaluation(program: Program, evaluation: Program, config: JobConfig) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from graphft import registry
 from graphft.dependence import def_use, flow
 from graphft.errors import GraphftError, ProgramError, UsageError
-from graphft.ir import Kind, Program, Type
+from graphft.ir import Kind, Operator, Program, Type
 from graphft.loss_results import check_told, reported
 from graphft.reducers import all_name, append_reducer, columns_of
 
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 NAME = "evaluation"
 _TRAINS = ("aten.native_dropout", "aten._native_batch_norm_legit", "aten.native_batch_norm")
 """Operators that a model in eval mode does not have."""
-_IN_EVAL_MODE = "graphft.build(model, loss_fn, inputs, training=False) captures in eval mode"
+_IN_EVAL_MODE = {
+    "validate": "graphft.build(model, loss_fn, inputs, training=False) captures in eval mode",
+    "predict": "have the model draw in train mode only: dropout(x, training=self.training)",
+}
 
 
 def evaluation_of(program: Program, validation: Validation) -> Program:
@@ -68,11 +71,11 @@ def _result(name: str, type: Type, what: str) -> GraphftError:
     )
 
 
-def forward_only(program: Program) -> Program:
-    """A copy without the ops that no result depends on: those of the backward pass."""
+def forward_only(program: Program, results: Collection[str] = ()) -> Program:
+    """A copy without the ops that no result (by default the loss, and what is beside it) depends on."""
     new, step = program.clone(), program.blocks["step"]
     graph = flow(def_use(step))
-    results = set(reported(program))
+    results = set(results or reported(program))
     needed, open_ops = set[int](), [i for i, op in enumerate(step.ops) if results.intersection(op.writes)]
     while open_ops:
         index = open_ops.pop()
@@ -88,29 +91,38 @@ def forward_only(program: Program) -> Program:
     return new
 
 
-def check_evaluation(program: Program) -> None:
+def check_evaluation(program: Program, purpose: str = "validate") -> None:
     """Raises ProgramError for what would depend on which process computes a batch, and when."""
     block = program.blocks["step"]
     for index, op in enumerate(block.ops):
         definition = registry.get(op.type)
-        if op.type in _TRAINS or (definition is not None and definition.effect):
+        if op.type in _TRAINS or (definition is not None and definition.effect and not _drops_nothing(op, definition)):
             raise ProgramError(
-                f"the program to validate with has {op.type}: it is captured in train mode, or draws random numbers",
+                f"the program to {purpose} with has {op.type}: it is captured in train mode, or draws random numbers",
                 block=block,
                 index=index,
                 rule="option",
-                help=_IN_EVAL_MODE,
+                help=_IN_EVAL_MODE[purpose],
             )
         written = [n for n in registry.writes_of(op) if n in program.variables and _lasts(program, n)]
         if written:
             raise ProgramError(
-                f"the program to validate with changes %{written[0]}: its value would depend on which process has "
+                f"the program to {purpose} with changes %{written[0]}: its value would depend on which process has "
                 "computed what before",
                 block=block,
                 index=index,
                 rule="option",
                 help="let the model change its buffers in train mode only (if self.training)",
             )
+
+
+def _drops_nothing(op: Operator, definition: registry.OpDef) -> bool:
+    """Of attention: torch marks it as one that draws, whether or not it has dropout."""
+    names = [slot.name for slot in definition.slots]
+    if "dropout_p" not in names:
+        return False
+    place = names.index("dropout_p")
+    return (op.args[place] if place < len(op.args) else op.attrs.get("dropout_p", 0.0)) == 0.0
 
 
 def _lasts(program: Program, name: str) -> bool:

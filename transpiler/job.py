@@ -5,6 +5,7 @@ source/program.gft            the program it was made from
 programs/<role>/              program.gft and values.safetensors of trainer, pserver0 ..., coordinator
 data/                         arrays that travel with the job
 validation/                   source/ and data/ of what it validates with, if it does
+prediction/                   program.gft, with its constants, of what it predicts with, if that could be captured
 storage.json                  the URL of its storage, if it has one
 """
 
@@ -13,16 +14,17 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import logging
 import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from graphft.diagnostics import VerificationError
-from graphft.errors import GraphftError, UsageError
+from graphft.errors import GraphftError, UsageError, describe
 from graphft.ir import Program
 from graphft.printer import format_block
 from graphft.storage import load_program, save_program
@@ -56,6 +58,12 @@ from graphft.transpiler.passes import (
 from graphft.transpiler.programs import Pass, Programs, Stage, run_passes
 from graphft.transpiler.record import FORMAT, MARKER, RECORD, VALIDATION, read_record
 from graphft.verify import verify_job
+from graphft.weights import saved_variables
+
+if TYPE_CHECKING:
+    from graphft.capture import Origin
+
+log = logging.getLogger("graphft")
 
 
 def pipeline(config: JobConfig) -> tuple[Pass, ...]:
@@ -101,15 +109,25 @@ class Job:
     """Of the run that begins when this job is saved, or that it was loaded from."""
     evaluation: Program | None = None
     """What it is validated with, as it was captured."""
+    prediction: Program | None = None
+    """What it predicts with, if that was asked for."""
+    origin: Origin | None = None
+    """What `source` was captured from, in the process that did."""
 
     @staticmethod
-    def make(source: Program, config: JobConfig, evaluation: Program | None = None) -> Job:
+    def make(
+        source: Program,
+        config: JobConfig,
+        evaluation: Program | None = None,
+        prediction: Program | None = None,
+        origin: Origin | None = None,
+    ) -> Job:
         """Runs the passes on a copy of `source`. Raises ProgramError when one cannot be applied."""
         source, evaluation = source.clone(), evaluation.clone() if evaluation is not None else None
         for program in filter(None, (source, evaluation)):
             program.attrs.update(device=config.device, seed=config.seed)
         programs = run_passes(source, pipeline(config), evaluation)[-1].programs
-        return Job(source, config, programs, evaluation=evaluation)
+        return Job(source, config, programs, evaluation=evaluation, prediction=prediction, origin=origin)
 
     def __repr__(self) -> str:
         c = self.config
@@ -187,6 +205,24 @@ class Job:
 
     # -- files ------------------------------------------------------------------------------------------------
 
+    def save_prediction(self, path: str | os.PathLike[str]) -> None:
+        """Writes what it predicts with into the folder of a run of this job, in the place of what was there. A storage
+        that has the run keeps what it had.
+
+        Raises GraphftError for a folder that holds another model's run, or if this job has nothing to predict with.
+        """
+        from graphft.transpiler.prediction import prediction_of, save_prediction
+
+        folder, program = Path(path), self.prediction or prediction_of(self.origin)
+        read_record(folder)
+        if saved_variables(load_program(folder / "source")) != saved_variables(self.source):
+            raise UsageError(
+                f"{path} holds a run of another model: its weights have other names, shapes or dtypes",
+                rule="predict",
+                help="give the folder of a run of this job",
+            )
+        save_prediction(program, self.source, folder)
+
     def save(self, path: str | os.PathLike[str], prepare: Callable[[Path], object] = id) -> None:
         """Writes the job's folder, wholly or not at all. A folder that holds the same job is left as it is.
 
@@ -222,6 +258,7 @@ class Job:
                 save_program(source, path)
         for name, program in self.programs.by_name().items():
             save_program(program, folder / "programs" / name)
+        self._write_prediction(folder)
         self.config.data.store(folder)
         if self.config.validate is not None:
             self.config.validate.data.store(folder / VALIDATION)
@@ -237,6 +274,17 @@ class Job:
             f.write(json.dumps(record))  # at once, and not indented: data may have a million chunks
             f.flush()
             os.fsync(f.fileno())
+
+    def _write_prediction(self, folder: Path) -> None:
+        """By default, if one can be captured: nobody has asked for it yet, and who does is told what to do."""
+        from graphft.transpiler.prediction import default_prediction, save_prediction
+
+        try:
+            program = self.prediction or default_prediction(self.origin)
+        except Exception as error:  # of the user's model, which is called as it may never be
+            log.info("job '%s' has nothing to predict with: %s", self.config.name, describe(error))
+        else:
+            save_prediction(program, self.source, folder)
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Job:

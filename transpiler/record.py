@@ -15,7 +15,9 @@ FORMAT = 4
 RECORD, MARKER = "job.json", "storage.json"
 VALIDATION = "validation"
 """Folder of what it validates with, if it does."""
-SAVED = ("source", "programs", "data", VALIDATION, MARKER)
+PREDICTION = "prediction"
+"""Folder of the program to predict with, if it has one."""
+SAVED = ("source", "programs", "data", VALIDATION, PREDICTION, MARKER)
 """What `Job.save` writes beside the record. The marker says where the job's storage is, if it has one."""
 
 

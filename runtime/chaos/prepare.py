@@ -18,7 +18,7 @@ from graphft.runtime.chaos.run import ChaosOptions, Run, Say
 from graphft.runtime.transport.make import VARIABLE
 from graphft.transpiler import Job
 
-SAVED = ("job.json", "source", "programs", "data", "validation")
+SAVED = ("job.json", "source", "programs", "data", "validation", "prediction")
 
 
 @dataclass(frozen=True, slots=True)

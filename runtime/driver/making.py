@@ -113,7 +113,7 @@ def _check_options(given: Mapping[str, Any]) -> None:
                 help="chunks=graphft.arrays(x=x, y=y, chunk_size=256), batch_size=32",
             )
     for name in given:
-        if name not in OPTIONS and name not in ("chunks", "init_from", "init_partial"):
+        if name not in OPTIONS and name not in ("chunks", "init_from", "init_partial", "predict"):
             own = sorted(set(OPTIONS) - _OTHERWISE.keys() | _OWN)
             near = difflib.get_close_matches(name, own, 2)
             raise UsageError(
@@ -178,4 +178,5 @@ def _of_job(job: Job, given: Mapping[str, Any], workers: int | None) -> Job:
             rule="option",
             help="leave validate out of transpile(); Trainer(..., validation=graphft.Validation(data=...))",
         )
-    return Job.make(job.source, job.config.replace(passes_on_demand=True, passes=job.config.passes + BEYOND))
+    config = job.config.replace(passes_on_demand=True, passes=job.config.passes + BEYOND)
+    return Job.make(job.source, config, prediction=job.prediction, origin=job.origin)

@@ -56,9 +56,10 @@ def add_parser(commands: Any) -> None:
             parser.add_argument("--object", default="model", help="the name it was saved under (default: model)")
             parser.add_argument(
                 "--format",
-                choices=("safetensors", "huggingface", "dcp"),
-                help="one file (default for TO that ends in .safetensors), a folder as save_pretrained writes it "
-                "(default otherwise), or a directory of torch.distributed.checkpoint",
+                choices=("safetensors", "pt2", "huggingface", "dcp"),
+                help="one file (default for TO that ends in .safetensors); of a job, the model with its code, for "
+                "torch.export.load (.pt2); a folder as save_pretrained writes it (default otherwise); or a directory "
+                "of torch.distributed.checkpoint",
             )
             parser.add_argument(
                 "--optimizer",

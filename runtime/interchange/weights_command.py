@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import posixpath
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 MEGABYTE = 1e6
+_FILES = ("safetensors", "pt2")
+"""Formats that are one file."""
 
 
 def export(options: argparse.Namespace) -> int:
@@ -31,12 +34,31 @@ def export(options: argparse.Namespace) -> int:
             f"--optimizer goes with --format dcp, this is {form}", rule="usage", help="others have weights alone"
         )
     _check_new(target, form)
+    if form == "pt2":
+        return _export_program(options, target)
     tensors, optimizer = _with_optimizer(options) if options.optimizer else (_tensors(options), None)
     with _writing(target):
         written = _write(options, form, target, tensors, optimizer)
     count = len({id(t) for t in tensors.values()}) if form == "huggingface" else len(tensors)
     size = size_in_words(sum(t.nbytes for t in tensors.values()))
     print(f"{target}: {count} tensors of {options.object!r}, {size}, in {', '.join(written)}")
+    return 0
+
+
+def _export_program(options: argparse.Namespace, target: Path) -> int:
+    """The program that the job predicts with, and its weights."""
+    from graphft.ir import Kind
+    from graphft.runtime.interchange.exported_program import export_program, write_exported
+    from graphft.runtime.interchange.trained_program import read_trained
+
+    program = read_trained(options.path, options.version).program
+    exported = export_program(program)
+    with _writing(target):
+        size = write_exported(target, exported)
+    inputs = ", ".join(f"{v.name}: {v.type}" for v in program.of_kind(Kind.INPUT))
+    names = program.attrs["extras"]
+    results = ", ".join(f"{name}: {program.variables[name].type}" for name in names)
+    print(f"{target}: {size_in_words(size)}; torch.export.load(...).module() takes ({inputs}), and returns {results}")
     return 0
 
 
@@ -76,10 +98,10 @@ def _writing(target: str | Path) -> Iterator[None]:
 
 def _form(options: argparse.Namespace) -> str:
     """Raises UsageError for options that do not go with it."""
-    named = "safetensors" if options.file.rstrip("/").endswith(".safetensors") else "huggingface"
-    form = str(options.format or named)
+    named = {".safetensors": "safetensors", ".pt2": "pt2"}.get(posixpath.splitext(options.file.rstrip("/"))[1])
+    form = str(options.format or named or "huggingface")
     suffix = posixpath.splitext(options.file)[1]
-    if form != "safetensors" and suffix in (".pt", ".pth", ".bin", ".ckpt", ".st"):
+    if form not in _FILES and suffix in (".pt", ".pth", ".bin", ".ckpt", ".st"):
         raise UsageError(
             f"{options.file} is named like a file, and the format {form} is a folder",
             rule="usage",
@@ -101,12 +123,14 @@ def _check_new(target: Path, form: str) -> None:
 
     with _writing(target):
         there, is_folder = target.exists(), target.is_dir()
-    if form != "safetensors" and there and not is_folder:
+    if form not in _FILES and there and not is_folder:
         raise UsageError(
             f"{target} is a file, and the format {form} is a folder",
             rule="export",
             help="give a new folder; or, for one file, a name that ends in .safetensors, or --format safetensors",
         )
+    if form == "pt2" and there and not zipfile.is_zipfile(target):
+        raise UsageError(f"{target} is there, and is no .pt2 file", rule="usage", help="give another name")
     if form == "safetensors" and there:
         try:
             read_tensors(target)
@@ -122,7 +146,7 @@ def _export_to_url(options: argparse.Namespace) -> int:
 
     url, form = options.file.rstrip("/"), _form(options)
     fs, path = file_system(url)
-    if form != "safetensors":
+    if form not in _FILES:
         is_file = fs.size(path) is not None
         taken = ["a file"] if is_file else [n for n in fs.ls_dir(path) if form == "dcp" or ".safetensors" in n]
         if taken:

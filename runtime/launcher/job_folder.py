@@ -142,6 +142,8 @@ def open_folder(job: Job, wanted: str = "", *, resume: bool = False, fresh: bool
             if made:
                 chosen.save(path, start.carry_over)
                 saved = True
+            elif chosen.prediction is not None:
+                chosen.save_prediction(path)
             publish(path)
             return JobFolder(path, made, passed, True, start.carried)
         except GraphftError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from graphft.runtime.process.metric_files import losses_of, metrics_of, read_tab
 from graphft.runtime.process.metric_table import Table
 from graphft.runtime.process.validations import read_validations
 from graphft.transpiler.record import read_record
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -108,6 +112,13 @@ class Result:
         """(step, value) of `loss` and of each metric that `loss_fn` returned, each step once: the mean over the
         samples of the step, of all slots that trainers of this machine computed."""
         return metrics_of(self.job_dir)
+
+    def predict(self, data: Any, **options: Any) -> dict[str, Tensor]:
+        """What the model predicts of `data`: see `graphft.predict`, whose options these are."""
+        import graphft  # what predicts stands above: this room does not know it
+
+        predicted: dict[str, Tensor] = graphft.predict(self.job_dir, data, **options)
+        return predicted
 
     def describe(self, generation: int) -> str:
         """The launcher's last lines."""

@@ -1,0 +1,76 @@
+"""What a job has trained, as a program that predicts: the forward pass in its folder, with the newest weights."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from graphft.errors import UsageError
+from graphft.ir import Program
+from graphft.runtime.coordination.job_storage import MODEL, fetch, is_url, storage_of
+from graphft.runtime.interchange.weights import read_weights
+from graphft.runtime.launcher.result import Result
+from graphft.storage import load_program
+from graphft.transpiler.config import JobConfig
+from graphft.transpiler.prediction import load_prediction, tell_untrained, with_weights
+from graphft.transpiler.record import read_record
+
+
+@dataclass(frozen=True)
+class Trained:
+    """`program`: to predict with, and its weights. `config`: the job's. `weights`: which they are, in words."""
+
+    program: Program
+    config: JobConfig
+    weights: str
+
+
+def read_trained(source: str | os.PathLike[str], step: int | None = None, best: bool = False) -> Trained:
+    """Of a job's folder, or the URL of its storage: with the trained model; of a job that is not complete (a warning
+    says so), or with a `step`, the weights of a checkpoint; or the `best` model by its validations, of a folder. The
+    job may be running.
+
+    Raises UsageError for what is no job's, has no program to predict with, or no such weights; GraphftError for what
+    is damaged; OSError where the storage fails.
+    """
+    if best:
+        return _best(source, step)
+    if not is_url(source):
+        folder = Path(source)
+        whole = (folder / MODEL).exists()
+        return _trained(folder, storage_of(folder) if not whole else "", step)
+    with tempfile.TemporaryDirectory(prefix="graphft-") as scratch:
+        url = os.fspath(source).rstrip("/")
+        fetch(url, Path(scratch, "job"))
+        return _trained(Path(scratch, "job"), url, step)
+
+
+def _best(source: str | os.PathLike[str], step: int | None) -> Trained:
+    if step is not None or is_url(source):
+        raise UsageError(
+            "the best model is asked for, and " + (f"step {step}, too" if step is not None else "of a URL"),
+            rule="option",
+            help="give one of them" if step is not None else "give the job's folder: it has the validations",
+        )
+    folder = Path(source)
+    config, program = read_record(folder).config, load_prediction(folder)
+    found = Result.of(folder, 0, 0.0).best
+    if found is None:
+        raise UsageError(
+            f"{folder} has no best model",
+            rule="no-checkpoint",
+            help="transpile(validate=graphft.Validation(data=..., best='loss')) keeps one, from its first on",
+        )
+    tell_untrained(program, load_program(folder / "source"))
+    return Trained(with_weights(program, read_weights(found.model)), config, f"{found.model}")
+
+
+def _trained(folder: Path, url: str, step: int | None) -> Trained:
+    """`url`: of the storage that has the weights; "": the folder has."""
+    config, program = read_record(folder).config, load_prediction(folder)
+    tell_untrained(program, load_program(folder / "source"))
+    program = with_weights(program, read_weights(url or folder, version=step))
+    place = url or str(folder)
+    return Trained(program, config, f"{place}, {'the newest' if step is None else f'step {step}'}")

@@ -1,0 +1,113 @@
+"""`graphft predict`: files in, a file out, whole or not at all."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import graphft
+from graphft.runtime.process.folder_lock import locked
+from tests.prediction.jobs import X, by_batches, complete_job
+from tests.support.commands import refused, shown
+from tests.support.waiting import until
+
+FIELDS = ("a", "b", "c", "d")
+
+
+def write_csv(path: Path, x: torch.Tensor, names: tuple[str, ...] = FIELDS) -> Path:
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow((*names, "note"))
+        writer.writerows([*row.astype(str), "text"] for row in x.numpy())
+    return path
+
+
+def test_it_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, data, out = complete_job(tmp_path / "job"), write_csv(tmp_path / "new.csv", X[:100]), tmp_path / "p.csv"
+    out.write_text("older")
+    said = shown(
+        capsys, "predict", tmp_path / "job", "--data", data, "--column", "x=a,b,c,d", "--out", out, "--workers", 1
+    )
+    assert said.startswith(f"{out}: 100 records, output: float32[batch, 3]; 1 worker, ")
+    found = np.loadtxt(out, delimiter=",", skiprows=1, dtype=np.float32)
+    assert np.array_equal(found, by_batches(model, X[:100]).numpy())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["job", "new.csv", "p.csv"], "nothing is left"
+
+
+def test_fields_are_those_of_the_training_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with write_csv(tmp_path / "train.csv", X[:64]).open() as file:
+        rows = [line.strip() + (",y" if not i else ",1") for i, line in enumerate(file)]
+    (tmp_path / "train.csv").write_text("\n".join(rows) + "\n")
+    data = graphft.files(str(tmp_path / "train.csv"), "csv", {"x": FIELDS, "y": "y"}, {"y": "int64"}, chunk_size=32)
+    model = complete_job(tmp_path / "job", chunks=data)
+    lines = [json.dumps(dict(zip(FIELDS, map(float, row), strict=True))) for row in X[:9]]
+    (tmp_path / "new.jsonl").write_text("\n".join(lines) + "\n")
+    shown(capsys, "predict", tmp_path / "job", "--data", tmp_path / "new.jsonl", "--out", tmp_path / "p.npz")
+    assert np.array_equal(np.load(tmp_path / "p.npz")["output"], by_batches(model, X[:9]).numpy())
+
+
+def test_a_record_that_cannot_be_read_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    complete_job(tmp_path / "job")
+    data = write_csv(tmp_path / "new.csv", X)
+    lines = data.read_text().splitlines()
+    lines[600] = "1,2,red,4,text"
+    data.write_text("\n".join(lines) + "\n")
+    out = tmp_path / "p.csv"
+    arguments = ("predict", tmp_path / "job", "--data", data, "--column", "x=a,b,c,d", "--out", out)
+    assert "line 601 of new.csv: field c is 'red', no float32" in refused_aloud(capsys, *arguments)
+    assert not out.exists()
+    lines[600] = "1,2,3,4,text"
+    data.write_text("\n".join(lines) + "\n")
+    shown(capsys, *arguments)
+    assert len(out.read_text().splitlines()) == 1001
+
+
+def test_a_command_that_is_killed_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    model, x, out = complete_job(tmp_path / "job"), X.repeat(10, 1), tmp_path / "p.npz"
+    np.savez(tmp_path / "x.npz", x=x.numpy())
+    results = tmp_path / ".p.npz.partial" / "results"
+    command = [sys.executable, "-m", "graphft", "predict", str(tmp_path / "job"), "--data", str(tmp_path / "x.npz")]
+    command += ["--out", str(out), "--batch-size", "1", "--workers", "2"]
+    status = 0
+    while status == 0:  # where this process gets no turn for so long, it is complete
+        process = subprocess.Popen(command)
+        until(lambda: out.exists() or any(results.glob("[!.]*")))
+        process.kill()
+        status = process.wait()
+        out.unlink(missing_ok=True)
+    assert not out.exists()
+    capfd.readouterr()
+    subprocess.run(command, check=True)
+    assert "going on: " in capfd.readouterr().err
+    assert np.array_equal(np.load(out)["output"], by_batches(model, x, 1).numpy())
+    assert not results.exists()
+
+
+def refused_aloud(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
+    from graphft.runtime.cli import main
+
+    assert main([str(a) for a in arguments]) == 2
+    return capsys.readouterr().err
+
+
+def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    complete_job(tmp_path / "job")
+    data, job = write_csv(tmp_path / "new.csv", X[:10]), tmp_path / "job"
+    column = ("--column", "x=a,b,c,d")
+    said = refused(capsys, "predict", job, "--data", data, *column, "--out", tmp_path / "p.txt")
+    assert "ends in '.txt'" in said
+    assert "--column x" in refused(capsys, "predict", job, "--data", data, "--column", "x", "--out", tmp_path / "p.csv")
+    said = refused(capsys, "predict", job, "--data", data, "--data", "more.npz", *column, "--out", tmp_path / "p.csv")
+    assert "several formats" in said
+    with locked(tmp_path / ".p.csv.partial", file="predict.lock"):
+        code = [sys.executable, "-m", "graphft", "predict", job, "--data", data, *column, "--out", tmp_path / "p.csv"]
+        ended = subprocess.run([str(c) for c in code], capture_output=True, text=True, check=False)
+    assert "predicts into this file" in ended.stderr
+    assert not (tmp_path / "p.csv").exists()

@@ -1,0 +1,209 @@
+"""`graphft.predict`: each record once, in order, with the bits of the model, whatever works on it and dies."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch import nn
+
+import graphft
+from graphft.errors import GraphftError
+from graphft.runtime.prediction.predict import Request, results_of
+from graphft.runtime.process.validations import note_validation
+from graphft.runtime.validation.best_model import write_best
+from tests.prediction.jobs import FEATURES, RECORDS, X, by_batches, complete_job, make_model
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, nn.Sequential]:
+    folder = tmp_path_factory.mktemp("predict") / "job"
+    return folder, complete_job(folder)
+
+
+def request(folder: Path, data: Any, **options: Any) -> Request:
+    given = {"columns": None, "batch_size": None, "step": None, "best": False, "device": None, **options}
+    return Request.of(folder, data, **given)
+
+
+def workers() -> list[psutil.Process]:
+    return [p for p in psutil.Process().children() if "predict-worker" in p.cmdline()]
+
+
+def test_any_number_of_workers_gives_the_bits_of_the_model(job: tuple[Path, nn.Sequential]) -> None:
+    folder, model = job
+    data = graphft.arrays(x=X, y=torch.zeros(RECORDS), chunk_size=96)  # what is not needed is not looked at
+    want = by_batches(model, X[:960])
+    for count in (1, 3):
+        found = graphft.predict(folder, data, workers=count)["output"]
+        assert found.shape == (RECORDS, 3)
+        assert torch.equal(found[:960], want)
+    assert torch.equal(graphft.predict(folder, {"x": X})["output"], by_batches(model, X))
+
+
+def test_workers_that_are_killed_lose_nothing(
+    job: tuple[Path, nn.Sequential], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder, model = job
+    made, killed = request(folder, graphft.arrays(x=X, chunk_size=64)), []
+
+    def kill(done: int, of: int) -> None:
+        if done in (1, 5) and of == 16:
+            for process in workers():
+                process.send_signal(signal.SIGKILL)
+                killed.append(process.pid)
+
+    work = made.compute(tmp_path, 2, kill)
+    assert len(killed) >= 2
+    assert "another one computes them" in caplog.text
+    found = torch.cat([part["output"] for part in results_of(work, made.program)])
+    assert torch.equal(found, by_batches(model, X))
+    assert not workers()
+
+
+def test_a_part_that_ends_its_workers_is_named(job: tuple[Path, nn.Sequential], tmp_path: Path) -> None:
+    module = tmp_path / "deadly.py"
+    module.write_text(
+        textwrap.dedent(
+            f"""
+            import os, signal, torch
+            class Deadly(torch.utils.data.Dataset):
+                def __init__(self, spared):
+                    self.spared = spared
+                def __len__(self):
+                    return 96
+                def __getitem__(self, i):
+                    if i == 40 and os.getpid() != self.spared:
+                        os.kill(os.getpid(), signal.SIGKILL)
+                    return torch.full(({FEATURES},), float(i)),
+            """
+        )
+    )
+    data = graphft.dataset(f"{module}:Deadly", {"spared": os.getpid()}, columns=("x",), chunk_size=32)
+    with pytest.raises(
+        GraphftError, match="3 workers in a row died with records 32 to 64, the last one: killed by SIG"
+    ):
+        graphft.predict(job[0], data, workers=2)
+    assert not workers()
+
+
+def test_what_a_killed_command_had_computed_counts(job: tuple[Path, nn.Sequential], tmp_path: Path) -> None:
+    folder, model = job
+    data = graphft.arrays(x=X, chunk_size=256)
+    made = request(folder, data)
+
+    def die(done: int, of: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made.compute(tmp_path, 1, die)
+    (there,) = (tmp_path / "results").iterdir()
+    inode = there.stat().st_ino
+    again = request(folder, data).compute(tmp_path, 1)
+    assert there.stat().st_ino == inode, "not computed again"
+    found = torch.cat([part["output"] for part in again.results()])
+    assert torch.equal(found, by_batches(model, X))
+    other = request(folder, data, batch_size=16)
+    assert not replace(other.work, folder=tmp_path).begin(other.program)
+    assert not (tmp_path / "results").exists(), "those of another request do not count"
+
+
+def test_a_result_that_is_damaged_is_no_result(job: tuple[Path, nn.Sequential], tmp_path: Path) -> None:
+    made = request(job[0], graphft.arrays(x=X, chunk_size=512))
+    work = made.compute(tmp_path, 1)
+    part = tmp_path / "results" / "000001.safetensors"
+    data = bytearray(part.read_bytes())
+    data[-1] ^= 1
+    part.write_bytes(data)
+    with pytest.raises(GraphftError, match="is not what was written\nhelp: run it again"):
+        list(results_of(work, made.program))
+    assert work.missing() == [1]
+
+
+def test_what_is_not_finite_is_told(job: tuple[Path, nn.Sequential], caplog: pytest.LogCaptureFixture) -> None:
+    x = X[:50].clone()
+    x[7, 2] = float("nan")
+    with caplog.at_level(logging.WARNING, "graphft"):
+        found = graphft.predict(job[0], {"x": x})["output"]
+    assert found[7].isnan().all()
+    assert found[8].isfinite().all()
+    assert "'output' is NOT FINITE for 1 of 50 records: record 7" in caplog.text
+    assert "column x" in caplog.text, "and so are the inputs"
+
+
+def test_a_batch_of_fixed_size_is_filled_up(tmp_path: Path) -> None:
+    model = complete_job(tmp_path / "job", dim=8, batch_size=8)
+    found = graphft.predict(tmp_path / "job", {"x": X[:21]})["output"]
+    filled = torch.cat([X[:21], X[20:21].expand(3, FEATURES)])
+    assert torch.equal(found, by_batches(model, filled, 8)[:21])
+    with pytest.raises(GraphftError, match="captured for batches of 8, batch_size is 5"):
+        graphft.predict(tmp_path / "job", {"x": X[:21]}, batch_size=5)
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        ({"z": X}, {}, r"input x \(float32\[batch, 4\]\) is not in the data, which has z"),
+        ({"x": X.double()}, {}, r"the data's column is float64\[batch, 4\]\nhelp: convert it: x.astype\('float32'\)"),
+        ({"x": X[:, :3]}, {}, r"the data's column is float32\[batch, 3\]"),
+        ({"x": X}, {"workers": 0}, "workers is 0, expected 1 or more"),
+        ({"x": X}, {"batch_size": 0}, "batch_size is 0, expected 1 or more"),
+        ({"x": X}, {"step": 7}, "has no checkpoint of step 7"),
+        ({"x": X}, {"device": "cuda:99"}, r"cuda:99, which .*\nhelp: name another one: --device cpu"),
+        ({"x": X}, {"columns": {"x": "a"}}, "columns are given, and no files"),
+        (X, {}, "the data is a Tensor\nhelp: give a .csv"),
+        ("new.xls", {}, "new.xls ends in '.xls'\nhelp: give a .csv"),
+        ("new.csv", {}, r"which fields of the file does it have\?"),
+        ("gone.npz", {}, "gone.npz cannot be read"),
+        ("gone.csv", {"columns": {"x": "abcd"}}, "cannot open .*gone.csv"),
+        ("new.csv", {"columns": {"y": "b"}}, "there is no input y: what is predicted is computed of x"),
+    ],
+)
+def test_what_does_not_fit(job: tuple[Path, nn.Sequential], data: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(GraphftError, match=message) as caught:
+        graphft.predict(job[0], data, **options)
+    assert caught.value.help
+    assert not workers()
+
+
+def test_who_has_no_weights_yet(job: tuple[Path, nn.Sequential], tmp_path: Path) -> None:
+    complete_job(tmp_path / "job")
+    (tmp_path / "job" / "model.safetensors").unlink()
+    with pytest.raises(GraphftError, match="has no checkpoint"):
+        graphft.predict(tmp_path / "job", {"x": X})
+    with pytest.raises(GraphftError, match="there is no job nothing-there"):
+        graphft.predict("nothing-there", {"x": X})
+
+
+def test_the_best_model(job: tuple[Path, nn.Sequential], tmp_path: Path) -> None:
+    held_out = graphft.arrays(x=X[:64], y=torch.zeros(64).long(), chunk_size=32)
+    folder = tmp_path / "job"
+    complete_job(folder, validate=graphft.Validation(data=held_out, best="loss"), ft=True)
+    with pytest.raises(GraphftError, match="has no best model"):
+        graphft.predict(folder, {"x": X}, best=True)
+    best = make_model(2)
+    write_best(folder, 2, best.state_dict())
+    for step, loss in ((2, 0.5), (4, 0.7)):
+        note_validation(folder, step // 2, step, {"loss": loss})
+    found = graphft.predict(folder, {"x": X[:64]}, best=True)["output"]
+    assert torch.equal(found, by_batches(best.eval(), X[:64]))
+    with pytest.raises(GraphftError, match="the best model is asked for, and step 2, too"):
+        graphft.predict(folder, {"x": X}, best=True, step=2)
+
+
+def test_arrays_of_numpy_and_files_are_the_same(job: tuple[Path, nn.Sequential], tmp_path: Path) -> None:
+    folder, model = job
+    want = by_batches(model, X)
+    np.savez(tmp_path / "x.npz", x=X.numpy(), y=np.zeros(3))
+    np.save(tmp_path / "x.npy", X.numpy())
+    assert torch.equal(graphft.predict(folder, tmp_path / "x.npz")["output"], want)
+    assert torch.equal(graphft.predict(folder, str(tmp_path / "x.npy"))["output"], want)

@@ -1,0 +1,210 @@
+"""What a job predicts with: the model's forward pass, in eval mode, without labels."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import graphft
+from graphft.errors import GraphftError
+from graphft.ir import Kind, Program
+from graphft.runtime.launcher.job_folder import open_folder
+from graphft.transpiler import Job
+from graphft.transpiler.prediction import load_prediction, prediction_of, tell_untrained, with_weights
+from tests.support import zoo
+
+INPUTS = {"x": (None, 4), "y": ((None,), torch.int64)}
+X = torch.randn(32, 4, generator=torch.Generator().manual_seed(3))
+
+
+def make_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+
+
+def loss_fn(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x), y)
+
+
+def make_job(model: nn.Module | None = None, predict: Any = None, loss: Any = loss_fn, **options: Any) -> Job:
+    program = graphft.build(model or make_model(), loss, INPUTS)
+    graphft.minimize(program, graphft.SGD(lr=0.1))
+    data = graphft.arrays(x=X, y=torch.zeros(32).long(), chunk_size=16)
+    return graphft.transpile(program, chunks=data, predict=predict, **{"batch_size": 8, "name": "j", **options})
+
+
+def run(program: Program, **feed: Tensor) -> dict[str, Any]:
+    return graphft.Executor().run(program, feed, program.attrs["extras"])
+
+
+@pytest.mark.parametrize("case", ["convnet", "tied", "transformer", "bert"])
+def test_by_default_it_is_what_the_model_returns_in_the_loss(case: str) -> None:
+    if case == "bert":
+        pytest.importorskip("transformers")
+    found = getattr(zoo, case)()
+    program = prediction_of(graphft.build(found.model, found.loss_fn, found.inputs).origin)
+    program = with_weights(program, found.model.state_dict())
+    assert not [v for v in program.of_kind(Kind.INPUT) if v.name in ("y", "labels")], "labels are not needed"
+    batch, returned = found.batch(5), list[Any]()
+    found.model.eval().register_forward_hook(lambda _m, _g, result: returned.append(result))
+    found.loss_fn(found.model, **batch)  # with gradients: without, torch has another kernel for a transformer
+    (name,) = program.attrs["extras"]
+    given = {v.name: batch[v.name] for v in program.of_kind(Kind.INPUT)}
+    assert torch.equal(run(program, **given)[name], returned[0] if name == "output" else returned[0][name])
+
+
+def test_a_function_says_what_is_predicted_and_of_which_inputs(tmp_path: Path) -> None:
+    model = make_model()
+    job = make_job(model, lambda model, x: {"p": model(x).softmax(1), "best": model(x).argmax(1)})
+    job.save(tmp_path / "job")
+    program = load_prediction(tmp_path / "job")
+    assert not program.values, "they come from the trained model"
+    found = run(with_weights(program, model.state_dict()), x=X)
+    with torch.no_grad():
+        want = model.eval()(X)
+    assert torch.equal(found["p"], want.softmax(1))
+    assert torch.equal(found["best"], want.argmax(1))
+
+
+def test_targets_say_which_inputs_are_labels() -> None:
+    program = graphft.build(make_model(), nn.CrossEntropyLoss(), INPUTS, targets=["y"])
+    assert [v.name for v in prediction_of(program.origin).of_kind(Kind.INPUT)] == ["x"]
+
+
+def test_it_is_no_part_of_what_the_run_is(tmp_path: Path) -> None:
+    one, other = make_job(), make_job(predict=lambda model, x: model(x).argmax(1))
+    assert (one.hash, one.fingerprint) == (other.hash, other.fingerprint)
+    one.save(tmp_path / "job")
+    assert open_folder(other, str(tmp_path / "job")).path == tmp_path / "job"
+    (name,) = load_prediction(tmp_path / "job").attrs["extras"]
+    assert load_prediction(tmp_path / "job").variables[name].dtype == "int64", "that of the script, which was changed"
+
+
+def test_constants_travel_with_it(tmp_path: Path) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = make_model()
+            self.register_buffer("scale", torch.full((3,), 7.0), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.inner(x) * self.scale
+
+    model = Scaled()
+    make_job(model).save(tmp_path / "job")
+    with torch.no_grad():
+        want = model.eval()(X)
+    program = load_prediction(tmp_path / "job")
+    assert list(program.values) == ["scale"]
+    assert torch.equal(run(with_weights(program, model.state_dict()), x=X)["output"], want)
+
+
+class _Draws(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(F.dropout(x, 0.5))
+
+
+@pytest.mark.parametrize(
+    ("predict", "message"),
+    [
+        (lambda model, z: model(z), "predict takes z, and the program has no such input: it has x, y"),
+        (lambda model, x: model(x).mean(), "returns 'output' as float32[], expected an entry for each record"),
+        (lambda model, x: model(x) @ model(x).t(), "of one shape whatever the batch"),
+        (lambda model, x: {"a": model(x), "b": 3}, "predict returns 'b' as a int, expected a tensor"),
+        (lambda model, x: 3, "predict returns a int, expected a tensor, or tensors by name"),
+        (3, "predict is a int, expected a function of the model and its inputs"),
+    ],
+)
+def test_what_cannot_be_predicted(predict: Any, message: str) -> None:
+    with pytest.raises(GraphftError) as caught:
+        make_job(predict=predict)
+    assert message in str(caught.value)
+    assert caught.value.help
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "message"),
+    [
+        (make_model, lambda m, x, y: loss_fn(m, x, y) + loss_fn(m, 2 * x, y), "loss_fn calls the model 2 times"),
+        (make_model, lambda m, x, y: F.cross_entropy(m[3](m[0](x)), y), "loss_fn calls the model 0 times"),
+        (_Draws, loss_fn, "the program to predict with has aten."),
+    ],
+)
+def test_a_job_that_can_predict_nothing_trains_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, model: Any, loss: Any, message: str
+) -> None:
+    job = make_job(model(), loss=loss) if model is _Draws else _without_unused(loss)
+    with caplog.at_level(logging.INFO, "graphft"):
+        job.save(tmp_path / "job")
+    assert message in caplog.text
+    with pytest.raises(GraphftError, match=r"no program to predict with.*\n.*transpile\(\.\.\., predict=\.\.\.\)"):
+        load_prediction(tmp_path / "job")
+
+
+def _without_unused(loss: Any) -> Job:
+    program = graphft.build(make_model(), loss, INPUTS, allow_unused=True)
+    graphft.minimize(program, graphft.SGD(lr=0.1))
+    data = graphft.arrays(x=X, y=torch.zeros(32).long(), chunk_size=16)
+    return graphft.transpile(program, chunks=data, batch_size=8, name="j")
+
+
+def test_what_nobody_asked_for_tells_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    kept: list[Tensor] = []
+
+    def keeping(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        kept.append(model(x))
+        return F.cross_entropy(kept[-1], y)
+
+    job = make_job(loss=keeping)
+    assert caplog.text.count("loss_fn keeps what it computes") == 1
+    state = torch.get_rng_state()
+    job.save(tmp_path / "job")
+    assert caplog.text.count("loss_fn keeps what it computes") == 1
+    assert torch.equal(state, torch.get_rng_state())
+    assert not any(module.training is False for module in job.origin.model.modules())
+
+
+def test_a_buffer_that_is_not_saved_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = make_model()
+            self.register_buffer("scale", torch.ones(()), persistent=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training:
+                self.scale.mul_(0.5)
+            return self.inner(x) * self.scale
+
+    program = graphft.build(Counts(), loss_fn, INPUTS)
+    tell_untrained(prediction_of(program.origin), program)
+    assert "buffer scale is not saved with the model (persistent=False)" in caplog.text
+
+
+def test_a_run_that_is_there_is_given_one(tmp_path: Path) -> None:
+    _without_unused(lambda m, x, y: loss_fn(m, x, y) + loss_fn(m, 2 * x, y)).save(tmp_path / "job")
+    job = make_job(predict=lambda model, x: model(x))
+    job.save_prediction(tmp_path / "job")
+    assert load_prediction(tmp_path / "job").attrs["extras"] == ("output",)
+    other = make_job(nn.Linear(4, 3), predict=lambda model, x: model(x))
+    with pytest.raises(GraphftError, match="holds a run of another model"):
+        other.save_prediction(tmp_path / "job")
+
+
+def test_weights_that_do_not_fit() -> None:
+    program = prediction_of(graphft.build(make_model(), loss_fn, INPUTS).origin)
+    program.values = {}  # as it is saved
+    state = make_model().state_dict()
+    del state["0.weight"]
+    with pytest.raises(GraphftError, match=r"0\.weight is missing; 3\.bias is float64\[3\], expected float32\[3\]"):
+        with_weights(program, state | {"3.bias": torch.zeros(3).double()})

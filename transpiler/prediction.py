@@ -1,0 +1,254 @@
+"""The program that a job predicts with: the model's forward pass in eval mode, which gives an entry for each record.
+
+    job = graphft.transpile(program, ..., predict=lambda model, x: {"p": model(x).softmax(1)})
+
+Without `predict`, it is what the model returns where `loss_fn` calls it. It lies in the job's folder beside the
+programs that train, and is no part of what the run is: with another one, a run goes on as it began.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from graphft.capture import Origin
+from graphft.errors import GraphftError, UsageError
+from graphft.ir import Kind, Program, Type
+from graphft.literals import names_in
+from graphft.storage import load_program, save_program
+from graphft.transpiler.evaluation import check_evaluation, forward_only
+from graphft.transpiler.record import PREDICTION
+from graphft.weights import SAVED, saved_variables
+
+log = logging.getLogger("graphft")
+
+NAME = "prediction"
+OUTPUT = "output"
+"""What a result is called that has no name of its own."""
+WEIGHTS = (*SAVED, Kind.CONST)
+_AN_ENTRY = "return tensors whose first dimension is that of the inputs, by name: {'scores': scores}"
+_SAY = "say what to predict: transpile(..., predict=lambda model, x: model(x))"
+
+PredictFn = Callable[..., Any]
+
+
+def prediction_of(origin: Origin | None, predict: PredictFn | None = None) -> Program:
+    """The forward pass of the model of `origin`, in eval mode, with the inputs that it needs.
+
+    Each of its results (attribute `extras`) has an entry for each record. `predict(model, **inputs)` returns a tensor,
+    or several by name; what it does not take of the program's inputs (labels) it is not given. By default, what the
+    model returns in `loss_fn`, without what has no such entry. Raises GraphftError if no program can be made of it.
+    """
+    if origin is None:
+        raise UsageError(
+            "the program was not captured by graphft.build in this process: there is no model that could be captured "
+            "to predict with",
+            rule="predict",
+            help="transpile what graphft.build returned",
+        )
+    if predict is not None:
+        program = origin.forward(NAME, _as_loss(predict), _inputs_of(predict, origin.inputs))
+    else:
+        program = origin.forward(NAME, _of_loss(origin), tuple(origin.inputs))
+    found = _check_results(program, strict=predict is not None)
+    program.attrs["extras"] = tuple(found)
+    del program.attrs["loss"]
+    program = forward_only(program, found)
+    used = {name for op in program.blocks["step"].ops for name in op.reads}
+    for v in program.of_kind(Kind.INPUT):
+        if v.name not in used:
+            del program.variables[v.name]
+    check_evaluation(program, "predict")
+    _check_inputs(program)
+    return program
+
+
+def default_prediction(origin: Origin | None) -> Program:
+    """The same, unasked: what there is to tell of the model, the capture of the program that trains has told."""
+    logger = logging.getLogger("graphft")
+    before, logger.disabled = logger.disabled, True
+    try:
+        return prediction_of(origin)
+    finally:
+        logger.disabled = before
+
+
+# -- what is captured -------------------------------------------------------------------------------------------------
+
+
+def _inputs_of(predict: PredictFn, inputs: Collection[str]) -> Sequence[str]:
+    """Those that `predict` takes, behind the model. Raises UsageError[predict] if it takes anything else."""
+    try:
+        _, *others = inspect.signature(predict).parameters.values()
+    except (TypeError, ValueError):
+        raise UsageError(
+            f"predict is a {type(predict).__name__}, expected a function of the model and its inputs",
+            rule="predict",
+            help="predict=lambda model, x: model(x)",
+        ) from None
+    if any(p.kind is p.VAR_KEYWORD for p in others):
+        return tuple(inputs)
+    if unknown := [p.name for p in others if p.name not in inputs and p.default is p.empty]:
+        raise UsageError(
+            f"predict takes {unknown[0]}, and the program has no such input: it has {', '.join(inputs)}",
+            rule="predict",
+            help="name its parameters, behind the model, like inputs of build()",
+        )
+    return tuple(p.name for p in others if p.name in inputs)
+
+
+def _as_loss(predict: PredictFn) -> Callable[..., Any]:
+    """`predict` as what `build` captures: results beside a loss, which is dropped later."""
+
+    def call(model: nn.Module, **inputs: Tensor) -> Any:
+        return torch.zeros(()), _named(predict(model, **inputs), strict=True)
+
+    return call
+
+
+def _of_loss(origin: Origin) -> Callable[..., Any]:
+    """What the model returns where `loss_fn` calls it."""
+    loss_fn = origin.whole_loss_fn()
+
+    def call(model: nn.Module, **inputs: Tensor) -> Any:
+        returned: list[Any] = []
+        hook = model.register_forward_hook(lambda _module, _given, result: returned.append(result))
+        try:
+            loss_fn(model, **inputs)
+        finally:
+            hook.remove()
+        if len(returned) != 1:
+            raise UsageError(
+                f"loss_fn calls the model {len(returned)} times: which of its results is to be predicted?",
+                rule="predict",
+                help=_SAY,
+            )
+        return torch.zeros(()), _named(returned[0], strict=False)
+
+    return call
+
+
+def _named(result: Any, *, strict: bool) -> dict[str, Tensor]:
+    """Tensors by name; those that are none are left out, or with `strict` an error."""
+    if isinstance(result, Tensor):
+        return {OUTPUT: result}
+    if isinstance(result, (tuple, list)):
+        result = {f"{OUTPUT}{i}": value for i, value in enumerate(result)}
+    if not isinstance(result, Mapping):
+        raise _bad(f"predict returns a {type(result).__name__}, expected a tensor, or tensors by name")
+    tensors = {str(name): value for name, value in result.items() if isinstance(value, Tensor)}
+    if strict and len(tensors) < len(result):
+        name = next(name for name in result if name not in tensors)
+        raise _bad(f"predict returns '{name}' as a {type(result[name]).__name__}, expected a tensor")
+    return tensors if strict else {n: t for n, t in tensors.items() if n != "loss"}
+
+
+def _check_results(program: Program, *, strict: bool) -> list[str]:
+    """The results that have an entry for each record; others are an error if `strict`."""
+    batch = {v.shape[0] for v in program.of_kind(Kind.INPUT) if v.shape}
+    names = set().union(*(names_in(dim) for dim in batch))
+    found, other = [], ""
+    for name in program.attrs.get("extras", ()):
+        type = program.variables[name].type
+        if _has_entries(type, batch, names):
+            found.append(name)
+        else:
+            other = f"'{name}' as {type}"
+    if strict and other:
+        raise _bad(f"predict returns {other}, expected an entry for each record, of one shape whatever the batch")
+    if not found:
+        what = "predict returns" if strict else "where loss_fn calls the model, it returns"
+        raise UsageError(f"{what} no tensor with an entry for each record", rule="predict", help=_SAY)
+    return found
+
+
+def _has_entries(type: Type, batch: set[int | str], names: set[str]) -> bool:
+    shape = type.shape or ()
+    return bool(shape) and shape[0] in batch and not any(names_in(dim) & names for dim in shape[1:])
+
+
+def _check_inputs(program: Program) -> None:
+    inputs = program.of_kind(Kind.INPUT)
+    if not inputs or any(not v.shape for v in inputs) or len({v.shape[0] for v in inputs}) != 1:
+        listed = ", ".join(map(str, inputs)) or "none"
+        raise UsageError(
+            f"the inputs to predict from are {listed}: expected some that have the records along their first dimension",
+            rule="predict",
+            help="give all inputs of build() that dimension (None)",
+        )
+
+
+def _bad(message: str) -> UsageError:
+    return UsageError(message, rule="predict", help=_AN_ENTRY)
+
+
+# -- weights ----------------------------------------------------------------------------------------------------------
+
+
+def with_weights(program: Program, state: Mapping[str, Tensor]) -> Program:
+    """A copy with the values of a trained model's `state_dict`; constants keep their own. What it has besides (layers
+    that nothing predicted depends on) is not looked at. Raises GraphftError[weights] for what is missing or differs."""
+    new, problems = program.clone(), []
+    for v in program.of_kind(*WEIGHTS):
+        name = next((n for n in (v.name, *v.attrs.get("tied", ())) if n in state), None)
+        if name is None:
+            problems += [f"{v.name} is missing"] if v.name not in program.values else []
+            continue
+        value = state[name]
+        found = Type(str(value.dtype).removeprefix("torch."), tuple(value.shape))
+        if found != v.type:
+            problems.append(f"{name} is {found}, expected {v.type}")
+        new.values[v.name] = value.detach().cpu().contiguous()
+    if problems:
+        more = f"; and {len(problems) - 3} more" if len(problems) > 3 else ""
+        raise GraphftError(
+            f"the weights do not fit the program to predict with: {'; '.join(problems[:3])}{more}",
+            rule="weights",
+            help="both are to be of one job: was the folder copied as a whole?",
+        )
+    return new
+
+
+def tell_untrained(program: Program, source: Program) -> None:
+    """A warning for each buffer that training changes, and that the model's file does not have (persistent=False)."""
+    for v in program.of_kind(*WEIGHTS):
+        trained = source.variables.get(v.name)
+        if trained is not None and trained.kind is Kind.BUFFER and not trained.attrs.get("persistent", True):
+            log.warning(
+                "buffer %s is not saved with the model (persistent=False): it is predicted with its value from before "
+                "the training",
+                v.name,
+            )
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def save_prediction(program: Program, source: Program, folder: Path) -> None:
+    """Into the job's folder, without the values that come from the trained model of `source`, the job's program."""
+    new, trained = program.clone(), {v.name for v in saved_variables(source)}
+    new.values = {name: value for name, value in program.values.items() if name not in trained}
+    save_program(new, folder / PREDICTION)
+
+
+def has_prediction(folder: Path) -> bool:
+    return (folder / PREDICTION).exists()
+
+
+def load_prediction(folder: Path) -> Program:
+    """What `save_prediction` wrote. Raises UsageError[predict] if the job has none."""
+    if not has_prediction(folder):
+        raise UsageError(
+            f"the job in {folder} has no program to predict with: what its model returns in loss_fn could not be "
+            "captured, or it was saved by an older graphft",
+            rule="predict",
+            help=f"in its script, transpile(..., predict=...) says what to predict, and job.save_prediction('{folder}')"
+            " adds it to this run; nothing is trained again",
+        )
+    return load_program(folder / PREDICTION)
